@@ -1,0 +1,1 @@
+"""Hydra configuration: one primary file per verb, one group per room."""

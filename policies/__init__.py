@@ -1,0 +1,1 @@
+"""What learns: one method, one file, one learner class."""

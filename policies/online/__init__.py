@@ -1,0 +1,1 @@
+"""Learners that improve from their own experience."""

@@ -1,0 +1,1 @@
+"""Multi-turn advantage core: torch and NumPy only, usable alone."""

@@ -1,0 +1,1 @@
+"""Speed and learning measured against peers in the same run."""

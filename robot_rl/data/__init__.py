@@ -1,0 +1,1 @@
+"""Episodes, replay and normalisation."""

@@ -1,0 +1,1 @@
+"""Functions that move data between environments, buffers and learners."""

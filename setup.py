@@ -1,0 +1,64 @@
+"""Package metadata of robot_rl: the only place that holds it (older setuptools ignore the pyproject table)."""
+
+import re
+from glob import glob
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOMS = ("sim", "real", "policies", "configs")
+VERSION = re.search(r'__version__ = "(.+?)"', Path("robot_rl/__init__.py").read_text()).group(1)
+
+EXTRAS = {
+    "sim": ["mujoco>=3.3", "array-api-compat", "gymnasium-robotics>=1.4.2"],
+    "baselines": ["stable-baselines3>=2.4"],
+    "vision": ["opencv-python-headless", "av"],
+    "track": ["tensorboard", "wandb"],
+    "report": ["matplotlib", "jinja2", "av", "pillow"],
+    "logs": ["h5py", "pyarrow", "av"],
+    "fast": ["numba"],
+}
+EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})
+EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis"]  # without it colcon test runs nothing
+
+
+def data(room: str, pattern: str) -> list:
+    """Files of a room relative to it; setuptools < 62 knows no ** in package_data."""
+    return [path[len(room) + 1 :] for path in glob(f"{room}/{pattern}", recursive=True)]
+
+
+own = find_packages(include=["robot_rl", "robot_rl.*"], exclude=[f"robot_rl.{r}*" for r in ROOMS])
+rooms = [f"robot_rl.{p}" for r in ROOMS for p in find_packages(include=[r, f"{r}.*"])]
+
+setup(
+    name="robot_rl",
+    version=VERSION,
+    description="Train, improve and deploy robot control policies, from simulation to the robot",
+    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    maintainer="robot_rl engineers",
+    maintainer_email="maintainers@robot-rl.invalid",
+    python_requires=">=3.10",
+    packages=own + rooms,
+    package_dir={f"robot_rl.{r}": r for r in ROOMS},
+    package_data={
+        "robot_rl": ["py.typed"],
+        "robot_rl.sim": data("sim", "assets/**/*.*"),
+        "robot_rl.configs": data("configs", "**/*.yaml"),
+    },
+    data_files=[
+        ("share/ament_index/resource_index/packages", ["resource/robot_rl"]),
+        ("share/robot_rl", ["package.xml"]),
+        ("share/robot_rl/launch", glob("launch/*.launch.py")),
+        ("share/robot_rl/config", glob("launch/params/*.yaml")),
+    ],
+    install_requires=["torch>=2.4", "numpy", "gymnasium>=1.1", "hydra-core>=1.3", "tqdm", "psutil"],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["robot-rl = robot_rl.cli:main"]},
+    zip_safe=False,
+    options={
+        "install": {"install_scripts": "$base/lib/robot_rl"},  # where ros2 run looks
+        "develop": {"script_dir": "$base/lib/robot_rl"},
+    },
+)

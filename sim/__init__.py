@@ -1,0 +1,1 @@
+"""Simulated worlds as Gymnasium vector environments."""

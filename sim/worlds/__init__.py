@@ -1,0 +1,1 @@
+"""One world, one file: MJCF model plus batched terms."""
