@@ -8,7 +8,7 @@ observations (a `Policy`) takes either kind and returns the same kind; whatever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, Union, runtime_checkable
 
@@ -315,7 +315,7 @@ class Learner(Protocol[Data_contra]):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next update depends on: weights, optimisers, generators, counters; tensors and numbers."""
+        """All that the next update depends on: weights, optimisers, generators, counters; tensors and numbers."""
         ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
@@ -371,30 +371,3 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Continue exactly as the saved object would have."""
         ...
-
-
-class World(Protocol):
-    """One simulated task, engine-neutral: one MJCF model plus batched terms.
-
-    Terms are written once on arrays whose first axis is the environment (N, ...), in the array-API subset that NumPy and
-    torch share (obtain `xp = array_namespace(x)`), so that CPU, Warp and Isaac engines run the same file.
-    """
-
-    name: str
-    control_hz: float
-    timestep: float
-    episode_steps: int
-    action_names: tuple[str, ...]
-    action_low: tuple[float, ...]
-    action_high: tuple[float, ...]
-    action_units: tuple[str, ...]
-    obs_names: tuple[str, ...]
-    cameras: tuple[str, ...]
-
-    def mjcf(self) -> str:
-        """The model as an MJCF string (assets inlined or by absolute path)."""
-        ...
-
-
-ScriptedExpert = Callable[[Any], Any]
-"""(N, S) state observations -> (N, A) actions in [-1, 1]; memoryless unless it is a Policy."""

@@ -1,0 +1,128 @@
+"""The contract of a world: one MJCF model plus batched terms, written once and run by every engine.
+
+All terms work on arrays whose first axis is the environment (N, ...). They use only the array-API subset that NumPy and
+torch share, through `view.xp` (an `array_api_compat` namespace), so that the CPU, Warp and Isaac engines run one file.
+No term loops over environments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from robot_rl.types import Array
+
+
+@dataclass
+class View:
+    """What the terms of a world may read: the state of N environments after a control step (or after a reset).
+
+    Attributes:
+        xp: array namespace of all arrays here (`array_api_compat.numpy` or `.torch`).
+        qpos: (N, nq) joint positions.
+        qvel: (N, nv) joint velocities.
+        ctrl: (N, nu) controls applied during the last control step.
+        sensors: name -> (N, dim) MuJoCo sensor values by sensor name.
+        action: (N, A) last executed action in [-1, 1]; zeros after a reset.
+        previous_action: (N, A) the one before.
+        step: (N,) int64 control steps since the reset.
+        task: per-environment variables of the world (goal, latch, checkpoint index ...), name -> (N, ...).
+    """
+
+    xp: Any
+    qpos: Array
+    qvel: Array
+    ctrl: Array
+    sensors: dict[str, Array]
+    action: Array
+    previous_action: Array
+    step: Array
+    task: dict[str, Array] = field(default_factory=dict)
+
+
+class Draw(Protocol):
+    """Random numbers for the n environments that reset, from each environment's own stream."""
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Array:
+        """(n, *shape) float32 uniform in [low, high)."""
+        ...
+
+    def normal(self, *shape: int, std: float = 1.0) -> Array:
+        """(n, *shape) float32 normal with mean 0."""
+        ...
+
+
+@dataclass
+class Reset:
+    """Initial state of the n environments that reset.
+
+    Attributes:
+        qpos: (n, nq).
+        qvel: (n, nv).
+        ctrl: (n, nu) controls that hold the robot where it is.
+        task: the world's variables, name -> (n, ...); the same keys every time.
+    """
+
+    qpos: Array
+    qvel: Array
+    ctrl: Array
+    task: dict[str, Array] = field(default_factory=dict)
+
+
+class World(Protocol):
+    """One simulated task. Implementations are plain classes `World(**options)` in sim/worlds/<name>.py.
+
+    Attributes:
+        name: the world's name.
+        control_hz: decisions per second; substeps = 1 / (control_hz * model timestep), a whole number.
+        episode_steps: control steps until truncation.
+        action_names, action_low, action_high, action_units: the IOSpec's action fields (physical units).
+        obs_names: names of the components of "state".
+        cameras: camera names of the model that may be rendered as "image.<name>".
+    """
+
+    name: str
+    control_hz: float
+    episode_steps: int
+    action_names: tuple[str, ...]
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+    action_units: tuple[str, ...]
+    obs_names: tuple[str, ...]
+    cameras: tuple[str, ...]
+
+    def mjcf(self) -> str:
+        """The model as one MJCF string (paths to meshes absolute)."""
+        ...
+
+    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+        """Initial states of n environments."""
+        ...
+
+    def control(self, view: View, action: Array) -> Array:
+        """Map actions (N, A) in [-1, 1] to controls (N, nu); scaling to physical units happens here, once."""
+        ...
+
+    def update(self, view: View) -> None:
+        """Advance `view.task` in place after a control step (latches, checkpoints, held counters). May be empty."""
+        ...
+
+    def observe(self, view: View) -> Array:
+        """(N, S) float32, the "state" observation."""
+        ...
+
+    def reward(self, view: View) -> Array:
+        """(N,) float32."""
+        ...
+
+    def terminated(self, view: View) -> Array:
+        """(N,) bool, true ends (not the time limit)."""
+        ...
+
+    def success(self, view: View) -> Array:
+        """(N,) bool, the task is done now."""
+        ...
+
+    def expert(self, state: Array) -> Array:
+        """A scripted controller: "state" observations (N, S) -> actions (N, A) in [-1, 1]; memoryless."""
+        ...
