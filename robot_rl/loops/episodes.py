@@ -33,7 +33,7 @@ class EpisodeStats:
         terminated, truncated = _numpy(step.terminated), _numpy(step.truncated)
         self._length += valid
         self._return += reward * valid
-        if not (terminated.any() or truncated.any()):
+        if np.count_nonzero(terminated) + np.count_nonzero(truncated) == 0:
             return
         over = (terminated | truncated) & valid
         success = step.info.get("success")

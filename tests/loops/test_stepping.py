@@ -42,7 +42,8 @@ class Table(VectorEnv):
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
     def __init__(self, num_envs, length=3):
-        self.num_envs, self.length, self.bad = num_envs, length, None
+        self.num_envs, self.length = num_envs, length
+        self.bad: int | None = None
 
     def reset(self, *, seed=None, options=None):
         self.count = np.zeros(self.num_envs, np.float32)
