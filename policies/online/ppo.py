@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.advantage import gae, scan
+from robot_rl.advantage import reverse_linear_scan, rollout_gae
 from robot_rl.policies.online.ppo_kernel import ACTIVATIONS, Adam, Kernel, Layout, Loss, Minibatch, autograd_loss
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
-from robot_rl.types import Array, IOSpec, Metrics, Obs, Rollout
+from robot_rl.types import Array, IOSpec, Metrics, Obs, Policy, Rollout
 
 REWARD_LIMIT = 10.0
 KERNELS = ("auto", "numpy", "torch")
@@ -97,9 +97,13 @@ class Ppo:
             raise ValueError(f"kernel 'numpy' runs on the CPU only, got device {device!r}; use kernel 'torch' there")
         self.rollout_steps, self.gamma = rollout_steps, gamma
         self._gae_lambda, self._minibatch, self._epochs = gae_lambda, minibatch, epochs
-        self._max_grad_norm, self._target_kl, self._normalize_advantage = max_grad_norm, target_kl, normalize_advantage
+        self._max_grad_norm, self._target_kl = max_grad_norm, target_kl
+        self._normalize_advantage = normalize_advantage
         self._loss = Loss(clip, value_clip, value_coef, entropy_coef)
-        self._activation, self._layout = activation, Layout(obs_dim(io), io.action_dim, tuple(hidden), log_std == "state")
+        self._activation, self._layout = (
+            activation,
+            Layout(obs_dim(io), io.action_dim, tuple(hidden), log_std == "state"),
+        )
         init, shuffle, act = np.random.SeedSequence(seed).spawn(3)
         weights = np.empty(self._layout.size, np.float32)
         self._layout.fill(weights, np.random.default_rng(init), activation, log_std_init)
@@ -113,7 +117,7 @@ class Ppo:
         else:
             self._grad = torch.zeros_like(self._params)
             self._leaves = self._make_leaves()
-        self.policy = PpoPolicy(
+        self._actor = PpoPolicy(
             io,
             self._layout,
             self._params,
@@ -121,12 +125,13 @@ class Ppo:
             seed=int(act.generate_state(1)[0]),
             normalize_obs=normalize_obs,
         )
+        self.policy: Policy = self._actor
         self._scale = RewardScale(gamma) if normalize_reward else None
         self.updates = 0
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) the critic's estimates."""
-        return torch.as_tensor(self.policy.value(obs))
+        return torch.as_tensor(self._actor.value(obs))
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
         """Take one rollout and improve actor and critic over `epochs` passes.
@@ -150,7 +155,7 @@ class Ppo:
         obs = {key: rows(value) for key, value in rollout.obs.items()}
         raw = torch.cat([obs[key] for key in sorted(obs)], dim=-1)
         data = Minibatch(
-            self.policy.normalized_on_device(obs),
+            self._actor.normalized_on_device(obs),
             *(
                 rows(x).to(self._params.device)
                 for x in (rollout.action, rollout.logp, advantage, target, rollout.value)
@@ -162,8 +167,8 @@ class Ppo:
                 "PPO's weights are no longer finite after an update; lower lr or clip, normalise rewards "
                 "(normalize_reward=true), and resume from the last checkpoint"
             )
-        self.policy.observe(raw)
-        self.policy.refresh()
+        self._actor.observe(raw)
+        self._actor.refresh()
         self.updates += 1
         spread = float(data.target.var())
         metrics["train/explained_variance"] = 1.0 - float((data.target - data.value).var()) / max(spread, 1e-12)
@@ -173,8 +178,8 @@ class Ppo:
     def state_dict(self) -> dict[str, Any]:
         """Weights, moments, Adam, generators, reward scale, counters."""
         return {
-            "policy": self.policy.state_dict(),
-            "noise": self.policy.generator_state(),
+            "policy": self._actor.state_dict(),
+            "noise": self._actor.generator_state(),
             "adam": self._adam.state_dict(),
             "shuffle": self._shuffle.bit_generator.state,
             "scale": None if self._scale is None else self._scale.state_dict(),
@@ -183,8 +188,8 @@ class Ppo:
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Copy in place: the next update equals that of the saved learner."""
-        self.policy.load_state_dict(state["policy"])
-        self.policy.load_generator_state(state["noise"])
+        self._actor.load_state_dict(state["policy"])
+        self._actor.load_generator_state(state["noise"])
         self._adam.load_state_dict(state["adam"])
         self._shuffle.bit_generator.state = state["shuffle"]
         if self._scale is not None and state["scale"] is not None:
@@ -193,15 +198,16 @@ class Ppo:
 
     def _advantage(self, rollout: Rollout, reward: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and value targets (T, N)."""
-        following = torch.empty_like(rollout.value)
-        following[:-1] = rollout.value[1:]
-        following[-1] = 0.0
-        following = torch.where(rollout.boundary, rollout.next_value, following)
-        discount = self.gamma * (~rollout.terminated).float()
-        trace = (self.gamma * self._gae_lambda) * (~rollout.boundary & rollout.valid).float()
-        columns = (x.T.contiguous() for x in (reward, discount, rollout.value, following, trace))
-        advantage, target = gae(*columns)
-        return advantage.T, target.T
+        return rollout_gae(
+            reward,
+            rollout.value,
+            rollout.next_value,
+            rollout.terminated,
+            rollout.boundary,
+            gamma=self.gamma,
+            gae_lambda=self._gae_lambda,
+            valid=None if bool(rollout.valid.all()) else rollout.valid,
+        )
 
     def _optimize(self, data: Minibatch) -> Metrics:
         columns = [getattr(data, field.name) for field in fields(Minibatch)]
@@ -301,9 +307,7 @@ class RewardScale:
         delta = (reward * rollout.valid).clone()
         if self._carry is not None:
             delta[0] += self._gamma * self._carry.to(delta.device)
-        trace = self._gamma * going
-        trace[0] = 0.0
-        total = scan(delta.flip(0).T.contiguous(), trace.flip(0).T.contiguous()).T.flip(0)
+        total = reverse_linear_scan(delta.flip(0), self._gamma * going.flip(0)).flip(0)
         self._carry = total[-1] * (~over[-1]).float()
         self._moments.add(total[rollout.valid][:, None])
         spread = float(np.sqrt(self._moments.var[0] + 1e-8))

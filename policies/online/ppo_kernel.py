@@ -1,7 +1,7 @@
 """Actor and critic of PPO on one flat parameter vector, with forward and backward written out in NumPy.
 
-For plain networks at PPO's small minibatches, autograd spends more time on bookkeeping than on arithmetic. Here actor and
-critic are stacked, so that one product serves both, all intermediate results live in buffers that are made once, and
+For plain networks at PPO's small minibatches, autograd spends more time on bookkeeping than on arithmetic. Here actor
+and critic are stacked, so that most calls serve both, all intermediate results live in buffers that are made once, and
 gradients go into one flat vector, so that clipping and Adam are few calls. The gradients are tested against autograd.
 """
 
@@ -200,7 +200,7 @@ class Kernel:
         error = np.subtract(value, batch.target, out=b["error"])
         limit = self._loss.value_clip
         if limit is not None:
-            # max of the two squared errors; where the clipped one is larger, the value is outside its limit and constant
+            # Larger of two squared errors; where the clipped one is larger, the value is beyond its limit: constant.
             moved = value - batch.value
             clipped = batch.value + np.minimum(np.maximum(moved, -limit), limit) - batch.target
             error *= (clipped * clipped <= error * error) | (np.abs(moved) <= limit)

@@ -115,7 +115,7 @@ class PpoPolicy:
         raw = np.dot(h, self._np["actor_weight"])
         raw += self._np["actor_bias"]
         dims = self._layout.action_dim
-        logp = None
+        logp, log_std = None, None
         if self._layout.state_std:
             log_std = np.minimum(np.maximum(raw[:, dims:], LOG_STD_RANGE[0]), LOG_STD_RANGE[1])
             raw = raw[:, :dims]
@@ -123,12 +123,12 @@ class PpoPolicy:
             noise = self._rng.standard_normal(raw.shape, np.float32)
             logp = np.einsum("ij,ij->i", noise, noise)
             logp *= -0.5
-            if self._layout.state_std:
-                logp -= log_std.sum(-1) + 0.5 * dims * _LOG_2PI
-                noise *= np.exp(log_std)
-            else:
+            if log_std is None:
                 logp -= self._log_norm
                 noise *= self._std
+            else:
+                logp -= log_std.sum(-1) + 0.5 * dims * _LOG_2PI
+                noise *= np.exp(log_std)
             raw = np.add(noise, raw, out=noise)
         return Action(np.minimum(np.maximum(raw, -1.0), 1.0), logp, {"raw": raw})
 

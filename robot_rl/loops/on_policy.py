@@ -108,7 +108,9 @@ class OnPolicy:
         for _ in range(learner.rollout_steps):
             action = policy.act(stepper.obs)
             if action.logp is None:
-                raise ValueError(f"{type(policy).__name__}.act gave no logp; the on-policy loop needs it of every sample")
+                raise ValueError(
+                    f"{type(policy).__name__}.act gave no logp; the on-policy loop needs it of every sample"
+                )
             step = stepper.step(action.value)
             raw = action.extras.get("raw", action.value)
             if storage.add(step, raw, action.logp):
@@ -122,8 +124,8 @@ class _Storage:
 
     def __init__(self, length: int) -> None:
         self._length, self._row = length, 0
-        self._obs: dict[str, Array] = {}
-        self._columns: dict[str, Array] = {}
+        self._obs: dict[str, Any] = {}
+        self._columns: dict[str, Any] = {}
         self._ends: list[tuple[int, Array, Obs]] = []
         self._last: Step | None = None
 
