@@ -162,16 +162,16 @@ def evaluate(cfg: DictConfig) -> None:
     _threads(cfg)
     path = Path(cfg.path)
     run_config: Any = None
-    if cfg.policy is None:
+    if cfg.get("policy") is None:
         path = checkpoint.find(path)
         run_config = OmegaConf.load(path / "config.yaml")
-        if cfg.env is None:
+        if cfg.get("env") is None:
             cfg = OmegaConf.merge(cfg, {"env": run_config.env})  # type: ignore[assignment]
-    elif cfg.env is None:
+    elif cfg.get("env") is None:
         raise Refused(f"policy={_choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
     make_env = _env_factory(cfg)
     env = make_env(cfg.num_envs, cfg.seed, False)
-    if cfg.policy is None:
+    if cfg.get("policy") is None:
         policy = _load_policy(cfg, run_config, path)
     else:
         policy = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
@@ -204,14 +204,14 @@ def collect(cfg: DictConfig) -> None:
     out = Path(cfg.out)
     if out.exists():
         raise Refused(f"{out} exists already; choose another name or remove it first (nothing is overwritten)")
-    if cfg.path is not None and cfg.policy is None:
+    if cfg.path is not None and cfg.get("policy") is None:
         path = checkpoint.find(Path(cfg.path))
         run_config: Any = OmegaConf.load(path / "config.yaml")
         env = _env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         policy = _load_policy(cfg, run_config, path)
     else:
         env = _env_factory(cfg)(cfg.num_envs, cfg.seed, False)
-        if cfg.policy is None:
+        if cfg.get("policy") is None:
             policy = ExpertPolicy(env, noise=cfg.noise, seed=cfg.seed)
         else:
             policy = instantiate(cfg.policy, _partial_=True)(path=str(cfg.path), io=env.io, device=cfg.device)
@@ -282,6 +282,7 @@ def _guarded(verb: Callable[[DictConfig], None], debug: bool) -> Callable[[DictC
     """Turn errors into one readable paragraph; --debug keeps the traceback."""
 
     def task(cfg: DictConfig) -> None:
+        OmegaConf.set_struct(cfg, False)  # absent optional groups read as None, and a run's saved groups can be joined
         try:
             verb(cfg)
         except KeyboardInterrupt:

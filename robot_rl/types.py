@@ -79,9 +79,8 @@ class IOSpec:
                 if name != other.action_names[i]:
                     lines.append(f"action {i} is '{name}' here and '{other.action_names[i]}' there")
                 if self.action_units[i] != other.action_units[i]:
-                    lines.append(
-                        f"action {i} ({name}) is in {self.action_units[i]} here, {other.action_units[i]} there"
-                    )
+                    units = f"{self.action_units[i]} here and {other.action_units[i]} there"
+                    lines.append(f"action {i} ({name}) is in {units}")
                 mine = (self.action_low[i], self.action_high[i])
                 theirs = (other.action_low[i], other.action_high[i])
                 if not np.allclose(mine, theirs, rtol=1e-6, atol=1e-9):
