@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.loops.stepping import step
+from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Policy, Step
 
 
@@ -72,14 +72,15 @@ def evaluate(
     policy.io.check(env.io)
     num_envs = env.num_envs
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    obs, _ = env.reset(seed=seed)
+    stepper = Stepper(env)
+    stepper.reset(seed=seed)
     policy.reset()
     result = Evaluation()
     returns, lengths, done_count = np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
     while (done_count < quota).any():
         if len(result.frames) < frames:
             result.frames.append(np.asarray(env.render()[0]))
-        row = step(env, obs, policy.act(obs, deterministic=deterministic).value)
+        row = stepper.step(policy.act(stepper.obs, deterministic=deterministic).value)
         if on_step is not None:
             on_step(row)
         valid = _numpy(row.valid)
@@ -98,7 +99,6 @@ def evaluate(
             policy.reset(ended)
             if on_episode is not None:
                 on_episode(len(result.returns))
-        obs = row.current
     return result
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.episodes import EpisodeStats
-from robot_rl.loops.stepping import step
+from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Learner, Metrics, Sampler
 
 Hook = Callable[[int, Metrics], bool]
@@ -63,14 +63,13 @@ class OffPolicy:
         self.learning_starts = learning_starts
         self.random_steps = learning_starts if random_steps is None else random_steps
         self.updates_per_step = updates_per_step
-        self.failure_folder = failure_folder
         self.seed = seed
         self.env_steps = 0
         self.updates = 0
         self._update_credit = 0.0
         self._rng = np.random.default_rng(seed)
         self.stats = EpisodeStats(env.num_envs)
-        self._obs: dict[str, Any] | None = None
+        self._stepper = Stepper(env, save_to=failure_folder)
 
     def run(self, total_steps: int, hook: Hook, *, hook_every: int = 1000) -> None:
         """Train until `total_steps` transitions or until the hook says stop.
@@ -80,8 +79,9 @@ class OffPolicy:
             hook: called with (transitions so far, metrics) every `hook_every` transitions and at the end; True stops.
             hook_every: transitions between calls.
         """
-        if self._obs is None:
-            self._obs, _ = self.env.reset(seed=self.seed)
+        stepper = self._stepper
+        if not stepper.obs:
+            stepper.reset(seed=self.seed)
             self.learner.policy.reset()
         num_envs, action_dim = self.env.num_envs, self.env.io.action_dim
         batches = self.sampler.batches(self.batch_size)
@@ -92,11 +92,10 @@ class OffPolicy:
             if self.env_steps < self.random_steps:
                 action = self._rng.uniform(-1.0, 1.0, (num_envs, action_dim)).astype(np.float32)
             else:
-                action = self.learner.policy.act(self._obs).value
-            row = step(self.env, self._obs, action, failure_folder=self.failure_folder)
+                action = self.learner.policy.act(stepper.obs).value
+            row = stepper.step(action)
             self.buffer.add(row)
             self.stats.add(row)
-            self._obs = row.current
             self.env_steps += num_envs
             if len(self.buffer) >= min(self.learning_starts, self.buffer.capacity) and len(self.buffer) > 0:
                 self._update_credit += num_envs * self.updates_per_step
@@ -125,8 +124,7 @@ class OffPolicy:
             "update_credit": self._update_credit,
             "rng": _generator_state(self._rng),
             "stats": self.stats.state_dict(),
-            "obs": self._obs,
-            "env": self.env.state_dict() if hasattr(self.env, "state_dict") else None,
+            "stepper": self._stepper.state_dict() if hasattr(self.env, "state_dict") else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -138,12 +136,9 @@ class OffPolicy:
         self._update_credit = float(state["update_credit"])
         self._rng.bit_generator.state = state["rng"]
         self.stats.load_state_dict(state["stats"])
-        self._obs = state["obs"]
-        if state["env"] is None:
-            self._obs = None  # this environment cannot be restored: begin a new episode
-        else:
-            self.env.reset(seed=self.seed)
-            self.env.load_state_dict(state["env"])
+        if state["stepper"] is not None:  # else this environment cannot be restored: a new episode begins
+            self._stepper.reset(seed=self.seed)
+            self._stepper.load_state_dict(state["stepper"])
 
 
 def _generator_state(rng: np.random.Generator) -> dict[str, Any]:
