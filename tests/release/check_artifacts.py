@@ -1,7 +1,7 @@
 """make wheel: sdist, wheel and editable install proved in empty environments; colcon builds, plain and symlinked.
 
-Run as a script: python tests/release/check_artifacts.py [wheel|sdist|editable|colcon ...]. Everything happens on a fresh
-clone of HEAD in a temporary folder.
+Run as a script: python tests/release/check_artifacts.py [wheel|sdist|editable|colcon ...]. Everything happens on a
+fresh clone of HEAD in a temporary folder.
 """
 
 import os
@@ -39,9 +39,8 @@ def prove(python: Path, work: Path, what: str) -> None:
     run(command, "doctor", cwd=work)
     run(command, *TRAIN, cwd=work)
     found = run(python, "-c", "import robot_rl.sim; print(robot_rl.sim.__file__)", cwd=work).strip()
-    print(
-        f"ok  {what}: doctor and a 200-step train; robot_rl.sim from {'site-packages' if 'site-packages' in found else 'checkout'}"
-    )
+    place = "site-packages" if "site-packages" in found else "the checkout"
+    print(f"ok  {what}: doctor and a 200-step train; robot_rl.sim from {place}")
 
 
 def install(python: Path, clone: Path, target: object, *, editable: bool = False) -> None:
@@ -65,10 +64,11 @@ def colcon(clone: Path, work: Path) -> None:
         prefix = space / "install" / "robot_rl"
         assert (prefix / "share/robot_rl/package.xml").exists(), "package.xml was not installed"
         assert (prefix / "share/ament_index/resource_index/packages/robot_rl").exists(), "no ament marker"
+        start = f"PYTHONPATH=$PYTHONPATH:{site.strip()} {prefix}/lib/robot_rl/robot-rl --version"
         shown = run(
             "bash",
             "-c",
-            f". install/setup.bash; PYTHONPATH=$PYTHONPATH:{site.strip()} {prefix}/lib/robot_rl/robot-rl --version",
+            f". install/setup.bash; {start}",
             cwd=space,
             env=env,
         )
