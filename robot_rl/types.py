@@ -305,9 +305,15 @@ class Learner(Protocol[Data_contra]):
     """Turns data into a better policy; one class per file in policies/.
 
     Constructors: `Learner(io: IOSpec, *, seed: int, device: str, gamma: float, **method options)`.
+
+    Attributes:
+        policy: what acts; its `state_dict` holds tensors only.
+        consumes: which loop feeds it: "transitions" (replay; the learner then has `batch_size`), "rollout" (on-policy),
+            "environment" (it brings its own loop).
     """
 
     policy: Policy
+    consumes: str
 
     def update(self, batches: Iterator[Data_contra], /) -> Metrics:
         """Draw as many batches as the method needs (UTD, epochs) and improve the policy."""

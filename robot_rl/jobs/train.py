@@ -124,9 +124,9 @@ class TrainJob:
 
     def _make_loop(self, folder: Path) -> Any:
         s = self.settings
-        consumes = getattr(self.learner, "consumes", "transitions")
+        consumes = self.learner.consumes
         if consumes == "rollout":
-            return OnPolicy(self.env, self.learner, seed=s.seed, failure_folder=folder)
+            return OnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
         if consumes == "environment":  # a learner that brings its own loop, such as stable-baselines3's
             return self.learner
         self.buffer = ReplayBuffer(
@@ -184,7 +184,8 @@ class TrainJob:
             try:
                 self._watch.resume()
                 if step < s.total_steps:
-                    self.loop.run(s.total_steps, self._hook, hook_every=s.log_every)
+                    every = {"hook_every": s.log_every} if isinstance(self.loop, OffPolicy) else {}
+                    self.loop.run(s.total_steps, self._hook, **every)
             finally:
                 if previous is not None:
                     signal.signal(signal.SIGINT, previous)
