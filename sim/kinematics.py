@@ -78,7 +78,7 @@ class Chain:
         self._cache: dict[Any, tuple[Array, ...]] = {}
 
     def _link_constants(self, offsets: list[np.ndarray], end: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Matrices of link(q) = constant + s(q) sine + c(q) cosine, end pose, local axes, anchors, hinge mask."""
+        """Matrices of link(q) = constant + s(q) sine + c(q) cosine, end pose, local axes, anchors, hinge mask, limits, 1."""
         count = len(offsets)
         constant, sine, cosine = (np.zeros((count, 4, 4)) for _ in range(3))
         for j in range(count):
@@ -99,7 +99,8 @@ class Chain:
             for target in (constant, sine, cosine):
                 target[j] = offsets[j] @ target[j]
         hinge = np.array(self._hinge)
-        return constant, sine, cosine, end, np.stack(self._axis), np.stack(self._anchor), hinge
+        axis, anchor = np.stack(self._axis), np.stack(self._anchor)
+        return constant, sine, cosine, end, axis, anchor, hinge, self.low, self.high, np.eye(6)
 
     def _on(self, q: Array) -> tuple[Array, ...]:
         """The constants as arrays of q's kind, dtype and device."""
@@ -114,7 +115,7 @@ class Chain:
     def _frames(self, q: Array) -> tuple[Array, list[Array]]:
         """(N, 4, 4) pose of the site and the J link poses, each (N, 4, 4)."""
         xp = array_api_compat.array_namespace(q)
-        constant, sine, cosine, end, _, _, hinge = self._on(q)
+        constant, sine, cosine, end, _, _, hinge = self._on(q)[:7]
         if all(self._hinge):
             s, c = xp.sin(q), xp.cos(q)
         else:
@@ -148,7 +149,7 @@ class Chain:
             of the site in the world frame per joint velocity.
         """
         xp = array_api_compat.array_namespace(q)
-        _, _, _, _, axis, anchor, hinge = self._on(q)
+        axis, anchor, hinge = self._on(q)[4:7]
         pose, frames = self._frames(q)
         stacked = xp.stack(frames, axis=1)  # (N, J, 4, 4)
         turn = stacked[..., :3, :3]
@@ -165,7 +166,7 @@ class Chain:
         """Joint positions that bring the site to a pose, by damped least squares from `q`.
 
         Each iteration adds J^T (J J^T + damping^2 I)^-1 e and clips to the joint limits. Two iterations bring a move of
-        5 cm below 0.1 mm; near singularities the damping keeps the step finite and the pose is met only in part.
+        5 cm below 0.2 mm; near singularities the damping keeps the step finite and the pose is met only in part.
 
         Args:
             q: (N, J) start, rad or m.
@@ -178,20 +179,29 @@ class Chain:
             (N, J) joint positions within the limits.
 
         Source: Wampler, Manipulator inverse kinematic solutions based on vector formulations and damped least-squares
-        methods (1986); Nakamura and Hanafusa (1986).
+        methods (1986); Nakamura and Hanafusa, Inverse kinematic solutions with singularity robustness (1986).
         """
-        xp = array_api_compat.array_namespace(q)
-        device = array_api_compat.device(q)
-        eye = damping**2 * xp.eye(6, dtype=q.dtype, device=device)
-        low = xp.asarray(self.low, dtype=q.dtype, device=device)
-        high = xp.asarray(self.high, dtype=q.dtype, device=device)
         for _ in range(iterations):
-            here, turn, jacobian = self.jacobian(q)
-            error = xp.concat([position - here, rotation_error(turn, rotation)], axis=-1)
-            transposed = xp.permute_dims(jacobian, (0, 2, 1))
-            q = q + (transposed @ xp.linalg.solve(jacobian @ transposed + eye, error[..., None]))[..., 0]
-            q = xp.minimum(xp.maximum(q, low), high)
+            q = self.correct(q, self.jacobian(q), position, rotation, damping=damping)
         return q
+
+    def correct(
+        self,
+        q: Array,
+        linearised: tuple[Array, Array, Array],
+        position: Array,
+        rotation: Array,
+        *,
+        damping: float = 0.01,
+    ) -> Array:
+        """One iteration of `solve` for a caller that has `linearised` = `jacobian(q)` already."""
+        xp = array_api_compat.array_namespace(q)
+        here, turn, jacobian = linearised
+        low, high, eye = self._on(q)[7:]
+        error = xp.concat([position - here, rotation_error(turn, rotation)], axis=-1)
+        transposed = xp.permute_dims(jacobian, (0, 2, 1))
+        step = transposed @ xp.linalg.solve(jacobian @ transposed + damping**2 * eye, error[..., None])
+        return xp.minimum(xp.maximum(q + step[..., 0], low), high)
 
 
 def rotation_error(current: Array, wanted: Array) -> Array:
