@@ -10,12 +10,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from robot_rl import __version__
 from robot_rl.checkpoint import write_json
+from robot_rl.stopwatch import Stopwatch
+from robot_rl.track import read_metrics
 
 PEER = {"sac": "SAC", "ppo": "PPO"}
 
@@ -73,9 +75,40 @@ def run(
                 "episodes": eval_episodes,
                 "overrides": list(overrides),
             }
-            module = "robot_rl.bench.learning_peer" if contestant == "peer" else "robot_rl.bench.learning_ours"
-            subprocess.run([sys.executable, "-m", module, json.dumps(job)], check=True, env=env)
+            if contestant == "peer":
+                subprocess.run(
+                    [sys.executable, "-m", "robot_rl.bench.learning_peer", json.dumps(job)], check=True, env=env
+                )
+            else:
+                _train_ours(job, folder / f"{path.stem}_run", env)
     return summarise(folder, algorithm, env_id)
+
+
+def _train_ours(job: dict[str, Any], folder: Path, env: dict[str, str]) -> None:
+    """Run `robot-rl train` as a user would, and read the curve from its metrics."""
+    command = [
+        *(sys.executable, "-m", "robot_rl", "train", "env=gym", f"id={job['env_id']}"),
+        *(f"policy=online/{job['algorithm']}", f"seed={job['seed']}", f"total_steps={job['steps']}"),
+        *(f"threads={job['threads']}", f"eval_every={job['every']}", f"eval_episodes={job['episodes']}"),
+        *(f"final_episodes={job['episodes']}", f"log_every={min(1000, job['every'])}", "checkpoint_every=0"),
+        *("video_episodes=0", f"output={folder}", "track.tensorboard=false", *job["overrides"]),
+    ]
+    subprocess.run(command, check=True, env=env)
+    metrics = sorted(folder.glob("train/*/metrics.jsonl"))[-1]
+    rows = [row for row in read_metrics(metrics) if "eval/return" in row]
+    curve = [{"step": r["step"], "return_mean": r["eval/return"], "wall_s": r.get("time/train_s")} for r in rows]
+    last = next(row for row in reversed(read_metrics(metrics)) if "time/train_s" in row)
+    write_json(
+        Path(job["out"]),
+        {
+            **job,
+            "command": command[1:],
+            "curve": curve,
+            "wall_s": last["time/train_s"],
+            "cpu_s": last["time/train_cpu_s"],
+            "versions": {"robot_rl": __version__},
+        },
+    )
 
 
 def summarise(folder: Path, algorithm: str, env_id: str) -> dict[str, Any]:
@@ -96,25 +129,7 @@ def summarise(folder: Path, algorithm: str, env_id: str) -> dict[str, Any]:
     return {"algorithm": algorithm, "env": env_id, "rows": rows}
 
 
-class Stopwatch:
-    """Wall and CPU seconds of training alone: paused during evaluation."""
-
-    def __init__(self) -> None:
-        self.wall = 0.0
-        self.cpu = 0.0
-        self.resume()
-
-    def resume(self) -> None:
-        """Start counting."""
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
-
-    def pause(self) -> None:
-        """Stop counting."""
-        self.wall += time.perf_counter() - self._wall
-        self.cpu += time.process_time() - self._cpu
-
-
-def write_result(job: dict[str, Any], curve: list[dict[str, Any]], watch: Stopwatch, versions: dict[str, str]) -> None:
-    """Write one run's JSON atomically."""
-    result = {**job, "curve": curve, "wall_s": watch.wall, "cpu_s": watch.cpu, "versions": versions}
+def write_peer(job: dict[str, Any], curve: list[dict[str, Any]], watch: Stopwatch, versions: dict[str, str]) -> None:
+    """Write a peer's run atomically."""
+    result = {**job, "curve": curve, "wall_s": watch.read()[0], "cpu_s": watch.read()[1], "versions": versions}
     write_json(Path(job["out"]), result)

@@ -1,4 +1,4 @@
-"""One stable-baselines3 run of the learning comparison (its own process): python -m robot_rl.bench.learning_peer JOB."""
+"""One stable-baselines3 run of the learning comparison, in its own process (started by `bench.learning`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from robot_rl.bench.learning import PEER, Stopwatch, write_result
+from robot_rl.bench.learning import PEER, write_peer
+from robot_rl.stopwatch import Stopwatch
 
 
 def evaluate(model: Any, env_id: str, episodes: int) -> list[float]:
@@ -55,7 +56,9 @@ def main(job: dict[str, Any]) -> None:
     def record(step: int) -> None:
         watch.pause()
         returns = evaluate(model, job["env_id"], job["episodes"])
-        curve.append({"step": step, "return_mean": float(np.mean(returns)), "returns": returns, "wall_s": watch.wall})
+        curve.append(
+            {"step": step, "return_mean": float(np.mean(returns)), "returns": returns, "wall_s": watch.read()[0]}
+        )
         watch.resume()
 
     watch.resume()
@@ -63,7 +66,7 @@ def main(job: dict[str, Any]) -> None:
     if job["algorithm"] == "ppo" or not curve:  # the last update comes after the last callback
         record(job["steps"])
     watch.pause()
-    write_result(job, curve, watch, {"stable_baselines3": sb3.__version__, "torch": torch.__version__})
+    write_peer(job, curve, watch, {"stable_baselines3": sb3.__version__, "torch": torch.__version__})
 
 
 if __name__ == "__main__":
