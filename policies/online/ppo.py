@@ -55,6 +55,8 @@ class Ppo:
     successor (Pardo et al., Time Limits in Reinforcement Learning).
     """
 
+    consumes = "rollout"
+
     def __init__(
         self,
         io: IOSpec,
