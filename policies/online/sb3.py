@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,7 +58,9 @@ class Sb3:
         self._class = _algorithm(algorithm)
         self._options = {"seed": seed, "device": device, "gamma": gamma, "verbose": 0, **options}
         self._seed = seed
-        self._model = self._build(VectorEnvForSb3(None, io))
+        with warnings.catch_warnings():  # SB3's advice is about an environment, which comes with `attach`
+            warnings.simplefilter("ignore", UserWarning)
+            self._model = self._build(VectorEnvForSb3(None, io))
         self._actor = Sb3LivePolicy(io, self._model.policy)
         self.policy: Policy = self._actor
         self._env: VectorEnvForSb3 | None = None
@@ -190,8 +193,10 @@ class VectorEnvForSb3(_vec_env.VecEnv):
         if env is not None:
             mode = env.metadata.get("autoreset_mode")
             if mode is not gymnasium.vector.AutoresetMode.SAME_STEP:
-                raise ValueError(f"the environment's autoreset is {mode}, expected same-step, which is what SB3 assumes")
-        self._inner = env
+                raise ValueError(
+                    f"the environment's autoreset is {mode}, expected same-step, which is what SB3 assumes"
+                )
+        self._inner: Any = env
         boxes = {key: _box(shape, dtype) for key, (shape, dtype) in io.obs.items()}
         space = boxes["state"] if list(boxes) == ["state"] else gymnasium.spaces.Dict(_for_sb3(boxes))
         count = 1 if env is None else env.num_envs
@@ -270,7 +275,7 @@ class _Callback(_callbacks.BaseCallback):
         if self._hook is None or self.num_timesteps < self._next:
             return True
         now = time.perf_counter()
-        metrics = {key: float(x) for key, x in self.logger.name_to_value.items() if np.isscalar(x)}
+        metrics = {key: float(x) for key, x in self.logger.name_to_value.items() if not isinstance(x, str)}
         metrics["time/sps"] = (self.num_timesteps - self._steps) / (now - self._time)
         episodes = list(self.model.ep_info_buffer or ())
         if episodes:

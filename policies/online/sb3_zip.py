@@ -105,10 +105,10 @@ class Sb3Policy:
         return Action(np.clip(raw, -1.0, 1.0).astype(np.float32))
 
     def _noise(self, latent: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        log_std = self._net.log_std
+        log_std: Any = self._net.log_std
         if isinstance(log_std, tuple):
             log_std = np.clip(np.dot(latent, log_std[0]) + log_std[1], *_LOG_STD_RANGE)
-        elif log_std is not None and log_std.ndim == 2:
+        elif log_std.ndim == 2:
             raise ValueError(
                 "the agent explores by a state-dependent matrix (gSDE), which is not reproduced; "
                 "act with deterministic=true"
@@ -166,8 +166,8 @@ def _network(weights: dict[str, Tensor], data: dict[str, Any], path: Path) -> _N
         squash = isinstance(options, dict) and str(options.get("squash_output")) == "True"
         return _Network("ppo", layers, _linear(arrays, "action_net"), arrays["log_std"], squash, None)
     raise ValueError(
-        f"{path} holds the tensors {sorted(arrays)[:8]} ..., expected an actor of SAC, TQC, TD3, DDPG, PPO, A2C or TRPO "
-        "with continuous actions; other agents cannot be loaded"
+        f"{path} holds the tensors {sorted(arrays)[:8]} ..., expected an actor of SAC, TQC, TD3, DDPG, PPO, A2C or "
+        "TRPO with continuous actions; other agents cannot be loaded"
     )
 
 
