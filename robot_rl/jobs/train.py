@@ -268,7 +268,9 @@ class TrainJob:
         # rows that the last checkpoint holds already are linked, not written again
         self.buffer.save(path, base=earlier[-1] / "buffer" if earlier else None)
         if self.loop.sampler is not self.buffer:
-            checkpoint.save_state(path.with_name("sampler.pt"), self.loop.sampler.state_dict())
+            state = self.loop.sampler.state_dict()
+            del state["parts"]["online"]  # the buffer just saved
+            checkpoint.save_state(path.with_name("sampler.pt"), state)
 
     def _restore(self, path: Path) -> None:
         differences = checkpoint.read_io(path).differences(self.env.io)
