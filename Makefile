@@ -24,7 +24,7 @@ demo: setup
 
 test: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell README.md CHANGELOG.md docs robot_rl sim policies configs tests
-	@$(BIN)/pyright --warnings >/dev/null 2>&1 || $(BIN)/pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/python -m pytest -q -m "not slow and not gpu and not isaac"
 
 test-all: setup
@@ -38,7 +38,7 @@ lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell README.md CHANGELOG.md docs robot_rl sim policies configs tests
 
 types: setup
-	@$(BIN)/pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 lock: setup
 	@$(PYTHON) -m pip install --quiet uv && $(PYTHON) -m uv pip compile --universal --python-version 3.10 --no-header --no-annotate requirements.in \

@@ -136,7 +136,7 @@ def save(
         io: the interface that the policy was made for.
         config: the composed configuration as YAML text.
         meta: further facts; version, git commit and step are added.
-        save_buffer: writes the replay buffer into the folder that it is given.
+        save_buffer: writes the replay buffer to the path that it is given (not yet there).
         keep: how many checkpoints stay.
 
     Raises:
@@ -154,7 +154,6 @@ def save(
         write_json(temporary / "io.json", io.to_dict())
         write_bytes(temporary / "config.yaml", config.encode())
         if save_buffer is not None:
-            (temporary / "buffer").mkdir()
             save_buffer(temporary / "buffer")
         write_json(
             temporary / "meta.json", {"version": __version__, "git_commit": git_commit(), "step": int(step), **meta}

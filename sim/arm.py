@@ -61,6 +61,8 @@ class Arm:
         turn_speed: rad/s of the yaw at action 1.
         joint_speed: rad/s at action 1.
         leash: m that the commanded tip may be ahead of the measured one ("ee").
+        model: MJCF in which to find `site`, when the hand holds something; None is the bare arm.
+        site: what counts as the tip; its z axis is the direction of the tool.
 
     Raises:
         ValueError: unknown action, or a rate that does not divide the physics rate.
@@ -79,6 +81,8 @@ class Arm:
         turn_speed: float = 1.5,
         joint_speed: float = 1.5,
         leash: float = 0.06,
+        model: str | None = None,
+        site: str = "tip",
     ) -> None:
         if action not in ("ee", "joint"):
             raise ValueError(f"action is '{action}', expected 'ee' (moves of the tool tip) or 'joint' (joint moves)")
@@ -90,7 +94,7 @@ class Arm:
             )
         self.mode = action
         self.control_hz = float(control_hz)
-        self.chain = Chain(scene(), "tip")
+        self.chain = Chain(model or scene(), site)
         self.low, self.high, self.leash = low, high, leash
         self.gripper, self.yaw = gripper, yaw
         if action == "ee":

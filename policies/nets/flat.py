@@ -76,7 +76,7 @@ class FlatParams:
         Source: Kingma and Ba, Adam, algorithm 1 (the same fused kernel as torch.optim.Adam(fused=True)).
         """
         self.step += 1
-        torch._fused_adam_(
+        torch.ops.aten._fused_adam_(
             [self.flat],
             [self.grad],
             [self.first],

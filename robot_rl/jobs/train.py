@@ -264,9 +264,13 @@ class TrainJob:
 
     def _save_buffer(self, path: Path) -> None:
         assert self.buffer is not None
-        self.buffer.save(path)
+        earlier = checkpoint.complete(self.root)
+        # rows that the last checkpoint holds already are linked, not written again
+        self.buffer.save(path, base=earlier[-1] / "buffer" if earlier else None)
         if self.loop.sampler is not self.buffer:
-            checkpoint.save_state(path / "sampler.pt", self.loop.sampler.state_dict())
+            state = self.loop.sampler.state_dict()
+            del state["parts"]["online"]  # the buffer just saved
+            checkpoint.save_state(path.with_name("sampler.pt"), state)
 
     def _restore(self, path: Path) -> None:
         differences = checkpoint.read_io(path).differences(self.env.io)
@@ -281,7 +285,7 @@ class TrainJob:
         if self.buffer is not None:
             self.buffer.load(path / "buffer")
             if self.loop.sampler is not self.buffer:
-                self.loop.sampler.load_state_dict(checkpoint.load_state(path / "buffer" / "sampler.pt"))
+                self.loop.sampler.load_state_dict(checkpoint.load_state(path / "sampler.pt"))
         self.resume_step = int(self.loop.env_steps)
 
     def _finish(self) -> dict[str, Any]:
