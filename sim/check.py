@@ -195,6 +195,8 @@ def _episode(run: _Run, steps: int) -> list[str]:
         length[done] = -1 if mode is AutoresetMode.NEXT_STEP else 0
         if found or (ended and (len(limits) > run.count or not limits)):
             break
+    if found:
+        return found
     if len(set(limits)) > 1:
         found.append(
             f"episodes were truncated after {sorted(set(limits))} steps, expected always the same number; reset the "
@@ -302,8 +304,8 @@ def _seeding(run: _Run, steps: int) -> list[str]:
     where = _difference(*trials, slice(1, None))
     if where:
         found.append(
-            f"an extra reset of environment 0 alone (options={{'reset_mask': ...}}) changes the others, first in {where}"
-            "; reset only the masked rows and draw for each environment from its own stream"
+            f"an extra reset of environment 0 alone (options={{'reset_mask': ...}}) changes the others, first in "
+            f"{where}; reset only the masked rows and draw for each environment from its own stream"
         )
     return found
 
