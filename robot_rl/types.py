@@ -309,7 +309,7 @@ class Learner(Protocol[Data_contra]):
     Attributes:
         policy: what acts; its `state_dict` holds tensors only.
         consumes: which loop feeds it: "transitions" (replay; the learner then has `batch_size`), "rollout" (on-policy),
-            "environment" (it brings its own loop).
+            "environment" (it brings its own loop: `attach(env)`, `run(total_steps, hook)`, `env_steps`).
     """
 
     policy: Policy

@@ -202,8 +202,13 @@ class Copies:
         self.elapsed[index] = 0
         self._write(index, obs)
 
-    def step(self, actions: np.ndarray) -> None:
-        """Step all copies with (n, A) actions in [-1, 1]; reset those that end, keeping their last observation."""
+    def step(self, actions: np.ndarray) -> bool:
+        """Step all copies with (n, A) actions in [-1, 1]; reset those that end, keeping their last observation.
+
+        Returns:
+            Whether any ended.
+        """
+        ended = False
         if not self._unit:
             actions = (actions * self._scale + self._offset).astype(self._dtype)
         elif actions.dtype != self._dtype:
@@ -226,10 +231,12 @@ class Copies:
             truncated[i] = cut and not end
             success[i] = bool(info) and _succeeded(info)
             if end or cut:
+                ended = True
                 for key, array in arrays.items():
                     if key.startswith("final."):
                         array[i] = arrays[key[6:]][i]
                 self.reset(i)
+        return ended
 
     def _write(self, i: int, obs: Any) -> None:
         for part in self.parts:

@@ -1,9 +1,10 @@
 """Any Gymnasium environment behind the contract of our engines, in this process or in worker processes.
 
-Observations: a plain box becomes "state"; a Dict is flattened into "state" in the order of its space (goal environments:
-"observation", then "desired_goal"; "achieved_goal" is left out); uint8 boxes (H, W, 3), (H, W, 1) or (3, H, W) become
-"image.<key>" as (H, W, 3), without a leading "pixels." in the key; Discrete leaves become one-hot columns. Actions: the
-environment's finite box is mapped from [-1, 1] once, here; Discrete and other action spaces are refused with the reason.
+Observations: a plain box becomes "state"; a Dict is flattened into "state" in the order of its space (goal
+environments: "observation", then "desired_goal"; "achieved_goal" is left out); uint8 boxes (H, W, 3), (H, W, 1) or
+(3, H, W) become "image.<key>" as (H, W, 3), without a leading "pixels." in the key; Discrete leaves become one-hot
+columns. Actions: the environment's finite box is mapped from [-1, 1] once, here; Discrete and other action spaces are
+refused with the reason.
 
 Episodes that end are reset within the same step; `info` holds what `mujoco_env` describes. Environment i is seeded with
 `seeds(seed, num_envs)[i]`, or with the i-th of a sequence of seeds as it is.
@@ -11,6 +12,8 @@ Episodes that end are reset within the same step; `info` holds what `mujoco_env`
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import multiprocessing
 from collections.abc import Mapping, Sequence
@@ -23,6 +26,8 @@ from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, gym_copies
 from robot_rl.types import IOSpec, Obs
+
+_LOW, _HIGH = np.float32(-1.0), np.float32(1.0)
 
 
 def make(
@@ -70,9 +75,16 @@ def make(
     )
 
 
-def seeds(seed: int, num_envs: int) -> list[int]:
-    """The seeds of N environments; those of different `seed` do not overlap, unlike seed, seed + 1, ..."""
-    return [int(np.random.SeedSequence((seed, i)).generate_state(1)[0]) for i in range(num_envs)]
+def seeds(seed: int, num_envs: int, restart: int = 0) -> list[int]:
+    """The seeds of N environments; those of different `seed` do not overlap, unlike seed, seed + 1, ...
+
+    Args:
+        seed: of all, >= 0.
+        num_envs: N.
+        restart: other seeds for the same `seed`, for episodes that start anew after a resume.
+    """
+    words = (seed,) if not restart else (seed, restart)
+    return [int(np.random.SeedSequence((*words, i)).generate_state(1)[0]) for i in range(num_envs)]
 
 
 class GymVectorEnv(VectorEnv):
@@ -95,7 +107,7 @@ class GymVectorEnv(VectorEnv):
         render_mode: str | None,
         crash_dir: str | None,
     ) -> None:
-        if num_envs < 1 or not 0 <= workers:
+        if num_envs < 1 or not workers >= 0:
             raise ValueError(f"num_envs is {num_envs} and workers {workers}; expected at least 1 and at least 0")
         kwargs = dict(kwargs or {})
         first = gym_copies.make_one(id, kwargs, render_mode)
@@ -141,6 +153,7 @@ class GymVectorEnv(VectorEnv):
             self._arrays = {key: np.zeros(shape, dtype) for key, (shape, dtype) in shapes.items()}
             self._copies.bind({key: value for key, value in self._arrays.items() if key != "action"})
         self._seeds: list[int] | None = seeds(seed, num_envs)
+        self._seed, self._count = seed, 0
         self._images = tuple(layout.images)
         self._has_state = bool(layout.state_names)
         self._started = False
@@ -157,6 +170,7 @@ class GymVectorEnv(VectorEnv):
         """
         if isinstance(seed, (int, np.integer)):
             self._seeds = seeds(int(seed), self.num_envs)
+            self._seed, self._count = int(seed), 0
         elif seed is not None:
             if len(seed) != self.num_envs:
                 raise ValueError(f"seed has {len(seed)} entries, expected {self.num_envs}: one per environment")
@@ -180,32 +194,36 @@ class GymVectorEnv(VectorEnv):
         action = np.asarray(actions, np.float32)
         if action.shape != self._shape:
             raise ValueError(f"action has shape {action.shape}, expected {self._shape}: one row per environment")
-        action = np.minimum(np.maximum(action, np.float32(-1.0)), np.float32(1.0))  # keeps NaN
-        if math.isnan(np.add.reduce(action, axis=None)):
+        action = np.minimum(np.maximum(action, _LOW), _HIGH)  # keeps NaN
+        if math.isnan(np.vdot(action, action)):
             index, column = np.argwhere(np.isnan(action))[0]
             raise ValueError(
-                f"action of environment {index} is nan at {column} ('{self.io.action_names[column]}'), expected numbers "
-                "in [-1, 1]; the policy has diverged"
+                f"action of environment {index} is nan at {column} ('{self.io.action_names[column]}'), expected "
+                "numbers in [-1, 1]; the policy has diverged"
             )
         arrays = self._arrays
         if self._copies is not None:
-            self._copies.step(action)
+            ended = self._copies.step(action)
         else:
             arrays["action"][...] = action
             for worker in self._workers:
                 worker.pipe.send_bytes(b"step")
             for worker in self._workers:
                 worker.wait()
+            ended = True
+        self._count += 1
         obs = self.observe()
         terminated, truncated = arrays["terminated"].copy(), arrays["truncated"].copy()
         done = terminated | truncated
         final = obs
-        if done.any():
+        if ended:
             final = {key: np.where(_column(done, value), arrays[f"final.{key}"], value) for key, value in obs.items()}
         reward = arrays["reward"].copy()
-        total = float(np.add.reduce(reward))
+        total = np.vdot(reward, reward)
         if self._has_state:
-            total += float(np.add.reduce(final["state"], axis=None)) + float(np.add.reduce(obs["state"], axis=None))
+            total += np.vdot(obs["state"], obs["state"])
+            if ended:
+                total += np.vdot(final["state"], final["state"])
         if not math.isfinite(total):
             self._report(reward, final.get("state"), obs.get("state"))
         info = {
@@ -234,10 +252,11 @@ class GymVectorEnv(VectorEnv):
         """Arrays and texts from which `load_state_dict` continues.
 
         Exact for MuJoCo environments and for those whose attributes are plain data (classic control). Others cannot be
-        saved: there "exact" is False for the environment and its episode starts anew, with a seed drawn from the saved
-        one, so that a resumed run is valid but not equal.
+        saved: there "exact" is False for the environment and its episode starts anew, with a seed that depends on the
+        first seed and the steps so far, so that a resumed run is valid, repeatable, but not equal.
         """
         out: dict[str, Any] = {"id": np.array(self.id), "started": np.array(self._started)}
+        out |= {"seed": np.array(self._seed), "count": np.array(self._count)}
         out |= {key: value.copy() for key, value in self._arrays.items() if not key.startswith("final.")}
         pending = self._seeds
         out["pending_seeds"] = np.array(pending if pending is not None else [], np.int64)
@@ -271,8 +290,9 @@ class GymVectorEnv(VectorEnv):
         pending = [int(item) for item in np.asarray(state["pending_seeds"])]
         self._seeds = pending or None
         self._started = bool(state["started"])
+        self._seed, self._count = int(state["seed"]), int(state["count"])
         if self._started:
-            restart = seeds(int(np.frombuffer(self._arrays["reward"].tobytes(), np.uint8).sum()), self.num_envs)
+            restart = seeds(self._seed, self.num_envs, self._count + 1)
             self._call("reset", [(i, restart[i]) for i in np.flatnonzero(~exact).tolist()])
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -294,7 +314,7 @@ class GymVectorEnv(VectorEnv):
         }
         self._arrays = gym_copies.view(shared)
         edges = [self.num_envs * k // count for k in range(count + 1)]
-        for rows in zip(edges, edges[1:]):
+        for rows in itertools.pairwise(edges):
             self._workers.append(_Worker(context, rows, shared, options))
         for worker in self._workers:
             worker.wait()
@@ -374,10 +394,8 @@ class _Worker:
 
     def close(self) -> None:
         """Ask it to end, and end it where it does not."""
-        try:
+        with contextlib.suppress(OSError):
             self.pipe.send_bytes(b"close")
-        except OSError:
-            pass
         self._process.join(5)
         if self._process.is_alive():
             self._process.terminate()

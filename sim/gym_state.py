@@ -198,7 +198,7 @@ def _encode(value: Any) -> Any:
     Raises:
         TypeError: the value is no plain data.
     """
-    if value is None or isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic):
+    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)):
         return value
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         return {"scalar": value.dtype.str, "value": value.item()}

@@ -128,7 +128,9 @@ class TrainJob:
         if consumes == "rollout":
             return OnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
         if consumes == "environment":  # a learner that brings its own loop, such as stable-baselines3's
-            return self.learner
+            own: Any = self.learner
+            own.attach(self.env)
+            return own
         self.buffer = ReplayBuffer(
             self.env.io,
             min(s.buffer_size, max(s.total_steps, 1) + s.num_envs),
