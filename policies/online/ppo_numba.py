@@ -167,10 +167,20 @@ def act_rows(
             weight, bias, inputs, outputs = table[layer]
             for j in range(outputs):
                 y[j] = params[bias + j]
-            for i in range(inputs):
-                xi, start = x[i], weight + i * outputs
+            whole = inputs // 4 * 4
+            for i in range(0, whole, 4):  # four rows of the weight at a time: y is loaded and stored a quarter as often
+                x0, x1, x2, x3 = x[i], x[i + 1], x[i + 2], x[i + 3]
+                block = params[weight + i * outputs : weight + (i + 4) * outputs]
                 for j in range(outputs):
-                    y[j] += xi * params[start + j]
+                    y[j] += (
+                        x0 * block[j]
+                        + x1 * block[outputs + j]
+                        + x2 * block[2 * outputs + j]
+                        + x3 * block[3 * outputs + j]
+                    )
+            for i in range(whole, inputs):
+                for j in range(outputs):
+                    y[j] += x[i] * params[weight + i * outputs + j]
             if layer < last:
                 for j in range(outputs):
                     if activation == 0:
