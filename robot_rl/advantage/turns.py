@@ -275,7 +275,9 @@ class _Index:
         return x if len(self.shape) == 1 else x.reshape(self.shape[1], self.shape[0]).swapaxes(0, 1)
 
 
-def _flat(reward: Any, turn: Any, boundary: Any, terminated_rows: Any, **columns: Any) -> tuple[_Index, dict[str, Any]]:
+def _flat(
+    reward: Any, turn: Any, boundary: Any, terminated_rows: Any, /, **columns: Any
+) -> tuple[_Index, dict[str, Any]]:
     xp, shape = namespace(reward), tuple(reward.shape)
     if len(shape) not in (1, 2) or 0 in shape:
         raise ValueError(f"reward has shape {shape}, expected (rows,) or (T, N) with at least one row")
