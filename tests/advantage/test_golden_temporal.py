@@ -114,7 +114,13 @@ def test_e1_monte_carlo_and_two_step(run, dtype, tensors):
     close(advantage, target - E1["v"], dtype)
 
 
-E2 = (np.array([1, 0.5, 2]), np.array([0.5, 0.4, 0.3]), np.zeros(3), np.array([0, 0, 1], bool), np.array([0, 0, 1], bool))
+E2 = (
+    np.array([1, 0.5, 2]),
+    np.array([0.5, 0.4, 0.3]),
+    np.zeros(3),
+    np.array([0, 0, 1], bool),
+    np.array([0, 0, 1], bool),
+)
 
 
 def test_e2_smdp_gae(run, dtype):

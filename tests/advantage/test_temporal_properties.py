@@ -120,7 +120,9 @@ def test_padding_of_any_width_and_content_changes_nothing(name):
         def place(x, mask=mask, junk=junk, width=width):
             y = d.layout.time_major(x)
             y = np.concatenate((y, np.zeros((width, *y.shape[1:]), y.dtype)))
-            filler = junk if y.dtype.kind == "f" else (1 if y.dtype.kind == "i" else np.random.default_rng(0).random() < 0.5)
+            filler = (
+                junk if y.dtype.kind == "f" else (1 if y.dtype.kind == "i" else np.random.default_rng(0).random() < 0.5)
+            )
             return np.where(mask, y, np.asarray(filler, y.dtype))
 
         d.k = place(k)
@@ -220,9 +222,7 @@ def test_limits_of_gae(backend):
         for gamma in (0.0, 1e-9):
             tiny = rollout_gae(*d.rows, gamma=gamma, gae_lambda=0.9)
             np.testing.assert_allclose(tiny[1], d.r, atol=1e-7)
-        np.testing.assert_allclose(
-            rollout_gae(*d.rows, gamma=0.93, gae_lambda=1e-9)[0], one[0], atol=1e-7
-        )
+        np.testing.assert_allclose(rollout_gae(*d.rows, gamma=0.93, gae_lambda=1e-9)[0], one[0], atol=1e-7)
 
 
 def test_vtrace_and_retrace_on_policy_are_monte_carlo():
@@ -241,9 +241,7 @@ def test_tree_backup_and_peng_use_their_traces():
     probability = d.rng.random(200)
     tree = retrace(d.r, d.q, d.expected, d.e, d.b, probability=probability, gamma=0.93, trace_decay=0.9)
     ones = np.full(200, 0.93)
-    np.testing.assert_allclose(
-        tree[1], ref.retrace(d.r, d.q, d.expected, d.e, d.b, ones, 0.9 * probability), atol=1e-9
-    )
+    np.testing.assert_allclose(tree[1], ref.retrace(d.r, d.q, d.expected, d.e, d.b, ones, 0.9 * probability), atol=1e-9)
     peng = retrace(d.r, d.q, d.expected, d.e, d.b, gamma=0.93, trace_decay=0.9, expected_q=d.v)
     target = ref.retrace(d.r, d.q, d.expected, d.e, d.b, ones, np.full(200, 0.9))
     np.testing.assert_allclose(peng[1], target, atol=1e-9)
@@ -307,9 +305,7 @@ def test_bilevel_equals_its_twin_and_one_row_turns_are_gae():
         credit = bilevel_gae(
             *d.rows, d.turn, gamma=0.95, gae_lambda=0.9, inner_gamma=0.99, inner_lambda=0.8, step_reward=penalty
         )
-        expected = ref.bilevel(
-            *d.rows, d.turn, gamma=0.95, lam=0.9, inner=0.99, inner_lam=0.8, step=penalty
-        )
+        expected = ref.bilevel(*d.rows, d.turn, gamma=0.95, lam=0.9, inner=0.99, inner_lam=0.8, step=penalty)
         np.testing.assert_allclose(credit.advantage, expected, atol=1e-9)
         np.testing.assert_allclose(credit.target, expected + d.v, atol=1e-9)
         single = bilevel_gae(*d.rows, np.arange(200), gamma=0.95, gae_lambda=0.9, inner_gamma=0.95)
@@ -332,7 +328,9 @@ def test_hae_equals_its_twin_and_its_two_limits():
         single = hae(d.r, d.v, d.v, d.v, d.nv, d.nv, d.e, d.b, np.arange(200), **numbers)
         np.testing.assert_allclose(single.high, plain[0], atol=1e-9)
         whole = hae(
-            *(d.r, d.v, d.v, d.v, d.nv, d.nv, d.e, d.b, np.zeros(200, int)), running_at_cut=np.ones(200, bool), **numbers
+            *(d.r, d.v, d.v, d.v, d.nv, d.nv, d.e, d.b, np.zeros(200, int)),
+            running_at_cut=np.ones(200, bool),
+            **numbers,
         )
         np.testing.assert_allclose(whole.low, rollout_gae(*d.rows, gamma=0.95, gae_lambda=0.8)[0], atol=1e-9)
 
