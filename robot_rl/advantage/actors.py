@@ -9,7 +9,6 @@ from __future__ import annotations
 from robot_rl.advantage.kinds import (
     Array,
     as_array,
-    boolean,
     cast,
     double,
     integer,
@@ -19,9 +18,9 @@ from robot_rl.advantage.kinds import (
     require_rows,
     require_unit_interval,
 )
-from robot_rl.advantage.normalise import as_cells, normalise
-from robot_rl.advantage.returns import actor_return, position, threads
-from robot_rl.advantage.segments import combine_ids, seg_count, seg_mean, seg_sum
+from robot_rl.advantage.normalise import normalise
+from robot_rl.advantage.returns import actor_return, position
+from robot_rl.advantage.segments import combine_ids, seg_count, seg_mean
 
 
 def agent_wise(
@@ -184,32 +183,3 @@ def actor_means(advantage: Array, actor: Array, n_actors: int, *, mask: Array = 
         (n_actors,) float64; NaN for an absent actor.
     """
     return seg_mean(as_array(advantage), as_array(actor, advantage), n_actors, mask=mask)
-
-
-def move_foreign_reward(reward: Array, episode: Array, own: Array) -> Array:
-    """Reward of other players' rows moved to the nearest earlier own row of the episode, else to its first own row.
-
-    Args:
-        reward: (U,) rewards from the perspective of the own actor.
-        episode: (U,) episode of each row, not falling.
-        own: (U,) bool rows of the own actor.
-
-    Returns:
-        (U,) rewards; 0 at foreign rows. An episode without own rows loses its reward.
-
-    Raises:
-        ValueError: wrong shapes.
-    """
-    reward = as_array(reward)
-    xp = library(reward)
-    own = boolean(as_array(own, reward))
-    episode = as_array(episode, reward)
-    require_rows(require_flat("reward", reward), own=own, episode=episode)
-    ids, count = combine_ids(episode, episode)
-    seen = xp.cumsum(integer(own), 0)
-    owned = seg_count(ids, count, mask=own)
-    before = (xp.cumsum(owned, 0) - owned)[ids]
-    target = xp.where(double(seen) - before > 0, double(seen) - 1.0, before)
-    has_own = owned[ids] > 0
-    total = seg_sum(xp.where(has_own, reward, 0.0), integer(xp.where(has_own, target, 0.0)), int(reward.shape[0]) or 1)
-    return cast(xp.where(own, total[xp.where(own, seen - 1, 0)], 0.0), reward)
