@@ -132,10 +132,10 @@ def intervention_reward(
     else:
         marked = human & human
         marked[1:] = human[1:] & ~(goes_on[:-1] & human[:-1])
-    out = -double(marked)
+    out = xp.where(marked, -1.0, 0.0 * double(marked))
     if reward is not None:
         out = out + reward_weight * double(reward)
-    return cast(xp.where(marked, out, out + 0.0), human if reward is None else reward)
+    return cast(out, human if reward is None else reward)
 
 
 def gated_reward(level_reward: Array, episode: Array, n_episodes: int, threshold: Any = 0.0) -> Array:
