@@ -104,8 +104,8 @@ def arange(n: int, like: Array) -> Array:
 
 
 def argsort(x: Array) -> Array:
-    """Rows of a flat array in rising order; equal values in any order."""
-    return torch.argsort(x) if isinstance(x, torch.Tensor) else np.argsort(x)
+    """Rows of a flat array in rising order; equal values keep their order, so that results can be repeated."""
+    return torch.argsort(x, stable=True) if isinstance(x, torch.Tensor) else np.argsort(x, kind="stable")
 
 
 def sigmoid(x: Array) -> Array:

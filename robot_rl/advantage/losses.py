@@ -392,6 +392,7 @@ def policy_metrics(
     count = double(use).sum()
     safe = xp.maximum(count, xp.ones_like(count))
     mean = a.sum() / safe
+    square = (xp.where(use, a - mean, 0.0) ** 2).sum()
     bound = float("inf") if dual_clip is None else dual_clip
     return {
         "ratio_max": xp.where(use, ratio, 0.0).max(),
