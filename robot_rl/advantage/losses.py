@@ -400,9 +400,7 @@ def policy_metrics(
         "clip_high_fraction": double(use & (a > 0) & (ratio > 1 + high)).sum() / safe,
         "clip_dual_fraction": double(use & (a < 0) & (ratio > bound)).sum() / safe,
         "advantage_mean": mean,
-        "advantage_std": xp.sqrt(
-            (xp.where(use, a - mean, 0.0) ** 2).sum() / xp.maximum(count - 1, xp.ones_like(count))
-        ),
+        "advantage_std": xp.sqrt(square / xp.maximum(count - 1, xp.ones_like(count))),
         "advantage_max": xp.abs(a).max(),
         "mask_share": count / max(int(use.reshape(-1).shape[0]), 1),
         "unequal_units": unit_advantage(advantage, ratio_unit, turn=turn, episode=episode, mask=use)[1],

@@ -41,6 +41,20 @@ def _reverse_scan(x: Array, trace: Array) -> Array:
     return y
 
 
+def linear_recurrence(x: Array, decay: Array) -> Array:
+    """y_t = x_t + decay_t · y_{t-1} from the first row on, in float64.
+
+    Args:
+        x: (N,) input.
+        decay: (N,) factor of the row before; that of row 0 is not used.
+
+    Returns:
+        (N,) float64.
+    """
+    xp = library(x)
+    return xp.flip(_reverse_scan(xp.flip(x, (0,)), xp.flip(decay, (0,))), (0,))
+
+
 def continues(episode: Array) -> Array:
     """Whether the next row belongs to the same episode.
 
