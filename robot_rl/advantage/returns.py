@@ -25,20 +25,8 @@ from robot_rl.advantage.kinds import (
     require_unit_interval,
     zeros,
 )
+from robot_rl.advantage.scan import reverse_linear_scan
 from robot_rl.advantage.segments import factorise, seg_count, seg_first, stable_order
-
-
-def _reverse_scan(x: Array, trace: Array) -> Array:
-    """y_t = x_t + trace_t · y_{t+1} in float64; log-doubling over the longest run of non-zero traces."""
-    xp = library(x)
-    y, a = double(x), double(trace)
-    step, n = 1, int(x.shape[0])
-    while step < n and bool((a != 0).any()):
-        pad = zeros(step, y)
-        y = y + a * xp.concatenate((y[step:], pad))
-        a = a * xp.concatenate((a[step:], pad))
-        step *= 2
-    return y
 
 
 def linear_recurrence(x: Array, decay: Array) -> Array:
@@ -52,7 +40,7 @@ def linear_recurrence(x: Array, decay: Array) -> Array:
         (N,) float64.
     """
     xp = library(x)
-    return xp.flip(_reverse_scan(xp.flip(x, (0,)), xp.flip(decay, (0,))), (0,))
+    return xp.flip(reverse_linear_scan(xp.flip(double(x), (0,)), xp.flip(double(decay), (0,))), (0,))
 
 
 def continues(episode: Array) -> Array:
@@ -114,8 +102,8 @@ def discounted_return(reward: Array, episode: Array, gamma: float, *, keep: Arra
         return cast(reward, reward)
     carry = continues(episode) if keep is None else continues(episode) & keep
     bad = unscorable_rows(reward, episode)
-    # A NaN must not reach the scan: trace 0 times NaN is NaN and would leak into the episode before.
-    total = _reverse_scan(xp.where(bad, 0.0, double(reward)), double(carry) * gamma)
+    # A NaN inside an episode would spread over the part before it only; the whole episode is unscorable.
+    total = reverse_linear_scan(xp.where(bad, 0.0, double(reward)), double(carry) * gamma)
     return cast(xp.where(bad, float("nan"), total), reward)
 
 

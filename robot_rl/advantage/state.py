@@ -163,7 +163,7 @@ class RoleBaseline:
         """
         if len(samples.score) == 0:
             return np.zeros(0)
-        cells, count = factorise(samples.key)
+        cells, _ = factorise(samples.key)
         order = stable_order(cells)
         ids, score = cells[order], samples.score[order]
         ok = ~np.isnan(score)
