@@ -153,7 +153,7 @@ def row_weight(
         if group is None:
             raise ValueError("group is missing: mode 'group_balanced' needs the group id of each row or line")
         cells = as_cells(flat(group, mask, "group"), zero, n_groups)
-        rows = seg_count(cells.ids, cells.count, mask=base & cells.inside)
+        rows = seg_count(cells.ids, cells.n, mask=base & cells.inside)
         if n_groups is not None and getattr(totals.group_row, "shape", ()) == (n_groups,):
             rows = totals.group_row
         weight = xp.where(

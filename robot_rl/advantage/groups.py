@@ -125,9 +125,9 @@ def group_metrics(score: Array, group: Array) -> dict[str, Array]:
     xp = library(score)
     cells = as_cells(group, score)
     ok = ~xp.isnan(score) & cells.inside
-    members = seg_count(cells.ids, cells.count, mask=cells.inside)
-    count = seg_count(cells.ids, cells.count, mask=ok)
-    var = seg_var(score, cells.ids, cells.count, mask=ok)
+    members = seg_count(cells.ids, cells.n, mask=cells.inside)
+    count = seg_count(cells.ids, cells.n, mask=ok)
+    var = seg_var(score, cells.ids, cells.n, mask=ok)
     groups = double(members > 0).sum()
     several = double(count > 1).sum()
     one = xp.ones_like(groups)
@@ -249,7 +249,7 @@ def remax(score: Array, group: Array, greedy: Array) -> Array:
     require_rows(score.shape[0], greedy=greedy)
     cells = as_cells(group, score)
     ok = cells.inside & ~xp.isnan(score)
-    reference = seg_mean(score, cells.ids, cells.count, mask=greedy & ok)[cells.ids]
+    reference = seg_mean(score, cells.ids, cells.n, mask=greedy & ok)[cells.ids]
     out = double(score) - reference
     return cast(xp.where(ok & ~greedy & ~xp.isnan(out), out, 0.0), score)
 
@@ -302,16 +302,16 @@ def pass_k(score: Array, group: Array, *, scale: str = "none", eps: float = 1e-6
     xp = library(score)
     cells = as_cells(group, score)
     ok = cells.inside & ~xp.isnan(score)
-    count = seg_count(cells.ids, cells.count, mask=ok)
-    best_row = seg_argmax(xp.where(ok, score, 0.0), cells.ids, cells.count, mask=ok)
+    count = seg_count(cells.ids, cells.n, mask=ok)
+    best_row = seg_argmax(xp.where(ok, score, 0.0), cells.ids, cells.n, mask=ok)
     is_best = ok & (best_row[cells.ids] == arange(int(score.shape[0]), score))
     known = double(xp.where(ok, score, 0.0))
-    top = seg_max(known, cells.ids, cells.count, mask=ok)
-    second = seg_max(known, cells.ids, cells.count, mask=ok & ~is_best)
+    top = seg_max(known, cells.ids, cells.n, mask=ok)
+    second = seg_max(known, cells.ids, cells.n, mask=ok & ~is_best)
     paired = count >= 2
     lead = xp.where(paired, top, 0.0) - xp.where(paired, second, 0.0)
     if scale == "std":
-        std = xp.sqrt(seg_var(score, cells.ids, cells.count, mask=ok))
+        std = xp.sqrt(seg_var(score, cells.ids, cells.n, mask=ok))
         lead = lead / (xp.where(std > std_floor, std, std_floor) + eps)
     return cast(xp.where(is_best, lead[cells.ids], 0.0), score)
 
@@ -360,9 +360,9 @@ def spo_from_score(score: Array, group: Array) -> Array:
     known = double(xp.where(ok, score, 0.0))
     # Rank inside the group: sort by score, then stably by group; equal scores share the middle of their ranks.
     by_score = argsort(known)
-    at = xp.where(ok, cells.ids, cells.count)[by_score]
+    at = xp.where(ok, cells.ids, cells.n)[by_score]
     order = by_score[stable_order(at)]
-    ids, value = xp.where(ok, cells.ids, cells.count)[order], known[order]
+    ids, value = xp.where(ok, cells.ids, cells.n)[order], known[order]
     n = int(score.shape[0])
     new_group = xp.ones_like(ids, dtype=bool)
     new_group[1:] = ids[1:] != ids[:-1]
@@ -372,8 +372,8 @@ def spo_from_score(score: Array, group: Array) -> Array:
     count = seg_count(tie, n)
     position = double(arange(n, score))
     start = seg_first(position, tie, n)
-    members = seg_count(cells.ids, cells.count, mask=ok)
-    group_start = seg_first(position, ids, cells.count + 1)[ids]
+    members = seg_count(cells.ids, cells.n, mask=ok)
+    group_start = seg_first(position, ids, cells.n + 1)[ids]
     beaten = start[tie] - group_start + 0.5 * (count[tie] - 1.0)
     out = xp.zeros_like(known)
     out[order] = beaten

@@ -20,7 +20,7 @@ class EntropySums(NamedTuple):
     """Summed entropy and rows per turn index of one worker's batch."""
 
     total: np.ndarray
-    count: np.ndarray
+    rows: np.ndarray
 
 
 class EntropyHistory:
@@ -75,13 +75,13 @@ class EntropyHistory:
             raise ValueError("updates is empty, expected the sums of at least one worker")
         total, count = updates[0]
         for update in updates[1:]:
-            total, count = total + update.total, count + update.count
+            total, count = total + update.total, count + update.rows
         return EntropySums(total, count)
 
     def apply(self, sums: EntropySums) -> None:
         """Add one iteration."""
-        seen = sums.count > 0
-        batch = sums.total / np.where(seen, sums.count, 1.0)
+        seen = sums.rows > 0
+        batch = sums.total / np.where(seen, sums.rows, 1.0)
         self._iterations = self._iterations + seen
         self._mean = self._mean + np.where(seen, (batch - self._mean) / np.maximum(self._iterations, 1.0), 0.0)
 
@@ -143,9 +143,9 @@ class GroupHistory:
         xp = library(score)
         cells = as_cells(group, score)
         ok = cells.inside & ~xp.isnan(score)
-        count = seg_count(cells.ids, cells.count, mask=ok)
-        mean = seg_sum(score, cells.ids, cells.count, mask=ok) / xp.where(count > 0, count, 1.0)
-        var = seg_var(score, cells.ids, cells.count, mask=ok)
+        count = seg_count(cells.ids, cells.n, mask=ok)
+        mean = seg_sum(score, cells.ids, cells.n, mask=ok) / xp.where(count > 0, count, 1.0)
+        var = seg_var(score, cells.ids, cells.n, mask=ok)
         std = xp.sqrt(xp.where(xp.isnan(var), 0.0, var))
         rows = xp.stack([mean, std], -1)[count > 0]
         return rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows

@@ -33,7 +33,7 @@ class Cells(NamedTuple):
     """Dense ids (rows outside any cell moved to cell 0), their number, and which rows are inside."""
 
     ids: Array
-    count: int
+    n: int
     inside: Array
 
 
@@ -84,14 +84,14 @@ class _Moments(NamedTuple):
 def _moments(x: Array, cells: Cells, valid: Array, ddof: int, around: Array | None = None) -> _Moments:
     """Two-pass moments per cell; `around` = 0 gives the root mean square instead of the deviation."""
     xp = library(x)
-    count = seg_count(cells.ids, cells.count, mask=valid)
+    count = seg_count(cells.ids, cells.n, mask=valid)
     safe = xp.where(count > 0, count, 1.0)
-    mean = seg_sum(x, cells.ids, cells.count) / safe
+    mean = seg_sum(x, cells.ids, cells.n) / safe
     distance = x - mean[cells.ids] if around is None else x
     divisor = count - ddof if around is None else count
-    square = seg_sum(distance * distance, cells.ids, cells.count, mask=valid)
+    square = seg_sum(distance * distance, cells.ids, cells.n, mask=valid)
     std = xp.sqrt(square / xp.where(divisor > 0, divisor, 1.0))
-    largest = seg_max(xp.abs(x), cells.ids, cells.count)
+    largest = seg_max(xp.abs(x), cells.ids, cells.n)
     return _Moments(count, mean, std, std <= RESIDUE * xp.where(largest > 1.0, largest, 1.0))
 
 
@@ -173,13 +173,13 @@ def normalise(
         use = units.inside if mask is None else units.inside & mask
         use = use & ~xp.isnan(x)
         out, valid = normalise(
-            seg_mean(x, units.ids, units.count, mask=use),
+            seg_mean(x, units.ids, units.n, mask=use),
             at[0],
             center=center,
             scale=scale,
             center_cells=at[1],
             scale_cells=at[2],
-            weight=None if weight is None else seg_mean(weight, units.ids, units.count, mask=use),
+            weight=None if weight is None else seg_mean(weight, units.ids, units.n, mask=use),
             ddof=ddof,
             eps=eps,
             std_floor=std_floor,
@@ -207,8 +207,8 @@ def normalise(
         mean = moments.mean
         if center == "weighted":
             wide = double(weight)
-            total = seg_sum(wide, center_at.ids, center_at.count, mask=valid)
-            mean = seg_sum(value, center_at.ids, center_at.count, weight=wide) / xp.where(total > 0, total, 1.0)
+            total = seg_sum(wide, center_at.ids, center_at.n, mask=valid)
+            mean = seg_sum(value, center_at.ids, center_at.n, weight=wide) / xp.where(total > 0, total, 1.0)
         out = value - mean[center_at.ids]
         if center == "leave_one_out":
             others = xp.where(moments.count > 1, moments.count - 1.0, 1.0)
@@ -240,7 +240,7 @@ def _first_cell(cells: Any, units: Cells, x: Array) -> Any:
     """Cell of each unit, that of its first row; None and "batch" pass."""
     if cells is None or isinstance(cells, str):
         return cells
-    first = seg_first(as_array(cells, x), units.ids, units.count, mask=units.inside)
+    first = seg_first(as_array(cells, x), units.ids, units.n, mask=units.inside)
     xp = library(x)
     return integer(xp.where(xp.isnan(first), -1.0, first))
 

@@ -32,8 +32,8 @@ def distance_reward(distance: Array, task: Array, *, scale: float = 0.6, steepne
     xp = library(distance)
     cells = as_cells(task, distance)
     d = double(distance)
-    low = -seg_max(-d, cells.ids, cells.count)[cells.ids]
-    span = seg_max(d, cells.ids, cells.count)[cells.ids] - low
+    low = -seg_max(-d, cells.ids, cells.n)[cells.ids]
+    span = seg_max(d, cells.ids, cells.n)[cells.ids] - low
     flat = span < 1e-6
     unit = xp.where(flat, 0.5, (d - low) / xp.where(flat, 1.0, span))
     return cast(scale * sigmoid(steepness * (0.5 - unit)), distance)

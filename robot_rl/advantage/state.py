@@ -23,35 +23,35 @@ class Samples(NamedTuple):
     """Scores of episodes with their place in the global order; columns of equal length.
 
     Attributes:
-        index: (n,) global position of the episode in the batch, unique over workers.
+        place: (n,) global position of the episode in the batch, unique over workers.
         key: (n,) state entry that the episode reads and updates.
         score: (n,) float64 outcome, NaN = unscorable.
         group: (n,) group id, or zeros where groups do not matter.
     """
 
-    index: np.ndarray
+    place: np.ndarray
     key: np.ndarray
     score: np.ndarray
     group: np.ndarray
 
 
 def reduce(updates: Sequence[Samples]) -> Samples:
-    """The samples of all workers in the order of their index.
+    """The samples of all workers in the order of their place.
 
     Args:
         updates: one entry per worker.
 
     Raises:
-        ValueError: no update, or an index occurs twice.
+        ValueError: no update, or a place occurs twice.
     """
     if not updates:
         raise ValueError("updates is empty, expected the samples of at least one worker")
     columns = [np.concatenate([np.asarray(getattr(u, name)) for u in updates]) for name in Samples._fields]
     order = np.argsort(columns[0], kind="stable")
     merged = Samples(*(column[order] for column in columns))
-    twice = np.flatnonzero(merged.index[1:] == merged.index[:-1])
+    twice = np.flatnonzero(merged.place[1:] == merged.place[:-1])
     if len(twice):
-        raise ValueError(f"index {merged.index[twice[0]]} occurs twice; number the episodes over all workers")
+        raise ValueError(f"index {merged.place[twice[0]]} occurs twice; number the episodes over all workers")
     return merged
 
 

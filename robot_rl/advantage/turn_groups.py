@@ -89,7 +89,7 @@ def trloo(
     known = xp.where(ok, double(value), 0.0)
     cells = xp.where(cells >= 0, cells, 0)
     groups = as_cells(row_group, reward)
-    members = seg_count(groups.ids, groups.count, mask=first & ok)[groups.ids]
+    members = seg_count(groups.ids, groups.n, mask=first & ok)[groups.ids]
     mean = seg_sum(known, cells, count, mask=ok)[cells] / xp.where(members > 0, members, 1.0)
     out = (known - mean) * members / xp.where(members > 1, members - 1.0, 1.0)
     alone = known if singleton == "raw" else xp.zeros_like(known)
@@ -237,7 +237,7 @@ def ui_s1(
         entries = xp.where(seg_count(episode, episodes, mask=bad) > 0, float("nan"), total)
         at = as_array(group, reward)
     tasks = as_cells(at, reward)
-    var = seg_var(entries, tasks.ids, tasks.count, mask=tasks.inside & ~xp.isnan(entries))[tasks.ids]
+    var = seg_var(entries, tasks.ids, tasks.n, mask=tasks.inside & ~xp.isnan(entries))[tasks.ids]
     outer = xp.where(xp.sqrt(xp.where(xp.isnan(var), 0.0, var)) > keep_std, normalise(entries, at)[0], float("nan"))
     outer = outer if episode_on == "scores" else outer[episode]
     cells, count = _cell(row_group, position(episode))

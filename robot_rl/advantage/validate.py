@@ -138,7 +138,9 @@ def _check_interior(steps: Steps, last: np.ndarray) -> None:
         )
 
 
-def _check_values(steps: Steps, last: np.ndarray, end: np.ndarray, missing_bootstrap: str | None) -> tuple[Steps, int]:
+def _check_values(
+    steps: Steps, last: np.ndarray, end: np.ndarray, missing_bootstrap: str | None
+) -> tuple[Steps, int]:
     if steps.value is None:
         return steps, 0
     row = _first(~np.isfinite(steps.value) & steps.clock)

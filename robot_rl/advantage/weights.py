@@ -152,7 +152,7 @@ def _group_std(score: Array, group: Array) -> tuple[Array, Array, Array]:
     xp = library(score)
     cells = as_cells(group, score)
     ok = cells.inside & ~xp.isnan(score)
-    var = seg_var(score, cells.ids, cells.count, mask=ok)
+    var = seg_var(score, cells.ids, cells.n, mask=ok)
     return xp.sqrt(xp.where(xp.isnan(var), 0.0, var)), cells.ids, ok
 
 
