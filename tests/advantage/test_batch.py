@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from robot_rl.advantage.batch import make_batch
-from robot_rl.advantage.tables import anchor_keys, dense_ids
+from robot_rl.advantage.tables import dense_ids
 from robot_rl.advantage.views import Layout
 
 
@@ -144,20 +144,6 @@ def test_dense_ids_number_any_keys_by_first_appearance():
     np.testing.assert_array_equal(dense_ids(["b", "a", "b", "c"]), [0, 1, 0, 2])
     np.testing.assert_array_equal(dense_ids([10**12, -5, 10**12]), [0, 1, 0])
     assert dense_ids([3]).dtype == np.int32
-
-
-def test_anchor_keys_depend_on_rounded_content_alone():
-    rng = np.random.default_rng(0)
-    state = rng.uniform(-3, 3, (500, 4))
-    key = anchor_keys(state, 0.1)
-    order = rng.permutation(500)
-    np.testing.assert_array_equal(anchor_keys(state[order], 0.1), key[order])
-    assert len(np.unique(key)) == len(np.unique(np.rint(state / 0.1), axis=0))
-    same = anchor_keys(np.array([[1.0, 2.0], [1.02, 1.99], [1.2, 2.0]]), 0.1)
-    assert same[0] == same[1] != same[2]
-    assert (key != 0).all()
-    with pytest.raises(ValueError, match="tolerance is 0"):
-        anchor_keys(state, 0)
 
 
 @pytest.mark.parametrize("tensors", [False, True])
