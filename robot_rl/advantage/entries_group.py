@@ -93,12 +93,12 @@ def _reinforce_pp(batch: TurnBatch, **options: Any) -> Estimate:
 @register("group", "reinforce_pp_baseline", needs=("group",), paper="Hu et al. 2025, REINFORCE++")
 def _reinforce_pp_baseline(batch: TurnBatch, **options: Any) -> Estimate:
     e, s = batch.episodes, batch.steps
-    return Estimate(
-        groups.reinforce_pp_baseline(e.outcome, ids(e.group_id), ids(s.episode_id), s.loss_mask, **options)
-    )
+    return Estimate(groups.reinforce_pp_baseline(e.outcome, ids(e.group_id), ids(s.episode_id), s.loss_mask, **options))
 
 
-@register("group", "otb", needs=("group", "extras.prob", "extras.prob_square_sum"), paper="optimal token baseline, verl")
+@register(
+    "group", "otb", needs=("group", "extras.prob", "extras.prob_square_sum"), paper="optimal token baseline, verl"
+)
 def _otb(batch: TurnBatch, *, gamma: float = 1.0, tool_aware: bool = False) -> Estimate:
     s, episode = batch.steps, ids(batch.steps.episode_id)
     turn = ids(s.turn_id) if tool_aware else None
@@ -197,9 +197,7 @@ def _dgrpo(batch: TurnBatch, state: ExperimentalDifficulty, **_: Any) -> Estimat
     modes=("default", "release"),
     state=lambda decay=0.95, key="game_role", **_: RoleBaseline(decay, key=key),
 )
-def _rae(
-    batch: TurnBatch, state: RoleBaseline, *, gamma: float = 1.0, player: int | None = None, **_: Any
-) -> Estimate:
+def _rae(batch: TurnBatch, state: RoleBaseline, *, gamma: float = 1.0, player: int | None = None, **_: Any) -> Estimate:
     e, turns = batch.episodes, batch.turns
     episode, actor, role = ids(turns.episode_id), ids(turns.actor_id), ids(turns.role_id)
     score = e.outcome[episode] if player is None else actors.zero_sum_outcome(e.outcome, episode, actor, player)

@@ -15,7 +15,6 @@ from robot_rl.advantage.rows import cast, power
 from robot_rl.advantage.shaping import gated_reward, intervention_reward, potential_shaping, progress_delta
 
 
-
 def with_reward(batch: TurnBatch, reward: Any = None, turn_reward: Any = None, outcome: Any = None) -> TurnBatch:
     """The batch with new rewards; the first stage keeps the environment's as extras["reward_env"]."""
     s = batch.steps
@@ -34,7 +33,9 @@ def _potential(batch: TurnBatch, *, gamma: float = 0.99, weight: float = 1.0) ->
     return with_reward(batch, s.reward + weight * shaping)
 
 
-@register("redistribute", "progress", needs=("extras.progress", "extras.next_progress"), paper="VLAC-like progress critic")
+@register(
+    "redistribute", "progress", needs=("extras.progress", "extras.next_progress"), paper="VLAC-like progress critic"
+)
 def _progress(batch: TurnBatch, *, weight: float = 1.0) -> TurnBatch:
     s = batch.steps
     return with_reward(batch, s.reward + weight * progress_delta(s.extras["progress"], s.extras["next_progress"]))
@@ -72,9 +73,7 @@ def _kl(batch: TurnBatch, *, beta: float = 0.01) -> TurnBatch:
     return with_reward(batch, kl_reward(s.reward, s.logp_behaviour, s.logp_ref, beta, mask=s.own & s.clock))
 
 
-@register(
-    "redistribute", "spa", needs=("turns", "extras.contribution"), paper="SPA-RL", modes=("default", "release")
-)
+@register("redistribute", "spa", needs=("turns", "extras.contribution"), paper="SPA-RL", modes=("default", "release"))
 def _spa(batch: TurnBatch, **options: Any) -> TurnBatch:
     s, turns = batch.steps, batch.turns
     start = ids(turns.start)

@@ -165,7 +165,9 @@ class Pipeline:
         """What to log about an update: ratios, clip fractions, divergences, importance weights; no gradient."""
         s = batch.steps
         proximal = s.logp_behaviour if s.logp_prox is None else s.logp_prox
-        options = {name: self.loss_options[name] for name in ("clip", "dual_clip", "ratio_unit") if name in self.loss_options}
+        options = {
+            name: self.loss_options[name] for name in ("clip", "dual_clip", "ratio_unit") if name in self.loss_options
+        }
         out = policy_metrics(
             logp, proximal, credit.advantage, mask=credit.mask, turn=s.turn_id, episode=s.episode_id, **options
         )

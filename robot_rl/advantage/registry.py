@@ -78,9 +78,7 @@ def register(
         raise ValueError(f"{kind} stage '{name}' is registered already, expected a new name")
 
     def enter(function: F) -> F:
-        _entries[kind, name] = Entry(
-            kind, name, function, tuple(needs), tuple(provides), paper, tuple(modes), state
-        )
+        _entries[kind, name] = Entry(kind, name, function, tuple(needs), tuple(provides), paper, tuple(modes), state)
         return function
 
     return enter
