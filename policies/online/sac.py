@@ -36,6 +36,8 @@ class Sac:
     critics in the actor loss). Where we differ: the actor step reads image features computed before the critic step.
     """
 
+    consumes = "transitions"
+
     def __init__(
         self,
         io: IOSpec,
