@@ -43,7 +43,7 @@ setup(
     packages=own + rooms,
     package_dir={f"robot_rl.{r}": r for r in ROOMS},
     package_data={
-        "robot_rl": ["py.typed"],
+        "robot_rl": ["py.typed", "report.html.j2"],
         "robot_rl.sim": data("sim", "assets/**/*.*"),
         "robot_rl.configs": data("configs", "**/*.yaml"),
     },

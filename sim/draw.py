@@ -58,7 +58,9 @@ class Streams:
             words = np.full(self.num_envs, int(seed) % 2**64, np.uint64)
         else:
             if len(seed) != self.num_envs:
-                raise ValueError(f"seed has {len(seed)} entries, expected {self.num_envs}: one per environment, or one int")
+                raise ValueError(
+                    f"seed has {len(seed)} entries, expected {self.num_envs}: one per environment, or one int"
+                )
             words = np.array([int(s) % 2**64 for s in seed], np.uint64)
             index = np.zeros_like(index)
         key = _mix(words + _GAMMA)

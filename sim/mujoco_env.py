@@ -317,7 +317,7 @@ class MujocoVectorEnv(VectorEnv):
             if found != target.shape:
                 raise ValueError(
                     f"saved environment state has {found} for '{key}', expected {target.shape}; it belongs to another "
-                    f"world, number of environments or randomisation (this is {self.world.name}, {self.num_envs} copies)"
+                    f"world, number of environments or randomisation (this: {self.world.name}, {self.num_envs} copies)"
                 )
         for key, target in targets.items():
             target[...] = np.asarray(state[key])

@@ -41,7 +41,13 @@ class Physics:
     """
 
     def __init__(
-        self, xml: str, num_envs: int, control_hz: float, *, num_threads: int | None = None, separate_models: bool = False
+        self,
+        xml: str,
+        num_envs: int,
+        control_hz: float,
+        *,
+        num_threads: int | None = None,
+        separate_models: bool = False,
     ) -> None:
         self.model = model = mujoco.MjModel.from_xml_string(xml)
         # A diverging copy must stay visible as such; MuJoCo's silent return to the initial pose would hide it.
@@ -102,7 +108,12 @@ class Physics:
         state = np.empty((len(rows), 1, self.state.shape[1]))
         sensor = np.empty((len(rows), 1, self.sensordata.shape[1]))
         self._run(
-            [self._models[i] for i in rows], self.state[rows], self.warmstart[rows], self._control[rows, -1:], state, sensor
+            [self._models[i] for i in rows],
+            self.state[rows],
+            self.warmstart[rows],
+            self._control[rows, -1:],
+            state,
+            sensor,
         )
         self.sensordata[rows] = sensor[:, 0]
 

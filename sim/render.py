@@ -75,7 +75,12 @@ class Cameras:
         self._context: Any = open_context(width, height)
         self._scene = mujoco.MjvScene(model, maxgeom=max(1000, 2 * model.ngeom + 100))
         self._option = mujoco.MjvOption()
+        # A shadow map much finer than the picture shows no more; on a software renderer it takes most of the time.
+        quality = model.vis.quality
+        finest = quality.shadowsize
+        quality.shadowsize = min(finest, 2 ** (4 * max(width, height) - 1).bit_length())
         self._mjr: Any = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+        quality.shadowsize = finest
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._mjr)
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._pixels = np.empty((height, width, 3), np.uint8)

@@ -1,0 +1,77 @@
+"""Frames of image (and token) observations, each stored once, found by number.
+
+Frame numbers only grow; number f lies in slot f modulo the capacity. A transition names two numbers, its own frame and
+its true successor's, so a batch never assumes that the successor is "the next row".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from robot_rl.data.arrays import Arrays, Store
+
+PROBES = 64
+"""Values compared to see whether an observation continues the stored successor."""
+
+
+class FrameRing:
+    """A ring of observations that share one numbering.
+
+    Args:
+        arrays: kind of memory.
+        keys: observation key -> (shape, dtype name).
+        capacity: frames kept.
+    """
+
+    def __init__(self, arrays: Arrays, keys: dict[str, tuple[tuple[int, ...], str]], capacity: int) -> None:
+        self.capacity = capacity
+        self.count = 0
+        self.keys = keys
+        self._arrays = arrays
+        self.store: dict[str, Store] = {
+            key: arrays.zeros((capacity, *shape), dtype) for key, (shape, dtype) in keys.items()
+        }
+        self._probe = {key: max(1, math.prod(shape) // PROBES) for key, (shape, _) in keys.items()}
+
+    @property
+    def oldest(self) -> int:
+        """Smallest number that is still there."""
+        return max(0, self.count - self.capacity)
+
+    def append(self, frames: dict[str, Any], size: int) -> int:
+        """Store `size` frames of every key and return the number of the first."""
+        first, start = self.count, self.count % self.capacity
+        if start + size <= self.capacity:
+            where: Any = slice(start, start + size)
+        else:
+            where = self._arrays.put(np.arange(start, start + size) % self.capacity, "int64")
+        for key, (_, dtype) in self.keys.items():
+            self.store[key][where] = self._arrays.put(frames[key], dtype)
+        self.count += size
+        return first
+
+    def gather(self, numbers: Store) -> dict[str, Any]:
+        """Tensors of the frames at slots `numbers` (any shape), copied."""
+        return {key: self._arrays.tensor(self._arrays.take(store, numbers)) for key, store in self.store.items()}
+
+    def same(self, frames: dict[str, Any], numbers: np.ndarray) -> np.ndarray:
+        """(n,) bool: do `frames` look like the stored ones with these numbers (compared at `PROBES` places)?"""
+        equal = np.ones(len(numbers), bool)
+        slots = self._arrays.put(numbers % self.capacity, "int64")
+        for key, (_, dtype) in self.keys.items():
+            step = self._probe[key]
+            mine = self.store[key].reshape(self.capacity, -1)[:, ::step][slots]
+            theirs = self._arrays.put(frames[key], dtype).reshape(len(numbers), -1)[:, ::step]
+            equal &= self._arrays.host((mine == theirs).all(1))
+        return equal
+
+    def fingerprint(self, frames: dict[str, Any]) -> bytes:
+        """The probed values of NumPy frames as bytes."""
+        parts = []
+        for key in self.keys:
+            frame = frames[key]
+            parts.append(frame.reshape(len(frame), -1)[:, :: self._probe[key]].tobytes())
+        return b"".join(parts)
