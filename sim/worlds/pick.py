@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import array_api_compat
 
@@ -40,6 +40,7 @@ class Pick:
 
     name = "pick"
     cameras = ("front", "wrist")
+    markers: ClassVar[dict[str, str]] = {"goal": "goal"}
     radius = 0.03
 
     def __init__(
@@ -76,7 +77,7 @@ class Pick:
         robot, task = self._arm.start(tip, xp.zeros_like(tip[:, 0]), STROKE)
         zero = xp.zeros_like(half_turn)
         cube = xp.concat([place, zero + _HALF, xp.cos(half_turn), zero, zero, xp.sin(half_turn)], axis=1)
-        qpos = xp.concat([robot, cube, goal], axis=1)
+        qpos = xp.concat([robot, cube], axis=1)
         return Reset(qpos=qpos, qvel=xp.zeros_like(qpos[:, 1:]), ctrl=robot, task={**task, "goal": goal})
 
     def control(self, view: View, action: Array) -> Array:
