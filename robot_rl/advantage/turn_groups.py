@@ -236,7 +236,7 @@ def ui_s1(
         total = seg_sum(xp.where(bad, 0.0, step_score), episode, episodes)
         entries = xp.where(seg_count(episode, episodes, mask=bad) > 0, float("nan"), total)
         at = as_array(group, reward)
-    tasks = as_cells(at, reward)
+    tasks = as_cells(at, entries)
     var = seg_var(entries, tasks.ids, tasks.n, mask=tasks.inside & ~xp.isnan(entries))[tasks.ids]
     outer = xp.where(xp.sqrt(xp.where(xp.isnan(var), 0.0, var)) > keep_std, normalise(entries, at)[0], float("nan"))
     outer = outer if episode_on == "scores" else outer[episode]
