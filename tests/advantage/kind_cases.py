@@ -45,6 +45,7 @@ class Kind:
 
 
 each_kind = pytest.mark.parametrize(
-    "kind", [Kind(n) for n in ("numpy-float64", "numpy-float32", "torch-float64", "torch-float32")],
+    "kind",
+    [Kind(n) for n in ("numpy-float64", "numpy-float32", "torch-float64", "torch-float32")],
     ids=["numpy64", "numpy32", "torch64", "torch32"],
 )

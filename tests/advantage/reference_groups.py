@@ -105,7 +105,8 @@ def gigpo(reward, episode, group, anchor, gamma, omega, scale):
     value = returns(reward, episode, gamma)
     episodes = sorted(set(range(len(group))))
     score = [
-        NAN if any(math.isnan(r) for r, e in zip(reward, episode) if e == i)
+        NAN
+        if any(math.isnan(r) for r, e in zip(reward, episode) if e == i)
         else sum(r for r, e in zip(reward, episode) if e == i)
         for i in episodes
     ]

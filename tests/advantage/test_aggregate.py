@@ -69,7 +69,12 @@ def test_workers_give_the_value_of_one(mode):
     with_turn = "turn" in mode
 
     def own(rows):
-        return {"episode": episode[rows], "turn": turn[rows] if with_turn else None, "group": group[rows], "n_groups": 3}
+        return {
+            "episode": episode[rows],
+            "turn": turn[rows] if with_turn else None,
+            "group": group[rows],
+            "n_groups": 3,
+        }
 
     parts = [batch_totals(mask[rows], **own(rows)) for rows in shares]
     totals = parts[0] + parts[1] + parts[2]
@@ -81,7 +86,9 @@ def test_workers_give_the_value_of_one(mode):
     assert got == pytest.approx(want)
 
 
-@pytest.mark.parametrize("mode", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "const", "traj_turn_token"])
+@pytest.mark.parametrize(
+    "mode", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "const", "traj_turn_token"]
+)
 @pytest.mark.parametrize("width", [6, 11])
 def test_padding_width_and_content_do_not_matter(mode, width):
     episode, turn, mask, _, loss = batch(7)

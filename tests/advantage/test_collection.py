@@ -1,6 +1,5 @@
 """Filters, rollout mechanisms, curricula, anchors and latent progress."""
 
-
 import numpy as np
 import pytest
 import torch
@@ -191,7 +190,11 @@ def test_duration_weights_ignore_masked_rows():
 
 
 def test_staleness_admits_by_version():
-    assert both(weights.admitted, np.array([3, 4, 5]), current_version=5, max_head_offpolicyness=1).tolist() == [0, 1, 1]
+    assert both(weights.admitted, np.array([3, 4, 5]), current_version=5, max_head_offpolicyness=1).tolist() == [
+        0,
+        1,
+        1,
+    ]
     assert weights.may_start_rollout(10, 5, 1, 8)
     assert not weights.may_start_rollout(10, 6, 1, 8)
     assert weights.may_start_rollout(10, 6, 1, 8, 1)
@@ -226,7 +229,10 @@ def test_branch_budget_is_spent_in_order_and_filled():
 def test_shared_prefix_gets_the_mean_of_its_leaves():
     # Row 0 is above leaves 0, 1, 2; row 1 above 0, 1; row 2 above 2; row 3 above none.
     got = both(
-        rollout.prefix_advantage, np.array([1.0, 2.0, 6.0]), np.array([0, 1, 2, 0, 1, 2]), np.array([0, 0, 0, 1, 1, 2]),
+        rollout.prefix_advantage,
+        np.array([1.0, 2.0, 6.0]),
+        np.array([0, 1, 2, 0, 1, 2]),
+        np.array([0, 0, 0, 1, 1, 2]),
         n_rows=4,
     )
     assert got.tolist() == [3, 1.5, 6, 0]

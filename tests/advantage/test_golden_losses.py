@@ -95,9 +95,7 @@ def test_covariance_and_its_candidates(kind):
 def test_aepo_factor_and_epo_schedule(kind):
     # E23
     kind.same(entropy.aepo_factor(kind.x([0.2, 0.4, 1.2, 0.6])), [0.814836, 0.907418, 1.277746, 1])
-    kind.near(
-        np.array([entropy.epo_weight(e) for e in (0, 75, 76, 150)]), [1, 0.827067, 0.768632, 0.03983]
-    )
+    kind.near(np.array([entropy.epo_weight(e) for e in (0, 75, 76, 150)]), [1, 0.827067, 0.768632, 0.03983])
 
 
 @each_kind

@@ -57,9 +57,7 @@ def test_infopo_gates_the_intrinsic_part(kind):
 @each_kind
 def test_infopo_gain_is_credited_to_the_turn_before(kind):
     # Two tokens of turn 1 change by .3 and .5: mean .4, credited to turn 0; turn 1 is last.
-    gain = redistribute.infopo_gain(
-        kind.x([-1, -0.7, -0.5]), kind.x([-1, -1, -1]), kind.i([0, 1, 1]), kind.i([0, 0])
-    )
+    gain = redistribute.infopo_gain(kind.x([-1, -0.7, -0.5]), kind.x([-1, -1, -1]), kind.i([0, 1, 1]), kind.i([0, 0]))
     kind.same(gain, [0.4, 0])
 
 

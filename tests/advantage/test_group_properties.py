@@ -127,7 +127,8 @@ def test_otb_equals_its_twin(seed):
     got = both(turn_groups.otb, b.reward, weight, b.episode, b.group)
     for t in range(len(prob)):
         cell = [
-            s for s in range(len(prob))
+            s
+            for s in range(len(prob))
             if b.group[b.episode[s]] == b.group[b.episode[t]] and b.turn_index[s] == b.turn_index[t]
         ]
         base = sum(weight[s] * b.reward[s] for s in cell) / sum(weight[s] for s in cell)
@@ -136,8 +137,12 @@ def test_otb_equals_its_twin(seed):
 
 
 EPISODE_LEVEL = {
-    "grpo": groups.grpo, "dr_grpo": groups.dr_grpo, "rloo": groups.rloo, "lite_ppo": groups.lite_ppo,
-    "m_grpo": groups.m_grpo, "pass_k": groups.pass_k,
+    "grpo": groups.grpo,
+    "dr_grpo": groups.dr_grpo,
+    "rloo": groups.rloo,
+    "lite_ppo": groups.lite_ppo,
+    "m_grpo": groups.m_grpo,
+    "pass_k": groups.pass_k,
     "lite_ppo_centered": lambda s, g: groups.lite_ppo(s, g, scale_of="centered"),
     "opo": lambda s, g: groups.opo(s, g, s * 0 + 3.0),
     "spo": lambda s, g: groups.grpo(groups.spo_from_score(s, g), g),

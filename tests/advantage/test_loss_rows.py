@@ -150,8 +150,13 @@ def gradient(function, x):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("ppo", {}), ("ppo", {"dual_clip": 1.3}), ("ppo", {"delta": 1.2}), ("ppo", {"ratio_unit": "sequence"}),
-        ("gspo", {}), ("gmpo", {}), ("sapo", {}),
+        ("ppo", {}),
+        ("ppo", {"dual_clip": 1.3}),
+        ("ppo", {"delta": 1.2}),
+        ("ppo", {"ratio_unit": "sequence"}),
+        ("gspo", {}),
+        ("gmpo", {}),
+        ("sapo", {}),
     ],
 )
 def test_gradient_equals_finite_differences(kind, options, batch):
@@ -246,9 +251,15 @@ def test_metrics_by_hand():
     a, mask = np.array([1.0, -1.0, -2.0, 9.0]), np.array([1, 1, 1, 0], bool)
     got = losses.policy_metrics(logp, old, a, mask=mask, clip=0.2, dual_clip=3.0)
     want = {
-        "ratio_max": 4.0, "clip_low_fraction": 1 / 3, "clip_high_fraction": 1 / 3, "clip_dual_fraction": 1 / 3,
-        "advantage_mean": -2 / 3, "advantage_std": np.std([1, -1, -2], ddof=1), "advantage_max": 2.0,
-        "mask_share": 0.75, "unequal_units": 0.0,
+        "ratio_max": 4.0,
+        "clip_low_fraction": 1 / 3,
+        "clip_high_fraction": 1 / 3,
+        "clip_dual_fraction": 1 / 3,
+        "advantage_mean": -2 / 3,
+        "advantage_std": np.std([1, -1, -2], ddof=1),
+        "advantage_max": 2.0,
+        "mask_share": 0.75,
+        "unequal_units": 0.0,
     }
     assert {k: float(v) for k, v in got.items()} == pytest.approx(want)
 
@@ -366,7 +377,10 @@ def test_covariance_clipping_chooses_the_stated_share_inside_the_band():
     assert mask[chosen].all()
     assert ((cov[chosen] >= 1) & (cov[chosen] <= 5)).all()
     again = entropy.clip_cov(
-        torch.from_numpy(a), torch.from_numpy(logp), mask=torch.from_numpy(mask), fraction=0.02,
+        torch.from_numpy(a),
+        torch.from_numpy(logp),
+        mask=torch.from_numpy(mask),
+        fraction=0.02,
         generator=np.random.default_rng(1),
     )
     assert again.tolist() == chosen.tolist()

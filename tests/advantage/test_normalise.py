@@ -230,6 +230,8 @@ def test_group_metrics_count_what_happened():
     score = np.array([1.0, 1.0, 5.0, 0.0, 1.0, nan, 3.0])
     got = groups.group_metrics(score, np.array([1, 1, 2, 3, 3, 3, -1]))
     assert {k: round(float(v), 6) for k, v in got.items()} == {
-        "groups": 3.0, "singleton_fraction": 0.333333, "zero_variance_fraction": 0.5,
+        "groups": 3.0,
+        "singleton_fraction": 0.333333,
+        "zero_variance_fraction": 0.5,
         "unscorable_fraction": round(2 / 7, 6),
     }

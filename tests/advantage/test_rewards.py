@@ -52,7 +52,9 @@ def test_interventions_equal_a_loop_and_end_no_episode(seed, timing):
                 mark = before if timing == "before" else t
                 if mark is not None:
                     want[mark] = -1
-    got = both(lambda h, e, a: shaping.intervention_reward(h, e, timing=timing, human_after_end=a), human, b.episode, after)
+    got = both(
+        lambda h, e, a: shaping.intervention_reward(h, e, timing=timing, human_after_end=a), human, b.episode, after
+    )
     assert got.tolist() == want.tolist()
     kept = shaping.intervention_reward(human, b.episode, timing=timing, reward=b.reward, reward_weight=0.5)
     close(kept - 0.5 * b.reward, shaping.intervention_reward(human, b.episode, timing=timing), atol=1e-12)
@@ -135,7 +137,9 @@ def test_infopo_equals_its_loop(seed):
         if np.isnan(b.score[e]):
             assert got[t] == 0
             continue
-        mates = [s for s in range(len(gain)) if b.group[b.episode[s]] == b.group[e] and not np.isnan(b.score[b.episode[s]])]
+        mates = [
+            s for s in range(len(gain)) if b.group[b.episode[s]] == b.group[e] and not np.isnan(b.score[b.episode[s]])
+        ]
         tokens = [gain[s] / length[s] for s in mates if gain[s] != 0 for _ in range(int(length[s]))]
         scores = [s for s, g in zip(b.score, b.group) if g == b.group[e] and not np.isnan(s)]
         spread = slow.std(scores) if len(scores) > 1 else 0.0
@@ -204,8 +208,10 @@ def test_shapley_samples_large_sets_and_refuses_bad_tables():
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
 def test_hindsight_ends_at_the_new_goal_and_leaves_the_groups(make):
     fields = {
-        "position": make([0.0, 1.0, 2.0, 3.0]), "reward": make([0.0, 0.0, 0.0, 0.0]),
-        "terminated": make([False] * 4), "truncated": make([False, False, False, True]),
+        "position": make([0.0, 1.0, 2.0, 3.0]),
+        "reward": make([0.0, 0.0, 0.0, 0.0]),
+        "terminated": make([False] * 4),
+        "truncated": make([False, False, False, True]),
     }
 
     def reached(columns, goal):

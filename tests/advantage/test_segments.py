@@ -38,7 +38,10 @@ def test_statistics_equal_plain_loops(rows):
                 sum(a * b for a, b in zip(mine, w)),
             ),
             "count": (both(lambda *a: segments.seg_count(a[0], 6, mask=a[1]), ids, mask), len(mine)),
-            "count_weight": (both(lambda *a: segments.seg_count(a[0], 6, mask=a[1], weight=a[2]), ids, mask, weight), sum(w)),
+            "count_weight": (
+                both(lambda *a: segments.seg_count(a[0], 6, mask=a[1], weight=a[2]), ids, mask, weight),
+                sum(w),
+            ),
             "mean": (
                 both(lambda *a: segments.seg_mean(a[0], a[1], 6, mask=a[2]), x, ids, mask),
                 np.nan if empty else np.mean(mine),
@@ -96,9 +99,7 @@ def partition(ids):
     return sorted(cells.values())
 
 
-@pytest.mark.parametrize(
-    "dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint32, np.uint64]
-)
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint32, np.uint64])
 @pytest.mark.parametrize("many", [False, True])
 def test_factorise_is_dense_and_keeps_the_partition(dtype, many):
     rng = np.random.default_rng(1)

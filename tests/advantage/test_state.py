@@ -18,7 +18,12 @@ def samples(seed, n=60):
     rng = np.random.default_rng(seed)
     score = rng.normal(size=n)
     score[rng.random(n) < 0.1] = nan
-    return {"score": score, "game": rng.integers(0, 3, n), "role": rng.integers(0, 2, n), "group": rng.integers(0, 9, n)}
+    return {
+        "score": score,
+        "game": rng.integers(0, 3, n),
+        "role": rng.integers(0, 2, n),
+        "group": rng.integers(0, 9, n),
+    }
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -55,9 +60,18 @@ def test_states_are_identical_for_one_and_four_workers():
     s = samples(3)
     index = np.arange(60)
     pairs = [
-        (state.RoleBaseline, lambda one, i: one.collect(s["score"][i], role=s["role"][i], game=s["game"][i], index=index[i])),
-        (state.EmaScale, lambda one, i: one.collect(s["score"][i], group=s["group"][i], task=s["game"][i], index=index[i])),
-        (state.ExperimentalDifficulty, lambda one, i: one.collect(s["score"][i] > 0, task=s["game"][i], index=index[i])),
+        (
+            state.RoleBaseline,
+            lambda one, i: one.collect(s["score"][i], role=s["role"][i], game=s["game"][i], index=index[i]),
+        ),
+        (
+            state.EmaScale,
+            lambda one, i: one.collect(s["score"][i], group=s["group"][i], task=s["game"][i], index=index[i]),
+        ),
+        (
+            state.ExperimentalDifficulty,
+            lambda one, i: one.collect(s["score"][i] > 0, task=s["game"][i], index=index[i]),
+        ),
     ]
     for make, collect in pairs:
         alone, shared = make(), make()
@@ -153,7 +167,10 @@ def test_entropy_history_averages_iterations_not_rows():
     first = history.collect(np.array([1.0, 3.0, nan]), np.array([0, 0, 1]), mask=np.array([1, 1, 0], bool))
     history.apply(first)
     assert not history.active()
-    parts = [history.collect(torch.tensor([4.0]), torch.tensor([0])), history.collect(np.array([6.0, 9]), np.array([2, -1]))]
+    parts = [
+        history.collect(torch.tensor([4.0]), torch.tensor([0])),
+        history.collect(np.array([6.0, 9]), np.array([2, -1])),
+    ]
     history.apply(history.reduce(parts))
     assert history.active()
     assert history.rows(np.array([0, 2]), np.zeros(2)).tolist() == [3, 6]
