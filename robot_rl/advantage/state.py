@@ -274,8 +274,9 @@ class EmaScale:
         out = np.where(valid, centered / (std + self.eps), 0.0)
         group, groups = factorise(samples.group)
         wild = seg_count(group, groups, mask=np.abs(out) > self.max_advantage) > 0
-        own, _ = normalise(samples.score, samples.group, ddof=0, eps=self.eps, std_floor=self.std_floor)
-        out = np.where(wild[group], own, out)
+        if wild.any():
+            own, _ = normalise(samples.score, samples.group, ddof=0, eps=self.eps, std_floor=self.std_floor)
+            out = np.where(wild[group], own, out)
         known = ~np.isnan(new[:, 0])
         self._table.write(keys[known], new[known])
         return out
