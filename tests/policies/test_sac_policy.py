@@ -27,9 +27,7 @@ def learn(learner, io, updates=3):
         return found
 
     for _ in range(updates):
-        row = Transitions(
-            obs(), torch.rand(8, 2), torch.randn(8), torch.full((8,), 0.9), obs(), off, off, off, ~off
-        )
+        row = Transitions(obs(), torch.rand(8, 2), torch.randn(8), torch.full((8,), 0.9), obs(), off, off, off, ~off)
         learner.update(iter([row]))
 
 
