@@ -383,9 +383,13 @@ def _factorise_by_hash(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray
         wide = key if key.dtype == np.uint64 else key.astype(np.int64, copy=False).view(np.uint64)
         code += wide * np.uint64(_ODD[i % len(_ODD)])
     bits = np.uint64(max(n - 1, 1).bit_length())
-    code = np.sort((code >> bits << bits) | np.arange(n, dtype=np.uint64))
-    order = (code & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
-    new_hash = np.diff(code >> bits) != 0
+    code >>= bits
+    code <<= bits
+    code |= np.arange(n, dtype=np.uint64)
+    code.sort()
+    order = (code & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
+    code >>= bits
+    new_hash = code[1:] != code[:-1]
     new_key = np.zeros(n - 1, dtype=bool)
     for key in keys:
         ordered = key[order]
@@ -396,8 +400,8 @@ def _factorise_by_hash(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray
         for key in keys:
             ordered = key[order]
             new_key |= ordered[1:] != ordered[:-1]
-    ids = np.empty(n, dtype=np.int64)
-    number = np.concatenate(([0], np.cumsum(new_key)))
+    ids, number = np.empty(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    np.cumsum(new_key, out=number[1:])
     ids[order] = number
     return ids, int(number[-1]) + 1
 

@@ -1,4 +1,4 @@
-"""Aggregation: every mode against counting, and invariance to micro-batches, workers and padding, gradients included."""
+"""Aggregation: every mode against counting, and invariance to micro-batches, workers and padding."""
 
 import numpy as np
 import pytest

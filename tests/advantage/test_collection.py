@@ -254,7 +254,7 @@ def test_sampling_control():
 def test_batches_never_split_a_group(make):
     group = make([5, 1, 5, 9, 9, 9, 1, 7])
     batches = [b.tolist() for b in rollout.atomic_batches(group, 4)]
-    assert sorted(sum(batches, [])) == list(range(8))
+    assert sorted(row for rows in batches for row in rows) == list(range(8))
     assert all(len(b) <= 4 for b in batches)
     owner = {}
     for i, rows in enumerate(batches):
