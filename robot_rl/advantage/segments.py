@@ -75,6 +75,8 @@ def add(x: Array, ids: Array, n_cells: int) -> Array:
         return zeros(n_cells, ids).index_add(0, ids, x)
     if x is None:
         return np.bincount(ids, minlength=n_cells).astype(np.float64)
+    if n_cells == 1:  # the serial chain of additions of bincount is slow and less exact than a pairwise sum
+        return np.array([x.sum()])
     return np.bincount(ids, weights=x, minlength=n_cells)
 
 
@@ -378,11 +380,19 @@ def _factorise_by_hash(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray
     """Sort (hash, row) packed into one word; exact, because neighbours are compared by their true keys."""
     # A product with an odd number is a bijection whose high bits depend on all bits of the key; keys of several columns
     # are added. Should two keys share their high bits, the comparison below finds it.
+    bits = np.uint64(max(n - 1, 1).bit_length())
+    low = int(keys[0].min())
+    lead = (int(keys[0].max()) - low).bit_length()
+    grouped = len(keys) > 1 and keys[0].dtype != np.uint64 and lead <= 40 - int(bits)
     code = np.zeros(n, dtype=np.uint64)
-    for i, key in enumerate(keys):
+    for i, key in enumerate(keys[1:] if grouped else keys):
         wide = key if key.dtype == np.uint64 else key.astype(np.int64, copy=False).view(np.uint64)
         code += wide * np.uint64(_ODD[i % len(_ODD)])
-    bits = np.uint64(max(n - 1, 1).bit_length())
+    if grouped:
+        # A first key of small range, the group, goes on top as it is: rows of a group lie close together in memory, and
+        # so do their cells, which makes every later gather and scatter several times faster.
+        code >>= np.uint64(lead)
+        code |= (keys[0].astype(np.int64) - low).astype(np.uint64) << np.uint64(64 - lead)
     code >>= bits
     code <<= bits
     code |= np.arange(n, dtype=np.uint64)
