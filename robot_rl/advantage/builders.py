@@ -271,4 +271,3 @@ _STEP_COLUMNS = (
     *("own", "k", "policy_version", "loss_mask", "discount", "entropy", "segment_id", "turn_id", "clock"),
     *("logp_behaviour", "logp_prox", "logp_ref", "logp_teacher"),
 )
-

@@ -26,7 +26,9 @@ def turn_table(steps: Steps, columns: Mapping[str, Any]) -> Turns:
     """
     start, end, ids = spans(steps.turn_id, steps.clock)
     count = len(ids)
-    given = _columns(columns, Turns, count, "turn", taken=("start", "end", "episode_id", "turn_index", "own_turn_index"))
+    given = _columns(
+        columns, Turns, count, "turn", taken=("start", "end", "episode_id", "turn_index", "own_turn_index")
+    )
     episode = steps.episode_id[start]
     actor = given.get("actor_id", np.zeros(count, np.int32)).astype(np.int32)
     return Turns(

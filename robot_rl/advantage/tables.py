@@ -167,27 +167,3 @@ def dense_ids(key: Any) -> np.ndarray:
     rank = np.empty(len(first), np.int32)
     rank[np.argsort(first, kind="stable")] = np.arange(len(first), dtype=np.int32)
     return rank[inverse.reshape(-1)]
-
-
-def anchor_keys(observation: Any, tolerance: float) -> np.ndarray:
-    """Deterministic 64-bit keys of observations: equal after rounding means equal key, whatever the order of rows.
-
-    Args:
-        observation: (U, D) numbers; cells of width `tolerance`, centred on multiples of it.
-        tolerance: width of a cell, above 0, in the unit of the observation.
-
-    Returns:
-        (U,) int64, never 0.
-
-    Raises:
-        ValueError: tolerance not above 0.
-    """
-    if tolerance <= 0:
-        raise ValueError(f"tolerance is {tolerance}, expected a width above 0 in the unit of the observation")
-    cell = np.rint(np.asarray(observation, np.float64) / tolerance).astype(np.int64).astype(np.uint64)
-    key = np.full(len(cell), 0xCBF29CE484222325, np.uint64)
-    # FNV-1a over 64-bit words with a shift, so that low and high bits mix.
-    for word in cell.reshape(len(cell), -1).T:
-        key = (key ^ word) * np.uint64(0x100000001B3)
-        key = key ^ (key >> np.uint64(29))
-    return np.where(key == 0, np.uint64(1), key).view(np.int64)

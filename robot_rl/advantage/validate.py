@@ -138,19 +138,19 @@ def _check_interior(steps: Steps, last: np.ndarray) -> None:
         )
 
 
-def _check_values(
-    steps: Steps, last: np.ndarray, end: np.ndarray, missing_bootstrap: str | None
-) -> tuple[Steps, int]:
+def _check_values(steps: Steps, last: np.ndarray, end: np.ndarray, missing_bootstrap: str | None) -> tuple[Steps, int]:
     if steps.value is None:
         return steps, 0
     row = _first(~np.isfinite(steps.value) & steps.clock)
     if row is not None:
         raise ValueError(f"value is {steps.value[row]} at row {row}, expected a finite number on every clock row")
     next_value = np.full_like(steps.value, np.nan) if steps.next_value is None else steps.next_value.copy()
-    # The flags may sit on observation rows behind the last decision; so may the value of the successor.
+    # The end may sit on an observation row behind the last decision; so does the value of the successor then.
+    flagged = np.flatnonzero(steps.terminated | steps.truncated)
+    source = end.copy()
+    source[steps.episode_id[flagged]] = flagged
     done = np.add.reduceat(steps.terminated, np.append(0, end[:-1] + 1)) > 0
-    late = ~np.isfinite(next_value[last]) & np.isfinite(next_value[end])
-    next_value[last[late]] = next_value[end[late]]
+    next_value[last] = np.where(np.isfinite(next_value[source]), next_value[source], next_value[last])
     missing = ~done & ~np.isfinite(next_value[last])
     if missing.any():
         if missing_bootstrap is None:
