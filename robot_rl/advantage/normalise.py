@@ -254,6 +254,7 @@ def normalise(
     else:
         out = mean[center_ids]
         out -= value
+        assert factor is not None
         factor = 0.0 - factor  # the sign of "mean - value" goes into the factor
     if shared and factor is not None:
         small = small_center if small_scale is None or small_center is None else small_center | small_scale

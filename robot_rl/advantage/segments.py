@@ -7,6 +7,8 @@ All statistics are formed and returned in float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -376,7 +378,7 @@ def _factorise_by_table(code: np.ndarray, span: int) -> tuple[np.ndarray, int]:
 _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 
 
-def _factorise_by_hash(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray, int]:
+def _factorise_by_hash(keys: Sequence[np.ndarray], n: int) -> tuple[np.ndarray, int]:
     """Sort (hash, row) packed into one word; exact, because neighbours are compared by their true keys."""
     # A product with an odd number is a bijection whose high bits depend on all bits of the key; keys of several columns
     # are added. Should two keys share their high bits, the comparison below finds it.
@@ -385,7 +387,8 @@ def _factorise_by_hash(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray
     lead = (int(keys[0].max()) - low).bit_length()
     grouped = len(keys) > 1 and keys[0].dtype != np.uint64 and lead <= 40 - int(bits)
     code = np.zeros(n, dtype=np.uint64)
-    for i, key in enumerate(keys[1:] if grouped else keys):
+    hashed = keys[1:] if grouped else keys
+    for i, key in enumerate(hashed):
         wide = key if key.dtype == np.uint64 else key.astype(np.int64, copy=False).view(np.uint64)
         code += wide * np.uint64(_ODD[i % len(_ODD)])
     if grouped:

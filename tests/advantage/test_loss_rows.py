@@ -1,13 +1,14 @@
 """Row losses and ratios against loops, finite differences and their own promises."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from robot_rl.advantage import losses, ratios
-from tests.advantage.ragged import both
+from tests.advantage.ragged import both, grad_of
 
 close = np.testing.assert_allclose
 F64 = torch.float64
@@ -179,7 +180,7 @@ def test_detached_parts_have_no_gradient(batch):
     leaf = torch.tensor(batch["logp"], requires_grad=True)
     # cispo: the gradient is -clip(r)·A / n, as if the weight were a constant.
     losses.policy_loss(leaf, old, a, kind="cispo").backward()
-    close(leaf.grad, -np.clip(np.exp(batch["logp"] - batch["old"]), 0, 5) * batch["advantage"] / 9)
+    close(grad_of(leaf), -np.clip(np.exp(batch["logp"] - batch["old"]), 0, 5) * batch["advantage"] / 9)
     # Everything but logp is detached, even if it asks for a gradient.
     others = [t.clone().requires_grad_() for t in (old, a, old + 0.1)]
     weight = torch.ones_like(old).requires_grad_()
@@ -192,10 +193,10 @@ def test_aepo_keeps_the_gradient_above_the_bound():
     leaf = torch.tensor([1.0, 1.0], dtype=F64, requires_grad=True)
     losses.policy_loss(leaf, torch.zeros(2, dtype=F64), torch.tensor([1.0, -1.0]), kind="aepo").backward()
     # Ratio e > 1.2 with A = 1: value 1.2, gradient 1.2·grad(logp), over two rows. A = -1: unclipped, gradient e.
-    close(leaf.grad, [-0.6, math.e / 2])
+    close(grad_of(leaf), [-0.6, math.e / 2])
     flat = torch.tensor([1.0, 1.0], dtype=F64, requires_grad=True)
     losses.policy_loss(flat, torch.zeros(2, dtype=F64), torch.tensor([1.0, -1.0])).backward()
-    close(flat.grad, [0, math.e / 2])
+    close(grad_of(flat), [0, math.e / 2])
 
 
 def test_nan_below_the_mask_does_not_poison_value_or_gradient():
@@ -229,7 +230,7 @@ def test_decoupled_weight_is_applied_without_extra_options():
 
 def test_wrong_loss_options_are_refused(batch):
     x = batch["logp"]
-    for options, message in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"kind": "trpo"}, "kind is 'trpo'"),
         ({"kind": "sapo", "dual_clip": 3.0}, "belong to 'ppo'"),
         ({"kind": "gspo", "ratio_unit": "step"}, "defined on 'sequence_geo'"),
@@ -237,7 +238,8 @@ def test_wrong_loss_options_are_refused(batch):
         ({"aggregation": "const"}, "max_length is None"),
         ({"aggregation": "sum"}, "mode is 'sum'"),
         ({"mask": np.ones((3, 2), bool)}, "mask has shape"),
-    ):
+    ]
+    for options, message in wrong:
         with pytest.raises(ValueError, match=message):
             losses.policy_loss(x, x, x, **options)
     with pytest.raises(ValueError, match="advantage has shape"):
