@@ -8,7 +8,7 @@ near the measured pose, which bounds the force of a push.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import array_api_compat
@@ -24,7 +24,6 @@ HOME = (0.0, 0.1, 0.9, 0.0, 0.57, 0.0)
 STROKE = 0.08
 """Metres between the open fingers."""
 
-_AXES = {"x": "1 0 0", "y": "0 1 0", "z": "0 0 1"}
 # Scales that bring the state to about unit size; learners see it as it is.
 _TIP, _SPEED, _LAG, _JOINT, _JOINT_LAG = 0.15, 0.3, 0.02, 0.5, 0.1
 
@@ -110,7 +109,7 @@ class Arm:
         self.action_low = tuple(-step for step in steps) + (0.0,) * gripper
         self.action_high = steps + (STROKE,) * gripper
         self.action_units = units + ("m",) * gripper
-        self.state_names = tuple(f"{name}_{axis}" for name in ("tip", "tip_velocity", "tip_lag") for axis in _AXES)
+        self.state_names = tuple(f"{name}_{axis}" for name in ("tip", "tip_velocity", "tip_lag") for axis in "xyz")
         self.state_names += ("opening",) * gripper + ("yaw",) * yaw
         if action == "joint":
             self.state_names += tuple(f"{name}_position" for name in self.chain.joints)
@@ -144,7 +143,7 @@ class Arm:
     def control(self, view: View, action: Array) -> Array:
         """Advance the command by (N, A) actions in [-1, 1] and return (N, 8) position targets."""
         xp = view.xp
-        command = view.task["command"]
+        command: Any = view.task["command"]
         action = xp.astype(action, command.dtype)
         device = array_api_compat.device(command)
         delta = action[:, : len(self.steps)] * xp.asarray(self.steps, dtype=command.dtype, device=device)
@@ -176,7 +175,7 @@ class Arm:
 
     def update(self, view: View) -> None:
         """Recompute the tip's variables in `view.task` after a control step."""
-        xp, task = view.xp, view.task
+        xp, task = view.xp, cast("dict[str, Any]", view.task)
         count = view.qpos.shape[0]
         measured = xp.astype(view.qpos[:, :6], task["command"].dtype)
         # One pass over measured and commanded joints: the fixed cost of an array operation is what counts here.
@@ -250,12 +249,8 @@ def downward(yaw: Array) -> Array:
 
 
 def marker(size: float) -> str:
-    """A translucent ball of radius `size` m that shows a goal to the cameras and touches nothing.
-
-    It hangs on three slides, so that its place is part of `qpos` and every engine can move it per environment.
-    """
-    slides = "".join(f'<joint name="goal_{axis}" type="slide" axis="{unit}"/>' for axis, unit in _AXES.items())
-    return f'<body name="goal" gravcomp="1">{slides}<geom name="goal" size="{size}" mass="0.1" material="goal"/></body>'
+    """A translucent ball of radius `size` m, as a mocap body "goal": pictures show it at `view.task["goal"]`."""
+    return f'<body name="goal" mocap="true"><geom name="goal" size="{size}" material="goal"/></body>'
 
 
 def span(unit: Array, low: tuple[float, ...], high: tuple[float, ...]) -> Array:

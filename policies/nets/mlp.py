@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,25 +118,21 @@ class ExplicitMlp:
             self.scale_grad = [grad[a].unbind(0) for a, _ in norms] if grad else []
             self.shift_grad = [grad[b].unbind(0) for _, b in norms] if grad else []
         # bfloat16 copies of the weights: index 0 is read by input gradients only
-        self._full = [view[name] for name in names[:depth]] if self.low else []
-        self._half = [full.to(torch.bfloat16) for full in self._full]
-        self._half_of = [half.unbind(0) for half in self._half]
+        self._full_of = self.weight[:depth] if self.low else []
+        self._half_of = [view[name].to(torch.bfloat16).unbind(0) for name in names[:depth]] if self.low else []
+        self._stale: set[int] = set()
         self._saved: list[list[_Layer]] = []
         self._members: Sequence[int] = ()
 
-    @torch.no_grad()
-    def refresh(self, members: Sequence[int] | None = None) -> None:
-        """Bring the bfloat16 copies up to date; call after the parameters changed.
+    def refresh(self) -> None:
+        """Tell that the parameters changed: bfloat16 copies are renewed member by member when next read."""
+        if self.low:
+            self._stale = set(range(self.shape.members))
 
-        Args:
-            members: which members, or None for all.
-        """
-        for full, half in zip(self._full, self._half):
-            if members is None:
-                half.copy_(full)
-            else:
-                for e in members:
-                    half[e].copy_(full[e])
+    def _renew(self, e: int) -> None:
+        self._stale.discard(e)
+        for full, half in zip(self._full_of, self._half_of):
+            half[e].copy_(full[e])
 
     @torch.no_grad()
     def forward(self, x: Tensor, members: Sequence[int] | None = None) -> Tensor:
@@ -159,9 +155,39 @@ class ExplicitMlp:
             self._last(h, e, out[row])
         return out
 
+    @torch.no_grad()
+    def fit(
+        self, x: Tensor, loss_grad: Callable[[Tensor], Tensor], *, inputs: slice | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Forward and backward of a loss that is a sum over members, one member after the other.
+
+        Same result as `forward`, `loss_grad` and `backward`, but a member's activations are used while they are still
+        in the processor's cache and dropped before the next member needs room.
+
+        Args:
+            x: (B, inputs).
+            loss_grad: outputs (1, B, outputs) of one member -> gradient of the loss by them.
+            inputs: which input columns need a gradient, or None for none.
+
+        Returns:
+            (E, B, outputs) outputs, and the input gradient as in `backward`.
+        """
+        out = x.new_empty(self.shape.members, x.shape[0], self.shape.outputs)
+        x_grad = x.to(torch.bfloat16) if self.low else x
+        total: Tensor | None = None
+        for e in range(self.shape.members):
+            h, layers = self._hidden(x, x_grad, e)
+            self._last(h, e, out[e])
+            part = self._member_backward(loss_grad(out[e : e + 1])[0], e, layers, True, inputs, None)
+            if part is not None:
+                total = part if total is None else total.add_(part)
+        return out, total
+
     def _hidden(self, x: Tensor, x_grad: Tensor, e: int) -> tuple[Tensor, list[_Layer]]:
         """Last hidden activation in full precision, and what backward needs."""
-        norm, low = self.shape.layer_norm, self.low
+        if e in self._stale:
+            self._renew(e)
+        norm, low, last = self.shape.layer_norm, self.low, len(self.shape.hidden) - 1
         layers: list[_Layer] = []
         h = x
         for i, width in enumerate(self.shape.hidden):
@@ -169,24 +195,22 @@ class ExplicitMlp:
             weight = self._half_of[i][e] if half else self.weight[i][e]
             z = affine(x_grad if half else h, weight, self.bias[i][e], relu=not norm)
             layer = _Layer(x=x_grad, h=z)
+            layers.append(layer)
             if norm:
                 layer.z = z.float() if half else z
                 h, layer.mean, layer.rstd = torch.native_layer_norm(
                     layer.z, [width], self.scale[i][e], self.shift[i][e], _LN_EPS
                 )
-                h.relu_()
-                layer.h = h
-            elif half:
-                h = z.float() if i == len(self.shape.hidden) - 1 else z
+                layer.h = h.relu_()
+                if low and i < last:
+                    x_grad = h.to(torch.bfloat16)
+            elif low:
+                x_grad = layer.h = z if half else z.to(torch.bfloat16)
+                h = z.float() if half and i == last else z
             else:
                 h = z
-            if low:
-                x_grad = z if half and not norm else h.to(torch.bfloat16)
-                if not norm:
-                    layer.h = x_grad
-            else:
+            if not low:
                 x_grad = h
-            layers.append(layer)
         layers.append(_Layer(x=h, h=h))
         return h, layers
 
@@ -295,8 +319,15 @@ class AutogradMlp:
         self._out: Tensor | None = None
         self._names = list(shape.shapes())
 
-    def refresh(self, members: Sequence[int] | None = None) -> None:
+    def refresh(self) -> None:
         """Nothing to do: no copies are kept."""
+
+    def fit(
+        self, x: Tensor, loss_grad: Callable[[Tensor], Tensor], *, inputs: slice | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `ExplicitMlp.fit`."""
+        out = self.forward(x)
+        return out, self.backward(loss_grad(out), inputs=inputs)
 
     def forward(self, x: Tensor, members: Sequence[int] | None = None) -> Tensor:
         """As `ExplicitMlp.forward`."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import importlib
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
 from robot_rl.types import Array, IOSpec, Metrics, Obs, Policy, Rollout
 
 REWARD_LIMIT = 10.0
-KERNELS = ("auto", "numpy", "torch")
+KERNELS = ("auto", "numba", "numpy", "torch")
 
 
 class Ppo:
@@ -46,7 +47,8 @@ class Ppo:
         normalize_obs: shift and scale observations by running moments, updated between rollouts.
         normalize_reward: divide rewards by the running standard deviation of the discounted return.
         normalize_advantage: shift and scale advantages per minibatch.
-        kernel: "numpy" (written-out gradients, CPU only), "torch" (autograd), or "auto": NumPy on the CPU.
+        kernel: "numpy" (written-out gradients, CPU only), "numba" (the same with compiled parts), "torch" (autograd),
+            or "auto": the fastest that is installed for the device.
 
     Raises:
         ValueError: an option is outside its range or an observation is no vector.
@@ -95,12 +97,11 @@ class Ppo:
             if number < 1:
                 raise ValueError(f"{name} is {number}, expected at least 1")
         on_cpu = torch.device(device).type == "cpu"
-        if kernel == "numpy" and not on_cpu:
-            raise ValueError(f"kernel 'numpy' runs on the CPU only, got device {device!r}; use kernel 'torch' there")
+        if kernel in ("numpy", "numba") and not on_cpu:
+            raise ValueError(f"kernel {kernel!r} runs on the CPU only, got device {device!r}; use kernel 'torch' there")
         self.rollout_steps, self.gamma = rollout_steps, gamma
         self._gae_lambda, self._minibatch, self._epochs = gae_lambda, minibatch, epochs
-        self._max_grad_norm, self._target_kl = max_grad_norm, target_kl
-        self._normalize_advantage = normalize_advantage
+        self._target_kl, self._normalize_advantage = target_kl, normalize_advantage
         self._loss = Loss(clip, value_clip, value_coef, entropy_coef)
         self._activation, self._layout = (
             activation,
@@ -111,10 +112,14 @@ class Ppo:
         self._layout.fill(weights, np.random.default_rng(init), activation, log_std_init)
         self._params = torch.from_numpy(weights).to(device)
         self._shuffle = np.random.default_rng(shuffle)
-        self._adam = Adam(self._params, lr)
-        self._explicit = kernel == "numpy" or (kernel == "auto" and on_cpu)
+        if kernel == "auto":
+            kernel = ("numba" if find_spec("numba") else "numpy") if on_cpu else "torch"
+        self._explicit = kernel != "torch"
+        compiled: Any = importlib.import_module(f"{__package__}.ppo_numba") if kernel == "numba" else None
+        self._adam = Adam(self._params, lr, max_grad_norm, compiled=compiled and compiled.adam)
         if self._explicit:
-            self._kernel = Kernel(self._layout, self._params.numpy(), activation, self._loss)
+            rows = compiled and compiled.loss_rows
+            self._kernel = Kernel(self._layout, self._params.numpy(), activation, self._loss, rows)
             self._grad = torch.from_numpy(self._kernel.grad)
         else:
             self._grad = torch.zeros_like(self._params)
@@ -126,6 +131,7 @@ class Ppo:
             activation=activation,
             seed=int(act.generate_state(1)[0]),
             normalize_obs=normalize_obs,
+            act_rows=compiled and compiled.act_rows,
         )
         self.policy: Policy = self._actor
         self._scale = RewardScale(gamma) if normalize_reward else None
@@ -241,8 +247,7 @@ class Ppo:
                 stop = self._target_kl is not None and _kl(log_ratio[rows]) > 1.5 * self._target_kl
                 if stop:
                     break
-                norm = self._clip_gradient()
-                self._adam.step(self._grad)
+                norm = self._adam.step(self._grad)
                 steps += 1
             if stop:
                 break
@@ -257,18 +262,6 @@ class Ppo:
             "train/gradient_norm": float(norm),
             "train/gradient_steps": float(steps),
         }
-
-    def _clip_gradient(self) -> float | Tensor:
-        """Scale the gradient to `max_grad_norm` at most; its norm before."""
-        if self._explicit:
-            grad = self._kernel.grad
-            norm = math.sqrt(float(np.dot(grad, grad)))
-            if norm > self._max_grad_norm:
-                grad *= self._max_grad_norm / (norm + 1e-6)
-            return norm
-        norm = self._grad.norm()  # stays on the device: no wait in the loop
-        self._grad.mul_((self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        return norm
 
     def _autograd(self, batch: Minibatch, log_ratio: Tensor, value: Tensor) -> None:
         self._grad.zero_()

@@ -8,6 +8,7 @@ gradients go into one flat vector, so that clipping and Adam are few calls. The 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 ACTIVATIONS = ("tanh", "relu", "elu")
 LOG_STD_RANGE = (-5.0, 2.0)
 _LOG_2PI = math.log(2.0 * math.pi)
+_BETA1, _BETA2 = 0.9, 0.999
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,12 @@ class Layout:
             start = end
         return views
 
+    def actor_table(self) -> np.ndarray:
+        """(L, 4) int64 for each layer of the actor, its head last: start of weight and bias, inputs, outputs."""
+        starts = dict(zip(self.shapes, np.cumsum([0, *(math.prod(shape) for shape in self.shapes.values())])))
+        rows = [(starts[f"weight{i}"], starts[f"bias{i}"], *self.shapes[f"weight{i}"][1:]) for i in range(self.depth)]
+        return np.array([*rows, (starts["actor_weight"], starts["actor_bias"], *self.shapes["actor_weight"])], np.int64)
+
     def fill(self, flat: np.ndarray, rng: np.random.Generator, activation: str, log_std: float) -> None:
         """Orthogonal weights (hidden gain sqrt(2), 1 for elu; policy head 0.01, value head 1) and zero biases.
 
@@ -120,16 +128,23 @@ class Kernel:
         params: (layout.size,) float32; read at every call.
         activation: "tanh", "relu" or "elu".
         loss: coefficients.
+        rows: `loss_rows`, here or compiled.
     """
 
-    def __init__(self, layout: Layout, params: np.ndarray, activation: str, loss: Loss) -> None:
+    def __init__(
+        self, layout: Layout, params: np.ndarray, activation: str, loss: Loss, rows: Callable[..., None] | None = None
+    ) -> None:
         self.grad = np.zeros_like(params)
-        self._layout, self._loss, self._activation = layout, loss, activation
+        self._layout, self._activation, self._loss_rows = layout, activation, rows or loss_rows
+        limit = -1.0 if loss.value_clip is None else loss.value_clip
+        self._coefficients = np.array([loss.clip, limit, loss.value_coef, loss.entropy_coef], np.float32)
         self._p, self._g = layout.views(params), layout.views(self.grad)
         self._weights = [tuple(self._p[f"weight{i}"]) for i in range(layout.depth)]
         self._biases = [self._p[f"bias{i}"] for i in range(layout.depth)]
         self._weight_grads = [tuple(self._g[f"weight{i}"]) for i in range(layout.depth)]
         self._bias_grads = [self._g[f"bias{i}"] for i in range(layout.depth)]
+        none = np.empty(0, np.float32)
+        self._free_std, self._free_std_grad = self._p.get("log_std", none), self._g.get("log_std", none)
         self._buffers: dict[int, dict[str, Any]] = {}
 
     def gradient(self, batch: Minibatch, log_ratio: np.ndarray, value: np.ndarray) -> None:
@@ -140,54 +155,32 @@ class Kernel:
             log_ratio: (B,) receives log pi(a|s) - logp, clipped to [-20, 20].
             value: (B,) receives the critic's values.
         """
-        p, g, loss = self._p, self._g, self._loss
-        count, dims = len(batch.obs), self._layout.action_dim
-        b = self._buffers.get(count) or self._allocate(count)
+        p, g = self._p, self._g
+        b = self._buffers.get(len(batch.obs)) or self._allocate(len(batch.obs))
         layers = self._forward(batch.obs, b["layers"])
         actor, critic = (layers[-1][0], layers[-1][1]) if layers else (batch.obs, batch.obs)
-
-        head = np.dot(actor, p["actor_weight"], out=b["head"])
+        head, d_head, d_value = b["head"], b["d_head"], b["d_value"]
+        np.dot(actor, p["actor_weight"], out=head)
         head += p["actor_bias"]
         np.dot(critic, p["critic_weight"], out=value)
         value += p["critic_bias"]
-        raw = head[:, dims:] if self._layout.state_std else p["log_std"]
-        log_std = np.minimum(np.maximum(raw, LOG_STD_RANGE[0]), LOG_STD_RANGE[1])
-        inv_std = np.exp(-log_std)
-        z = np.subtract(batch.action, head[:, :dims], out=b["z"])
-        z *= inv_std
-        square = np.multiply(z, z, out=b["square"])
-        np.dot(square, b["ones"][:dims], out=log_ratio)
-        log_ratio *= -0.5
-        log_ratio -= log_std.sum(-1) + 0.5 * dims * _LOG_2PI
-        log_ratio -= batch.logp
-        np.minimum(np.maximum(log_ratio, -20.0, out=log_ratio), 20.0, out=log_ratio)
-
-        # d loss / d logp: the clipped branch has no gradient.
-        ratio = np.exp(log_ratio, out=b["ratio"])
-        bounded = np.minimum(np.maximum(ratio, 1.0 - loss.clip), 1.0 + loss.clip)
-        ratio *= batch.advantage
-        bounded *= batch.advantage
-        ratio *= bounded >= ratio
-        ratio *= -1.0 / count
-        delta = ratio[:, None]
-
-        d_head = b["d_head"]
-        d_std = np.subtract(square, 1.0, out=square)
-        d_std *= delta
-        if self._layout.state_std:
-            d_std -= loss.entropy_coef / count
-            d_std *= (raw >= LOG_STD_RANGE[0]) & (raw <= LOG_STD_RANGE[1])
-            d_head[:, dims:] = d_std
-        else:
-            np.dot(b["ones"][:count], d_std, out=g["log_std"])
-            g["log_std"] -= loss.entropy_coef
-            g["log_std"] *= (raw >= LOG_STD_RANGE[0]) & (raw <= LOG_STD_RANGE[1])
-        z *= inv_std
-        np.multiply(z, delta, out=d_head[:, :dims])
+        self._loss_rows(
+            head,
+            self._free_std,
+            batch.action,
+            batch.logp,
+            batch.advantage,
+            batch.target,
+            batch.value,
+            value,
+            self._coefficients,
+            d_head,
+            self._free_std_grad,
+            d_value,
+            log_ratio,
+        )
         np.dot(actor.T, d_head, out=g["actor_weight"])
-        np.dot(b["ones"][:count], d_head, out=g["actor_bias"])
-
-        d_value = self._value_gradient(batch, value, b)
+        np.dot(b["ones"], d_head, out=g["actor_bias"])
         np.dot(d_value, critic, out=g["critic_weight"])
         g["critic_bias"][0] = d_value.sum()
         if layers:
@@ -195,17 +188,6 @@ class Kernel:
             np.dot(d_head, p["actor_weight"].T, out=top[0])
             np.multiply(d_value[:, None], p["critic_weight"], out=top[1])
             self._backward(batch.obs, layers, b)
-
-    def _value_gradient(self, batch: Minibatch, value: np.ndarray, b: dict[str, Any]) -> np.ndarray:
-        error = np.subtract(value, batch.target, out=b["error"])
-        limit = self._loss.value_clip
-        if limit is not None:
-            # Larger of two squared errors; where the clipped one is larger, the value is beyond its limit: constant.
-            moved = value - batch.value
-            clipped = batch.value + np.minimum(np.maximum(moved, -limit), limit) - batch.target
-            error *= (clipped * clipped <= error * error) | (np.abs(moved) <= limit)
-        error *= 2.0 * self._loss.value_coef / len(value)
-        return error
 
     def _forward(self, x: np.ndarray, out: list[np.ndarray]) -> list[np.ndarray]:
         for i, h in enumerate(out):
@@ -242,54 +224,141 @@ class Kernel:
     def _allocate(self, count: int) -> dict[str, Any]:
         shapes = self._layout.shapes
         stacks = [(2, count, shapes[f"weight{i}"][2]) for i in range(self._layout.depth)]
-        dims, head = self._layout.action_dim, shapes["actor_weight"][1]
         b: dict[str, Any] = {name: [np.empty(s, np.float32) for s in stacks] for name in ("layers", "deltas", "slopes")}
-        for name, shape in {"head": (count, head), "d_head": (count, head), "z": (count, dims)}.items():
-            b[name] = np.empty(shape, np.float32)
-        b["square"] = np.empty((count, dims), np.float32)
-        b["ratio"], b["error"] = np.empty(count, np.float32), np.empty(count, np.float32)
-        b["ones"] = np.ones(max(count, dims), np.float32)
-        b["row"] = b["ones"][:count][None]
+        b["head"], b["d_head"] = (np.empty((count, shapes["actor_weight"][1]), np.float32) for _ in range(2))
+        b["d_value"], b["ones"] = np.empty(count, np.float32), np.ones(count, np.float32)
+        b["row"] = b["ones"][None]
         self._buffers[count] = b
         return b
 
 
+def loss_rows(
+    head: np.ndarray,
+    free_std: np.ndarray,
+    action: np.ndarray,
+    logp: np.ndarray,
+    advantage: np.ndarray,
+    target: np.ndarray,
+    old_value: np.ndarray,
+    value: np.ndarray,
+    coefficients: np.ndarray,
+    d_head: np.ndarray,
+    d_free_std: np.ndarray,
+    d_value: np.ndarray,
+    log_ratio: np.ndarray,
+) -> None:
+    """Gradient of the PPO loss with respect to what the networks put out.
+
+    Args:
+        head: (B, A) means, or (B, 2 A) means and log standard deviations.
+        free_std: (A,) log standard deviations for all states, or (0,).
+        action: (B, A) samples before clipping.
+        logp: (B,) under the policy that acted.
+        advantage: (B,).
+        target: (B,) value targets.
+        old_value: (B,) values of the policy that acted.
+        value: (B,) values now.
+        coefficients: (4,) float32 clip, value clip (negative: none), value weight, entropy weight.
+        d_head: shape of `head`, receives the gradient.
+        d_free_std: shape of `free_std`, receives the gradient.
+        d_value: (B,) receives the gradient.
+        log_ratio: (B,) receives log pi(a|s) - logp, clipped to [-20, 20].
+    """
+    count, dims = action.shape
+    clip, value_clip, value_coef, entropy_coef = (float(x) for x in coefficients)
+    raw = free_std if len(free_std) else head[:, dims:]
+    log_std = np.minimum(np.maximum(raw, LOG_STD_RANGE[0]), LOG_STD_RANGE[1])
+    inv_std = np.exp(-log_std)
+    z = (action - head[:, :dims]) * inv_std
+    square = z * z
+    np.sum(square, axis=1, out=log_ratio)
+    log_ratio *= -0.5
+    log_ratio -= log_std.sum(-1) + 0.5 * dims * _LOG_2PI
+    log_ratio -= logp
+    np.minimum(np.maximum(log_ratio, -20.0, out=log_ratio), 20.0, out=log_ratio)
+
+    # d loss / d logp: the clipped branch has no gradient.
+    ratio = np.exp(log_ratio)
+    bounded = np.minimum(np.maximum(ratio, 1.0 - clip), 1.0 + clip)
+    ratio *= advantage
+    bounded *= advantage
+    ratio *= bounded >= ratio
+    ratio *= -1.0 / count
+    delta = ratio[:, None]
+    d_std = (square - 1.0) * delta
+    inside = (raw >= LOG_STD_RANGE[0]) & (raw <= LOG_STD_RANGE[1])
+    if len(free_std):
+        np.sum(d_std, axis=0, out=d_free_std)
+        d_free_std -= entropy_coef
+        d_free_std *= inside
+    else:
+        d_std -= entropy_coef / count
+        np.multiply(d_std, inside, out=d_head[:, dims:])
+    z *= inv_std
+    np.multiply(z, delta, out=d_head[:, :dims])
+
+    np.subtract(value, target, out=d_value)
+    if value_clip >= 0.0:
+        # Larger of two squared errors; where the clipped one is larger, the value is beyond its limit: constant.
+        moved = value - old_value
+        near = old_value + np.minimum(np.maximum(moved, -value_clip), value_clip) - target
+        d_value *= (near * near <= d_value * d_value) | (np.abs(moved) <= value_clip)
+    d_value *= 2.0 * value_coef / count
+
+
 class Adam:
-    """Adam on one flat vector, in place.
+    """Adam on one flat vector, in place, after clipping the gradient to a norm.
 
     Args:
         params: (P,) float32 tensor; NumPy arrays may share its memory.
         lr: step size.
+        max_norm: largest norm of the gradient.
         eps: added to the root of the second moment.
+        compiled: `ppo_numba.adam`, for parameters on the CPU; None uses torch.
 
     Source: Kingma and Ba, Adam, algorithm 1.
     """
 
-    def __init__(self, params: Tensor, lr: float, eps: float = 1e-5, beta1: float = 0.9, beta2: float = 0.999) -> None:
-        self.lr, self._params, self._eps, self._betas = lr, params, eps, (beta1, beta2)
+    def __init__(
+        self,
+        params: Tensor,
+        lr: float,
+        max_norm: float,
+        eps: float = 1e-5,
+        compiled: Callable[..., float] | None = None,
+    ) -> None:
+        self._lr, self._max_norm, self._params, self._eps = lr, max_norm, params, eps
         self._first, self._second = torch.zeros_like(params), torch.zeros_like(params)
         self._root = torch.empty_like(params)
-        self.count = 0
+        self._compiled, self._count = compiled, 0
 
-    def step(self, grad: Tensor) -> None:
-        """Move the parameters against the (P,) gradient."""
-        beta1, beta2 = self._betas
-        self.count += 1
-        self._first.lerp_(grad, 1.0 - beta1)
-        self._second.mul_(beta2).addcmul_(grad, grad, value=1.0 - beta2)
+    def step(self, grad: Tensor) -> float | Tensor:
+        """Move the parameters against the (P,) gradient, which may be scaled; its norm before clipping."""
+        self._count += 1
+        rate = self._lr / (1.0 - _BETA1**self._count)
+        root_scale = 1.0 / math.sqrt(1.0 - _BETA2**self._count)
+        if self._compiled is not None:
+            numbers = np.array([self._max_norm, rate, root_scale, self._eps, _BETA1, _BETA2], np.float32)
+            arrays = (x.numpy() for x in (self._params, grad, self._first, self._second))
+            return self._compiled(*arrays, numbers)
+        norm = torch.linalg.vector_norm(grad)  # stays on the device: no wait in the loop
+        grad.mul_((self._max_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self._first.lerp_(grad, 1.0 - _BETA1)
+        self._second.mul_(_BETA2).addcmul_(grad, grad, value=1.0 - _BETA2)
         root = torch.sqrt(self._second, out=self._root)
-        root.mul_(1.0 / math.sqrt(1.0 - beta2**self.count)).add_(self._eps)
-        self._params.addcdiv_(self._first, root, value=-self.lr / (1.0 - beta1**self.count))
+        root.mul_(root_scale).add_(self._eps)
+        self._params.addcdiv_(self._first, root, value=-rate)
+        return norm
 
     def state_dict(self) -> dict[str, Any]:
         """Moments and step count."""
-        return {"first": self._first.clone(), "second": self._second.clone(), "count": self.count}
+        return {"first": self._first.clone(), "second": self._second.clone(), "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy in place."""
         self._first.copy_(state["first"])
         self._second.copy_(state["second"])
-        self.count = int(state["count"])
+        self._count = int(state["count"])
 
 
 def activate(x: np.ndarray, activation: str) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.policies.online.ppo_kernel import LOG_STD_RANGE, Layout, activate, gaussian_logp, torch_forward
+from robot_rl.policies.online.ppo_kernel import (
+    ACTIVATIONS,
+    LOG_STD_RANGE,
+    Layout,
+    activate,
+    gaussian_logp,
+    torch_forward,
+)
 from robot_rl.types import Action, Array, IOSpec, Obs
 
 OBS_LIMIT = 10.0
+COMPILED_ROWS = 4  # beyond, matrix products are as fast
 _LOG_2PI = math.log(2.0 * math.pi)
 
 
@@ -69,14 +78,23 @@ class PpoPolicy:
         activation: "tanh", "relu" or "elu".
         seed: seed of the action noise.
         normalize_obs: observations are shifted and scaled by `moments` and clipped to [-10, 10].
+        act_rows: `ppo_numba.act_rows`, used for a few rows at a time; None acts in NumPy always.
     """
 
     def __init__(
-        self, io: IOSpec, layout: Layout, params: Tensor, *, activation: str, seed: int, normalize_obs: bool
+        self,
+        io: IOSpec,
+        layout: Layout,
+        params: Tensor,
+        *,
+        activation: str,
+        seed: int,
+        normalize_obs: bool,
+        act_rows: Callable[..., None] | None = None,
     ) -> None:
         self.io, self.moments = io, Moments(obs_dim(io))
         self._layout, self._params, self._activation, self._normalize = layout, params, activation, normalize_obs
-        self._keys = sorted(io.obs)
+        self._keys, self._code = sorted(io.obs), ACTIVATIONS.index(activation)
         self._shared = params.device.type == "cpu"
         self._mirror = params.numpy() if self._shared else params.cpu().numpy()
         self._rng = np.random.default_rng(seed)
@@ -85,6 +103,8 @@ class PpoPolicy:
         self._np = layout.views(self._mirror)
         self._actor = [(self._np[f"weight{i}"][0], self._np[f"bias{i}"][0, 0]) for i in range(layout.depth)]
         self._critic = [(self._np[f"weight{i}"][1], self._np[f"bias{i}"][1, 0]) for i in range(layout.depth)]
+        self._act_rows, self._table = act_rows, layout.actor_table()
+        self._log_std_at = -1 if layout.state_std else layout.size - layout.action_dim
         self.refresh()
 
     def reset(self, rows: Array | None = None) -> None:
@@ -107,6 +127,8 @@ class PpoPolicy:
                 None if action.logp is None else torch.from_numpy(np.asarray(action.logp)),
                 {"raw": torch.from_numpy(action.extras["raw"])},
             )
+        if self._act_rows is not None and len(first) <= COMPILED_ROWS:
+            return self._act_compiled(obs, deterministic)
         h = self.normalized(obs)
         for weight, bias in self._actor:
             h = np.dot(h, weight)
@@ -131,6 +153,29 @@ class PpoPolicy:
                 noise *= np.exp(log_std)
             raw = np.add(noise, raw, out=noise)
         return Action(np.minimum(np.maximum(raw, -1.0), 1.0), logp, {"raw": raw})
+
+    def _act_compiled(self, obs: Obs, deterministic: bool) -> Action:
+        assert self._act_rows is not None
+        x = obs[self._keys[0]] if len(self._keys) == 1 else np.concatenate([obs[key] for key in self._keys], axis=-1)
+        x = np.ascontiguousarray(x, np.float32)  # another kind of array would be compiled for anew
+        shape = (len(x), self._layout.action_dim)
+        noise = np.zeros(shape, np.float32) if deterministic else self._rng.standard_normal(shape, np.float32)
+        raw, value, logp = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape[0], np.float32)
+        self._act_rows(
+            self._mirror,
+            self._table,
+            self._code,
+            x,
+            self._mean,
+            self._scale,
+            OBS_LIMIT if self._normalize else 0.0,
+            noise,
+            self._log_std_at,
+            raw,
+            value,
+            logp,
+        )
+        return Action(value, None if deterministic else logp, {"raw": raw})
 
     def value(self, obs: Obs) -> Array:
         """(B,) the critic's estimates, in the kind of `obs`."""

@@ -36,6 +36,8 @@ class Sac:
     critics in the actor loss). Where we differ: the actor step reads image features computed before the critic step.
     """
 
+    consumes = "transitions"
+
     def __init__(
         self,
         io: IOSpec,
@@ -221,23 +223,23 @@ class Sac:
             alpha = self.alpha
             target = self._bootstrap(next_target_feature, sample.action[:size], sample.logp[:size], batch, alpha)
 
-            out = self._critic.forward(torch.cat([feature, batch.action], dim=1))
-            d_out = self._head.loss_grad(out, target)
+            width = 0 if encoded is None else encoded.shape[1]
+            out, d_feature = self._critic.fit(
+                torch.cat([feature, batch.action], dim=1),
+                lambda outputs: self._head.loss_grad(outputs, target),
+                inputs=slice(0, width) if width else None,
+            )
+            if encoded is not None and self._encoder is not None and d_feature is not None:
+                self._encoder.backward(encoded, d_feature)
             if metrics is not None:
                 metrics["critic_loss"] = self._head.loss(out, target)
                 metrics["q"] = self._head.value(out).mean()
                 metrics["target"] = target.mean()
                 metrics |= self._head.diagnostics(out, target)
-            if encoded is None:
-                self._critic.backward(d_out)
-            else:
-                d_feature = self._critic.backward(d_out, inputs=slice(0, encoded.shape[1]))
-                assert self._encoder is not None
-                assert d_feature is not None
-                self._encoder.backward(encoded, d_feature)
             self._critic_params.adam(self._lr)
             self._target_params.blend(self._critic_params, self.tau)
             self._critic.refresh()
+            self._target.refresh()
         return feature, sample.part(slice(size, 2 * size)) if both else None
 
     def _bootstrap(self, feature: Tensor, action: Tensor, logp: Tensor, batch: Transitions, alpha: float) -> Tensor:
@@ -246,7 +248,6 @@ class Sac:
         if self._subset < self._critics:
             order = torch.randperm(self._critics, generator=self._generator, device=self._device)
             members = order[: self._subset].tolist()
-        self._target.refresh(members)
         value = self._head.value(self._target.forward(torch.cat([feature, action], dim=1), members)).amin(0)
         if self._backup_entropy:
             value = value.sub_(logp, alpha=alpha)
@@ -263,8 +264,8 @@ class Sac:
         out = self._critic.forward(torch.cat([feature, sample.action], dim=1))
         value = self._head.value(out)
         if self._actor_reduce == "min":
-            chosen = value.argmin(0, keepdim=True)
-            d_value = torch.zeros_like(value).scatter_(0, chosen, -1.0 / size)
+            chosen = (value == value.amin(0)).to(value.dtype)
+            d_value = chosen.mul_(-1.0 / size).div_(chosen.sum(0) * -size)
         else:
             d_value = torch.full_like(value, -1.0 / (size * self._critics))
         d_action = self._critic.backward(

@@ -27,6 +27,11 @@ def to_numpy(value: Any) -> Any:
     return value.detach().numpy() if isinstance(value, torch.Tensor) else value
 
 
+def host(x: Any) -> Any:
+    """Any array, tensor (of any device) or sequence as a NumPy array; None stays None."""
+    return None if x is None else np.asarray(to_numpy(x.cpu()) if isinstance(x, torch.Tensor) else x)
+
+
 def to_torch(value: Any, device: torch.device | None = None) -> Any:
     """A NumPy array as a tensor over the same memory (on the CPU); anything else unchanged."""
     if isinstance(value, np.ndarray):
@@ -56,7 +61,9 @@ def same_kind(function: F) -> F:
             device = next((x.device for x in tensors if x.device.type != "cpu"), None)
             return function(*(to_torch(x, device) for x in args), **{k: to_torch(x, device) for k, x in kwargs.items()})
         result = function(*(to_numpy(x) for x in args), **{k: to_numpy(x) for k, x in kwargs.items()})
-        return tuple(map(to_torch, result)) if isinstance(result, tuple) else to_torch(result)
+        if not isinstance(result, tuple):
+            return to_torch(result)
+        return result._make(map(to_torch, result)) if hasattr(result, "_make") else tuple(map(to_torch, result))
 
     return cast(F, wrapper)
 

@@ -2,7 +2,7 @@
 
 - `rollout_gae(reward, value, next_value, terminated, boundary, *, gamma=0.99, gae_lambda=0.95, ...)` is what on-policy
   learners call: (T, N) rollouts with time first, or flat (rows,) storage, from flags; one fused compiled pass.
-- `gae(reward, discount, value, next_value, trace)` is the dense form with time last, from prepared discounts and traces.
+- `gae(reward, discount, value, next_value, trace)` is the dense form, time last, from prepared discounts and traces.
 
 Both return (advantage, return), take NumPy arrays or torch tensors and give back the same kind.
 """
@@ -32,7 +32,7 @@ def gae(reward: A, discount: A, value: A, next_value: A, trace: A) -> tuple[A, A
         discount: (..., T) gamma^k (1 - terminated), the only bootstrap multiplier.
         value: (..., T) V(s_t).
         next_value: (..., T) V of the true successor, everywhere.
-        trace: (..., T) 0 where an episode ended or the rollout was cut, else discount times lambda (or (gamma lambda)^k).
+        trace: (..., T) 0 where an episode ended or the rollout was cut, else discount * lambda, or (gamma lambda)^k.
 
     Returns:
         (advantage, return), both (..., T).

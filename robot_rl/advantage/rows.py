@@ -45,6 +45,8 @@ class Rows:
 
     def inside(self, x: Any) -> Any:
         """`x` inside episodes and 0 at boundaries: the coefficient of a recursion."""
+        # `where` between two numbers would fall back to torch's default dtype.
+        x = self.xp.full_like(self.reward, x) if isinstance(x, float) else x
         return self.xp.where(self.boundary, zero(self.reward), x)
 
     def following(self, x: Any, last: float = 0.0) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data.arrays import Arrays, Store
+from robot_rl.data.arrays import Arrays, HostArrays, Store
 
 PROBES = 64
 """Values compared to see whether an observation continues the stored successor."""
@@ -34,6 +34,7 @@ class FrameRing:
         self.store: dict[str, Store] = {
             key: arrays.zeros((capacity, *shape), dtype) for key, (shape, dtype) in keys.items()
         }
+        self._kind = np.ndarray if isinstance(arrays, HostArrays) else None  # needs no conversion
         self._probe = {key: max(1, math.prod(shape) // PROBES) for key, (shape, _) in keys.items()}
 
     @property
@@ -49,13 +50,22 @@ class FrameRing:
         else:
             where = self._arrays.put(np.arange(start, start + size) % self.capacity, "int64")
         for key, (_, dtype) in self.keys.items():
-            self.store[key][where] = self._arrays.put(frames[key], dtype)
+            frame = frames[key]
+            self.store[key][where] = frame if type(frame) is self._kind else self._arrays.put(frame, dtype)
         self.count += size
         return first
 
-    def gather(self, numbers: Store) -> dict[str, Any]:
-        """Tensors of the frames at slots `numbers` (any shape), copied."""
-        return {key: self._arrays.tensor(self._arrays.take(store, numbers)) for key, store in self.store.items()}
+    def gather(self, slots: Store) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Tensors of the frames at `slots` (..., 2): the first of every pair, and the second.
+
+        Pairs mostly lie side by side, and fetching them together is a good deal faster than one after the other; the
+        price is that the result is contiguous only within a frame.
+        """
+        here, there = {}, {}
+        for key, store in self.store.items():
+            pairs = self._arrays.tensor(self._arrays.take(store, slots))
+            here[key], there[key] = pairs.unbind(slots.ndim - 1)
+        return here, there
 
     def same(self, frames: dict[str, Any], numbers: np.ndarray) -> np.ndarray:
         """(n,) bool: do `frames` look like the stored ones with these numbers (compared at `PROBES` places)?"""
@@ -70,8 +80,4 @@ class FrameRing:
 
     def fingerprint(self, frames: dict[str, Any]) -> bytes:
         """The probed values of NumPy frames as bytes."""
-        parts = []
-        for key in self.keys:
-            frame = frames[key]
-            parts.append(frame.reshape(len(frame), -1)[:, :: self._probe[key]].tobytes())
-        return b"".join(parts)
+        return b"".join([frames[key].reshape(-1)[::step].tobytes() for key, step in self._probe.items()])

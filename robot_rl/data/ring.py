@@ -75,9 +75,11 @@ class TransitionRing:
 
     def retire(self) -> None:
         """Forget the rows that were overwritten, or whose frames were."""
-        self.oldest = max(self.oldest, self.count - self.capacity)
-        if self.frames is not None:
-            limit = self.frames.oldest + self.slack if self.frames.oldest else 0
+        oldest, frames = self.count - self.capacity, self.frames
+        if oldest > self.oldest:
+            self.oldest = oldest
+        if frames is not None and frames.count > frames.capacity:
+            limit = frames.count - frames.capacity + self.slack
             while self.oldest < self.count and self.born[self.oldest % self.capacity] < limit:
                 self.oldest += 1
 

@@ -29,7 +29,8 @@ TORQUE = 5.0
 SPEED_SCALE = 20.0
 """Joint speed [rad/s] that the state maps to 1; the hardware logs reach 19.8."""
 FULL_TORQUE_SPEED, NO_TORQUE_SPEED = 25.0, 35.0
-"""The motor gives full torque up to the first speed [rad/s] and none that accelerates beyond the second."""
+"""Torque that adds energy is full while both joints are slower than the first speed [rad/s] and none beyond the second:
+the hardware stops at such speeds, and nothing would bound a simulated arm of so little damping."""
 
 _M1, _M2, _R1, _R2 = 0.5234602302310271, 0.6255677234174437, 0.2, 0.25569305436052964
 _I1, _I2, _ROTOR, _DAMPING, _G = 0.031887199591513114, 0.05086984812807257, 0.002263392, 0.001, 9.81
@@ -41,7 +42,7 @@ _G1, _G2 = _G * (_M1 * _R1 + _M2 * LINK1), _G * _M2 * _R2
 # robot, found by a cross-entropy search over simulated episodes of this model (return + 200 for success).
 _SWING_UP = {
     "pendubot": ((-2.206, 0.726, 7.884, -1.563, -0.307, 0.189, -2.162, 0.751, -0.529, -0.349), 4.626),
-    "acrobot": ((-3.495, -2.174, -3.071, 4.624, 0.14, -0.272, -1.744, -0.553, -0.082, -1.958), 4.811),
+    "acrobot": ((-2.965, -1.994, -3.465, 4.518, 0.157, -0.338, -2.380, -0.793, -0.034, -2.281), 4.300),
 }
 
 
@@ -107,7 +108,7 @@ class DoublePendulum:
         )
 
     def control(self, view: View, action: Array) -> Array:
-        """Torque of the driven joint [N*m], faded out where the motor already turns that way at its top speed.
+        """Torque of the driven joint [N*m], faded out where it would speed up an arm that is too fast already.
 
         Args:
             view: state of N environments.
@@ -118,9 +119,9 @@ class DoublePendulum:
         """
         xp = view.xp
         torque = xp.clip(action[:, 0], -1.0, 1.0) * TORQUE
-        speed = xp.sign(torque) * view.qvel[:, self._driven]
-        share = xp.clip((NO_TORQUE_SPEED - speed) / (NO_TORQUE_SPEED - FULL_TORQUE_SPEED), 0.0, 1.0)
-        torque = torque * share
+        fastest = xp.max(xp.abs(view.qvel), axis=1)
+        share = xp.clip((NO_TORQUE_SPEED - fastest) / (NO_TORQUE_SPEED - FULL_TORQUE_SPEED), 0.0, 1.0)
+        torque = xp.where(torque * view.qvel[:, self._driven] > 0.0, torque * share, torque)
         passive = xp.zeros_like(torque)
         return xp.stack([torque, passive] if self._driven == 0 else [passive, torque], axis=1)
 

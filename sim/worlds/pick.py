@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import array_api_compat
 
@@ -38,8 +38,9 @@ class Pick:
         ValueError: an option outside these values.
     """
 
-    name = "pick"
-    cameras = ("front", "wrist")
+    name: str = "pick"
+    cameras: tuple[str, ...] = ("front", "wrist")
+    markers: ClassVar[dict[str, str]] = {"goal": "goal"}
     radius = 0.03
 
     def __init__(
@@ -76,7 +77,7 @@ class Pick:
         robot, task = self._arm.start(tip, xp.zeros_like(tip[:, 0]), STROKE)
         zero = xp.zeros_like(half_turn)
         cube = xp.concat([place, zero + _HALF, xp.cos(half_turn), zero, zero, xp.sin(half_turn)], axis=1)
-        qpos = xp.concat([robot, cube, goal], axis=1)
+        qpos = xp.concat([robot, cube], axis=1)
         return Reset(qpos=qpos, qvel=xp.zeros_like(qpos[:, 1:]), ctrl=robot, task={**task, "goal": goal})
 
     def control(self, view: View, action: Array) -> Array:
@@ -94,7 +95,7 @@ class Pick:
         return view.xp.astype(view.xp.concat([*self._arm.state(view), *vectors], axis=1), view.xp.float32)
 
     def reward(self, view: View) -> Array:
-        """Dense: 0.3 for the tip at the cube, 0.1 for fingers on it, 0.2 for lifting and 0.4 for its way to the goal."""
+        """Dense: 0.3 for the tip at the cube, 0.1 for fingers on it, 0.2 for lifting 0.4 for its way to the goal."""
         xp = view.xp
         if not self._dense:
             return xp.astype(self.success(view), xp.float32)

@@ -7,7 +7,6 @@ checkpoints fall one after the other or not at all.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +167,7 @@ class Race:
         gap = xp.sum((near - view.qpos[:, None, :2]) ** 2, axis=2)
         task["index"] = (task["index"] + xp.argmin(gap, axis=1) - _WINDOW) % self._samples
         along, _ = self._offset(view, table)
-        place = xp.astype(task["index"], along.dtype) * self._spacing + along
+        place = xp.astype(xp.astype(task["index"], along.dtype) * self._spacing + along, task["place"].dtype)
         moved = place - task["place"]
         moved = moved - self.length * xp.round(moved / self.length)
         task["place"], task["advance"] = place, moved
@@ -341,6 +340,3 @@ def heading(view: View) -> Array:
     """
     w, x, y, z = (view.qpos[:, i] for i in range(3, 7))
     return view.xp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
-
-
-assert math.isclose(_SPACING * _POINTS[0], _POINTS_AT[0])

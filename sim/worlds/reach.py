@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import array_api_compat
+from typing import Any, ClassVar
 
 from robot_rl.sim.arm import STROKE, Arm, marker, norm, scene, span
 from robot_rl.sim.world import Draw, Reset, View
@@ -29,8 +27,9 @@ class Reach:
         ValueError: an option outside these values.
     """
 
-    name = "reach"
-    cameras = ("front", "wrist")
+    name: str = "reach"
+    cameras: tuple[str, ...] = ("front", "wrist")
+    markers: ClassVar[dict[str, str]] = {"goal": "goal"}
     radius = 0.02
 
     def __init__(
@@ -62,8 +61,7 @@ class Reach:
         low, high = (0.32, -0.18, 0.06), (0.54, 0.18, 0.30)
         goal = span(unit[:, 3:6], low, high)
         robot, task = self._arm.start(span(unit[:, :3], low, high), xp.zeros_like(goal[:, 0]), 0.25 * STROKE)
-        qpos = xp.concat([robot, goal], axis=1)
-        return Reset(qpos=qpos, qvel=xp.zeros_like(qpos), ctrl=robot, task={**task, "goal": goal})
+        return Reset(qpos=robot, qvel=xp.zeros_like(robot), ctrl=robot, task={**task, "goal": goal})
 
     def control(self, view: View, action: Array) -> Array:
         """Position targets of joints and fingers."""

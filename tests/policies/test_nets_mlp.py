@@ -96,16 +96,34 @@ def test_bf16_keeps_the_precision_of_observations():
     assert float((out[0, 0] - out[0, 1]).abs()) > 1e-5
 
 
-def test_refresh_of_some_members_makes_their_bf16_copies_current():
+def test_refresh_makes_bf16_copies_current():
     net, params = network("explicit", MlpShape(3, 2, (64, 64), 1), dtype=torch.float32, matmul="bf16")
     x = torch.randn(5, 2)
     before = net.forward(x)
     with torch.no_grad():
-        params.view["weight1"].mul_(2.0)
-    net.refresh([1])
+        params.view["weight1"][1].mul_(2.0)
+    net.refresh()
+    assert torch.equal(net.forward(x, [0]), before[:1])
     after = net.forward(x)
     assert not torch.equal(before[1], after[1])
-    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[[0, 2]], after[[0, 2]])
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("matmul", ["float32", "bf16"])
+def test_fit_equals_forward_then_backward(layer_norm, matmul):
+    net, params = network("explicit", MlpShape(3, 4, (64, 64), 2, layer_norm), dtype=torch.float32, matmul=matmul)
+    x, target = torch.randn(9, 4), torch.randn(9, 2)
+    out = net.forward(x)
+    d_x = net.backward(out - target, inputs=slice(0, 2))
+    expected = params.grad.clone()
+    params.grad.zero_()
+    again, d_again = net.fit(x, lambda outputs: outputs - target, inputs=slice(0, 2))
+    assert torch.equal(out, again)
+    assert torch.equal(params.grad, expected)
+    assert d_x is not None
+    assert d_again is not None
+    assert torch.equal(d_x, d_again)
 
 
 def test_fused_adam_equals_torch_adam():
@@ -143,14 +161,16 @@ def test_products_equal_plain_torch(dtype, size):
     rows, wide_in, wide_out = size
     x, w, d = torch.randn(rows, wide_in), torch.randn(wide_in, wide_out), torch.randn(rows, wide_out)
     bias = torch.randn(wide_out)
-    tolerance = {"rtol": 2e-2, "atol": 0.5} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    rtol, atol = (2e-2, 0.5) if dtype == torch.bfloat16 else (1e-4, 1e-4)
     low = (x.to(dtype), w.to(dtype), d.to(dtype))
     expected = torch.relu(x @ w + bias)
-    torch.testing.assert_close(affine(low[0], low[1], bias.to(dtype), relu=True).float(), expected, **tolerance)
-    torch.testing.assert_close(times_transposed(low[2], low[1]).float(), d @ w.T, **tolerance)
+    torch.testing.assert_close(
+        affine(low[0], low[1], bias.to(dtype), relu=True).float(), expected, rtol=rtol, atol=atol
+    )
+    torch.testing.assert_close(times_transposed(low[2], low[1]).float(), d @ w.T, rtol=rtol, atol=atol)
     out = torch.empty(wide_in, wide_out, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     weight_grad(low[0], low[2], out)
-    torch.testing.assert_close(out.float(), x.T @ d, **tolerance)
+    torch.testing.assert_close(out.float(), x.T @ d, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,12 @@ from robot_rl.loops.on_policy import train_on_policy
 from robot_rl.policies.online.ppo import Ppo, RewardScale, standardize
 from robot_rl.policies.online.ppo_policy import Moments
 from robot_rl.types import IOSpec, Rollout
+
+KERNELS = [
+    "numpy",
+    pytest.param("numba", marks=pytest.mark.skipif(not find_spec("numba"), reason="needs numba (extra `fast`)")),
+    "torch",
+]
 
 
 def make_io(obs=1, act=1):
@@ -106,7 +113,7 @@ def test_ppo_constant_reward_truncation_bootstraps_and_termination_does_not():
     assert value(terminal=True) == pytest.approx(6.05, abs=0.8)
 
 
-@pytest.mark.parametrize("kernel", ["numpy", "torch"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("log_std", ["free", "state"])
 def test_ppo_first_minibatch_has_ratio_one(kernel, log_std):
     learner = make(epochs=1, minibatch=1000, kernel=kernel, log_std=log_std)
@@ -118,7 +125,7 @@ def test_ppo_first_minibatch_has_ratio_one(kernel, log_std):
     assert metrics["train/policy_loss"] == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("kernel", ["numpy", "torch"])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_ppo_kl_stop_ends_the_update_early(kernel):
     free = make(lr=3e-2, minibatch=16, kernel=kernel)
     bound = make(lr=3e-2, minibatch=16, kernel=kernel, target_kl=0.01)
@@ -127,9 +134,10 @@ def test_ppo_kl_stop_ends_the_update_early(kernel):
     assert 1 <= metrics["train/gradient_steps"] < 40
 
 
-def test_ppo_kernels_agree_after_an_update():
+@pytest.mark.parametrize("kernel", KERNELS[:2])
+def test_ppo_kernels_agree_after_an_update(kernel):
     options = {"value_clip": 0.2, "entropy_coef": 0.01, "minibatch": 24, "epochs": 2, "normalize_reward": True}
-    first, second = (make(kernel=kernel, **options) for kernel in ("numpy", "torch"))
+    first, second = make(kernel=kernel, **options), make(kernel="torch", **options)
     one, two = first.update(iter([rollout(first)])), second.update(iter([rollout(second)]))
     torch.testing.assert_close(first.policy.state_dict(), second.policy.state_dict(), atol=1e-5, rtol=1e-4)
     assert one == pytest.approx(two, rel=1e-3, abs=1e-5)
@@ -149,7 +157,7 @@ def test_ppo_invalid_rows_change_nothing():
     torch.testing.assert_close(updated(0.0), updated(1e3), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("kernel", ["numpy", "torch"])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_ppo_saved_and_loaded_learner_makes_the_same_next_update(tmp_path, kernel):
     options = {"normalize_reward": True, "minibatch": 16, "kernel": kernel}
     first = make(seed=1, **options)
@@ -259,23 +267,22 @@ def test_ppo_two_armed_bandit_is_solved():
     assert (chosen > 0).mean() > 0.95
 
 
-@pytest.mark.parametrize("kernel", ["numpy", "torch"])
-def test_ppo_linear_quadratic_task_reaches_the_riccati_gain(kernel):
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_ppo_linear_quadratic_task_costs_what_the_riccati_gain_costs(kernel):
     drift, push, cost, gamma = 0.9, 0.5, 0.1, 0.9
-    value = gain = 0.0
+    value = best = 0.0
     for _ in range(1000):  # scalar discounted Riccati recursion
-        gain = gamma * drift * push * value / (cost + gamma * push**2 * value)
-        value = 1.0 + gamma * drift**2 * value - gain * gamma * drift * push * value
-    learner = make(
-        gamma=gamma,
-        rollout_steps=64,
-        minibatch=64,
-        lr=1e-2,
-        hidden=(16,),
-        log_std_init=-1.5,
-        kernel=kernel,
-    )
+        best = gamma * drift * push * value / (cost + gamma * push**2 * value)
+        value = 1.0 + gamma * drift**2 * value - best * gamma * drift * push * value
+    learner = make(gamma=gamma, rollout_steps=64, minibatch=64, lr=1e-2, hidden=(16,), log_std_init=-1.5, kernel=kernel)
     train_on_policy(World(8, 30, drift, push, cost, noise=0.1), learner, total_steps=64 * 8 * 60)
     x = np.array([[-0.4], [0.4]], np.float32)
     low, high = learner.policy.act({"state": x}, deterministic=True).extras["raw"][:, 0]
-    assert (low - high) / 0.8 == pytest.approx(gain, rel=0.15)
+    gain = (low - high) / 0.8
+
+    def rate(k):
+        """Stationary cost per step of a = -k x, in units of the noise variance."""
+        return (1.0 + cost * k**2) / (1.0 - (drift - push * k) ** 2)
+
+    # The best gain is 1.32 with rate 1.25; doing nothing costs 5.3.
+    assert rate(gain) < 1.08 * rate(best)

@@ -27,9 +27,7 @@ def learn(learner, io, updates=3):
         return found
 
     for _ in range(updates):
-        row = Transitions(
-            obs(), torch.rand(8, 2), torch.randn(8), torch.full((8,), 0.9), obs(), off, off, off, ~off
-        )
+        row = Transitions(obs(), torch.rand(8, 2), torch.randn(8), torch.full((8,), 0.9), obs(), off, off, off, ~off)
         learner.update(iter([row]))
 
 
@@ -45,6 +43,7 @@ def test_numpy_and_torch_answers_agree_after_learning(options, rows):
     assert isinstance(array, np.ndarray)
     assert array.dtype == np.float32
     assert array.shape == (rows, 2)
+    assert isinstance(tensor, torch.Tensor)
     np.testing.assert_allclose(array, tensor.numpy(), rtol=1e-4, atol=1e-5)
 
 
