@@ -26,7 +26,8 @@ def run(quick: bool = False) -> dict[str, Any]:
     """Time our GAE and its peers in alternation, and every estimator on a flat ragged batch of 2^20 steps.
 
     Peers are real packages where they can be imported (stable-baselines3, TorchRL, Tianshou) and plain loops of our own
-    in the manner of CleanRL and verl. All data are float32; results agree to 1e-5 of the largest advantage or the row
+    in the manner of CleanRL and verl. Times are
+    processor time of the one thread. All data are float32; results agree to 1e-5 of the largest advantage or the row
     says so.
 
     Args:
@@ -96,7 +97,7 @@ def _peers(steps: int, width: int, backend: str, repeat: int, skipped: dict[str,
 
 
 def _compare(ours: Callable[[], Any], theirs: Callable[[], Any], repeat: int) -> dict[str, Any]:
-    first, second = np.array(ours()), np.array(theirs())
+    first, second = np.asarray(ours()).copy(), np.asarray(theirs()).copy()
     error = float(np.abs(first - second).max() / max(1.0, float(np.abs(second).max())))
     calls = [max(1, int(SLICE / _seconds(function, 3))) for function in (ours, theirs)]
     times = np.array([[_seconds(f, n) for f, n in zip((ours, theirs), calls)] for _ in range(repeat)])
@@ -114,11 +115,12 @@ def _compare(ours: Callable[[], Any], theirs: Callable[[], Any], repeat: int) ->
 
 
 def _seconds(function: Callable[[], Any], calls: int) -> float:
-    """Time per call over some calls in a row: both sides find their data where the call before left them."""
-    start = time.perf_counter()
+    """Processor time of this thread per call, over some calls in a row: warm caches for both sides, and what other
+    programs do meanwhile does not count."""
+    start = time.thread_time()
     for _ in range(calls):
         function()
-    return (time.perf_counter() - start) / calls
+    return (time.thread_time() - start) / calls
 
 
 def _ours(data: dict[str, np.ndarray]) -> Callable[[], Any]:
@@ -272,7 +274,5 @@ def _time(item: Entry, batch: Any, repeat: int) -> dict[str, float]:
     item.function(batch, *state, **options)
     times = []
     for _ in range(repeat):
-        start = time.perf_counter()
-        item.function(batch, *state, **options)
-        times.append(time.perf_counter() - start)
+        times.append(_seconds(lambda: item.function(batch, *state, **options), 1))
     return {"ms": float(np.median(times) * 1e3), "best_ms": float(min(times) * 1e3)}
