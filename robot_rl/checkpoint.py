@@ -54,6 +54,8 @@ def _packed(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype == object:
             raise TypeError("state holds a NumPy object array; expected numeric arrays (no pickle in checkpoints)")
+        if value.dtype.kind == "U":
+            return {"__strings__": value.tolist(), "dtype": str(value.dtype)}
         if value.dtype in (np.uint16, np.uint32, np.uint64):  # torch lacks full support of these: keep the bits
             raw = np.array(value, copy=True).view({2: np.int16, 4: np.int32, 8: np.int64}[value.dtype.itemsize])
             return {"__array__": torch.from_numpy(np.ascontiguousarray(raw)), "dtype": str(value.dtype)}
@@ -71,6 +73,8 @@ def _unpacked(value: Any) -> Any:
     if isinstance(value, dict):
         if "__array__" in value:
             return value["__array__"].numpy().view(np.dtype(value["dtype"]))
+        if "__strings__" in value:
+            return np.array(value["__strings__"], dtype=value["dtype"])
         return {key: _unpacked(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_unpacked(item) for item in value)

@@ -228,9 +228,9 @@ def collect(cfg: DictConfig) -> None:
     if out.suffix in (".hdf5", ".h5"):
         d4rl.write(out, episodes)
     else:
-        with recorder.Recorder(out, io=env.io) as writer:
+        with recorder.Recorder(out) as writer:
             for episode in episodes:
-                writer.add(episode)
+                writer.append(episode)
     successes = [bool(episode.meta["success"]) for episode in episodes if "success" in episode.meta]
     _table(
         {

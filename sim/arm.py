@@ -8,7 +8,7 @@ near the measured pose, which bounds the force of a push.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import array_api_compat
@@ -143,7 +143,7 @@ class Arm:
     def control(self, view: View, action: Array) -> Array:
         """Advance the command by (N, A) actions in [-1, 1] and return (N, 8) position targets."""
         xp = view.xp
-        command = view.task["command"]
+        command: Any = view.task["command"]
         action = xp.astype(action, command.dtype)
         device = array_api_compat.device(command)
         delta = action[:, : len(self.steps)] * xp.asarray(self.steps, dtype=command.dtype, device=device)
@@ -175,7 +175,7 @@ class Arm:
 
     def update(self, view: View) -> None:
         """Recompute the tip's variables in `view.task` after a control step."""
-        xp, task = view.xp, view.task
+        xp, task = view.xp, cast("dict[str, Any]", view.task)
         count = view.qpos.shape[0]
         measured = xp.astype(view.qpos[:, :6], task["command"].dtype)
         # One pass over measured and commanded joints: the fixed cost of an array operation is what counts here.

@@ -78,7 +78,7 @@ class Chain:
         self._cache: dict[Any, tuple[Array, ...]] = {}
 
     def _link_constants(self, offsets: list[np.ndarray], end: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Matrices of link(q) = constant + s(q) sine + c(q) cosine, end pose, local axes, anchors, hinge mask, limits, 1."""
+        """Matrices of link(q) = constant + sin q sine + cos q cosine, end, local axes, anchors, hinges, limits, 1."""
         count = len(offsets)
         constant, sine, cosine = (np.zeros((count, 4, 4)) for _ in range(3))
         for j in range(count):

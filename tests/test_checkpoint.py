@@ -41,6 +41,7 @@ def test_state_round_trip_keeps_kinds_and_values(tmp_path: Path) -> None:
         "counter": np.array([2**63 + 5, 7], np.uint64),
         "bools": np.array([True, False]),
         "scalar0": np.array(3.5),
+        "names": np.array(["a", "bcd"]),
         "big": rng.bit_generator.state["state"]["state"],  # a 128-bit integer
         "nested": [1, (2.5, "x", None), {"flag": True}],
         "np_scalar": np.float32(1.5),
@@ -48,7 +49,7 @@ def test_state_round_trip_keeps_kinds_and_values(tmp_path: Path) -> None:
     checkpoint.save_state(tmp_path / "s.pt", state)
     back = checkpoint.load_state(tmp_path / "s.pt")
     assert torch.equal(back["tensor"], state["tensor"])
-    for key in ("array", "counter", "bools", "scalar0"):
+    for key in ("array", "counter", "bools", "scalar0", "names"):
         assert back[key].dtype == state[key].dtype
         np.testing.assert_array_equal(back[key], state[key])
     assert back["big"] == state["big"]

@@ -157,6 +157,7 @@ class PpoPolicy:
     def _act_compiled(self, obs: Obs, deterministic: bool) -> Action:
         assert self._act_rows is not None
         x = obs[self._keys[0]] if len(self._keys) == 1 else np.concatenate([obs[key] for key in self._keys], axis=-1)
+        x = np.ascontiguousarray(x, np.float32)  # another kind of array would be compiled for anew
         shape = (len(x), self._layout.action_dim)
         noise = np.zeros(shape, np.float32) if deterministic else self._rng.standard_normal(shape, np.float32)
         raw, value, logp = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape[0], np.float32)

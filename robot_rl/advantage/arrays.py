@@ -23,7 +23,9 @@ def needs_torch(*values: Any) -> bool:
 
 
 def to_numpy(value: Any) -> Any:
-    """A CPU tensor as the NumPy array over the same memory; anything else unchanged."""
+    """A CPU tensor as the NumPy array over the same memory; tuples item by item, anything else unchanged."""
+    if isinstance(value, tuple):
+        return tuple(map(to_numpy, value))
     return value.detach().numpy() if isinstance(value, torch.Tensor) else value
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from robot_rl.advantage.kinds import (
     Array,
     arange,
-    argsort,
     as_array,
     boolean,
     cast,
@@ -23,10 +22,11 @@ from robot_rl.advantage.kinds import (
     require_rows,
 )
 from robot_rl.advantage.normalise import as_cells, normalise, whiten
+from robot_rl.advantage.returns import position
 from robot_rl.advantage.segments import (
+    add,
     seg_argmax,
     seg_count,
-    seg_first,
     seg_max,
     seg_mean,
     seg_var,
@@ -359,24 +359,21 @@ def spo_from_score(score: Array, group: Array) -> Array:
     ok = cells.inside & ~xp.isnan(score)
     known = double(xp.where(ok, score, 0.0))
     # Rank inside the group: sort by score, then stably by group; equal scores share the middle of their ranks.
-    by_score = argsort(known)
-    at = xp.where(ok, cells.ids, cells.n)[by_score]
-    order = by_score[stable_order(at)]
-    ids, value = xp.where(ok, cells.ids, cells.n)[order], known[order]
-    n = int(score.shape[0])
-    new_group = xp.ones_like(ids, dtype=bool)
-    new_group[1:] = ids[1:] != ids[:-1]
-    new_value = xp.ones_like(new_group)
-    new_value[1:] = new_group[1:] | (value[1:] != value[:-1])
-    tie = xp.cumsum(integer(new_value), 0) - 1
-    count = seg_count(tie, n)
-    position = double(arange(n, score))
-    start = seg_first(position, tie, n)
+    at = xp.where(ok, cells.ids, cells.n)
+    by_score = xp.argsort(known)
+    order = by_score[stable_order(at[by_score])]
+    ids, value = at[order], known[order]
+    same = ids == ids
+    same[1:] = (ids[1:] == ids[:-1]) & (value[1:] == value[:-1])
+    same[:1] = False
+    tie = xp.cumsum(integer(~same), 0) - 1
+    before = position(tie)
+    row = arange(int(score.shape[0]), score)
+    first_of_group = xp.cumsum(add(None, at, cells.n + 1), 0) - add(None, at, cells.n + 1)
+    ties = add(None, tie, int(score.shape[0]))[tie]
     members = seg_count(cells.ids, cells.n, mask=ok)
-    group_start = seg_first(position, ids, cells.n + 1)[ids]
-    beaten = start[tie] - group_start + 0.5 * (count[tie] - 1.0)
     out = xp.zeros_like(known)
-    out[order] = beaten
+    out[order] = double(row - before) - first_of_group[ids] + 0.5 * (ties - 1.0)
     share = out / xp.where(members > 1, members - 1.0, 1.0)[cells.ids]
     share = xp.where(xp.isnan(score), float("nan"), xp.where(ok, share, 0.0))
     return cast(share, score)

@@ -291,7 +291,7 @@ def policy_loss_rows(
     advantage = cast(xp.where(use, advantage, 0.0), logp)
     clip = _DEFAULT_CLIP.get(kind, 0.2) if clip is None else clip
     clean = xp.where(use, logp, 0.0)
-    step = log_ratio(logp, old_logp, mask=use)
+    step = log_ratio(logp, detached(as_array(old_logp, logp)), mask=use)
     if kind == "gmpo":
         rows = gmpo_rows(step, advantage, clip=clip, episode=episode, mask=use)
         return xp.where(use, rows, 0.0)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from robot_rl.advantage.kinds import (
     Array,
     as_array,
@@ -23,7 +25,7 @@ from robot_rl.advantage.kinds import (
     require_rows,
     zeros,
 )
-from robot_rl.advantage.segments import factorise, seg_count, seg_first, seg_max, seg_mean, seg_sum, spread
+from robot_rl.advantage.segments import add, check_ids, factorise, seg_first, seg_max, seg_mean, spread
 
 RESIDUE = 1e-6
 """Spread, relative to max(1, largest magnitude), below which the values of a cell count as equal."""
@@ -57,11 +59,13 @@ def as_cells(cells: Any, like: Array, n_cells: int | None = None) -> Cells:
     require_rows(like.shape[0], cells=cells)
     require_ids("cells", cells)
     inside = cells >= 0
-    if n_cells is None:
-        _refuse_negative(cells)
-        ids, n_cells = factorise(xp.where(inside, cells, -1))
-        return Cells(ids, n_cells, inside)
-    return Cells(xp.where(inside, integer(cells), 0), n_cells, inside)
+    if n_cells is not None:
+        cells = xp.where(inside, integer(cells), 0)
+        check_ids(cells, max(n_cells, 1))
+        return Cells(cells, n_cells, inside)
+    _refuse_negative(cells)
+    ids, count = factorise(cells)  # -1 is a cell of its own here; `inside` keeps its rows out
+    return Cells(ids, count, inside)
 
 
 def _refuse_negative(cells: Array) -> None:
@@ -77,22 +81,31 @@ def _refuse_negative(cells: Array) -> None:
 class _Moments(NamedTuple):
     count: Array
     mean: Array
-    std: Array
+    spread: Array
     flat: Array  # cells whose values are equal up to float residue
 
 
-def _moments(x: Array, cells: Cells, valid: Array, ddof: int, around: Array | None = None) -> _Moments:
-    """Two-pass moments per cell; `around` = 0 gives the root mean square instead of the deviation."""
+def _moments(x: Array, ids: Array, n: int, ddof: int, centred: bool) -> _Moments:
+    """Two-pass moments per cell; not `centred` gives the root mean square instead of the deviation."""
     xp = library(x)
-    count = seg_count(cells.ids, cells.n, mask=valid)
-    safe = xp.where(count > 0, count, 1.0)
-    mean = seg_sum(x, cells.ids, cells.n) / safe
-    distance = x - mean[cells.ids] if around is None else x
-    divisor = count - ddof if around is None else count
-    square = seg_sum(distance * distance, cells.ids, cells.n, mask=valid)
-    std = xp.sqrt(square / xp.where(divisor > 0, divisor, 1.0))
-    largest = seg_max(xp.abs(x), cells.ids, cells.n)
-    return _Moments(count, mean, std, std <= RESIDUE * xp.where(largest > 1.0, largest, 1.0))
+    count = add(None, ids, n)
+    mean = add(x, ids, n) / xp.where(count > 0, count, 1.0)
+    if centred:
+        square = mean[ids]
+        square -= x
+        square *= square  # in place: a fresh array of this size costs as much as the arithmetic
+    else:
+        square = x * x
+    divisor = count - ddof if centred else count
+    spread = xp.sqrt(add(square, ids, n) / xp.where(divisor > 0, divisor, 1.0))
+    if isinstance(x, np.ndarray):
+        # The largest value of each cell is rarely needed: first try the largest of all, an upper bound. A cell with
+        # one member is no matter: its distance from its mean is 0 anyhow.
+        bound = max(1.0, float(x.max()), -float(x.min())) if len(x) else 1.0
+        if not ((spread <= RESIDUE * bound) & (count > 1)).any():
+            return _Moments(count, mean, spread, np.zeros(n, dtype=bool))
+    largest = seg_max(xp.abs(x), ids, n)
+    return _Moments(count, mean, spread, spread <= RESIDUE * xp.where(largest > 1.0, largest, 1.0))
 
 
 def normalise(
@@ -194,45 +207,82 @@ def normalise(
     scale_at = base if scale_cells is None else as_cells(scale_cells, x)
 
     raw = double(x)
-    valid = ~xp.isnan(raw) & base.inside & center_at.inside & scale_at.inside
+    valid = ~xp.isnan(raw) & base.inside
+    for cells_at in (center_at, scale_at):
+        if cells_at is not base:
+            valid = valid & cells_at.inside
     if mask is not None:
         valid = valid & mask
-    value = xp.where(valid, raw, 0.0)
-    out, small, flat = value, xp.zeros_like(valid), xp.zeros_like(valid)
+    shared = scale_at is center_at
+    value, (center_ids, n_center), (scale_ids, n_scale) = raw, center_at[:2], scale_at[:2]
+    if not (isinstance(raw, np.ndarray) and valid.all()):
+        # Rows that do not count go, with value 0, to one more cell, so that no statistic needs a mask.
+        value = xp.where(valid, raw, 0.0)
+        center_ids, n_center = xp.where(valid, center_ids, n_center), n_center + 1
+        scale_ids = center_ids if shared else xp.where(valid, scale_ids, n_scale)
+        n_scale = n_scale + 1
+
+    # Everything that a cell decides is one number to subtract and one to multiply with.
+    mean, factor, other = None, None, None
+    small_center, small_scale = None, None
     moments = None
     if center != "none":
-        moments = _moments(value, center_at, valid, ddof)
-        small = small | (moments.count < min_count)[center_at.ids]
-        flat = flat | moments.flat[center_at.ids]
+        moments = _moments(value, center_ids, n_center, ddof, centred=True)
+        small_center = moments.count < min_count
         mean = moments.mean
         if center == "weighted":
-            wide = double(weight)
-            total = seg_sum(wide, center_at.ids, center_at.n, mask=valid)
-            mean = seg_sum(value, center_at.ids, center_at.n, weight=wide) / xp.where(total > 0, total, 1.0)
-        out = value - mean[center_at.ids]
+            wide = xp.where(valid, double(weight), 0.0)
+            total = add(wide, center_ids, n_center)
+            mean = add(value * wide, center_ids, n_center) / xp.where(total > 0, total, 1.0)
+        factor = xp.ones_like(mean)
         if center == "leave_one_out":
-            others = xp.where(moments.count > 1, moments.count - 1.0, 1.0)
-            out = out * (moments.count / others)[center_at.ids]
+            factor = moments.count / xp.where(moments.count > 1, moments.count - 1.0, 1.0)
+        if zero_var == "zero":
+            factor = xp.where(moments.flat, 0.0, factor)
     if scale != "none":
-        if scale == "rms":
-            spread_of = _moments(value, scale_at, valid, ddof, around=value)
-        else:
-            same = moments is not None and scale_at is center_at
-            spread_of = moments if same and moments is not None else _moments(value, scale_at, valid, ddof)
-        small = small | (spread_of.count < min_count)[scale_at.ids]
-        flat = flat | spread_of.flat[scale_at.ids]
-        floored = xp.where(spread_of.std > std_floor, spread_of.std, std_floor) + eps
-        out = out / floored[scale_at.ids]
-    if zero_var == "zero":
-        out = xp.where(flat, 0.0, out)
-    if singleton == "error" and bool((small & valid).any()):
-        row = int(integer(small & valid).argmax())
-        raise ValueError(
-            f"row {row} is in a cell with fewer than {min_count} scorable members; collect more rollouts per group "
-            'or choose singleton="zero"'
-        )
-    replacement = {"zero": 0.0, "error": 0.0, "nan": float("nan"), "raw": value}[singleton]
-    out = xp.where(small, replacement, out)
+        reuse = shared and scale == "std" and moments is not None
+        of = moments if reuse else _moments(value, scale_ids, n_scale, ddof, centred=scale == "std")
+        assert of is not None
+        small_scale = of.count < min_count
+        other = 1.0 / (xp.where(of.spread > std_floor, of.spread, std_floor) + eps)
+        if zero_var == "zero":
+            other = xp.where(of.flat, 0.0, other)
+        if shared and factor is not None:
+            factor, other = factor * other, None
+    if mean is None:
+        out = value
+    else:
+        out = mean[center_ids]
+        out -= value
+        assert factor is not None
+        factor = 0.0 - factor  # the sign of "mean - value" goes into the factor
+    if shared and factor is not None:
+        small = small_center if small_scale is None or small_center is None else small_center | small_scale
+        factor = xp.where(small, 0.0, factor)
+    for part, at in ((factor, center_ids), (other, scale_ids)):
+        if part is not None:
+            scaled = part[at]
+            scaled *= out
+            out = scaled
+    if out is not value:
+        out += 0.0  # no negative zeros
+    if small_center is None and small_scale is None:
+        return cast(xp.where(valid, out, 0.0), x), valid
+    few = None
+    if singleton != "zero" or not shared:
+        for part, at in ((small_center, center_ids), (small_scale, scale_ids)):
+            if part is not None:
+                few = part[at] if few is None else few | part[at]
+        few = few & valid
+        if singleton == "error" and bool(few.any()):
+            row = int(integer(few).argmax())
+            raise ValueError(
+                f"row {row} is in a cell with fewer than {min_count} scorable members; collect more rollouts per "
+                'group or choose singleton="zero"'
+            )
+        out = xp.where(few, {"nan": float("nan"), "raw": value}.get(singleton, 0.0), out)
+    if value is raw:
+        return cast(out, x), valid
     return cast(xp.where(valid, out, 0.0), x), valid
 
 

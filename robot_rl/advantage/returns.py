@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+import torch
+
 from robot_rl.advantage.kinds import (
     Array,
     arange,
@@ -15,7 +18,6 @@ from robot_rl.advantage.kinds import (
     boolean,
     cast,
     double,
-    integer,
     library,
     readable,
     require_flat,
@@ -26,7 +28,7 @@ from robot_rl.advantage.kinds import (
     zeros,
 )
 from robot_rl.advantage.scan import reverse_linear_scan
-from robot_rl.advantage.segments import factorise, seg_count, seg_first, stable_order
+from robot_rl.advantage.segments import factorise, seg_count, stable_order
 
 
 def linear_recurrence(x: Array, decay: Array) -> Array:
@@ -101,10 +103,12 @@ def discounted_return(reward: Array, episode: Array, gamma: float, *, keep: Arra
     if n == 0:
         return cast(reward, reward)
     carry = continues(episode) if keep is None else continues(episode) & keep
+    total = reverse_linear_scan(double(reward), double(carry) * gamma)
+    # A NaN spreads over the part of its episode before it only; the whole episode is unscorable.
     bad = unscorable_rows(reward, episode)
-    # A NaN inside an episode would spread over the part before it only; the whole episode is unscorable.
-    total = reverse_linear_scan(xp.where(bad, 0.0, double(reward)), double(carry) * gamma)
-    return cast(xp.where(bad, float("nan"), total), reward)
+    if not (readable(bad) and not bool(bad.any())):
+        total = xp.where(bad, float("nan"), total)
+    return cast(total, reward)
 
 
 class Threads(NamedTuple):
@@ -161,9 +165,18 @@ def position(episode: Array, actor: Array = None) -> Array:
     """
     episode = as_array(episode)
     if actor is None:
-        ids, count = factorise(episode)
-        row = arange(int(episode.shape[0]), episode)
-        return row - integer(seg_first(row, ids, count)[ids])
+        require_sorted("episode", episode)
+        n = int(episode.shape[0])
+        if n == 0:
+            return zeros(0, episode, "int64")
+        row = arange(n, episode)
+        last = ~continues(episode)
+        if isinstance(episode, torch.Tensor):
+            start = torch.roll(last, 1) * row  # the row behind a last row starts an episode; row 0 is 0 either way
+            return row - start.cummax(0).values
+        end = np.flatnonzero(last) + 1
+        length = np.diff(end, prepend=0)
+        return row - np.repeat(end - length, length)
     order, ids = threads(episode, as_array(actor, episode))
     out = zeros(int(episode.shape[0]), episode, "int64")
     out[order] = position(ids)

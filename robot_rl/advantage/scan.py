@@ -87,6 +87,24 @@ def reverse_linear_scan(x: A, a: A, *, carry: str = "auto", out: A | None = None
     return out
 
 
+def solve(x: Any, a: Any) -> Any:
+    """The recursion as the estimators of this package call it: arguments are their scratch and may be overwritten.
+
+    The running value has the dtype of `x` (double inside compiled kernels): who prepares the rows has chosen the
+    precision already.
+
+    Args:
+        x: (N,) or (T, B) float32 or float64.
+        a: same shape, kind and dtype.
+
+    Returns:
+        y with y_t = x_t + a_t y_{t+1} along axis 0.
+    """
+    if isinstance(x, np.ndarray) and x.ndim <= 2 and backend("cpu") != "torch":
+        return kernels(backend("cpu")).scan(np.ascontiguousarray(x), np.ascontiguousarray(a, x.dtype), overwrite=True)
+    return reverse_linear_scan(x, a, carry="single")
+
+
 def _expand(a: Any, x: Any, *, name: str, of: str) -> Any:
     try:
         if isinstance(a, Tensor):

@@ -7,6 +7,8 @@ All statistics are formed and returned in float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -58,9 +60,25 @@ def _rows(x: Array, ids: Array, n_cells: int, weight: Array, mask: Array) -> tup
     return x, integer(ids), None if weight is None else double(weight), mask
 
 
-def _add(x: Array, ids: Array, n_cells: int) -> Array:
-    if isinstance(x, torch.Tensor):
-        return zeros(n_cells, x).index_add(0, ids, x)
+def add(x: Array, ids: Array, n_cells: int) -> Array:
+    """`seg_sum` without checks, for ids that are known to be dense int64; x None counts the rows.
+
+    Args:
+        x: (N,) float64 values or None.
+        ids: (N,) dense cell ids.
+        n_cells: number of cells.
+
+    Returns:
+        (n_cells,) float64.
+    """
+    if isinstance(ids, torch.Tensor):
+        if x is None:
+            x = torch.ones_like(ids, dtype=torch.float64)
+        return zeros(n_cells, ids).index_add(0, ids, x)
+    if x is None:
+        return np.bincount(ids, minlength=n_cells).astype(np.float64)
+    if n_cells == 1:  # the serial chain of additions of bincount is slow and less exact than a pairwise sum
+        return np.array([x.sum()])
     return np.bincount(ids, weights=x, minlength=n_cells)
 
 
@@ -81,7 +99,7 @@ def seg_sum(x: Array, ids: Array, n_cells: int, *, weight: Array = None, mask: A
         ValueError: shapes differ or an id lies outside the range.
     """
     x, ids, weight, _ = _rows(x, ids, n_cells, weight, mask)
-    return _add(x if weight is None else x * weight, ids, n_cells)
+    return add(x if weight is None else x * weight, ids, n_cells)
 
 
 def seg_count(ids: Array, n_cells: int, *, weight: Array = None, mask: Array = None) -> Array:
@@ -101,7 +119,7 @@ def seg_count(ids: Array, n_cells: int, *, weight: Array = None, mask: Array = N
     """
     if weight is None and mask is None and isinstance(ids, np.ndarray):
         check_ids(ids, n_cells)
-        return np.bincount(ids, minlength=n_cells).astype(np.float64)
+        return add(None, ids, n_cells)
     ones = ids * 0 + 1
     return seg_sum(ones if weight is None else weight, ids, n_cells, mask=mask)
 
@@ -351,6 +369,8 @@ def _packed(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray, int] | No
 def _factorise_by_table(code: np.ndarray, span: int) -> tuple[np.ndarray, int]:
     seen = np.zeros(span, dtype=bool)
     seen[code] = True
+    if seen.all():
+        return code, span
     number = np.cumsum(seen) - 1
     return number[code], int(number[-1]) + 1
 
@@ -358,18 +378,31 @@ def _factorise_by_table(code: np.ndarray, span: int) -> tuple[np.ndarray, int]:
 _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 
 
-def _factorise_by_hash(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray, int]:
+def _factorise_by_hash(keys: Sequence[np.ndarray], n: int) -> tuple[np.ndarray, int]:
     """Sort (hash, row) packed into one word; exact, because neighbours are compared by their true keys."""
-    code = np.zeros(n, dtype=np.uint64)
-    for key in keys:
-        code ^= key.astype(np.int64, copy=False).view(np.uint64) if key.dtype != np.uint64 else key
-        code *= np.uint64(_ODD[0])
-        code ^= code >> np.uint64(32)
-        code *= np.uint64(_ODD[1])
+    # A product with an odd number is a bijection whose high bits depend on all bits of the key; keys of several columns
+    # are added. Should two keys share their high bits, the comparison below finds it.
     bits = np.uint64(max(n - 1, 1).bit_length())
-    code = np.sort((code >> bits << bits) | np.arange(n, dtype=np.uint64))
-    order = (code & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
-    new_hash = np.diff(code >> bits) != 0
+    low = int(keys[0].min())
+    lead = (int(keys[0].max()) - low).bit_length()
+    grouped = len(keys) > 1 and keys[0].dtype != np.uint64 and lead <= 40 - int(bits)
+    code = np.zeros(n, dtype=np.uint64)
+    hashed = keys[1:] if grouped else keys
+    for i, key in enumerate(hashed):
+        wide = key if key.dtype == np.uint64 else key.astype(np.int64, copy=False).view(np.uint64)
+        code += wide * np.uint64(_ODD[i % len(_ODD)])
+    if grouped:
+        # A first key of small range, the group, goes on top as it is: rows of a group lie close together in memory, and
+        # so do their cells, which makes every later gather and scatter several times faster.
+        code >>= np.uint64(lead)
+        code |= (keys[0].astype(np.int64) - low).astype(np.uint64) << np.uint64(64 - lead)
+    code >>= bits
+    code <<= bits
+    code |= np.arange(n, dtype=np.uint64)
+    code.sort()
+    order = (code & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
+    code >>= bits
+    new_hash = code[1:] != code[:-1]
     new_key = np.zeros(n - 1, dtype=bool)
     for key in keys:
         ordered = key[order]
@@ -380,8 +413,8 @@ def _factorise_by_hash(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray
         for key in keys:
             ordered = key[order]
             new_key |= ordered[1:] != ordered[:-1]
-    ids = np.empty(n, dtype=np.int64)
-    number = np.concatenate(([0], np.cumsum(new_key)))
+    ids, number = np.empty(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    np.cumsum(new_key, out=number[1:])
     ids[order] = number
     return ids, int(number[-1]) + 1
 

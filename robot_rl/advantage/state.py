@@ -261,9 +261,7 @@ class EmaScale:
         ok = ~np.isnan(samples.score)
         keys = np.zeros(count, dtype=np.int64)
         keys[task] = samples.key
-        batch = np.stack(
-            [seg_mean(samples.score, task, count, mask=ok), seg_mean(samples.score**2, task, count, mask=ok)], 1
-        )
+        batch = np.stack([seg_mean(x, task, count, mask=ok) for x in (samples.score, samples.score**2)], 1)
         old = self._table.rows(keys, float("nan"))
         new = np.where(np.isnan(old), batch, np.where(np.isnan(batch), old, 0.0))
         both = ~np.isnan(old) & ~np.isnan(batch)
@@ -274,8 +272,9 @@ class EmaScale:
         out = np.where(valid, centered / (std + self.eps), 0.0)
         group, groups = factorise(samples.group)
         wild = seg_count(group, groups, mask=np.abs(out) > self.max_advantage) > 0
-        own, _ = normalise(samples.score, samples.group, ddof=0, eps=self.eps, std_floor=self.std_floor)
-        out = np.where(wild[group], own, out)
+        if wild.any():
+            own, _ = normalise(samples.score, samples.group, ddof=0, eps=self.eps, std_floor=self.std_floor)
+            out = np.where(wild[group], own, out)
         known = ~np.isnan(new[:, 0])
         self._table.write(keys[known], new[known])
         return out

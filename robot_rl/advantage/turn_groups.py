@@ -6,6 +6,8 @@ episode. An episode with a NaN reward is unscorable: it leaves every statistic a
 
 from __future__ import annotations
 
+import numpy as np
+
 from robot_rl.advantage.kinds import (
     Array,
     as_array,
@@ -18,22 +20,25 @@ from robot_rl.advantage.kinds import (
     require_ids,
     require_option,
     require_rows,
+    require_sorted,
 )
 from robot_rl.advantage.normalise import as_cells, normalise, whiten
 from robot_rl.advantage.returns import continues, discounted_return, position, unscorable_rows
-from robot_rl.advantage.segments import combine_ids, factorise, seg_count, seg_sum, seg_var
+from robot_rl.advantage.segments import check_ids, combine_ids, factorise, seg_count, seg_sum, seg_var
 
 
 def _turn_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Array, Array, Array]:
-    """(reward, episode int64, group per row, first row of each episode)."""
+    """(reward, episode int64, dense group per row or -1, first row of each episode)."""
     reward = as_array(reward)
     n = require_flat("reward", reward)
     episode = as_array(episode, reward)
     group = as_array(group, reward)
     require_rows(n, episode=episode)
     require_ids("episode", episode)
-    require_ids("group", group)
-    require_flat("group", group)
+    require_sorted("episode", episode)
+    dense = as_cells(group, group)
+    group = library(reward).where(dense.inside, dense.ids, -1)
+    check_ids(episode, int(group.shape[0]))
     episode = integer(episode)
     first = episode == episode
     first[1:] = episode[1:] != episode[:-1]
@@ -42,9 +47,10 @@ def _turn_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Arra
 
 def _cell(group: Array, index: Array) -> tuple[Array, int]:
     """Dense cells (group, index), and their number; -1 where the group is -1."""
-    xp = library(group)
     ids, count = combine_ids(group, index)
-    return xp.where(group >= 0, ids, -1), count
+    if isinstance(group, np.ndarray) and group.size and group.min() >= 0:
+        return ids, count
+    return library(group).where(group >= 0, ids, -1), count
 
 
 def trloo(
@@ -141,10 +147,8 @@ def gigpo(
     require_ids("anchor", anchor)
     scale = "std" if mode == "mean_std_norm" else "none"
     episodes = int(as_array(group, reward).shape[0])
-    bad = unscorable_rows(reward, episode)
     if score is None:
-        total = seg_sum(xp.where(bad, 0.0, double(reward)), episode, episodes)
-        score = xp.where(seg_count(episode, episodes, mask=bad) > 0, float("nan"), total)
+        score = seg_sum(reward, episode, episodes)  # NaN in an episode with a NaN reward
     score = double(as_array(score, reward))
     if unit == "episode":
         outer = normalise(score, group, scale=scale)[0][episode]
@@ -152,7 +156,8 @@ def gigpo(
         outer = normalise(score[episode], row_group, scale=scale)[0]
     value = discounted_return(reward, episode, gamma)
     cells, count = _cell(row_group, anchor)
-    cells = xp.where(anchor != 0, cells, -1)
+    if not (isinstance(anchor, np.ndarray) and anchor.all()):
+        cells = xp.where(anchor != 0, cells, -1)
     if first_visit:
         visit, _ = combine_ids(episode, xp.where(cells >= 0, cells, count))
         cells = xp.where(position(visit, visit) == 0, cells, -1)
@@ -233,10 +238,9 @@ def ui_s1(
     if episode_on == "scores":
         entries, at = step_score, row_group
     else:
-        total = seg_sum(xp.where(bad, 0.0, step_score), episode, episodes)
-        entries = xp.where(seg_count(episode, episodes, mask=bad) > 0, float("nan"), total)
+        entries = seg_sum(step_score, episode, episodes)  # NaN in an episode that is out
         at = as_array(group, reward)
-    tasks = as_cells(at, reward)
+    tasks = as_cells(at, entries)
     var = seg_var(entries, tasks.ids, tasks.n, mask=tasks.inside & ~xp.isnan(entries))[tasks.ids]
     outer = xp.where(xp.sqrt(xp.where(xp.isnan(var), 0.0, var)) > keep_std, normalise(entries, at)[0], float("nan"))
     outer = outer if episode_on == "scores" else outer[episode]

@@ -1,37 +1,281 @@
-"""Build episodes from steps."""
+"""Episodes out of step streams, and what can be done with whole episodes.
+
+Further per-step columns live in `Episode.meta["columns"]`: name -> (T, ...) array. Two names have a meaning everywhere:
+"valid" (bool, False: stored but no transition to learn from) and "success" (bool). `Episode.meta["final_obs_valid"]` is
+False where the recording never contained the observation after the last step; `obs[-1]` then repeats the one before.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from robot_rl.types import Episode, IOSpec, Step
+from robot_rl.types import Episode, IOSpec, Obs, Step
 
 
 class EpisodeBuilder:
-    """Temporary."""
+    """Collects the steps of N environments and hands out each episode when it ends.
 
-    def __init__(self, num_envs: int, *, io: IOSpec) -> None:
-        self.rows: list[list[Any]] = [[] for _ in range(num_envs)]
-        self.io = io
+    Args:
+        num_envs: rows of every `Step`.
+        meta: copied into every episode.
+        columns: names of `Step.info` entries (N, ...) that are kept per step in `meta["columns"]`.
 
-    def add(self, step: Step) -> list[Episode]:
-        out = []
-        for i, rows in enumerate(self.rows):
-            if not step.valid[i]:
+    Rows with `valid=False` are dropped, and an episode that was open is handed out as cut: the observation after such a
+    row belongs to no recorded action.
+    """
+
+    def __init__(self, num_envs: int, *, meta: dict[str, Any] | None = None, columns: Sequence[str] = ()) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}, expected at least 1")
+        self.num_envs, self.columns = num_envs, tuple(columns)
+        self._meta = dict(meta or {})
+        self._rows: list[list[dict[str, Any]]] = [[] for _ in range(num_envs)]
+
+    def add(self, step: Step, stamp: np.ndarray | None = None, next_stamp: np.ndarray | None = None) -> list[Episode]:
+        """Take one step of every environment.
+
+        Args:
+            step: the arrays are copied.
+            stamp: (N,) seconds at which `step.obs` was taken; the step's index when None.
+            next_stamp: (N,) seconds at which `step.next_obs` was taken; one later than `stamp` when None.
+
+        Returns:
+            The episodes that ended, in the order of their environments.
+        """
+        obs, successor = _numpy(step.obs), _numpy(step.next_obs)
+        action, proposed, reward = (_numpy(x) for x in (step.action, step.proposed, step.reward))
+        terminated, truncated, valid, intervened = (
+            _numpy(x) for x in (step.terminated, step.truncated, step.valid, step.intervened)
+        )
+        more = {name: _numpy(step.info[name]) for name in self.columns}
+        done = []
+        for e in range(self.num_envs):
+            rows = self._rows[e]
+            if not valid[e]:
+                if rows:
+                    done.append(self._finish(e, terminated=False, truncated=False))
                 continue
-            rows.append((
-                {k: np.asarray(v[i]).copy() for k, v in step.obs.items()}, np.array(step.action[i]), np.array(step.proposed[i]),
-                float(step.reward[i]), bool(step.intervened[i]),
-            ))
-            if step.terminated[i] or step.truncated[i]:
-                last = {k: np.asarray(v[i]).copy() for k, v in step.next_obs.items()}
-                obs = {k: np.stack([r[0][k] for r in rows] + [last[k]]) for k in last}
-                n = len(rows)
-                meta = {"success": bool(step.info["success"][i])} if "success" in step.info else {}
-                out.append(Episode(obs, np.stack([r[1] for r in rows]), np.stack([r[2] for r in rows]),
-                    np.array([r[3] for r in rows], np.float32), bool(step.terminated[i]), bool(step.truncated[i] and not step.terminated[i]),
-                    np.array([r[4] for r in rows]), np.arange(n + 1) / self.io.control_hz, meta))
-                rows.clear()
-        return out
+            time = float(len(rows)) if stamp is None else float(stamp[e])
+            after = time + 1.0 if next_stamp is None else float(next_stamp[e])
+            rows.append(
+                {
+                    "obs": {key: np.array(value[e]) for key, value in obs.items()},
+                    "next_obs": {key: np.array(value[e]) for key, value in successor.items()},
+                    "action": np.array(action[e], np.float32),
+                    "proposed": np.array(proposed[e], np.float32),
+                    "reward": np.float32(reward[e]),
+                    "intervened": bool(intervened[e]),
+                    "stamp": time,
+                    "next_stamp": after,
+                    "columns": {name: np.array(value[e]) for name, value in more.items()},
+                }
+            )
+            if len(rows) > 1:  # only the last row's successor is needed
+                rows[-2]["next_obs"] = None
+            if terminated[e] or truncated[e]:
+                done.append(self._finish(e, bool(terminated[e]), bool(truncated[e] and not terminated[e])))
+        return done
+
+    def flush(self) -> list[Episode]:
+        """Hand out what is still open, as cut recordings."""
+        return [self._finish(e, terminated=False, truncated=False) for e in range(self.num_envs) if self._rows[e]]
+
+    def _finish(self, env: int, terminated: bool, truncated: bool) -> Episode:
+        rows, self._rows[env] = self._rows[env], []
+        last = rows[-1]
+        meta = dict(self._meta)
+        if self.columns:
+            meta["columns"] = {name: np.stack([row["columns"][name] for row in rows]) for name in self.columns}
+        return Episode(
+            obs={key: np.stack([*(row["obs"][key] for row in rows), last["next_obs"][key]]) for key in last["obs"]},
+            action=np.stack([row["action"] for row in rows]),
+            proposed=np.stack([row["proposed"] for row in rows]),
+            reward=np.array([row["reward"] for row in rows], np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            intervened=np.array([row["intervened"] for row in rows], bool),
+            stamp=np.array([*(row["stamp"] for row in rows), last["next_stamp"]]),
+            meta=meta,
+        )
+
+
+@dataclass(frozen=True)
+class Logs:
+    """What a reader of foreign files found.
+
+    Attributes:
+        episodes: in the order of the file; their arrays may share memory.
+        findings: what was repaired, assumed or looks wrong, one line each, with counts.
+        io: interface of the data; action names and units as far as the file tells them.
+        meta: facts about the file.
+    """
+
+    episodes: list[Episode]
+    findings: list[str]
+    io: IOSpec
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+def unnamed_io(obs: dict[str, np.ndarray], action_dim: int, control_hz: float) -> IOSpec:
+    """Interface of data that names nothing: actions a0 ... in [-1, 1], observations shaped like `obs` (T, ...)."""
+    return IOSpec(
+        obs={key: (tuple(value.shape[1:]), str(value.dtype)) for key, value in obs.items()},
+        action_names=tuple(f"a{i}" for i in range(action_dim)),
+        action_low=(-1.0,) * action_dim,
+        action_high=(1.0,) * action_dim,
+        action_units=("1",) * action_dim,
+        control_hz=control_hz,
+    )
+
+
+def episode_from_columns(
+    obs: dict[str, np.ndarray],
+    action: np.ndarray,
+    reward: np.ndarray,
+    *,
+    terminated: bool,
+    truncated: bool,
+    final_obs: dict[str, np.ndarray] | None = None,
+    proposed: np.ndarray | None = None,
+    intervened: np.ndarray | None = None,
+    stamp: np.ndarray | None = None,
+    meta: dict[str, Any] | None = None,
+) -> Episode:
+    """An episode from T observations and, if there is one, the final observation.
+
+    Args:
+        obs: (T, ...) per key.
+        action: (T, A).
+        reward: (T,).
+        terminated: of the last step.
+        truncated: of the last step.
+        final_obs: (...) per key, or None: the last observation is repeated and `meta["final_obs_valid"]` is False.
+        proposed: (T, A); the actions when None.
+        intervened: (T,) bool; all False when None.
+        stamp: (T + 1,) seconds; step indices when None.
+        meta: further facts.
+    """
+    facts = dict(meta or {})
+    if final_obs is None:
+        final_obs = {key: value[-1] for key, value in obs.items()}
+        facts["final_obs_valid"] = False
+    steps = len(action)
+    return Episode(
+        obs={key: np.concatenate((value, final_obs[key][None])) for key, value in obs.items()},
+        action=action,
+        proposed=action if proposed is None else proposed,
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        intervened=np.zeros(steps, bool) if intervened is None else intervened,
+        stamp=np.arange(steps + 1.0) if stamp is None else stamp,
+        meta=facts,
+    )
+
+
+def split(episode: Episode, at: Sequence[int]) -> list[Episode]:
+    """Cut an episode before the steps `at`; the pieces share its memory, and all but the last are cut recordings.
+
+    Raises:
+        ValueError: a cut lies outside 1 ... T - 1, or they do not increase.
+    """
+    cuts = [0, *at, len(episode)]
+    if any(b <= a for a, b in pairwise(cuts)):
+        raise ValueError(f"cuts are {list(at)}, expected increasing steps in 1 ... {len(episode) - 1}")
+    return [_piece(episode, a, b) for a, b in pairwise(cuts)]
+
+
+def _piece(episode: Episode, begin: int, end: int) -> Episode:
+    meta = dict(episode.meta)
+    if "columns" in meta:
+        meta["columns"] = {name: column[begin:end] for name, column in meta["columns"].items()}
+    last = end == len(episode)
+    if not last:
+        meta.pop("final_obs_valid", None)
+    return Episode(
+        obs={key: value[begin : end + 1] for key, value in episode.obs.items()},
+        action=episode.action[begin:end],
+        proposed=episode.proposed[begin:end],
+        reward=episode.reward[begin:end],
+        terminated=episode.terminated and last,
+        truncated=episode.truncated and last,
+        intervened=episode.intervened[begin:end],
+        stamp=episode.stamp[begin : end + 1],
+        meta=meta,
+    )
+
+
+def concat(pieces: Sequence[Episode]) -> Episode:
+    """Inverse of `split`: join cut recordings whose observations meet.
+
+    Raises:
+        ValueError: a piece but the last has an end, or does not end where the next begins.
+    """
+    if not pieces:
+        raise ValueError("got no pieces, expected at least one")
+    for i, (a, b) in enumerate(pairwise(pieces)):
+        if a.terminated or a.truncated:
+            raise ValueError(f"piece {i} ended; only the last piece may be terminated or truncated")
+        for key in a.obs:
+            if not np.array_equal(a.obs[key][-1], b.obs[key][0]):
+                raise ValueError(f"piece {i} does not end with the observation '{key}' that piece {i + 1} begins with")
+    last = pieces[-1]
+    meta = {**pieces[0].meta, **{k: v for k, v in last.meta.items() if k == "final_obs_valid"}}
+    if all("columns" in piece.meta for piece in pieces):
+        names = [name for name in pieces[0].meta["columns"] if all(name in p.meta["columns"] for p in pieces)]
+        meta["columns"] = {name: np.concatenate([p.meta["columns"][name] for p in pieces]) for name in names}
+    return Episode(
+        obs={key: np.concatenate([*(p.obs[key][:-1] for p in pieces), last.obs[key][-1:]]) for key in last.obs},
+        action=np.concatenate([p.action for p in pieces]),
+        proposed=np.concatenate([p.proposed for p in pieces]),
+        reward=np.concatenate([p.reward for p in pieces]),
+        terminated=last.terminated,
+        truncated=last.truncated,
+        intervened=np.concatenate([p.intervened for p in pieces]),
+        stamp=np.concatenate([*(p.stamp[:-1] for p in pieces), last.stamp[-1:]]),
+        meta=meta,
+    )
+
+
+def problems(episode: Episode) -> list[str]:
+    """What is wrong with an episode's numbers, one line each; empty when nothing is."""
+    lines = []
+    if not len(episode):
+        lines.append("it has no steps")
+    for name, value in (
+        ("action", episode.action),
+        ("proposed", episode.proposed),
+        ("reward", episode.reward),
+        *((f"obs['{key}']", value) for key, value in episode.obs.items()),
+    ):
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            bad = ~np.isfinite(value)
+            first = int(np.argwhere(bad)[0][0])
+            lines.append(f"{name} has {int(bad.sum())} values that are not finite, first at step {first}")
+    backwards = np.flatnonzero(np.diff(episode.stamp) <= 0)
+    if len(backwards):
+        lines.append(f"stamp does not increase at {len(backwards)} places, first after step {backwards[0]}")
+    outside = np.abs(np.nan_to_num(episode.action)) > 1.0 + 1e-6
+    if outside.any():
+        worst = float(np.abs(np.nan_to_num(episode.action)).max())
+        lines.append(f"{outside.mean():.1%} of the action components lie outside [-1, 1], worst {worst:.3g}")
+    for name, column in episode.meta.get("columns", {}).items():
+        if len(column) != len(episode):
+            lines.append(f"column '{name}' has {len(column)} rows, expected {len(episode)}")
+    return lines
+
+
+def _numpy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _numpy_obs(value)
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def _numpy_obs(obs: Obs) -> dict[str, np.ndarray]:
+    return {key: _numpy(value) for key, value in obs.items()}

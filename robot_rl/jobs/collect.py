@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,11 +75,16 @@ def keep_steps(
     kept: list[Episode] = []
     tried = 0
     for round_ in range(max_rounds):
-        builder = EpisodeBuilder(env.num_envs, io=env.io)
         finished: list[Episode] = []
+        builders: list[EpisodeBuilder] = []
 
-        def store(row: Step, builder: EpisodeBuilder = builder, finished: list[Episode] = finished) -> None:
-            finished.extend(builder.add(row))
+        def store(
+            row: Step, builders: list[EpisodeBuilder] = builders, finished: list[Episode] = finished
+        ) -> None:
+            if not builders:  # not every environment knows success
+                columns = ("success",) if "success" in row.info else ()
+                builders.append(EpisodeBuilder(env.num_envs, meta={"io": env.io.to_dict()}, columns=columns))
+            finished.extend(_finished(episode, env.io.control_hz) for episode in builders[0].add(row))
 
         wanted = episodes - len(kept)
         evaluate(env, policy, episodes=wanted, seed=seed + round_, deterministic=deterministic, on_step=store)
@@ -91,3 +97,12 @@ def keep_steps(
         if len(kept) >= episodes:
             return kept
     raise RuntimeError(f"only {len(kept)} of {tried} episodes ended in success, wanted {episodes}; ask for fewer")
+
+
+def _finished(episode: Episode, control_hz: float) -> Episode:
+    """Stamps in seconds, and success at the end of the episode in `meta`."""
+    meta = dict(episode.meta)
+    success = meta.get("columns", {}).get("success")
+    if success is not None:
+        meta["success"] = bool(success[-1])
+    return replace(episode, stamp=episode.stamp / control_hz, meta=meta)

@@ -42,12 +42,17 @@ class OnPolicy:
         learner: what learns.
         seed: seed of the first reset.
         save_to: folder for the environment's state if it returns NaN.
+
+    Raises:
+        ValueError: the learner was made for another interface than the environment's.
     """
 
     def __init__(self, env: Any, learner: OnPolicyLearner, *, seed: int = 0, save_to: str | Path | None = None) -> None:
         self.env_steps = 0
         self.iterations = 0
-        self.episodes = EpisodeStats(env.num_envs)
+        self.stats = EpisodeStats(env.num_envs)
+        if hasattr(env, "io"):
+            learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed
         self._stepper = Stepper(env, save_to=save_to)
         self._storage: _Storage | None = None
@@ -74,7 +79,7 @@ class OnPolicy:
             self.env_steps += steps
             self.iterations += 1
             metrics = {
-                **self.episodes.metrics(),
+                **self.stats.metrics(),
                 **metrics,
                 "train/action_std": float(rollout.action.std()),
                 "time/sps": steps / (end - begin),
@@ -87,7 +92,7 @@ class OnPolicy:
         """Environment, observation, statistics and counters; the learner saves itself."""
         return {
             "stepper": self._stepper.state_dict(),
-            "episodes": self.episodes.state_dict(),
+            "episodes": self.stats.state_dict(),
             "env_steps": self.env_steps,
             "iterations": self.iterations,
         }
@@ -95,7 +100,7 @@ class OnPolicy:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken, given the learner's state of the same moment."""
         self._stepper.load_state_dict(state["stepper"])
-        self.episodes.load_state_dict(state["episodes"])
+        self.stats.load_state_dict(state["episodes"])
         self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
         self._started = True
 
@@ -115,7 +120,7 @@ class OnPolicy:
             raw = action.extras.get("raw", action.value)
             if storage.add(step, raw, action.logp):
                 policy.reset(step.terminated | step.truncated)
-            self.episodes.add(step)
+            self.stats.add(step)
         return storage.rollout(learner)
 
 

@@ -342,6 +342,6 @@ def _tensors(value: Any) -> Any:
         return {key: _tensors(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_tensors(item) for item in value]
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.array(value)) if value.dtype.kind in "biufc" else value.tolist()
     return value.item() if isinstance(value, np.generic) else value

@@ -28,9 +28,9 @@ _WALL, _HEIGHT = 0.5 * (_OUT - _HOLE), 0.5 * DEPTH
 _MIDDLE = _TOP - _HEIGHT
 _SOCKET = f"""
 <body name="socket">
-  <joint name="socket_x" type="slide" axis="1 0 0" armature="1000" damping="1e7"/>
-  <joint name="socket_y" type="slide" axis="0 1 0" armature="1000" damping="1e7"/>
-  <joint name="socket_yaw" type="hinge" axis="0 0 1" armature="1000" damping="1e7"/>
+  <joint name="socket_x" type="slide" axis="1 0 0" armature="1000" damping="1e9"/>
+  <joint name="socket_y" type="slide" axis="0 1 0" armature="1000" damping="1e9"/>
+  <joint name="socket_yaw" type="hinge" axis="0 0 1" armature="1000" damping="1e9"/>
   <geom name="wall_1" type="box" size="{_WALL} {_OUT} {_HEIGHT}" pos="{_HOLE + _WALL} 0 {_MIDDLE}" {{wall}} mass="0.5"/>
   <geom name="wall_2" type="box" size="{_WALL} {_OUT} {_HEIGHT}" pos="{-_HOLE - _WALL} 0 {_MIDDLE}" {{wall}}/>
   <geom name="wall_3" type="box" size="{_HOLE} {_WALL} {_HEIGHT}" pos="0 {_HOLE + _WALL} {_MIDDLE}" {{wall}}/>
@@ -64,8 +64,8 @@ class Insert:
         ValueError: an option outside these values.
     """
 
-    name = "insert"
-    cameras = ("front", "wrist")
+    name: str = "insert"
+    cameras: tuple[str, ...] = ("front", "wrist")
     success_depth = 0.025
 
     def __init__(

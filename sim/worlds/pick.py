@@ -38,8 +38,8 @@ class Pick:
         ValueError: an option outside these values.
     """
 
-    name = "pick"
-    cameras = ("front", "wrist")
+    name: str = "pick"
+    cameras: tuple[str, ...] = ("front", "wrist")
     markers: ClassVar[dict[str, str]] = {"goal": "goal"}
     radius = 0.03
 
@@ -95,7 +95,7 @@ class Pick:
         return view.xp.astype(view.xp.concat([*self._arm.state(view), *vectors], axis=1), view.xp.float32)
 
     def reward(self, view: View) -> Array:
-        """Dense: 0.3 for the tip at the cube, 0.1 for fingers on it, 0.2 for lifting and 0.4 for its way to the goal."""
+        """Dense: 0.3 for the tip at the cube, 0.1 for fingers on it, 0.2 for lifting 0.4 for its way to the goal."""
         xp = view.xp
         if not self._dense:
             return xp.astype(self.success(view), xp.float32)

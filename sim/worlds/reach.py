@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import array_api_compat
-
 from robot_rl.sim.arm import STROKE, Arm, marker, norm, scene, span
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
@@ -29,8 +27,8 @@ class Reach:
         ValueError: an option outside these values.
     """
 
-    name = "reach"
-    cameras = ("front", "wrist")
+    name: str = "reach"
+    cameras: tuple[str, ...] = ("front", "wrist")
     markers: ClassVar[dict[str, str]] = {"goal": "goal"}
     radius = 0.02
 

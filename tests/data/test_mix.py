@@ -28,7 +28,7 @@ class Constant:
             column = torch.full((size,), self.number)
             flag = torch.zeros(size, dtype=torch.bool)
             obs = {"state": column[:, None].expand(size, self.width)}
-            extras = {name: column for name in self.extras}
+            extras = dict.fromkeys(self.extras, column)
             yield Transitions(obs, column[:, None], column, column, obs, flag, flag, flag, ~flag, extras)
 
     def state_dict(self) -> dict[str, int]:

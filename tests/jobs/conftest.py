@@ -43,7 +43,8 @@ def make_job() -> Callable[..., TrainJob]:
 
     def make(folder: Path, *overrides: str, resume: bool = False) -> TrainJob:
         with initialize_config_module("robot_rl.configs", version_base="1.3"):
-            cfg = compose("train", overrides=[*TINY, *overrides])
+            tiny = [item for item in TINY if "batch_size" not in item or "policy=online/ppo" not in overrides]
+            cfg = compose("train", overrides=[*tiny, *overrides])
 
         def make_env(num_envs: int, seed: int, render: bool) -> Any:
             extra = {"render_mode": "rgb_array"} if render else {}

@@ -180,7 +180,7 @@ def test_on_policy_resumed_run_equals_uninterrupted_run(tmp_path):
     resumed = train_on_policy(Noisy(), second, total_steps=30 * 5, seed=0, start_state=load_state(tmp_path / "loop.pt"))
     assert flat(second.state_dict()) == flat(whole.state_dict())
     assert flat(resumed.state_dict()) == flat(through.state_dict())
-    assert resumed.episodes.metrics() == through.episodes.metrics()
+    assert resumed.stats.metrics() == through.stats.metrics()
 
 
 def test_on_policy_same_seed_gives_the_same_run():
