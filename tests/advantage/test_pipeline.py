@@ -27,7 +27,7 @@ def full_batch(seed=0, **changes):
     episode = np.repeat(np.arange(episodes), length)
     within = np.arange(count) - np.repeat(np.cumsum(length) - length, length)
     clock = within % 3 != 2  # two clock rows, one observation row
-    turn = np.where(clock, np.cumsum((within % 3 == 0)) - 1, -1)
+    turn = np.where(clock, np.cumsum(within % 3 == 0) - 1, -1)
     turns = int(turn.max()) + 1
     last = np.cumsum(length) - 1
     terminated, truncated = np.zeros(count, bool), np.zeros(count, bool)
