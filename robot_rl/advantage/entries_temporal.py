@@ -19,7 +19,7 @@ from robot_rl.advantage.turns import bilevel_gae, turn_gae
 FOREIGN = ("cut", "keep")
 
 
-def columns(batch: TurnBatch) -> Any:
+def columns(batch: TurnBatch) -> tuple[Any, Any, Any, Any, Any]:
     """reward, value, next_value, terminated, boundary of a batch."""
     s = batch.steps
     return s.reward, s.value, s.next_value, s.terminated, s.boundary

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.advantage import reference_temporal as ref
 CPU = [name for name in ("numpy", "numba") if name in available()]
 
 
-def rollout(steps, width, density, seed=0, dtype=np.float64):
+def rollout(steps, width, density, seed=0, dtype: Any = np.float64) -> tuple[Any, Any, Any, Any, Any]:
     rng = np.random.default_rng(seed)
     reward, value, following = rng.standard_normal((3, steps, width)).astype(dtype)
     boundary = rng.random((steps, width)) < density
@@ -30,7 +31,8 @@ def reference(columns, gamma, lam):
     for j in range(columns[0].shape[1]):
         one = [x[:, j] for x in columns]
         ones = np.ones(len(one[0]))
-        for whole, part in zip(out, ref.gae(*one, gamma * ones, lam * ones)):
+        parts = ref.gae(one[0], one[1], one[2], one[3], one[4], gamma * ones, lam * ones)
+        for whole, part in zip(out, parts):
             whole[:, j] = part
     return out
 
@@ -125,8 +127,10 @@ def test_compiled_kernels_are_the_python_they_are_written_in():
         compiled = numba_scan.gae(*columns, 0.97, 0.9)
         out = (np.zeros((20, width)), np.zeros((20, width)))
         word = np.uint64 if width == 8 else np.uint8
-        marks = [x.view(word) for x in (columns[4], columns[3])]
-        numba_scan._gae_rows.py_func(*columns[:4], *marks, 0.97, 0.97 * 0.9, *out)
+        ends, done = columns[4].view(word), columns[3].view(word)
+        gae_rows: Any = numba_scan._gae_rows
+        gae_flat: Any = numba_scan._gae_flat
+        gae_rows.py_func(*columns[:4], ends, done, 0.97, 0.97 * 0.9, *out)
         for actual, expected in zip(out, compiled):
             np.testing.assert_allclose(actual, expected, atol=1e-12)
         x, a = columns[0], np.where(columns[4], 0.0, 0.9)
@@ -138,7 +142,7 @@ def test_compiled_kernels_are_the_python_they_are_written_in():
             numba_scan._scan_flat.py_func(x[:, j], a[:, j], line)
             np.testing.assert_allclose(line, y[:, j], atol=1e-12)
             one = (np.zeros(20), np.zeros(20))
-            numba_scan._gae_flat.py_func(*flat, 0.97, 0.97 * 0.9, *one)
+            gae_flat.py_func(*(*flat, 0.97, 0.97 * 0.9, *one))
             np.testing.assert_allclose(one[0], compiled[0][:, j], atol=1e-12)
 
 

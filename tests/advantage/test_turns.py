@@ -1,5 +1,7 @@
 """Dense turn sums, turn credit on awkward rows, the options of HAE, ArCHer and Digi-Q."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -51,7 +53,7 @@ def test_to_steps_is_the_way_back():
     assert to_steps(np.zeros((2, 0)), np.full((2, 3), -1)).shape == (2, 3)
 
 
-def rows():
+def rows() -> tuple[Any, Any, Any, Any, Any]:
     reward, value = np.array([1.0, 2, 3, 4, 5]), np.array([0.5, 0.4, 0.3, 0.2, 0.1])
     end = np.array([False, True, False, False, True])
     return reward, value, np.array([0, 0.6, 0, 0, 0.7]), np.array([False, True, False, False, False]), end
@@ -95,7 +97,7 @@ def test_turn_without_reward_stays_a_turn():
         (lambda: turn_gae(*rows(), np.zeros(4, int)), r"turn has shape \(4,\)"),
         (lambda: turn_gae(*rows(), np.arange(5), turn_reward=np.zeros(2)), r"turn_reward has shape \(2,\)"),
         (lambda: bilevel_gae(*rows(), np.arange(5), inner_gamma=2.0), "inner_gamma is 2.0"),
-        (lambda: turn_gae(*(x[:0] for x in rows()), np.zeros(0, int)), "at least one row"),
+        (lambda: turn_gae(*[x[:0] for x in (*rows(), np.zeros(5, int))]), "at least one row"),
         (lambda: n_step(*rows()), "expected exactly one of them"),
         (lambda: n_step(*rows(), n=0), "n is 0"),
         (lambda: retrace(*rows(), np.zeros(5), probability=np.zeros(5)), "both given"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
@@ -42,5 +44,6 @@ def scan(x: Tensor, a: Tensor) -> Tensor:
     x, a = x.contiguous(), a.contiguous()
     y = torch.empty_like(x)
     steps, width = x.shape
-    _kernel[(triton.cdiv(width, BLOCK),)](x, a, y, steps, width, BLOCK=BLOCK)
+    grid: Any = (triton.cdiv(width, BLOCK),)
+    cast(Any, _kernel)[grid](x, a, y, steps, width, BLOCK=BLOCK)
     return y
