@@ -11,6 +11,7 @@ from robot_rl.advantage.backends import available, backend, select, torch_scan, 
 BACKENDS = [name for name in ("numpy", "numba", "torch") if name in available()]
 
 
+@np.errstate(invalid="ignore")
 def reference(x, a):
     """y_t = x_t + a_t y_{t+1} row by row in double."""
     y = np.array(x, np.float64)
