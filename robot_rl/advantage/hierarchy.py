@@ -87,7 +87,7 @@ def hae(
     Raises:
         ValueError: shapes, numbers or options that do not fit.
 
-    Source: HiPER, hierarchical advantage estimation; the release has three heads, the paper two and its own switch form.
+    Source: HiPER, hierarchical advantage estimation; release: three heads, paper: two and its own switch form.
     """
     check_unit(gamma=gamma, lambda_low=lambda_low, lambda_high=lambda_high)
     if switch_mode not in SWITCH_MODES:

@@ -102,7 +102,7 @@ def n_step(
 ) -> tuple[Any, Any]:
     """n rewards, then the value: a window of n decisions, or of as many decisions as make up n ticks.
 
-    G_t = sum_{i<m} (prod_{j<i} g_{t+j}) r_{t+i} + (prod_{j<m} g_{t+j}) (1 - e) V' of row t+m-1, where m is the window cut
+    G_t = sum_{i<m} (prod_{j<i} g_{t+j}) r_{t+i} + (prod_{j<m} g_{t+j}) (1 - e) V' of row t+m-1, m being the window cut
     at the boundary; A = G - V.
 
     Args:
@@ -181,7 +181,8 @@ def vtrace(
 
     w = pi/mu of the decision; rho = min(rho_max, w), c = trace_decay min(c_max, w);
     v_t = V_t + rho_t delta_t + g_t c_t (1 - b_t) (v_{t+1} - V_{t+1}); the advantage is
-    min(rho_policy_max, w_t) (r_t + g_t v'_t - V_t), v' being v_{t+1} inside and (1 - e) V' of the same episode at its end.
+    min(rho_policy_max, w_t) (r_t + g_t v'_t - V_t), with v' = v_{t+1} inside and (1 - e) V' of the same
+    episode at its end.
 
     Args:
         log_ratio: log pi - log mu of each row, summed over the steps of a decision; cut at +-20.

@@ -35,7 +35,8 @@ def run(quick: bool = False) -> dict[str, Any]:
 
     Returns:
         "rows": {name, backend, peer, ours_ms, peer_ms, ours_best_ms, peer_best_ms, ratio (median of peer / ours over
-        the repetitions), spread (lower and upper quartile of it), error, agrees}; "estimators": {name, backend, ms}; "skipped": {peer: reason}.
+        the repetitions), spread (lower and upper quartile of it), error, agrees}; "estimators": {name, backend, rows,
+        ms, best_ms}; "skipped": {peer: reason}; "shapes": of the rollouts.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -92,7 +93,9 @@ def _peers(steps: int, width: int, backend: str, repeat: int, skipped: dict[str,
         except ImportError as error:
             skipped[peer] = str(error)
             continue
-        rows.append({"name": f"gae [{steps}, {width}]", "backend": backend, "peer": peer, **_compare(ours, theirs, repeat)})
+        rows.append(
+            {"name": f"gae [{steps}, {width}]", "backend": backend, "peer": peer, **_compare(ours, theirs, repeat)}
+        )
     return rows
 
 
@@ -239,7 +242,12 @@ def flat_batch(rows: int) -> Any:
     extras = {name: next(noise) for name in ("next_expected_q", "value_high", "value_switch", "next_value_high")}
     extras |= {"prob": next(chance), "prob_square_sum": next(chance)}
     heads = rng.standard_normal((2, rows, 2)).astype(np.float32)
-    extras |= {"v": heads[1], "greedy": rng.random(rows) < 0.1, "match": rng.random(rows) < 0.8, "gain": columns["value"]}
+    extras |= {
+        "v": heads[1],
+        "greedy": rng.random(rows) < 0.1,
+        "match": rng.random(rows) < 0.8,
+        "gain": columns["value"],
+    }
     batch = make_batch(
         **columns,
         terminated=terminated,
