@@ -16,6 +16,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from robot_rl.extras import require
+
 _NO_STATE = ("spec", "metadata", "env", "np_random")
 _CONTACT = ("efc_", "iefc_", "island_", "map_", "contact", "efm_", "plugin_data", "plugin")
 """Arrays of MjData whose size changes with the contacts; every step computes them anew before use."""
@@ -36,7 +38,7 @@ class Before:
     """The state of a MuJoCo environment before its last step, kept so that a diverging step can be repeated."""
 
     def __init__(self, env: gymnasium.Env) -> None:
-        import mujoco
+        mujoco = require("mujoco", extra="sim")
 
         parts = mujoco_parts(env)
         if parts is None:
@@ -53,7 +55,7 @@ class Before:
 
     def content(self) -> dict[str, np.ndarray]:
         """Model, state, warm start and controls as `crash.repeat` reads them."""
-        import mujoco
+        mujoco = require("mujoco", extra="sim")
 
         data = mujoco.MjData(self._model)
         mujoco.mj_setState(self._model, data, self._state, self._signature)
@@ -101,7 +103,7 @@ def save(env: gymnasium.Env, nominal: Any) -> dict[str, Any] | None:
                         return None
         out[f"{depth}.plain"] = json.dumps(plain)
     if parts is not None:
-        import mujoco
+        mujoco = require("mujoco", extra="sim")
 
         model, data = parts
         signature = int(mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -119,7 +121,7 @@ def load(env: gymnasium.Env, nominal: Any, state: dict[str, Any]) -> None:
     """Restore what `save` returned into an environment made with the same arguments."""
     parts = mujoco_parts(env)
     if parts is not None:
-        import mujoco
+        mujoco = require("mujoco", extra="sim")
 
         model, data = parts
         for name, value in _arrays(model):

@@ -8,23 +8,21 @@ Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Ev
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import array_api_compat.numpy as xp
-import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from robot_rl.sim import crash
+from robot_rl.sim import crash, interface
 from robot_rl.sim.draw import Streams
+from robot_rl.sim.interface import checked
 from robot_rl.sim.mujoco_physics import Physics
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.world import Reset, View, World
-from robot_rl.types import IOSpec, Obs
-
-_LOW, _HIGH = np.float32(-1.0), np.float32(1.0)
+from robot_rl.types import Array, IOSpec, Obs
 
 
 def make(
@@ -37,7 +35,7 @@ def make(
     cameras: Sequence[str] = (),
     camera_size: Sequence[int] = (84, 84),
     state: bool = True,
-    randomize: Randomize | None = None,
+    randomize: Randomize | Mapping[str, Any] | None = None,
     render_mode: str | None = None,
     render_size: Sequence[int] = (480, 640),
     render_camera: str | None = None,
@@ -54,7 +52,7 @@ def make(
         cameras: names of the world's cameras to observe as "image.<name>".
         camera_size: (height, width) of these images in pixels.
         state: whether to observe "state".
-        randomize: domain randomisation and observation noise.
+        randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`.
         render_mode: "rgb_array" or None.
         render_size: (height, width) of `render()`.
         render_camera: camera of `render()`; None takes the world's first camera, or a free one.
@@ -71,7 +69,7 @@ def make(
         cameras=cameras,
         camera_size=camera_size,
         state=state,
-        randomize=randomize,
+        randomize=Randomize(**randomize) if isinstance(randomize, Mapping) else randomize,
         render_mode=render_mode,
         render_size=render_size,
         render_camera=render_camera,
@@ -137,12 +135,7 @@ class MujocoVectorEnv(VectorEnv):
             control_hz=float(world.control_hz),
             obs_names=tuple(world.obs_names) if state else (),
         )
-        spaces: dict[str, gymnasium.Space] = {}
-        for key, (shape, dtype) in obs.items():
-            bounds = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
-            spaces[key] = gymnasium.spaces.Box(*bounds, shape, np.dtype(dtype).type)
-        self.single_observation_space = gymnasium.spaces.Dict(spaces)
-        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (actions,), np.float32)
+        self.single_observation_space, self.single_action_space = interface.spaces(self.io)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {
@@ -167,7 +160,7 @@ class MujocoVectorEnv(VectorEnv):
             qpos=physics.qpos,
             qvel=physics.qvel,
             ctrl=physics.ctrl,
-            sensors=physics.sensors,
+            sensors=cast("dict[str, Array]", physics.sensors),
             action=np.zeros((num_envs, actions), np.float32),
             previous_action=np.zeros((num_envs, actions), np.float32),
             step=np.zeros(num_envs, np.int64),
@@ -208,7 +201,7 @@ class MujocoVectorEnv(VectorEnv):
         if self._last is None:
             raise RuntimeError("step() before the first reset(); call reset() once")
         view, world, physics = self._view, self.world, self.physics
-        action = self._checked(actions)
+        action = checked(actions, self.num_envs, self.io)
         np.copyto(cast(np.ndarray, view.previous_action), view.action)
         control = np.asarray(world.control(view, action))
         np.copyto(cast(np.ndarray, view.action), action)
@@ -218,9 +211,10 @@ class MujocoVectorEnv(VectorEnv):
         if len(broken):
             self._crash(int(broken[0]), "physics", physics.state[broken[0]])
         world.update(view)
-        for key, value in view.task.items():
+        task = cast("dict[str, np.ndarray]", view.task)
+        for key, value in task.items():
             if not value.flags.owndata:  # a view into arrays that the next step overwrites
-                view.task[key] = value.copy()
+                task[key] = value.copy()
         reward = np.asarray(world.reward(view), np.float32)
         terminated = np.array(world.terminated(view), bool)
         success = np.array(world.success(view), bool)
@@ -378,7 +372,7 @@ class MujocoVectorEnv(VectorEnv):
                 "return the same ones every time"
             )
         for key, value in start.task.items():
-            view.task[key][rows] = value
+            cast(np.ndarray, view.task[key])[rows] = value
 
     def _draw_factors(self, rows: np.ndarray) -> None:
         options = self._randomize
@@ -436,21 +430,6 @@ class MujocoVectorEnv(VectorEnv):
             self._renderers[size] = Cameras(self.physics.model, size[1], size[0], markers)
         task = {key: np.asarray(value)[rows] for key, value in self._view.task.items()}
         return self._renderers[size].render(self.physics.qpos[rows], cameras, task)
-
-    def _checked(self, actions: Any) -> np.ndarray:
-        action = np.asarray(actions, np.float32)
-        if action.shape != self.action_space.shape:
-            raise ValueError(
-                f"action has shape {action.shape}, expected {self.action_space.shape}: one row per environment"
-            )
-        action = np.minimum(np.maximum(action, _LOW), _HIGH)  # keeps NaN
-        if math.isnan(np.vdot(action, action)):
-            index, column = np.argwhere(np.isnan(action))[0]
-            raise ValueError(
-                f"action of environment {index} is nan at {column} ('{self.io.action_names[column]}'), expected numbers "
-                " in [-1, 1]; the policy has diverged"
-            )
-        return action
 
     def _crash(self, index: int, key: str, values: Any) -> None:
         physics = self.physics

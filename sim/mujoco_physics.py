@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-try:
-    import mujoco
-    from mujoco.rollout import Rollout
-except ImportError as error:  # pragma: no cover
-    raise ImportError("the CPU simulator needs MuJoCo: pip install 'robot_rl[sim]' (or pip install mujoco)") from error
+from robot_rl.extras import require
+
+mujoco = require("mujoco", extra="sim")
+rollout = require("mujoco.rollout", extra="sim")
 
 _FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS
 _NONE = np.zeros(0, np.int64)
@@ -62,7 +61,7 @@ class Physics:
         self.timestep = float(model.opt.timestep)
         # Handing a chunk to the pool costs about 10 us, so few of them; two per thread still even out the load.
         self.chunk_size = max(-(-num_envs // (2 * threads)), min(8, -(-num_envs // threads)))
-        self._pool = Rollout(nthread=threads if threads > 1 else 0)
+        self._pool: Any = rollout.Rollout(nthread=threads if threads > 1 else 0)
         self._data = [mujoco.MjData(model) for _ in range(threads)]
         self._models = [_copy(model) for _ in range(num_envs)] if separate_models else [model] * num_envs
         self._separate = separate_models

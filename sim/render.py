@@ -8,8 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import mujoco
 import numpy as np
+
+from robot_rl.extras import require
+
+mujoco = require("mujoco", extra="sim")
 
 _REMEDY = (
     "Rendering without a screen needs EGL (Debian or Ubuntu: apt-get install libegl1 libgl1-mesa-dri; NVIDIA drivers "

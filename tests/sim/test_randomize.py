@@ -8,8 +8,7 @@ from robot_rl.sim.randomize import Randomize
 def pushed(env, steps=1, push=1.0):
     """Velocities after pushing all cars from rest."""
     env.reset()
-    for _ in range(steps):
-        obs = env.step(np.full((env.num_envs, 1), push))[0]
+    obs = [env.step(np.full((env.num_envs, 1), push))[0] for _ in range(steps)][-1]
     return obs["state"][:, 1].astype(float)
 
 
@@ -38,8 +37,7 @@ def test_gain_keeps_the_rest_point_of_a_position_servo(slider):
     xml = slider().xml.replace('<motor joint="x" gear="1"/>', '<position joint="x" kp="50" kv="20"/>')
     env = make(3, 0, world=Servo(xml=xml), randomize=Randomize(gain=(0.5, 2.0)))
     env.reset()
-    for _ in range(200):
-        obs = env.step(np.zeros((3, 1)))[0]
+    obs = [env.step(np.zeros((3, 1)))[0] for _ in range(200)][-1]
     assert obs["state"][:, 0] == pytest.approx(0.3, abs=1e-3)
 
 
@@ -168,3 +166,8 @@ def test_saved_randomised_environment_continues_bit_for_bit(slider):
 def test_impossible_ranges_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Randomize(**options)
+
+
+def test_options_may_come_as_a_mapping(slider):
+    env = make(2, 0, world=slider(), randomize={"mass": [3.0, 3.0]})
+    assert pushed(env) == pytest.approx(10.0 / 6.0 * 0.04)
