@@ -17,7 +17,7 @@ GAMMA, LAMBDA = 0.99, 0.95
 SHAPES = ((1024, 64), (128, 4096), (2048, 64))
 ROWS = 1 << 20
 TOLERANCE = 1e-5
-SLICE = 0.004  # seconds that each side runs before it is the other's turn
+SLICE = 0.02  # seconds that each side runs before it is the other's turn
 OPTIONS: dict[str, dict[str, Any]] = {"n_step": {"n": 5}}
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 
@@ -41,7 +41,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        repeat = 3 if quick else 31
+        repeat = 3 if quick else 21
         shapes = ((64, 8),) if quick else SHAPES
         skipped: dict[str, str] = {}
         rows = []

@@ -191,6 +191,9 @@ def test_backend_choice_environment_and_block(monkeypatch, caplog):
 
 def test_backend_missing_package_names_the_remedy(monkeypatch):
     monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: None)
+    select.available.cache_clear()
     assert available() == ("numpy", "torch")
     with pytest.raises(ImportError, match="pip install numba"), use_backend("numba"):
         pass
+    monkeypatch.undo()
+    select.available.cache_clear()
