@@ -316,11 +316,11 @@ def _data(arguments: list[str]) -> int:
     from robot_rl.data import info
 
     try:
-        report = info.info(Path(arguments[1]))
+        text = info.report(info.info(Path(arguments[1])))
     except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
         print(f"robot-rl: {error}", file=sys.stderr)
         return 1
-    print(info.text(report))
+    print(text)
     return 0
 
 
