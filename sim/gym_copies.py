@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from robot_rl.sim import gym_state
+from robot_rl.sim.headless import prefer_headless
 
 SUCCESS = ("success", "is_success", "succeed")
 """Names under which environments report success in their info."""
@@ -68,6 +69,7 @@ def make_one(id: str, kwargs: Mapping[str, Any], render_mode: str | None) -> gym
         ValueError: the id is unknown; lists similar ones.
         ImportError: the id's package is missing.
     """
+    prefer_headless()
     package = next((name for prefix, name in _PACKAGES.items() if id.startswith(prefix)), None)
     if package:
         try:

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from robot_rl.extras import require
+from robot_rl.sim.headless import prefer_headless
 
+prefer_headless()
 mujoco = require("mujoco", extra="sim")
 rollout = require("mujoco.rollout", extra="sim")
 

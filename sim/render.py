@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 
 from robot_rl.extras import require
+from robot_rl.sim import headless
+from robot_rl.sim.headless import prefer_headless
 
+prefer_headless()
 mujoco = require("mujoco", extra="sim")
 
 _REMEDY = (
@@ -29,7 +32,7 @@ def open_context(width: int, height: int) -> Any:
     Raises:
         RuntimeError: none works; says why and what to install.
     """
-    wanted = os.environ.get("MUJOCO_GL", "").lower()
+    wanted = headless.wanted()
     if wanted and wanted not in ("egl", "osmesa", "glfw"):
         raise RuntimeError(f"MUJOCO_GL is '{wanted}', expected egl, osmesa, glfw or nothing. {_REMEDY}")
     reasons = []
