@@ -125,7 +125,7 @@ def train(cfg: DictConfig) -> None:
         folder = _run_folder(cfg, "train", name)
     _threads(cfg)
     settings = TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)})
-    config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "resume"]), resolve=True)
+    config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
     plain = OmegaConf.to_container(cfg, resolve=True)
 
     def make_tracker(resume_step: int | None) -> Any:

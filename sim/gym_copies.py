@@ -256,12 +256,12 @@ class Copies:
         """`render()` of every copy."""
         return [env.render() for env in self.envs]
 
-    def save(self) -> list[dict[str, np.ndarray] | None]:
+    def save(self) -> list[dict[str, Any] | None]:
         """`gym_state.save` of every copy, with its elapsed steps."""
         states = [gym_state.save(env, nominal) for env, nominal in zip(self.envs, self.nominal)]
         for state, elapsed in zip(states, self.elapsed):
             if state is not None:
-                state["elapsed"] = np.array(elapsed)
+                state["elapsed"] = elapsed
         return states
 
     def crash(self, index: int) -> dict[str, np.ndarray] | None:

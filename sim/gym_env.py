@@ -255,8 +255,8 @@ class GymVectorEnv(VectorEnv):
         saved: there "exact" is False for the environment and its episode starts anew, with a seed that depends on the
         first seed and the steps so far, so that a resumed run is valid, repeatable, but not equal.
         """
-        out: dict[str, Any] = {"id": np.array(self.id), "started": np.array(self._started)}
-        out |= {"seed": np.array(self._seed), "count": np.array(self._count)}
+        out: dict[str, Any] = {"id": self.id, "started": self._started}
+        out |= {"seed": self._seed, "count": self._count}
         out |= {key: value.copy() for key, value in self._arrays.items() if not key.startswith("final.")}
         pending = self._seeds
         out["pending_seeds"] = np.array(pending if pending is not None else [], np.int64)
@@ -273,7 +273,7 @@ class GymVectorEnv(VectorEnv):
             ValueError: saved from another id or another number of environments.
         """
         exact = np.asarray(state["exact"], bool)
-        if str(state["id"]) != self.id or len(exact) != self.num_envs:
+        if state["id"] != self.id or len(exact) != self.num_envs:
             raise ValueError(
                 f"saved environment state is of {len(exact)} copies of '{state['id']}', expected {self.num_envs} of "
                 f"'{self.id}'"

@@ -72,14 +72,14 @@ def nominal_model(env: gymnasium.Env) -> Any:
     return None if parts is None else copy.copy(parts[0])
 
 
-def save(env: gymnasium.Env, nominal: Any) -> dict[str, np.ndarray] | None:
-    """Arrays from which `load` restores the environment, or None where that cannot be exact.
+def save(env: gymnasium.Env, nominal: Any) -> dict[str, Any] | None:
+    """Arrays and texts from which `load` restores the environment, or None where that cannot be exact.
 
     Args:
         env: the environment with its wrappers.
         nominal: what `nominal_model` gave right after it was made.
     """
-    out: dict[str, np.ndarray] = {}
+    out: dict[str, Any] = {}
     parts = mujoco_parts(env)
     for depth, level in enumerate(_levels(env)):
         plain: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def save(env: gymnasium.Env, nominal: Any) -> dict[str, np.ndarray] | None:
                 except TypeError:
                     if parts is None and not callable(value):
                         return None
-        out[f"{depth}.plain"] = np.array(json.dumps(plain))
+        out[f"{depth}.plain"] = json.dumps(plain)
     if parts is not None:
         import mujoco
 
@@ -135,7 +135,7 @@ def load(env: gymnasium.Env, nominal: Any, state: dict[str, Any]) -> None:
                 value[...] = wanted
     for depth, level in enumerate(_levels(env)):
         attributes = vars(level)
-        for name, value in json.loads(str(state[f"{depth}.plain"])).items():
+        for name, value in json.loads(state[f"{depth}.plain"]).items():
             attributes[name] = _decode(value)
         for key, value in state.items():
             if key.startswith(f"{depth}.array."):

@@ -9,7 +9,7 @@ import numpy as np
 from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
 from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.rows import cast, check_float, flags, rows, shifted, zero
-from robot_rl.advantage.scan import reverse_linear_scan
+from robot_rl.advantage.scan import solve
 from robot_rl.advantage.turns import _flat
 
 SWITCH_MODES = ("release", "paper")
@@ -87,7 +87,7 @@ def hae(
     Raises:
         ValueError: shapes, numbers or options that do not fit.
 
-    Source: HiPER, hierarchical advantage estimation; the release has three heads, the paper two and its own switch form.
+    Source: HiPER, hierarchical advantage estimation; release: three heads, paper: two and its own switch form.
     """
     check_unit(gamma=gamma, lambda_low=lambda_low, lambda_high=lambda_high)
     if switch_mode not in SWITCH_MODES:
@@ -125,8 +125,8 @@ def hae(
     # The prepared successors sit in the column that `rows` reads at boundaries; every segment end is one.
     ready = rows(columns["reward"], v_low, after, done, ends, gamma=gamma, trace=1.0)
     x = ready.reward + gamma * ready.ahead
-    low = reverse_linear_scan(x - ready.value, ready.inside(xp.full_like(x, gamma * lambda_low)))
-    target = reverse_linear_scan(xp.where(ends, x, ready.reward), ready.inside(xp.full_like(x, gamma)))
+    low = solve(x - ready.value, ready.inside(xp.full_like(x, gamma * lambda_low)))
+    target = solve(xp.where(ends, x, ready.reward), ready.inside(xp.full_like(x, gamma)))
     total, length = index.reward(reward, gamma, None, None)
     start_high = v_high[index.start]
     high, high_target = rollout_gae(

@@ -90,13 +90,19 @@ def _moments(x: Array, ids: Array, n: int, ddof: int, centred: bool) -> _Moments
     xp = library(x)
     count = add(None, ids, n)
     mean = add(x, ids, n) / xp.where(count > 0, count, 1.0)
-    distance = x - mean[ids] if centred else x
+    if centred:
+        square = mean[ids]
+        square -= x
+        square *= square  # in place: a fresh array of this size costs as much as the arithmetic
+    else:
+        square = x * x
     divisor = count - ddof if centred else count
-    spread = xp.sqrt(add(distance * distance, ids, n) / xp.where(divisor > 0, divisor, 1.0))
+    spread = xp.sqrt(add(square, ids, n) / xp.where(divisor > 0, divisor, 1.0))
     if isinstance(x, np.ndarray):
-        # The largest value of each cell is rarely needed: first try the largest of all, an upper bound.
-        bound = max(1.0, float(np.abs(x).max())) if len(x) else 1.0
-        if not (spread <= RESIDUE * bound).any():
+        # The largest value of each cell is rarely needed: first try the largest of all, an upper bound. A cell with
+        # one member is no matter: its distance from its mean is 0 anyhow.
+        bound = max(1.0, float(x.max()), -float(x.min())) if len(x) else 1.0
+        if not ((spread <= RESIDUE * bound) & (count > 1)).any():
             return _Moments(count, mean, spread, np.zeros(n, dtype=bool))
     largest = seg_max(xp.abs(x), ids, n)
     return _Moments(count, mean, spread, spread <= RESIDUE * xp.where(largest > 1.0, largest, 1.0))
@@ -243,12 +249,23 @@ def normalise(
             other = xp.where(of.flat, 0.0, other)
         if shared and factor is not None:
             factor, other = factor * other, None
-    out = value if mean is None else value - mean[center_ids]
+    if mean is None:
+        out = value
+    else:
+        out = mean[center_ids]
+        out -= value
+        assert factor is not None
+        factor = 0.0 - factor  # the sign of "mean - value" goes into the factor
     if shared and factor is not None:
         small = small_center if small_scale is None or small_center is None else small_center | small_scale
         factor = xp.where(small, 0.0, factor)
     for part, at in ((factor, center_ids), (other, scale_ids)):
-        out = out if part is None else out * part[at]
+        if part is not None:
+            scaled = part[at]
+            scaled *= out
+            out = scaled
+    if out is not value:
+        out += 0.0  # no negative zeros
     if small_center is None and small_scale is None:
         return cast(xp.where(valid, out, 0.0), x), valid
     few = None

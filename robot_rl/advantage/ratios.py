@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from robot_rl.advantage.kinds import (
     Array,
     as_array,
@@ -16,7 +14,7 @@ from robot_rl.advantage.kinds import (
     library,
     require_option,
 )
-from robot_rl.advantage.layout import UNITS, flat, row_mask, unit_ids
+from robot_rl.advantage.layout import UNITS, row_mask, unit_ids
 from robot_rl.advantage.segments import seg_count, seg_max, seg_sum, spread
 
 LOG_CLAMP = 20.0
@@ -146,16 +144,3 @@ def unit_advantage(
     off = seg_max(xp.abs(x - mean[safe]), safe, count, mask=use)
     unequal = (off > 1e-6) & (rows > 0)
     return cast(spread(mean, ids).reshape(advantage.shape), advantage), integer(unequal).sum()
-
-
-def flat_rows(like: Array, **arrays: Any) -> list[Array]:
-    """The given per-row arrays as (N,), in order; None stays None.
-
-    Args:
-        like: (N,) or (B, T) array that decides the shape.
-        **arrays: name -> array or None.
-
-    Raises:
-        ValueError: naming an array of another shape.
-    """
-    return [None if x is None else flat(x, like, name) for name, x in arrays.items()]

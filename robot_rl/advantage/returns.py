@@ -166,10 +166,17 @@ def position(episode: Array, actor: Array = None) -> Array:
     episode = as_array(episode)
     if actor is None:
         require_sorted("episode", episode)
-        row = arange(int(episode.shape[0]), episode)
-        start = library(episode).where(continues(library(episode).flip(episode, (0,))), 0, 1)
-        start = library(episode).flip(start, (0,)) * row
-        return row - (start.cummax(0).values if isinstance(start, torch.Tensor) else np.maximum.accumulate(start))
+        n = int(episode.shape[0])
+        if n == 0:
+            return zeros(0, episode, "int64")
+        row = arange(n, episode)
+        last = ~continues(episode)
+        if isinstance(episode, torch.Tensor):
+            start = torch.roll(last, 1) * row  # the row behind a last row starts an episode; row 0 is 0 either way
+            return row - start.cummax(0).values
+        end = np.flatnonzero(last) + 1
+        length = np.diff(end, prepend=0)
+        return row - np.repeat(end - length, length)
     order, ids = threads(episode, as_array(actor, episode))
     out = zeros(int(episode.shape[0]), episode, "int64")
     out[order] = position(ids)

@@ -102,7 +102,7 @@ def rows(
     check_shapes(shape, duration=duration, discount=discount, valid=valid)
     dtype = check_float(reward)
     xp = namespace(reward)
-    wide = xp.float64 if gamma * trace > PRECISE or discount is not None else dtype
+    wide = xp.float64 if imprecise(gamma * trace) or discount is not None else dtype
     reward, value, next_value = (None if x is None else cast(x, wide) for x in (reward, value, next_value))
     terminated, boundary = flags(terminated), flags(boundary) | flags(terminated)
     if shape[0]:
@@ -127,6 +127,11 @@ def rows(
     else:
         g = float(gamma)
     return Rows(xp, dtype, reward, value, ahead, g, boundary, valid)
+
+
+def imprecise(coefficient: float) -> bool:
+    """Whether float32 would round a coefficient so close to one that long returns lose digits; 1 itself is exact."""
+    return PRECISE < coefficient < 1.0
 
 
 def power(base: float, exponent: Any, dtype: Any) -> Any:

@@ -7,6 +7,8 @@ All statistics are formed and returned in float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -75,6 +77,8 @@ def add(x: Array, ids: Array, n_cells: int) -> Array:
         return zeros(n_cells, ids).index_add(0, ids, x)
     if x is None:
         return np.bincount(ids, minlength=n_cells).astype(np.float64)
+    if n_cells == 1:  # the serial chain of additions of bincount is slow and less exact than a pairwise sum
+        return np.array([x.sum()])
     return np.bincount(ids, weights=x, minlength=n_cells)
 
 
@@ -374,18 +378,31 @@ def _factorise_by_table(code: np.ndarray, span: int) -> tuple[np.ndarray, int]:
 _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 
 
-def _factorise_by_hash(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray, int]:
+def _factorise_by_hash(keys: Sequence[np.ndarray], n: int) -> tuple[np.ndarray, int]:
     """Sort (hash, row) packed into one word; exact, because neighbours are compared by their true keys."""
     # A product with an odd number is a bijection whose high bits depend on all bits of the key; keys of several columns
     # are added. Should two keys share their high bits, the comparison below finds it.
+    bits = np.uint64(max(n - 1, 1).bit_length())
+    low = int(keys[0].min())
+    lead = (int(keys[0].max()) - low).bit_length()
+    grouped = len(keys) > 1 and keys[0].dtype != np.uint64 and lead <= 40 - int(bits)
     code = np.zeros(n, dtype=np.uint64)
-    for i, key in enumerate(keys):
+    hashed = keys[1:] if grouped else keys
+    for i, key in enumerate(hashed):
         wide = key if key.dtype == np.uint64 else key.astype(np.int64, copy=False).view(np.uint64)
         code += wide * np.uint64(_ODD[i % len(_ODD)])
-    bits = np.uint64(max(n - 1, 1).bit_length())
-    code = np.sort((code >> bits << bits) | np.arange(n, dtype=np.uint64))
-    order = (code & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
-    new_hash = np.diff(code >> bits) != 0
+    if grouped:
+        # A first key of small range, the group, goes on top as it is: rows of a group lie close together in memory, and
+        # so do their cells, which makes every later gather and scatter several times faster.
+        code >>= np.uint64(lead)
+        code |= (keys[0].astype(np.int64) - low).astype(np.uint64) << np.uint64(64 - lead)
+    code >>= bits
+    code <<= bits
+    code |= np.arange(n, dtype=np.uint64)
+    code.sort()
+    order = (code & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
+    code >>= bits
+    new_hash = code[1:] != code[:-1]
     new_key = np.zeros(n - 1, dtype=bool)
     for key in keys:
         ordered = key[order]
@@ -396,8 +413,8 @@ def _factorise_by_hash(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray
         for key in keys:
             ordered = key[order]
             new_key |= ordered[1:] != ordered[:-1]
-    ids = np.empty(n, dtype=np.int64)
-    number = np.concatenate(([0], np.cumsum(new_key)))
+    ids, number = np.empty(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    np.cumsum(new_key, out=number[1:])
     ids[order] = number
     return ids, int(number[-1]) + 1
 

@@ -261,9 +261,7 @@ class EmaScale:
         ok = ~np.isnan(samples.score)
         keys = np.zeros(count, dtype=np.int64)
         keys[task] = samples.key
-        batch = np.stack(
-            [seg_mean(samples.score, task, count, mask=ok), seg_mean(samples.score**2, task, count, mask=ok)], 1
-        )
+        batch = np.stack([seg_mean(x, task, count, mask=ok) for x in (samples.score, samples.score**2)], 1)
         old = self._table.rows(keys, float("nan"))
         new = np.where(np.isnan(old), batch, np.where(np.isnan(batch), old, 0.0))
         both = ~np.isnan(old) & ~np.isnan(batch)

@@ -23,7 +23,7 @@ import torch
 from robot_rl.advantage.arrays import check_shapes, check_unit, namespace, same_kind
 from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.rows import Rows, cast, check_float, power, rows, shifted, zero
-from robot_rl.advantage.scan import reverse_linear_scan
+from robot_rl.advantage.scan import solve
 
 LOG_RATIO_LIMIT = 20.0  # |log pi - log mu| beyond this is cut before exp
 
@@ -78,10 +78,10 @@ def monte_carlo(
     ready = rows(
         reward, value, next_value, terminated, boundary, gamma=gamma, duration=duration, discount=discount, valid=valid
     )
-    x = ready.reward
+    x = ready.reward * 1  # the scan uses up its arguments
     if bootstrap:
         x = x + ready.xp.where(ready.boundary, ready.g * ready.ahead, zero(x))
-    target = reverse_linear_scan(x, ready.inside(_like(ready)))
+    target = solve(x, ready.inside(_like(ready)))
     return _pair(ready, target - ready.value, target)
 
 
@@ -102,7 +102,7 @@ def n_step(
 ) -> tuple[Any, Any]:
     """n rewards, then the value: a window of n decisions, or of as many decisions as make up n ticks.
 
-    G_t = sum_{i<m} (prod_{j<i} g_{t+j}) r_{t+i} + (prod_{j<m} g_{t+j}) (1 - e) V' of row t+m-1, where m is the window cut
+    G_t = sum_{i<m} (prod_{j<i} g_{t+j}) r_{t+i} + (prod_{j<m} g_{t+j}) (1 - e) V' of row t+m-1, m being the window cut
     at the boundary; A = G - V.
 
     Args:
@@ -129,7 +129,7 @@ def n_step(
         target = _tick_window(ready, one, n_ticks, duration)
     elif window >= reward.shape[0]:
         x = ready.xp.where(ready.boundary, one, ready.reward)
-        target = reverse_linear_scan(x, ready.inside(_like(ready)))
+        target = solve(x, ready.inside(_like(ready)))
     else:
         target = one
         for _ in range(window - 1):
@@ -181,7 +181,8 @@ def vtrace(
 
     w = pi/mu of the decision; rho = min(rho_max, w), c = trace_decay min(c_max, w);
     v_t = V_t + rho_t delta_t + g_t c_t (1 - b_t) (v_{t+1} - V_{t+1}); the advantage is
-    min(rho_policy_max, w_t) (r_t + g_t v'_t - V_t), v' being v_{t+1} inside and (1 - e) V' of the same episode at its end.
+    min(rho_policy_max, w_t) (r_t + g_t v'_t - V_t), with v' = v_{t+1} inside and (1 - e) V' of the same
+    episode at its end.
 
     Args:
         log_ratio: log pi - log mu of each row, summed over the steps of a decision; cut at +-20.
@@ -213,7 +214,7 @@ def vtrace(
     weight = _weight(ready, log_ratio)
     delta = ready.reward + ready.g * ready.ahead - ready.value
     trace = ready.inside(ready.g * trace_decay * weight.clip(max=c_max))
-    target = ready.value + reverse_linear_scan(weight.clip(max=rho_max) * delta, trace)
+    target = ready.value + solve(weight.clip(max=rho_max) * delta, trace)
     ahead = ready.xp.where(ready.boundary, ready.ahead, ready.following(target))
     advantage = weight.clip(max=rho_policy_max) * (ready.reward + ready.g * ahead - ready.value)
     return _pair(ready, advantage, target)
@@ -260,7 +261,7 @@ def upgo(
     one = ready.reward + ready.g * ready.ahead
     follows = shifted(ready.xp, one >= ready.value) & ~ready.boundary
     trace = ready.xp.where(follows, _like(ready), zero(one))
-    gain = reverse_linear_scan(ready.xp.where(follows, ready.reward, one), trace) - ready.value
+    gain = solve(ready.xp.where(follows, ready.reward, one), trace) - ready.value
     if log_ratio is not None:
         gain = gain * _weight(ready, log_ratio).clip(max=rho_max)
     _, target = rollout_gae(
@@ -343,7 +344,7 @@ def retrace(
     else:
         c = xp.full_like(ready.reward, trace_decay)
     trace = ready.inside(ready.g * ready.following(c))
-    target = ready.value + reverse_linear_scan(ready.reward + ready.g * ahead - ready.value, trace)
+    target = ready.value + solve(ready.reward + ready.g * ahead - ready.value, trace)
     baseline = ready.value if expected_q is None else cast(expected_q, target.dtype)
     return _pair(ready, target - baseline, target)
 

@@ -372,11 +372,11 @@ def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Arr
         if turn is None
         else combine_ids(as_array(episode, prob), as_array(turn, prob))
     )
-    # A running sum that restarts is the reverse return of the reversed rows; ids are flipped so that they do not fall.
-    back = xp.flip(ids, (0,))
-    change = integer(~continues(back))
-    block = xp.cumsum(change, 0) - change
-    return cast(xp.flip(discounted_return(xp.flip(norm, (0,)), block, 1.0), (0,)), prob)
+    total = xp.cumsum(norm, 0)
+    first = ~xp.flip(continues(xp.flip(ids, (0,))), (0,))
+    block = xp.cumsum(integer(first), 0) - 1
+    # What had been added up before the block began is taken off again.
+    return cast(total - (total - norm)[first][block], prob)
 
 
 def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_position: Array = None) -> Array:

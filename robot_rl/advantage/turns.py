@@ -10,8 +10,8 @@ import torch
 
 from robot_rl.advantage.arrays import Array, check_shapes, check_unit, namespace, same_kind
 from robot_rl.advantage.gae import rollout_gae
-from robot_rl.advantage.rows import PRECISE, cast, check_float, flags, power, shifted, zero
-from robot_rl.advantage.scan import reverse_linear_scan
+from robot_rl.advantage.rows import cast, check_float, flags, imprecise, power, shifted, zero
+from robot_rl.advantage.scan import solve
 
 REDUCE = ("sum", "mean", "max", "first", "last")
 ANCHORS = ("start", "end")
@@ -211,7 +211,7 @@ def bilevel_gae(
         gamma=gamma,
         gae_lambda=gae_lambda,
     )
-    wide = xp.float64 if inner_gamma * inner_lambda > PRECISE and xp is np else v.dtype
+    wide = xp.float64 if imprecise(inner_gamma * inner_lambda) else v.dtype
     v = cast(v, wide)
     delta = inner_gamma * shifted(xp, v) - v
     if step_reward is not None:
@@ -219,7 +219,7 @@ def bilevel_gae(
     ends = xp.zeros_like(v, dtype=xp.bool if xp is torch else np.bool_)
     ends[index.end] = True
     trace = xp.where(ends, zero(v), xp.full_like(v, inner_gamma * inner_lambda))
-    advantage = reverse_linear_scan(xp.where(ends, cast(high, wide)[index.id], delta), trace)
+    advantage = solve(xp.where(ends, cast(high, wide)[index.id], delta), trace)
     kind = reward.dtype
     return TurnCredit(
         *(index.back(cast(x, kind)) for x in (advantage, advantage + v, xp.ones_like(v))),
@@ -297,9 +297,9 @@ def _flat(
         ids, fragment = ids[inside], fragment[inside]
     new = xp.ones_like(ids, dtype=ended.dtype)
     new[1:] = (ids[1:] != ids[:-1]) | (fragment[1:] != fragment[:-1])
-    start = np.flatnonzero(new) if xp is np else torch.nonzero(new)[:, 0]
+    start: Any = np.flatnonzero(new) if xp is np else torch.nonzero(new)[:, 0]
     stop = _arange(xp, 1, start) + (len(ids) - 1)
-    end = np.concatenate((start[1:] - 1, stop)) if xp is np else torch.cat((start[1:] - 1, stop))
+    end = xp.concatenate((start[1:] - 1, stop))
     # Behind the last turn of an episode comes another fragment, or nothing.
     last = xp.ones_like(start, dtype=ended.dtype)
     last[:-1] = fragment[start[1:]] != fragment[start[:-1]]

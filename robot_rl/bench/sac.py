@@ -1,8 +1,9 @@
 """Speed of the SAC update: ours against stable-baselines3 and against a plain torch implementation.
 
 All contestants run in this process with one thread, in alternation, on the same random data of HalfCheetah's sizes;
-every figure includes drawing the batches from a replay memory. One item is one `update`: one critic and one actor step
-for SAC, twenty critic steps and one actor step for the RLPD-like setting.
+every figure includes drawing the batches from a replay memory (ours and the plain one from `ReplayBuffer`, the peer's
+from its own). One item is one `update`: one critic and one actor step for SAC, twenty critic steps and one actor step
+for the RLPD-like setting.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robot_rl.types import IOSpec, Transitions
+from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.types import IOSpec, Step, Transitions
 
 STATE, ACTION, BATCH = 17, 6, 256
 RLPD = {"critics": 10, "subset": 2, "layer_norm": True, "utd": 20, "actor_reduce": "mean", "target_entropy": "half"}
@@ -96,34 +98,30 @@ def _gemm_rate(dtype: torch.dtype) -> float:
     return 2 * 256**3 / best / 1e9
 
 
-def _memory(rows: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "state": torch.randn(rows, STATE, generator=generator),
-        "action": torch.rand(rows, ACTION, generator=generator) * 2 - 1,
-        "reward": torch.randn(rows, generator=generator),
-        "discount": torch.full((rows,), 0.99),
-        "next_state": torch.randn(rows, STATE, generator=generator),
-    }
-
-
-def _batches(memory: dict[str, Tensor]) -> Iterator[Transitions]:
-    generator = torch.Generator().manual_seed(1)
-    off, on = torch.zeros(BATCH, dtype=torch.bool), torch.ones(BATCH, dtype=torch.bool)
-    while True:
-        index = torch.randint(len(memory["reward"]), (BATCH,), generator=generator)
-        row = {name: column.index_select(0, index) for name, column in memory.items()}
-        state, next_state = {"state": row["state"]}, {"state": row["next_state"]}
-        yield Transitions(state, row["action"], row["reward"], row["discount"], next_state, off, off, off, on)
-
-
-def _ours(memory: dict[str, Tensor], **options: Any) -> Callable[[int], None]:
-    kind = importlib.import_module("robot_rl.policies.online.sac").Sac
+def _io() -> IOSpec:
     names = tuple(f"joint{i}" for i in range(ACTION))
-    io = IOSpec(
+    return IOSpec(
         {"state": ((STATE,), "float32")}, names, (-1.0,) * ACTION, (1.0,) * ACTION, ("1",) * ACTION, control_hz=20.0
     )
-    learner, batches = kind(io, batch_size=BATCH, **options), _batches(memory)
+
+
+def _memory(rows: int) -> ReplayBuffer:
+    """Replay full of random transitions, each the start of its own chain."""
+    rng = np.random.default_rng(0)
+    copies = 100
+    buffer = ReplayBuffer(_io(), rows, num_envs=copies)
+    off, on = np.zeros(copies, dtype=bool), np.ones(copies, dtype=bool)
+    for _ in range(rows // copies):
+        obs, next_obs = ({"state": rng.normal(size=(copies, STATE)).astype(np.float32)} for _ in range(2))
+        action = rng.uniform(-1, 1, (copies, ACTION)).astype(np.float32)
+        reward = rng.normal(size=copies).astype(np.float32)
+        buffer.add(Step(obs, action, reward, next_obs, off, off, next_obs, on, off, action))
+    return buffer
+
+
+def _ours(memory: ReplayBuffer, **options: Any) -> Callable[[int], None]:
+    kind = importlib.import_module("robot_rl.policies.online.sac").Sac
+    learner, batches = kind(_io(), batch_size=BATCH, **options), memory.batches(BATCH)
 
     def go(items: int) -> None:
         for _ in range(items):
@@ -151,11 +149,11 @@ def _sb3(rows: int) -> Callable[[int], None]:
 
     model = baselines.SAC("MlpPolicy", Still(), seed=0, device="cpu", buffer_size=rows, batch_size=BATCH)
     model.set_logger(logger.Logger(folder=None, output_formats=[]))
-    memory = _memory(rows)
+    rng = np.random.default_rng(0)
     buffer = model.replay_buffer
-    for name, column in (("observations", "state"), ("next_observations", "next_state"), ("actions", "action")):
-        getattr(buffer, name)[:, 0] = memory[column].numpy()
-    buffer.rewards[:, 0] = memory["reward"].numpy()
+    for column in (buffer.observations, buffer.next_observations, buffer.rewards):
+        column[:] = rng.normal(size=column.shape)
+    buffer.actions[:] = rng.uniform(-1, 1, buffer.actions.shape)
     buffer.full = True
 
     def go(items: int) -> None:
@@ -197,26 +195,31 @@ class _Plain:
         x = torch.cat([state, action], -1)
         return torch.stack([net(x).squeeze(-1) for net in nets])
 
-    def update(self, batches: Iterator[Transitions]) -> None:
+    def critic_step(self, batch: Transitions, alpha: Tensor) -> None:
         critics, targets = list(self.critics), list(self.targets)
-        for _ in range(self.utd):
-            batch = next(batches)
-            state, next_state = batch.obs["state"], batch.next_obs["state"]
-            alpha = self.log_alpha.exp().detach()
-            with torch.no_grad():
-                action, logp = self.act(next_state)
-                chosen = torch.randperm(len(targets))[: self.subset]
-                value = self.q(targets, next_state, action)[chosen].amin(0) - alpha * logp
-                target = batch.reward + batch.discount * value
-            loss = 0.5 * (self.q(critics, state, batch.action) - target).square().mean(-1).sum()
-            self.critic_adam.zero_grad()
-            loss.backward()
-            self.critic_adam.step()
-            with torch.no_grad():
-                for theirs, ours in zip(self.targets.parameters(), self.critics.parameters()):
-                    theirs.lerp_(ours, 0.005)
+        state, next_state = batch.obs["state"], batch.next_obs["state"]
+        with torch.no_grad():
+            action, logp = self.act(next_state)
+            chosen = torch.randperm(len(targets))[: self.subset]
+            value = self.q(targets, next_state, action)[chosen].amin(0) - alpha * logp
+            target = batch.reward + batch.discount * value
+        loss = 0.5 * (self.q(critics, state, batch.action) - target).square().mean(-1).sum()
+        self.critic_adam.zero_grad()
+        loss.backward()
+        self.critic_adam.step()
+        with torch.no_grad():
+            for theirs, ours in zip(self.targets.parameters(), self.critics.parameters()):
+                theirs.lerp_(ours, 0.005)
+
+    def update(self, batches: Iterator[Transitions]) -> None:
+        alpha = self.log_alpha.exp().detach()
+        for _ in range(self.utd - 1):
+            self.critic_step(next(batches), alpha)
+        batch = next(batches)
+        self.critic_step(batch, alpha)
+        state = batch.obs["state"]
         action, logp = self.act(state)
-        value = self.q(critics, state, action)
+        value = self.q(list(self.critics), state, action)
         loss = (alpha * logp - (value.mean(0) if self.reduce_mean else value.amin(0))).mean()
         self.actor_adam.zero_grad()
         loss.backward()
@@ -227,8 +230,8 @@ class _Plain:
         self.alpha_adam.step()
 
 
-def _plain(memory: dict[str, Tensor], *, critics: int, layer_norm: bool, utd: int) -> Callable[[int], None]:
-    learner, batches = _Plain(critics, layer_norm, utd, subset=2), _batches(memory)
+def _plain(memory: ReplayBuffer, *, critics: int, layer_norm: bool, utd: int) -> Callable[[int], None]:
+    learner, batches = _Plain(critics, layer_norm, utd, subset=2), memory.batches(BATCH)
 
     def go(items: int) -> None:
         for _ in range(items):

@@ -54,7 +54,7 @@ def keep_steps(
     seed: int,
     only_success: bool = False,
     deterministic: bool = False,
-    on_episode: Callable[[int], None] | None = None,
+    on_episode: Callable[[int], object] | None = None,
     max_rounds: int = 20,
 ) -> list[Episode]:
     """Run a policy until `episodes` episodes are kept.

@@ -1,6 +1,8 @@
 """Random ragged batches for property tests."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +59,13 @@ def permute_episodes(batch, seed):
     return new, rows, order
 
 
-def both(function, *arrays, **options):
+def grad_of(tensor: Any) -> Any:
+    """Gradient of a leaf, which a backward pass has filled."""
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def both(function: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
     """Result of a function on NumPy arrays, after checking that tensors give the same and that no input changed."""
     before = [x.copy() for x in arrays]
     got = function(*arrays, **options)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from robot_rl.advantage import actors, groups, redistribute, turn_groups
+from robot_rl.advantage.state import EmaScale
 from tests.advantage import reference_groups as slow
 from tests.advantage.ragged import both, permute_episodes, ragged
 
@@ -155,6 +156,30 @@ def test_adding_a_constant_to_all_outcomes_changes_nothing(name, seed):
     b = ragged(seed)
     estimator = EPISODE_LEVEL[name]
     close(estimator(b.score + 2.5, b.group), estimator(b.score, b.group), atol=1e-9)
+
+
+def test_adding_a_constant_from_the_first_batch_on_does_not_change_ema_grpo():
+    plain, shifted = EmaScale(0.8), EmaScale(0.8)
+    for seed in range(3):
+        b = ragged(seed)
+        want = plain.advantage(b.score, b.group, b.group % 3)
+        close(shifted.advantage(b.score + 2.0, b.group, b.group % 3), want, atol=1e-6)
+
+
+def test_relabelled_actors_and_turns_change_nothing():
+    b = ragged(5)
+    r = np.nan_to_num(b.reward)
+    other = np.array([70, 4, 2**50])[b.actor]
+    close(actors.mars(r, b.episode, other), actors.mars(r, b.episode, b.actor), atol=1e-12)
+    want = actors.agent_wise(b.score, b.group, b.episode, b.actor)
+    close(actors.agent_wise(b.score, b.group, b.episode, other), want, atol=1e-12)
+    named = np.array([5, 8, 13, 21, 34, 55])[b.turn_index]  # other names in the same order
+    for estimator in (turn_groups.trloo, turn_groups.mapo, turn_groups.cm2_turn):
+        want = estimator(b.reward, b.episode, b.group)
+        close(estimator(b.reward, b.episode, b.group, turn_index=named), want, atol=1e-12)
+    anchor = np.array([0, 2**62, 5, -9])[b.anchor]
+    want = turn_groups.gigpo(b.reward, b.episode, b.group, b.anchor)
+    close(turn_groups.gigpo(b.reward, b.episode, b.group, anchor), want, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

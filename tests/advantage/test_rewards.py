@@ -93,7 +93,7 @@ def test_checklist_judge_failure_excludes_its_turn_only():
     assert chained[1] == 0
     with pytest.raises(ValueError, match="got only one"):
         shaping.checklist_reward(weight, passed, turn, 3, item=np.array([2]))
-    with pytest.raises(ValueError, match="outside 0 .. 3"):
+    with pytest.raises(ValueError, match=r"outside 0 \.\. 3"):
         shaping.checklist_reward(weight, passed, turn, 3, item=np.array([2]), needs=np.array([9]))
 
 

@@ -180,7 +180,7 @@ def test_kinds_convert_and_refuse():
         kinds.as_array(np.zeros(1), torch.zeros(1))
     with pytest.raises(TypeError, match="one kind"):
         kinds.as_array(torch.zeros(1), np.zeros(1))
-    assert kinds.floating(np.float16([1])).dtype == np.float32
+    assert kinds.floating(np.array([1], np.float16)).dtype == np.float32
     assert kinds.floating(np.array([1])).dtype == np.float64
     assert kinds.floating(torch.ones(1, dtype=torch.bfloat16)).dtype == torch.float32
     assert kinds.floating(torch.ones(1, dtype=torch.int64)).dtype == torch.float32

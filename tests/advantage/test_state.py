@@ -48,7 +48,7 @@ def test_role_baseline_keys_are_the_game_or_the_process():
         release.collect(np.ones(2), role=ids, game=ids)
     with pytest.raises(ValueError, match="game is missing"):
         state.RoleBaseline().collect(np.ones(2), role=ids)
-    with pytest.raises(ValueError, match="decay is 1.5"):
+    with pytest.raises(ValueError, match=r"decay is 1\.5"):
         state.RoleBaseline(1.5)
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from robot_rl.policies.nets.value_heads import RewardScale, build_head, hl_gauss_head, two_hot_head
+from robot_rl.policies.nets.value_heads import CategoricalHead, RewardScale, build_head, hl_gauss_head, two_hot_head
 
 
 def test_hl_gauss_golden_numbers():
@@ -35,6 +35,7 @@ def test_two_hot_golden_numbers(target, expected):
 @pytest.mark.parametrize("kind", ["twohot", "hlgauss"])
 def test_categorical_target_far_outside_still_has_mass_one_and_a_gradient(kind):
     head = build_head(kind, low=-1.0, high=1.0, bins=11)
+    assert isinstance(head, CategoricalHead)
     p = head.spread(torch.tensor([1e6, -1e6, 0.5]))
     torch.testing.assert_close(p.sum(-1), torch.ones(3))
     grad = head.loss_grad(torch.zeros(1, 3, 11), torch.tensor([1e6, -1e6, 0.5]))
@@ -61,7 +62,7 @@ def test_head_gradients_equal_autograd(kind):
 
 
 def test_cross_entropy_minimum_says_the_target():
-    head = build_head("twohot", low=-2.0, high=2.0, bins=5)
+    head = two_hot_head(-2.0, 2.0, 5)
     p = head.spread(torch.tensor([0.3]))
     assert float(head.value((p + 1e-9).log()[None])[0, 0]) == pytest.approx(0.3, abs=1e-5)
 

@@ -43,6 +43,7 @@ def test_numpy_and_torch_answers_agree_after_learning(options, rows):
     assert isinstance(array, np.ndarray)
     assert array.dtype == np.float32
     assert array.shape == (rows, 2)
+    assert isinstance(tensor, torch.Tensor)
     np.testing.assert_allclose(array, tensor.numpy(), rtol=1e-4, atol=1e-5)
 
 

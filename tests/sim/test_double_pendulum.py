@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 from pathlib import Path
 
@@ -25,9 +26,7 @@ def view_of(qpos, qvel, action=(0.0,), step=1, held=0) -> View:
     qpos, qvel = np.atleast_2d(np.asarray(qpos, float)), np.atleast_2d(np.asarray(qvel, float))
     n = len(qpos)
     action = np.tile(np.float32(action), (n, 1))
-    return View(
-        xnp, qpos, qvel, np.zeros((n, 2)), {}, action, 0 * action, np.full(n, step), {"held": np.full(n, held)}
-    )
+    return View(xnp, qpos, qvel, np.zeros((n, 2)), {}, action, 0 * action, np.full(n, step), {"held": np.full(n, held)})
 
 
 def as_torch(view: View) -> View:
@@ -201,7 +200,7 @@ def test_one_sample_prediction_on_hardware_logs(robot, bound):
     for path in sorted((DATA / robot / "mcpilco").glob("*.csv.gz")):
         with gzip.open(path) as file:
             log = np.loadtxt(file, delimiter=",", skiprows=1)
-        for now, after in zip(log[:-1], log[1:]):
+        for now, after in itertools.pairwise(log):
             data.qpos[:], data.qvel[:], data.qacc_warmstart[:] = now[1:3], now[3:5], 0.0
             # the torque measured at the end of the sample is the one that acted during it
             data.ctrl[:] = 0.0

@@ -6,10 +6,13 @@ so nothing behind a cut can leak, not even NaN.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 from numba import njit
 
-TILE = 512  # columns that travel through time together: their carries stay in the first-level cache
+GROUP = 64  # columns that are searched for episode ends at a time
+TILE = 1024  # columns that travel through time together: what they carry stays in the first-level cache
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
@@ -49,45 +52,60 @@ def _gae_flat(reward, value, next_value, terminated, boundary, gamma, decay, adv
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _gae_rows(reward, value, next_value, terminated, boundary, gamma, decay, advantage, target):
+def _gae_rows(reward, value, next_value, terminated, ends, done, gamma, decay, advantage, target):
     steps, width = reward.shape
-    carry = np.zeros(TILE)
+    group = width // ends.shape[1]
+    carry, total = np.zeros(TILE), np.zeros(TILE)
+    blend = gamma - decay
     for low in range(0, width, TILE):
         count = min(TILE, width - low)
+        first, stop = low // group, (low + count) // group
+        # What the successor adds to the return of a row: gamma ((1 - lambda) V + lambda G).
+        for j in range(count):
+            carry[j] = 0.0 if terminated[steps - 1, low + j] else gamma * np.float64(next_value[steps - 1, low + j])
         for t in range(steps - 1, -1, -1):
+            # Ends are rare: whole words of flags are skipped at once, and the main loops never see `next_value`.
+            marks, over = ends[t, first:stop], done[t, first:stop]
+            some = np.uint64(0)
+            for w in range(marks.size):
+                some |= marks[w] | over[w]
+            if some and t < steps - 1:
+                for w in range(marks.size):
+                    word = np.uint64(marks[w] | over[w])
+                    j = w * group
+                    while word:
+                        if word & np.uint64(255):
+                            if over[w] >> np.uint64(8 * (j - w * group)) & np.uint64(255):
+                                carry[j] = 0.0
+                            else:
+                                carry[j] = gamma * np.float64(next_value[t, low + j])
+                        word >>= np.uint64(8)
+                        j += 1
             r, v = reward[t, low : low + count], value[t, low : low + count]
-            ends, done = boundary[t, low : low + count], terminated[t, low : low + count]
-            last = t == steps - 1
-            some = 0
+            a, g = advantage[t, low : low + count], target[t, low : low + count]
+            # One array written per loop: with two the compiler does not turn the loop into vector operations.
             for j in range(count):
-                some |= ends[j] | done[j]
-            if some or last:
-                for j in range(count):
-                    if ends[j] or done[j] or last:
-                        carry[j] = 0.0 if done[j] else gamma * np.float64(next_value[t, low + j])
-            # Two short loops: with more arrays in one, the compiler gives up on proving that they do not overlap.
-            g = target[t, low : low + count]
+                total[j] = np.float64(r[j]) + carry[j]
             for j in range(count):
-                g[j] = np.float64(r[j]) + carry[j]
-            a = advantage[t, low : low + count]
+                carry[j] = blend * np.float64(v[j]) + decay * total[j]
             for j in range(count):
-                now = np.float64(v[j])
-                total = np.float64(r[j]) + carry[j] - now
-                a[j] = total
-                carry[j] = gamma * now + decay * total
+                a[j] = total[j] - np.float64(v[j])
+            for j in range(count):
+                g[j] = total[j]
 
 
-def scan(x: np.ndarray, a: np.ndarray) -> np.ndarray:
+def scan(x: np.ndarray, a: np.ndarray, *, overwrite: bool = False) -> np.ndarray:
     """Reverse linear scan y_t = x_t + a_t y_{t+1} along axis 0, carried in double.
 
     Args:
         x: (N,) or (T, B) float32 or float64, C-contiguous.
         a: same shape and dtype, C-contiguous; the last row is ignored because the carry starts at 0.
+        overwrite: the arguments are the caller's scratch, to be used up.
 
     Returns:
-        y, a new array of the shape and dtype of `x`.
+        y, of the shape and dtype of `x`.
     """
-    y = np.empty_like(x)
+    y = x if overwrite else np.empty_like(x)
     if x.ndim == 1:
         _scan_flat(x, a, y)
     else:
@@ -103,13 +121,20 @@ def gae(
     boundary: np.ndarray,
     gamma: float,
     gae_lambda: float,
+    out: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """GAE with one decision per row, carried in double; arguments as in `numpy_scan.gae`.
 
     Returns:
         (advantage, return), same shape and dtype as `reward`.
     """
-    advantage, target = np.empty_like(reward), np.empty_like(reward)
-    kernel = _gae_flat if reward.ndim == 1 else _gae_rows
-    kernel(reward, value, next_value, terminated, boundary, float(gamma), float(gamma * gae_lambda), advantage, target)
+    advantage, target = (np.empty_like(reward), np.empty_like(reward)) if out is None else out
+    numbers = (float(gamma), float(gamma * gae_lambda))
+    if reward.ndim == 1:
+        _gae_flat(reward, value, next_value, terminated, boundary, *numbers, advantage, target)
+    else:
+        # Eight flags to a word where rows divide into words (little-endian, as the kernel unpacks them).
+        word = np.uint64 if reward.shape[1] % 8 == 0 and sys.byteorder == "little" else np.uint8
+        ends, done = boundary.view(word), terminated.view(word)
+        _gae_rows(reward, value, next_value, terminated, ends, done, *numbers, advantage, target)
     return advantage, target

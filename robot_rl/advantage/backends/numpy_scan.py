@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 WIDE = 2000  # columns from which a plain loop over time beats the blocked form
-BLOCK = 16  # time steps per block of the narrow form
+BLOCK = 8  # time steps per block of the narrow form
 COLUMN = 64  # consecutive rows per column of the flat form
 TILE = 32  # time steps of the wide form whose coefficients are written at a time, so that they stay in cache
 FLAT_LOOP = 96  # below this length a loop over Python floats is the fastest flat scan
@@ -24,7 +24,7 @@ DENSE = 16  # more than one boundary in so many rows: masks over everything beat
 PRECISE = 0.998  # float32 coefficients closer to one lose whole digits of a long return: float64 from here on
 
 
-def scan(x: np.ndarray, a: np.ndarray) -> np.ndarray:
+def scan(x: np.ndarray, a: np.ndarray, *, overwrite: bool = False) -> np.ndarray:
     """Reverse linear scan y_t = x_t + a_t y_{t+1} along axis 0.
 
     A coefficient of exactly 0 cuts: what lies behind it cannot reach earlier rows, not even as NaN.
@@ -32,18 +32,19 @@ def scan(x: np.ndarray, a: np.ndarray) -> np.ndarray:
     Args:
         x: (N,) or (T, B) float32 or float64.
         a: same shape and dtype; the last row is ignored.
+        overwrite: the C-ordered arguments are the caller's scratch, to be used up.
 
     Returns:
-        y, a new array of the shape and dtype of `x`.
+        y, of the shape and dtype of `x`.
     """
-    y, coefficient = np.array(x, order="C"), np.array(a, order="C")
-    if y.size == 0:
-        return y
-    coefficient[-1] = 0
+    if x.size == 0:
+        return x.copy()
     with np.errstate(invalid="ignore", over="ignore"):
+        if not np.isfinite(x.sum()):
+            return _scan_with_holes(x, a)
+        y, coefficient = (x, a) if overwrite else (np.array(x, order="C"), np.array(a, order="C"))
+        coefficient[-1] = 0
         _scan_in_place(y, coefficient)
-        if not np.isfinite(y[0]).all():
-            y = _scan_with_holes(np.asarray(x), a)
     return y
 
 
@@ -55,6 +56,7 @@ def gae(
     boundary: np.ndarray,
     gamma: float,
     gae_lambda: float,
+    out: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """GAE with one decision per row, deltas and returns included.
 
@@ -66,27 +68,30 @@ def gae(
         boundary: same shape, bool; terminated rows and the last row count as boundaries whatever it says.
         gamma: discount per row.
         gae_lambda: trace decay per row.
+        out: C-contiguous arrays for the two results, or None for new ones.
 
     Returns:
         (advantage, return), same shape and dtype.
     """
-    if reward.dtype == np.float32 and gamma * gae_lambda > PRECISE:
+    advantage, target = (np.empty_like(reward), np.empty_like(reward)) if out is None else out
+    if reward.dtype == np.float32 and PRECISE < gamma * gae_lambda < 1.0:
         wide = [x.astype(np.float64) for x in (reward, value, next_value)]
-        advantage, target = gae(wide[0], wide[1], wide[2], terminated, boundary, gamma, gae_lambda)
-        return advantage.astype(np.float32), target.astype(np.float32)
+        advantage[...], target[...] = gae(wide[0], wide[1], wide[2], terminated, boundary, gamma, gae_lambda)
+        return advantage, target
     boundary = boundary | terminated
     with np.errstate(invalid="ignore", over="ignore"):
         # G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1}): the scan yields returns, one pass less than deltas.
         if reward.ndim == 2 and reward.shape[1] >= WIDE:
-            advantage, target = _gae_wide(reward, value, next_value, terminated, boundary, gamma, gae_lambda)
+            _gae_wide(reward, value, next_value, terminated, boundary, gamma, gae_lambda, advantage, target)
             if np.isfinite(target[0]).all():
                 return advantage, target
-        target, a = _prepare(reward, value, next_value, terminated, boundary, gamma, gae_lambda)
+        a = _prepare(reward, value, next_value, terminated, boundary, gamma, gae_lambda, target, advantage)
         _scan_in_place(target, a)
         # NaN times a coefficient of 0 is NaN, so anything that is not finite has travelled to the first row.
         if not np.isfinite(target[0]).all():
-            target = _scan_with_holes(*_prepare(reward, value, next_value, terminated, boundary, gamma, gae_lambda))
-        return target - value, target
+            a = _prepare(reward, value, next_value, terminated, boundary, gamma, gae_lambda, target, advantage)
+            target[...] = _scan_with_holes(target, a)
+        return np.subtract(target, value, out=advantage), target
 
 
 def _gae_wide(
@@ -97,11 +102,12 @@ def _gae_wide(
     boundary: np.ndarray,
     gamma: float,
     gae_lambda: float,
-) -> tuple[np.ndarray, np.ndarray]:
+    advantage: np.ndarray,
+    target: np.ndarray,
+) -> None:
     """The same for long rows: tile after tile of time steps, so that only inputs and outputs leave the cache."""
     steps, width = reward.shape
     kind = reward.dtype.type
-    advantage, target = np.empty_like(reward), np.empty_like(reward)
     np.add(reward[-1], _bootstrap(next_value[-1], terminated[-1], gamma), out=target[-1])
     np.subtract(target[-1], value[-1], out=advantage[-1])
     ends = np.flatnonzero(boundary[:-1])
@@ -126,7 +132,6 @@ def _gae_wide(
             following = now
         a.ravel()[cells] = decay
         np.subtract(y, value[low:high], out=advantage[low:high])
-    return advantage, target
 
 
 def _prepare(
@@ -137,10 +142,12 @@ def _prepare(
     boundary: np.ndarray,
     gamma: float,
     gae_lambda: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    x = np.empty_like(reward)
+    x: np.ndarray,
+    a: np.ndarray,
+) -> np.ndarray:
+    """Fill x and a (the outputs serve as scratch) with the terms and coefficients of the recursion; returns a."""
     np.multiply(value[1:], gamma * (1.0 - gae_lambda), out=x[:-1])
-    a = np.full_like(reward, gamma * gae_lambda)
+    a.fill(gamma * gae_lambda)
     ends = np.flatnonzero(boundary[:-1])
     if ends.size * DENSE <= boundary.size:
         x.ravel()[ends] = _bootstrap(next_value.ravel()[ends], terminated.ravel()[ends], gamma)
@@ -151,7 +158,7 @@ def _prepare(
     x[-1] = _bootstrap(next_value[-1], terminated[-1], gamma)
     a[-1] = 0
     x += reward
-    return x, a
+    return a
 
 
 def _bootstrap(next_value: np.ndarray, terminated: np.ndarray, gamma: float) -> np.ndarray:
