@@ -1,4 +1,4 @@
-"""The states of the safety supervisor: faults latch, only the operator clears them, and clearing never moves anything."""
+"""The states of the safety supervisor: faults latch, only the operator clears them, and clearing moves nothing."""
 
 from __future__ import annotations
 

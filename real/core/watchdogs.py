@@ -46,7 +46,7 @@ class Watchdogs:
                 raise ValueError(f"timeout of {name} is {timeout}, expected seconds > 0")
         self._limits = dict(limits)
         self._first = first_timeout
-        self._start = start
+        self._since = dict.fromkeys(limits, start)
         self._seen: dict[str, float] = {}
 
     def feed(self, name: str, now: float) -> None:
@@ -62,7 +62,7 @@ class Watchdogs:
     def forget(self, name: str, now: float) -> None:
         """Start the wait for a first sign of `name` anew, e.g. when its source has lost authority."""
         self._seen.pop(name, None)
-        self._start = now if not self._seen else self._start
+        self._since[name] = now
 
     def age(self, name: str, now: float) -> float:
         """Seconds since the last sign; infinite before the first."""
@@ -73,7 +73,7 @@ class Watchdogs:
         found = []
         for name, (timeout, reaction) in self._limits.items():
             never = name not in self._seen
-            age = now - (self._start if never else self._seen[name])
+            age = now - (self._since[name] if never else self._seen[name])
             if age > (self._first if never else timeout):
                 found.append(Silence(name, reaction, age, never))
         return found
