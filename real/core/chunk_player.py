@@ -151,6 +151,8 @@ class ChunkPlayer:
             self._pieces.pop(0)
         if self._pieces:
             piece = self._pieces[0]
+            if time < piece.start and self._seed is not None:
+                return Setpoint(*self._seed, underrun=False)  # at rest until the chunk takes over
             if time <= piece.end + SMALL:
                 return Setpoint(*piece.at(time), underrun=False)
             position, velocity, acceleration = piece.at(piece.end)
