@@ -15,7 +15,7 @@ from robot_rl.real.robot import Command, RobotState, StaleState
 class FakeRobot:
     """The Robot contract on integrated joints, for tests, demonstrations and jobs without a robot.
 
-    Joints follow position commands with a first-order lag and velocity commands at once, never faster than 1.5 times
+    Joints follow position commands with a first-order lag and velocity commands at once, never faster than 1.2 times
     their largest speed and never through their hard stops.
 
     Args:
@@ -68,7 +68,7 @@ class FakeRobot:
         if self.position.shape != self._lower.shape:
             raise ValueError(f"start has shape {self.position.shape}, expected {self._lower.shape}: one per joint")
         self.velocity = np.zeros_like(self.position)
-        self._fast = 1.5 * spec.array("velocity")
+        self._fast = 1.2 * spec.array("velocity")
         self._goal = self.position.copy() if spec.mode != VELOCITY else np.zeros_like(self.position)
         self._time = self._clock.now()
         self._on_the_way: list[tuple[float, np.ndarray]] = []

@@ -95,7 +95,7 @@ class ChunkPlayer:
 
     Args:
         joints: J.
-        period: one tick [s]; knots closer than that to the splice are dropped.
+        period: one tick [s]; the splice is at the next one, knots before or within half a tick of it are dropped.
         horizon: longest chunk accepted [s].
         max_knots: most knots accepted.
 
@@ -174,7 +174,7 @@ class ChunkPlayer:
         if times[-1] - now > self.horizon:
             return "too long"
         splice, state = self._splice(now)
-        late = times <= now + self.period * (1.0 + 1e-6)
+        late = times <= now + 1.5 * self.period  # a knot just behind the splice would ask for a jolt
         if late.all():
             return "chunk too late"
         times, knots = times[~late], knots[~late].copy()
