@@ -145,6 +145,7 @@ class Intake:
             if plan is None:
                 continue
             if before != name and not self._joins(plan):
+                self.authority = "none"
                 return self._let_go(name, now), ""
             self._grant(name, now)
             return self._due(name, now), ""

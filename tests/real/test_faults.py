@@ -226,6 +226,7 @@ def test_23_push_beyond_the_limit_then_only_inward_motion(make_loop):
     loop.run(0.6)
     assert loop.safety.enable() == []
     start = len(loop.sent)
+    loop.run(0.05)
     loop.robot.blocked[0] = False
     loop.run(0.3, np.array([2.05, 0.0, 0.0]))  # outward is not followed
     assert max(q[0] for q in loop.sent[start:]) <= 2.02 + 1e-9
@@ -373,7 +374,7 @@ def test_workspace_tool_never_leaves_the_box(make_loop, make_arm):
     spec = make_arm(workspace={"lower": [-0.5, -0.5, -0.5], "upper": [0.5, 0.5, 0.5]})
     loop = make_loop(spec=spec, forward=lambda q: np.array([q[0] + 0.3 * q[1], q[1], q[2]])).active()
     rng = np.random.default_rng(0)
-    goals = [rng.uniform(-2, 2, 3) for _ in range(12)]
+    goals = [rng.uniform(-2, 2, 3) for _ in range(4)]
     seen = set()
     for goal in goals:
         loop.run(1.0, goal)

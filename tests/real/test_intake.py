@@ -65,7 +65,7 @@ def test_03_flood_and_ten_drops_are_soft_stops(door):
         if k == 10:
             assert door.select(10.01)[1] == ""
     assert door.select(10.5)[1] == "cmd_flood"
-    for k in range(10):
+    for _ in range(10):
         door.offer(message(10.6, 0, (np.nan, 0, 0)), 10.6)
     assert door.select(10.6)[1] == "cmd_drops"
 
@@ -169,7 +169,7 @@ def test_37_chunks_late_by_whole_lengths_stay_continuous(make_loop, late):
 
     def chunks(now, k):
         door.offer(message(now, 10**6 + k, times=()), now) if k == 399 else None
-        if k % 10 == 0 and not (k // 10) % 5 == 4:
+        if k % 10 == 0 and k // 10 % 5 != 4:
             begin = now - 0.09 if late else now  # computed from an old observation
             knots = (
                 0.08 * np.sin(0.5 * (now + 0.05 * np.arange(1, 4))[:, None]) * np.ones(3) + rng.normal(size=3) * 1e-3
