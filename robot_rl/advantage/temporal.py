@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from robot_rl.advantage.arrays import check_shapes, check_unit, namespace, same_kind
-from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.rows import Rows, cast, check_float, power, rows, shifted, zero
 from robot_rl.advantage.scan import solve
 
@@ -255,6 +254,7 @@ def upgo(
 
     Source: Vinyals et al., Grandmaster level in StarCraft II, supplementary, upgoing policy update.
     """
+    check_unit(gae_lambda=gae_lambda)
     ready = rows(
         reward, value, next_value, terminated, boundary, gamma=gamma, duration=duration, discount=discount, valid=valid
     )
@@ -264,19 +264,8 @@ def upgo(
     gain = solve(ready.xp.where(follows, ready.reward, one), trace) - ready.value
     if log_ratio is not None:
         gain = gain * _weight(ready, log_ratio).clip(max=rho_max)
-    _, target = rollout_gae(
-        reward,
-        value,
-        next_value,
-        terminated,
-        boundary,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        duration=duration,
-        discount=discount,
-        valid=valid,
-    )
-    return ready.finish(gain)[0], target
+    errors = solve(one - ready.value, ready.inside(ready.g * gae_lambda))
+    return _pair(ready, gain, ready.value + errors)
 
 
 @same_kind
