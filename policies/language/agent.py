@@ -70,17 +70,17 @@ class LanguageAgent:
         hidden: int = 64,
         layers: int = 2,
         heads: int = 4,
-        context: int = 512,
+        context: int = 320,
         longest: int = 4,
         groups: int = 8,
         group_size: int = 8,
         minibatch: int = 32,
         epochs: int = 2,
-        lr: float = 1e-3,
+        lr: float = 3e-4,
         clip_low: float = 0.2,
         clip_high: float = 0.28,
         value_coef: float = 0.5,
-        entropy_coef: float = 0.01,
+        entropy_coef: float = 0.0,
         max_grad_norm: float = 1.0,
         warmup_dialogues: int = 32,
         warmup_steps: int = 100,
@@ -219,9 +219,7 @@ class LanguageAgent:
             for first in range(0, len(order), self._minibatch):
                 part = order[first : first + self._minibatch]
                 index = torch.from_numpy(np.concatenate([np.arange(start[i], end[i] + 1) for i in part]))
-                metrics.append(
-                    self._update([dialogues[i] for i in part], {name: x[index] for name, x in rows.items()})
-                )
+                metrics.append(self._update([dialogues[i] for i in part], {name: x[index] for name, x in rows.items()}))
         out = {f"train/{name}": float(np.mean([row[name] for row in metrics])) for name in metrics[0]}
         return out | {f"train/{name}": float(credit.metrics[name]) for name in ("advantage_std", "advantage_max")}
 

@@ -91,7 +91,8 @@ def play(
         seeds: task seeds; equal ones are the same task.
         longest: tokens of an utterance at most, the stop included. An utterance that is cut goes to the world as it
             is, and the missing stop enters the dialogue as a token that the player did not write.
-        context: tokens of a dialogue at most; one that might pass it with its next utterance is truncated.
+        context: tokens of a dialogue at most; one that might pass it with its next utterance is truncated, and its
+            last observation is heard as far as it fits.
         generator: source of the samples; None takes the likeliest tokens.
 
     Returns:
@@ -127,6 +128,7 @@ def play(
             new += tokenizer.observation(result.text[row])
             if not one.terminated:
                 one.truncated = one.truncated or len(one.tokens) + len(new) + longest > context
+                new = new[: context - len(one.tokens)]
                 one.hear(new)
             one.success = bool(env.facts(i).success)
             news.append([] if one.terminated else new)

@@ -29,7 +29,7 @@ class TextMaze:
     name = "text_maze"
 
     def __init__(
-        self, size: int = 5, goals: int = 4, min_distance: int = 4, max_turns: int = 30, layout: int = 0
+        self, size: int = 4, goals: int = 3, min_distance: int = 4, max_turns: int = 20, layout: int = 0
     ) -> None:
         if not 2 <= size <= 9 or not 1 <= goals < size * size:
             raise ValueError(f"size is {size} and goals {goals}, expected 2 to 9 and 1 to {size * size - 1}")
@@ -46,7 +46,7 @@ class TextMaze:
         ]
         if not self._tasks:
             raise ValueError(f"no room is {min_distance} to {max_turns} moves from a goal; lower min_distance")
-        self.vocabulary = ("room", "doors", "goal", "reached", "wall", "what", "go", *MOVES, *map(_name, rooms))
+        self.vocabulary = ("doors", "goal", "reached", "wall", "what", "go", *MOVES, *map(_name, rooms))
         self._turn, self.success = 0, False
         self._start, self._goal = self._tasks[0]
         self._room = self._start
@@ -96,7 +96,7 @@ class TextMaze:
 
     def _look(self) -> str:
         doors = " ".join(move for move in MOVES if move in self._doors[self._room])
-        return f"room {_name(self._room)} doors {doors} goal {_name(self._goal)}"
+        return f"{_name(self._room)} doors {doors} goal {_name(self._goal)}"
 
     def _from(self, goal: tuple[int, int]) -> dict[tuple[int, int], int]:
         distance, line = {goal: 0}, deque([goal])

@@ -8,7 +8,7 @@ ITEMS = ("apple", "bolt", "cable", "drill", "engine", "fuse", "gear", "hinge")
 
 
 class TextTools:
-    """"find ITEM" tells on which shelf an item is, "open SHELF" tells the number on it, "answer NUMBER" ends.
+    """ "find ITEM" tells on which shelf an item is, "open SHELF" tells the number on it, "answer NUMBER" ends.
 
     Shelves and numbers are drawn anew for every dialogue, so nothing can be known without both tools. A right answer
     earns 1, a wrong one 0, and every other turn costs `cost`.
