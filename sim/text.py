@@ -23,10 +23,6 @@ class TextWorld(Protocol):
         name: short name.
         vocabulary: every word that observations, expert and valid utterances use.
         max_turns: turns after which the dialogue is cut.
-        optimum: largest expected return (sum of rewards) from the state that `reset` left, over all that the player
-            cannot know.
-        anchor: what the best next utterance depends on, as text; equal texts are equal states for the player.
-        success: the task was solved.
     """
 
     name: str
@@ -34,13 +30,19 @@ class TextWorld(Protocol):
     max_turns: int
 
     @property
-    def optimum(self) -> float: ...
+    def optimum(self) -> float:
+        """Largest expected sum of rewards from the state that `reset` left, over all that the player cannot know."""
+        ...
 
     @property
-    def anchor(self) -> str: ...
+    def anchor(self) -> str:
+        """What the best next utterance depends on, as text; equal texts are equal states for the player."""
+        ...
 
     @property
-    def success(self) -> bool: ...
+    def success(self) -> bool:
+        """The task was solved."""
+        ...
 
     def reset(self, seed: int) -> str:
         """Start the task of this seed and return its prompt."""

@@ -1,4 +1,4 @@
-"""A causal language model that learns multi-turn text worlds: imitation of the expert, then any estimator of the core."""
+"""A causal language model that learns text worlds: imitation of the expert, then any estimator of the core."""
 
 from __future__ import annotations
 
@@ -392,7 +392,7 @@ def pipeline_of(
         return advantage
     if advantage in PER_TURN:
         options = {"gamma": gamma, **options}
-    preset = vars(presets).get(advantage)
+    preset: Any = vars(presets).get(advantage)
     if callable(preset) and getattr(preset, "__module__", "") == presets.__name__:
         return preset(**options)
     found = entry(advantage, "temporal", "group")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class TextGuess:
         return f"ask {self._low + part}" if part else f"guess {self._low}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def best(left: int, turns: int, cost: float) -> tuple[float, int]:
     """Optimal expected return with `left` equally likely numbers, and how many of them to ask about.
 

@@ -33,7 +33,7 @@ class TextTools:
         words = ("which", "number", "shelf", "right", "wrong", "what", "find", "open", "answer")
         self.vocabulary = (*words, *ITEMS, *(f"s{i}" for i in range(shelves)), *(f"n{i}" for i in range(shelves)))
         self._item, self._turn, self.success = ITEMS[0], 0, False
-        self._shelf = dict.fromkeys(ITEMS, 0)
+        self._shelf: dict[str, int] = dict.fromkeys(ITEMS, 0)
         self._number = [0] * shelves
         self._known: tuple[str, str] = ("", "")
 

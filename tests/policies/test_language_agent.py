@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,15 @@ from robot_rl.sim.worlds.text_guess import TextGuess
 from robot_rl.sim.worlds.text_maze import TextMaze
 from robot_rl.sim.worlds.text_tools import TextTools
 
-TINY = {"hidden": 16, "layers": 2, "heads": 2, "groups": 2, "group_size": 3, "minibatch": 4, "epochs": 1}
+TINY: dict[str, Any] = {
+    "hidden": 16,
+    "layers": 2,
+    "heads": 2,
+    "groups": 2,
+    "group_size": 3,
+    "minibatch": 4,
+    "epochs": 1,
+}
 
 
 def agent_on(world, **options):
@@ -100,7 +110,8 @@ def test_stop_ends_an_utterance_and_the_limit_cuts_it():
     agent, _ = agent_on(TextGuess(numbers=4))
     words = agent.tokenizer
     ask, two, stop = (*words.utterance("ask 2"),)
-    talk = Conversation(Script(agent, [[ask, two, stop, ask], [ask, ask, two, two]]), 2)
+    script: Any = Script(agent, [[ask, two, stop, ask], [ask, ask, two, two]])
+    talk = Conversation(script, 2)
     talk._cache = None
     talk.feed([words.observation("numbers 4"), words.observation("yes")])
     said = talk.write(stop, 3, None)
@@ -112,7 +123,7 @@ def test_stop_ends_an_utterance_and_the_limit_cuts_it():
 def test_missing_stop_enters_the_dialogue_unwritten():
     agent, _ = agent_on(TextGuess(numbers=4, max_turns=2), longest=2)
     words = agent.tokenizer
-    ask, two, stop = words.utterance("ask 2")
+    stop = words.stop
     with torch.no_grad():  # never the stop, so that every utterance is cut after two tokens
         agent.model.core.get_output_embeddings().weight[stop] = -100 * torch.ones(16)
     one = agent.collect([0], deterministic=True)[0]
@@ -151,7 +162,12 @@ def test_context_limit_truncates_with_a_value_of_what_follows():
     ],
 )
 def test_any_estimator_by_name_makes_an_update(advantage, options):
-    imitation = {"warmup_dialogues": 4, "warmup_steps": 12, "group_size": 6}  # enough for outcomes that differ
+    imitation = {
+        "warmup_dialogues": 4,
+        "warmup_steps": 40,
+        "warmup_lr": 0.01,
+        "group_size": 6,
+    }  # enough for outcomes that differ
     agent, _ = agent_on(TextGuess(numbers=2), advantage=advantage, advantage_options=options, **imitation)
     agent.warm_up()
     before = [x.clone() for x in agent.model.parameters()]
@@ -184,7 +200,7 @@ def test_policy_acts_as_the_rollout_writes_and_forgets_ended_rows():
         action = agent.policy.act(obs, deterministic=True)
         assert action.value.shape == (2, 1)
         texts.append(action.value[0, 0])
-        obs, _, terminated, truncated, _ = env.step(action.value)
+        obs, _, terminated, truncated, _ = env.step(np.asarray(action.value))
         ended = terminated | truncated
         if ended.any():
             agent.policy.reset(ended)
@@ -204,8 +220,7 @@ def test_policy_remembers_across_turns_what_a_full_pass_would_say():
     agent, _ = agent_on(TextTools(), context=100)
     heard = [["which number gear", "which number bolt"], ["shelf s3", "what"], ["number n4", "shelf s1"]]
     for text in heard:
-        action = agent.policy.act({"text": np.array(text, object)}, deterministic=True)
-    kept = action.value.copy()
+        agent.policy.act({"text": np.array(text, object)}, deterministic=True)
     before = [list(row) for row in agent.policy._history]
     agent.policy.reset(np.array([False, False]))  # drops the cache, keeps the dialogues
     more = agent.policy.act({"text": np.array(["what", "what"], object)}, deterministic=True)
@@ -215,7 +230,6 @@ def test_policy_remembers_across_turns_what_a_full_pass_would_say():
         talk.feed([ids[row]])
         said = talk.write(agent.tokenizer.stop, 4, None)
         assert more.value[row, 0] == agent.tokenizer.text(said.ids[0])
-    assert kept.shape == (2, 1)
 
 
 def test_saved_run_goes_on_exactly(tmp_path):
@@ -223,7 +237,8 @@ def test_saved_run_goes_on_exactly(tmp_path):
     first.run(1)
     save_state(tmp_path / "learner.pt", first.state_dict())
     env = TextVectorEnv(TextGuess(numbers=4), 2, 0)
-    second = LanguageAgent(env.io, advantage="ema_grpo", **{**TINY, "seed": 5})
+    options: dict[str, Any] = {**TINY, "seed": 5}
+    second = LanguageAgent(env.io, advantage="ema_grpo", **options)
     second.load_state_dict(load_state(tmp_path / "learner.pt"))
     second.attach(env)
     assert second.env_steps == first.env_steps

@@ -139,7 +139,7 @@ def test_bad_options_are_refused():
         lambda: TextTools(max_turns=2),
         lambda: make(0, 0, world=TextGuess()),
     ):
-        with pytest.raises(ValueError, match="expected|lower"):
+        with pytest.raises(ValueError, match=r"expected|lower"):
             build()
 
 
