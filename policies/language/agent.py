@@ -17,6 +17,7 @@ from robot_rl.policies.language.agent_rollout import Dialogue, expert_dialogues,
 from robot_rl.policies.language.agent_words import ModelTokenizer, WordTokenizer
 from robot_rl.types import Action, Array, IOSpec, Metrics, Obs
 
+Build = Callable[[tuple[str, ...]], tuple[LanguageModel, Tokenizer]]
 PER_TURN = ("turn_gae", "gigpo", "trloo", "mapo")
 """Stages whose `gamma` counts turns; they receive the learner's."""
 
@@ -111,7 +112,7 @@ class LanguageAgent:
         self.tokenizer: Tokenizer
         self.env_steps = 0
         self.warmed = False
-        self.policy = LanguagePolicy(io, longest=longest, context=context)
+        self.policy = LanguagePolicy(io, longest=longest, context=context, build=self._make)
 
     def attach(self, env: Any) -> None:
         """Set the text environment that `run` trains on, and make the model over its words.
@@ -128,15 +129,16 @@ class LanguageAgent:
             self.load_state_dict(self._saved)
 
     def _build(self, vocabulary: tuple[str, ...]) -> None:
-        if self._path is None:
-            self.tokenizer = WordTokenizer(vocabulary)
-            self.model = tiny_model(self.tokenizer.size, seed=self._seed, **self._tiny)
-        else:
-            self.model, inner = local_model(self._path)
-            self.tokenizer = ModelTokenizer(inner)
-        self.model.to(self._device)
+        self.model, self.tokenizer = self._make(vocabulary)
         self._optimiser = torch.optim.AdamW(self.model.parameters(), lr=self._lr, weight_decay=0.0)
         self.policy.follow(self.model, self.tokenizer, vocabulary)
+
+    def _make(self, vocabulary: tuple[str, ...]) -> tuple[LanguageModel, Tokenizer]:
+        if self._path is not None:
+            model, inner = local_model(self._path)
+            return model.to(self._device), ModelTokenizer(inner)
+        words = WordTokenizer(vocabulary)
+        return tiny_model(words.size, seed=self._seed, **self._tiny).to(self._device), words
 
     def run(self, total_steps: int, hook: Callable[[int, Metrics], bool] | None = None) -> None:
         """Imitate once, then train until `env_steps` reaches `total_steps`.
@@ -291,10 +293,11 @@ class LanguagePolicy:
         io: interface.
         longest: tokens of an utterance at most.
         context: tokens of a dialogue at most; a longer one goes on from its last observation alone.
+        build: (words) -> (model, tokenizer), for a state that is loaded before there is a model.
     """
 
-    def __init__(self, io: IOSpec, *, longest: int, context: int) -> None:
-        self.io, self._longest, self._context = io, longest, context
+    def __init__(self, io: IOSpec, *, longest: int, context: int, build: Build) -> None:
+        self.io, self._longest, self._context, self._make = io, longest, context, build
         self._model: LanguageModel | None = None
         self._tokenizer: Tokenizer | None = None
         self._words: tuple[str, ...] = ()
@@ -360,13 +363,11 @@ class LanguagePolicy:
         return {"words": words, **{f"model.{name}": x for name, x in self._model.state_dict().items()}}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Inverse of `state_dict`, on a policy with a model.
-
-        Raises:
-            ValueError: the policy has no model yet.
-        """
+        """Inverse of `state_dict`; a policy without a model makes one over the saved words."""
         if self._model is None:
-            raise ValueError("the policy has no model yet; attach an environment to its learner first")
+            words = tuple(bytes(torch.as_tensor(state["words"]).tolist()).decode().split("\n"))
+            self.follow(*self._make(words), words)
+        assert self._model is not None
         weights = {name.removeprefix("model."): x for name, x in state.items() if name.startswith("model.")}
         self._model.load_state_dict(weights)
         self.reset()
