@@ -17,6 +17,7 @@ EXTRAS = {
     "report": ["matplotlib", "jinja2", "av", "pillow"],
     "logs": ["h5py", "pyarrow", "av"],
     "fast": ["numba"],
+    "language": ["transformers>=5"],
 }
 EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})
 EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis"]  # without it colcon test runs nothing

@@ -78,9 +78,7 @@ def keep_steps(
         finished: list[Episode] = []
         builders: list[EpisodeBuilder] = []
 
-        def store(
-            row: Step, builders: list[EpisodeBuilder] = builders, finished: list[Episode] = finished
-        ) -> None:
+        def store(row: Step, builders: list[EpisodeBuilder] = builders, finished: list[Episode] = finished) -> None:
             if not builders:  # not every environment knows success
                 columns = ("success",) if "success" in row.info else ()
                 builders.append(EpisodeBuilder(env.num_envs, meta={"io": env.io.to_dict()}, columns=columns))

@@ -1,4 +1,4 @@
-"""The language agent: masks, cached log-probabilities, stops, batches, saving, and learning (slow)."""
+"""The language agent: masks, cached log-probabilities, stops, batches and saving."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("transformers", reason="needs transformers (extra `language`)")
 from robot_rl.advantage import Pipeline, Stage
 from robot_rl.checkpoint import load_state, save_state
-from robot_rl.policies.language.agent import LanguageAgent, pipeline_of, summary
+from robot_rl.policies.language.agent import LanguageAgent, pipeline_of
 from robot_rl.policies.language.agent_model import Conversation
 from robot_rl.policies.language.agent_rollout import expert_dialogues, flat, to_batch, token_logp
 from robot_rl.policies.language.agent_words import WordTokenizer
@@ -287,16 +287,3 @@ def test_wrong_use_is_refused():
         agent.update(iter(()))
     with pytest.raises(ValueError, match="group_size is 0"):
         LanguageAgent(env.io, group_size=0)
-
-
-@pytest.mark.slow
-def test_reinforcement_improves_on_a_short_imitation():
-    env = TextVectorEnv(TextTools(shelves=4), 1, 0)
-    agent = LanguageAgent(env.io, advantage="gigpo", warmup_dialogues=16, warmup_steps=40)
-    agent.attach(env)
-    agent.warm_up()
-    before = summary(agent.collect(range(64), deterministic=True))["rollout/optimum_share"]
-    agent.run(12_000)
-    after = summary(agent.collect(range(64), deterministic=True))["rollout/optimum_share"]
-    assert before < 0.8
-    assert after > 0.9
