@@ -294,16 +294,14 @@ def test_26_after_reset_nothing_moves_without_enable(make_loop):
     assert "not_enabled" in loop.verdict.reasons
 
 
-def test_31_exception_inside_brakes_and_latches_internal(make_loop):
+def test_31_exception_inside_brakes_and_latches_internal(make_loop, make_arm):
     def forward(q):
         if armed[0]:
             raise RuntimeError("model is gone")
         return np.zeros(3)
 
     armed = [False]
-    spec = __import__("tests.real.conftest", fromlist=["arm"]).arm(
-        workspace={"lower": [-1.0, -1.0, -1.0], "upper": [1.0, 1.0, 1.0]}
-    )
+    spec = make_arm(workspace={"lower": [-1.0, -1.0, -1.0], "upper": [1.0, 1.0, 1.0]})
     loop = make_loop(spec=spec, forward=forward).moving()
     armed[0] = True
     loop.tick(lambda: loop.command(FAR))
