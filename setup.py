@@ -54,7 +54,7 @@ setup(
         ("share/robot_rl/launch", glob("launch/*.launch.py")),
         ("share/robot_rl/config", glob("launch/params/*.yaml")),
     ],
-    install_requires=["torch>=2.4", "numpy", "gymnasium>=1.1", "hydra-core>=1.3", "tqdm", "psutil"],
+    install_requires=["torch>=2.4", "numpy", "gymnasium>=1.1", "hydra-core>=1.3", "tqdm", "psutil", "pyyaml"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["robot-rl = robot_rl.cli:main"]},
     zip_safe=False,
