@@ -395,7 +395,8 @@ def pipeline_of(
         options = {"gamma": gamma, **options}
     preset: Any = vars(presets).get(advantage)
     if callable(preset) and getattr(preset, "__module__", "") == presets.__name__:
-        return preset(**options)
+        made: Any = preset(**options)
+        return made
     found = entry(advantage, "temporal", "group")
     whiten = found.kind == "temporal"
     return Pipeline([Stage(advantage, options=options)], whiten=whiten, loss=loss)

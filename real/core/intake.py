@@ -172,6 +172,7 @@ class Intake:
         names, own = message.names, self._spec.names
         foreign = message.source == "external"
         n = len(message.times)
+        array = np.zeros((0, len(own)))
         if n:
             if len(names) != len(own) or set(names) != set(own):
                 return "joint_names"

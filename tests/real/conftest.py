@@ -1,4 +1,6 @@
 """One small arm and a loop around it: supervisor, fake robot and a clock that the test turns."""
+# pyright: reportArgumentType=false
+# (garbage is handed over on purpose)
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
 """Rows of the specification's fault-injection list that concern the core (row number in the name)."""
+# pyright: reportPossiblyUnboundVariable=false, reportCallIssue=false, reportArgumentType=false
+# (garbage is handed over on purpose)
 
 import time
 

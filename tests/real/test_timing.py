@@ -1,3 +1,4 @@
+# pyright: reportPossiblyUnboundVariable=false
 import numpy as np
 import pytest
 
