@@ -72,7 +72,7 @@ def read(
     except OSError as error:
         raise sources.explain(file_path, error) from error
     with file:
-        names = [name for name in file if name.startswith("episode_") and name[8:].isdigit()]
+        names = [name for name in map(str, file) if name.startswith("episode_") and name[8:].isdigit()]
         if not names:
             raise sources.missing_key(file_path, "episode_0", file)
         for name in sorted(names, key=lambda name: int(name[8:])):  # episode_10 comes after episode_2

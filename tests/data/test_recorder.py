@@ -20,7 +20,7 @@ IO = IOSpec({"state": ((3,), "float32")}, ("a",), (-1.0,), (1.0,), ("m",), 20.0)
 
 def episode(number: int, steps: int = 2, images: bool = False) -> Episode:
     rng = np.random.default_rng(number)
-    obs = {"state": rng.normal(size=(steps + 1, 3)).astype(np.float32)}
+    obs: dict[str, np.ndarray] = {"state": rng.normal(size=(steps + 1, 3)).astype(np.float32)}
     if images:
         obs["image.top"] = rng.integers(0, 255, (steps + 1, 4, 5, 3), dtype=np.uint8)
     return Episode(
