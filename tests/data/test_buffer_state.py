@@ -299,3 +299,43 @@ def test_buffer_discount_by_hand() -> None:
     # 1 + 2/2 + 4/4 = 3;  2 + 4/2 = 4;  4. All reach the end, none bootstraps.
     assert got == {(0, 3, 0, 6), (2, 4, 0, 6), (4, 4, 0, 6)}
     assert bool(batch.terminated.all())
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_buffer_equal_observations_do_not_hide_an_end(images: bool) -> None:
+    """A reset observation that equals the successor before it: only the flags tell that an episode ended."""
+    buffer = ReplayBuffer(spec(images), 50, n_step=4, gamma=1.0)
+    obs: dict[str, np.ndarray] = {"state": np.zeros((1, 2), np.float32)}
+    if images:
+        obs["image.top"] = np.zeros((1, 2, 2, 3), np.uint8)
+    action, no = np.zeros((1, 1), np.float32), np.zeros(1, bool)
+    for t in range(40):  # episodes of 5 steps, cut and terminated in turn; the reward counts the steps to the end
+        end = t % 5 == 4
+        terminated, truncated = np.array([end and t % 2 == 0]), np.array([end and t % 2 == 1])
+        reward = np.array([5.0 - t % 5], np.float32)
+        buffer.add(Step(obs, action, reward, obs, terminated, truncated, obs, ~no, no, action))
+    got = {(float(r), bool(a or b)) for batch in [buffer.sample(500)]
+           for r, a, b in zip(batch.reward, batch.terminated, batch.truncated)}  # fmt: skip
+    # 5+4+3+2, 4+3+2+1, 3+2+1, 2+1, 1
+    assert got == {(14, False), (10, True), (6, True), (3, True), (1, True)}
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_buffer_barely_larger_than_one_step_links_no_overwritten_row(images: bool) -> None:
+    """Three environments, four slots: most continued rows are overwritten by the very step that continues them."""
+    buffer = ReplayBuffer(spec(images), 4, num_envs=3, n_step=3, gamma=1.0)
+    no = np.zeros(3, bool)
+
+    def look(t: int) -> dict[str, np.ndarray]:
+        obs: dict[str, np.ndarray] = {"state": np.stack((np.arange(3) + 10 * t, np.zeros(3)), 1).astype(np.float32)}
+        if images:
+            obs["image.top"] = np.broadcast_to(obs["state"][:, :1, None, None].astype(np.uint8), (3, 2, 2, 3))
+        return obs
+
+    for t in range(12):
+        action, reward = np.zeros((3, 1), np.float32), 10.0 ** np.arange(3, dtype=np.float32)
+        buffer.add(Step(look(t), action, reward, look(t + 1), no, no, look(t + 1), ~no, no, action))
+        batch = buffer.sample(100)
+        env, steps = batch.obs["state"][:, 0] % 10, (batch.next_obs["state"][:, 0] - batch.obs["state"][:, 0]) / 10
+        assert torch.equal(batch.next_obs["state"][:, 0] % 10, env)
+        assert torch.equal(batch.reward, steps * 10.0**env)
