@@ -101,12 +101,8 @@ def test_read_column_vectors_and_float_flags_are_squeezed(tmp_path: Path) -> Non
 
 
 def test_read_metadata_is_skipped_and_infos_are_columns(tmp_path: Path) -> None:
-<<<<<<< HEAD
-    data = columns(timeouts=marks(6, 2, 5)) | {"infos/qpos": np.arange(12.0).reshape(6, 2)}
-=======
     data = columns(timeouts=marks(6, 2, 5))
     data |= {"infos/qpos": np.arange(12.0).reshape(6, 2)}
->>>>>>> data
     data |= {"metadata/algorithm": b"SAC", "metadata/policy/fc0/weight": np.zeros((3, 3)), "infos/odd": np.zeros(2)}
     path = make(tmp_path, data)
     assert "columns" not in d4rl.read(path).episodes[0].meta
