@@ -24,7 +24,7 @@ from robot_rl.advantage.kinds import (
 )
 from robot_rl.advantage.normalise import RESIDUE, as_cells, normalise, whiten
 from robot_rl.advantage.returns import continues, discounted_return, position, unscorable_rows
-from robot_rl.advantage.segments import check_ids, combine_ids, factorise, seg_count, seg_sum, seg_var
+from robot_rl.advantage.segments import check_ids, combine_ids, seg_count, seg_sum, seg_var
 
 
 def _turn_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Array, Array, Array]:
@@ -367,11 +367,8 @@ def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Arr
     prob = as_array(prob)
     xp = library(prob)
     norm = 1.0 - 2.0 * double(prob) + double(as_array(prob_square_sum, prob))
-    ids, _ = (
-        factorise(as_array(episode, prob))
-        if turn is None
-        else combine_ids(as_array(episode, prob), as_array(turn, prob))
-    )
+    episode = as_array(episode, prob)
+    ids = episode if turn is None else combine_ids(episode, as_array(turn, prob))[0]
     total = xp.cumsum(norm, 0)
     first = ~xp.flip(continues(xp.flip(ids, (0,))), (0,))
     block = xp.cumsum(integer(first), 0) - 1
