@@ -17,6 +17,7 @@ EXTRAS = {
     "report": ["matplotlib", "jinja2", "av", "pillow"],
     "logs": ["h5py", "pyarrow", "av"],
     "fast": ["numba"],
+    "language": ["transformers>=5"],
 }
 EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})
 EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis"]  # without it colcon test runs nothing
@@ -53,7 +54,7 @@ setup(
         ("share/robot_rl/launch", glob("launch/*.launch.py")),
         ("share/robot_rl/config", glob("launch/params/*.yaml")),
     ],
-    install_requires=["torch>=2.4", "numpy", "gymnasium>=1.1", "hydra-core>=1.3", "tqdm", "psutil"],
+    install_requires=["torch>=2.4", "numpy", "gymnasium>=1.1", "hydra-core>=1.3", "tqdm", "psutil", "pyyaml"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["robot-rl = robot_rl.cli:main"]},
     zip_safe=False,

@@ -57,7 +57,8 @@ def _packed(value: Any) -> Any:
         if value.dtype.kind == "U":
             return {"__strings__": value.tolist(), "dtype": str(value.dtype)}
         if value.dtype in (np.uint16, np.uint32, np.uint64):  # torch lacks full support of these: keep the bits
-            raw = np.array(value, copy=True).view({2: np.int16, 4: np.int32, 8: np.int64}[value.dtype.itemsize])
+            signed = {2: np.int16, 4: np.int32, 8: np.int64}[int(value.itemsize)]
+            raw = np.array(value, copy=True).view(signed)
             return {"__array__": torch.from_numpy(np.ascontiguousarray(raw)), "dtype": str(value.dtype)}
         return {"__array__": torch.from_numpy(np.array(value, copy=True)), "dtype": str(value.dtype)}
     if isinstance(value, np.generic):

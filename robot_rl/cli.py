@@ -125,7 +125,7 @@ def train(cfg: DictConfig) -> None:
         folder = _run_folder(cfg, "train", name)
     _threads(cfg)
     settings = TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)})
-    config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "resume"]), resolve=True)
+    config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
     plain = OmegaConf.to_container(cfg, resolve=True)
 
     def make_tracker(resume_step: int | None) -> Any:
@@ -316,11 +316,11 @@ def _data(arguments: list[str]) -> int:
     from robot_rl.data import info
 
     try:
-        report = info.info(Path(arguments[1]))
+        text = info.report(info.info(Path(arguments[1])))
     except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
         print(f"robot-rl: {error}", file=sys.stderr)
         return 1
-    print(info.text(report))
+    print(text)
     return 0
 
 

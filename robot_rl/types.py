@@ -301,6 +301,18 @@ class Policy(Protocol):
         ...
 
 
+class TrainedPolicy(Policy, Protocol):
+    """A policy with weights: what a checkpoint's policy.pt holds."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors only."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place."""
+        ...
+
+
 class Learner(Protocol[Data_contra]):
     """Turns data into a better policy; one class per file in policies/.
 
@@ -312,8 +324,12 @@ class Learner(Protocol[Data_contra]):
             "environment" (it brings its own loop: `attach(env)`, `run(total_steps, hook)`, `env_steps`).
     """
 
-    policy: Policy
     consumes: str
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        """What acts."""
+        ...
 
     def update(self, batches: Iterator[Data_contra], /) -> Metrics:
         """Draw as many batches as the method needs (UTD, epochs) and improve the policy."""

@@ -301,7 +301,7 @@ def _seeding(run: _Run, steps: int) -> list[str]:
         played = run.play(actions)
         run.env.reset(options={"reset_mask": ~mask})
         trials.append([*played, *run.play(actions[:1])])
-    where = _difference(*trials, slice(1, None))
+    where = _difference(trials[0], trials[1], slice(1, None))
     if where:
         found.append(
             f"an extra reset of environment 0 alone (options={{'reset_mask': ...}}) changes the others, first in "

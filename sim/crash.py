@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.extras import require
+
 
 class UnstableSimulationError(FloatingPointError):
     """A copy of the simulation, or a term of its world, gave a value that is not finite.
@@ -53,7 +55,7 @@ def repeat(path: str) -> np.ndarray:
     Returns:
         (substeps, 1 + nq + nv) time, positions and velocities after each physics step, up to the divergence.
     """
-    import mujoco
+    mujoco = require("mujoco", extra="sim")
 
     with np.load(path, allow_pickle=False) as file:
         model = mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": file["model"].tobytes()})

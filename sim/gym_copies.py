@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from robot_rl.sim import gym_state
+from robot_rl.sim.headless import prefer_headless
 
 SUCCESS = ("success", "is_success", "succeed")
 """Names under which environments report success in their info."""
@@ -68,6 +69,7 @@ def make_one(id: str, kwargs: Mapping[str, Any], render_mode: str | None) -> gym
         ValueError: the id is unknown; lists similar ones.
         ImportError: the id's package is missing.
     """
+    prefer_headless()
     package = next((name for prefix, name in _PACKAGES.items() if id.startswith(prefix)), None)
     if package:
         try:
@@ -256,12 +258,12 @@ class Copies:
         """`render()` of every copy."""
         return [env.render() for env in self.envs]
 
-    def save(self) -> list[dict[str, np.ndarray] | None]:
+    def save(self) -> list[dict[str, Any] | None]:
         """`gym_state.save` of every copy, with its elapsed steps."""
         states = [gym_state.save(env, nominal) for env, nominal in zip(self.envs, self.nominal)]
         for state, elapsed in zip(states, self.elapsed):
             if state is not None:
-                state["elapsed"] = np.array(elapsed)
+                state["elapsed"] = elapsed
         return states
 
     def crash(self, index: int) -> dict[str, np.ndarray] | None:

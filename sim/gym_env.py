@@ -24,10 +24,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from robot_rl.sim import crash, gym_copies
+from robot_rl.sim import crash, gym_copies, interface
+from robot_rl.sim.interface import checked
 from robot_rl.types import IOSpec, Obs
-
-_LOW, _HIGH = np.float32(-1.0), np.float32(1.0)
 
 
 def make(
@@ -128,12 +127,7 @@ class GymVectorEnv(VectorEnv):
             control_hz=control_hz or _control_hz(first),
             obs_names=layout.state_names,
         )
-        spaces: dict[str, gymnasium.Space] = {}
-        for key, (shape, dtype) in obs.items():
-            bounds = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
-            spaces[key] = gymnasium.spaces.Box(*bounds, shape, np.dtype(dtype).type)
-        self.single_observation_space = gymnasium.spaces.Dict(spaces)
-        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (actions,), np.float32)
+        self.single_observation_space, self.single_action_space = interface.spaces(self.io)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": ["rgb_array"]}
@@ -157,7 +151,6 @@ class GymVectorEnv(VectorEnv):
         self._images = tuple(layout.images)
         self._has_state = bool(layout.state_names)
         self._started = False
-        self._shape = (num_envs, actions)
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -191,16 +184,7 @@ class GymVectorEnv(VectorEnv):
         """
         if not self._started:
             raise RuntimeError("step() before the first reset(); call reset() once")
-        action = np.asarray(actions, np.float32)
-        if action.shape != self._shape:
-            raise ValueError(f"action has shape {action.shape}, expected {self._shape}: one row per environment")
-        action = np.minimum(np.maximum(action, _LOW), _HIGH)  # keeps NaN
-        if math.isnan(np.vdot(action, action)):
-            index, column = np.argwhere(np.isnan(action))[0]
-            raise ValueError(
-                f"action of environment {index} is nan at {column} ('{self.io.action_names[column]}'), expected "
-                "numbers in [-1, 1]; the policy has diverged"
-            )
+        action = checked(actions, self.num_envs, self.io)
         arrays = self._arrays
         if self._copies is not None:
             ended = self._copies.step(action)
@@ -255,8 +239,8 @@ class GymVectorEnv(VectorEnv):
         saved: there "exact" is False for the environment and its episode starts anew, with a seed that depends on the
         first seed and the steps so far, so that a resumed run is valid, repeatable, but not equal.
         """
-        out: dict[str, Any] = {"id": np.array(self.id), "started": np.array(self._started)}
-        out |= {"seed": np.array(self._seed), "count": np.array(self._count)}
+        out: dict[str, Any] = {"id": self.id, "started": self._started}
+        out |= {"seed": self._seed, "count": self._count}
         out |= {key: value.copy() for key, value in self._arrays.items() if not key.startswith("final.")}
         pending = self._seeds
         out["pending_seeds"] = np.array(pending if pending is not None else [], np.int64)
@@ -273,7 +257,7 @@ class GymVectorEnv(VectorEnv):
             ValueError: saved from another id or another number of environments.
         """
         exact = np.asarray(state["exact"], bool)
-        if str(state["id"]) != self.id or len(exact) != self.num_envs:
+        if state["id"] != self.id or len(exact) != self.num_envs:
             raise ValueError(
                 f"saved environment state is of {len(exact)} copies of '{state['id']}', expected {self.num_envs} of "
                 f"'{self.id}'"
@@ -421,7 +405,7 @@ def _shapes(
 
 
 def _action_names(env: gymnasium.Env, actions: int) -> tuple[str, ...]:
-    model = getattr(env.unwrapped, "model", None)
+    model: Any = getattr(env.unwrapped, "model", None)
     if getattr(model, "nu", None) == actions:
         names = [model.actuator(i).name for i in range(actions)]
         if all(names) and len(set(names)) == actions:

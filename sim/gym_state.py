@@ -16,6 +16,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from robot_rl.extras import require
+
 _NO_STATE = ("spec", "metadata", "env", "np_random")
 _CONTACT = ("efc_", "iefc_", "island_", "map_", "contact", "efm_", "plugin_data", "plugin")
 """Arrays of MjData whose size changes with the contacts; every step computes them anew before use."""
@@ -36,7 +38,7 @@ class Before:
     """The state of a MuJoCo environment before its last step, kept so that a diverging step can be repeated."""
 
     def __init__(self, env: gymnasium.Env) -> None:
-        import mujoco
+        mujoco = require("mujoco", extra="sim")
 
         parts = mujoco_parts(env)
         if parts is None:
@@ -53,7 +55,7 @@ class Before:
 
     def content(self) -> dict[str, np.ndarray]:
         """Model, state, warm start and controls as `crash.repeat` reads them."""
-        import mujoco
+        mujoco = require("mujoco", extra="sim")
 
         data = mujoco.MjData(self._model)
         mujoco.mj_setState(self._model, data, self._state, self._signature)
@@ -72,14 +74,14 @@ def nominal_model(env: gymnasium.Env) -> Any:
     return None if parts is None else copy.copy(parts[0])
 
 
-def save(env: gymnasium.Env, nominal: Any) -> dict[str, np.ndarray] | None:
-    """Arrays from which `load` restores the environment, or None where that cannot be exact.
+def save(env: gymnasium.Env, nominal: Any) -> dict[str, Any] | None:
+    """Arrays and texts from which `load` restores the environment, or None where that cannot be exact.
 
     Args:
         env: the environment with its wrappers.
         nominal: what `nominal_model` gave right after it was made.
     """
-    out: dict[str, np.ndarray] = {}
+    out: dict[str, Any] = {}
     parts = mujoco_parts(env)
     for depth, level in enumerate(_levels(env)):
         plain: dict[str, Any] = {}
@@ -99,9 +101,9 @@ def save(env: gymnasium.Env, nominal: Any) -> dict[str, np.ndarray] | None:
                 except TypeError:
                     if parts is None and not callable(value):
                         return None
-        out[f"{depth}.plain"] = np.array(json.dumps(plain))
+        out[f"{depth}.plain"] = json.dumps(plain)
     if parts is not None:
-        import mujoco
+        mujoco = require("mujoco", extra="sim")
 
         model, data = parts
         signature = int(mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -119,7 +121,7 @@ def load(env: gymnasium.Env, nominal: Any, state: dict[str, Any]) -> None:
     """Restore what `save` returned into an environment made with the same arguments."""
     parts = mujoco_parts(env)
     if parts is not None:
-        import mujoco
+        mujoco = require("mujoco", extra="sim")
 
         model, data = parts
         for name, value in _arrays(model):
@@ -135,7 +137,7 @@ def load(env: gymnasium.Env, nominal: Any, state: dict[str, Any]) -> None:
                 value[...] = wanted
     for depth, level in enumerate(_levels(env)):
         attributes = vars(level)
-        for name, value in json.loads(str(state[f"{depth}.plain"])).items():
+        for name, value in json.loads(state[f"{depth}.plain"]).items():
             attributes[name] = _decode(value)
         for key, value in state.items():
             if key.startswith(f"{depth}.array."):

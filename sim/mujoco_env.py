@@ -7,21 +7,22 @@ Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import array_api_compat.numpy as xp
-import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from robot_rl.sim import crash
+from robot_rl.sim import crash, interface
 from robot_rl.sim.draw import Streams
+from robot_rl.sim.interface import checked
 from robot_rl.sim.mujoco_physics import Physics
-from robot_rl.sim.randomize import Randomize
+from robot_rl.sim.randomize import Randomize, Randomizer
 from robot_rl.sim.world import Reset, View, World
-from robot_rl.types import IOSpec, Obs
+from robot_rl.types import Array, IOSpec, Obs
 
 
 def make(
@@ -34,7 +35,7 @@ def make(
     cameras: Sequence[str] = (),
     camera_size: Sequence[int] = (84, 84),
     state: bool = True,
-    randomize: Randomize | None = None,
+    randomize: Randomize | Mapping[str, Any] | None = None,
     render_mode: str | None = None,
     render_size: Sequence[int] = (480, 640),
     render_camera: str | None = None,
@@ -51,7 +52,7 @@ def make(
         cameras: names of the world's cameras to observe as "image.<name>".
         camera_size: (height, width) of these images in pixels.
         state: whether to observe "state".
-        randomize: domain randomisation and observation noise.
+        randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`.
         render_mode: "rgb_array" or None.
         render_size: (height, width) of `render()`.
         render_camera: camera of `render()`; None takes the world's first camera, or a free one.
@@ -68,7 +69,7 @@ def make(
         cameras=cameras,
         camera_size=camera_size,
         state=state,
-        randomize=randomize,
+        randomize=Randomize(**randomize) if isinstance(randomize, Mapping) else randomize,
         render_mode=render_mode,
         render_size=render_size,
         render_camera=render_camera,
@@ -104,13 +105,13 @@ class MujocoVectorEnv(VectorEnv):
         self._check_options(num_envs, world, cameras, camera_size, state, render_mode, render_camera)
         self.num_envs, self.world = num_envs, world
         self._mjcf = world.mjcf()
-        self._randomize = randomize or Randomize()
+        options = randomize or Randomize()
         self.physics = Physics(
             self._mjcf,
             num_envs,
             world.control_hz,
             num_threads=num_threads,
-            separate_models=self._randomize.needs_models,
+            separate_models=options.needs_models,
         )
         self._names = tuple(cameras)
         self._size = (int(camera_size[0]), int(camera_size[1]))
@@ -134,12 +135,7 @@ class MujocoVectorEnv(VectorEnv):
             control_hz=float(world.control_hz),
             obs_names=tuple(world.obs_names) if state else (),
         )
-        spaces: dict[str, gymnasium.Space] = {}
-        for key, (shape, dtype) in obs.items():
-            bounds = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
-            spaces[key] = gymnasium.spaces.Box(*bounds, shape, np.dtype(dtype).type)
-        self.single_observation_space = gymnasium.spaces.Dict(spaces)
-        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (actions,), np.float32)
+        self.single_observation_space, self.single_action_space = interface.spaces(self.io)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {
@@ -148,22 +144,24 @@ class MujocoVectorEnv(VectorEnv):
             "render_fps": round(world.control_hz),
         }
 
-        self._streams = [Streams(num_envs, seed, purpose) for purpose in range(3)]  # resets, factors, noise
-        self._factors: dict[str, np.ndarray] = {}
-        self._drawn = np.zeros(num_envs, bool)
-        depth = 1 + -(-self._randomize.longest_latency(self.physics.timestep) // self.physics.substeps)
-        nu = self.physics.model.nu
-        self._history = np.zeros((num_envs, depth, nu))  # controls, newest first
-        self._age = np.zeros((num_envs, self.physics.substeps), np.int64)  # entry of the history per physics step
+        self._streams = Streams(num_envs, seed)
         self._rows = np.arange(num_envs)
-        self._noise = np.asarray(self._randomize.noise, np.float32)
         physics = self.physics
+        self._random = Randomizer(
+            options,
+            num_envs,
+            seed,
+            sizes=physics.sizes(),
+            controls=physics.model.nu,
+            substeps=physics.substeps,
+            timestep=physics.timestep,
+        )
         self._view = View(
             xp=xp,
             qpos=physics.qpos,
             qvel=physics.qvel,
             ctrl=physics.ctrl,
-            sensors=physics.sensors,
+            sensors=cast("dict[str, Array]", physics.sensors),
             action=np.zeros((num_envs, actions), np.float32),
             previous_action=np.zeros((num_envs, actions), np.float32),
             step=np.zeros(num_envs, np.int64),
@@ -185,9 +183,8 @@ class MujocoVectorEnv(VectorEnv):
             Observation and info with "success" (N,) bool, False.
         """
         if seed is not None:
-            for streams in self._streams:
-                streams.seed(seed)
-            self._drawn[:] = False
+            self._streams.seed(seed)
+            self._random.seed(seed)
         mask = (options or {}).get("reset_mask")
         rows = self._rows if mask is None or self._last is None else np.flatnonzero(np.asarray(mask))
         self._reset_rows(rows)
@@ -204,25 +201,31 @@ class MujocoVectorEnv(VectorEnv):
         if self._last is None:
             raise RuntimeError("step() before the first reset(); call reset() once")
         view, world, physics = self._view, self.world, self.physics
-        action = self._checked(actions)
+        action = checked(actions, self.num_envs, self.io)
         np.copyto(cast(np.ndarray, view.previous_action), view.action)
         control = np.asarray(world.control(view, action))
         np.copyto(cast(np.ndarray, view.action), action)
-        self._push(control)
+        if control.shape != physics.ctrl.shape:
+            raise ValueError(
+                f"{world.name}.control returned shape {control.shape}, expected {physics.ctrl.shape}: one control per "
+                "environment and actuator of the model"
+            )
+        physics.step(self._random.delayed(control))
         view.step += 1
         broken = physics.broken()
         if len(broken):
             self._crash(int(broken[0]), "physics", physics.state[broken[0]])
         world.update(view)
-        for key, value in view.task.items():
+        task = cast("dict[str, np.ndarray]", view.task)
+        for key, value in task.items():
             if not value.flags.owndata:  # a view into arrays that the next step overwrites
-                view.task[key] = value.copy()
+                task[key] = value.copy()
         reward = np.asarray(world.reward(view), np.float32)
         terminated = np.array(world.terminated(view), bool)
         success = np.array(world.success(view), bool)
         truncated = (np.asarray(view.step) >= world.episode_steps) & ~terminated
         final = self._assemble(self._rows, None)
-        if not np.isfinite(reward.sum()):
+        if not math.isfinite(np.vdot(reward, reward)) and not np.isfinite(reward).all():
             index = int(np.flatnonzero(~np.isfinite(reward))[0])
             self._crash(index, "reward", reward[index : index + 1])
         done = terminated | truncated
@@ -278,19 +281,15 @@ class MujocoVectorEnv(VectorEnv):
             "warmstart": physics.warmstart.copy(),
             "sensordata": physics.sensordata.copy(),
             "ctrl": physics.ctrl.copy(),
-            "history": self._history.copy(),
-            "age": self._age.copy(),
-            "drawn": self._drawn.copy(),
             "action": np.array(view.action),
             "previous_action": np.array(view.previous_action),
             "step": np.array(view.step),
-            "started": np.array(self._last is not None),
+            "started": self._last is not None,
             "state": self._state_obs.copy(),
         }
         out |= {f"task.{key}": np.array(value) for key, value in view.task.items()}
-        out |= {f"factor.{key}": value.copy() for key, value in self._factors.items()}
-        for purpose, streams in enumerate(self._streams):
-            out |= {f"stream{purpose}.{key}": value for key, value in streams.state_dict().items()}
+        out |= {f"stream.{key}": value for key, value in self._streams.state_dict().items()}
+        out |= {f"random.{key}": value for key, value in self._random.state_dict().items()}
         return out
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -304,9 +303,6 @@ class MujocoVectorEnv(VectorEnv):
             "physics": physics.state,
             "warmstart": physics.warmstart,
             "sensordata": physics.sensordata,
-            "history": self._history,
-            "age": self._age,
-            "drawn": self._drawn,
             "action": cast(np.ndarray, view.action),
             "previous_action": cast(np.ndarray, view.previous_action),
             "step": cast(np.ndarray, view.step),
@@ -323,32 +319,17 @@ class MujocoVectorEnv(VectorEnv):
             target[...] = np.asarray(state[key])
         physics.set_control(np.asarray(state["ctrl"]))
         view.task = {key[5:]: np.array(value) for key, value in state.items() if key.startswith("task.")}
-        self._factors = {key[7:]: np.array(value) for key, value in state.items() if key.startswith("factor.")}
-        if self._randomize.needs_models and self._factors:
-            physics.scale(self._rows, self._factors)
-        for purpose, streams in enumerate(self._streams):
-            streams.load_state_dict({key: state[f"stream{purpose}.{key}"] for key in ("key", "counter")})
+        self._streams.load_state_dict({key[7:]: value for key, value in state.items() if key.startswith("stream.")})
+        self._random.load_state_dict({key[7:]: value for key, value in state.items() if key.startswith("random.")})
+        if self._random.options.needs_models and self._random.factors:
+            physics.scale(self._rows, self._random.factors)
         self._last = self._assemble(self._rows, None, fresh=False) if bool(state["started"]) else None
-
-    def _push(self, control: np.ndarray) -> None:
-        """Step the physics with the newest control, or with older ones where there is latency."""
-        if control.shape != (self.num_envs, self._history.shape[2]):
-            raise ValueError(
-                f"{self.world.name}.control returned shape {control.shape}, expected "
-                f"{(self.num_envs, self._history.shape[2])}: one control per environment and actuator of the model"
-            )
-        if self._randomize.latency is None:
-            self.physics.step(control)
-            return
-        self._history[:, 1:] = self._history[:, :-1].copy()
-        self._history[:, 0] = control
-        self.physics.step(self._history[self._rows[:, None], self._age])
 
     def _reset_rows(self, rows: np.ndarray) -> None:
         view, count = self._view, len(rows)
         if not count:
             return
-        start: Reset = self.world.reset(self._streams[0].draw(rows), count, xp)
+        start: Reset = self.world.reset(self._streams.draw(rows), count, xp)
         for name, value, width in (
             ("qpos", start.qpos, self.physics.model.nq),
             ("qvel", start.qvel, self.physics.model.nv),
@@ -358,9 +339,10 @@ class MujocoVectorEnv(VectorEnv):
                 raise ValueError(
                     f"{self.world.name}.reset returned {name} of shape {np.shape(value)}, expected {(count, width)}"
                 )
-        self._draw_factors(rows)
+        drawn_rows, drawn = self._random.restart(rows, start.ctrl)
+        if drawn and self._random.options.needs_models:
+            self.physics.scale(drawn_rows, drawn)
         self.physics.place(rows, start.qpos, start.qvel, start.ctrl)
-        self._history[rows] = np.asarray(start.ctrl)[:, None, :]
         for array in (view.action, view.previous_action, view.step):
             array[rows] = 0
         if not view.task:
@@ -374,24 +356,7 @@ class MujocoVectorEnv(VectorEnv):
                 "return the same ones every time"
             )
         for key, value in start.task.items():
-            view.task[key][rows] = value
-
-    def _draw_factors(self, rows: np.ndarray) -> None:
-        options = self._randomize
-        rows = rows if options.per == "episode" else rows[~self._drawn[rows]]
-        if not len(rows) or not (options.needs_models or options.latency is not None):
-            return
-        self._drawn[rows] = True
-        physics = self.physics
-        drawn = options.factors(self._streams[1].draw(rows), physics.sizes(), physics.timestep)
-        for key, value in drawn.items():
-            self._factors.setdefault(key, np.ones((self.num_envs, *value.shape[1:]), value.dtype))[rows] = value
-        if "latency" in drawn:
-            # physics step j of a control step follows the decision taken ceil((latency - j) / substeps) steps ago
-            late = drawn["latency"][:, None] - np.arange(physics.substeps)
-            self._age[rows] = np.maximum(0, -(-late // physics.substeps))
-        if options.needs_models:
-            physics.scale(rows, drawn)
+            cast(np.ndarray, view.task[key])[rows] = value
 
     def _assemble(self, rows: np.ndarray, base: Obs | None, *, fresh: bool = True) -> Obs:
         """The observation: environments `rows` from the present state, the others from `base`."""
@@ -404,12 +369,10 @@ class MujocoVectorEnv(VectorEnv):
                     f"{self.world.name}.observe returned shape {state.shape}, expected "
                     f"{(len(rows), self._state_obs.shape[1])}: one column per name in obs_names"
                 )
-            if not np.isfinite(state.sum()):
+            if not math.isfinite(np.vdot(state, state)) and not np.isfinite(state).all():
                 worst = int(np.flatnonzero(~np.isfinite(state).all(axis=1))[0])
                 self._crash(int(rows[worst]), "state", state[worst])
-            if self._randomize.noisy:
-                state = state + self._streams[2].draw(rows).normal(state.shape[1], std=self._noise)
-            self._state_obs[rows] = state
+            self._state_obs[rows] = self._random.noisy(state, rows)
         obs: Obs = {"state": self._state_obs.copy()} if self._with_state else {}
         if self._names:
             pictures = self._pictures(rows, self._names, self._size)
@@ -432,20 +395,6 @@ class MujocoVectorEnv(VectorEnv):
             self._renderers[size] = Cameras(self.physics.model, size[1], size[0], markers)
         task = {key: np.asarray(value)[rows] for key, value in self._view.task.items()}
         return self._renderers[size].render(self.physics.qpos[rows], cameras, task)
-
-    def _checked(self, actions: Any) -> np.ndarray:
-        action = np.asarray(actions, np.float32)
-        if action.shape != self.action_space.shape:
-            raise ValueError(
-                f"action has shape {action.shape}, expected {self.action_space.shape}: one row per environment"
-            )
-        if not np.isfinite(action.sum()):
-            index, column = np.argwhere(~np.isfinite(action))[0]
-            raise ValueError(
-                f"action of environment {index} is {action[index, column]} at {column} "
-                f"('{self.io.action_names[column]}'), expected numbers in [-1, 1]; the policy has diverged"
-            )
-        return np.clip(action, -1.0, 1.0)
 
     def _crash(self, index: int, key: str, values: Any) -> None:
         physics = self.physics

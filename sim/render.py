@@ -8,8 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import mujoco
 import numpy as np
+
+from robot_rl.extras import require
+from robot_rl.sim import headless
+from robot_rl.sim.headless import prefer_headless
+
+prefer_headless()
+mujoco = require("mujoco", extra="sim")
 
 _REMEDY = (
     "Rendering without a screen needs EGL (Debian or Ubuntu: apt-get install libegl1 libgl1-mesa-dri; NVIDIA drivers "
@@ -26,7 +32,7 @@ def open_context(width: int, height: int) -> Any:
     Raises:
         RuntimeError: none works; says why and what to install.
     """
-    wanted = os.environ.get("MUJOCO_GL", "").lower()
+    wanted = headless.wanted()
     if wanted and wanted not in ("egl", "osmesa", "glfw"):
         raise RuntimeError(f"MUJOCO_GL is '{wanted}', expected egl, osmesa, glfw or nothing. {_REMEDY}")
     reasons = []

@@ -88,15 +88,50 @@ class World(Protocol):
             cameras should see). Only drawn: give its geoms contype="0" conaffinity="0" and put no sensor on it.
     """
 
-    name: str
-    control_hz: float
-    episode_steps: int
-    action_names: tuple[str, ...]
-    action_low: tuple[float, ...]
-    action_high: tuple[float, ...]
-    action_units: tuple[str, ...]
-    obs_names: tuple[str, ...]
-    cameras: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """The world's name."""
+        ...
+
+    @property
+    def control_hz(self) -> float:
+        """Decisions per second."""
+        ...
+
+    @property
+    def episode_steps(self) -> int:
+        """Control steps until truncation."""
+        ...
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """(A,) names."""
+        ...
+
+    @property
+    def action_low(self) -> tuple[float, ...]:
+        """(A,) lower bounds in physical units."""
+        ...
+
+    @property
+    def action_high(self) -> tuple[float, ...]:
+        """(A,) upper bounds."""
+        ...
+
+    @property
+    def action_units(self) -> tuple[str, ...]:
+        """(A,) units."""
+        ...
+
+    @property
+    def obs_names(self) -> tuple[str, ...]:
+        """Names of the components of "state"."""
+        ...
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Cameras of the model."""
+        ...
 
     def mjcf(self) -> str:
         """The model as one MJCF string (paths to meshes absolute)."""

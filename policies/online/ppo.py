@@ -15,7 +15,7 @@ from torch import Tensor
 from robot_rl.advantage import reverse_linear_scan, rollout_gae
 from robot_rl.policies.online.ppo_kernel import ACTIVATIONS, Adam, Kernel, Layout, Loss, Minibatch, autograd_loss
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
-from robot_rl.types import Array, IOSpec, Metrics, Obs, Policy, Rollout
+from robot_rl.types import Array, IOSpec, Metrics, Obs, Rollout
 
 REWARD_LIMIT = 10.0
 KERNELS = ("auto", "numba", "numpy", "torch")
@@ -133,7 +133,7 @@ class Ppo:
             normalize_obs=normalize_obs,
             act_rows=compiled and compiled.act_rows,
         )
-        self.policy: Policy = self._actor
+        self.policy = self._actor
         self._scale = RewardScale(gamma) if normalize_reward else None
         self.updates = 0
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.extras import require
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Policy
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs
 
 sb3: Any = require("stable_baselines3", extra="baselines")
 _callbacks: Any = require("stable_baselines3.common.callbacks", extra="baselines")
@@ -62,7 +62,7 @@ class Sb3:
             warnings.simplefilter("ignore", UserWarning)
             self._model = self._build(VectorEnvForSb3(None, io))
         self._actor = Sb3LivePolicy(io, self._model.policy)
-        self.policy: Policy = self._actor
+        self.policy = self._actor
         self._env: VectorEnvForSb3 | None = None
 
     @property

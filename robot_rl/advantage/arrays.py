@@ -65,7 +65,9 @@ def same_kind(function: F) -> F:
         result = function(*(to_numpy(x) for x in args), **{k: to_numpy(x) for k, x in kwargs.items()})
         if not isinstance(result, tuple):
             return to_torch(result)
-        return result._make(map(to_torch, result)) if hasattr(result, "_make") else tuple(map(to_torch, result))
+        tensors = tuple(map(to_torch, result))
+        make = getattr(type(result), "_make", None)  # named tuples stay what they are
+        return tensors if make is None else make(tensors)
 
     return cast(F, wrapper)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,7 +35,7 @@ class TurnBatch:
     turns: Turns
     episodes: Episodes
     segments: Segments | None = None
-    report: Report = Report()
+    report: Report = field(default_factory=Report)
 
     @cached_property
     def layout(self) -> Layout:

@@ -19,10 +19,10 @@ from robot_rl.advantage.turns import bilevel_gae, turn_gae
 FOREIGN = ("cut", "keep")
 
 
-def columns(batch: TurnBatch, value: Any = None) -> tuple[Any, ...]:
+def columns(batch: TurnBatch) -> tuple[Any, Any, Any, Any, Any]:
     """reward, value, next_value, terminated, boundary of a batch."""
     s = batch.steps
-    return s.reward, s.value if value is None else value, s.next_value, s.terminated, s.boundary
+    return s.reward, s.value, s.next_value, s.terminated, s.boundary
 
 
 def clockwork(batch: TurnBatch) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _retrace(batch: TurnBatch, *, trace: str = "retrace", **options: Any) -> Est
         given["log_ratio"] = log_ratio(batch)
     elif trace == "tree_backup":
         given["probability"] = s.extras["probability"]
-    rows = (s.reward, s.extras["q"], s.extras["next_expected_q"], s.terminated, s.boundary)
+    rows: Any = (s.reward, s.extras["q"], s.extras["next_expected_q"], s.terminated, s.boundary)
     return Estimate(*retrace(*rows, **given, **options, **clockwork(batch)))
 
 

@@ -108,12 +108,13 @@ def rollout_gae(
     if 0 in shape:
         return reward * 1, value * 1
     plain = duration is None and discount is None and cut is None and valid is None and len(shape) <= 2
-    if plain and isinstance(reward, np.ndarray) and backend("cpu") != "torch":
+    name = backend("cpu") if plain and isinstance(reward, np.ndarray) else "torch"
+    if name != "torch":
         kind = reward.dtype
         reward, value, next_value = (np.ascontiguousarray(x, kind) for x in (reward, value, next_value))
         terminated, boundary = (np.ascontiguousarray(x, np.bool_) for x in (terminated, boundary))
         fits = out is not None and all(x.flags.c_contiguous and x.dtype == kind and x.shape == shape for x in out)
-        results = kernels(backend("cpu")).gae(
+        results = kernels(name).gae(
             reward, value, next_value, terminated, boundary, float(gamma), float(gae_lambda), out if fits else None
         )
         return results if out is None or fits else _copied(results, out)

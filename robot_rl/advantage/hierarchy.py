@@ -8,7 +8,7 @@ import numpy as np
 
 from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
 from robot_rl.advantage.gae import rollout_gae
-from robot_rl.advantage.rows import cast, check_float, flags, rows, shifted, zero
+from robot_rl.advantage.rows import cast, check_float, flags, imprecise, placed, shifted, zero
 from robot_rl.advantage.scan import solve
 from robot_rl.advantage.turns import _flat
 
@@ -87,7 +87,7 @@ def hae(
     Raises:
         ValueError: shapes, numbers or options that do not fit.
 
-    Source: HiPER, hierarchical advantage estimation; the release has three heads, the paper two and its own switch form.
+    Source: HiPER, hierarchical advantage estimation; release: three heads, paper: two and its own switch form.
     """
     check_unit(gamma=gamma, lambda_low=lambda_low, lambda_high=lambda_high)
     if switch_mode not in SWITCH_MODES:
@@ -110,45 +110,48 @@ def hae(
         terminated=terminated,
         running=running_at_cut,
     )
-    xp, v_low, v_high = index.xp, columns["low"], columns["high"]
-    done = flags(columns["terminated"])
-    ends = xp.zeros_like(done)
-    ends[index.end] = True
-    episode_end = xp.zeros_like(done)
-    episode_end[index.end] = index.last
-    cut = columns["next_high"]
+    xp, end = index.xp, index.end
+    wide = xp.float64 if imprecise(gamma) or imprecise(gamma * lambda_low) else kind
+    v_low, v_high, done = cast(columns["low"], wide), columns["high"], flags(columns["terminated"])
+    # What follows each segment: the next option's value, or that of the successor where the episode was cut.
+    start_high = cast(v_high[index.start], wide)
+    cut = columns["next_high"][end]
     if columns["running"] is not None:
-        cut = xp.where(flags(columns["running"]), columns["next_low"], cut)
-    here = v_low if release_bootstrap else cut
-    after = xp.where(ends, shifted(xp, v_high), shifted(xp, v_low))
-    after = xp.where(episode_end, xp.where(done, zero(v_low), here), after)
-    # The prepared successors sit in the column that `rows` reads at boundaries; every segment end is one.
-    ready = rows(columns["reward"], v_low, after, done, ends, gamma=gamma, trace=1.0)
-    x = ready.reward + gamma * ready.ahead
-    low = solve(x - ready.value, ready.inside(xp.full_like(x, gamma * lambda_low)))
-    target = solve(xp.where(ends, x, ready.reward), ready.inside(xp.full_like(x, gamma)))
+        cut = xp.where(flags(columns["running"])[end], columns["next_low"][end], cut)
+    beyond = v_low[end] if release_bootstrap else cast(cut, wide)
+    beyond = xp.where(done[end], zero(v_low), beyond)
+    beyond = xp.where(index.last, beyond, shifted(xp, start_high))
+    given = cast(columns["reward"], wide)
+    delta = given + gamma * placed(shifted(xp, v_low), end, beyond) - v_low
+    nothing = xp.zeros_like(beyond)
+    low = solve(delta, placed(xp.full_like(v_low, gamma * lambda_low), end, nothing))
+    target = solve(
+        placed(given * 1, end, given[end] + gamma * beyond), placed(xp.full_like(v_low, gamma), end, nothing)
+    )
     total, length = index.reward(reward, gamma, None, None)
     start_high = v_high[index.start]
     high, high_target = rollout_gae(
         total,
         start_high,
-        start_high if release_bootstrap else cut[index.end],
-        done[index.end],
+        start_high if release_bootstrap else cut,
+        done[end],
         index.last,
         gamma=gamma,
         gae_lambda=lambda_high,
         duration=length,
     )
     if switch_mode == "paper":
-        switch = (cast(index.rows(switched), kind) - index.rows(switch_probability)) * (v_high - v_low)
+        chosen = cast(index.rows(switched), kind) - index.rows(switch_probability)
+        switch = chosen * (v_high - columns["low"])
     else:
         switch = target - columns["term"]
-    low_target = low + ready.value
+    low_target = low + v_low
     if norm:
         low, high, switch = (_standardised(xp, y) for y in (low, high, switch))
-    spread = [xp.zeros_like(v_low) for _ in range(3)]
-    for whole, part in zip(spread, (high, high_target, xp.ones_like(high))):
-        whole[index.start] = cast(part, whole.dtype)
+    spread = [
+        placed(xp.zeros_like(columns["low"]), index.start, cast(part, kind))
+        for part in (high, high_target, xp.ones_like(high))
+    ]
     results = (low, spread[0], switch, low_target, spread[1], target, spread[2])
     return HierarchicalCredit(*(index.back(cast(y, kind)) for y in results))
 

@@ -154,6 +154,14 @@ def shifted(xp: ModuleType, x: Any, last: float = 0.0) -> Any:
     return out
 
 
+def placed(x: Any, rows: Any, values: Any) -> Any:
+    """`x` with other values in some rows: in place for arrays, as a differentiable copy for tensors."""
+    if isinstance(x, torch.Tensor):
+        return x.index_copy(0, rows, values)
+    x[rows] = values
+    return x
+
+
 def zero(x: Any) -> Any:
     """Zero that does not widen the dtype of `x`."""
     return 0.0 if isinstance(x, torch.Tensor) else x.dtype.type(0)

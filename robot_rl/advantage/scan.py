@@ -36,13 +36,11 @@ def scan(delta: A, trace: A) -> A:
     if delta.ndim <= 1 or not 0 not in delta.shape:
         return cast(A, reverse_linear_scan(delta, whole))
     # Rows of a C-ordered array lie one behind the other: cut at every row end they are one flat scan.
-    flat = whole.reshape(-1, steps)
-    ends = (np if isinstance(flat, np.ndarray) else torch).zeros_like(flat[:, :1])
-    joined = (
-        np.concatenate((flat[:, :-1], cast(np.ndarray, ends)), axis=1)
-        if isinstance(flat, np.ndarray)
-        else torch.cat((flat[:, :-1], cast(Tensor, ends)), dim=1)
-    )
+    flat: Any = whole.reshape(-1, steps)
+    if isinstance(flat, np.ndarray):
+        joined: Any = np.concatenate((flat[:, :-1], np.zeros_like(flat[:, :1])), axis=1)
+    else:
+        joined = torch.cat((flat[:, :-1], torch.zeros_like(flat[:, :1])), dim=1)
     return cast(A, reverse_linear_scan(delta.reshape(-1), joined.reshape(-1)).reshape(delta.shape))
 
 
@@ -83,7 +81,7 @@ def reverse_linear_scan(x: A, a: A, *, carry: str = "auto", out: A | None = None
         y = _on_cpu(x, whole, carry)
     if out is None:
         return cast(A, y)
-    out[...] = y
+    out[...] = cast(Any, y)
     return out
 
 

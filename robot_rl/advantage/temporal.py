@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from robot_rl.advantage.arrays import check_shapes, check_unit, namespace, same_kind
-from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.rows import Rows, cast, check_float, power, rows, shifted, zero
 from robot_rl.advantage.scan import solve
 
@@ -102,7 +101,7 @@ def n_step(
 ) -> tuple[Any, Any]:
     """n rewards, then the value: a window of n decisions, or of as many decisions as make up n ticks.
 
-    G_t = sum_{i<m} (prod_{j<i} g_{t+j}) r_{t+i} + (prod_{j<m} g_{t+j}) (1 - e) V' of row t+m-1, where m is the window cut
+    G_t = sum_{i<m} (prod_{j<i} g_{t+j}) r_{t+i} + (prod_{j<m} g_{t+j}) (1 - e) V' of row t+m-1, m being the window cut
     at the boundary; A = G - V.
 
     Args:
@@ -181,7 +180,8 @@ def vtrace(
 
     w = pi/mu of the decision; rho = min(rho_max, w), c = trace_decay min(c_max, w);
     v_t = V_t + rho_t delta_t + g_t c_t (1 - b_t) (v_{t+1} - V_{t+1}); the advantage is
-    min(rho_policy_max, w_t) (r_t + g_t v'_t - V_t), v' being v_{t+1} inside and (1 - e) V' of the same episode at its end.
+    min(rho_policy_max, w_t) (r_t + g_t v'_t - V_t), with v' = v_{t+1} inside and (1 - e) V' of the same
+    episode at its end.
 
     Args:
         log_ratio: log pi - log mu of each row, summed over the steps of a decision; cut at +-20.
@@ -254,6 +254,7 @@ def upgo(
 
     Source: Vinyals et al., Grandmaster level in StarCraft II, supplementary, upgoing policy update.
     """
+    check_unit(gae_lambda=gae_lambda)
     ready = rows(
         reward, value, next_value, terminated, boundary, gamma=gamma, duration=duration, discount=discount, valid=valid
     )
@@ -263,19 +264,8 @@ def upgo(
     gain = solve(ready.xp.where(follows, ready.reward, one), trace) - ready.value
     if log_ratio is not None:
         gain = gain * _weight(ready, log_ratio).clip(max=rho_max)
-    _, target = rollout_gae(
-        reward,
-        value,
-        next_value,
-        terminated,
-        boundary,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        duration=duration,
-        discount=discount,
-        valid=valid,
-    )
-    return ready.finish(gain)[0], target
+    errors = solve(one - ready.value, ready.inside(ready.g * gae_lambda))
+    return _pair(ready, gain, ready.value + errors)
 
 
 @same_kind

@@ -22,7 +22,7 @@ from robot_rl.advantage.kinds import (
     require_rows,
     require_sorted,
 )
-from robot_rl.advantage.normalise import as_cells, normalise, whiten
+from robot_rl.advantage.normalise import RESIDUE, as_cells, normalise, whiten
 from robot_rl.advantage.returns import continues, discounted_return, position, unscorable_rows
 from robot_rl.advantage.segments import check_ids, combine_ids, factorise, seg_count, seg_sum, seg_var
 
@@ -372,11 +372,11 @@ def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Arr
         if turn is None
         else combine_ids(as_array(episode, prob), as_array(turn, prob))
     )
-    # A running sum that restarts is the reverse return of the reversed rows; ids are flipped so that they do not fall.
-    back = xp.flip(ids, (0,))
-    change = integer(~continues(back))
-    block = xp.cumsum(change, 0) - change
-    return cast(xp.flip(discounted_return(xp.flip(norm, (0,)), block, 1.0), (0,)), prob)
+    total = xp.cumsum(norm, 0)
+    first = ~xp.flip(continues(xp.flip(ids, (0,))), (0,))
+    block = xp.cumsum(integer(first), 0) - 1
+    # What had been added up before the block began is taken off again.
+    return cast(total - (total - norm)[first][block], prob)
 
 
 def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_position: Array = None) -> Array:
@@ -398,6 +398,20 @@ def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_positi
     Source: optimal token baseline as present in verl (formula recalled).
     """
     value, episode, row_group, _ = _turn_rows(value, episode, group)
+    xp = library(value)
     index = position(episode) if row_position is None else as_array(row_position, value)
     cells, count = _cell(row_group, index)
-    return normalise(value, cells, n_cells=count, center="weighted", scale="none", weight=as_array(weight, value))[0]
+    weight = double(as_array(weight, value))
+    require_rows(int(value.shape[0]), weight=weight)
+    x = double(value)
+    use = (cells >= 0) & ~xp.isnan(x)
+    cells = xp.where(cells >= 0, cells, 0)
+    x, weight = xp.where(use, x, 0.0), xp.where(use, weight, 0.0)
+    total = seg_sum(weight, cells, count)
+    baseline = seg_sum(weight * x, cells, count) / xp.where(total > 0, total, 1.0)
+    alone = seg_count(cells, count, mask=use) < 2
+    out = x - baseline[cells]
+    # What is equal to its baseline up to float residue is equal: cells without spread give exactly 0.
+    size = xp.abs(x)
+    residue = xp.abs(out) <= RESIDUE * xp.where(size > 1.0, size, 1.0)
+    return cast(xp.where(use & ~alone[cells] & ~residue, out, 0.0), value)

@@ -297,9 +297,9 @@ def _flat(
         ids, fragment = ids[inside], fragment[inside]
     new = xp.ones_like(ids, dtype=ended.dtype)
     new[1:] = (ids[1:] != ids[:-1]) | (fragment[1:] != fragment[:-1])
-    start = np.flatnonzero(new) if xp is np else torch.nonzero(new)[:, 0]
+    start: Any = np.flatnonzero(new) if xp is np else torch.nonzero(new)[:, 0]
     stop = _arange(xp, 1, start) + (len(ids) - 1)
-    end = np.concatenate((start[1:] - 1, stop)) if xp is np else torch.cat((start[1:] - 1, stop))
+    end = xp.concatenate((start[1:] - 1, stop))
     # Behind the last turn of an episode comes another fragment, or nothing.
     last = xp.ones_like(start, dtype=ended.dtype)
     last[:-1] = fragment[start[1:]] != fragment[start[:-1]]

@@ -17,7 +17,7 @@ GAMMA, LAMBDA = 0.99, 0.95
 SHAPES = ((1024, 64), (128, 4096), (2048, 64))
 ROWS = 1 << 20
 TOLERANCE = 1e-5
-SLICE = 0.004  # seconds that each side runs before it is the other's turn
+SLICE = 0.02  # seconds that each side runs before it is the other's turn
 OPTIONS: dict[str, dict[str, Any]] = {"n_step": {"n": 5}}
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 
@@ -26,7 +26,8 @@ def run(quick: bool = False) -> dict[str, Any]:
     """Time our GAE and its peers in alternation, and every estimator on a flat ragged batch of 2^20 steps.
 
     Peers are real packages where they can be imported (stable-baselines3, TorchRL, Tianshou) and plain loops of our own
-    in the manner of CleanRL and verl. All data are float32; results agree to 1e-5 of the largest advantage or the row
+    in the manner of CleanRL and verl. Times are
+    processor time of the one thread. All data are float32; results agree to 1e-5 of the largest advantage or the row
     says so.
 
     Args:
@@ -34,12 +35,13 @@ def run(quick: bool = False) -> dict[str, Any]:
 
     Returns:
         "rows": {name, backend, peer, ours_ms, peer_ms, ours_best_ms, peer_best_ms, ratio (median of peer / ours over
-        the repetitions), spread (lower and upper quartile of it), error, agrees}; "estimators": {name, backend, ms}; "skipped": {peer: reason}.
+        the repetitions), spread (lower and upper quartile of it), error, agrees}; "estimators": {name, backend, rows,
+        ms, best_ms}; "skipped": {peer: reason}; "shapes": of the rollouts.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        repeat = 3 if quick else 31
+        repeat = 3 if quick else 21
         shapes = ((64, 8),) if quick else SHAPES
         skipped: dict[str, str] = {}
         rows = []
@@ -91,12 +93,14 @@ def _peers(steps: int, width: int, backend: str, repeat: int, skipped: dict[str,
         except ImportError as error:
             skipped[peer] = str(error)
             continue
-        rows.append({"name": f"gae [{steps}, {width}]", "backend": backend, "peer": peer, **_compare(ours, theirs, repeat)})
+        rows.append(
+            {"name": f"gae [{steps}, {width}]", "backend": backend, "peer": peer, **_compare(ours, theirs, repeat)}
+        )
     return rows
 
 
 def _compare(ours: Callable[[], Any], theirs: Callable[[], Any], repeat: int) -> dict[str, Any]:
-    first, second = np.array(ours()), np.array(theirs())
+    first, second = np.asarray(ours()).copy(), np.asarray(theirs()).copy()
     error = float(np.abs(first - second).max() / max(1.0, float(np.abs(second).max())))
     calls = [max(1, int(SLICE / _seconds(function, 3))) for function in (ours, theirs)]
     times = np.array([[_seconds(f, n) for f, n in zip((ours, theirs), calls)] for _ in range(repeat)])
@@ -114,11 +118,12 @@ def _compare(ours: Callable[[], Any], theirs: Callable[[], Any], repeat: int) ->
 
 
 def _seconds(function: Callable[[], Any], calls: int) -> float:
-    """Time per call over some calls in a row: both sides find their data where the call before left them."""
-    start = time.perf_counter()
+    """Processor time of this thread per call, over some calls in a row: warm caches for both sides, and what other
+    programs do meanwhile does not count."""
+    start = time.thread_time()
     for _ in range(calls):
         function()
-    return (time.perf_counter() - start) / calls
+    return (time.thread_time() - start) / calls
 
 
 def _ours(data: dict[str, np.ndarray]) -> Callable[[], Any]:
@@ -237,7 +242,12 @@ def flat_batch(rows: int) -> Any:
     extras = {name: next(noise) for name in ("next_expected_q", "value_high", "value_switch", "next_value_high")}
     extras |= {"prob": next(chance), "prob_square_sum": next(chance)}
     heads = rng.standard_normal((2, rows, 2)).astype(np.float32)
-    extras |= {"v": heads[1], "greedy": rng.random(rows) < 0.1, "match": rng.random(rows) < 0.8, "gain": columns["value"]}
+    extras |= {
+        "v": heads[1],
+        "greedy": rng.random(rows) < 0.1,
+        "match": rng.random(rows) < 0.8,
+        "gain": columns["value"],
+    }
     batch = make_batch(
         **columns,
         terminated=terminated,
@@ -272,7 +282,5 @@ def _time(item: Entry, batch: Any, repeat: int) -> dict[str, float]:
     item.function(batch, *state, **options)
     times = []
     for _ in range(repeat):
-        start = time.perf_counter()
-        item.function(batch, *state, **options)
-        times.append(time.perf_counter() - start)
+        times.append(_seconds(lambda: item.function(batch, *state, **options), 1))
     return {"ms": float(np.median(times) * 1e3), "best_ms": float(min(times) * 1e3)}

@@ -21,7 +21,10 @@ def table(result: dict[str, Any]) -> str:
     Args:
         result: {"rows": [{column: value}] or {name: {column: value}}, ...}.
     """
-    rows = result.get("rows", [])
+    rows = result.get("rows")
+    if rows is None:  # a suite may name its rows at the top
+        rows = {name: row for name, row in result.items() if isinstance(row, dict)}
+        result = {name: value for name, value in result.items() if name not in rows}
     if isinstance(rows, dict):
         rows = [{"name": name, **row} for name, row in rows.items()]
     columns: list[str] = []

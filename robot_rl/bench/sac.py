@@ -34,9 +34,9 @@ def run(quick: bool = False) -> dict[str, Any]:
         quick: fewer and shorter rounds.
 
     Returns:
-        {"setting": sizes and threads, "gflops": rate of 256x256x256 products,
-        "sac": {...}, "rlpd": {...}}; each of the two holds "rate" (updates per second, median of rounds), and "ratio"
-        to the named peer (median and range of the ratios within rounds).
+        {"setting": sizes and threads, "gflops": rate of 256x256x256 products by torch.mm, "sac": {...},
+        "rlpd": {...}}; each of the two holds "rate" (updates per second, median of rounds) and "ratio" to the named
+        peer (median and range of the ratios within rounds), "sac" also the fraction of the product rate reached.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -54,10 +54,15 @@ def run(quick: bool = False) -> dict[str, Any]:
             "ours_float32": _ours(memory, matmul="float32", **RLPD),
             "ours_bf16": _ours(memory, matmul="bf16", **RLPD),
         }
+        gemm = {"float32": _gemm_rate(torch.float32), "bf16": _gemm_rate(torch.bfloat16)}
+        single = _compare(sac, "sb3", rounds, 40 if quick else 100)
+        single["fraction_of_gemm"] = {
+            name: single["rate"][f"ours_{name}"] * _gflop_per_update() / rate for name, rate in gemm.items()
+        }
         return {
             "setting": {"state": STATE, "action": ACTION, "batch": BATCH, "hidden": [256, 256], "threads": 1},
-            "gflops": {"float32": _gemm_rate(torch.float32), "bf16": _gemm_rate(torch.bfloat16)},
-            "sac": _compare(sac, "sb3", rounds, 40 if quick else 100),
+            "gflops": gemm,
+            "sac": single,
             "rlpd": _compare(rlpd, "torch", rounds, 1 if quick else 3),
         }
     finally:
@@ -96,6 +101,16 @@ def _gemm_rate(dtype: torch.dtype) -> float:
             torch.mm(a, b, out=out)
         best = min(best, (time.perf_counter() - start) / 20)
     return 2 * 256**3 / best / 1e9
+
+
+def _gflop_per_update() -> float:
+    """Arithmetic of the matrix products that one SAC update with two critics needs, in 10^9."""
+    critic = [(STATE + ACTION) * 256, 256 * 256, 256]
+    actor = [STATE * 256, 256 * 256, 256 * 2 * ACTION]
+    forward = 2 * sum(actor) + 3 * 2 * sum(critic)  # actor on s and s'; targets, critics and policy's critics
+    weights = 2 * sum(critic) + sum(actor)
+    inputs = 2 * 2 * sum(critic[1:]) + 2 * 256 * ACTION + sum(actor[1:])
+    return 2 * BATCH * (forward + weights + inputs) / 1e9
 
 
 def _io() -> IOSpec:

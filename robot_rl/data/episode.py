@@ -243,11 +243,14 @@ def concat(pieces: Sequence[Episode]) -> Episode:
     )
 
 
-def problems(episode: Episode) -> list[str]:
-    """What is wrong with an episode's numbers, one line each; empty when nothing is."""
-    lines = []
+OUTSIDE = "actions outside [-1, 1]"
+
+
+def problems(episode: Episode) -> dict[str, str]:
+    """What is wrong with an episode's numbers: kind -> how much and where; empty when nothing is."""
+    found = {}
     if not len(episode):
-        lines.append("it has no steps")
+        found["no steps"] = "the episode is empty"
     for name, value in (
         ("action", episode.action),
         ("proposed", episode.proposed),
@@ -257,18 +260,18 @@ def problems(episode: Episode) -> list[str]:
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             bad = ~np.isfinite(value)
             first = int(np.argwhere(bad)[0][0])
-            lines.append(f"{name} has {int(bad.sum())} values that are not finite, first at step {first}")
+            found[f"{name} is not finite"] = f"{int(bad.sum())} values, first at step {first}"
     backwards = np.flatnonzero(np.diff(episode.stamp) <= 0)
     if len(backwards):
-        lines.append(f"stamp does not increase at {len(backwards)} places, first after step {backwards[0]}")
+        found["stamp does not increase"] = f"{len(backwards)} places, first after step {backwards[0]}"
     outside = np.abs(np.nan_to_num(episode.action)) > 1.0 + 1e-6
     if outside.any():
         worst = float(np.abs(np.nan_to_num(episode.action)).max())
-        lines.append(f"{outside.mean():.1%} of the action components lie outside [-1, 1], worst {worst:.3g}")
+        found[OUTSIDE] = f"{outside.mean():.1%} of the components, worst {worst:.3g}"
     for name, column in episode.meta.get("columns", {}).items():
         if len(column) != len(episode):
-            lines.append(f"column '{name}' has {len(column)} rows, expected {len(episode)}")
-    return lines
+            found[f"column '{name}' has the wrong length"] = f"{len(column)} rows, expected {len(episode)}"
+    return found
 
 
 def _numpy(value: Any) -> Any:

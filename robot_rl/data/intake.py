@@ -35,6 +35,7 @@ class Intake:
         self._keys = [state.key for state in layout.states]
         self._still, self._every = bytes(num_envs), b"\x01" * num_envs
         self._running = np.array([gamma, 0.0], np.float32)
+        self._running_bytes = self._running.tobytes()
         self._memory: memoryview | None = None
         if isinstance(arrays, HostArrays) and num_envs == 1 and not layout.extras:
             self._memory = memoryview(ring.record.reshape(-1)).cast("B")
@@ -73,8 +74,8 @@ class Intake:
             if self._memory is not None:
                 if step.action.dtype is not _FLOAT32 or step.reward.dtype is not _FLOAT32:
                     return False
-                parts = (*here, step.action.tobytes(), *there, step.reward.tobytes(), self._running)  # pyright: ignore
-                row = b"".join(parts)
+                acted, got = step.action.tobytes(), step.reward.tobytes()  # pyright: ignore[reportAttributeAccessIssue]
+                row = b"".join((*here, acted, *there, got, self._running_bytes))
                 width = 4 * self._layout.width
                 if len(row) != width:
                     return False

@@ -62,7 +62,7 @@ class RunningNorm:
         """
         if self.frozen:
             return
-        data = batch.detach().cpu().numpy() if isinstance(batch, Tensor) else np.asarray(batch)
+        data = np.asarray(batch) if isinstance(batch, np.ndarray) else batch.detach().cpu().numpy()
         if data.shape[data.ndim - len(self.shape) :] != self.shape:
             raise ValueError(f"batch has shape {data.shape}, expected (..., {', '.join(map(str, self.shape))})")
         data = data.reshape(-1, *self.shape).astype(np.float64)

@@ -147,7 +147,7 @@ class Recording:
         """
         path, offset, header_bytes, body_bytes = self._where[index]
         data = np.memmap(path, np.uint8, "r", offset + _BLOCK, (header_bytes + body_bytes + _BLOCK,))
-        crc = _FOOT.unpack_from(data, header_bytes + body_bytes)[1]
+        crc = _FOOT.unpack_from(data.data, header_bytes + body_bytes)[1]
         if zlib.crc32(data[: header_bytes + body_bytes].data) != crc:
             raise ValueError(
                 f"{path}: episode {index} at byte {offset} is damaged (its checksum differs); the others are readable"

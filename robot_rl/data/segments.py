@@ -73,7 +73,8 @@ class Segments:
                         _write(folder / segment.file(column), ring, store, begin, end)
                     kept.append(segment)
             with open(folder / "small.npz", "wb") as file:
-                np.savez(file, onward=ring.arrays.host(ring.onward[: min(ring.count, ring.capacity)]), **small)
+                onward = ring.arrays.host(ring.onward[: min(ring.count, ring.capacity)])
+                np.savez(file, allow_pickle=False, onward=onward, **small)
                 file.flush()
                 os.fsync(file.fileno())
             frames = 0 if ring.frames is None else ring.frames.count

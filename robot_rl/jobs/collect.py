@@ -54,7 +54,7 @@ def keep_steps(
     seed: int,
     only_success: bool = False,
     deterministic: bool = False,
-    on_episode: Callable[[int], None] | None = None,
+    on_episode: Callable[[int], object] | None = None,
     max_rounds: int = 20,
 ) -> list[Episode]:
     """Run a policy until `episodes` episodes are kept.
@@ -78,9 +78,7 @@ def keep_steps(
         finished: list[Episode] = []
         builders: list[EpisodeBuilder] = []
 
-        def store(
-            row: Step, builders: list[EpisodeBuilder] = builders, finished: list[Episode] = finished
-        ) -> None:
+        def store(row: Step, builders: list[EpisodeBuilder] = builders, finished: list[Episode] = finished) -> None:
             if not builders:  # not every environment knows success
                 columns = ("success",) if "success" in row.info else ()
                 builders.append(EpisodeBuilder(env.num_envs, meta={"io": env.io.to_dict()}, columns=columns))

@@ -253,7 +253,7 @@ class TrainJob:
         checkpoint.save(
             self.root,
             step,
-            policy=self.learner.policy.state_dict(),  # type: ignore[attr-defined]
+            policy=self.learner.policy.state_dict(),
             learner=self.learner.state_dict(),
             loop={"env_steps": step} if own_loop else self.loop.state_dict(),
             io=self.env.io,

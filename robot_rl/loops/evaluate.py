@@ -50,7 +50,7 @@ def evaluate(
     deterministic: bool = True,
     frames: int = 0,
     on_step: Callable[[Step], None] | None = None,
-    on_episode: Callable[[int], None] | None = None,
+    on_episode: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """Run a policy for `episodes` episodes.
 

@@ -200,6 +200,8 @@ def clip_action(action: Array, num_envs: int, dim: int | None = None) -> Array:
     if action.ndim != 2 or action.shape[0] != num_envs or (dim is not None and action.shape[1] != dim):
         expected = f"({num_envs}, {'A' if dim is None else dim})"
         raise ValueError(f"action has shape {tuple(action.shape)}, expected {expected}: one row per environment")
+    if isinstance(action, np.ndarray) and action.dtype == object:  # utterances: nothing to clip
+        return action
     if not _finite_array(action):
         row, column = (int(i) for i in _first_bad(action))
         raise ValueError(

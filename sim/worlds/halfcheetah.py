@@ -76,18 +76,18 @@ class HalfCheetah:
         running: [m/s], the speed over the last step that counts as success.
     """
 
-    name = "halfcheetah"
-    control_hz = 20.0
-    episode_steps = 1000
-    action_names = _JOINTS
-    action_low = tuple(-gear for gear in _GEAR)
-    action_high = _GEAR
-    action_units = ("N*m",) * 6
-    obs_names = (
+    name: str = "halfcheetah"
+    control_hz: float = 20.0
+    episode_steps: int = 1000
+    action_names: tuple[str, ...] = _JOINTS
+    action_low: tuple[float, ...] = tuple(-gear for gear in _GEAR)
+    action_high: tuple[float, ...] = _GEAR
+    action_units: tuple[str, ...] = ("N*m",) * 6
+    obs_names: tuple[str, ...] = (
         *(f"{joint} position" for joint in ("rootz", "rooty", *_JOINTS)),
         *(f"{joint} velocity" for joint in ("rootx", "rootz", "rooty", *_JOINTS)),
     )
-    cameras = ("track",)
+    cameras: tuple[str, ...] = ("track",)
 
     def __init__(
         self,

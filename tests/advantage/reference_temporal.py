@@ -42,7 +42,7 @@ def monte_carlo(reward, value, next_value, terminated, boundary, g, bootstrap=Tr
     ahead = successors(value, next_value, terminated, boundary)
     out = np.zeros(len(reward))
     for t in range(len(reward)):
-        weight = 1.0
+        weight, s = 1.0, t
         for s in window(t, boundary):
             out[t] += weight * reward[s]
             weight *= g[s]
@@ -55,7 +55,7 @@ def n_step(reward, value, next_value, terminated, boundary, g, k, n=None, n_tick
     ahead = successors(value, next_value, terminated, boundary)
     out = np.zeros(len(reward))
     for t in range(len(reward)):
-        weight, ticks = 1.0, 0
+        weight, ticks, s = 1.0, 0, t
         for count, s in enumerate(window(t, boundary), start=1):
             out[t] += weight * reward[s]
             weight *= g[s]
@@ -89,7 +89,7 @@ def upgo(reward, value, next_value, terminated, boundary, g):
     better = reward + g * ahead >= value
     out = np.zeros(len(reward))
     for t in range(len(reward)):
-        weight = 1.0
+        weight, s = 1.0, t
         for s in window(t, boundary):
             out[t] += weight * reward[s]
             weight *= g[s]

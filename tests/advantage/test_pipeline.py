@@ -27,7 +27,7 @@ def full_batch(seed=0, **changes):
     episode = np.repeat(np.arange(episodes), length)
     within = np.arange(count) - np.repeat(np.cumsum(length) - length, length)
     clock = within % 3 != 2  # two clock rows, one observation row
-    turn = np.where(clock, np.cumsum((within % 3 == 0)) - 1, -1)
+    turn = np.where(clock, np.cumsum(within % 3 == 0) - 1, -1)
     turns = int(turn.max()) + 1
     last = np.cumsum(length) - 1
     terminated, truncated = np.zeros(count, bool), np.zeros(count, bool)
@@ -126,9 +126,8 @@ def full_batch_float32(batch):
     def change(x):
         return x.astype(np.float32) if x.dtype == np.float64 else x
 
-    return TurnBatch(
-        *(mapped(table, change) for table in (batch.steps, batch.turns, batch.episodes, batch.segments)), batch.report
-    )
+    tables = [mapped(table, change) for table in (batch.steps, batch.turns, batch.episodes, batch.segments)]
+    return TurnBatch(tables[0], tables[1], tables[2], tables[3], batch.report)
 
 
 @pytest.mark.parametrize("item", entries("redistribute"), ids=lambda item: item.name)
@@ -283,6 +282,7 @@ def test_hae_heads_of_the_pipeline():
     batch = full_batch()
     low, high, switch = (Pipeline([Stage("hae", options={"use": use})])(batch) for use in ("low", "high", "switch"))
     starts = np.zeros(len(batch), bool)
+    assert batch.segments is not None
     starts[batch.segments.start] = True
     np.testing.assert_array_equal(high.value_weight, starts.astype(float))
     assert (high.advantage[~starts] == 0).all()

@@ -1,4 +1,5 @@
 import logging
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from robot_rl.advantage.backends import available, backend, select, torch_scan, 
 BACKENDS = [name for name in ("numpy", "numba", "torch") if name in available()]
 
 
+@np.errstate(invalid="ignore")
 def reference(x, a):
     """y_t = x_t + a_t y_{t+1} row by row in double."""
     y = np.array(x, np.float64)
@@ -143,6 +145,8 @@ def test_scan_adjoint_is_the_forward_scan():
     z = np.zeros(30)
     for t in range(30):
         z[t] = upstream[t] + (a.detach()[t - 1] * z[t - 1] if t else 0.0)
+    assert x.grad is not None
+    assert a.grad is not None
     np.testing.assert_allclose(x.grad.numpy(), z, rtol=1e-10)
     ahead = np.append(y.detach().numpy()[1:], 0.0)
     np.testing.assert_allclose(a.grad.numpy(), z * ahead, rtol=1e-10)
@@ -153,7 +157,7 @@ def test_scan_tensors_stay_tensors_and_share_memory_without_gradients():
     y = reverse_linear_scan(x, a)
     assert isinstance(y, torch.Tensor)
     assert y.dtype == torch.float32
-    mixed = reverse_linear_scan(x.numpy(), a)
+    mixed: Any = reverse_linear_scan(cast(Any, x.numpy()), a)
     assert isinstance(mixed, torch.Tensor)
     with torch.no_grad():
         assert not reverse_linear_scan(x.clone().requires_grad_(), a).requires_grad
@@ -187,6 +191,9 @@ def test_backend_choice_environment_and_block(monkeypatch, caplog):
 
 def test_backend_missing_package_names_the_remedy(monkeypatch):
     monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: None)
+    select.available.cache_clear()
     assert available() == ("numpy", "torch")
     with pytest.raises(ImportError, match="pip install numba"), use_backend("numba"):
         pass
+    monkeypatch.undo()
+    select.available.cache_clear()

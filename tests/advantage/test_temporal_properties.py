@@ -1,5 +1,7 @@
 """Temporal estimators against their float64 twins on random ragged batches, and the identities that join them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -21,14 +23,14 @@ class Ragged:
     def __init__(self, seed, rows=200):
         rng = np.random.default_rng(seed)
         self.rng = rng
-        self.b = rng.random(rows) < 0.15
+        self.b: Any = rng.random(rows) < 0.15
         self.b[-1] = True
         self.e = self.b & (rng.random(rows) < 0.5)
         self.r, self.v, self.q, self.expected = rng.standard_normal((4, rows))
         self.nv = np.where(self.b & ~self.e, rng.standard_normal(rows), np.nan)
         self.log_ratio = 0.5 * rng.standard_normal(rows)
         self.w = np.exp(self.log_ratio)
-        self.k = rng.integers(1, 6, rows)
+        self.k: Any = rng.integers(1, 6, rows)
         self.turn = np.cumsum(rng.random(rows) < 0.4)
         self.g = 0.93**self.k
         ends = np.flatnonzero(self.b)
@@ -36,7 +38,7 @@ class Ragged:
         self.layout = Layout(start, ends - start + 1, rows)
 
     @property
-    def rows(self):
+    def rows(self) -> tuple[Any, Any, Any, Any, Any]:
         return self.r, self.v, self.nv, self.e, self.b
 
 
@@ -62,7 +64,7 @@ ESTIMATORS = {
 }
 
 
-def twin(name, d):
+def twin(name, d: Ragged):
     g, ones = d.g, np.ones(len(d.r))
     if name == "gae":
         return ref.gae(*d.rows, g, 0.9 * ones)
@@ -164,8 +166,10 @@ def test_tensors_give_tensors_with_the_same_numbers_and_gradients_flow(name):
     for actual, number in zip(results, expected):
         np.testing.assert_allclose(actual.detach().numpy(), number, rtol=0, atol=1e-9)
     results[0].sum().backward()
-    assert torch.isfinite(grown[0].grad).all()
-    assert (grown[0].grad != 0).any()
+    slope = grown[0].grad
+    assert slope is not None
+    assert torch.isfinite(slope).all()
+    assert (slope != 0).any()
     d.k = k
 
 
@@ -175,7 +179,7 @@ def test_permuting_episodes_permutes_results(name):
     d = Ragged(7)
     expected = function(d, *columns(d))
     order = np.random.default_rng(1).permutation(len(d.layout.start))
-    rows = np.concatenate([d.layout.start[i] + np.arange(d.layout.length[i]) for i in order])
+    rows = np.concatenate([d.layout.start[i] + np.arange(int(d.layout.length[i])) for i in order])
     k, d.k = d.k, d.k[rows]
     moved = function(d, *(x[rows] for x in columns(d)))
     d.k = k
@@ -313,7 +317,7 @@ def test_bilevel_equals_its_twin_and_one_row_turns_are_gae():
 
 
 def test_hae_equals_its_twin_and_its_two_limits():
-    numbers = {"gamma": 0.95, "lambda_low": 0.8, "lambda_high": 0.7}
+    numbers: Any = {"gamma": 0.95, "lambda_low": 0.8, "lambda_high": 0.7}
     for seed in SEEDS:
         d = Ragged(seed)
         low, high, term, next_low = d.v, d.q, d.expected, d.nv

@@ -190,7 +190,7 @@ def check(batch: Transitions, alive: dict[int, Row], n_step: int, window: int, i
 patterns = st.fixed_dictionaries(
     {
         "num_envs": st.integers(1, 4),
-        "capacity": st.integers(4, 40),
+        "capacity": st.one_of(st.integers(4, 7), st.integers(4, 40)),
         "n_step": st.integers(1, 5),
         "window": st.integers(1, 6),
         "ends": st.sampled_from([0.0, 0.05, 0.3, 0.9]),

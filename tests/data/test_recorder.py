@@ -20,7 +20,7 @@ IO = IOSpec({"state": ((3,), "float32")}, ("a",), (-1.0,), (1.0,), ("m",), 20.0)
 
 def episode(number: int, steps: int = 2, images: bool = False) -> Episode:
     rng = np.random.default_rng(number)
-    obs = {"state": rng.normal(size=(steps + 1, 3)).astype(np.float32)}
+    obs: dict[str, np.ndarray] = {"state": rng.normal(size=(steps + 1, 3)).astype(np.float32)}
     if images:
         obs["image.top"] = rng.integers(0, 255, (steps + 1, 4, 5, 3), dtype=np.uint8)
     return Episode(
@@ -76,11 +76,11 @@ def test_recorder_two_writers_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_recording_cut_at_every_byte_has_all_complete_episodes(tmp_path: Path) -> None:
-    ends = []
-    with Recorder(tmp_path) as recorder:
-        for i in range(3):
-            path = recorder.append(episode(i))
-            ends.append(path.stat().st_size)
+    recorder, path, ends = Recorder(tmp_path), tmp_path, []
+    for i in range(3):
+        path = recorder.append(episode(i))
+        ends.append(path.stat().st_size)
+    recorder.close()
     folder, written, shown = path.parent, [episode(i) for i in range(3)], None
     for size in reversed(range(ends[-1])):
         os.truncate(path, size)
@@ -116,6 +116,7 @@ def test_recorder_killed_process_leaves_complete_episodes(tmp_path: Path) -> Non
         [sys.executable, "-c", program, str(tmp_path / "rec"), str(tmp_path), root], stdout=subprocess.PIPE
     )
     assert child.stdout is not None
+    acknowledged = []
     try:
         acknowledged = [int(child.stdout.readline()) for _ in range(20)]
     finally:
@@ -149,8 +150,7 @@ def test_recorder_full_disk_keeps_what_was_recorded(tmp_path: Path, monkeypatch:
 
 def test_recording_flipped_bit_is_reported_and_the_rest_read(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
-        for i in range(3):
-            path = recorder.append(episode(i))
+        path = [recorder.append(episode(i)) for i in range(3)][-1]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)

@@ -37,7 +37,7 @@ TINY = [
 ]
 
 
-@pytest.fixture()
+@pytest.fixture
 def make_job() -> Callable[..., TrainJob]:
     """(folder, *overrides, resume=False) -> TrainJob."""
 
@@ -65,14 +65,13 @@ def make_job() -> Callable[..., TrainJob]:
     return make
 
 
-@pytest.fixture()
+@pytest.fixture
 def robot_rl(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command line in a scratch folder."""
 
     def run(*arguments: str, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        return subprocess.run(
-            [sys.executable, "-m", "robot_rl", *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=240
-        )
+        command = [sys.executable, "-m", "robot_rl", *arguments]
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
 
     return run

@@ -119,7 +119,7 @@ def test_train_film_is_written(make_job, tmp_path: Path) -> None:
 
 def test_train_resume_into_another_world_lists_differences(make_job, tmp_path: Path) -> None:
     make_job(tmp_path / "run", "total_steps=80").run()
-    with pytest.raises(checkpoint.CheckpointError, match=r"another interface(.|\n)*components of 'state' differ|is float32"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"another interface(.|\n)*'state' is float32"):
         make_job(tmp_path / "run", "env=double_pendulum", resume=True)
 
 

@@ -63,6 +63,12 @@ class Half:
     def act(self, obs: Any, *, deterministic: bool = False) -> Action:
         return Action(np.full((len(obs["state"]), 1), 0.5, np.float32))
 
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        pass
+
 
 class Recorder:
     """A learner that only remembers what it was given."""
@@ -94,6 +100,7 @@ def test_off_policy_random_steps_come_first_and_updates_follow_the_ratio() -> No
     run.run(50, lambda step, metrics: False)
     # 25 vector steps; transitions 2, 4 ... 50; updates begin once 10 are stored: 21 vector steps x 2 x 0.25 = 10.5
     assert run.updates == 10
+    assert isinstance(run.learner, Recorder)
     assert run.learner.sizes == [8] * 10
     actions = np.stack(run.env.actions)[..., 0]
     assert (actions[5:] == 0.5).all()

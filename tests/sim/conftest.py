@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -30,16 +30,16 @@ _MJCF = """
 class Slider:
     """A 2 kg car on a line, pushed with up to 10 N at 25 Hz (4 physics steps of 10 ms); ends beyond |x| > 1."""
 
-    name = "slider"
-    control_hz = 25.0
-    episode_steps = 20
-    action_names = ("push",)
-    action_low = (-10.0,)
-    action_high = (10.0,)
-    action_units = ("N",)
-    obs_names = ("x", "v", "tip", "goal", "previous push")
-    cameras = ("front",)
-    markers = {"goal": "goal"}  # noqa: RUF012
+    name: str = "slider"
+    control_hz: float = 25.0
+    episode_steps: int = 20
+    action_names: tuple[str, ...] = ("push",)
+    action_low: tuple[float, ...] = (-10.0,)
+    action_high: tuple[float, ...] = (10.0,)
+    action_units: tuple[str, ...] = ("N",)
+    obs_names: tuple[str, ...] = ("x", "v", "tip", "goal", "previous push")
+    cameras: tuple[str, ...] = ("front",)
+    markers: ClassVar[dict[str, str]] = {"goal": "goal"}
 
     def __init__(self, spread: float = 0.5, limit: float = 1.0, xml: str = _MJCF) -> None:
         self.spread, self.limit, self.xml = spread, limit, xml

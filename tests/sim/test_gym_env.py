@@ -1,3 +1,5 @@
+from typing import Any, cast
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -22,10 +24,10 @@ class Puzzle(gym.Env):
                 "choice": spaces.Discrete(3, start=1),
             }
         )
-        self.gray, self.bad_step = gray, bad_step
+        self.shape, self.gray, self.bad_step = shape, gray, bad_step
 
     def look(self):
-        picture = np.zeros(self.observation_space["pixels"]["front"].shape, np.uint8)
+        picture = np.zeros(self.shape, np.uint8)
         picture[0 if not self.gray else ...] = 10 + self.count
         arm = np.array([self.count, self.start])
         if self.count == self.bad_step:
@@ -69,7 +71,7 @@ class Opaque(gym.Env):
         return np.array([self.x]), 0.0, False, False, {}
 
 
-for name, kind, limit in (("Puzzle", Puzzle, 6), ("Goal", Goal, None), ("Opaque", Opaque, 50)):
+for name, kind, limit in cast(Any, (("Puzzle", Puzzle, 6), ("Goal", Goal, None), ("Opaque", Opaque, 50))):
     gym.register(f"{name}-v0", kind, max_episode_steps=limit)
 
 
@@ -163,7 +165,7 @@ def test_environment_i_depends_on_the_seed_and_i_alone():
 @pytest.mark.parametrize("id", ["HalfCheetah-v5", "Ant-v5", "Pendulum-v1"])
 def test_state_dict_continues_bit_for_bit_in_a_new_environment(id, workers):
     env, other = make(2, 0, id=id, workers=workers, episode_steps=30), make(2, 5, id=id, episode_steps=30)
-    actions = np.random.default_rng(0).uniform(-1, 1, (70, *env.action_space.shape))
+    actions = np.random.default_rng(0).uniform(-1, 1, (70, 2, env.io.action_dim))
     env.reset()
     for action in actions[:13]:
         env.step(action)
@@ -222,12 +224,12 @@ def test_nan_from_mujoco_environment_leaves_a_state_to_repeat(tmp_path):
     env.reset()
     action = np.full((2, 6), 0.3, np.float32)
     env.step(action)
-    cheetah = env._copies.envs[1].unwrapped
+    cheetah = cast(Any, env._copies).envs[1].unwrapped
     cheetah._forward_reward_weight = np.nan
     before = cheetah.data.qpos.copy()
     with pytest.raises(crash.UnstableSimulationError, match="environment 1 gave nan in component 0 of reward") as e:
         env.step(action)
-    states = crash.repeat(e.value.path)
+    states = crash.repeat(str(e.value.path))
     assert states.shape == (5, 1 + 9 + 9)  # frame skip 5
     assert np.array_equal(states[-1, 1:10], cheetah.data.qpos)
     assert not np.array_equal(states[-1, 1:10], before)
@@ -286,7 +288,7 @@ def test_robotics_environments_continue_bit_for_bit(id):
         env, other = make(2, 0, id=id, episode_steps=20), make(2, 1, id=id, episode_steps=20)
     except AssertionError:
         pytest.skip("gymnasium-robotics does not work with the installed MuJoCo")
-    actions = np.random.default_rng(0).uniform(-1, 1, (50, *env.action_space.shape))
+    actions = np.random.default_rng(0).uniform(-1, 1, (50, 2, env.io.action_dim))
     env.reset()
     for action in actions[:7]:
         env.step(action)

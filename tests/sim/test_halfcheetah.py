@@ -1,3 +1,5 @@
+from typing import Any, cast
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ def recorded():
     """A gymnasium episode of random actions: states before each step, actions, observations and rewards after it."""
     env = gym.make("HalfCheetah-v5")
     env.reset(seed=3)
-    data = env.unwrapped.data
+    data = cast(Any, env.unwrapped).data
     rng = np.random.default_rng(0)
     rows = []
     for _ in range(1000):
@@ -67,6 +69,7 @@ def test_expert_runs():
     env = make(8, 0, world=HalfCheetah())
     obs, _ = env.reset()
     speed = np.zeros(8)
+    info: Any = None
     for _ in range(200):
         obs, reward, _, _, info = env.step(env.expert(obs))
         speed += reward / 200

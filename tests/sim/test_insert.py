@@ -1,4 +1,6 @@
 """Insert: the clearance as MuJoCo sees it, and what counts as in the hole."""
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo's compiled modules carry no type information)
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
 """Batched kinematics against MuJoCo's own, and against numbers by hand."""
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo's compiled modules carry no type information)
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
 """The quadruped: frames, reward, falls, tracking success, kinematics, the scripted trot."""
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportPossiblyUnboundVariable=false
+# (MuJoCo's compiled modules carry no type information; the arrays of a View are NumPy here)
 
 from __future__ import annotations
 

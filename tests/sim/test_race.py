@@ -1,4 +1,7 @@
 """The race: track geometry, checkpoints, reward, collisions, practice starts, the scripted driver."""
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportPossiblyUnboundVariable=false
+# (MuJoCo's compiled modules carry no type information; the arrays of a View are NumPy here)
 
 from __future__ import annotations
 

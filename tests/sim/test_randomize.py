@@ -8,15 +8,14 @@ from robot_rl.sim.randomize import Randomize
 def pushed(env, steps=1, push=1.0):
     """Velocities after pushing all cars from rest."""
     env.reset()
-    for _ in range(steps):
-        obs = env.step(np.full((env.num_envs, 1), push))[0]
+    obs = [env.step(np.full((env.num_envs, 1), push))[0] for _ in range(steps)][-1]
     return obs["state"][:, 1].astype(float)
 
 
 def test_mass_changes_the_acceleration(slider):
     env = make(6, 0, world=slider(), randomize=Randomize(mass=(0.5, 2.0)))
     speed = pushed(env)
-    factor = env.state_dict()["factor.mass"][:, 2]  # bodies: world, goal, car
+    factor = env.state_dict()["random.factor.mass"][:, 2]  # bodies: world, goal, car
     assert len(np.unique(factor)) == 6
     assert speed == pytest.approx(10.0 / (2.0 * factor) * 0.04, rel=1e-5)  # 10 N for 40 ms
 
@@ -24,7 +23,7 @@ def test_mass_changes_the_acceleration(slider):
 def test_gain_changes_the_force(slider):
     env = make(6, 0, world=slider(), randomize=Randomize(gain=(0.5, 2.0)))
     speed = pushed(env)
-    factor = env.state_dict()["factor.gain"][:, 0]
+    factor = env.state_dict()["random.factor.gain"][:, 0]
     assert speed == pytest.approx(10.0 * factor / 2.0 * 0.04, rel=1e-5)
 
 
@@ -38,8 +37,7 @@ def test_gain_keeps_the_rest_point_of_a_position_servo(slider):
     xml = slider().xml.replace('<motor joint="x" gear="1"/>', '<position joint="x" kp="50" kv="20"/>')
     env = make(3, 0, world=Servo(xml=xml), randomize=Randomize(gain=(0.5, 2.0)))
     env.reset()
-    for _ in range(200):
-        obs = env.step(np.zeros((3, 1)))[0]
+    obs = [env.step(np.zeros((3, 1)))[0] for _ in range(200)][-1]
     assert obs["state"][:, 0] == pytest.approx(0.3, abs=1e-3)
 
 
@@ -47,7 +45,7 @@ def test_damping_changes_the_decay(slider):
     xml = slider().xml.replace('axis="1 0 0"', 'axis="1 0 0" damping="4"')
     env = make(4, 0, world=slider(xml=xml), randomize=Randomize(damping=(0.5, 2.0)))
     speed = pushed(env)
-    factor = env.state_dict()["factor.damping"][:, 0]
+    factor = env.state_dict()["random.factor.damping"][:, 0]
     expected = np.zeros(4)
     for _ in range(4):  # Euler with implicit damping: (m + h d) v' = m v + h F
         expected = (2.0 * expected + 0.01 * 10.0) / (2.0 + 0.01 * 4.0 * factor)
@@ -75,7 +73,7 @@ def test_friction_changes_the_sliding_distance(slider):
 
     env = make(4, 0, world=Sliding(xml=xml), randomize=Randomize(friction=(0.2, 0.6)))
     speed = pushed(env, steps=5, push=0.0)  # 0.2 s
-    factor = env.state_dict()["factor.friction"][:, 0]
+    factor = env.state_dict()["random.factor.friction"][:, 0]
     assert (speed > 0).all()
     lost = 1.0 - speed
     # nominal sliding friction is 1: mu = factor; the soft contact settles within a few steps
@@ -99,7 +97,7 @@ def test_latency_of_physics_steps_delays_within_a_control_step(slider):
 def test_latency_range_gives_each_environment_its_own_delay(slider):
     env = make(40, 0, world=slider(), randomize=Randomize(latency=(0.0, 0.08)))
     speed = pushed(env, 2)
-    steps = env.state_dict()["factor.latency"]
+    steps = env.state_dict()["random.factor.latency"]
     assert set(steps.tolist()) == set(range(9))  # 0 to 8 physics steps of 10 ms
     assert speed == pytest.approx(0.05 * (8 - steps), abs=1e-6)
 
@@ -130,11 +128,11 @@ def test_factors_per_episode_change_and_per_environment_stay(slider):
     for per, same in (("episode", False), ("environment", True)):
         env = make(3, 0, world=slider(), randomize=Randomize(mass=(0.5, 2.0), per=per))
         env.reset()
-        first = env.state_dict()["factor.mass"]
+        first = env.state_dict()["random.factor.mass"]
         env.reset()
-        assert np.array_equal(env.state_dict()["factor.mass"], first) == same
+        assert np.array_equal(env.state_dict()["random.factor.mass"], first) == same
         env.reset(seed=0)
-        assert np.array_equal(env.state_dict()["factor.mass"], first)
+        assert np.array_equal(env.state_dict()["random.factor.mass"], first)
 
 
 def test_factors_do_not_depend_on_the_number_of_environments(slider):
@@ -168,3 +166,14 @@ def test_saved_randomised_environment_continues_bit_for_bit(slider):
 def test_impossible_ranges_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Randomize(**options)
+
+
+def test_options_may_come_as_a_mapping(slider):
+    env = make(2, 0, world=slider(), randomize={"mass": [3.0, 3.0]})
+    assert pushed(env) == pytest.approx(10.0 / 6.0 * 0.04)
+
+
+def test_saved_state_of_other_options_is_refused(slider):
+    saved = make(2, 0, world=slider(), randomize=Randomize(latency=(0.0, 0.1))).state_dict()
+    with pytest.raises(ValueError, match=r"history of shape \(2, 4, 1\), expected \(2, 1, 1\)"):
+        make(2, 0, world=slider()).load_state_dict(saved)

@@ -1,4 +1,4 @@
-"""Where the recursions run: NumPy always, numba when installed, torch for CUDA and autograd, Triton for wide CUDA data."""
+"""Where the recursions run: NumPy always, numba when installed, torch and Triton for CUDA tensors."""
 
 from robot_rl.advantage.backends.select import available, backend, use_backend
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import logging
@@ -19,6 +20,7 @@ _chosen: str | None = None
 _logged: set[str] = set()
 
 
+@functools.cache  # looking for a package costs more than a small batch
 def available() -> tuple[str, ...]:
     """Names of the backends whose packages are installed, fastest first."""
     present = {"numpy": True, "torch": True}

@@ -1,0 +1,271 @@
+"""Local Minari datasets (HDF5): reader and writer, without the minari package.
+
+A dataset is a folder `<name>-v<k>/data` with `main_data.hdf5` and `metadata.json`. A plain observation array is called
+"state" here; dictionaries keep their keys, nested ones joined with "/"; tuples count theirs as `_index_0` ....
+
+Source: Farama-Foundation/Minari minari/dataset/_storages/hdf5_storage.py and minari/serialization.py (0.5.4).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from robot_rl.data import sources
+from robot_rl.data.atomic import new_folder
+from robot_rl.data.episode import Logs, unnamed_io
+from robot_rl.types import Episode
+
+FILE, META = "main_data.hdf5", "metadata.json"
+
+
+def locate(path: Path) -> Path:
+    """The data folder of a dataset, given it, the folder above it or the file in it.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    for folder in (path, path / "data", path.parent):
+        if (folder / FILE).is_file():
+            return folder
+    raise FileNotFoundError(f"{path} holds no Minari dataset, expected {FILE} in it or in its folder 'data'")
+
+
+def read(
+    path: str | Path,
+    *,
+    decode: Callable[[bytes], np.ndarray] | None = None,
+    infos: bool = False,
+    allow_nan: bool = False,
+    control_hz: float = 20.0,
+) -> Logs:
+    """Read a local dataset.
+
+    Args:
+        path: the dataset's folder, its data folder or its HDF5 file.
+        decode: JPEG bytes -> (H, W, C) uint8, for datasets whose images are JPEG-encoded (Minari's default; lossy).
+        infos: also read `infos` into `meta["columns"]`: the value after each step.
+        allow_nan: list values that are not finite as a finding instead of refusing the data.
+        control_hz: for the interface; the files do not tell.
+
+    Raises:
+        FileNotFoundError: no dataset there.
+        ValueError: the data is damaged, incomplete or in Minari's Arrow format; with the remedy.
+    """
+    path = Path(path)
+    metadata = _metadata(path)
+    folder = locate(path)
+    file_path = folder / FILE
+    sources.check_file(file_path)
+    findings: list[str] = []
+    episodes: list[Episode] = []
+    jpeg = bool(metadata.get("jpeg_encoding", False))
+    if jpeg:
+        findings.append("images are JPEG-encoded: lossy")
+    try:
+        file = h5py.File(file_path, "r")
+    except OSError as error:
+        raise sources.explain(file_path, error) from error
+    with file:
+        names = [name for name in map(str, file) if name.startswith("episode_") and name[8:].isdigit()]
+        if not names:
+            raise sources.missing_key(file_path, "episode_0", file)
+        for name in sorted(names, key=lambda name: int(name[8:])):  # episode_10 comes after episode_2
+            episodes.append(_episode(file_path, name, file[name], decode, infos, allow_nan, findings))
+    for key in ("total_episodes", "total_steps"):
+        found = len(episodes) if key == "total_episodes" else sum(len(e) for e in episodes)
+        if key in metadata and metadata[key] != found:
+            findings.append(f"{META} says {key} {metadata[key]}, the data has {found}")
+    findings += sources.saturation(np.concatenate([e.action for e in episodes]))
+    io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
+    return Logs(episodes, findings, io, {**metadata, "path": str(file_path), "format": "minari"})
+
+
+def write(path: str | Path, episodes: Sequence[Episode], *, dataset_id: str, **metadata: Any) -> None:
+    """Write episodes as a dataset that Minari loads; images are stored as they are, not JPEG-encoded.
+
+    Episodes that neither terminated nor were truncated are marked as truncated, because Minari has no cut recordings.
+    `meta["columns"]`, proposals, interventions and stamps go to `infos`, whose first entry repeats the first step's.
+
+    Args:
+        path: folder of the dataset, by Minari's rules <MINARI_DATASETS_PATH>/<dataset_id>; replaced as a whole.
+        episodes: what to write.
+        dataset_id: "<namespace>/<name>-v<k>".
+        metadata: further entries of metadata.json, such as author or algorithm_name.
+
+    Raises:
+        ValueError: no episodes.
+    """
+    if not episodes:
+        raise ValueError("got no episodes to write, expected at least one")
+    first = episodes[0]
+    plain = list(first.obs) == ["state"]
+    spaces = {key: _box(value, key) for key, value in first.obs.items()}
+    space = spaces["state"] if plain else {"type": "Dict", "subspaces": spaces}
+    action = _box(first.action, "action")
+    action |= {"low": np.full(first.action.shape[1:], -1.0).tolist(), "high": np.ones(first.action.shape[1:]).tolist()}
+    with new_folder(Path(path)) as folder:
+        data = folder / "data"
+        data.mkdir()
+        with h5py.File(data / FILE, "x", track_order=True) as file:
+            for i, episode in enumerate(episodes):
+                _write_episode(file.create_group(f"episode_{i}"), i, episode, plain)
+        facts = {
+            "total_episodes": len(episodes),
+            "total_steps": sum(len(e) for e in episodes),
+            "data_format": "hdf5",
+            "jpeg_encoding": False,
+            "observation_space": json.dumps(space),
+            "action_space": json.dumps(action),
+            "dataset_id": dataset_id,
+            "minari_version": "0.5.4",
+            "dataset_size": round((data / FILE).stat().st_size / 1e6, 1),
+            **metadata,
+        }
+        (data / META).write_text(json.dumps(facts))
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    for folder in (path, path / "data", path.parent):
+        if (folder / META).is_file():
+            try:
+                facts = json.loads((folder / META).read_text())
+            except ValueError as error:
+                raise ValueError(f"{folder / META} is no JSON ({error}); download the dataset again") from error
+            if facts.get("data_format", "hdf5") != "hdf5":
+                raise ValueError(
+                    f"{folder} is in Minari's '{facts['data_format']}' format, expected 'hdf5'; convert it with minari"
+                )
+            return facts
+    return {}
+
+
+def _episode(
+    path: Path,
+    name: str,
+    group: Any,
+    decode: Callable[[bytes], np.ndarray] | None,
+    infos: bool,
+    allow_nan: bool,
+    findings: list[str],
+) -> Episode:
+    for key in ("observations", "actions", "rewards", "terminations", "truncations"):
+        if key not in group:
+            raise sources.missing_key(path, f"{name}/{key}", [f"{name}/{k}" for k in group])
+    obs = _flat(path, group["observations"], "state", decode)
+    action = np.concatenate([_columns(a) for a in _flat(path, group["actions"], "action", decode).values()], 1)
+    try:
+        reward, terminated, truncated = (group[key][()] for key in ("rewards", "terminations", "truncations"))
+    except OSError as error:
+        raise sources.unreadable(path, name, error) from error
+    steps = len(action)
+    for key, value, rows in (
+        ("rewards", reward, steps),
+        ("terminations", terminated, steps),
+        ("truncations", truncated, steps),
+        *((f"observations/{key}", value, steps + 1) for key, value in obs.items()),
+    ):
+        if len(value) != rows:
+            raise ValueError(f"{path}: {name}/{key} has {len(value)} rows, expected {rows} ({steps} actions)")
+    for key, value in (("rewards", reward), ("actions", action), *obs.items()):
+        line = sources.not_finite(path, f"{name}/{key}", value, np.zeros(1, np.int64))
+        if line and not allow_nan:
+            raise ValueError(line)
+        if line:
+            findings.append(line)
+    early = int((terminated | truncated)[:-1].sum())
+    if early:
+        findings.append(f"{name} has {early} ends before its last step: ignored")
+    ended, stopped = (bool(steps and flags[-1]) for flags in (terminated, truncated))
+    if ended and stopped:
+        findings.append(f"{name} is terminated and truncated at once: terminated wins")
+    meta: dict[str, Any] = {"id": int(group.attrs.get("id", name[8:]))}
+    if "seed" in group.attrs:
+        meta["seed"] = int(group.attrs["seed"])
+    if "rewards_sum" in group.attrs and not np.isclose(float(group.attrs["rewards_sum"]), reward.sum(), atol=1e-3):
+        findings.append(
+            f"{name} says rewards_sum {group.attrs['rewards_sum']:.4g}, its rewards sum to {reward.sum():.4g}"
+        )
+    info = _flat(path, group["infos"], "info", decode) if "infos" in group else {}
+    columns = {key: value[1:] for key, value in info.items() if len(value) == steps + 1}
+    proposed, intervened = columns.pop("proposed", action), columns.pop("intervened", np.zeros(steps, bool))
+    stamp = info["stamp"] if columns.pop("stamp", None) is not None else np.arange(steps + 1.0)
+    if infos and columns:
+        meta["columns"] = columns
+    return Episode(
+        obs=obs,
+        action=action,
+        proposed=proposed,
+        reward=reward.astype(np.float32),
+        terminated=ended,
+        truncated=stopped and not ended,
+        intervened=intervened.astype(bool),
+        stamp=stamp,
+        meta=meta,
+    )
+
+
+def _flat(path: Path, item: Any, name: str, decode: Callable[[bytes], np.ndarray] | None) -> dict[str, np.ndarray]:
+    """Every array below an HDF5 item; the item itself is called `name`."""
+    if isinstance(item, h5py.Group):
+        nested = {key: _flat(path, child, "", decode) for key, child in item.items()}
+        return {f"{k}/{sub}" if sub else k: v for k, inner in nested.items() for sub, v in inner.items()}
+    try:
+        value = item[()]
+    except OSError as error:
+        raise sources.unreadable(path, item.name, error) from error
+    if h5py.check_vlen_dtype(item.dtype) == np.uint8:
+        if decode is None:
+            raise ValueError(
+                f"{path}: {item.name} holds JPEG-encoded images; give `decode` (for example with PIL: "
+                "lambda data: numpy.asarray(Image.open(io.BytesIO(data)))), or write it with jpeg_encoding=False"
+            )
+        value = np.stack([decode(bytes(row)) for row in value])
+    if value.dtype == np.float64:
+        value = value if name == "" and item.name.endswith("stamp") else value.astype(np.float32)
+    return {name: value}
+
+
+def _columns(value: np.ndarray) -> np.ndarray:
+    return value.reshape(len(value), -1).astype(np.float32)
+
+
+def _box(value: np.ndarray, key: str) -> dict[str, Any]:
+    shape = list(value.shape[1:])
+    if value.dtype == np.uint8:
+        low, high = np.zeros(shape, int), np.full(shape, 255)
+    elif value.dtype.kind == "f":
+        low, high = np.full(shape, -np.inf), np.full(shape, np.inf)
+    elif value.dtype.kind == "i":
+        low, high = (np.full(shape, getattr(np.iinfo(value.dtype), side)) for side in ("min", "max"))
+    else:
+        raise ValueError(f"'{key}' is {value.dtype}, expected numbers")
+    return {"type": "Box", "dtype": str(value.dtype), "shape": shape, "low": low.tolist(), "high": high.tolist()}
+
+
+def _write_episode(group: Any, number: int, episode: Episode, plain: bool) -> None:
+    reward = episode.reward.astype(np.float64)
+    group.attrs.update({"id": number, "total_steps": len(episode)})
+    for name in ("sum", "min", "max", "mean", "std"):
+        group.attrs[f"rewards_{name}"] = float(getattr(np, name)(reward)) if len(reward) else 0.0
+    if "seed" in episode.meta and episode.meta["seed"] is not None:
+        group.attrs["seed"] = int(episode.meta["seed"])
+    if plain:
+        group["observations"] = episode.obs["state"]
+    else:
+        for key, value in episode.obs.items():
+            group[f"observations/{key}"] = value
+    ends = np.zeros((2, len(episode)), bool)
+    ends[:, -1:] = [[episode.terminated], [not episode.terminated]]
+    group["actions"], group["rewards"] = episode.action, reward
+    group["terminations"], group["truncations"] = ends
+    columns = {"proposed": episode.proposed, "intervened": episode.intervened, **episode.meta.get("columns", {})}
+    for key, value in columns.items():
+        if len(episode):
+            group[f"infos/{key}"] = np.concatenate((value[:1], value))
+    group["infos/stamp"] = episode.stamp
