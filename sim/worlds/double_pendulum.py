@@ -65,12 +65,12 @@ class DoublePendulum:
     name = "double_pendulum"
     control_hz = 100.0
     episode_steps = 1000
-    action_names = ("torque",)
-    action_low = (-TORQUE,)
-    action_high = (TORQUE,)
-    action_units = ("N*m",)
-    obs_names = ("sin_q1", "cos_q1", "sin_q2", "cos_q2", "dq1/20", "dq2/20")
-    cameras = ("front",)
+    action_names: tuple[str, ...] = ("torque",)
+    action_low: tuple[float, ...] = (-TORQUE,)
+    action_high: tuple[float, ...] = (TORQUE,)
+    action_units: tuple[str, ...] = ("N*m",)
+    obs_names: tuple[str, ...] = ("sin_q1", "cos_q1", "sin_q2", "cos_q2", "dq1/20", "dq2/20")
+    cameras: tuple[str, ...] = ("front",)
 
     def __init__(self, robot: str = "pendubot", spread: float = 0.05) -> None:
         if robot not in _SWING_UP:

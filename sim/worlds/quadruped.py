@@ -63,18 +63,18 @@ class Quadruped:
     name = "quadruped"
     control_hz = 50.0
     episode_steps = 500
-    action_names = tuple(f"{leg}_{joint}" for leg in LEGS for joint in _JOINTS)
-    action_low = tuple(centre - reach for _ in LEGS for centre, reach in zip(NOMINAL, RANGE))
-    action_high = tuple(centre + reach for _ in LEGS for centre, reach in zip(NOMINAL, RANGE))
-    action_units = ("rad",) * 12
-    obs_names = (
+    action_names: tuple[str, ...] = tuple(f"{leg}_{joint}" for leg in LEGS for joint in _JOINTS)
+    action_low: tuple[float, ...] = tuple(centre - reach for _ in LEGS for centre, reach in zip(NOMINAL, RANGE))
+    action_high: tuple[float, ...] = tuple(centre + reach for _ in LEGS for centre, reach in zip(NOMINAL, RANGE))
+    action_units: tuple[str, ...] = ("rad",) * 12
+    obs_names: tuple[str, ...] = (
         *("vx", "vy", "vz", "roll_rate/4", "pitch_rate/4", "yaw_rate/4", "gravity_x", "gravity_y", "gravity_z"),
         *("command_vx", "command_vy", "command_yaw_rate", "sin_phase", "cos_phase"),
         *(f"{leg}_{joint}" for leg in LEGS for joint in _JOINTS),
         *(f"{leg}_{joint}_speed/20" for leg in LEGS for joint in _JOINTS),
         *(f"previous_{leg}_{joint}" for leg in LEGS for joint in _JOINTS),
     )
-    cameras = ("track", "head")
+    cameras: tuple[str, ...] = ("track", "head")
 
     def __init__(
         self,

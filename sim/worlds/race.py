@@ -60,18 +60,18 @@ class Race:
     name = "race"
     control_hz = 20.0
     episode_steps = 800
-    action_names = ("steering", "wheel_speed")
-    action_low = (-STEER, SLOWEST)
-    action_high = (STEER, FASTEST)
-    action_units = ("rad", "m/s")
-    obs_names = (
+    action_names: tuple[str, ...] = ("steering", "wheel_speed")
+    action_low: tuple[float, ...] = (-STEER, SLOWEST)
+    action_high: tuple[float, ...] = (STEER, FASTEST)
+    action_units: tuple[str, ...] = ("rad", "m/s")
+    obs_names: tuple[str, ...] = (
         *("forward_speed/4", "side_speed/4", "yaw_rate/4", "steering/0.45", "offset/half_width"),
         *("sin_heading_error", "cos_heading_error", "lap_left"),
         *(f"curvature_{x:g}m" for x in _CURVATURE_AT),
         *(f"point_{x:g}m.{axis}/{x:g}" for x in _POINTS_AT for axis in "xy"),
         *("previous_steering", "previous_wheel_speed"),
     )
-    cameras = ("chase", "onboard", "overview")
+    cameras: tuple[str, ...] = ("chase", "onboard", "overview")
 
     def __init__(
         self, track: str = "club", half_width: float = 0.6, checkpoints: int = 12, practice: bool = False

@@ -9,6 +9,7 @@ import gzip
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import array_api_compat.numpy as xnp
 import array_api_compat.torch as xtorch
@@ -25,25 +26,27 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "double_pendulu
 ROBOTS = ("pendubot", "acrobot")
 
 
-def view_of(qpos, qvel, action=(0.0,), step=1, held=0) -> View:
+def view_of(qpos, qvel, action=(0.0,), step=1, held=0) -> Any:
     qpos, qvel = np.atleast_2d(np.asarray(qpos, float)), np.atleast_2d(np.asarray(qvel, float))
     n = len(qpos)
     action = np.tile(np.float32(action), (n, 1))
     return View(xnp, qpos, qvel, np.zeros((n, 2)), {}, action, 0 * action, np.full(n, step), {"held": np.full(n, held)})
 
 
-def as_torch(view: View) -> View:
-    task = {key: torch.as_tensor(value) for key, value in view.task.items()}
-    fields = [torch.as_tensor(x) for x in (view.qpos, view.qvel, view.ctrl)]
-    rest = [torch.as_tensor(x) for x in (view.action, view.previous_action, view.step)]
-    return View(xtorch, *fields, {}, *rest, task)
+def as_torch(view: Any) -> Any:
+    q, v, u, now, before, step = (
+        torch.as_tensor(x).clone()
+        for x in (view.qpos, view.qvel, view.ctrl, view.action, view.previous_action, view.step)
+    )
+    task: dict[str, Any] = {key: torch.as_tensor(value).clone() for key, value in view.task.items()}
+    return View(xtorch, q, v, u, {}, now, before, step, task)
 
 
 def play(world, n, policy=None, seed=0):
     env = make(n, seed, world=world, num_threads=1)
     obs, _ = env.reset()
     rng = np.random.default_rng(0)
-    total, states = np.zeros(n), []
+    total, states, truncated, info = np.zeros(n), [], np.zeros(n, bool), {}
     for _ in range(world.episode_steps):
         action = world.expert(obs["state"]) if policy is None else policy(rng, n)
         obs, reward, _, truncated, info = env.step(action)
@@ -108,7 +111,8 @@ def test_numpy_and_torch_give_the_same_terms():
     rng = np.random.default_rng(0)
     view = view_of(rng.uniform(-3, 3, (6, 2)), rng.uniform(-30, 30, (6, 2)), [0.3])
     other, world = as_torch(view), DoublePendulum("acrobot")
-    world.update(view), world.update(other)
+    world.update(view)
+    world.update(other)
     action = rng.uniform(-1, 1, (6, 1)).astype(np.float32)
     pairs = [(getattr(world, name)(view), getattr(world, name)(other)) for name in ("observe", "reward", "success")]
     pairs += [(view.task["held"], other.task["held"])]
@@ -160,6 +164,7 @@ def test_balance_gain_stabilises_the_linear_model(driven):
     data.qpos[:] = [math.pi + 0.05, -0.05]
     gain, cost = balance(driven, 0.01)
     assert np.linalg.eigvalsh(cost).min() > 0
+    error = np.full(4, np.inf)
     for _ in range(500):
         error = np.array([data.qpos[0] - math.pi, data.qpos[1], *data.qvel])
         data.ctrl[driven] = np.clip(-gain @ error, -5, 5)

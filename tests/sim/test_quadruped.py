@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import array_api_compat.numpy as xnp
 import array_api_compat.torch as xtorch
@@ -29,7 +30,7 @@ from robot_rl.sim.worlds.quadruped import (
 )
 
 
-def standing(n=2, command=(0.5, 0.0, 0.0)) -> View:
+def standing(n=2, command=(0.5, 0.0, 0.0)) -> Any:
     """Level robots at rest in the nominal pose at 0.3 m, heading along x."""
     qpos = np.tile([0.0, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0, *NOMINAL * 4], (n, 1))
     zero = np.zeros((n, 12), np.float32)
@@ -49,10 +50,13 @@ def turned(roll=0.0, pitch=0.0, yaw=0.0) -> np.ndarray:
     return quaternion
 
 
-def as_torch(view: View) -> View:
-    fields = [torch.as_tensor(x) for x in (view.qpos, view.qvel, view.ctrl)]
-    rest = [torch.as_tensor(x) for x in (view.action, view.previous_action, view.step)]
-    return View(xtorch, *fields, {}, *rest, {key: torch.as_tensor(value) for key, value in view.task.items()})
+def as_torch(view: Any) -> Any:
+    q, v, u, now, before, step = (
+        torch.as_tensor(x).clone()
+        for x in (view.qpos, view.qvel, view.ctrl, view.action, view.previous_action, view.step)
+    )
+    task: dict[str, Any] = {key: torch.as_tensor(value).clone() for key, value in view.task.items()}
+    return View(xtorch, q, v, u, {}, now, before, step, task)
 
 
 def play(world, n, policy, seed=0):
@@ -164,7 +168,8 @@ def test_update_adds_the_errors_of_the_step():
     view = standing(1, command=(0.3, 0.4, -0.25))
     assert [x[0] for x in tracking_error(view)] == pytest.approx([0.5, 0.25])
     world = Quadruped()
-    world.update(view), world.update(view)
+    world.update(view)
+    world.update(view)
     assert view.task["speed_error"][0] == pytest.approx(1.0)
     assert view.task["turn_error"][0] == pytest.approx(0.5)
 
@@ -213,8 +218,8 @@ def test_numpy_and_torch_give_the_same_terms():
     view.qvel[:] = rng.normal(size=(6, 18))
     view.action = rng.uniform(-1, 1, (6, 12)).astype(np.float32)
     other = as_torch(view)
-    other.task = {key: value.clone() for key, value in other.task.items()}
-    world.update(view), world.update(other)
+    world.update(view)
+    world.update(other)
     names = ("observe", "reward", "terminated", "success")
     pairs = [(getattr(world, name)(view), getattr(world, name)(other)) for name in names]
     pairs += [(view.task[key], other.task[key]) for key in view.task]
