@@ -156,15 +156,18 @@ class MujocoVectorEnv(VectorEnv):
             substeps=physics.substeps,
             timestep=physics.timestep,
         )
+        self._action = np.zeros((num_envs, actions), np.float32)
+        self._previous_action = np.zeros((num_envs, actions), np.float32)
+        self._step = np.zeros(num_envs, np.int64)
         self._view = View(
             xp=xp,
             qpos=physics.qpos,
             qvel=physics.qvel,
             ctrl=physics.ctrl,
             sensors=cast("dict[str, Array]", physics.sensors),
-            action=np.zeros((num_envs, actions), np.float32),
-            previous_action=np.zeros((num_envs, actions), np.float32),
-            step=np.zeros(num_envs, np.int64),
+            action=self._action,
+            previous_action=self._previous_action,
+            step=self._step,
             task={},
         )
         self._state_obs = np.zeros((num_envs, components), np.float32)
@@ -202,28 +205,28 @@ class MujocoVectorEnv(VectorEnv):
             raise RuntimeError("step() before the first reset(); call reset() once")
         view, world, physics = self._view, self.world, self.physics
         action = checked(actions, self.num_envs, self.io)
-        np.copyto(cast(np.ndarray, view.previous_action), view.action)
+        self._previous_action[:] = self._action
         control = np.asarray(world.control(view, action))
-        np.copyto(cast(np.ndarray, view.action), action)
+        self._action[:] = action
         if control.shape != physics.ctrl.shape:
             raise ValueError(
                 f"{world.name}.control returned shape {control.shape}, expected {physics.ctrl.shape}: one control per "
                 "environment and actuator of the model"
             )
         physics.step(self._random.delayed(control))
-        view.step += 1
+        self._step += 1
         broken = physics.broken()
         if len(broken):
             self._crash(int(broken[0]), "physics", physics.state[broken[0]])
         world.update(view)
-        task = cast("dict[str, np.ndarray]", view.task)
+        task: dict[str, Any] = view.task
         for key, value in task.items():
-            if not value.flags.owndata:  # a view into arrays that the next step overwrites
+            if value.base is not None:  # a view into arrays that the next step overwrites
                 task[key] = value.copy()
         reward = np.asarray(world.reward(view), np.float32)
         terminated = np.array(world.terminated(view), bool)
         success = np.array(world.success(view), bool)
-        truncated = (np.asarray(view.step) >= world.episode_steps) & ~terminated
+        truncated = (self._step >= world.episode_steps) & ~terminated
         final = self._assemble(self._rows, None)
         if not math.isfinite(np.vdot(reward, reward)) and not np.isfinite(reward).all():
             index = int(np.flatnonzero(~np.isfinite(reward))[0])
@@ -281,9 +284,9 @@ class MujocoVectorEnv(VectorEnv):
             "warmstart": physics.warmstart.copy(),
             "sensordata": physics.sensordata.copy(),
             "ctrl": physics.ctrl.copy(),
-            "action": np.array(view.action),
-            "previous_action": np.array(view.previous_action),
-            "step": np.array(view.step),
+            "action": self._action.copy(),
+            "previous_action": self._previous_action.copy(),
+            "step": self._step.copy(),
             "started": self._last is not None,
             "state": self._state_obs.copy(),
         }
@@ -303,9 +306,9 @@ class MujocoVectorEnv(VectorEnv):
             "physics": physics.state,
             "warmstart": physics.warmstart,
             "sensordata": physics.sensordata,
-            "action": cast(np.ndarray, view.action),
-            "previous_action": cast(np.ndarray, view.previous_action),
-            "step": cast(np.ndarray, view.step),
+            "action": self._action,
+            "previous_action": self._previous_action,
+            "step": self._step,
             "state": self._state_obs,
         }
         for key, target in targets.items():
@@ -343,7 +346,7 @@ class MujocoVectorEnv(VectorEnv):
         if drawn and self._random.options.needs_models:
             self.physics.scale(drawn_rows, drawn)
         self.physics.place(rows, start.qpos, start.qvel, start.ctrl)
-        for array in (view.action, view.previous_action, view.step):
+        for array in (self._action, self._previous_action, self._step):
             array[rows] = 0
         if not view.task:
             view.task = {

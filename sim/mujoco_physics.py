@@ -7,6 +7,7 @@ once more than asked: the extra step's state is thrown away and its sensor value
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -38,6 +39,7 @@ class Physics:
 
     Attributes:
         state: (N, nstate) full physics state; `qpos`, `qvel` and `time` are views into it, overwritten by every step.
+        before: (N, nstate) the same before the last step, with the `warmstart_before` (N, nv) of that step.
         sensors: sensor name -> (N, dim) views into `sensordata`.
         ctrl: (N, nu) controls of the last physics step.
         timestep: seconds of one physics step.
@@ -61,6 +63,7 @@ class Physics:
         threads = _threads(num_threads, num_envs)
         self.num_threads = threads
         self.timestep = float(model.opt.timestep)
+        self._rate = 1.0 / self.timestep
         # Handing a chunk to the pool costs about 10 us, so few of them; two per thread still even out the load.
         self.chunk_size = max(-(-num_envs // (2 * threads)), min(8, -(-num_envs // threads)))
         self._pool: Any = rollout.Rollout(nthread=threads if threads > 1 else 0)
@@ -70,12 +73,12 @@ class Physics:
 
         nstate = mujoco.mj_stateSize(model, int(_FULL))
         total = substeps + (1 if model.nsensordata else 0)
-        self.state = np.zeros((num_envs, nstate))
-        self.before = np.zeros_like(self.state)
+        self._states = np.zeros((num_envs, total, nstate))
+        self.state = self._states[:, substeps - 1]  # where the pool leaves the newest state
+        self.before = np.zeros((num_envs, nstate))
         self.warmstart = np.zeros((num_envs, model.nv))
         self.warmstart_before = np.zeros_like(self.warmstart)
         self.sensordata = np.zeros((num_envs, model.nsensordata))
-        self._states = np.zeros((num_envs, total, nstate))
         self._sensordatas = np.zeros((num_envs, total, model.nsensordata))
         self._control = np.zeros((num_envs, total, model.nu))
         self._velocity = slice(1 + model.nq, 1 + model.nq + model.nv)
@@ -127,19 +130,18 @@ class Physics:
         """
         steps = self.substeps
         np.copyto(self.before, self.state)
-        np.copyto(self.warmstart_before, self.warmstart)
         if control.ndim == 2:
             self._control[:] = control[:, None, :]
         else:
             self._control[:, :steps] = control
             self._control[:, steps:] = control[:, -1:]
-        self._run(self._models, self.state, self.warmstart, self._control, self._states, self._sensordatas)
-        np.copyto(self.state, self._states[:, steps - 1])
+        self._run(self._models, self.before, self.warmstart, self._control, self._states, self._sensordatas)
+        self.warmstart, self.warmstart_before = self.warmstart_before, self.warmstart
         # The pool does not hand out the solver's warm start. The last finite difference of the velocity is within a few
         # per mille of it, is a function of the state alone, and spares most of the solver's iterations.
         earlier = self.before if steps == 1 else self._states[:, steps - 2]
         np.subtract(self.qvel, earlier[:, self._velocity], out=self.warmstart)
-        self.warmstart /= self.timestep
+        self.warmstart *= self._rate
         if self.sensordata.shape[1]:
             np.copyto(self.sensordata, self._sensordatas[:, -1])
 
@@ -148,7 +150,7 @@ class Physics:
         shortest = (self.substeps - 0.5) * self.timestep
         elapsed = self.time - self.before[:, 0]
         # one product over everything is the cheapest test that NaN and infinity do not pass
-        if np.isfinite(np.vdot(self.state, self.state)) and elapsed.min() > shortest:
+        if math.isfinite(np.vdot(self.state, self.state)) and elapsed.min() > shortest:
             return _NONE
         return np.flatnonzero(~np.isfinite(self.state).all(axis=1) | ~(elapsed > shortest))
 

@@ -150,11 +150,11 @@ class World(Protocol):
         ...
 
     def observe(self, view: View) -> Array:
-        """(N, S) float32, the "state" observation."""
+        """(N, S), the "state" observation; engines convert it to float32."""
         ...
 
     def reward(self, view: View) -> Array:
-        """(N,) float32."""
+        """(N,); engines convert it to float32."""
         ...
 
     def terminated(self, view: View) -> Array:

@@ -45,7 +45,7 @@ def run(quick: bool = False, *, engine: str = ENGINE, world: str = WORLD, num_en
     Raises:
         ImportError: the engine, mujoco or gymnasium is not installed.
     """
-    rounds, seconds = (7, 0.15) if quick else (41, 0.25)  # many short rounds: other load hits all alike
+    rounds, seconds = (7, 0.15) if quick else (21, 0.25)  # many short rounds: other load hits all alike
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     rows: dict[str, dict[str, Any]] = {}
     with _silence():
