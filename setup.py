@@ -17,6 +17,7 @@ EXTRAS = {
     "report": ["matplotlib", "jinja2", "av", "pillow"],
     "logs": ["h5py", "pyarrow", "av"],
     "fast": ["numba"],
+    "language": ["transformers>=5"],
 }
 EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})
 EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis"]  # without it colcon test runs nothing
@@ -43,7 +44,7 @@ setup(
     packages=own + rooms,
     package_dir={f"robot_rl.{r}": r for r in ROOMS},
     package_data={
-        "robot_rl": ["py.typed"],
+        "robot_rl": ["py.typed", "report.html.j2"],
         "robot_rl.sim": data("sim", "assets/**/*.*"),
         "robot_rl.configs": data("configs", "**/*.yaml"),
     },
@@ -53,7 +54,7 @@ setup(
         ("share/robot_rl/launch", glob("launch/*.launch.py")),
         ("share/robot_rl/config", glob("launch/params/*.yaml")),
     ],
-    install_requires=["torch>=2.4", "numpy", "gymnasium>=1.1", "hydra-core>=1.3", "tqdm", "psutil"],
+    install_requires=["torch>=2.4", "numpy", "gymnasium>=1.1", "hydra-core>=1.3", "tqdm", "psutil", "pyyaml"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["robot-rl = robot_rl.cli:main"]},
     zip_safe=False,

@@ -79,9 +79,8 @@ class IOSpec:
                 if name != other.action_names[i]:
                     lines.append(f"action {i} is '{name}' here and '{other.action_names[i]}' there")
                 if self.action_units[i] != other.action_units[i]:
-                    lines.append(
-                        f"action {i} ({name}) is in {self.action_units[i]} here, {other.action_units[i]} there"
-                    )
+                    units = f"{self.action_units[i]} here and {other.action_units[i]} there"
+                    lines.append(f"action {i} ({name}) is in {units}")
                 mine = (self.action_low[i], self.action_high[i])
                 theirs = (other.action_low[i], other.action_high[i])
                 if not np.allclose(mine, theirs, rtol=1e-6, atol=1e-9):
@@ -302,13 +301,35 @@ class Policy(Protocol):
         ...
 
 
+class TrainedPolicy(Policy, Protocol):
+    """A policy with weights: what a checkpoint's policy.pt holds."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors only."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place."""
+        ...
+
+
 class Learner(Protocol[Data_contra]):
     """Turns data into a better policy; one class per file in policies/.
 
     Constructors: `Learner(io: IOSpec, *, seed: int, device: str, gamma: float, **method options)`.
+
+    Attributes:
+        policy: what acts; its `state_dict` holds tensors only.
+        consumes: which loop feeds it: "transitions" (replay; the learner then has `batch_size`), "rollout" (on-policy),
+            "environment" (it brings its own loop: `attach(env)`, `run(total_steps, hook)`, `env_steps`).
     """
 
-    policy: Policy
+    consumes: str
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        """What acts."""
+        ...
 
     def update(self, batches: Iterator[Data_contra], /) -> Metrics:
         """Draw as many batches as the method needs (UTD, epochs) and improve the policy."""

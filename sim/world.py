@@ -17,6 +17,9 @@ from robot_rl.types import Array
 class View:
     """What the terms of a world may read: the state of N environments after a control step (or after a reset).
 
+    The arrays are overwritten by the next step: what `task` should remember must be a copy. Sensor values belong to
+    this very state, also right after a reset.
+
     Attributes:
         xp: array namespace of all arrays here (`array_api_compat.numpy` or `.torch`).
         qpos: (N, nq) joint positions.
@@ -43,12 +46,12 @@ class View:
 class Draw(Protocol):
     """Random numbers for the n environments that reset, from each environment's own stream."""
 
-    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Array:
-        """(n, *shape) float32 uniform in [low, high)."""
+    def uniform(self, *shape: int, low: Any = 0.0, high: Any = 1.0) -> Array:
+        """(n, *shape) float32 uniform in [low, high); the limits are numbers or arrays that broadcast."""
         ...
 
-    def normal(self, *shape: int, std: float = 1.0) -> Array:
-        """(n, *shape) float32 normal with mean 0."""
+    def normal(self, *shape: int, std: Any = 1.0) -> Array:
+        """(n, *shape) float32 normal with mean 0; `std` is a number or an array that broadcasts."""
         ...
 
 
@@ -79,17 +82,56 @@ class World(Protocol):
         action_names, action_low, action_high, action_units: the IOSpec's action fields (physical units).
         obs_names: names of the components of "state".
         cameras: camera names of the model that may be rendered as "image.<name>".
+
+    Optional attribute, read where present:
+        markers: name of a mocap body -> name of a (N, 3) variable of `task`, its position [m] in pictures (a goal that
+            cameras should see). Only drawn: give its geoms contype="0" conaffinity="0" and put no sensor on it.
     """
 
-    name: str
-    control_hz: float
-    episode_steps: int
-    action_names: tuple[str, ...]
-    action_low: tuple[float, ...]
-    action_high: tuple[float, ...]
-    action_units: tuple[str, ...]
-    obs_names: tuple[str, ...]
-    cameras: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """The world's name."""
+        ...
+
+    @property
+    def control_hz(self) -> float:
+        """Decisions per second."""
+        ...
+
+    @property
+    def episode_steps(self) -> int:
+        """Control steps until truncation."""
+        ...
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """(A,) names."""
+        ...
+
+    @property
+    def action_low(self) -> tuple[float, ...]:
+        """(A,) lower bounds in physical units."""
+        ...
+
+    @property
+    def action_high(self) -> tuple[float, ...]:
+        """(A,) upper bounds."""
+        ...
+
+    @property
+    def action_units(self) -> tuple[str, ...]:
+        """(A,) units."""
+        ...
+
+    @property
+    def obs_names(self) -> tuple[str, ...]:
+        """Names of the components of "state"."""
+        ...
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Cameras of the model."""
+        ...
 
     def mjcf(self) -> str:
         """The model as one MJCF string (paths to meshes absolute)."""

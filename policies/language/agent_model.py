@@ -1,0 +1,226 @@
+"""A causal language model of transformers with a value head, and conversations that it holds with a key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from robot_rl.extras import require
+
+
+class Tokenizer(Protocol):
+    """What rollouts need of a tokenizer.
+
+    Attributes:
+        size: number of token ids.
+        stop: id that ends an utterance; the policy writes it.
+    """
+
+    size: int
+    stop: int
+
+    def observation(self, text: str) -> list[int]:
+        """Ids of an observation, up to the point where the policy begins to write."""
+        ...
+
+    def utterance(self, text: str) -> list[int]:
+        """Ids of an utterance, the stop id included."""
+        ...
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Utterance of written ids; the stop id and what follows are left out."""
+        ...
+
+
+class LanguageModel(nn.Module):
+    """Next-token logits and a value for every position.
+
+    Args:
+        core: causal model of transformers.
+    """
+
+    def __init__(self, core: Any) -> None:
+        super().__init__()
+        self.core = core
+        self.value = nn.Linear(core.config.hidden_size, 1)
+        nn.init.zeros_(self.value.weight)
+        nn.init.zeros_(self.value.bias)
+
+    def forward(self, ids: Tensor, mask: Tensor, *, cache: Any = None, position: Tensor | None = None) -> Any:
+        """Run the model on the columns `ids`, behind those that the cache holds.
+
+        Args:
+            ids: (B, T) token ids.
+            mask: (B, earlier + T) 1 on real tokens, the cached columns included.
+            cache: key-value cache of transformers, extended in place; None = no earlier columns.
+            position: (B, T) position of each token in its row; None counts the real tokens.
+
+        Returns:
+            ((B, T, vocabulary) logits, (B, T) values), both about what follows the column.
+        """
+        if position is None:
+            position = (mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+        out = self.core(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=position,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            output_hidden_states=True,
+        )
+        return out.logits, self.value(out.hidden_states[-1].to(self.value.weight.dtype)).squeeze(-1)
+
+
+def tiny_model(vocabulary: int, *, hidden: int, layers: int, heads: int, context: int, seed: int) -> LanguageModel:
+    """A Llama of a few layers with random weights; nothing is downloaded.
+
+    Args:
+        vocabulary: number of token ids.
+        hidden: width; the feed-forward layer has twice as much.
+        layers: transformer blocks.
+        heads: attention heads.
+        context: longest dialogue in tokens.
+        seed: of the weights.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+    transformers = require("transformers", extra="language")
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LanguageModel(transformers.LlamaForCausalLM(config))
+
+
+def local_model(path: str) -> tuple[LanguageModel, Any]:
+    """A causal model and its tokenizer from a local folder; never from the network.
+
+    Args:
+        path: folder in the layout of transformers.
+
+    Returns:
+        (model, transformers tokenizer).
+
+    Raises:
+        ImportError: transformers is not installed.
+        OSError: the folder holds no model.
+    """
+    transformers = require("transformers", extra="language")
+    core = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
+    return LanguageModel(core), transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+class Written(NamedTuple):
+    """One utterance of every row of a conversation.
+
+    Attributes:
+        ids: (B) lists of the written ids, the stop included where the row wrote it.
+        logp: (B) lists, log-probability of each id.
+        value: (B) lists, V before each id.
+        stopped: (B) the row wrote the stop; False where the length limit cut it.
+    """
+
+    ids: list[list[int]]
+    logp: list[list[float]]
+    value: list[list[float]]
+    stopped: list[bool]
+
+
+class Conversation:
+    """B dialogues side by side in one key-value cache.
+
+    All rows share the columns of the cache: a row that adds fewer tokens than the longest one leaves holes, which the
+    attention mask hides and the positions skip, so that the numbers are those of the row alone.
+
+    Args:
+        model: the model.
+        rows: B.
+    """
+
+    def __init__(self, model: LanguageModel, rows: int) -> None:
+        self._model = model
+        self._device = model.value.weight.device
+        self._cache: Any = require("transformers", extra="language").DynamicCache(config=model.core.config)
+        self._mask = torch.zeros((rows, 0), dtype=torch.long, device=self._device)
+        self.logits = torch.zeros((rows, model.core.config.vocab_size), device=self._device)
+        self.value = torch.zeros(rows, device=self._device)
+
+    @property
+    def columns(self) -> int:
+        """Columns in the cache, holes included."""
+        return self._mask.shape[1]
+
+    @torch.no_grad()
+    def feed(self, ids: Sequence[Sequence[int]]) -> None:
+        """Add tokens to every row; `logits` (B, V) and `value` (B,) then speak about what follows them.
+
+        Args:
+            ids: (B) lists; a row with an empty list keeps its logits and value.
+        """
+        width = max(map(len, ids))
+        if not width:
+            return
+        block = torch.tensor([[*row, *[0] * (width - len(row))] for row in ids], device=self._device)
+        length = torch.tensor([len(row) for row in ids], device=self._device)
+        real = (torch.arange(width, device=self._device) < length[:, None]).long()
+        self._mask = torch.cat((self._mask, real), 1)
+        logits, value = self._model(block, self._mask, cache=self._cache)
+        last = (length - 1).clamp_min(0)
+        row = torch.arange(len(ids), device=self._device)
+        new = length > 0
+        self.logits = torch.where(new[:, None], logits[row, last].float(), self.logits)
+        self.value = torch.where(new, value[row, last], self.value)
+
+    @torch.no_grad()
+    def write(self, stop: int, longest: int, generator: torch.Generator | None) -> Written:
+        """Let every row write until the stop or for `longest` tokens; the written tokens enter the cache.
+
+        Args:
+            stop: id that ends an utterance.
+            longest: tokens at most, the stop included.
+            generator: source of the samples; None takes the likeliest token.
+        """
+        rows = len(self.value)
+        out = Written([[] for _ in range(rows)], [[] for _ in range(rows)], [[] for _ in range(rows)], [False] * rows)
+        for _ in range(longest):
+            logp = self.logits.log_softmax(-1)
+            if generator is None:
+                chosen = logp.argmax(-1)
+            else:
+                chosen = torch.multinomial(logp.exp().cpu(), 1, generator=generator)[:, 0].to(self._device)
+            taken = logp.gather(1, chosen[:, None])[:, 0].tolist()
+            value, token = self.value.tolist(), chosen.tolist()
+            new: list[list[int]] = [[] for _ in range(rows)]
+            for i in range(rows):
+                if out.stopped[i]:
+                    continue
+                new[i] = [token[i]]
+                out.ids[i].append(token[i])
+                out.logp[i].append(taken[i])
+                out.value[i].append(value[i])
+                out.stopped[i] = token[i] == stop
+            self.feed(new)
+            if all(out.stopped):
+                break
+        return out
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        index = torch.tensor(rows, device=self._device)
+        self._cache.batch_select_indices(index)
+        self._mask, self.logits, self.value = self._mask[index], self.logits[index], self.value[index]

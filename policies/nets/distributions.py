@@ -1,0 +1,82 @@
+"""The tanh-squashed Gaussian in closed form: sample, log-density, and the gradient of both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+LOG_STD_MIN = -20.0
+LOG_STD_MAX = 2.0
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class SquashedSample:
+    """One reparameterised sample a = tanh(mean + std * noise) with what its gradient needs.
+
+    Attributes:
+        action: (B, A) in (-1, 1).
+        logp: (B,) log-density of `action`.
+        noise: (B, A) standard normal.
+        std: (B, A).
+        free: (B, A) 1 where log-std is inside its limits, else 0: clamped entries get no gradient.
+    """
+
+    action: Tensor
+    logp: Tensor
+    noise: Tensor
+    std: Tensor
+    free: Tensor
+
+    def part(self, rows: slice) -> SquashedSample:
+        """Some rows of the sample."""
+        return SquashedSample(self.action[rows], self.logp[rows], self.noise[rows], self.std[rows], self.free[rows])
+
+
+def squash(raw: Tensor, noise: Tensor) -> SquashedSample:
+    """Sample from the squashed Gaussian that a network describes.
+
+    log(1 - tanh(u)^2) is written as 2 (log 2 - u - softplus(-2u)), which stays exact where tanh saturates.
+
+    Args:
+        raw: (B, 2A) mean and log-std, the latter clamped to [-20, 2].
+        noise: (B, A) standard normal.
+
+    Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications, appendix C (enforcing action bounds).
+    """
+    size = noise.shape[-1]
+    mean, wide = raw[..., :size], raw[..., size:]
+    log_std = wide.clamp(LOG_STD_MIN, LOG_STD_MAX)
+    std = log_std.exp()
+    u = torch.addcmul(mean, std, noise)
+    action = u.tanh()
+    # logN(u) - log(1 - a^2) = -noise^2/2 - log_std - log(2 pi)/2 - 2 log 2 + 2u + 2 softplus(-2u)
+    density = softplus(u.mul_(-2.0)).mul_(2.0).sub_(u)
+    density.addcmul_(noise, noise, value=-0.5).sub_(log_std)
+    logp = density.sum(-1).sub_(size * (_HALF_LOG_TAU + 2 * math.log(2.0)))
+    return SquashedSample(action, logp, noise, std, (log_std == wide).to(raw.dtype))
+
+
+def squash_grad(sample: SquashedSample, d_action: Tensor, d_logp: Tensor | float) -> Tensor:
+    """Gradient of a loss by the network's output, through action and log-density.
+
+    With u the unsquashed sample: da/du = 1 - a^2 and dlogp/du = 2a (the Gaussian part cancels, since the noise is
+    fixed), dlogp/dlog_std = -1 besides the way through u.
+
+    Args:
+        sample: from `squash`.
+        d_action: (B, A) gradient of the loss by the action.
+        d_logp: (B, 1) gradient of the loss by the log-density, or one number for all rows.
+
+    Returns:
+        (B, 2A) gradient by `raw`.
+    """
+    action = sample.action
+    d_u = torch.addcmul(d_action, d_action * action, action, value=-1.0)
+    d_u.add_(action * (2.0 * d_logp))
+    d_log_std = (d_u * sample.std).mul_(sample.noise).sub_(d_logp).mul_(sample.free)
+    return torch.cat([d_u, d_log_std], dim=-1)

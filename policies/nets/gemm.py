@@ -1,0 +1,119 @@
+"""Matrix products of small dense layers through the fastest kernel that torch offers on this processor.
+
+On x86 processors torch sends float32 products to MKL, which on processors of other vendors runs at half the speed of
+oneDNN; and oneDNN adds bias and ReLU to the product for free. Both are reached through torch's own operator for fused
+linear layers. Everywhere else (GPU, float64, builds without oneDNN) plain torch operators do the same.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PRECISIONS = ("float32", "bf16", "auto")
+_SMALL = 64  # a product with a side below this is faster in MKL
+
+
+def _find_fused() -> torch._ops.OpOverloadPacket | None:
+    if not torch.backends.mkldnn.is_available():
+        return None
+    try:
+        op = torch.ops.mkldnn._linear_pointwise
+        probe = torch.ones(2, 2)
+        right = bool((op(probe, probe, probe[0], "relu", [], "") == 3.0).all())
+    except (AttributeError, RuntimeError):
+        return None
+    return op if right else None
+
+
+_FUSED = _find_fused()
+
+
+def resolve_precision(matmul: str, device: str | torch.device) -> str:
+    """Turn "auto" into "bf16" where products of bfloat16 are native, else "float32".
+
+    Args:
+        matmul: "float32", "bf16" or "auto".
+        device: where the products run.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if matmul not in PRECISIONS:
+        raise ValueError(f"matmul is '{matmul}', expected one of {', '.join(PRECISIONS)}")
+    if matmul != "auto":
+        return matmul
+    if torch.device(device).type != "cpu":
+        return "float32"
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    native = any(getattr(torch.cpu, name, bool)() for name in probes)
+    return "bf16" if native and _FUSED is not None else "float32"
+
+
+def _fused(x: Tensor) -> bool:
+    return _FUSED is not None and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:
+    """x @ weight + bias, with ReLU on top if asked.
+
+    Args:
+        x: (B, I), float32, float64 or bfloat16; rows may be strided.
+        weight: (I, O), the type of `x`.
+        bias: (O,), the type of `x`, or float32 beside bfloat16.
+        relu: apply max(0, .).
+
+    Returns:
+        (B, O) in the type of `x`.
+    """
+    if _fused(x):
+        return _FUSED(x, weight.t(), bias, "relu" if relu else "none", [], "")  # type: ignore[misc]
+    out = torch.addmm(bias.to(x.dtype), x, weight)
+    return out.relu_() if relu else out
+
+
+def times_transposed(d: Tensor, weight: Tensor) -> Tensor:
+    """d @ weight.T: the gradient of the input of a layer.
+
+    Args:
+        d: (B, O) gradient of the output.
+        weight: (I, O).
+
+    Returns:
+        (B, I).
+    """
+    if _fused(d) and d.dtype == torch.float32 and min(*d.shape, *weight.shape) >= _SMALL:
+        return _FUSED(d, weight, None, "none", [], "")  # type: ignore[misc]
+    return torch.mm(d, weight.t())
+
+
+def weight_grad(x: Tensor, d: Tensor, out: Tensor) -> None:
+    """out <- x.T @ d: the gradient of a layer's weight.
+
+    Args:
+        x: (B, I) input of the layer.
+        d: (B, O) gradient of its output, the type of `x`.
+        out: (I, O) gradient to fill; float32 or the type of `x`.
+    """
+    if x.dtype != out.dtype:
+        out.copy_(torch.mm(x.t(), d))
+    elif _fused(x) and min(*x.shape, *d.shape) >= _SMALL:
+        out.copy_(_FUSED(x.t(), d.t(), None, "none", [], ""))  # type: ignore[misc]
+    else:
+        torch.mm(x.t(), d, out=out)
+
+
+def mask_by(d: Tensor, h: Tensor) -> Tensor:
+    """d where h > 0, else 0: the gradient of ReLU.
+
+    bfloat16 goes through its bits: a bfloat16 is positive exactly when the same bits read as int16 are, and torch's
+    integer kernel is several times faster than its bfloat16 kernel.
+
+    Args:
+        d: gradient of the ReLU's output.
+        h: the ReLU's output, same shape and type.
+    """
+    if d.dtype == torch.bfloat16 and d.device.type == "cpu":
+        bits = torch.ops.aten.threshold_backward(d.view(torch.int16), h.view(torch.int16), 0)
+        return bits.view(torch.bfloat16)
+    return torch.ops.aten.threshold_backward(d, h, 0)

@@ -1,0 +1,400 @@
+"""Ensembles of plain multi-layer perceptrons with hand-written forward and backward passes on flat parameters.
+
+Two kernels of one interface: `ExplicitMlp` calls the matrix products itself and knows its own gradient;
+`AutogradMlp` builds the same function from torch operators. The second is the reference for the first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.gemm import affine, mask_by, resolve_precision, times_transposed, weight_grad
+
+KERNELS = ("auto", "explicit", "autograd")
+_LN_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class MlpShape:
+    """Sizes of E perceptrons: inputs -> hidden (ReLU, optional LayerNorm before it) -> outputs.
+
+    Attributes:
+        members: E.
+        inputs: width of the shared input.
+        hidden: widths of the hidden layers, at least one.
+        outputs: width of the output.
+        layer_norm: normalise every hidden layer before its ReLU.
+        prefix: of the parameter names.
+    """
+
+    members: int
+    inputs: int
+    hidden: tuple[int, ...]
+    outputs: int
+    layer_norm: bool = False
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.hidden or min(self.members, self.inputs, self.outputs, *self.hidden) < 1:
+            raise ValueError(f"{self} is no network; expected at least one hidden layer and positive sizes")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter name -> shape: weights (E, in, out), biases (E, out), LayerNorm scale and shift (E, out)."""
+        widths = (self.inputs, *self.hidden, self.outputs)
+        result: dict[str, tuple[int, ...]] = {}
+        for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
+            result[f"{self.prefix}weight{i}"] = (self.members, fan_in, fan_out)
+            result[f"{self.prefix}bias{i}"] = (self.members, fan_out)
+            if self.layer_norm and i < len(self.hidden):
+                result[f"{self.prefix}scale{i}"] = (self.members, fan_out)
+                result[f"{self.prefix}shift{i}"] = (self.members, fan_out)
+        return result
+
+    @torch.no_grad()
+    def initialise(self, params: FlatParams, generator: torch.Generator) -> None:
+        """Fill with U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's own default for linear layers; LayerNorm 1 and 0."""
+        for name, shape in self.shapes().items():
+            kind = name.removeprefix(self.prefix).rstrip("0123456789")
+            layer = int(name.removeprefix(self.prefix + kind))
+            view = params.view[name]
+            if kind == "scale":
+                view.fill_(1.0)
+            elif kind == "shift":
+                view.zero_()
+            else:
+                bound = 1.0 / math.sqrt((self.inputs, *self.hidden)[layer])
+                draw = torch.rand(shape, generator=generator, device=generator.device, dtype=view.dtype)
+                view.copy_(draw.mul_(2 * bound).sub_(bound))
+
+
+@dataclass
+class _Layer:
+    """What the backward pass needs of one hidden layer of one member."""
+
+    x: Tensor  # its input, in the type of the weight-gradient product
+    h: Tensor  # its output after the ReLU, in the type of the mask
+    z: Tensor | None = None  # before LayerNorm
+    mean: Tensor | None = None
+    rstd: Tensor | None = None
+
+
+class ExplicitMlp:
+    """Forward and backward without autograd.
+
+    The square products run in bfloat16 when asked: the first layer, the output layer, LayerNorm, losses, gradients and
+    masters stay float32, so observations keep their precision and outputs their resolution.
+
+    One forward pass is kept for the backward passes that follow it.
+    """
+
+    def __init__(self, shape: MlpShape, params: FlatParams, *, matmul: str = "float32") -> None:
+        """Bind to parameters.
+
+        Args:
+            shape: sizes.
+            params: holds `shape.shapes()`.
+            matmul: "float32", "bf16" or "auto".
+        """
+        self.shape, self.params = shape, params
+        depth = len(shape.hidden)
+        view, grad = params.view, params.grad_view
+        self.low = resolve_precision(matmul, params.flat.device) == "bf16"
+        names = [f"{shape.prefix}weight{i}" for i in range(depth + 1)]
+        self.weight = [view[name].unbind(0) for name in names]
+        self.bias = [view[name.replace("weight", "bias")].unbind(0) for name in names]
+        self.weight_grad = [grad[name].unbind(0) for name in names] if grad else []
+        self.bias_grad = [grad[name.replace("weight", "bias")].unbind(0) for name in names] if grad else []
+        if shape.layer_norm:
+            norms = [(f"{shape.prefix}scale{i}", f"{shape.prefix}shift{i}") for i in range(depth)]
+            self.scale = [view[a].unbind(0) for a, _ in norms]
+            self.shift = [view[b].unbind(0) for _, b in norms]
+            self.scale_grad = [grad[a].unbind(0) for a, _ in norms] if grad else []
+            self.shift_grad = [grad[b].unbind(0) for _, b in norms] if grad else []
+        # bfloat16 copies of the weights: index 0 is read by input gradients only
+        self._full_of = self.weight[:depth] if self.low else []
+        self._half_of = [view[name].to(torch.bfloat16).unbind(0) for name in names[:depth]] if self.low else []
+        self._stale: set[int] = set()
+        self._saved: list[list[_Layer]] = []
+        self._members: Sequence[int] = ()
+
+    def refresh(self) -> None:
+        """Tell that the parameters changed: bfloat16 copies are renewed member by member when next read."""
+        if self.low:
+            self._stale = set(range(self.shape.members))
+
+    def _renew(self, e: int) -> None:
+        self._stale.discard(e)
+        for full, half in zip(self._full_of, self._half_of):
+            half[e].copy_(full[e])
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, members: Sequence[int] | None = None) -> Tensor:
+        """Outputs of the members.
+
+        Args:
+            x: (B, inputs) in the type of the parameters.
+            members: which members, or None for all E.
+
+        Returns:
+            (E, B, outputs), E the number of chosen members.
+        """
+        chosen = range(self.shape.members) if members is None else members
+        out = x.new_empty(len(chosen), x.shape[0], self.shape.outputs)
+        self._members, self._saved = chosen, []
+        x_grad = x.to(torch.bfloat16) if self.low else x
+        for row, e in enumerate(chosen):
+            h, layers = self._hidden(x, x_grad, e)
+            self._saved.append(layers)
+            self._last(h, e, out[row])
+        return out
+
+    @torch.no_grad()
+    def fit(
+        self, x: Tensor, loss_grad: Callable[[Tensor], Tensor], *, inputs: slice | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Forward and backward of a loss that is a sum over members, one member after the other.
+
+        Same result as `forward`, `loss_grad` and `backward`, but a member's activations are used while they are still
+        in the processor's cache and dropped before the next member needs room.
+
+        Args:
+            x: (B, inputs).
+            loss_grad: outputs (1, B, outputs) of one member -> gradient of the loss by them.
+            inputs: which input columns need a gradient, or None for none.
+
+        Returns:
+            (E, B, outputs) outputs, and the input gradient as in `backward`.
+        """
+        out = x.new_empty(self.shape.members, x.shape[0], self.shape.outputs)
+        x_grad = x.to(torch.bfloat16) if self.low else x
+        total: Tensor | None = None
+        for e in range(self.shape.members):
+            h, layers = self._hidden(x, x_grad, e)
+            self._last(h, e, out[e])
+            part = self._member_backward(loss_grad(out[e : e + 1])[0], e, layers, True, inputs, None)
+            if part is not None:
+                total = part if total is None else total.add_(part)
+        return out, total
+
+    def _hidden(self, x: Tensor, x_grad: Tensor, e: int) -> tuple[Tensor, list[_Layer]]:
+        """Last hidden activation in full precision, and what backward needs."""
+        if e in self._stale:
+            self._renew(e)
+        norm, low, last = self.shape.layer_norm, self.low, len(self.shape.hidden) - 1
+        layers: list[_Layer] = []
+        h = x
+        for i, width in enumerate(self.shape.hidden):
+            half = low and i > 0
+            weight = self._half_of[i][e] if half else self.weight[i][e]
+            z = affine(x_grad if half else h, weight, self.bias[i][e], relu=not norm)
+            layer = _Layer(x=x_grad, h=z)
+            layers.append(layer)
+            if norm:
+                layer.z = z.float() if half else z
+                h, layer.mean, layer.rstd = torch.native_layer_norm(
+                    layer.z, [width], self.scale[i][e], self.shift[i][e], _LN_EPS
+                )
+                layer.h = h.relu_()
+                if low and i < last:
+                    x_grad = h.to(torch.bfloat16)
+            elif low:
+                x_grad = layer.h = z if half else z.to(torch.bfloat16)
+                h = z.float() if half and i == last else z
+            else:
+                h = z
+            if not low:
+                x_grad = h
+        layers.append(_Layer(x=h, h=h))
+        return h, layers
+
+    def _last(self, h: Tensor, e: int, out: Tensor) -> None:
+        weight, bias = self.weight[-1][e], self.bias[-1][e]
+        if self.shape.outputs == 1:  # a matrix-vector product: a general product is far slower at width 1
+            torch.addmv(bias, h, weight[:, 0], out=out[:, 0])
+        else:
+            out.copy_(affine(h, weight, bias, relu=False))
+
+    @torch.no_grad()
+    def backward(
+        self, d: Tensor, *, weights: bool = True, inputs: slice | None = None, rows: slice | None = None
+    ) -> Tensor | None:
+        """Gradients of the last forward pass.
+
+        Args:
+            d: (E, B', outputs) gradient of the loss by the output, for the members of the forward pass.
+            weights: write the parameter gradients (overwriting, not adding).
+            inputs: which input columns need a gradient, or None for none.
+            rows: rows of the batch that `d` speaks of, or None for all.
+
+        Returns:
+            (B', columns) gradient by the chosen input columns, summed over members; None if not asked.
+        """
+        total: Tensor | None = None
+        for row, e in enumerate(self._members):
+            part = self._member_backward(d[row], e, self._saved[row], weights, inputs, rows)
+            if part is not None:
+                total = part if total is None else total.add_(part)
+        return total
+
+    def _member_backward(
+        self, d: Tensor, e: int, layers: list[_Layer], weights: bool, inputs: slice | None, rows: slice | None
+    ) -> Tensor | None:
+        depth = len(self.shape.hidden)
+        top = layers[depth].x if rows is None else layers[depth].x[rows]
+        weight = self.weight[depth][e]
+        if self.shape.outputs == 1:
+            if weights:
+                torch.mv(top.t(), d[:, 0], out=self.weight_grad[depth][e][:, 0])
+            d_h = d * weight.t()
+        else:
+            if weights:
+                weight_grad(top, d, self.weight_grad[depth][e])
+            d_h = times_transposed(d, weight)
+        if weights:
+            torch.sum(d, 0, out=self.bias_grad[depth][e])
+        for i in range(depth - 1, -1, -1):
+            layer = layers[i]
+            x, h = (layer.x, layer.h) if rows is None else (layer.x[rows], layer.h[rows])
+            if self.shape.layer_norm:
+                d_z = self._norm_backward(d_h.to(h.dtype), h, layer, i, e, weights, rows)
+                if self.low:
+                    d_z = d_z.to(torch.bfloat16)
+            else:
+                d_z = mask_by(d_h.to(h.dtype), h)
+            if weights:
+                weight_grad(x, d_z, self.weight_grad[i][e])
+                if d_z.dtype == torch.bfloat16:
+                    self.bias_grad[i][e].copy_(d_z.sum(0))
+                else:
+                    torch.sum(d_z, 0, out=self.bias_grad[i][e])
+            if i > 0:
+                d_h = times_transposed(d_z, self._half_of[i][e] if self.low else self.weight[i][e])
+            elif inputs is not None:
+                first = self._half_of[0][e] if self.low else self.weight[0][e]
+                return times_transposed(d_z, first[inputs]).to(self.params.flat.dtype)
+        return None
+
+    def _norm_backward(
+        self, d_h: Tensor, h: Tensor, layer: _Layer, i: int, e: int, weights: bool, rows: slice | None
+    ) -> Tensor:
+        assert layer.z is not None
+        assert layer.mean is not None
+        assert layer.rstd is not None
+        z, mean, rstd = layer.z, layer.mean, layer.rstd
+        if rows is not None:
+            z, mean, rstd = z[rows], mean[rows], rstd[rows]
+        d_z, d_scale, d_shift = torch.ops.aten.native_layer_norm_backward(
+            mask_by(d_h, h),
+            z,
+            [h.shape[1]],
+            mean,
+            rstd,
+            self.scale[i][e],
+            self.shift[i][e],
+            [True, weights, weights],
+        )
+        if weights:
+            self.scale_grad[i][e].copy_(d_scale)
+            self.shift_grad[i][e].copy_(d_shift)
+        return d_z
+
+
+class AutogradMlp:
+    """The same network through autograd: batched products over members, the plain way."""
+
+    def __init__(self, shape: MlpShape, params: FlatParams, *, matmul: str = "float32") -> None:
+        """Bind to parameters; arguments as in `ExplicitMlp` (bfloat16 applies to the square products here too)."""
+        self.shape, self.params = shape, params
+        self.low = resolve_precision(matmul, params.flat.device) == "bf16"
+        if params.trainable:
+            params.require_grad()
+        self._x: Tensor | None = None
+        self._out: Tensor | None = None
+        self._names = list(shape.shapes())
+
+    def refresh(self) -> None:
+        """Nothing to do: no copies are kept."""
+
+    def fit(
+        self, x: Tensor, loss_grad: Callable[[Tensor], Tensor], *, inputs: slice | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `ExplicitMlp.fit`."""
+        out = self.forward(x)
+        return out, self.backward(loss_grad(out), inputs=inputs)
+
+    def forward(self, x: Tensor, members: Sequence[int] | None = None) -> Tensor:
+        """As `ExplicitMlp.forward`."""
+        with torch.set_grad_enabled(self.params.trainable):
+            self._x = x.detach().requires_grad_(self.params.trainable)
+            out = self.compute(self._x, members)
+        self._out = out
+        return out.detach()
+
+    def compute(self, x: Tensor, members: Sequence[int] | None = None) -> Tensor:
+        """(E, B, outputs) with the graph attached."""
+        shape, view = self.shape, self.params.view
+
+        def part(kind: str, i: int) -> Tensor:
+            tensor = view[f"{shape.prefix}{kind}{i}"]
+            return tensor if members is None else tensor[list(members)]
+
+        count = shape.members if members is None else len(members)
+        h = x.expand(count, *x.shape)
+        for i, width in enumerate(shape.hidden):
+            weight, bias = part("weight", i), part("bias", i)
+            if self.low and i > 0:
+                h = torch.bmm(h.bfloat16(), weight.bfloat16()).to(x.dtype) + bias[:, None]
+            else:
+                h = torch.baddbmm(bias[:, None], h, weight)
+            if shape.layer_norm:
+                h = torch.nn.functional.layer_norm(h, (width,), eps=_LN_EPS)
+                h = torch.addcmul(part("shift", i)[:, None], h, part("scale", i)[:, None])
+            h = h.relu()
+        last = len(shape.hidden)
+        return torch.baddbmm(part("bias", last)[:, None], h, part("weight", last))
+
+    def backward(
+        self, d: Tensor, *, weights: bool = True, inputs: slice | None = None, rows: slice | None = None
+    ) -> Tensor | None:
+        """As `ExplicitMlp.backward`."""
+        assert self._x is not None
+        assert self._out is not None
+        with torch.enable_grad():
+            out = self._out if rows is None else self._out[:, rows]
+        leaves = [self.params.view[name] for name in self._names] if weights else []
+        wanted = [*leaves, self._x] if inputs is not None else leaves
+        grads = torch.autograd.grad(out, wanted, d, retain_graph=True)
+        with torch.no_grad():
+            for name, grad in zip(self._names, grads if weights else ()):
+                self.params.grad_view[name].copy_(grad)
+        if inputs is None:
+            return None
+        return grads[-1][:, inputs] if rows is None else grads[-1][rows, inputs]
+
+
+Mlp = ExplicitMlp | AutogradMlp
+
+
+def build_mlp(shape: MlpShape, params: FlatParams, *, kernel: str = "auto", matmul: str = "auto") -> Mlp:
+    """Choose the kernel.
+
+    Args:
+        shape: sizes.
+        params: holds `shape.shapes()`.
+        kernel: "explicit", "autograd", or "auto" (explicit: it covers every network described by a shape).
+        matmul: "float32", "bf16" or "auto".
+
+    Raises:
+        ValueError: unknown kernel.
+    """
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel is '{kernel}', expected one of {', '.join(KERNELS)}")
+    kind = AutogradMlp if kernel == "autograd" else ExplicitMlp
+    return kind(shape, params, matmul=matmul)

@@ -1,0 +1,173 @@
+"""The acting half of SAC: a squashed Gaussian policy with a NumPy path that answers one observation in microseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robot_rl.policies.nets.distributions import LOG_STD_MAX, LOG_STD_MIN
+from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.image import EncoderShape, ImageEncoder
+from robot_rl.policies.nets.mlp import MlpShape
+from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.types import Action, IOSpec, Obs
+
+
+class SquashedGaussianPolicy:
+    """a = tanh(mean + std * noise), shared with the learner that trains it: no copy when weights change.
+
+    NumPy observations are answered with plain NumPy on views of the weights (CPU, state observations); tensors and
+    images go through torch. `Action.logp` is None: off-policy learners do not read it.
+    """
+
+    def __init__(
+        self,
+        io: IOSpec,
+        shape: MlpShape,
+        params: FlatParams,
+        *,
+        seed: int = 0,
+        normalizer: RunningNorm | None = None,
+        encoder_shape: EncoderShape | None = None,
+    ) -> None:
+        """Bind to the actor's parameters.
+
+        Args:
+            io: what the policy sees and does.
+            shape: one member, outputs 2A (mean and log-std).
+            params: holds `shape.shapes()`; shared, never replaced.
+            seed: of the exploration noise.
+            normalizer: of "state", shared; None for raw observations.
+            encoder_shape: of the images, or None; the policy owns a copy of the encoder's parameters.
+        """
+        self.io, self._shape, self._params, self._normalizer = io, shape, params, normalizer
+        self._device = params.flat.device
+        self._generator = torch.Generator(device=self._device).manual_seed(seed)
+        self._state = io.obs.get("state") is not None
+        self._encoder: ImageEncoder | None = None
+        if encoder_shape is not None:
+            own = FlatParams(encoder_shape.shapes(), device=self._device, trainable=False)
+            self._encoder = ImageEncoder(encoder_shape, own)
+        depth = len(shape.hidden)
+        names = [f"{shape.prefix}{kind}{i}" for i in range(depth + 1) for kind in ("weight", "bias")]
+        flat = [params.view[name].detach()[0] for name in names]
+        self._layers = list(zip(flat[::2], flat[1::2]))
+        self._norms: list[tuple[Tensor, Tensor]] = []
+        if shape.layer_norm:
+            view, prefix = params.view, shape.prefix
+            self._norms = [
+                (view[f"{prefix}scale{i}"].detach()[0], view[f"{prefix}shift{i}"].detach()[0]) for i in range(depth)
+            ]
+        fast = self._device.type == "cpu" and encoder_shape is None and not shape.layer_norm
+        self._arrays = [(w.numpy(), b.numpy()) for w, b in self._layers] if fast else None
+        self._moments = normalizer.numpy() if fast and normalizer is not None else None
+
+    def reset(self, rows: Any = None) -> None:
+        """Nothing to forget: the policy has no memory."""
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Choose actions.
+
+        Args:
+            obs: "state" (B, S) and or "image.<camera>" (B, H, W, C), all NumPy or all torch.
+            deterministic: the mean instead of a sample.
+
+        Returns:
+            Action of (B, A) in [-1, 1], float32, in the kind of the observation.
+        """
+        if self._arrays is not None and isinstance(obs["state"], np.ndarray):
+            return Action(self._act_numpy(obs["state"], deterministic))
+        with torch.no_grad():
+            as_numpy = isinstance(next(iter(obs.values())), np.ndarray)
+            action = self._act_torch(obs, deterministic)
+            return Action(action.cpu().numpy() if as_numpy else action)
+
+    def _act_numpy(self, state: np.ndarray, deterministic: bool) -> np.ndarray:
+        assert self._arrays is not None
+        one = len(state) == 1  # a vector times a matrix: half the time of a one-row matrix product
+        h = state[0] if one else state
+        if self._moments is not None:
+            h = (h - self._moments[0]) * self._moments[1]
+        elif h.dtype != np.float32:
+            h = h.astype(np.float32)
+        for weight, bias in self._arrays[:-1]:
+            h = h.dot(weight)
+            h += bias
+            np.maximum(h, 0.0, out=h)
+        weight, bias = self._arrays[-1]
+        out = h.dot(weight)
+        out += bias
+        size = out.shape[-1] // 2
+        mean = out[..., :size]
+        if not deterministic:
+            noise = torch.randn(mean.shape, generator=self._generator).numpy()
+            mean = mean + np.exp(np.clip(out[..., size:], LOG_STD_MIN, LOG_STD_MAX)) * noise
+        action = np.tanh(mean)
+        return action[None] if one else action
+
+    def _act_torch(self, obs: Obs, deterministic: bool) -> Tensor:
+        h = self._features(obs)
+        for i, (weight, bias) in enumerate(self._layers[:-1]):
+            h = torch.addmm(bias, h, weight)
+            if self._norms:
+                h = torch.nn.functional.layer_norm(h, (h.shape[1],), *self._norms[i])
+            h = h.relu_()
+        weight, bias = self._layers[-1]
+        mean, log_std = torch.addmm(bias, h, weight).chunk(2, dim=-1)
+        if deterministic:
+            return mean.tanh()
+        noise = torch.randn(mean.shape, generator=self._generator, device=self._device)
+        return torch.addcmul(mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).exp(), noise).tanh()
+
+    def _features(self, obs: Obs) -> Tensor:
+        parts = []
+        if self._encoder is not None:
+            images = {key: torch.as_tensor(obs[key]).to(self._device) for key in self._encoder.shape.cameras}
+            parts.append(self._encoder(images))
+        if self._state:
+            state = torch.as_tensor(obs["state"]).to(self._device, torch.float32)
+            parts.append(state if self._normalizer is None else self._normalizer(state))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def follow_encoder(self, params: FlatParams) -> None:
+        """Copy the learner's encoder parameters (images only)."""
+        if self._encoder is not None:
+            with torch.no_grad():
+                for name in self._encoder.names:
+                    self._encoder.params.view[name].copy_(params.view[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, normaliser and noise generator: tensors only."""
+        state: dict[str, Any] = {"actor": self._params.flat.detach().clone(), "generator": self._generator.get_state()}
+        if self._encoder is not None:
+            state["encoder"] = self._encoder.params.flat.clone()
+        if self._normalizer is not None:
+            state["normalizer"] = self._normalizer.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state belongs to a policy of other sizes or parts.
+        """
+        own = self.state_dict()
+        if own.keys() != state.keys() or own["actor"].shape != state["actor"].shape:
+            raise ValueError(
+                f"saved policy has {_summary(state)}, this one has {_summary(own)}; "
+                "build it with the configuration that it was saved with"
+            )
+        with torch.no_grad():
+            self._params.flat.copy_(state["actor"])
+            if self._encoder is not None:
+                self._encoder.params.flat.copy_(state["encoder"])
+        if self._normalizer is not None:
+            self._normalizer.load_state_dict(state["normalizer"])
+        self._generator.set_state(state["generator"].cpu())
+
+
+def _summary(state: dict[str, Any]) -> str:
+    return f"parts {sorted(state)} with {state['actor'].numel() if 'actor' in state else 0} actor parameters"

@@ -1,0 +1,291 @@
+"""The policy that PPO trains: a Gaussian actor with observation normalisation, in NumPy or on a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robot_rl.policies.online.ppo_kernel import (
+    ACTIVATIONS,
+    LOG_STD_RANGE,
+    Layout,
+    activate,
+    gaussian_logp,
+    torch_forward,
+)
+from robot_rl.types import Action, Array, IOSpec, Obs
+
+OBS_LIMIT = 10.0
+COMPILED_ROWS = 4  # beyond, matrix products are as fast
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+class Moments:
+    """Running mean and variance of rows, in float64.
+
+    Args:
+        dim: length D of a row; () statistics use D = 1.
+
+    Source: Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computing sample variances.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.count = 0.0
+        self.mean, self.var = np.zeros(dim), np.ones(dim)
+
+    def add(self, rows: Tensor) -> None:
+        """Count (M, D) further rows."""
+        if len(rows) == 0:
+            return
+        mean, var = (x.cpu().numpy() for x in (rows.double().mean(0), rows.double().var(0, unbiased=False)))
+        count = float(len(rows))
+        total = self.count + count
+        delta = mean - self.mean
+        old = self.var * self.count if self.count else np.zeros_like(var)
+        self.var = (old + var * count + delta * delta * self.count * count / total) / total
+        self.mean = self.mean + delta * count / total
+        self.count = total
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors `mean`, `var`, `count`."""
+        return {
+            "mean": torch.from_numpy(self.mean.copy()),
+            "var": torch.from_numpy(self.var.copy()),
+            "count": torch.tensor(self.count, dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Inverse of `state_dict`."""
+        self.mean, self.var = (np.array(torch.as_tensor(state[key]).cpu(), np.float64) for key in ("mean", "var"))
+        self.count = float(state["count"])
+
+
+class PpoPolicy:
+    """Gaussian actor and its critic on one flat parameter vector that the learner owns.
+
+    NumPy observations are computed in NumPy, which is several times faster than torch at small batches; tensors on a
+    device are computed there.
+
+    Args:
+        io: interface; every observation must be a vector of floats.
+        layout: where weights lie in `params`.
+        params: (layout.size,) float32 on the learner's device, shared.
+        activation: "tanh", "relu" or "elu".
+        seed: seed of the action noise.
+        normalize_obs: observations are shifted and scaled by `moments` and clipped to [-10, 10].
+        act_rows: `ppo_numba.act_rows`, used for a few rows at a time; None acts in NumPy always.
+    """
+
+    def __init__(
+        self,
+        io: IOSpec,
+        layout: Layout,
+        params: Tensor,
+        *,
+        activation: str,
+        seed: int,
+        normalize_obs: bool,
+        act_rows: Callable[..., None] | None = None,
+    ) -> None:
+        self.io, self.moments = io, Moments(obs_dim(io))
+        self._layout, self._params, self._activation, self._normalize = layout, params, activation, normalize_obs
+        self._keys, self._code = sorted(io.obs), ACTIVATIONS.index(activation)
+        self._shared = params.device.type == "cpu"
+        self._mirror = params.numpy() if self._shared else params.cpu().numpy()
+        self._rng = np.random.default_rng(seed)
+        self._device_rng = torch.Generator(device=params.device).manual_seed(seed)
+        self._views = layout.views(params)
+        self._np = layout.views(self._mirror)
+        self._actor = [(self._np[f"weight{i}"][0], self._np[f"bias{i}"][0, 0]) for i in range(layout.depth)]
+        self._critic = [(self._np[f"weight{i}"][1], self._np[f"bias{i}"][1, 0]) for i in range(layout.depth)]
+        self._act_rows, self._table = act_rows, layout.actor_table()
+        self._log_std_at = -1 if layout.state_std else layout.size - layout.action_dim
+        self.refresh()
+
+    def reset(self, rows: Array | None = None) -> None:
+        """Nothing to forget: the policy has no memory."""
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Sample actions, or take the mean.
+
+        Returns:
+            value (B, A) clipped to [-1, 1]; logp (B,) of the sample before clipping (None when deterministic);
+            extras "raw" (B, A), that sample.
+        """
+        first = obs[self._keys[0]]
+        if isinstance(first, Tensor):
+            if first.device.type != "cpu":
+                return self._act_on_device(obs, deterministic)  # also tensors of a GPU simulator for a CPU learner
+            action = self.act({key: obs[key].numpy() for key in self._keys}, deterministic=deterministic)
+            return Action(
+                torch.from_numpy(action.value),
+                None if action.logp is None else torch.from_numpy(np.asarray(action.logp)),
+                {"raw": torch.from_numpy(action.extras["raw"])},
+            )
+        if self._act_rows is not None and len(first) <= COMPILED_ROWS:
+            return self._act_compiled(obs, deterministic)
+        h = self.normalized(obs)
+        for weight, bias in self._actor:
+            h = np.dot(h, weight)
+            h += bias
+            activate(h, self._activation)
+        raw = np.dot(h, self._np["actor_weight"])
+        raw += self._np["actor_bias"]
+        dims = self._layout.action_dim
+        logp, log_std = None, None
+        if self._layout.state_std:
+            log_std = np.minimum(np.maximum(raw[:, dims:], LOG_STD_RANGE[0]), LOG_STD_RANGE[1])
+            raw = raw[:, :dims]
+        if not deterministic:
+            noise = self._rng.standard_normal(raw.shape, np.float32)
+            logp = np.einsum("ij,ij->i", noise, noise)
+            logp *= -0.5
+            if log_std is None:
+                logp -= self._log_norm
+                noise *= self._std
+            else:
+                logp -= log_std.sum(-1) + 0.5 * dims * _LOG_2PI
+                noise *= np.exp(log_std)
+            raw = np.add(noise, raw, out=noise)
+        return Action(np.minimum(np.maximum(raw, -1.0), 1.0), logp, {"raw": raw})
+
+    def _act_compiled(self, obs: Obs, deterministic: bool) -> Action:
+        assert self._act_rows is not None
+        x = obs[self._keys[0]] if len(self._keys) == 1 else np.concatenate([obs[key] for key in self._keys], axis=-1)
+        x = np.ascontiguousarray(x, np.float32)  # another kind of array would be compiled for anew
+        shape = (len(x), self._layout.action_dim)
+        noise = np.zeros(shape, np.float32) if deterministic else self._rng.standard_normal(shape, np.float32)
+        raw, value, logp = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape[0], np.float32)
+        self._act_rows(
+            self._mirror,
+            self._table,
+            self._code,
+            x,
+            self._mean,
+            self._scale,
+            OBS_LIMIT if self._normalize else 0.0,
+            noise,
+            self._log_std_at,
+            raw,
+            value,
+            logp,
+        )
+        return Action(value, None if deterministic else logp, {"raw": raw})
+
+    def value(self, obs: Obs) -> Array:
+        """(B,) the critic's estimates, in the kind of `obs`."""
+        first = obs[self._keys[0]]
+        if isinstance(first, Tensor):
+            if first.device.type != "cpu":
+                with torch.no_grad():
+                    return torch_forward(self._views, self._layout, self.normalized_on_device(obs), self._activation)[2]
+            return torch.from_numpy(np.asarray(self.value({key: obs[key].numpy() for key in self._keys})))
+        h = self.normalized(obs)
+        for weight, bias in self._critic:
+            h = np.dot(h, weight)
+            h += bias
+            activate(h, self._activation)
+        return np.dot(h, self._np["critic_weight"]) + self._np["critic_bias"]
+
+    def normalized(self, obs: Obs) -> np.ndarray:
+        """(B, S) what the networks see of NumPy observations."""
+        if len(self._keys) == 1:
+            x = obs[self._keys[0]]
+        else:
+            x = np.concatenate([obs[key] for key in self._keys], axis=-1)
+        if not self._normalize:
+            return x
+        x = x - self._mean
+        x *= self._scale
+        return np.minimum(np.maximum(x, -OBS_LIMIT, out=x), OBS_LIMIT, out=x)
+
+    def normalized_on_device(self, obs: Obs) -> Tensor:
+        """(B, S) what the networks see of tensors, on the learner's device."""
+        x = torch.cat([obs[key].to(self._params.device) for key in self._keys], dim=-1)
+        if not self._normalize:
+            return x
+        return ((x - self._device_mean) * self._device_scale).clamp(-OBS_LIMIT, OBS_LIMIT)
+
+    def observe(self, rows: Tensor) -> None:
+        """Count (M, S) observations into the moments; takes effect at once."""
+        if self._normalize:
+            self.moments.add(rows)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Recompute what is derived from parameters and moments; called by whoever changes them."""
+        if not self._shared:
+            self._mirror[:] = self._params.cpu().numpy()
+        if not self._layout.state_std:
+            log_std = np.clip(self._np["log_std"], *LOG_STD_RANGE)
+            self._std = np.exp(log_std)
+            self._log_norm = np.float32(log_std.sum() + 0.5 * self._layout.action_dim * _LOG_2PI)
+        self._mean = self.moments.mean.astype(np.float32)
+        self._scale = (1.0 / np.sqrt(self.moments.var + 1e-8)).astype(np.float32)
+        device = self._params.device
+        self._device_mean = torch.from_numpy(self._mean).to(device)
+        self._device_scale = torch.from_numpy(self._scale).to(device)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights by name and the observation moments; tensors on the CPU."""
+        state = {name: view.detach().cpu().clone() for name, view in self._views.items()}
+        return {**state, **{f"obs_{key}": value for key, value in self.moments.state_dict().items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: names or shapes differ from this policy's.
+        """
+        have = {name: tuple(state[name].shape) for name in self._layout.shapes if name in state}
+        if have != self._layout.shapes:
+            raise ValueError(
+                f"the saved PPO networks have shapes {have}, expected {self._layout.shapes}; "
+                "use the same hidden, log_std and environment as the run that saved them"
+            )
+        with torch.no_grad():
+            for name, view in self._views.items():
+                view.copy_(torch.as_tensor(state[name]))
+        self.moments.load_state_dict({key: state[f"obs_{key}"] for key in ("mean", "var", "count")})
+        self.refresh()
+
+    def generator_state(self) -> dict[str, Any]:
+        """State of the action noise."""
+        return {"numpy": self._rng.bit_generator.state, "device": self._device_rng.get_state()}
+
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        """Inverse of `generator_state`."""
+        self._rng.bit_generator.state = state["numpy"]
+        self._device_rng.set_state(torch.as_tensor(state["device"]).cpu())
+
+    @torch.no_grad()
+    def _act_on_device(self, obs: Obs, deterministic: bool) -> Action:
+        x = self.normalized_on_device(obs)
+        mean, log_std, _ = torch_forward(self._views, self._layout, x, self._activation)
+        if deterministic:
+            return Action(mean.clamp(-1.0, 1.0), None, {"raw": mean})
+        noise = torch.randn(mean.shape, generator=self._device_rng, device=mean.device)
+        raw = mean + log_std.exp() * noise
+        return Action(raw.clamp(-1.0, 1.0), gaussian_logp(raw, mean, log_std), {"raw": raw})
+
+
+def obs_dim(io: IOSpec) -> int:
+    """Length S of all observation vectors together.
+
+    Raises:
+        ValueError: an observation is no vector of floats.
+    """
+    for key, (shape, dtype) in io.obs.items():
+        if len(shape) != 1 or not dtype.startswith("float"):
+            raise ValueError(
+                f"PPO reads vectors of floats, got observation '{key}' of shape {shape} and type {dtype}; "
+                "build the environment without cameras, or train with policy=online/sac, which has an image encoder"
+            )
+    if not io.obs:
+        raise ValueError("the interface has no observation; expected at least 'state'")
+    return sum(shape[0] for shape, _ in io.obs.values())

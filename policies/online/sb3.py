@@ -1,0 +1,323 @@
+"""Train any Stable-Baselines3 algorithm on our environments, and act with what it learned."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from robot_rl.extras import require
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs
+
+sb3: Any = require("stable_baselines3", extra="baselines")
+_callbacks: Any = require("stable_baselines3.common.callbacks", extra="baselines")
+_vec_env: Any = require("stable_baselines3.common.vec_env", extra="baselines")
+
+
+class Sb3:
+    """A Stable-Baselines3 algorithm behind our learner's verbs; it brings its own loop.
+
+    `attach` an environment, then `run`. Saving keeps networks, optimisers and the step count; SB3's replay buffer and
+    generators are not part of it, so a resumed run continues learning but does not equal an uninterrupted one.
+
+    Args:
+        io: interface of the environment.
+        algorithm: a class of stable_baselines3 such as "SAC" or "PPO", or a dotted path such as "sb3_contrib.TQC".
+        seed: of SB3, which seeds Python, NumPy and torch globally.
+        device: torch device.
+        gamma: discount per step.
+        hook_every: steps between calls of the hook.
+        options: further keyword arguments of the algorithm, e.g. `learning_rate`, `policy_kwargs`.
+
+    Raises:
+        ValueError: there is no such algorithm.
+        ImportError: stable_baselines3 is not installed.
+    """
+
+    consumes = "environment"
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        algorithm: str = "SAC",
+        seed: int = 0,
+        device: str = "cpu",
+        gamma: float = 0.99,
+        hook_every: int = 1000,
+        **options: Any,
+    ) -> None:
+        self._io, self._hook_every = io, hook_every
+        self._class = _algorithm(algorithm)
+        self._options = {"seed": seed, "device": device, "gamma": gamma, "verbose": 0, **options}
+        self._seed = seed
+        with warnings.catch_warnings():  # SB3's advice is about an environment, which comes with `attach`
+            warnings.simplefilter("ignore", UserWarning)
+            self._model = self._build(VectorEnvForSb3(None, io))
+        self._actor = Sb3LivePolicy(io, self._model.policy)
+        self.policy = self._actor
+        self._env: VectorEnvForSb3 | None = None
+
+    @property
+    def env_steps(self) -> int:
+        """Transitions so far."""
+        return int(self._model.num_timesteps)
+
+    def attach(self, env: Any) -> None:
+        """Set the vector environment that `run` trains on.
+
+        Raises:
+            ValueError: it differs from the interface that the learner was made for, or is not same-step autoreset.
+        """
+        self._io.check(env.io)
+        weights, steps = self.state_dict(), self.env_steps
+        self._env = VectorEnvForSb3(env, self._io)
+        # SB3 sizes its buffers by the number of environments, so the model is made anew and keeps its weights.
+        self._model = self._build(self._env)
+        self._actor.follow(self._model.policy)
+        self._restore(weights, steps)
+
+    def run(self, total_steps: int, hook: Callable[[int, Metrics], bool] | None = None) -> None:
+        """Train until `env_steps` reaches `total_steps` in all.
+
+        Args:
+            total_steps: transitions of all environments together.
+            hook: called every `hook_every` steps with the number of transitions and the metrics; True stops.
+
+        Raises:
+            ValueError: no environment is attached.
+        """
+        if self._env is None:
+            raise ValueError("Sb3 has no environment to train on; call attach(env) first")
+        missing = total_steps - self.env_steps
+        if missing > 0:
+            self._model.learn(
+                missing,
+                callback=_Callback(hook, self._hook_every, self._env),
+                log_interval=None,
+                reset_num_timesteps=False,
+            )
+
+    def train(self, env: Any, total_steps: int, hook: Callable[[int, Metrics], bool] | None = None) -> None:
+        """`attach` and `run` in one call."""
+        self.attach(env)
+        self.run(total_steps, hook)
+
+    def update(self, batches: Iterator[Any], /) -> Metrics:
+        """Refused: SB3 draws its own batches inside `run`."""
+        raise TypeError("Sb3 brings its own loop; call attach(env) and run(total_steps) instead of update")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Networks, optimisers, temperature and step count."""
+        state_dicts, variables = self._model._get_torch_save_params()
+        names = [*state_dicts, *(variables or [])]
+        parts = {name: _attribute(self._model, name) for name in names}
+        state = {name: part.detach() if isinstance(part, Tensor) else part.state_dict() for name, part in parts.items()}
+        return {"parts": state, "env_steps": self.env_steps}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Continue learning with saved networks and optimisers; SB3 starts with an empty replay buffer."""
+        self._restore(state, int(state["env_steps"]))
+
+    def _restore(self, state: dict[str, Any], steps: int) -> None:
+        for name, saved in state["parts"].items():
+            part = _attribute(self._model, name)
+            if isinstance(part, Tensor):
+                with torch.no_grad():
+                    part.copy_(torch.as_tensor(saved))
+            else:
+                part.load_state_dict(saved)
+        self._model.num_timesteps = steps
+        if steps and hasattr(self._model, "learning_starts"):  # fill the new buffer a little before the next update
+            self._model.learning_starts = steps + int(self._options.get("learning_starts", 100))
+
+    def _build(self, env: VectorEnvForSb3) -> Any:
+        name = "MultiInputPolicy" if isinstance(env.observation_space, gymnasium.spaces.Dict) else "MlpPolicy"
+        return self._class(name, env, **self._options)
+
+
+class Sb3LivePolicy:
+    """The policy of a model in training.
+
+    Args:
+        io: interface.
+        policy: SB3's policy module.
+    """
+
+    def __init__(self, io: IOSpec, policy: Any) -> None:
+        self.io, self._policy = io, policy
+
+    def follow(self, policy: Any) -> None:
+        """Act with another SB3 policy module from now on."""
+        self._policy = policy
+
+    def reset(self, rows: Array | None = None) -> None:
+        """Nothing to forget."""
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Actions (B, A) in [-1, 1], in the kind of the observations."""
+        first = next(iter(obs.values()))
+        arrays = {key: value.cpu().numpy() if isinstance(value, Tensor) else value for key, value in obs.items()}
+        value, _ = self._policy.predict(_for_sb3(arrays), deterministic=deterministic)
+        value = np.clip(value, -1.0, 1.0)
+        return Action(torch.as_tensor(value, device=first.device) if isinstance(first, Tensor) else value)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """SB3's policy tensors by their names."""
+        return self._policy.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self._policy.load_state_dict(state)
+
+
+class VectorEnvForSb3(_vec_env.VecEnv):
+    """Our vector environment as SB3 wants it; without one, only its spaces.
+
+    Args:
+        env: vector environment with same-step autoreset, or None.
+        io: its interface.
+
+    Raises:
+        ValueError: another autoreset mode.
+    """
+
+    def __init__(self, env: Any, io: IOSpec) -> None:
+        if env is not None:
+            mode = env.metadata.get("autoreset_mode")
+            if mode is not gymnasium.vector.AutoresetMode.SAME_STEP:
+                raise ValueError(
+                    f"the environment's autoreset is {mode}, expected same-step, which is what SB3 assumes"
+                )
+        self._inner: Any = env
+        boxes = {key: _box(shape, dtype) for key, (shape, dtype) in io.obs.items()}
+        space = boxes["state"] if list(boxes) == ["state"] else gymnasium.spaces.Dict(_for_sb3(boxes))
+        count = 1 if env is None else env.num_envs
+        super().__init__(count, space, gymnasium.spaces.Box(-1.0, 1.0, (io.action_dim,), np.float32))
+        self._action = np.zeros((count, io.action_dim), np.float32)
+        self._return, self._length = np.zeros(count), np.zeros(count, np.int64)
+
+    def reset(self) -> Any:
+        """First observations."""
+        seed = self._seeds[0]
+        obs, _ = self._inner.reset(seed=seed)
+        self._reset_seeds()
+        self._return[:], self._length[:] = 0.0, 0
+        return _for_sb3(_numpy(obs))
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Keep the action for `step_wait`."""
+        self._action = actions
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """One step; ended rows carry SB3's `terminal_observation`, `TimeLimit.truncated`, `episode`, `is_success`."""
+        obs, reward, terminated, truncated, info = self._inner.step(self._action)
+        obs, info = _numpy(obs), _numpy(info)
+        reward, terminated, truncated = (np.asarray(x) for x in (reward, terminated, truncated))
+        done = terminated | truncated
+        self._return += reward
+        self._length += 1
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for row in np.flatnonzero(done):
+            final = {key: value[row] for key, value in info["final_obs"].items()}
+            infos[row] = {
+                "terminal_observation": _for_sb3(final),
+                "TimeLimit.truncated": bool(truncated[row] and not terminated[row]),
+                "episode": {"r": float(self._return[row]), "l": int(self._length[row]), "t": 0.0},
+            }
+            if "success" in info:
+                infos[row]["is_success"] = bool(info["success"][row])
+        self._return[done], self._length[done] = 0.0, 0
+        return _for_sb3(obs), reward.astype(np.float32), done, infos
+
+    def close(self) -> None:
+        """Leave the inner environment to its owner."""
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """`render_mode` only."""
+        if attr_name != "render_mode":
+            raise AttributeError(attr_name)
+        return [None] * (1 if self._inner is None else self._inner.num_envs)
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Refused."""
+        raise AttributeError(f"{attr_name} cannot be set through the adapter")
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """Refused."""
+        raise AttributeError(f"{method_name} cannot be called through the adapter")
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        """Episode statistics are already in `info`, as with a Monitor."""
+        return [wrapper_class.__name__ == "Monitor"] * self.num_envs
+
+
+class _Callback(_callbacks.BaseCallback):
+    """Calls our hook every so many steps."""
+
+    def __init__(self, hook: Callable[[int, Metrics], bool] | None, every: int, env: VectorEnvForSb3) -> None:
+        super().__init__()
+        self._hook, self._every, self._next = hook, every, 0
+        self._time, self._steps = time.perf_counter(), 0
+
+    def _on_training_start(self) -> None:
+        self._time, self._steps = time.perf_counter(), self.num_timesteps
+        self._next = self.num_timesteps + self._every
+
+    def _on_step(self) -> bool:
+        if self._hook is None or self.num_timesteps < self._next:
+            return True
+        now = time.perf_counter()
+        metrics = {key: float(x) for key, x in self.logger.name_to_value.items() if not isinstance(x, str)}
+        metrics["time/sps"] = (self.num_timesteps - self._steps) / (now - self._time)
+        episodes = list(self.model.ep_info_buffer or ())
+        if episodes:
+            metrics["rollout/return"] = float(np.mean([episode["r"] for episode in episodes]))
+            metrics["rollout/length"] = float(np.mean([episode["l"] for episode in episodes]))
+        if self.model.ep_success_buffer:
+            metrics["rollout/success"] = float(np.mean(self.model.ep_success_buffer))
+        stop = self._hook(self.num_timesteps, metrics)
+        self._time, self._steps = time.perf_counter(), self.num_timesteps
+        self._next = self.num_timesteps + self._every
+        return not stop
+
+
+def _algorithm(name: str) -> Any:
+    module, _, short = name.rpartition(".")
+    source = importlib.import_module(module) if module else sb3
+    found = getattr(source, short, None)
+    if found is None or not hasattr(found, "learn"):
+        known = sorted(key for key, value in vars(source).items() if hasattr(value, "learn"))
+        raise ValueError(f"there is no algorithm {name!r}; expected one of {known}, or a path such as sb3_contrib.TQC")
+    return found
+
+
+def _attribute(model: Any, path: str) -> Any:
+    for name in path.split("."):
+        model = getattr(model, name)
+    return model
+
+
+def _box(shape: tuple[int, ...], dtype: str) -> gymnasium.spaces.Box:
+    low, high = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
+    return gymnasium.spaces.Box(low, high, shape, np.dtype(dtype).type)
+
+
+def _for_sb3(obs: dict[str, Any]) -> Any:
+    """SB3's form: the bare array of a lone "state", else a dictionary whose keys may name torch modules."""
+    if list(obs) == ["state"]:
+        return obs["state"]
+    return {key.replace(".", "_"): value for key, value in obs.items()}
+
+
+def _numpy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _numpy(item) for key, item in value.items()}
+    return value.cpu().numpy() if isinstance(value, Tensor) else value

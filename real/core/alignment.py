@@ -1,0 +1,190 @@
+"""Ages and common times of sources whose clocks are not synchronised with ours."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Stamping:
+    """What one arrival says about its source.
+
+    Args:
+        delay: transport and queue delay above the shortest of the window [s], >= 0; 0 for unstamped samples.
+        time: estimated time of acquisition on our clock [s]: arrival - delay.
+        fault: `future` or `backwards` when the stamp cannot be believed, else "".
+    """
+
+    delay: float
+    time: float
+    fault: str
+
+
+class SourceClock:
+    """Estimates the offset between a source's stamps and our steady clock.
+
+    The smallest arrival - stamp of the last `window` seconds is taken as the offset (plus the shortest transport), so
+    hosts need no common time. A stamp that lies in the future after correction or runs backwards is a clock fault:
+    the window starts anew and the sample counts as fresh on arrival.
+
+    Args:
+        window: [s].
+        period: of the source [s]; a stamp may go back by this much.
+        future_tolerance: [s].
+
+    Source: specification of the bridge, time.
+    """
+
+    def __init__(self, *, window: float = 10.0, period: float = 0.01, future_tolerance: float = 0.05) -> None:
+        self.window, self.period, self.future_tolerance = window, period, future_tolerance
+        self.faults = 0
+        self._least: deque[tuple[float, float]] = deque()  # (arrival, arrival - stamp), increasing differences
+        self._last = -np.inf
+
+    @property
+    def offset(self) -> float:
+        """Smallest arrival - stamp of the window [s]; nan before the first stamped sample."""
+        return self._least[0][1] if self._least else np.nan
+
+    def arrive(self, arrival: float, stamp: float) -> Stamping:
+        """Note one sample.
+
+        Args:
+            arrival: time of receipt on our steady clock [s].
+            stamp: of the source [s]; 0 = unstamped.
+        """
+        if stamp == 0.0 or not np.isfinite(stamp):
+            return Stamping(0.0, arrival, "")
+        gap, fault = arrival - stamp, ""
+        if self._least and gap - self._least[0][1] < -self.future_tolerance:
+            fault = "future"
+        elif stamp < self._last - self.period:
+            fault = "backwards"
+        if fault:
+            self.faults += 1
+            self._least.clear()
+        self._last = stamp
+        while self._least and self._least[-1][1] >= gap:
+            self._least.pop()
+        self._least.append((arrival, gap))
+        while self._least[0][0] < arrival - self.window:
+            self._least.popleft()
+        delay = max(gap - self._least[0][1], 0.0)
+        return Stamping(delay, arrival - delay, fault)
+
+    def reset(self) -> None:
+        """Forget the offset, e.g. when simulated time jumps back."""
+        self._least.clear()
+        self._last = -np.inf
+
+
+class Timeline(Generic[Item]):
+    """The last samples of one source, looked up by time.
+
+    Args:
+        capacity: samples kept.
+    """
+
+    def __init__(self, capacity: int = 256) -> None:
+        self._times: list[float] = []
+        self._items: list[Item] = []
+        self._capacity = capacity
+
+    def add(self, time: float, item: Item) -> None:
+        """Insert a sample; late ones find their place, of equal times the last inserted is the newest."""
+        place = bisect_right(self._times, time)
+        self._times.insert(place, time)
+        self._items.insert(place, item)
+        if len(self._times) > self._capacity:
+            del self._times[0], self._items[0]
+
+    def newest(self, time: float, *, tolerance: float = np.inf) -> tuple[float, Item] | None:
+        """Newest sample at or before `time` that is not older than `tolerance` [s], with its time; else None."""
+        place = bisect_right(self._times, time) - 1
+        if place < 0 or time - self._times[place] > tolerance:
+            return None
+        return self._times[place], self._items[place]
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+
+def align(
+    sources: dict[str, Timeline[np.ndarray]], time: float, tolerance: dict[str, float]
+) -> tuple[dict[str, np.ndarray], float] | None:
+    """One observation: the newest sample of every source at or before `time`.
+
+    Args:
+        sources: name -> samples.
+        time: [s].
+        tolerance: name -> largest age [s].
+
+    Returns:
+        name -> sample, and the stamp of the observation, which is the oldest among them; None if a source has nothing.
+    """
+    found = {name: line.newest(time, tolerance=tolerance[name]) for name, line in sources.items()}
+    picked = {name: pair for name, pair in found.items() if pair is not None}
+    if not picked or len(picked) < len(found):
+        return None
+    return {name: pair[1] for name, pair in picked.items()}, min(pair[0] for pair in picked.values())
+
+
+class JointMerger:
+    """Joins joint states of several publishers, each with a subset of the joints in any order.
+
+    Args:
+        names: joints wanted, in the order of the RobotSpec.
+        cutoff: smoothing time of velocities that have to be differentiated [s].
+    """
+
+    def __init__(self, names: tuple[str, ...], *, cutoff: float = 0.02) -> None:
+        self.position = np.full(len(names), np.nan)
+        self.velocity = np.full(len(names), np.nan)
+        self.time = np.full(len(names), -np.inf)
+        self.estimated = np.zeros(len(names), bool)
+        self._index = {name: i for i, name in enumerate(names)}
+        self._cutoff = cutoff
+
+    def add(self, time: float, names: list[str], position: np.ndarray, velocity: np.ndarray | None = None) -> str:
+        """Take one message; joints that are not wanted are ignored.
+
+        Args:
+            time: of acquisition on our clock [s].
+            names: of the message.
+            position: as many [rad].
+            velocity: as many [rad/s]; empty or None = estimated from positions and marked in `estimated`.
+
+        Returns:
+            "" or the reason for which the message was dropped: `lengths`, `duplicate`.
+        """
+        given = velocity is not None and len(velocity) > 0
+        if len(position) != len(names) or (velocity is not None and given and len(velocity) != len(names)):
+            return "lengths"
+        if len(set(names)) != len(names):
+            return "duplicate"
+        for k, name in enumerate(names):
+            i = self._index.get(name)
+            if i is None or time < self.time[i]:
+                continue
+            if velocity is not None and given:
+                self.velocity[i], self.estimated[i] = velocity[k], False
+            else:
+                self._estimate(i, time, float(position[k]))
+            self.position[i], self.time[i] = position[k], time
+        return ""
+
+    def _estimate(self, i: int, time: float, position: float) -> None:
+        step = time - self.time[i]
+        self.estimated[i] = True
+        if not np.isfinite(step) or not np.isfinite(self.velocity[i]):
+            self.velocity[i] = 0.0
+        elif step > 0.0:
+            share = step / (step + self._cutoff)
+            self.velocity[i] += share * ((position - self.position[i]) / step - self.velocity[i])

@@ -1,0 +1,267 @@
+"""The door for commands from the network: who may speak, what is accepted, and which command is due now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from robot_rl.real.core.alignment import SourceClock
+from robot_rl.real.core.chunk_player import ChunkPlayer, play_velocity
+from robot_rl.real.core.settings import SafetySettings
+from robot_rl.real.core.spec import VELOCITY, RobotSpec
+from robot_rl.real.core.watchdogs import Burst
+from robot_rl.real.robot import Command
+
+SOURCES = ("external", "policy", "human")  # rising priority
+
+
+@dataclass(frozen=True)
+class CommandMessage:
+    """One message on a command topic, still as it came.
+
+    Args:
+        source: `policy`, `human` or `external`.
+        tag: identity of the sender; a new one starts its own sequence.
+        seq: running number of the sender; 0 with stamp 0 for foreign clients that have none.
+        names: joints, in the sender's order.
+        stamp: of the observation the command was computed from [s of the sender's clock]; 0 = none.
+        times: (n,) seconds after the stamp, > 0 and increasing; n = 1 a step, n > 1 a chunk, n = 0 "let go".
+        fields: name -> (n, J); exactly one of `positions`, `velocities`, `efforts`.
+    """
+
+    source: str
+    tag: str
+    seq: int
+    names: tuple[str, ...]
+    stamp: float
+    times: np.ndarray
+    fields: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    seq: int
+    stamp: float  # on our clock
+    times: np.ndarray  # absolute, on our clock
+    knots: np.ndarray
+
+
+class Intake:
+    """Accepts command messages, arbitrates between their sources and plays chunks.
+
+    Call `offer` per message, `select` once per tick before the supervisor's `filter`, and `executed` after it.
+
+    Args:
+        spec: of the robot.
+        settings: of the supervisor.
+        allow_external: accept foreign clients.
+        teleop_timeout: largest age of a human's command [s].
+        takeover_timeout: largest age of the operator's dead-man heartbeat [s].
+        horizon: longest chunk [s].
+        flood: messages per second from one source that are a flood.
+
+    Source: specification of the bridge, message acceptance and authority.
+    """
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        settings: SafetySettings | None = None,
+        *,
+        allow_external: bool = False,
+        teleop_timeout: float = 0.25,
+        takeover_timeout: float = 0.3,
+        horizon: float = 5.0,
+        flood: int | None = None,
+    ) -> None:
+        self._spec, self._set = spec, settings or SafetySettings()
+        self._velocity = spec.mode == VELOCITY
+        self._sources = SOURCES if allow_external else SOURCES[1:]
+        self._teleop_timeout, self._takeover_timeout, self._horizon = teleop_timeout, takeover_timeout, horizon
+        period = 1.0 / self._set.rate
+        limit = int(5 * self._set.rate) if flood is None else flood
+        self._floods = {name: Burst(limit) for name in SOURCES}
+        self._drops = {name: Burst(10) for name in SOURCES}
+        self._clocks = {name: SourceClock(future_tolerance=self._set.future_tolerance) for name in SOURCES}
+        self._players = {name: ChunkPlayer(len(spec.joints), period=period, horizon=horizon) for name in SOURCES}
+        self._plans: dict[str, _Plan | None] = dict.fromkeys(SOURCES)
+        self._last_seq: dict[str, int] = {}
+        self._period = period
+        self._held_at = -np.inf
+        self._takeover = False
+        self._position = np.zeros(len(spec.joints))
+        self._own = np.zeros(len(spec.joints))
+        self.authority = "none"
+        self.dropped: Counter[str] = Counter()
+
+    def offer(self, message: CommandMessage, arrival: float) -> str:
+        """Take one message.
+
+        Args:
+            message: as it came.
+            arrival: time of receipt [s of the steady clock].
+
+        Returns:
+            "" when accepted, else the reason of the drop, which is counted in `dropped`.
+        """
+        reason = self._offer(message, arrival)
+        if message.source in self._floods and self._floods[message.source].add(arrival) and not reason:
+            reason = "flood"
+        if reason:
+            self.dropped[reason] += 1
+            if message.source in self._drops:
+                self._drops[message.source].add(arrival)
+        return reason
+
+    def takeover(self, held: bool, arrival: float) -> None:
+        """Heartbeat of the operator's dead-man switch."""
+        self._takeover, self._held_at = held, arrival
+
+    def select(self, now: float) -> tuple[Command | None, str]:
+        """Command of whoever has authority at `now` [s].
+
+        Returns:
+            The command (empty value: brake and hold; None: nothing from anybody) and the reason for a soft stop:
+            `cmd_flood`, `cmd_drops`, `takeover_silent`, or "".
+        """
+        before = self.authority
+        silent = self._takeover and now - self._held_at > self._takeover_timeout
+        if silent:
+            self.authority = "none"
+            return None, "takeover_silent" if before == "human" else ""
+        if before in self._floods:
+            for burst, reason in ((self._floods[before], "cmd_flood"), (self._drops[before], "cmd_drops")):
+                if burst.full(now):
+                    burst.clear()
+                    self._plans[before] = None
+                    return None, reason
+        if self._takeover:
+            self._grant("human", now)
+            return self._due("human", now) or self._let_go("human", now), ""
+        for name in reversed([name for name in self._sources if name != "human"]):
+            plan = self._plans[name]
+            if plan is None:
+                continue
+            if before != name and not self._joins(plan):
+                self.authority = "none"
+                return self._let_go(name, now), ""
+            self._grant(name, now)
+            return self._due(name, now), ""
+        if before == "human":
+            self.authority = "none"
+            return self._let_go("human", now), ""
+        return None, ""
+
+    def executed(self, now: float, position: np.ndarray, velocity: np.ndarray, *, as_asked: bool) -> None:
+        """Tell what was sent at `now` [s]: (J,) position and velocity of the command; clipping re-seeds the player."""
+        self._position, self._own = np.array(position, float), np.array(velocity, float)
+        for name, player in self._players.items():
+            if name != self.authority or not as_asked:
+                player.reseed(now, self._position, self._own)
+                plan = self._plans[name]
+                if name == self.authority and plan is not None and len(plan.times) > 1 and not self._velocity:
+                    player.offer(now, plan.times, plan.knots)
+
+    # ------------------------------------------------------------ acceptance
+
+    def _offer(self, message: CommandMessage, arrival: float) -> str:
+        if message.source not in self._sources:
+            return "source"
+        names, own = message.names, self._spec.names
+        foreign = message.source == "external"
+        n = len(message.times)
+        array = np.zeros((0, len(own)))
+        if n:
+            if len(names) != len(own) or set(names) != set(own):
+                return "joint_names"
+            if len(message.fields) != 1 or next(iter(message.fields)) != (
+                "velocities" if self._velocity else "positions"
+            ):
+                return "field"
+            array = np.asarray(next(iter(message.fields.values())), float)
+            if array.shape != (n, len(own)) or n > 1000:
+                return "lengths"
+            if not np.isfinite(array).all():
+                return "not_finite"
+        if not np.isfinite(message.stamp) or (message.stamp == 0.0 and not foreign):
+            return "stamp"
+        stamping = self._clocks[message.source].arrive(arrival, message.stamp)
+        if stamping.fault and not foreign:
+            return "stamp"
+        times = np.asarray(message.times, float)
+        if n and not (np.isfinite(times).all() and times[0] > 0.0 and (np.diff(times) > 0.0).all()):
+            return "times"
+        if n and times[-1] > self._horizon:
+            return "horizon"
+        if not foreign and arrival - stamping.time > self._set.command_timeout:
+            return "stale"
+        if not foreign and message.seq <= self._last_seq.get(message.tag, -1):
+            return "sequence"
+        self._last_seq[message.tag] = message.seq
+        if not n:
+            self._plans[message.source] = None
+            self._players[message.source].reseed(arrival, self._position, self._own)
+            return ""
+        order = [names.index(name) for name in own]
+        return self._keep(
+            message.source, _Plan(message.seq, stamping.time, stamping.time + times, array[:, order]), arrival
+        )
+
+    def _keep(self, source: str, plan: _Plan, arrival: float) -> str:
+        if len(plan.times) > 1:
+            if plan.times[-1] <= arrival + self._period:
+                return "chunk_late"
+            if not self._velocity and source == self.authority:
+                refused = self._players[source].offer(arrival, plan.times, plan.knots)
+                if refused:
+                    return "chunk_late" if refused == "chunk too late" else "chunk"
+        self._plans[source] = plan
+        return ""
+
+    # ------------------------------------------------------------ authority
+
+    def _joins(self, plan: _Plan) -> bool:
+        """A source may begin only where the robot's command is."""
+        gap = np.abs(plan.knots[0] - self._position)
+        return self._velocity or bool((gap <= self._set.start_tolerance).all())
+
+    def _grant(self, name: str, now: float) -> None:
+        if self.authority == name:
+            return
+        self.authority = name
+        self._players[name].reseed(now - self._period, self._position, self._own)
+        plan = self._plans[name]
+        if plan is not None and len(plan.times) > 1 and not self._velocity:
+            self._players[name].offer(now, plan.times, plan.knots)
+
+    def _due(self, name: str, now: float) -> Command | None:
+        plan = self._plans[name]
+        if plan is None:
+            return None
+        if len(plan.times) == 1:
+            if name == "external":  # a one-shot trajectory is fresh until its last point
+                if now > plan.times[-1] + self._set.command_timeout:
+                    self._plans[name] = None
+                    return self._let_go(name, now)
+                return Command(now, plan.knots[0], name, plan.seq)
+            patience = self._teleop_timeout if name == "human" else self._set.command_timeout
+            if now - plan.stamp > patience:
+                self._plans[name] = None
+                return None
+            grace = patience - self._set.command_timeout
+            return Command(min(plan.stamp + max(grace, 0.0), now), plan.knots[0], name, plan.seq)
+        if self._velocity:
+            if now > plan.times[-1]:
+                self._plans[name] = None
+                return self._let_go(name, now)
+            return Command(now, play_velocity(now, plan.times, plan.knots), name, plan.seq)
+        setpoint = self._players[name].at(now)
+        if setpoint.underrun:
+            self._plans[name] = None
+            return self._let_go(name, now)
+        return Command(now, setpoint.position, name, plan.seq)
+
+    def _let_go(self, name: str, now: float) -> Command:
+        return Command(now, np.zeros(0), name)

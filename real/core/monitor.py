@@ -1,0 +1,125 @@
+"""Checks of the measured state against the RobotSpec; every finding is a fault code."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from robot_rl.real.core.limiter import wrap
+from robot_rl.real.core.settings import SafetySettings
+from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.robot import RobotState
+
+UNTRUSTED = frozenset({"state_stale", "state_never", "state_nonfinite", "state_name_missing", "state_jump"})
+
+
+class StateMonitor:
+    """Judges one state per tick and remembers the last good one.
+
+    Args:
+        spec: of the robot.
+        settings: of the supervisor.
+    """
+
+    def __init__(self, spec: RobotSpec, settings: SafetySettings) -> None:
+        self._spec, self._set = spec, settings
+        self._joints = len(spec.joints)
+        self._speed, self._effort = spec.array("velocity"), spec.array("effort")
+        self._lower, self._upper = spec.hard_bounds()
+        self._turning = np.array([joint.continuous for joint in spec.joints])
+        self._last: RobotState | None = None
+        self._good_since: float | None = None
+        self._pushes = 0
+        self._forgiven = np.zeros(self._joints)  # how far outside each joint may be after a reset
+
+    @property
+    def last(self) -> RobotState | None:
+        """Newest state that could be believed."""
+        return self._last
+
+    def check(self, state: RobotState | None, now: float) -> list[str]:
+        """Fault codes of this tick, the gravest first; empty when all is well.
+
+        Args:
+            state: newest measurement, may be one that was given before.
+            now: [s].
+        """
+        codes = self._judge(state, now)
+        if codes:
+            self._good_since = None
+        elif self._good_since is None:
+            self._good_since = now
+        return codes
+
+    def age(self, now: float) -> float:
+        """Seconds since the last believable state was acquired; infinite without one."""
+        return np.inf if self._last is None else now - self._last.stamp
+
+    def settled(self, now: float) -> bool:
+        """True when all has been well for the settle time."""
+        return self._good_since is not None and now - self._good_since >= self._set.settle_time - 1e-9
+
+    def resting(self) -> bool:
+        """True when the last state is at rest."""
+        return self._last is not None and bool((np.abs(self._last.velocity) <= self._set.rest_velocity).all())
+
+    def forgive(self) -> None:
+        """Called at a reset: joints that stand outside their limits may stay there, but go no further out."""
+        if self._last is not None:
+            self._forgiven = np.maximum(self._outside(self._last.position), 0.0)
+
+    def relearn(self) -> None:
+        """Called at a reset: the next state need not be near the last one."""
+        self._last = None
+
+    def _outside(self, position: np.ndarray) -> np.ndarray:
+        return np.maximum(self._lower - position, position - self._upper)
+
+    def _judge(self, state: RobotState | None, now: float) -> list[str]:
+        last = self._last
+        if state is None:
+            if last is None:
+                return ["state_never"]
+            return ["state_stale"] if self.age(now) > self._set.state_timeout else []
+        position, velocity = np.asarray(state.position, float), np.asarray(state.velocity, float)
+        if position.shape != (self._joints,) or velocity.shape != (self._joints,):
+            return ["state_name_missing"]
+        if not (np.isfinite(position).all() and np.isfinite(velocity).all() and np.isfinite(state.stamp)):
+            return ["state_nonfinite"]
+        if state.stamp > now + self._set.future_tolerance:
+            return ["clock_jump"]
+        codes = []
+        if now - state.stamp > self._set.state_timeout:
+            codes.append("state_stale")
+        if last is None or state.stamp > last.stamp:
+            codes += self._moved(state, position)
+        return codes + self._limits(state, position, velocity)
+
+    def _moved(self, state: RobotState, position: np.ndarray) -> list[str]:
+        last = self._last
+        if last is not None:
+            way = position - last.position
+            way = np.where(self._turning, wrap(way), way)
+            elapsed = max(state.stamp - last.stamp, 1.0 / self._set.rate)
+            if (np.abs(way) > self._set.jump_factor * self._speed * elapsed).any():
+                return ["state_jump"]  # the last good state stays: the jump persists until a reset
+        self._last = state
+        force = self._spec.force
+        if force is not None and state.wrench is not None:
+            push = float(np.linalg.norm(state.wrench[:3]))
+            self._pushes = self._pushes + 1 if not push <= self._set.force_factor * force else 0
+        return []
+
+    def _limits(self, state: RobotState, position: np.ndarray, velocity: np.ndarray) -> list[str]:
+        codes, outside = [], self._outside(position)
+        self._forgiven = np.minimum(self._forgiven, np.maximum(outside, 0.0))
+        if (outside > self._forgiven + self._set.limit_slack).any():
+            codes.append("limit_measured")
+        if (np.abs(velocity) > self._set.velocity_factor * self._speed).any():
+            codes.append("velocity_measured")
+        if state.effort is not None:
+            effort = np.abs(np.asarray(state.effort, float))
+            if not (effort <= self._set.velocity_factor * self._effort).all():
+                codes.append("effort_measured")
+        if self._pushes >= 3:
+            codes.append("force")
+        return codes

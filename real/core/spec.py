@@ -1,0 +1,302 @@
+"""RobotSpec: everything that the bridge must know about one robot, read from YAML and checked at the door."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+POSITION, VELOCITY, EFFORT, TWIST = "position", "velocity", "effort", "twist"
+MODES = {
+    "forward_position": POSITION,
+    "forward_velocity": VELOCITY,
+    "forward_effort": EFFORT,
+    "jtc": POSITION,
+    "joint_command": POSITION,
+    "twist": TWIST,
+    "servo": TWIST,
+}
+MAPPINGS = ("absolute", "delta", "velocity")
+
+
+class SpecError(ValueError):
+    """A RobotSpec that cannot be used; the message names the key, what it holds and what it should hold."""
+
+
+@dataclass(frozen=True)
+class JointSpec:
+    """One joint.
+
+    Args:
+        name: as in the robot's joint states.
+        lower: smallest position [rad or m]; ignored when continuous.
+        upper: largest position.
+        velocity: largest speed [rad/s or m/s].
+        acceleration: largest acceleration; has no default, because none is not infinity.
+        effort: largest effort [N m or N].
+        jerk: largest change of acceleration, or None.
+        stop_acceleration: deceleration of stops, at least `acceleration`; None = the same.
+        continuous: turns for ever.
+        kp: gain of the simulated servo.
+        kd: damping of the simulated servo.
+    """
+
+    name: str
+    velocity: float
+    acceleration: float
+    effort: float
+    lower: float = -math.inf
+    upper: float = math.inf
+    jerk: float | None = None
+    stop_acceleration: float | None = None
+    continuous: bool = False
+    kp: float = 0.0
+    kd: float = 0.0
+
+
+@dataclass(frozen=True)
+class SensorSpec:
+    """One topic that is read: `timeout` [s] bounds its age, `required` blocks motion without it."""
+
+    topic: str
+    type: str
+    required: bool = True
+    timeout: float = 0.1
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Box that the tool stays in: `lower` and `upper` (x, y, z) [m] in the base frame, for the site `ee_site`."""
+
+    lower: tuple[float, float, float]
+    upper: tuple[float, float, float]
+    ee_site: str = ""
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """How actions in [-1, 1] become commands: `absolute`, `delta` or `velocity`, times `scale` per joint."""
+
+    mapping: str = "absolute"
+    scale: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class RobotSpec:
+    """One robot.
+
+    Args:
+        name: of the robot.
+        joints: in the order of commands and observations.
+        command_mode: forward_position, forward_velocity, forward_effort, jtc, joint_command, twist or servo.
+        controller_topic: where the supervisor sends commands.
+        controller_timeout: seconds after which the robot's own controller stops without commands; 0 = never.
+        sensors: name -> topic that is read.
+        cameras: name -> topic, type, timeout.
+        workspace: box for the tool, or None.
+        home: (J,) rest configuration.
+        margin: kept free at both ends of every position range [rad]; 5 % of a smaller range.
+        force: largest force at the tool [N], or None.
+        observation: keys in the order that the policy reads.
+        action: from [-1, 1] to commands.
+    """
+
+    name: str
+    joints: tuple[JointSpec, ...]
+    command_mode: str = "forward_position"
+    controller_topic: str = "forward_command_controller/commands"
+    controller_timeout: float = 0.0
+    sensors: dict[str, SensorSpec] = field(default_factory=dict)
+    cameras: dict[str, SensorSpec] = field(default_factory=dict)
+    workspace: Workspace | None = None
+    home: tuple[float, ...] = ()
+    margin: float = 0.02
+    force: float | None = None
+    observation: tuple[str, ...] = ()
+    action: ActionSpec = field(default_factory=ActionSpec)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Joint names in order."""
+        return tuple(joint.name for joint in self.joints)
+
+    @property
+    def mode(self) -> str:
+        """`position`, `velocity`, `effort` or `twist`."""
+        return MODES[self.command_mode]
+
+    def array(self, key: str) -> np.ndarray:
+        """One number of every joint as (J,) float64, e.g. `array("velocity")`; None becomes nan."""
+        return np.array([math.nan if (v := getattr(joint, key)) is None else v for joint in self.joints], float)
+
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Position limits of commands, (J,) each: the joint's own minus the margin; infinite for continuous joints."""
+        lower, upper, margin = self._hard()
+        return lower + margin, upper - margin
+
+    def hard_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The joint's own position limits, (J,) each; infinite for continuous joints."""
+        return self._hard()[:2]
+
+    def _hard(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        turning = np.array([joint.continuous for joint in self.joints])
+        lower = np.where(turning, -np.inf, self.array("lower"))
+        upper = np.where(turning, np.inf, self.array("upper"))
+        return lower, upper, np.minimum(self.margin, 0.05 * (upper - lower))
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> RobotSpec:
+        """Build from plain dicts and lists, as YAML and Hydra give them.
+
+        Raises:
+            SpecError: names the key.
+        """
+        raw = dict(_mapping(raw, "robot spec"))
+        if "joints" in raw:
+            items = _sequence(raw["joints"], "joints")
+            raw["joints"] = tuple(_build(JointSpec, item, f"joints[{i}]") for i, item in enumerate(items))
+        for key in ("sensors", "cameras"):
+            table = _mapping(raw.get(key) or {}, key)
+            raw[key] = {name: _build(SensorSpec, item, f"{key}.{name}") for name, item in table.items()}
+        for key, kind in (("workspace", Workspace), ("action", ActionSpec)):
+            if raw.get(key) is None:
+                raw.pop(key, None)
+            else:
+                raw[key] = _build(kind, raw[key], key)
+        return _build(cls, raw, "")
+
+    @classmethod
+    def load(cls, path: str | Path) -> RobotSpec:
+        """Read a YAML file.
+
+        Raises:
+            FileNotFoundError: no such file.
+            SpecError: not YAML, or a key that is wrong; the message starts with the file.
+        """
+        path = Path(path)
+        try:
+            return cls.from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except yaml.YAMLError as error:
+            raise SpecError(f"{path}: not readable as YAML: {error}") from error
+        except SpecError as error:
+            raise SpecError(f"{path}: {error}") from error
+
+
+def _mapping(raw: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(raw, Mapping):
+        raise SpecError(f"{where} is {raw!r}, expected a table of keys")
+    return raw
+
+
+def _sequence(raw: Any, where: str) -> Sequence[Any]:
+    if isinstance(raw, (str, bytes)) or not isinstance(raw, Sequence):
+        raise SpecError(f"{where} is {raw!r}, expected a list")
+    return raw
+
+
+def _build(kind: type, raw: Any, where: str) -> Any:
+    """Construct a dataclass from a table: unknown, missing and mistyped keys are errors that name the key."""
+    table, dot = _mapping(raw, where or "robot spec"), f"{where}." if where else ""
+    known = {item.name: item for item in fields(kind)}
+    for key in table:
+        if key not in known:
+            raise SpecError(f"{dot}{key} is not a key of the spec; valid keys: {', '.join(known)}")
+    values: dict[str, Any] = {}
+    for name, item in known.items():
+        if name in table:
+            values[name] = _convert(str(item.type), table[name], f"{dot}{name}")
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise SpecError(f"{dot}{name} is missing; write it down, there is no safe default")
+    return kind(**values)
+
+
+def _convert(kind: str, value: Any, where: str) -> Any:
+    if value is None and kind.endswith("| None"):
+        return None
+    if kind.startswith("float"):
+        return _number(value, where)
+    if kind == "bool":
+        if not isinstance(value, bool):
+            raise SpecError(f"{where} is {value!r}, expected true or false")
+        return value
+    if kind == "str":
+        if not isinstance(value, str):
+            raise SpecError(f"{where} is {value!r}, expected text; quote it")
+        return value
+    if kind.startswith("tuple[float"):
+        return tuple(_number(v, f"{where}[{i}]") for i, v in enumerate(_sequence(value, where)))
+    if kind.startswith("tuple[str"):
+        return tuple(_convert("str", v, f"{where}[{i}]") for i, v in enumerate(_sequence(value, where)))
+    return value
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise SpecError(f"{where} is {value!r}, expected a number (YAML reads 1e3 as text; write 1.0e+3)")
+    return float(value)
+
+
+def _positive(value: float | None, where: str) -> None:
+    if value is not None and not (math.isfinite(value) and value > 0.0):
+        raise SpecError(f"{where} is {value}, expected a finite number > 0")
+
+
+def _check(spec: RobotSpec) -> None:
+    if not spec.joints:
+        raise SpecError("joints is empty, expected at least one joint")
+    for i, joint in enumerate(spec.joints):
+        where = f"joints[{i}] ({joint.name})"
+        if not joint.name:
+            raise SpecError(f"joints[{i}].name is empty, expected the name in the joint states")
+        for key in ("velocity", "acceleration", "effort", "jerk", "stop_acceleration"):
+            _positive(getattr(joint, key), f"{where}.{key}")
+        if joint.stop_acceleration is not None and joint.stop_acceleration < joint.acceleration:
+            raise SpecError(f"{where}.stop_acceleration is {joint.stop_acceleration}, expected >= acceleration")
+        if not joint.continuous:
+            for key in ("lower", "upper"):
+                if not math.isfinite(getattr(joint, key)):
+                    raise SpecError(f"{where}.{key} is missing or not finite; give it or set continuous: true")
+            if joint.lower >= joint.upper:
+                raise SpecError(f"{where}.lower is {joint.lower}, expected below upper = {joint.upper}")
+    doubles = sorted({name for name in spec.names if spec.names.count(name) > 1})
+    if doubles:
+        raise SpecError(f"joints: the name {doubles[0]} occurs more than once, expected unique names")
+    if spec.command_mode not in MODES:
+        raise SpecError(f"command_mode is {spec.command_mode!r}, expected one of {', '.join(MODES)}")
+    if not (math.isfinite(spec.margin) and spec.margin >= 0.0):
+        raise SpecError(f"margin is {spec.margin}, expected a finite number >= 0")
+    if not (math.isfinite(spec.controller_timeout) and spec.controller_timeout >= 0.0):
+        raise SpecError(f"controller_timeout is {spec.controller_timeout}, expected seconds >= 0 (0 = it has none)")
+    _positive(spec.force, "force")
+    for key in ("sensors", "cameras"):
+        for name, sensor in getattr(spec, key).items():
+            _positive(sensor.timeout, f"{key}.{name}.timeout")
+    if spec.action.mapping not in MAPPINGS:
+        raise SpecError(f"action.mapping is {spec.action.mapping!r}, expected one of {', '.join(MAPPINGS)}")
+    if spec.action.scale and len(spec.action.scale) not in (1, len(spec.joints)):
+        raise SpecError(f"action.scale has {len(spec.action.scale)} entries, expected 1 or {len(spec.joints)}")
+    _check_places(spec)
+
+
+def _check_places(spec: RobotSpec) -> None:
+    if spec.home:
+        if len(spec.home) != len(spec.joints):
+            raise SpecError(f"home has {len(spec.home)} entries, expected {len(spec.joints)}: one per joint")
+        lower, upper = spec.bounds()
+        for name, value, low, high in zip(spec.names, spec.home, lower, upper):
+            if not low <= value <= high:
+                raise SpecError(f"home of {name} is {value}, expected in [{low:g}, {high:g}]: limits minus margin")
+    box = spec.workspace
+    if box is not None:
+        if len(box.lower) != 3 or len(box.upper) != 3:
+            raise SpecError("workspace.lower and workspace.upper need three numbers: x, y, z")
+        if not all(low < high for low, high in zip(box.lower, box.upper)):
+            raise SpecError(f"workspace.lower is {box.lower}, expected below upper = {box.upper} on every axis")

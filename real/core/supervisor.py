@@ -1,0 +1,417 @@
+"""The last thing before the robot: every command passes here, on hardware and in simulation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from robot_rl.real.core.limiter import JointLimiter, wrap
+from robot_rl.real.core.machine import MOVABLE, Event, SafetyMachine, State
+from robot_rl.real.core.monitor import UNTRUSTED, StateMonitor
+from robot_rl.real.core.settings import SafetySettings
+from robot_rl.real.core.spec import POSITION, VELOCITY, RobotSpec
+from robot_rl.real.core.watchdogs import Overrun
+from robot_rl.real.core.workspace import WorkspaceGuard
+from robot_rl.real.robot import Command, Level, RobotState, Verdict
+
+WORDS = {  # fault code -> reason of the verdict
+    "state_stale": "stale_state",
+    "state_never": "stale_state",
+    "state_nonfinite": "bad_state",
+    "state_name_missing": "bad_state",
+    "state_jump": "bad_state",
+    "limit_measured": "limit",
+    "velocity_measured": "rate",
+    "effort_measured": "force",
+    "force": "force",
+    "tracking": "tracking",
+    "cmd_timeout": "stale_command",
+    "cmd_flood": "bad_command",
+    "cmd_nonfinite": "bad_command",
+    "cmd_shape": "bad_command",
+    "internal": "internal",
+}
+
+
+class SafetySupervisor:
+    """Filters commands: limits, freshness, workspace, the robot's own state, the operator.
+
+    The output never leaves the limits of the RobotSpec, whatever comes in; `filter` never raises. Faults latch until
+    `rearm`, which never causes motion: `enable` is a second, separate act. Protective software, no safety-rated
+    function: a hardware e-stop is required.
+
+    Args:
+        spec: of the robot; position and velocity command modes.
+        settings: times and tolerances.
+        forward: joint positions (J,) -> tool position (3,) [m], needed when the spec has a workspace.
+        arm_on_start: enable by itself once after start-up; for simulation only.
+
+    Raises:
+        ValueError: command mode not supported here, velocity mode on a controller without timeout, or a workspace
+            without forward kinematics.
+
+    Source: specification of the bridge, safety supervisor.
+    """
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        settings: SafetySettings | None = None,
+        *,
+        forward: Callable[[np.ndarray], np.ndarray] | None = None,
+        arm_on_start: bool = False,
+    ) -> None:
+        self.spec, self.settings = spec, settings or SafetySettings()
+        if spec.mode not in (POSITION, VELOCITY):
+            raise ValueError(f"command_mode {spec.command_mode} is not filtered here; use a position or velocity mode")
+        untimed = spec.mode == VELOCITY and spec.controller_timeout == 0.0
+        if untimed and not self.settings.allow_untimed_controller:
+            raise ValueError(
+                "velocity mode needs controller_timeout > 0: without one the last velocity would hold for ever when "
+                "this process dies; set it in the RobotSpec, or allow_untimed_controller"
+            )
+        if spec.workspace is not None and forward is None:
+            raise ValueError("the spec has a workspace; pass forward=, joint positions -> tool position")
+        period = 1.0 / self.settings.rate
+        lower, upper = spec.bounds()
+        jerk, stop = spec.array("jerk"), spec.array("stop_acceleration")
+        acceleration = spec.array("acceleration")
+        self.limiter = JointLimiter(
+            lower,
+            upper,
+            spec.array("velocity"),
+            acceleration,
+            period=period,
+            min_period=0.5 * period,
+            stop_acceleration=np.where(np.isnan(stop), acceleration, stop),
+            jerk=np.where(np.isnan(jerk), np.inf, jerk),
+            continuous=[joint.continuous for joint in spec.joints],
+        )
+        self._lower, self._upper = lower, upper
+        self._turning = self.limiter.continuous
+        self._period, self._longest = period, 2.0 * period
+        self._machine = SafetyMachine(max_rearm_per_minute=self.settings.max_rearm_per_minute)
+        self._monitor = StateMonitor(spec, self.settings)
+        self._overrun = Overrun(period, limit=self.settings.overrun_ticks)
+        box = spec.workspace
+        self._guard = WorkspaceGuard(box.lower, box.upper, forward) if box and forward else None
+        self._arm_on_start = arm_on_start
+        self._lock = threading.RLock()
+        self._now = self._moved_at = -np.inf
+        self._sent = np.zeros(len(spec.joints))
+        self._target: np.ndarray | None = None
+        self._heard = -np.inf  # stamp of the newest command taken
+        self._codes: list[str] = ["state_never"]
+        self._pressed, self._released_at = False, -np.inf
+        self._stop_by = np.inf
+        self._zeroed = False
+        self._lead_since = self._stuck_since = np.inf
+        self._stuck_at = np.zeros(len(spec.joints))
+
+    @property
+    def state(self) -> str:
+        """Name of the state of the safety machine."""
+        return self._machine.state.value
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Codes since the last reset; the first is the cause."""
+        return tuple(self._machine.faults)
+
+    def filter(self, command: Command | None, state: RobotState | None, now: float) -> tuple[Command, Verdict]:
+        """One tick: what to send, and what became of the command.
+
+        Args:
+            command: newest command of whoever has authority; None when there is no new one. It may be given again.
+            state: newest measured state; None when there is no new one.
+            now: [s of the steady clock], the clock of all stamps.
+
+        Returns:
+            The command to send (do not send it when `verdict.publish` is False) and the verdict. Never raises: an
+            exception inside brakes and latches the fault `internal`.
+        """
+        with self._lock:
+            try:
+                return self._filter(command, state, float(now))
+            except Exception:  # whatever it was, the robot has to stop
+                return self._emergency(now)
+
+    def enable(self, on: bool = True) -> list[str]:
+        """Allow motion (IDLE -> ARMED), or brake and return to IDLE.
+
+        Returns:
+            Reasons for a refusal; empty when it was done.
+        """
+        with self._lock:
+            if not on:
+                self._machine.handle(Event.DISABLE, self._now)
+                self._begin_stop()
+                return []
+            was = self._machine.state
+            refused = self._machine.handle(Event.ENABLE, self._now, blockers=self._blockers())
+            last = self._monitor.last
+            if not refused and was is State.IDLE and last is not None:
+                self._settle_on(last.position)
+            return refused
+
+    def rearm(self) -> list[str]:
+        """Clear a latched STOP: FAULT or ESTOP -> IDLE. Never causes motion; call `enable` afterwards.
+
+        Returns:
+            Every condition that stands against it; empty when it was done.
+        """
+        with self._lock:
+            blockers = self._blockers()
+            if self._now - self._released_at < self.settings.estop_clear_time:
+                blockers.append("estop released too shortly ago")
+            refused = self._machine.handle(Event.RESET, self._now, blockers=blockers)
+            if not refused:
+                self._monitor.forgive()
+                self._zeroed = False
+            return refused
+
+    def estop(self, source: str = "operator", *, pressed: bool = True) -> None:
+        """Press or release the software e-stop; releasing it clears nothing."""
+        with self._lock:
+            if pressed:
+                self._machine.handle(Event.ESTOP, self._now, code=f"estop_{source}")
+            elif self._pressed:
+                self._released_at = self._now
+            self._pressed = pressed
+
+    def report(self, code: str) -> None:
+        """Latch a fault that was found outside: `controller_gone`, `duplicate_publisher`, `temperature` ..."""
+        with self._lock:
+            self._fault(code)
+
+    def soft_stop(self) -> None:
+        """Brake and hold as after a lost command (flood, silent operator); goes on with the next good command."""
+        with self._lock:
+            self._machine.handle(Event.LOST, self._now)
+            self._target = None
+            self._begin_stop()
+
+    def shutdown(self) -> None:
+        """Brake, then publish nothing more: before the process ends."""
+        with self._lock:
+            self._arm_on_start = False
+            self._machine.handle(Event.SHUTDOWN, self._now)
+            self._begin_stop()
+
+    # ------------------------------------------------------------ one tick
+
+    def _filter(self, command: Command | None, state: RobotState | None, now: float) -> tuple[Command, Verdict]:
+        reasons: list[str] = []
+        if not np.isfinite(now) or now < self._now:
+            self._fault("clock_jump")
+            now = self._now if np.isfinite(self._now) else 0.0
+        self._now = now
+        if self._overrun.tick(now) and self._machine.state in MOVABLE:
+            self._fault("loop_overrun")
+        self._watch_state(state, now)
+        target = self._judge(command, now, reasons)
+        self._advance(target, now, reasons)
+        value, level = self._output(now, reasons)
+        return self._answer(value, level, reasons, command)
+
+    def _watch_state(self, state: RobotState | None, now: float) -> None:
+        self._codes = self._monitor.check(state, now)
+        if self._machine.state in MOVABLE:
+            for code in self._codes:
+                self._fault(code)
+        elif self._machine.state is State.STARTUP and self._monitor.settled(now):
+            self._machine.handle(Event.READY, now)
+            if self._arm_on_start and self._machine.state is State.IDLE and not self.enable():
+                self._arm_on_start = False
+        elif "state_jump" in self._codes and self._machine.state not in MOVABLE:
+            self._monitor.relearn()  # at rest the new place is taken as the truth
+
+    def _judge(self, command: Command | None, now: float, reasons: list[str]) -> np.ndarray | None:
+        """Target of a good command; None without a new one."""
+        if command is None:
+            return None
+        value = np.asarray(command.value, float)
+        if value.size and not np.isfinite(value).all():
+            self._fault("cmd_nonfinite")
+            reasons.append("bad_command")
+            return None
+        if value.size and value.shape != self._sent.shape:
+            self._fault("cmd_shape")
+            reasons.append("bad_command")
+            return None
+        stamp = float(command.stamp)
+        if not (now - self.settings.command_timeout <= stamp <= now + self.settings.future_tolerance):
+            reasons.append("stale_command")
+            return None
+        if stamp < self._heard:
+            return None  # older than one already taken
+        self._heard = stamp
+        if not value.size:
+            self._target = None
+            if self._machine.state is State.ACTIVE:
+                self._machine.handle(Event.RELEASE, now)
+                self._begin_stop()
+            return None
+        return value
+
+    def _advance(self, target: np.ndarray | None, now: float, reasons: list[str]) -> None:
+        """Transitions that commands and time bring about."""
+        if target is not None:
+            self._target = target
+            if self._machine.state is State.ARMED:
+                if self._near(target):
+                    self._machine.handle(Event.FOLLOW, now)
+                else:
+                    reasons.append("start_mismatch")
+        if self._machine.state is State.ACTIVE and now - self._heard > self.settings.command_timeout:
+            reasons.append("stale_command")
+            self._machine.handle(Event.LOST, now)
+            self._target = None
+            self._begin_stop()
+        if self._machine.state is State.STOPPING:
+            slow = float(np.abs(self.limiter.velocity).max()) < 1e-4
+            if slow or now > self._stop_by:
+                self._machine.handle(Event.STOPPED, now)
+
+    def _near(self, target: np.ndarray) -> bool:
+        if self.spec.mode == VELOCITY:
+            return True
+        last = self._monitor.last
+        assert last is not None
+        return bool((np.abs(self._difference(target, last.position)) <= self.settings.start_tolerance).all())
+
+    def _output(self, now: float, reasons: list[str]) -> tuple[np.ndarray, Level]:
+        machine, period = self._machine, now - self._moved_at
+        last = self._monitor.last
+        if machine.state in (State.STARTUP, State.IDLE):
+            self._moved_at = now
+            if last is not None:
+                self._settle_on(last.position)
+            reasons.append("starting" if machine.state is State.STARTUP else "not_enabled")
+            return self._resting(), Level.HOLD
+        if period < self.limiter.min_period:  # called again within one period: the answer stands
+            return self._sent, Level.OK if machine.state is State.ACTIVE else self._held()
+        self._moved_at = now
+        period = float(min(period, self._longest))  # a late tick must not make up for lost time
+        if machine.state is State.ACTIVE and self._target is not None:
+            return self._follow(self._target, period, now, reasons)
+        if machine.state is State.ESTOP and self.settings.estop_action != "brake":
+            if not self._zeroed:
+                self._settle_on(self.limiter.position)
+            self._zeroed = True
+        elif machine.state is not State.ARMED or np.any(self.limiter.velocity):
+            self.limiter.brake(period)
+        if machine.state is State.ARMED:
+            reasons += [] if reasons else ["stale_command"]
+        elif machine.state is State.STOPPING:
+            reasons.append("stopping")
+        self._sent = self._resting()
+        return self._sent, self._held()
+
+    def _follow(self, target: np.ndarray, period: float, now: float, reasons: list[str]) -> tuple[np.ndarray, Level]:
+        limiter, last = self.limiter, self._monitor.last
+        assert last is not None
+        before = limiter.position
+        if self.spec.mode == VELOCITY:
+            before = last.position
+            limiter.step_velocity(target, before, latency=2.0 * self._period + self._monitor.age(now), period=period)
+        else:
+            limiter.step(self._lead(target, last, now, reasons), period)
+        if limiter.at_limit.any():
+            reasons.append("limit")
+        if limiter.at_rate.any():
+            reasons.append("rate")
+        if self._guard is not None and self._guard.hold_back(limiter, before, period):
+            reasons.append("workspace")
+        self._sent = self._resting()
+        return self._sent, Level.CLIPPED if reasons else Level.OK
+
+    def _lead(self, target: np.ndarray, last: RobotState, now: float, reasons: list[str]) -> np.ndarray:
+        """Target held near the robot once the command has run ahead of it; a robot that does not follow is a fault."""
+        lead = self._difference(self.limiter.position, last.position)
+        ahead = np.abs(lead)
+        soft = ahead > self.settings.lead_soft
+        self._lead_since = min(self._lead_since, now) if (ahead > self.settings.lead_fault).any() else np.inf
+        moved = (np.abs(self._difference(last.position, self._stuck_at)) > 0.1 * self.settings.lead_soft)[
+            ahead > 0.9 * self.settings.lead_soft
+        ]
+        if not moved.size or moved.all() or not np.isfinite(self._stuck_since):
+            self._stuck_at, self._stuck_since = last.position, now if moved.size else np.inf
+        if now - min(self._lead_since, self._stuck_since) > self.settings.lead_fault_time:
+            self._fault("tracking")
+        if not soft.any():
+            return target
+        reasons.append("lead")
+        leash = last.position + np.clip(
+            self._difference(target, last.position), -self.settings.lead_soft, self.settings.lead_soft
+        )
+        return np.where(soft, leash, target)
+
+    # ------------------------------------------------------------ small parts
+
+    def _difference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        way = a - b
+        return np.where(self._turning, wrap(way), way) if self._turning.any() else way
+
+    def _resting(self) -> np.ndarray:
+        """The limiter's present command in the mode of the robot."""
+        return (self.limiter.velocity if self.spec.mode == VELOCITY else self.limiter.position).copy()
+
+    def _settle_on(self, position: np.ndarray) -> None:
+        self.limiter.reset(position)
+        self._sent = self._resting()
+        self._target = None
+        self._lead_since = self._stuck_since = np.inf
+
+    def _held(self) -> Level:
+        return Level.STOP if self._machine.latching else Level.HOLD
+
+    def _fault(self, code: str) -> None:
+        event = Event.UNTRUSTED if code in UNTRUSTED else Event.FAULT
+        self._machine.handle(event, self._now, code=code)
+        self._begin_stop()
+
+    def _begin_stop(self) -> None:
+        if self._machine.state is State.STOPPING:
+            slowest = float((np.abs(self.limiter.velocity) / self.limiter.stop_acceleration).max())
+            self._stop_by = self._now + 1.5 * slowest + 2.0 * self._period
+
+    def _blockers(self) -> list[str]:
+        found = [code for code in self._codes if code != "limit_measured" or self._machine.state is State.IDLE]
+        if self._pressed:
+            found.append("estop is pressed")
+        if not found and not self._monitor.settled(self._now) and "limit_measured" not in self._codes:
+            found.append(f"state not fresh for {self.settings.settle_time:g} s yet")
+        if not self._monitor.resting():
+            found.append("robot is not at rest")
+        return found
+
+    def _answer(
+        self, value: np.ndarray, level: Level, reasons: list[str], command: Command | None
+    ) -> tuple[Command, Verdict]:
+        machine = self._machine
+        if machine.latching or "bad_command" in reasons:
+            level = Level.STOP
+            reasons += [WORDS.get(code, "operator" if code.startswith("estop") else "platform") for code in self.faults]
+        quiet = machine.state is State.STARTUP or (machine.state is State.IDLE and self.spec.mode == POSITION)
+        if machine.state is State.ESTOP and self.settings.estop_action == "halt":
+            quiet = True
+        source, seq = (command.source, command.seq) if command is not None else ("supervisor", 0)
+        verdict = Verdict(level, tuple(dict.fromkeys(reasons)), self.state, machine.cause, not quiet)
+        return Command(self._now, value.copy(), source, seq), verdict
+
+    def _emergency(self, now: float) -> tuple[Command, Verdict]:
+        """Brake with the last good command and latch; used only when the tick itself broke."""
+        self._machine.handle(Event.UNTRUSTED, self._now, code="internal")
+        self._machine.handle(Event.FAULT, self._now, code="internal")
+        if np.all(np.isfinite(self.limiter.velocity)) and np.isfinite(self._moved_at):
+            self.limiter.brake()
+            self._sent = self._resting()
+        quiet = self._machine.state is State.STARTUP
+        self._moved_at = self._now
+        return (
+            Command(self._now, self._sent.copy(), "supervisor"),
+            Verdict(Level.STOP, ("internal",), self.state, self._machine.cause, not quiet),
+        )

@@ -1,0 +1,126 @@
+"""Ages and rates: who has fallen silent, and who talks too much."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Silence:
+    """One expired watchdog.
+
+    Args:
+        name: of the watched input.
+        reaction: what its entry says: e.g. `fault`, `soft_stop`, `estop`.
+        age: seconds since the last sign, or since the start when there was none.
+        never: no sign at all so far.
+    """
+
+    name: str
+    reaction: str
+    age: float
+    never: bool
+
+
+class Watchdogs:
+    """Watches the age of named inputs; nothing in ROS notices a topic that never spoke, so the first one is timed too.
+
+    Args:
+        limits: name -> (timeout [s], reaction).
+        first_timeout: patience for a first sign [s].
+        start: time of construction [s].
+
+    Raises:
+        ValueError: a timeout that is not positive.
+    """
+
+    def __init__(
+        self, limits: Mapping[str, tuple[float, str]], *, first_timeout: float = 5.0, start: float = 0.0
+    ) -> None:
+        for name, (timeout, _) in {**limits, "first_timeout": (first_timeout, "")}.items():
+            if not timeout > 0.0:
+                raise ValueError(f"timeout of {name} is {timeout}, expected seconds > 0")
+        self._limits = dict(limits)
+        self._first = first_timeout
+        self._since = dict.fromkeys(limits, start)
+        self._seen: dict[str, float] = {}
+
+    def feed(self, name: str, now: float) -> None:
+        """Input `name` gave a sign at `now` [s].
+
+        Raises:
+            KeyError: not one of the watched names.
+        """
+        if name not in self._limits:
+            raise KeyError(f"{name!r} is not watched; watched: {sorted(self._limits)}")
+        self._seen[name] = max(now, self._seen.get(name, now))
+
+    def forget(self, name: str, now: float) -> None:
+        """Start the wait for a first sign of `name` anew, e.g. when its source has lost authority."""
+        self._seen.pop(name, None)
+        self._since[name] = now
+
+    def age(self, name: str, now: float) -> float:
+        """Seconds since the last sign; infinite before the first."""
+        return now - self._seen[name] if name in self._seen else np.inf
+
+    def expired(self, now: float) -> list[Silence]:
+        """Inputs that have been silent for longer than their timeout, in the order of construction."""
+        found = []
+        for name, (timeout, reaction) in self._limits.items():
+            never = name not in self._seen
+            age = now - (self._since[name] if never else self._seen[name])
+            if age > (self._first if never else timeout):
+                found.append(Silence(name, reaction, age, never))
+        return found
+
+
+class Burst:
+    """Counts events in a sliding window: dropped messages, floods.
+
+    Args:
+        limit: events in the window that are too many.
+        window: [s].
+    """
+
+    def __init__(self, limit: int, *, window: float = 1.0) -> None:
+        self.limit, self.window, self.total = limit, window, 0
+        self._times: deque[float] = deque(maxlen=limit)
+
+    def add(self, now: float) -> bool:
+        """Note one event; True when the last `window` seconds hold `limit` of them."""
+        self.total += 1
+        self._times.append(now)
+        return self.full(now)
+
+    def full(self, now: float) -> bool:
+        """True when the last `window` seconds hold `limit` events."""
+        return len(self._times) == self.limit and now - self._times[0] <= self.window
+
+    def clear(self) -> None:
+        """Forget the window; `total` stays."""
+        self._times.clear()
+
+
+class Overrun:
+    """Counts missed ticks in a row from the times of the ticks that came.
+
+    Args:
+        period: nominal [s].
+        limit: missed ticks in a row that are an overrun.
+    """
+
+    def __init__(self, period: float, *, limit: int = 5) -> None:
+        self.period, self.limit, self.missed = period, limit, 0
+        self._last: float | None = None
+
+    def tick(self, now: float) -> bool:
+        """Note a tick; True when at least `limit` ticks are missing before it."""
+        gap = 0 if self._last is None else int((now - self._last) / self.period + 0.5) - 1
+        self._last = now
+        self.missed += max(gap, 0)
+        return gap >= self.limit

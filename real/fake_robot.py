@@ -1,0 +1,153 @@
+"""A robot without hardware: joints that follow commands with latency, jitter, loss and noise."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import numpy as np
+
+from robot_rl.real.core.clock import Clock, SteadyClock
+from robot_rl.real.core.spec import VELOCITY, RobotSpec
+from robot_rl.real.robot import Command, RobotState, StaleState
+
+
+class FakeRobot:
+    """The Robot contract on integrated joints, for tests, demonstrations and jobs without a robot.
+
+    Joints follow position commands with a first-order lag and velocity commands at once, never faster than 1.2 times
+    their largest speed and never through their hard stops.
+
+    Args:
+        spec: of the robot.
+        clock: source of time; default the machine's steady clock.
+        start: (J,) first position; default the spec's home, else the middle of the ranges.
+        lag: time constant of the position servo [s].
+        latency: mean delay of states and of commands, each [s].
+        jitter: standard deviation of either delay [s]; delays are never negative.
+        loss: probability that a state or a command is lost.
+        noise: standard deviation of measured positions [rad]; velocities get ten times as much.
+        state_timeout: age at which `read` gives up [s].
+        physics_dt: integration step [s].
+        seed: of all randomness.
+
+    Raises:
+        ValueError: names the argument.
+    """
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        *,
+        clock: Clock | None = None,
+        start: np.ndarray | None = None,
+        lag: float = 0.02,
+        latency: float = 0.0,
+        jitter: float = 0.0,
+        loss: float = 0.0,
+        noise: float = 0.0,
+        state_timeout: float = 0.1,
+        physics_dt: float = 0.002,
+        seed: int = 0,
+    ) -> None:
+        for name, value in (("latency", latency), ("jitter", jitter), ("loss", loss), ("noise", noise), ("lag", lag)):
+            if not value >= 0.0:
+                raise ValueError(f"{name} is {value}, expected >= 0")
+        if loss > 1.0 or not physics_dt > 0.0:
+            raise ValueError(f"loss is {loss}, expected in [0, 1]; physics_dt is {physics_dt}, expected > 0")
+        self.spec = spec
+        self.blocked = np.zeros(len(spec.joints), bool)  # joints that do not move whatever is commanded
+        self.frozen = False  # no new states from now on
+        self._clock: Clock = clock or SteadyClock()
+        self._lag, self._latency, self._jitter, self._loss, self._noise = lag, latency, jitter, loss, noise
+        self._timeout, self._dt = state_timeout, physics_dt
+        self._rng = np.random.default_rng(seed)
+        self._lower, self._upper = spec.hard_bounds()
+        middle = np.where(np.isfinite(self._lower), 0.5 * (self._lower + self._upper), 0.0)
+        self.position = np.array(start if start is not None else (spec.home or middle), float)
+        if self.position.shape != self._lower.shape:
+            raise ValueError(f"start has shape {self.position.shape}, expected {self._lower.shape}: one per joint")
+        self.velocity = np.zeros_like(self.position)
+        self._fast = 1.2 * spec.array("velocity")
+        self._goal = self.position.copy() if spec.mode != VELOCITY else np.zeros_like(self.position)
+        self._time = self._clock.now()
+        self._on_the_way: list[tuple[float, np.ndarray]] = []
+        self._history: deque[tuple[float, RobotState]] = deque([(self._time, self._measure(self._time))], maxlen=4096)
+        self._newest = self._history[0][1]
+        self._lock = threading.RLock()
+
+    def read(self) -> RobotState:
+        """Newest state that has arrived by now.
+
+        Raises:
+            StaleState: it is older than `state_timeout`.
+        """
+        with self._lock:
+            now = self._clock.now()
+            self._run(now)
+            while self._history and self._history[0][0] <= now:
+                state = self._history.popleft()[1]
+                if state.stamp > self._newest.stamp:
+                    self._newest = state
+            age = now - self._newest.stamp
+            if age > self._timeout:
+                raise StaleState(f"the newest state is {age:.3f} s old, timeout {self._timeout:.3f} s")
+            return self._newest
+
+    def write(self, command: Command) -> Command:
+        """Send a command; it takes effect after the latency, if it is not lost.
+
+        Raises:
+            ValueError: wrong shape or a value that is not finite.
+        """
+        value = np.array(command.value, float)
+        if value.shape != self.position.shape or not np.isfinite(value).all():
+            raise ValueError(f"command is {value}, expected {self.position.shape} finite numbers")
+        with self._lock:
+            now = self._clock.now()
+            self._run(now)
+            if self._rng.random() >= self._loss:
+                self._on_the_way.append((now + self._delay(), value))
+                self._on_the_way.sort(key=lambda item: item[0])
+        return command
+
+    def stop(self) -> None:
+        """Hold the present position at once; idempotent, callable from any thread."""
+        with self._lock:
+            self._run(self._clock.now())
+            self._on_the_way.clear()
+            self._goal = np.zeros_like(self.position) if self.spec.mode == VELOCITY else self.position.copy()
+
+    def push(self, offset: np.ndarray) -> None:
+        """Displace the joints by (J,) [rad], as somebody leaning on the arm would; the servo pulls back."""
+        with self._lock:
+            self._run(self._clock.now())
+            self.position = self.position + offset
+
+    def _delay(self) -> float:
+        return max(0.0, self._latency + self._jitter * float(self._rng.standard_normal()))
+
+    def _run(self, now: float) -> None:
+        """Integrate up to `now`; every physics step gives one measurement."""
+        steps = int((now - self._time) / self._dt + 1e-9)
+        if steps > 5000:  # nobody looked for long: the joints stand where they stand
+            self._time, steps = now - 5000 * self._dt, 5000
+        for _ in range(steps):
+            self._time += self._dt
+            while self._on_the_way and self._on_the_way[0][0] <= self._time + 1e-12:
+                self._goal = self._on_the_way.pop(0)[1]
+            if self.spec.mode == VELOCITY:
+                speed = self._goal
+            else:
+                speed = (self._goal - self.position) / max(self._lag, self._dt)
+            speed = np.where(self.blocked, 0.0, np.clip(speed, -self._fast, self._fast))
+            place = np.clip(self.position + speed * self._dt, self._lower, self._upper)
+            free = ~self.blocked & (self.position >= self._lower) & (self.position <= self._upper)
+            self.velocity = np.where(free, (place - self.position) / self._dt, speed)
+            self.position = np.where(free, place, self.position + speed * self._dt)
+            if not self.frozen and self._rng.random() >= self._loss:
+                self._history.append((self._time + self._delay(), self._measure(self._time)))
+
+    def _measure(self, time: float) -> RobotState:
+        noise = self._noise * self._rng.standard_normal((2, len(self.position)))
+        return RobotState(time, self.position + noise[0], self.velocity + 10.0 * noise[1])

@@ -1,0 +1,185 @@
+"""Advantages when several actors share an episode: one baseline per actor, per player or per game and role.
+
+Rows are turns sorted by (episode, time); `actor` names who took the turn. The running role baseline of self-play keeps
+state between batches and lives in `state.RoleBaseline`.
+"""
+
+from __future__ import annotations
+
+from robot_rl.advantage.kinds import (
+    Array,
+    as_array,
+    cast,
+    double,
+    integer,
+    library,
+    require_flat,
+    require_option,
+    require_rows,
+    require_unit_interval,
+)
+from robot_rl.advantage.normalise import normalise
+from robot_rl.advantage.returns import actor_return, position
+from robot_rl.advantage.segments import combine_ids, seg_count, seg_mean
+
+
+def agent_wise(
+    score: Array,
+    group: Array,
+    episode: Array,
+    actor: Array,
+    *,
+    weight: str = "activation",
+    scale: str = "std",
+    eps: float = 1e-6,
+    std_floor: float = 1e-3,
+) -> Array:
+    """Outcome of the episode normalised among the rows of the same group and actor.
+
+    Args:
+        score: (E,) outcomes, NaN = unscorable.
+        group: (E,) group ids, -1 = none.
+        episode: (U,) episode of each turn.
+        actor: (U,) actor of each turn.
+        weight: "activation": every turn of the actor is an entry (the release); "episode": every episode is one entry
+            per actor.
+        scale: "std" or "none".
+        eps: added to the deviation.
+        std_floor: smallest deviation.
+
+    Returns:
+        (U,) advantages.
+
+    Raises:
+        ValueError: wrong shapes, ids or option.
+
+    Source: Dr. MAS, agent-wise advantage normalisation for multi-agent LLM training (released code).
+    """
+    require_option("weight", weight, ["activation", "episode"])
+    score = as_array(score)
+    xp = library(score)
+    episode, actor = integer(as_array(episode, score)), as_array(actor, score)
+    require_rows(require_flat("episode", episode), actor=actor)
+    row_group = as_array(group, score)[episode]
+    cells, count = combine_ids(row_group, actor)
+    cells = xp.where(row_group >= 0, cells, -1)
+    unit = combine_ids(episode, actor)[0] if weight == "episode" else None
+    return normalise(score[episode], cells, n_cells=count, scale=scale, unit=unit, eps=eps, std_floor=std_floor)[0]
+
+
+def amplification(score: Array, group: Array, episode: Array, actor: Array, n_actors: int) -> Array:
+    """How much a baseline of the whole group would inflate the squared advantages of each actor.
+
+    Args:
+        score: (E,) outcomes.
+        group: (E,) group ids, -1 = none.
+        episode: (U,) episode of each turn.
+        actor: (U,) dense actor ids.
+        n_actors: number of actors.
+
+    Returns:
+        (n_actors,) mean over the actor's turns of ((score - group mean) / group deviation)^2, population moments over
+        the episodes of the group; for one group this is (var_k + (mean_k - mean)^2) / var. NaN for an absent actor.
+
+    Raises:
+        ValueError: wrong shapes or ids.
+
+    Source: Dr. MAS, gradient-norm amplification.
+    """
+    score = as_array(score)
+    z = normalise(score, group, ddof=0, eps=0.0, std_floor=1e-12)
+    episode = integer(as_array(episode, score))
+    return seg_mean(z[0][episode] ** 2, as_array(actor, score), n_actors, mask=z[1][episode])
+
+
+def mars(
+    reward: Array,
+    episode: Array,
+    actor: Array,
+    *,
+    gamma: float = 1.0,
+    value: Array = None,
+    valid: Array = None,
+    scale: str = "none",
+) -> Array:
+    """Return of a turn over its player's own later turns, minus the mean over that player's turns in the batch.
+
+    Args:
+        reward: (U,) reward of each turn for the player of that turn.
+        episode: (U,) episode of each turn.
+        actor: (U,) player of each turn.
+        gamma: discount per own turn.
+        value: (U,) critic values; subtracted from the returns first, which is GAE with lambda 1 at gamma 1.
+        valid: (U,) turns that count and receive an advantage, default all.
+        scale: "none" or "std".
+
+    Returns:
+        (U,) advantages.
+
+    Raises:
+        ValueError: wrong shapes, ids or option.
+
+    Source: thu-nics/MARS; the release's statistics over padding are corrected.
+    """
+    require_option("scale", scale, ["none", "std"])
+    reward = as_array(reward)
+    total = double(actor_return(reward, episode, actor, gamma))
+    if value is not None:
+        total = total - double(as_array(value, reward))
+    return cast(normalise(total, as_array(actor, reward), scale=scale, mask=valid)[0], reward)
+
+
+def own_turn_weight(episode: Array, actor: Array, gamma: float) -> Array:
+    """gamma^(m - 1 - j) for the j-th of the m own turns of an actor in an episode: later turns weigh more.
+
+    Args:
+        episode: (U,) episode of each turn.
+        actor: (U,) actor of each turn.
+        gamma: in [0, 1].
+
+    Returns:
+        (U,) float64 factors; 1 at the last own turn.
+
+    Raises:
+        ValueError: gamma outside [0, 1].
+
+    Source: spiral-rl/spiral, turn weighting of the role-conditioned advantage.
+    """
+    require_unit_interval(gamma=gamma)
+    episode = as_array(episode)
+    actor = as_array(actor, episode)
+    thread, count = combine_ids(episode, actor)
+    remaining = seg_count(thread, count)[thread] - 1.0 - double(position(episode, actor))
+    return double(gamma**remaining)
+
+
+def zero_sum_outcome(outcome: Array, episode: Array, actor: Array, player: int) -> Array:
+    """Outcome of each turn's actor in a two-sided zero-sum game.
+
+    Args:
+        outcome: (E,) result for `player`.
+        episode: (U,) episode of each turn.
+        actor: (U,) actor of each turn.
+        player: the actor for whom `outcome` is stated; the others get its negative.
+
+    Returns:
+        (U,) outcomes.
+    """
+    outcome = as_array(outcome)
+    row = outcome[integer(as_array(episode, outcome))]
+    return library(outcome).where(as_array(actor, outcome) == player, row, -row)
+
+
+def actor_means(advantage: Array, actor: Array, n_actors: int, *, mask: Array = None) -> Array:
+    """Mean advantage per actor, for the log.
+
+    Args:
+        advantage: (U,) advantages.
+        actor: (U,) dense actor ids.
+        n_actors: number of actors.
+        mask: (U,) rows to use, default all.
+
+    Returns:
+        (n_actors,) float64; NaN for an absent actor.
+    """
+    return seg_mean(as_array(advantage), as_array(actor, advantage), n_actors, mask=mask)

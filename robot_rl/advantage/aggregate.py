@@ -1,0 +1,228 @@
+"""From one loss per row to one number, with denominators of the whole optimiser batch.
+
+Every mode is linear in the row losses, so it is one weight per row. The weights are computed once from the batch that
+makes an optimiser step (`row_weight`); a micro-batch or worker sums weight · loss over its rows, and the parts add up
+to the value, and the gradient, of the undivided batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from robot_rl.advantage.kinds import Array, as_array, cast, double, floating, integer, library, require_option
+from robot_rl.advantage.layout import episode_ids, flat, row_mask, turn_ids
+from robot_rl.advantage.normalise import as_cells
+from robot_rl.advantage.segments import factorise, seg_count, seg_first, spread
+
+MODES = (
+    "token_mean",
+    "seq_mean_token_mean",
+    "seq_mean_token_sum",
+    "const",
+    "traj_turn_token",
+    "turn_mean",
+    "group_balanced",
+)
+
+
+@dataclass(frozen=True)
+class BatchTotals:
+    """Counts that workers add up before they weigh their rows.
+
+    Attributes:
+        row: masked rows.
+        episode: episodes with at least one masked row. An episode must lie on one worker.
+        turn: turns with at least one masked row.
+        group_row: masked rows per group id (only if `n_groups` was given); groups may span workers.
+    """
+
+    row: Any
+    episode: Any
+    turn: Any
+    group_row: Any
+
+    def __add__(self, other: BatchTotals) -> BatchTotals:
+        """Totals of two workers."""
+        return BatchTotals(
+            self.row + other.row, self.episode + other.episode, self.turn + other.turn, self.group_row + other.group_row
+        )
+
+
+def _counts(ids: Array, n: int, use: Array) -> tuple[Array, Array]:
+    """(masked rows per cell, 0-d number of cells with any)."""
+    rows = seg_count(ids, n, mask=use)
+    return rows, double(rows > 0).sum()
+
+
+def batch_totals(
+    mask: Array, *, episode: Array = None, turn: Array = None, group: Array = None, n_groups: int | None = None
+) -> BatchTotals:
+    """Counts of one worker's rows; add them over the workers and pass the sum to `row_weight`.
+
+    Args:
+        mask: (N,) or (B, T) rows of the loss, the ORIGINAL mask if later filters are to keep its denominator.
+        episode: per-row ids; default: each line of (B, T).
+        turn: per-row turn ids, -1 = none; if given, an episode counts only if one of its turns has a masked row.
+        group: per-row or per-line dense group ids that mean the same on every worker.
+        n_groups: number of groups.
+
+    Raises:
+        ValueError: wrong shapes.
+    """
+    mask = as_array(mask)
+    use = row_mask(mask, mask)
+    zero = double(use).sum() * 0.0
+    episodes = turns = groups = zero
+    counted = use
+    if turn is not None:
+        ids, n = turn_ids(turn, episode, mask)
+        counted = use & (ids >= 0)
+        turns = _counts(library(ids).where(ids >= 0, ids, 0), n, counted)[1]
+    if episode is not None or len(mask.shape) == 2:
+        ids, n = factorise(episode_ids(episode, mask))
+        episodes = _counts(ids, n, counted)[1]
+    if group is not None and n_groups is not None:
+        groups = seg_count(flat(group, mask, "group"), n_groups, mask=use)
+    return BatchTotals(double(use).sum(), episodes, turns, groups)
+
+
+def row_weight(
+    mask: Array,
+    mode: str = "token_mean",
+    *,
+    episode: Array = None,
+    turn: Array = None,
+    group: Array = None,
+    n_groups: int | None = None,
+    max_length: int | None = None,
+    n_episodes: int | None = None,
+    denominator_mask: Array = None,
+    totals: BatchTotals | None = None,
+) -> Array:
+    """Weight of every row, so that sum(weight · loss) is the aggregate.
+
+    Args:
+        mask: (N,) or (B, T) rows of the loss; the others get weight 0.
+        mode: "token_mean" (all rows alike), "seq_mean_token_mean" (mean over non-empty episodes of the row mean),
+            "seq_mean_token_sum" (mean over episodes of the row sum), "const" (row sum / (episodes · max_length)),
+            "traj_turn_token" (mean over episodes of the mean over turns of the row mean), "turn_mean" (mean over
+            turns of the row mean), "group_balanced" (mean over groups of the row mean).
+        episode: per-row ids; default: each line of (B, T).
+        turn: per-row turn ids, -1 = in no turn (weight 0 in the turn modes).
+        group: per-row or per-line group ids, for "group_balanced".
+        n_groups: number of groups if the ids are dense and shared by workers, else None.
+        max_length: C of "const": the configured maximum, never a padded width.
+        n_episodes: number of episodes for "const" and "seq_mean_token_sum"; default: those with a masked row.
+        denominator_mask: mask that the denominators count, default `mask`. Filters that reweigh rows (importance
+            masks) keep the original one; void filters, which remove episodes, pass nothing.
+        totals: totals of all workers; default: this batch is the whole one.
+
+    Returns:
+        Array like `mask`, float64, without gradient.
+
+    Raises:
+        ValueError: unknown mode, missing ids, or max_length missing for "const".
+
+    Source: DAPO (token_mean), GRPO (seq_mean_token_mean), Dr. GRPO (const), WebAgent-R1 (traj_turn_token).
+    """
+    require_option("mode", mode, MODES)
+    mask = as_array(mask)
+    xp = library(mask)
+    use = row_mask(mask, mask)
+    base = use if denominator_mask is None else row_mask(denominator_mask, mask)
+    zero = double(use) * 0.0
+    if totals is None:
+        totals = batch_totals(
+            base.reshape(mask.shape), episode=episode, turn=turn if "turn" in mode else None, group=None
+        )
+    if mode == "token_mean":
+        weight = zero + 1.0 / _at_least_one(xp, totals.row)
+    elif mode in ("seq_mean_token_mean", "seq_mean_token_sum", "const"):
+        ids, n = factorise(episode_ids(episode, mask))
+        episodes = _at_least_one(xp, totals.episode if n_episodes is None else zero.sum() + n_episodes)
+        if mode == "seq_mean_token_mean":
+            weight = _inverse(xp, _counts(ids, n, base)[0])[ids] / _at_least_one(xp, totals.episode)
+        elif mode == "seq_mean_token_sum":
+            weight = zero + 1.0 / episodes
+        else:
+            if max_length is None or max_length < 1:
+                raise ValueError(f"max_length is {max_length}, expected the configured maximum length for mode 'const'")
+            weight = zero + 1.0 / (episodes * max_length)
+    elif mode == "group_balanced":
+        if group is None:
+            raise ValueError("group is missing: mode 'group_balanced' needs the group id of each row or line")
+        cells = as_cells(flat(group, mask, "group"), zero, n_groups)
+        rows = seg_count(cells.ids, cells.n, mask=base & cells.inside)
+        if n_groups is not None and getattr(totals.group_row, "shape", ()) == (n_groups,):
+            rows = totals.group_row
+        weight = xp.where(
+            cells.inside, (_inverse(xp, rows) / _at_least_one(xp, double(rows > 0).sum()))[cells.ids], 0.0
+        )
+    else:
+        ids, n = turn_ids(turn, episode, mask)
+        inside = ids >= 0
+        safe = xp.where(inside, ids, 0)
+        rows, _ = _counts(safe, n, base & inside)
+        weight = spread(_inverse(xp, rows), ids)
+        if mode == "turn_mean":
+            weight = weight / _at_least_one(xp, totals.turn)
+        else:
+            owner, m = factorise(episode_ids(episode, mask))
+            of_turn = seg_first(owner, safe, n, mask=base & inside)
+            present = ~xp.isnan(of_turn)
+            where_turn = xp.where(present, of_turn, 0.0)
+            turns = seg_count(integer(where_turn), m, mask=present)
+            # An episode counts only if a turn of it has a row: rows outside turns do not make an episode.
+            weight = weight * _inverse(xp, turns)[owner] / _at_least_one(xp, totals.episode)
+    return xp.where(use, weight, 0.0).reshape(mask.shape)
+
+
+def _inverse(xp: Any, count: Array) -> Array:
+    return xp.where(count > 0, 1.0 / xp.where(count > 0, count, 1.0), 0.0)
+
+
+def _at_least_one(xp: Any, count: Array) -> Array:
+    return xp.where(count > 0, count, xp.ones_like(count))
+
+
+def weighted_sum(loss: Array, weight: Array) -> Array:
+    """Sum of weight · loss over the rows with a weight; NaN elsewhere does not matter.
+
+    Args:
+        loss: (...) row losses.
+        weight: (...) from `row_weight`.
+
+    Returns:
+        0-d, in the dtype of `loss`.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    loss = floating(as_array(loss))
+    weight = as_array(weight, loss)
+    if tuple(loss.shape) != tuple(weight.shape):
+        raise ValueError(f"loss has shape {tuple(loss.shape)}, expected that of weight, {tuple(weight.shape)}")
+    xp = library(loss)
+    total = (double(xp.where(weight != 0, loss, 0.0)) * double(weight)).sum()
+    return cast(as_array(total, loss), loss)
+
+
+def aggregate(loss: Array, mask: Array = None, mode: str = "token_mean", **options: Any) -> Array:
+    """One number from the row losses of a whole optimiser batch; for parts of a batch use `row_weight`.
+
+    Args:
+        loss: (N,) or (B, T) row losses.
+        mask: rows of the loss, default all.
+        mode: see `row_weight`.
+        **options: of `row_weight`.
+
+    Returns:
+        0-d loss.
+
+    Raises:
+        ValueError: as `row_weight`.
+    """
+    loss = floating(as_array(loss))
+    use = row_mask(mask, loss).reshape(loss.shape)
+    return weighted_sum(loss, row_weight(use, mode, **options))

@@ -1,0 +1,73 @@
+"""ArCHer and Digi-Q: utterance-level critics whose differences are the advantages of the tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from robot_rl.advantage.arrays import check_unit, namespace, same_kind
+from robot_rl.advantage.rows import flags, zero
+
+
+@same_kind
+def archer_q_target(reward: Any, terminated: Any, next_value: Any, *, gamma: float = 0.9, discount: Any = None) -> Any:
+    """Targets of the twin Q heads: r + gamma (1 - e) V_i(o') with the slow copies of the twin V heads.
+
+    The targets of the V heads are the slow Q heads at an action freshly sampled from the policy, unchanged.
+
+    Args:
+        reward: (B,) of the utterance or chunk.
+        terminated: (B,) bool.
+        next_value: (2, B) slow V heads at the next observation.
+        gamma: discount per turn.
+        discount: (B,) in place of gamma (gamma^k of a chunk), or None.
+
+    Returns:
+        (2, B).
+
+    Source: Zhou et al., ArCHer, eq. 2-4; the release uses done where this uses terminated.
+    """
+    check_unit(gamma=gamma)
+    g = gamma if discount is None else discount
+    ahead = namespace(next_value).where(flags(terminated), zero(next_value), g * next_value)
+    return reward + ahead
+
+
+@same_kind
+def archer_advantage(q: Any, value: Any, baseline: Any = None) -> Any:
+    """Advantage of a freshly sampled utterance: min(Q1, Q2) - min(V1, V2), less an optional baseline per token.
+
+    Args:
+        q: (2, B) Q heads at the sampled utterance.
+        value: (2, B) V heads.
+        baseline: (B, L) token baseline regressed to the advantage, or None.
+
+    Returns:
+        (B,), or (B, L) weights with a baseline.
+
+    Source: Zhou et al., ArCHer, actor loss; release for the twin minimum.
+    """
+    xp = namespace(q)
+    advantage = xp.minimum(q[0], q[1]) - xp.minimum(value[0], value[1])
+    return advantage if baseline is None else advantage[:, None] - baseline
+
+
+@same_kind
+def digi_q_advantage(q: Any, value: Any, *, threshold: float = 0.10) -> tuple[Any, Any]:
+    """Best-of-candidates imitation: clamped advantages of sampled actions and which one, if any, to imitate.
+
+    Args:
+        q: (2, B, C) Q heads of C candidate actions (64 in the release).
+        value: (2, B) V heads.
+        threshold: imitate only above this (.10 in general, .05 for the web shop).
+
+    Returns:
+        (advantage (B, C) in [0, 1], imitate (B, C) bool: the best candidate of each row if it passes the threshold; the
+        first of equals).
+
+    Source: Bai et al., Digi-Q, best-of-N policy extraction; release for the constants.
+    """
+    xp = namespace(q)
+    advantage = (xp.maximum(q[0], q[1]) - xp.maximum(value[0], value[1])[:, None]).clip(0.0, 1.0)
+    best = advantage.argmax(-1)[:, None]
+    candidate = xp.cumsum(xp.ones_like(advantage), -1) - 1
+    return advantage, (candidate == best) & (advantage > threshold)

@@ -1,0 +1,94 @@
+"""Torch tensors and NumPy arrays in, the same kind out, without a copy on the CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar, Union, cast
+
+import numpy as np
+import torch
+
+Array = Union[np.ndarray, torch.Tensor]  # noqa: UP007  (a runtime alias)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def needs_torch(*values: Any) -> bool:
+    """True if one of the values is a tensor that NumPy cannot stand in for: on a device, or recorded by autograd."""
+    return any(
+        isinstance(x, torch.Tensor) and (x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()))
+        for x in values
+    )
+
+
+def to_numpy(value: Any) -> Any:
+    """A CPU tensor as the NumPy array over the same memory; tuples item by item, anything else unchanged."""
+    if isinstance(value, tuple):
+        return tuple(map(to_numpy, value))
+    return value.detach().numpy() if isinstance(value, torch.Tensor) else value
+
+
+def host(x: Any) -> Any:
+    """Any array, tensor (of any device) or sequence as a NumPy array; None stays None."""
+    return None if x is None else np.asarray(to_numpy(x.cpu()) if isinstance(x, torch.Tensor) else x)
+
+
+def to_torch(value: Any, device: torch.device | None = None) -> Any:
+    """A NumPy array as a tensor over the same memory (on the CPU); anything else unchanged."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    return value.to(device) if isinstance(value, torch.Tensor) and device is not None else value
+
+
+def namespace(*values: Any) -> ModuleType:
+    """`torch` if one of the values is a tensor, else `numpy`; both share the operations that the estimators use."""
+    return torch if any(isinstance(x, torch.Tensor) for x in values) else np
+
+
+def same_kind(function: F) -> F:
+    """Decorator: CPU tensors reach the function as NumPy views and its arrays leave as tensors again.
+
+    The function must accept NumPy arrays, and tensors where autograd records or the data live on a device. Mixed calls
+    follow the tensors.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        tensors = [x for x in given if isinstance(x, torch.Tensor)]
+        if not tensors:
+            return function(*args, **kwargs)
+        if needs_torch(*tensors):
+            device = next((x.device for x in tensors if x.device.type != "cpu"), None)
+            return function(*(to_torch(x, device) for x in args), **{k: to_torch(x, device) for k, x in kwargs.items()})
+        result = function(*(to_numpy(x) for x in args), **{k: to_numpy(x) for k, x in kwargs.items()})
+        if not isinstance(result, tuple):
+            return to_torch(result)
+        tensors = tuple(map(to_torch, result))
+        make = getattr(type(result), "_make", None)  # named tuples stay what they are
+        return tensors if make is None else make(tensors)
+
+    return cast(F, wrapper)
+
+
+def check_shapes(shape: tuple[int, ...], **others: Any) -> None:
+    """Check that arrays have one shape.
+
+    Raises:
+        ValueError: naming the first array that differs; `None` entries are passed over.
+    """
+    for name, value in others.items():
+        if value is not None and tuple(value.shape) != tuple(shape):
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {tuple(shape)}, the shape of reward")
+
+
+def check_unit(**numbers: float) -> None:
+    """Check that discounts and trace decays lie in [0, 1].
+
+    Raises:
+        ValueError: naming the first that does not.
+    """
+    for name, number in numbers.items():
+        if not 0.0 <= number <= 1.0:
+            raise ValueError(f"{name} is {number}, expected a number in [0, 1]")

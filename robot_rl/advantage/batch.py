@@ -1,0 +1,161 @@
+"""TurnBatch: flat ragged storage of experience, its derived tables and its views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl.advantage.arrays import host, to_torch
+from robot_rl.advantage.derive import episode_table, segment_table, turn_table
+from robot_rl.advantage.tables import Episodes, Segments, Steps, Turns, mapped
+from robot_rl.advantage.validate import Report, check_steps
+from robot_rl.advantage.views import Layout
+
+FLOATS = ("value", "next_value", "discount", "logp_behaviour", "logp_prox", "logp_ref", "logp_teacher", "entropy")
+
+
+@dataclass(frozen=True)
+class TurnBatch:
+    """Steps, turns, segments and episodes that belong together.
+
+    Attributes:
+        steps: N rows.
+        turns: U rows.
+        episodes: E rows.
+        segments: S rows, or None.
+        report: what validation counted on the way.
+    """
+
+    steps: Steps
+    turns: Turns
+    episodes: Episodes
+    segments: Segments | None = None
+    report: Report = field(default_factory=Report)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Padded, time-major and packed views of per-step columns; gather indices are built once."""
+        start = host(self.episodes.start)
+        return Layout(start, host(self.episodes.end) - start + 1, len(self.steps.reward))
+
+    def __len__(self) -> int:
+        return len(self.steps.reward)
+
+    def to(self, device: str | torch.device) -> TurnBatch:
+        """The batch as tensors on a device; CPU tensors share memory with the arrays."""
+        place = torch.device(device)
+        return self._mapped(lambda x: to_torch(x, place))
+
+    def numpy(self) -> TurnBatch:
+        """The batch as NumPy arrays; CPU tensors share their memory."""
+        return self._mapped(host)
+
+    def _mapped(self, change: Any) -> TurnBatch:
+        segments = None if self.segments is None else mapped(self.segments, change)
+        return TurnBatch(
+            mapped(self.steps, change), mapped(self.turns, change), mapped(self.episodes, change), segments, self.report
+        )
+
+
+def make_batch(
+    reward: Any,
+    terminated: Any,
+    truncated: Any,
+    episode_id: Any,
+    turn_id: Any = None,
+    *,
+    segment_id: Any = None,
+    clock: Any = None,
+    own: Any = None,
+    loss_mask: Any = None,
+    k: Any = None,
+    policy_version: Any = None,
+    turn: Mapping[str, Any] | None = None,
+    segment: Mapping[str, Any] | None = None,
+    episode: Mapping[str, Any] | None = None,
+    extras: Mapping[str, Any] | None = None,
+    gamma: float | None = None,
+    missing_bootstrap: str | None = None,
+    **columns: Any,
+) -> TurnBatch:
+    """Build and validate a batch from flat columns sorted by (episode, time).
+
+    Args:
+        reward: (N,) float; float64 is kept, anything else becomes float32. All other float columns follow it.
+        terminated, truncated: (N,) bool.
+        episode_id: (N,) dense int, non-decreasing.
+        turn_id: (N,) dense int, non-decreasing over clock rows, -1 outside any turn; None = every clock row is a turn.
+        segment_id: (N,) dense int, or None.
+        clock, own: (N,) bool, default True.
+        loss_mask: (N,) bool, default clock and own; rows of unscorable episodes are cleared in any case.
+        k: (N,) int ticks, default 1.
+        policy_version: (N,) int.
+        turn, segment, episode: further columns of those tables by name, e.g. {"group_id": ids}.
+        extras: further per-step columns.
+        gamma: if given, `discount` must equal gamma^k up to 1e-6.
+        missing_bootstrap: None (a missing successor value is an error), "zero" or "last_value" (V(s_t); exists only to
+            reproduce other projects).
+        **columns: the float columns of Steps: value, next_value, discount, logp_behaviour, ..., entropy.
+
+    Returns:
+        The batch: tensors on the device of `reward` if it is a tensor, else NumPy arrays.
+
+    Raises:
+        ValueError: a rule of the data model is broken; the message names the first offending index.
+    """
+    unknown = sorted(set(columns) - set(FLOATS))
+    if unknown:
+        raise ValueError(f"unknown step column '{unknown[0]}'; expected one of {', '.join(FLOATS)}, or use extras")
+    device = reward.device if isinstance(reward, torch.Tensor) else None
+    reward = host(reward)
+    kind = np.float64 if reward.dtype == np.float64 else np.float32
+    count = len(reward)
+    clock = _flags(clock, count, True)
+    own = _flags(own, count, True)
+    terminated, truncated = _flags(terminated, count, False), _flags(truncated, count, False)
+    episode_id = _ids(episode_id)
+    turns_given = turn_id is not None
+    turn_id = np.where(clock, np.cumsum(clock) - 1, -1).astype(np.int32) if turn_id is None else _ids(turn_id)
+    steps = Steps(
+        reward=reward.astype(kind, copy=False),
+        terminated=terminated,
+        truncated=truncated,
+        boundary=terminated | truncated,
+        clock=clock,
+        own=own,
+        loss_mask=clock & own & _flags(loss_mask, count, True),
+        k=np.ones(count, np.int32) if k is None else _ids(k),
+        episode_id=episode_id,
+        turn_id=turn_id,
+        segment_id=None if segment_id is None else _ids(segment_id),
+        policy_version=None if policy_version is None else _ids(policy_version),
+        extras={name: host(x) for name, x in (extras or {}).items()},
+        **{name: host(x).astype(kind, copy=False) for name, x in columns.items() if x is not None},
+    )
+    steps, report, unscorable = check_steps(steps, gamma, missing_bootstrap)
+    turns = turn_table(steps, turn or {})
+    episodes = episode_table(steps, turns, unscorable, episode or {})
+    bad = np.isnan(episodes.outcome)
+    if bad.any():
+        steps = replace(steps, loss_mask=steps.loss_mask & ~bad[steps.episode_id])
+    if turns.turn_reward is not None:
+        turns = replace(turns, turn_reward=np.nan_to_num(turns.turn_reward))
+    report = replace(report, unscorable=int(bad.sum()), turns_given=turns_given)
+    batch = TurnBatch(steps, turns, episodes, segment_table(steps, segment or {}), report)
+    return batch if device is None else batch.to(device)
+
+
+def _flags(x: Any, count: int, default: bool) -> np.ndarray:
+    return np.full(count, default) if x is None else host(x).astype(np.bool_)
+
+
+def _ids(x: Any) -> np.ndarray:
+    x = host(x)
+    if not np.issubdtype(x.dtype, np.integer):
+        raise ValueError(f"ids and durations are {x.dtype}, expected integers; factorise them with dense_ids first")
+    return x.astype(np.int32, copy=False)

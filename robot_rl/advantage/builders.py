@@ -1,0 +1,273 @@
+"""Builders: vector rollouts, action chunks, token streams and logs become one and the same batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl.advantage.arrays import check_shapes, host, to_torch
+from robot_rl.advantage.batch import TurnBatch, make_batch
+
+AUTORESET = ("same_step", "next_step")
+
+
+def from_vector_rollout(
+    reward: Any,
+    value: Any,
+    terminated: Any,
+    truncated: Any,
+    final_value: Any,
+    last_value: Any,
+    *,
+    valid: Any = None,
+    autoreset: str = "same_step",
+    starts_with_reset: Any = None,
+    columns: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> TurnBatch:
+    """Batch of a rollout of N environments, one fragment per stretch between two ends.
+
+    Args:
+        reward: (T, N).
+        value: (T, N) V(s_t), or None.
+        terminated, truncated: (T, N) bool.
+        final_value: (T, N) V of the true last observation, read where an episode ended; None if nothing was truncated.
+        last_value: (N,) V of the observation after the rollout, read where its last row ended nothing.
+        valid: (T, N) bool, rows to keep; None = all.
+        autoreset: "same_step" (the successor of an end is info["final_obs"]) or "next_step" (the row after an end is
+            the reset and no transition: it is dropped).
+        starts_with_reset: (N,) bool, with "next_step": the first row of the rollout is such a reset row.
+        columns: further (T, N) columns by the argument names of `make_batch`; unknown names become extras.
+        **options: per-table columns and options of `make_batch` (turn, episode, missing_bootstrap, ...).
+
+    Returns:
+        The batch, rows sorted by (environment, time); `extras["source"]` holds t N + n of each row for `to_rollout`.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown `autoreset`, or a broken rule of the data model.
+    """
+    if autoreset not in AUTORESET:
+        raise ValueError(f"autoreset is '{autoreset}', expected one of {', '.join(AUTORESET)}")
+    device = reward.device if isinstance(reward, torch.Tensor) else None
+    shape = tuple(reward.shape)
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"reward has shape {shape}, expected (T, N) with at least one step and one environment")
+    check_shapes(shape, value=value, terminated=terminated, truncated=truncated, final_value=final_value, valid=valid)
+    reward, value, final_value, last_value = (host(x) for x in (reward, value, final_value, last_value))
+    ended = {"terminated": host(terminated).astype(np.bool_), "truncated": host(truncated).astype(np.bool_)}
+    done = ended["terminated"] | ended["truncated"]
+    keep = np.ones(shape, np.bool_) if valid is None else host(valid).astype(np.bool_)
+    if autoreset == "next_step":
+        keep = keep.copy()
+        keep[1:] &= ~done[:-1]
+        if starts_with_reset is not None:
+            keep[0] &= ~host(starts_with_reset).astype(np.bool_)
+    next_value = None
+    if value is not None:
+        nothing = np.full(shape, np.nan, value.dtype)
+        next_value = np.where(done, nothing if final_value is None else final_value, np.nan).astype(value.dtype)
+        if last_value is not None:
+            next_value[-1] = np.where(done[-1], next_value[-1], last_value)
+    # Time is sorted inside environments: an environment's rows, one behind the other.
+    source = np.arange(keep.size).reshape(shape).T[keep.T]
+    environment, over = source % shape[1], done.reshape(-1)[source]
+    new = np.ones(len(source), np.bool_)
+    new[1:] = (environment[1:] != environment[:-1]) | over[:-1]
+    flat = {name: x.reshape(-1)[source] for name, x in ended.items()}
+    flat |= {name: x.reshape(-1)[source] for name, x in (("value", value), ("next_value", next_value)) if x is not None}
+    extras: dict[str, Any] = {"source": source}
+    for name, column in (columns or {}).items():
+        column = host(column)
+        check_shapes(shape, **{name: column[:, :, 0] if column.ndim > 2 else column})
+        (flat if name in _STEP_COLUMNS else extras)[name] = column.reshape(-1, *column.shape[2:])[source]
+    batch = make_batch(
+        reward.reshape(-1)[source], episode_id=(np.cumsum(new) - 1).astype(np.int32), extras=extras, **flat, **options
+    )
+    return batch if device is None else batch.to(device)
+
+
+def to_rollout(x: Any, batch: TurnBatch, shape: tuple[int, int]) -> Any:
+    """Per-row results of a batch from `from_vector_rollout`, back in its (T, N) layout; dropped rows hold 0.
+
+    Args:
+        x: (rows,) result.
+        batch: the batch.
+        shape: (T, N) of the rollout.
+    """
+    source = batch.steps.extras["source"]
+    if isinstance(x, torch.Tensor):
+        out = torch.zeros(shape[0] * shape[1], dtype=x.dtype, device=x.device)
+        out[to_torch(source, x.device)] = x
+    else:
+        out = np.zeros(shape[0] * shape[1], x.dtype)
+        out[source] = x
+    return out.reshape(shape)
+
+
+def from_chunks(
+    reward: Any,
+    k: Any,
+    terminated: Any,
+    truncated: Any,
+    next_value: Any = None,
+    logp: Any = None,
+    *,
+    value: Any = None,
+    discount: Any = None,
+    episode_id: Any = None,
+    **options: Any,
+) -> TurnBatch:
+    """Batch of decisions that each lasted several ticks, one row and one turn per decision.
+
+    Args:
+        reward: (U,) sum of gamma^i r_i over the executed ticks (`macro_reward`).
+        k: (U,) executed ticks, at least 1.
+        terminated, truncated: (U,) bool.
+        next_value: (U,) V of the true successor of the decision, read at boundaries.
+        logp: (U,) log-probability of the whole chunk under the policy that acted.
+        value: (U,) V at the decision, or None.
+        discount: (U,) in place of gamma^k, or None.
+        episode_id: (U,) dense ids; None = a new fragment begins after every end.
+        **options: further columns and options of `make_batch`.
+
+    Returns:
+        The batch.
+
+    Raises:
+        ValueError: a broken rule of the data model.
+    """
+    if episode_id is None:
+        over = host(terminated).astype(np.bool_) | host(truncated).astype(np.bool_)
+        episode_id = np.concatenate(([0], np.cumsum(over[:-1]))).astype(np.int32)
+    return make_batch(
+        reward,
+        terminated,
+        truncated,
+        episode_id,
+        np.arange(len(k), dtype=np.int32),
+        k=k,
+        value=value,
+        next_value=next_value,
+        discount=discount,
+        logp_behaviour=logp,
+        **options,
+    )
+
+
+def from_tokens(
+    reward: Any,
+    role_mask: Any,
+    turn_spans: Any,
+    length: Any,
+    *,
+    tokens: Any = None,
+    terminated: Any = None,
+    truncated: Any = None,
+    foreign: Any = None,
+    next_value: Any = None,
+    **options: Any,
+) -> TurnBatch:
+    """Batch of dialogues: N tokens of E conversations, one behind the other.
+
+    Args:
+        reward: (N,) per token; an outcome belongs on the token that earned it, usually the last one.
+        role_mask: (N,) bool, True on tokens that the policy wrote; all others are observation rows (`clock` False).
+        turn_spans: (U, 2) first and last token of each turn, inclusive, as indices into the N tokens.
+        length: (E,) tokens per conversation, adding up to N.
+        tokens: (N,) token ids, kept as extras["tokens"].
+        terminated: (E,) bool, default True: a conversation that ended is over.
+        truncated: (E,) bool, default False; a cut conversation has terminated False.
+        foreign: (N,) bool, tokens written as decisions by another policy or a teacher: on the clock, not in the loss.
+        next_value: (E,) V after each conversation, read where it did not terminate.
+        **options: further columns and options of `make_batch` (value, logp_behaviour, episode, turn, ...).
+
+    Returns:
+        The batch.
+
+    Raises:
+        ValueError: spans that overlap or leave the batch, or a broken rule of the data model.
+    """
+    length, spans = host(length).astype(np.int64), host(turn_spans).astype(np.int64).reshape(-1, 2)
+    count = len(reward)
+    if int(length.sum()) != count or (length < 1).any():
+        raise ValueError(f"length adds up to {int(length.sum())}, expected {count} tokens and none empty")
+    bad = np.flatnonzero(
+        (spans[:, 0] > spans[:, 1])
+        | (spans[:, 0] < 0)
+        | (spans[:, 1] >= count)
+        | (spans[:, 0] <= np.concatenate(([-1], spans[:-1, 1])))
+    )
+    if bad.size:
+        raise ValueError(
+            f"turn {bad[0]} spans tokens {spans[bad[0], 0]} to {spans[bad[0], 1]}, expected spans inside the {count} "
+            "tokens that grow and do not overlap"
+        )
+    other = np.zeros(count, np.bool_) if foreign is None else host(foreign).astype(np.bool_)
+    own = host(role_mask).astype(np.bool_) & ~other
+    clock = own | other
+    change = np.zeros(count + 1, np.int32)
+    change[spans[:, 0]] += 1
+    change[spans[:, 1] + 1] -= 1
+    inside = np.cumsum(change[:-1]) > 0
+    turn_id = np.full(count, -1, np.int32)
+    turn_id[inside] = np.repeat(np.arange(len(spans)), spans[:, 1] - spans[:, 0] + 1)
+    last = np.cumsum(length) - 1
+    if truncated is None:
+        truncated = np.zeros(len(length), np.bool_)
+    if terminated is None:
+        terminated = ~host(truncated).astype(np.bool_)
+    ends = np.zeros((2, count), np.bool_)
+    ends[0, last], ends[1, last] = host(terminated), host(truncated)
+    if next_value is not None:
+        after = np.full(count, np.nan, np.float64)
+        after[last] = host(next_value)
+        next_value = after
+    extras = dict(options.pop("extras", None) or {})
+    if tokens is not None:
+        extras["tokens"] = tokens
+    return make_batch(
+        reward,
+        ends[0],
+        ends[1],
+        np.repeat(np.arange(len(length)), length).astype(np.int32),
+        np.where(clock, turn_id, -1).astype(np.int32),
+        clock=clock,
+        own=own,
+        next_value=next_value,
+        extras=extras,
+        **options,
+    )
+
+
+def from_log(log: Mapping[str, Any], **options: Any) -> TurnBatch:
+    """Batch of a log with D4RL names: rewards, terminals, timeouts, and observations and actions as extras.
+
+    Args:
+        log: anything that maps names to arrays: an open h5py.File, numpy.load of an .npz file, or a dictionary.
+        **options: further columns and options of `make_batch` (value, next_value, missing_bootstrap, ...).
+
+    Returns:
+        The batch; a row that ends nothing at the end of the log is the last of an unfinished fragment.
+
+    Raises:
+        ValueError: a name is missing, or a broken rule of the data model.
+    """
+    lacking = [name for name in ("rewards", "terminals") if name not in log]
+    if lacking:
+        raise ValueError(f"log lacks '{lacking[0]}'; expected the D4RL names rewards, terminals and timeouts")
+    reward, terminal = np.asarray(log["rewards"]).reshape(-1), np.asarray(log["terminals"]).reshape(-1).astype(np.bool_)
+    timeout = np.asarray(log["timeouts"]).reshape(-1).astype(np.bool_) if "timeouts" in log else np.zeros_like(terminal)
+    over = terminal | timeout
+    extras = {name: np.asarray(log[name]) for name in ("observations", "actions") if name in log}
+    extras |= options.pop("extras", None) or {}
+    episode_id = np.concatenate(([0], np.cumsum(over[:-1]))).astype(np.int32)
+    return make_batch(reward, terminal, timeout, episode_id, extras=extras, **options)
+
+
+_STEP_COLUMNS = (
+    *("own", "k", "policy_version", "loss_mask", "discount", "entropy", "segment_id", "turn_id", "clock"),
+    *("logp_behaviour", "logp_prox", "logp_ref", "logp_teacher"),
+)

@@ -1,0 +1,182 @@
+"""Registered temporal estimators: the columns of a compacted batch handed to the functions of this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from robot_rl.advantage.archer import archer_advantage
+from robot_rl.advantage.arrays import namespace
+from robot_rl.advantage.batch import TurnBatch
+from robot_rl.advantage.clock import foreign_cut
+from robot_rl.advantage.gae import rollout_gae
+from robot_rl.advantage.hierarchy import hae
+from robot_rl.advantage.registry import Estimate, register
+from robot_rl.advantage.temporal import monte_carlo, n_step, retrace, upgo, vtrace
+from robot_rl.advantage.turns import bilevel_gae, turn_gae
+
+FOREIGN = ("cut", "keep")
+
+
+def columns(batch: TurnBatch) -> tuple[Any, Any, Any, Any, Any]:
+    """reward, value, next_value, terminated, boundary of a batch."""
+    s = batch.steps
+    return s.reward, s.value, s.next_value, s.terminated, s.boundary
+
+
+def clockwork(batch: TurnBatch) -> dict[str, Any]:
+    """`duration` and `discount` of a batch; nothing where every row lasts one tick, so that the fused kernels apply."""
+    s = batch.steps
+    if s.discount is not None:
+        return {"discount": s.discount}
+    if isinstance(s.k, np.ndarray) and (s.k == 1).all():
+        return {}
+    return {"duration": s.k}
+
+
+def log_ratio(batch: TurnBatch) -> Any:
+    """log pi - log mu of the rows: the policy at the start of the update against the one that acted, 0 if unknown."""
+    s = batch.steps
+    difference = s.logp_prox - s.logp_behaviour
+    xp = namespace(difference)
+    return xp.where(xp.isnan(difference), xp.zeros_like(difference), difference)
+
+
+@register("temporal", "gae", needs=("value",), provides=("advantage", "target"), paper="Schulman et al. 2016")
+def _gae(
+    batch: TurnBatch,
+    *,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+    lambda_unit: str = "decision",
+    foreign_trace: str = "cut",
+) -> Estimate:
+    if foreign_trace not in FOREIGN:
+        raise ValueError(f"foreign_trace is '{foreign_trace}', expected one of {', '.join(FOREIGN)}")
+    cut = None
+    if foreign_trace == "cut" and not bool(batch.steps.own.all()):
+        cut = foreign_cut(batch)
+    options = {"gamma": gamma, "gae_lambda": gae_lambda, "lambda_unit": lambda_unit, "cut": cut}
+    return Estimate(*rollout_gae(*columns(batch), **options, **clockwork(batch)))
+
+
+@register("temporal", "monte_carlo", provides=("advantage", "target"), paper="Williams 1992")
+def _monte_carlo(batch: TurnBatch, **options: Any) -> Estimate:
+    return Estimate(*monte_carlo(*columns(batch), **options, **clockwork(batch)))
+
+
+@register("temporal", "n_step", needs=("value",), provides=("advantage", "target"), paper="Sutton and Barto, eq. 7.1")
+def _n_step(batch: TurnBatch, **options: Any) -> Estimate:
+    return Estimate(*n_step(*columns(batch), **options, **clockwork(batch)))
+
+
+@register(
+    "temporal",
+    "vtrace",
+    needs=("value", "logp_behaviour", "logp_prox"),
+    provides=("advantage", "target"),
+    paper="Espeholt et al. 2018",
+)
+def _vtrace(batch: TurnBatch, **options: Any) -> Estimate:
+    return Estimate(*vtrace(*columns(batch), log_ratio(batch), **options, **clockwork(batch)))
+
+
+@register("temporal", "upgo", needs=("value",), provides=("advantage", "target"), paper="Vinyals et al. 2019")
+def _upgo(batch: TurnBatch, **options: Any) -> Estimate:
+    known = batch.steps.logp_prox is not None and batch.steps.logp_behaviour is not None
+    ratio = log_ratio(batch) if known else None
+    return Estimate(*upgo(*columns(batch), ratio, **options, **clockwork(batch)))
+
+
+@register(
+    "temporal",
+    "retrace",
+    needs=("extras.q", "extras.next_expected_q"),
+    provides=("advantage", "target"),
+    paper="Munos et al. 2016",
+)
+def _retrace(batch: TurnBatch, *, trace: str = "retrace", **options: Any) -> Estimate:
+    if trace not in ("retrace", "tree_backup", "peng"):
+        raise ValueError(f"trace is '{trace}', expected one of retrace, tree_backup, peng")
+    s = batch.steps
+    given: dict[str, Any] = {"expected_q": s.extras.get("expected_q")}
+    if trace == "retrace":
+        given["log_ratio"] = log_ratio(batch)
+    elif trace == "tree_backup":
+        given["probability"] = s.extras["probability"]
+    rows: Any = (s.reward, s.extras["q"], s.extras["next_expected_q"], s.terminated, s.boundary)
+    return Estimate(*retrace(*rows, **given, **options, **clockwork(batch)))
+
+
+@register(
+    "temporal",
+    "turn_gae",
+    needs=("value", "turns"),
+    provides=("advantage", "target", "weight"),
+    paper="VAGEN, VL-DAC, RAGEN",
+)
+def _turn_gae(batch: TurnBatch, **options: Any) -> Estimate:
+    extra = batch.turns.turn_reward
+    return Estimate(
+        *turn_gae(*columns(batch), batch.steps.turn_id, duration=batch.steps.k, turn_reward=extra, **options)
+    )
+
+
+@register(
+    "temporal",
+    "bilevel",
+    needs=("value", "turns"),
+    provides=("advantage", "target", "weight"),
+    paper="RAGEN, VAGEN",
+)
+def _bilevel(batch: TurnBatch, **options: Any) -> Estimate:
+    step_reward = batch.steps.extras.get("step_reward")
+    extra = batch.turns.turn_reward
+    return Estimate(
+        *bilevel_gae(*columns(batch), batch.steps.turn_id, step_reward=step_reward, turn_reward=extra, **options)
+    )
+
+
+@register(
+    "temporal",
+    "hae",
+    needs=("value", "segments", "extras.value_high", "extras.value_switch", "extras.next_value_high"),
+    provides=("advantage", "target"),
+    modes=("default", "paper", "release"),
+    paper="HiPER",
+)
+def _hae(batch: TurnBatch, *, use: str = "low", **options: Any) -> Estimate:
+    if use not in ("low", "high", "switch"):
+        raise ValueError(f"use is '{use}', expected one of low, high, switch: the head that this advantage trains")
+    s, segments = batch.steps, batch.segments
+    extras = {name: s.extras.get(name) for name in ("switched", "switch_probability")}
+    running = None if segments is None else segments.running_at_cut[s.segment_id]
+    credit = hae(
+        s.reward,
+        s.value,
+        s.extras["value_high"],
+        s.extras["value_switch"],
+        s.next_value,
+        s.extras["next_value_high"],
+        s.terminated,
+        s.boundary,
+        s.segment_id,
+        running_at_cut=running,
+        **extras,
+        **options,
+    )
+    weight = credit.high_weight if use == "high" else None
+    return Estimate(getattr(credit, use), getattr(credit, f"{use}_target"), weight)
+
+
+@register("temporal", "archer", needs=("turns", "extras.q", "extras.v"), paper="Zhou et al. 2024, ArCHer")
+def _archer(batch: TurnBatch) -> Estimate:
+    s = batch.steps
+    # Twin heads are columns of two: (rows, 2), read at the first row of each turn.
+    start = batch.turns.start
+    start = start if isinstance(start, np.ndarray) else start.long()
+    advantage = archer_advantage(s.extras["q"][start].T, s.extras["v"][start].T)
+    advantage = advantage[s.turn_id if isinstance(start, np.ndarray) else s.turn_id.long()]
+    baseline = s.extras.get("token_baseline")
+    return Estimate(advantage if baseline is None else advantage - baseline)

@@ -1,0 +1,270 @@
+"""Keep a policy from collapsing or from drifting into noise: bonus, covariance clipping, AEPO and EPO."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl.advantage.kinds import (
+    Array,
+    arange,
+    argsort,
+    as_array,
+    boolean,
+    cast,
+    detached,
+    double,
+    floating,
+    integer,
+    library,
+)
+from robot_rl.advantage.layout import row_mask
+from robot_rl.advantage.normalise import RESIDUE, batch_moments
+
+
+def entropy_bonus_rows(entropy: Array, coefficient: float, *, mask: Array = None) -> Array:
+    """-coefficient · entropy per row, to be aggregated with the denominator of the policy loss.
+
+    Args:
+        entropy: (...) policy entropy.
+        coefficient: weight >= 0.
+        mask: (...) rows of the loss, default all; the others give 0.
+    """
+    entropy = floating(as_array(entropy))
+    xp = library(entropy)
+    if mask is not None:
+        entropy = xp.where(boolean(as_array(mask, entropy)), entropy, 0.0)
+    return -coefficient * entropy
+
+
+def covariance(advantage: Array, logp: Array, *, mask: Array = None) -> Array:
+    """(advantage - its mean) · (logp - its mean) per row, means over the masked rows; without gradient.
+
+    Args:
+        advantage: (...) advantages.
+        logp: (...) log-probabilities.
+        mask: (...) rows of the loss, default all; the others give 0.
+
+    Returns:
+        (...) float64.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: Cui et al., The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models.
+    """
+    advantage = detached(as_array(advantage))
+    xp = library(advantage)
+    logp = detached(as_array(logp, advantage))
+    use = row_mask(mask, advantage).reshape(advantage.shape)
+    a = double(advantage) - batch_moments(advantage, use).mean
+    b = double(logp) - batch_moments(logp, use).mean
+    return xp.where(use, a * b, 0.0)
+
+
+def _uniform(n: int, like: Array, generator: Any) -> Array:
+    if isinstance(like, torch.Tensor):
+        if isinstance(generator, torch.Generator):
+            return torch.rand(n, generator=generator, device=like.device, dtype=torch.float64)
+        return torch.from_numpy(generator.random(n)).to(like.device)
+    return generator.random(n)
+
+
+def _lowest(key: Array, candidate: Array, count: Array) -> Array:
+    """The `count` (0-d) candidates with the smallest keys, as a mask; nothing waits for the device."""
+    n = int(key.shape[0])
+    xp = library(key)
+    order = argsort(xp.where(candidate, key, float("inf")))
+    rank = xp.empty_like(order)
+    rank[order] = arange(n, key)
+    return candidate & (rank < count)
+
+
+def _share(use: Array, fraction: float) -> Array:
+    """floor(fraction · rows), at least 1."""
+    count = integer(as_array(double(use).sum() * fraction, use))
+    return library(use).maximum(count, library(use).ones_like(count))
+
+
+def clip_cov(
+    advantage: Array,
+    logp: Array,
+    *,
+    generator: np.random.Generator | torch.Generator,
+    mask: Array = None,
+    fraction: float = 2e-4,
+    bounds: tuple[float, float] = (1.0, 5.0),
+) -> Array:
+    """Randomly chosen rows of high covariance whose loss is to be detached.
+
+    Args:
+        advantage: (...) advantages.
+        logp: (...) log-probabilities.
+        generator: the batch's seeded generator; a NumPy generator serves both kinds of array.
+        mask: (...) rows of the loss, default all.
+        fraction: share of the masked rows to choose, at least one row if any lies in the band.
+        bounds: lowest and highest covariance of a candidate. SPEAR's replay uses fraction 0.002 and (1, 40).
+
+    Returns:
+        (...) bool, true = drop the gradient of this row (it stays in the denominator).
+
+    Raises:
+        ValueError: shapes differ or the fraction is outside [0, 1].
+
+    Source: Cui et al., Clip-Cov.
+    """
+    _require_fraction(fraction)
+    cov = covariance(advantage, logp, mask=mask)
+    use = row_mask(mask, cov)
+    flat = cov.reshape(-1)
+    candidate = use & (flat >= bounds[0]) & (flat <= bounds[1])
+    chosen = _lowest(_uniform(int(flat.shape[0]), flat, generator), candidate, _share(use, fraction))
+    return chosen.reshape(cov.shape)
+
+
+def kl_cov(advantage: Array, logp: Array, *, mask: Array = None, fraction: float = 2e-4) -> Array:
+    """Rows with the largest covariance, which get an extra penalty beta · |log-ratio|.
+
+    Args:
+        advantage: (...) advantages.
+        logp: (...) log-probabilities.
+        mask: (...) rows of the loss, default all.
+        fraction: share of the masked rows, at least one row.
+
+    Returns:
+        (...) bool.
+
+    Raises:
+        ValueError: shapes differ or the fraction is outside [0, 1].
+
+    Source: Cui et al., KL-Cov.
+    """
+    _require_fraction(fraction)
+    cov = covariance(advantage, logp, mask=mask)
+    use = row_mask(mask, cov)
+    return _lowest(-cov.reshape(-1), use, _share(use, fraction)).reshape(cov.shape)
+
+
+def _require_fraction(fraction: float) -> None:
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction is {fraction}, expected a share of the rows in [0, 1]")
+
+
+def aepo_factor(entropy: Array, *, mask: Array = None, weight: float = 0.2, ddof: int = 1) -> Array:
+    """1 + weight · z-score of the entropy over the masked rows; multiplies the advantage, without gradient.
+
+    Args:
+        entropy: (...) policy entropy.
+        mask: (...) rows of the loss, default all; the others give 1.
+        weight: strength.
+        ddof: 1 or 0.
+
+    Returns:
+        (...) factors; 1 everywhere if the entropy has no spread.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: AEPO, entropy-aware advantage (a port of the ARPO family).
+    """
+    entropy = detached(as_array(entropy))
+    xp = library(entropy)
+    use = row_mask(mask, entropy).reshape(entropy.shape)
+    count, mean, square = batch_moments(entropy, use)
+    divisor = xp.where(count > ddof, count - ddof, xp.ones_like(count))
+    std = xp.sqrt(square / divisor)
+    flat = (std <= RESIDUE) | (count < 2)
+    z = (double(entropy) - mean) / xp.where(flat, xp.ones_like(std), std)
+    return cast(xp.where(use & ~flat, 1.0 + weight * z, 1.0), entropy)
+
+
+def epo_penalty_rows(
+    entropy: Array,
+    history: Array,
+    *,
+    coefficient: float = 0.05,
+    band: tuple[float, float] = (0.8, 1.2),
+    mask: Array = None,
+) -> Array:
+    """Hinge that pulls the entropy of a row back into a band around the mean of past iterations.
+
+    Args:
+        entropy: (...) policy entropy, with gradient.
+        history: (...) mean entropy of past iterations for the row's turn index (`state.EntropyHistory`); NaN = none
+            yet, no penalty.
+        coefficient: 0.05 or 0.1.
+        band: multiples of the history; the release's scripts use (0, 2).
+        mask: (...) rows of the loss, default all.
+
+    Returns:
+        (...) row losses coefficient · (max(0, low - H) + max(0, H - high)).
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: EPO, Entropy-regularized Policy Optimization; the released penalty has no gradient, this one does.
+    """
+    entropy = floating(as_array(entropy))
+    xp = library(entropy)
+    history = detached(as_array(history, entropy))
+    if tuple(history.shape) != tuple(entropy.shape):
+        raise ValueError(f"history has shape {tuple(history.shape)}, expected that of entropy, {tuple(entropy.shape)}")
+    use = ~xp.isnan(history)
+    if mask is not None:
+        use = use & boolean(as_array(mask, entropy))
+    past = xp.where(use, history, 0.0)
+    now = xp.where(use, entropy, 0.0)
+    below, above = band[0] * past - now, now - band[1] * past
+    hinge = xp.where(below > 0, below, 0.0) + xp.where(above > 0, above, 0.0)
+    return xp.where(use, coefficient * hinge, 0.0)
+
+
+def epo_release_penalty(
+    entropy: Array, history: Array, *, band: tuple[float, float] = (0.8, 1.2), mask: Array = None
+) -> Array:
+    """Share of the masked rows outside the band: the released penalty is such a constant, so it is a metric here.
+
+    Args:
+        entropy: (...) policy entropy.
+        history: (...) see `epo_penalty_rows`.
+        band: multiples of the history.
+        mask: (...) rows of the loss, default all.
+
+    Returns:
+        0-d float64 without gradient.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: WujiangXu/EPO.
+    """
+    entropy = detached(as_array(entropy))
+    outside = epo_penalty_rows(entropy, history, coefficient=1.0, band=band, mask=mask) > 0
+    use = double(row_mask(mask, entropy)).sum()
+    return double(outside).sum() / library(entropy).maximum(use, library(entropy).ones_like(use))
+
+
+def epo_weight(epoch: float, *, epochs: int = 150) -> float:
+    """Schedule of the penalty: falls slowly in the first half of training and fast in the second.
+
+    Args:
+        epoch: epochs done, 0 .. epochs.
+        epochs: length of the schedule M.
+
+    Returns:
+        1 - 0.2·(1 - exp(-2p)) for epoch <= M/2, p = epoch / (M/2); then 0.8·exp(-3p), p = (epoch - M/2) / (M/2).
+
+    Raises:
+        ValueError: epochs is not positive.
+
+    Source: WujiangXu/EPO.
+    """
+    if epochs < 1:
+        raise ValueError(f"epochs is {epochs}, expected a positive length of the schedule")
+    half = epochs / 2
+    if epoch <= half:
+        return 1.0 - 0.2 * (1.0 - math.exp(-2.0 * epoch / half))
+    return 0.8 * math.exp(-3.0 * (epoch - half) / (epochs - half))

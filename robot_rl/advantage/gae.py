@@ -1,0 +1,146 @@
+"""Generalised advantage estimation, in two forms.
+
+- `rollout_gae(reward, value, next_value, terminated, boundary, *, gamma=0.99, gae_lambda=0.95, ...)` is what on-policy
+  learners call: (T, N) rollouts with time first, or flat (rows,) storage, from flags; one fused compiled pass.
+- `gae(reward, discount, value, next_value, trace)` is the dense form, time last, from prepared discounts and traces.
+
+Both return (advantage, return), take NumPy arrays or torch tensors and give back the same kind.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from torch import Tensor
+
+from robot_rl.advantage.arrays import check_shapes, check_unit, namespace, same_kind
+from robot_rl.advantage.backends.select import backend, kernels
+from robot_rl.advantage.rows import check_float, flags, power, rows, zero
+from robot_rl.advantage.scan import scan, solve
+
+A = TypeVar("A", np.ndarray, Tensor)
+
+
+def gae(reward: A, discount: A, value: A, next_value: A, trace: A) -> tuple[A, A]:
+    """GAE of prepared data, time or turns on the last axis.
+
+    delta_t = reward_t + discount_t next_value_t - value_t; A_t = delta_t + trace_t A_{t+1}; return = A + value.
+
+    Args:
+        reward: (..., T).
+        discount: (..., T) gamma^k (1 - terminated), the only bootstrap multiplier.
+        value: (..., T) V(s_t).
+        next_value: (..., T) V of the true successor, everywhere.
+        trace: (..., T) 0 where an episode ended or the rollout was cut, else discount * lambda, or (gamma lambda)^k.
+
+    Returns:
+        (advantage, return), both (..., T).
+
+    Raises:
+        ValueError: an array that does not have the shape of `reward`.
+
+    Source: Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage Estimation, eq. 11-16.
+    """
+    check_shapes(tuple(reward.shape), discount=discount, value=value, next_value=next_value, trace=trace)
+    xp = namespace(reward)
+    # `where`, not a product alone: the successor of a terminal row may be NaN.
+    ahead = xp.where(discount == 0, xp.zeros_like(value), discount * next_value)  # type: ignore[arg-type]
+    advantage = scan(cast(A, reward + ahead - value), trace)
+    return advantage, cast(A, advantage + value)
+
+
+@same_kind
+def rollout_gae(
+    reward: Any,
+    value: Any,
+    next_value: Any,
+    terminated: Any,
+    boundary: Any,
+    *,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+    duration: Any = None,
+    discount: Any = None,
+    lambda_unit: str = "decision",
+    cut: Any = None,
+    valid: Any = None,
+    out: tuple[Any, Any] | None = None,
+) -> tuple[Any, Any]:
+    """GAE and TD(lambda) returns of a rollout, time on the first axis, bootstrapping from true successors.
+
+    delta_t = r_t + g_t (1 - e_t) V'_t - V_t; A_t = delta_t + g_t lambda_t (1 - b_t) A_{t+1}; return = A + V, with
+    V'_t = V_{t+1} inside an episode and `next_value` at its boundary.
+
+    Args:
+        reward: (T, N) or (rows,) float32 or float64; rows of one episode follow one another along axis 0. With
+            durations it is the discounted sum over the k ticks of the decision (`macro_reward`).
+        value: same shape, V(s_t) before the step.
+        next_value: same shape, V of the true successor before any reset; read only at boundaries.
+        terminated: same shape, bool: true end, no bootstrap.
+        boundary: same shape, bool: terminated, truncated or last row of a fragment. Terminated rows and the last row
+            count as boundaries whatever it says.
+        gamma: discount per tick, in [0, 1].
+        gae_lambda: trace decay, in [0, 1].
+        duration: same shape, integer k >= 1 ticks per decision; None = 1 everywhere.
+        discount: same shape, used as gamma^k instead of `duration`.
+        lambda_unit: "decision" (lambda per row) or "tick" (lambda^k).
+        cut: same shape, bool: rows whose trace does not reach the next row although the episode goes on.
+        valid: same shape, bool: False on padding, whose content is ignored and whose outputs are 0.
+        out: (advantage, return) arrays to write to, C-contiguous; a loop that gives the same ones every time saves the
+            cost of fresh memory.
+
+    Returns:
+        (advantage, return): kind, shape and dtype of `reward`.
+
+    Raises:
+        ValueError: shapes, dtype or numbers outside their range.
+
+    Source: Schulman et al., eq. 11-16; options form after Sutton, Precup and Singh, Between MDPs and semi-MDPs.
+    """
+    check_unit(gamma=gamma, gae_lambda=gae_lambda)
+    shape = tuple(reward.shape)
+    check_shapes(shape, value=value, next_value=next_value, terminated=terminated, boundary=boundary)
+    check_shapes(shape, duration=duration, discount=discount, cut=cut, valid=valid)
+    if lambda_unit not in ("decision", "tick"):
+        raise ValueError(f"lambda_unit is '{lambda_unit}', expected 'decision' or 'tick'")
+    check_float(reward)
+    if 0 in shape:
+        return reward * 1, value * 1
+    plain = duration is None and discount is None and cut is None and valid is None and len(shape) <= 2
+    name = backend("cpu") if plain and isinstance(reward, np.ndarray) else "torch"
+    if name != "torch":
+        kind = reward.dtype
+        reward, value, next_value = (np.ascontiguousarray(x, kind) for x in (reward, value, next_value))
+        terminated, boundary = (np.ascontiguousarray(x, np.bool_) for x in (terminated, boundary))
+        fits = out is not None and all(x.flags.c_contiguous and x.dtype == kind and x.shape == shape for x in out)
+        results = kernels(name).gae(
+            reward, value, next_value, terminated, boundary, float(gamma), float(gae_lambda), out if fits else None
+        )
+        return results if out is None or fits else _copied(results, out)
+    ready = rows(
+        reward,
+        value,
+        next_value,
+        terminated,
+        boundary,
+        gamma=gamma,
+        trace=gae_lambda,
+        duration=duration,
+        discount=discount,
+        valid=valid,
+    )
+    decay = gae_lambda if lambda_unit == "decision" or duration is None else power(gae_lambda, duration, ready.g.dtype)
+    trace = ready.inside(ready.g * decay)
+    if cut is not None:
+        trace = ready.xp.where(flags(cut), zero(trace), trace)
+    advantage = solve(ready.reward + ready.g * ready.ahead - ready.value, trace)
+    advantage, target = ready.finish(advantage, advantage + ready.value)
+    return (advantage, target) if out is None else _copied((advantage, target), out)
+
+
+def _copied(results: tuple[Any, Any], out: tuple[Any, Any]) -> tuple[Any, Any]:
+    check_shapes(tuple(results[0].shape), **{"out[0]": out[0], "out[1]": out[1]})
+    for place, x in zip(out, results):
+        place[...] = x
+    return out

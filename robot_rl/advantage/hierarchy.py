@@ -1,0 +1,198 @@
+"""HAE: separate credit for actions inside an option, for the choice of options, and for switching between them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
+from robot_rl.advantage.gae import rollout_gae
+from robot_rl.advantage.rows import cast, check_float, flags, imprecise, placed, shifted, zero
+from robot_rl.advantage.scan import solve
+from robot_rl.advantage.turns import _flat
+
+SWITCH_MODES = ("release", "paper")
+
+
+class HierarchicalCredit(NamedTuple):
+    """Result of `hae`, every array in the layout of the rows that went in.
+
+    Attributes:
+        low: advantage of action tokens or low-level actions.
+        high: advantage of sub-goal tokens or option choices, in the first row of each segment, 0 elsewhere.
+        switch: advantage of the switch decision.
+        low_target, high_target, switch_target: value targets of V_lo, V_hi (first rows of segments) and V_term.
+        high_weight: 1 in the first row of each segment, else 0: rows in which `high` and `high_target` count.
+    """
+
+    low: Any
+    high: Any
+    switch: Any
+    low_target: Any
+    high_target: Any
+    switch_target: Any
+    high_weight: Any
+
+
+@same_kind
+def hae(
+    reward: Any,
+    value_low: Any,
+    value_high: Any,
+    value_switch: Any,
+    next_value_low: Any,
+    next_value_high: Any,
+    terminated: Any,
+    boundary: Any,
+    segment: Any,
+    *,
+    gamma: float = 1.0,
+    lambda_low: float = 1.0,
+    lambda_high: float = 0.95,
+    running_at_cut: Any = None,
+    switch_mode: str = "release",
+    switched: Any = None,
+    switch_probability: Any = None,
+    release_bootstrap: bool = False,
+    norm: bool = False,
+) -> HierarchicalCredit:
+    """Hierarchical advantages over option periods (segments).
+
+    Low: delta_t = r_t + gamma v_t - V_lo(s_t) with v = V_lo(s_{t+1}) inside, V_hi(s_{t+1}) at the end of a segment, 0
+    after termination; traces end with the segment. High: GAE over segments with R = sum gamma^j r and discount
+    gamma^length. Switch: Y_t - V_term(s_t), Y the reward to the end of the segment plus V_hi there; or, in the paper's
+    form, (q_t - beta_t) (V_hi - V_lo).
+
+    Args:
+        reward: (rows,) flat or (T, N) time-major.
+        value_low, value_high, value_switch: same shape, V_lo, V_hi, V_term of each row's state; V_hi is read in the
+            first rows of segments (in every row with switch_mode "paper").
+        next_value_low, next_value_high: same shape, of the true successor, read where an episode was cut.
+        terminated, boundary: same shape, bool, as in `rollout_gae`.
+        segment: same shape, int; a new segment begins where the id changes or an episode ended; negative = padding.
+        gamma: discount per row.
+        lambda_low, lambda_high: trace decays of rows and of segments.
+        running_at_cut: same shape, bool, read where an episode was cut: the option goes on, so V_lo continues it; None
+            = False, V_hi of the successor is used.
+        switch_mode: "release" or "paper".
+        switched: same shape, bool, executed switch q (paper).
+        switch_probability: same shape, beta (paper).
+        release_bootstrap: bootstrap a cut episode from the current V_lo(s_t) and V_hi(segment start), as released.
+        norm: normalise each of the three over its own rows (biased deviation, eps 1e-8).
+
+    Returns:
+        Advantages, targets and weights.
+
+    Raises:
+        ValueError: shapes, numbers or options that do not fit.
+
+    Source: HiPER, hierarchical advantage estimation; release: three heads, paper: two and its own switch form.
+    """
+    check_unit(gamma=gamma, lambda_low=lambda_low, lambda_high=lambda_high)
+    if switch_mode not in SWITCH_MODES:
+        raise ValueError(f"switch_mode is '{switch_mode}', expected one of {', '.join(SWITCH_MODES)}")
+    if switch_mode == "paper" and (switched is None or switch_probability is None):
+        raise ValueError("switch_mode 'paper' needs switched and switch_probability, got None")
+    shape, kind = tuple(reward.shape), check_float(reward)
+    check_shapes(shape, switched=switched, switch_probability=switch_probability, running_at_cut=running_at_cut)
+    index, columns = _flat(
+        reward,
+        segment,
+        boundary,
+        terminated,
+        reward=reward,
+        low=value_low,
+        high=value_high,
+        term=value_switch,
+        next_low=next_value_low,
+        next_high=next_value_high,
+        terminated=terminated,
+        running=running_at_cut,
+    )
+    xp, end = index.xp, index.end
+    wide = xp.float64 if imprecise(gamma) or imprecise(gamma * lambda_low) else kind
+    v_low, v_high, done = cast(columns["low"], wide), columns["high"], flags(columns["terminated"])
+    # What follows each segment: the next option's value, or that of the successor where the episode was cut.
+    start_high = cast(v_high[index.start], wide)
+    cut = columns["next_high"][end]
+    if columns["running"] is not None:
+        cut = xp.where(flags(columns["running"])[end], columns["next_low"][end], cut)
+    beyond = v_low[end] if release_bootstrap else cast(cut, wide)
+    beyond = xp.where(done[end], zero(v_low), beyond)
+    beyond = xp.where(index.last, beyond, shifted(xp, start_high))
+    given = cast(columns["reward"], wide)
+    delta = given + gamma * placed(shifted(xp, v_low), end, beyond) - v_low
+    nothing = xp.zeros_like(beyond)
+    low = solve(delta, placed(xp.full_like(v_low, gamma * lambda_low), end, nothing))
+    target = solve(
+        placed(given * 1, end, given[end] + gamma * beyond), placed(xp.full_like(v_low, gamma), end, nothing)
+    )
+    total, length = index.reward(reward, gamma, None, None)
+    start_high = v_high[index.start]
+    high, high_target = rollout_gae(
+        total,
+        start_high,
+        start_high if release_bootstrap else cut,
+        done[end],
+        index.last,
+        gamma=gamma,
+        gae_lambda=lambda_high,
+        duration=length,
+    )
+    if switch_mode == "paper":
+        chosen = cast(index.rows(switched), kind) - index.rows(switch_probability)
+        switch = chosen * (v_high - columns["low"])
+    else:
+        switch = target - columns["term"]
+    low_target = low + v_low
+    if norm:
+        low, high, switch = (_standardised(xp, y) for y in (low, high, switch))
+    spread = [
+        placed(xp.zeros_like(columns["low"]), index.start, cast(part, kind))
+        for part in (high, high_target, xp.ones_like(high))
+    ]
+    results = (low, spread[0], switch, low_target, spread[1], target, spread[2])
+    return HierarchicalCredit(*(index.back(cast(y, kind)) for y in results))
+
+
+def hae_auxiliary(
+    keep: Any,
+    episode_id: Any,
+    *,
+    inconsistent: Any = None,
+    invalid_format: Any = None,
+    keep_penalty: float = -0.3,
+    consistency_penalty: float = -0.3,
+    format_penalty: float = -0.1,
+) -> np.ndarray:
+    """Auxiliary turn rewards of the HiPER release: against keeping a sub-goal for ever, contradictions, bad format.
+
+    An episode of m turns with n kept sub-goals shares keep_penalty n / m among them, so each kept turn gets
+    keep_penalty / m.
+
+    Args:
+        keep: (U,) bool, the sub-goal was kept at this turn.
+        episode_id: (U,) dense int.
+        inconsistent: (U,) bool, the turn contradicts its sub-goal, or None.
+        invalid_format: (U,) bool, or None.
+        keep_penalty, consistency_penalty, format_penalty: rewards, not positive.
+
+    Returns:
+        (U,) float64 to add to the turn rewards.
+
+    Source: HiPER release, reward terms.
+    """
+    keep, episode_id = np.asarray(keep, np.bool_), np.asarray(episode_id)
+    turns = np.bincount(episode_id)[episode_id]
+    out = np.where(keep, keep_penalty / turns, 0.0)
+    if inconsistent is not None:
+        out = out + consistency_penalty * np.asarray(inconsistent, np.float64)
+    if invalid_format is not None:
+        out = out + format_penalty * np.asarray(invalid_format, np.float64)
+    return out
+
+
+def _standardised(xp: Any, x: Any) -> Any:
+    centred = x - x.mean()
+    return centred / (xp.sqrt((centred * centred).mean()) + 1e-8)

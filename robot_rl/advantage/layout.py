@@ -1,0 +1,100 @@
+"""Ids of the rows of a loss: which episode, turn or group a row belongs to, for flat and for (B, T) arrays.
+
+Losses accept flat rows (N,) with ids, and padded batches (B, T) in which each line is an episode unless ids say
+otherwise. Everything is computed on flat rows; results get the shape of the input back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from robot_rl.advantage.kinds import Array, arange, as_array, boolean, integer, library, require_ids, require_option
+from robot_rl.advantage.segments import combine_ids, factorise
+
+UNITS = ("step", "turn", "turn_geo", "sequence", "sequence_geo")
+
+
+def flat(x: Any, like: Array, name: str) -> Array:
+    """(N,) view of an array that has one entry per row of `like`, or one per line of a padded batch.
+
+    Args:
+        x: same shape as `like`, or (B,) for `like` (B, T).
+        like: (N,) or (B, T) array of the loss.
+        name: of the argument, for the error.
+
+    Raises:
+        ValueError: another shape.
+    """
+    x = as_array(x, like)
+    shape, wanted = tuple(x.shape), tuple(like.shape)
+    if shape == wanted:
+        return x.reshape(-1)
+    if len(wanted) == 2 and shape == wanted[:1]:
+        return _lines(x, wanted[1])
+    raise ValueError(f"{name} has shape {shape}, expected {wanted}" + (f" or {wanted[:1]}" if len(wanted) == 2 else ""))
+
+
+def _lines(x: Array, width: int) -> Array:
+    return library(x).broadcast_to(x[:, None], (int(x.shape[0]), width)).reshape(-1)
+
+
+def row_mask(mask: Any, like: Array) -> Array:
+    """(N,) bool mask of the rows of `like`; None means all rows."""
+    if mask is None:
+        return library(like).ones_like(like.reshape(-1), dtype=bool)
+    return boolean(flat(mask, like, "mask"))
+
+
+def episode_ids(episode: Any, like: Array) -> Array:
+    """(N,) episode of each row; None means that each line of a padded batch is one.
+
+    Raises:
+        ValueError: flat rows without ids, or ids of another shape or dtype.
+    """
+    if episode is not None:
+        ids = flat(episode, like, "episode")
+        require_ids("episode", ids)
+        return integer(ids)
+    if len(like.shape) != 2:
+        raise ValueError("episode is missing: flat rows need the episode id of each row")
+    return _lines(arange(int(like.shape[0]), like), int(like.shape[1]))
+
+
+def turn_ids(turn: Any, episode: Any, like: Array) -> tuple[Array, int]:
+    """((N,) dense turn of each row, -1 outside any turn, and the number of turns).
+
+    Args:
+        turn: per-row turn ids; they may restart in every episode if the episodes are known.
+        episode: per-row episode ids, or None: lines of a padded batch, or turn ids that are unique in the batch.
+        like: (N,) or (B, T) array of the loss.
+
+    Raises:
+        ValueError: turn is missing or has another shape or dtype.
+    """
+    if turn is None:
+        raise ValueError("turn is missing: this unit or aggregation needs the turn id of each row (-1 = none)")
+    ids = flat(turn, like, "turn")
+    require_ids("turn", ids)
+    if episode is None and len(like.shape) != 2:
+        dense, count = factorise(ids)
+    else:
+        dense, count = combine_ids(episode_ids(episode, like), ids)
+    return library(ids).where(ids >= 0, dense, -1), count
+
+
+def unit_ids(unit: str, turn: Any, episode: Any, like: Array) -> tuple[Array, int]:
+    """Rows that share one ratio: ((N,) dense ids, -1 = in no unit, and the number of units).
+
+    Args:
+        unit: one of UNITS except "step".
+        turn: per-row turn ids.
+        episode: per-row episode ids.
+        like: array of the loss.
+
+    Raises:
+        ValueError: unknown unit or missing ids.
+    """
+    require_option("ratio_unit", unit, UNITS)
+    if unit.startswith("turn"):
+        return turn_ids(turn, episode, like)
+    return factorise(episode_ids(episode, like))

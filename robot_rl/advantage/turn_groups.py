@@ -1,0 +1,417 @@
+"""Advantages of single turns against the same turn, state or step of other rollouts: TRLOO, GiGPO, UI-S1, MAPO, CM2.
+
+All functions take flat turn rows sorted by (episode, time), with an episode id per row; `group` holds one id per
+episode. An episode with a NaN reward is unscorable: it leaves every statistic and gets 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from robot_rl.advantage.kinds import (
+    Array,
+    as_array,
+    boolean,
+    cast,
+    double,
+    integer,
+    library,
+    require_flat,
+    require_ids,
+    require_option,
+    require_rows,
+    require_sorted,
+)
+from robot_rl.advantage.normalise import RESIDUE, as_cells, normalise, whiten
+from robot_rl.advantage.returns import continues, discounted_return, position, unscorable_rows
+from robot_rl.advantage.segments import check_ids, combine_ids, factorise, seg_count, seg_sum, seg_var
+
+
+def _turn_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Array, Array, Array]:
+    """(reward, episode int64, dense group per row or -1, first row of each episode)."""
+    reward = as_array(reward)
+    n = require_flat("reward", reward)
+    episode = as_array(episode, reward)
+    group = as_array(group, reward)
+    require_rows(n, episode=episode)
+    require_ids("episode", episode)
+    require_sorted("episode", episode)
+    dense = as_cells(group, group)
+    group = library(reward).where(dense.inside, dense.ids, -1)
+    check_ids(episode, int(group.shape[0]))
+    episode = integer(episode)
+    first = episode == episode
+    first[1:] = episode[1:] != episode[:-1]
+    return reward, episode, group[episode], first
+
+
+def _cell(group: Array, index: Array) -> tuple[Array, int]:
+    """Dense cells (group, index), and their number; -1 where the group is -1."""
+    ids, count = combine_ids(group, index)
+    if isinstance(group, np.ndarray) and group.size and group.min() >= 0:
+        return ids, count
+    return library(group).where(group >= 0, ids, -1), count
+
+
+def trloo(
+    reward: Array,
+    episode: Array,
+    group: Array,
+    *,
+    gamma: float = 1.0,
+    turn_index: Array = None,
+    singleton: str = "zero",
+    absent: str = "skip",
+) -> Array:
+    """Turn-level leave-one-out: the return of a turn minus that of the same turn in the other rollouts.
+
+    Args:
+        reward: (U,) reward of each turn.
+        episode: (U,) episode of each turn, not falling.
+        group: (E,) group of each episode, -1 = none.
+        gamma: discount per turn.
+        turn_index: (U,) default 0, 1, ... inside each episode.
+        singleton: result where only one rollout reached the turn: "zero", or "raw" (the release).
+        absent: "skip" compares with rollouts that reached the turn; "zero" counts the others with return 0.
+
+    Returns:
+        (U,) advantages.
+
+    Raises:
+        ValueError: wrong shapes, ids, gamma or option.
+
+    Source: hkust-nlp/KernelGYM, TRLOO; `absent` is ours.
+    """
+    require_option("singleton", singleton, ["zero", "raw"])
+    require_option("absent", absent, ["skip", "zero"])
+    reward, episode, row_group, first = _turn_rows(reward, episode, group)
+    value = discounted_return(reward, episode, gamma)
+    index = position(episode) if turn_index is None else as_array(turn_index, reward)
+    cells, count = _cell(row_group, index)
+    if absent == "skip":
+        return normalise(value, cells, n_cells=count, center="leave_one_out", scale="none", singleton=singleton)[0]
+    xp = library(reward)
+    ok = ~xp.isnan(value) & (row_group >= 0)
+    known = xp.where(ok, double(value), 0.0)
+    cells = xp.where(cells >= 0, cells, 0)
+    groups = as_cells(row_group, reward)
+    members = seg_count(groups.ids, groups.n, mask=first & ok)[groups.ids]
+    mean = seg_sum(known, cells, count, mask=ok)[cells] / xp.where(members > 0, members, 1.0)
+    out = (known - mean) * members / xp.where(members > 1, members - 1.0, 1.0)
+    alone = known if singleton == "raw" else xp.zeros_like(known)
+    return cast(xp.where(ok, xp.where(members > 1, out, alone), 0.0), reward)
+
+
+def gigpo(
+    reward: Array,
+    episode: Array,
+    group: Array,
+    anchor: Array,
+    *,
+    gamma: float = 0.95,
+    omega: float = 1.0,
+    mode: str = "mean_norm",
+    unit: str = "episode",
+    first_visit: bool = False,
+    score: Array = None,
+) -> Array:
+    """Episode advantage plus omega times the advantage of the turn among all visits of the same state in the group.
+
+    Args:
+        reward: (U,) reward of each turn.
+        episode: (U,) episode of each turn, not falling.
+        group: (E,) group of each episode, -1 = none.
+        anchor: (U,) integer key of the state in which the turn was taken (see `anchors`), 0 = none. Keys are compared
+            inside a group only, so equal observations of different tasks are never pooled.
+        gamma: discount of the turn returns.
+        omega: weight of the turn part.
+        mode: "mean_norm" (subtract the mean) or "mean_std_norm".
+        unit: "episode" counts every episode once in the episode part; "rows" counts its turns (the release).
+        first_visit: only the first visit of a state in an episode is a member; later visits get no turn part.
+        score: (E,) outcomes for the episode part, default the sum of the rewards.
+
+    Returns:
+        (U,) advantages.
+
+    Raises:
+        ValueError: wrong shapes, ids, gamma or option.
+
+    Source: Feng et al., Group-in-Group Policy Optimization; release settings from its public copies.
+    """
+    require_option("mode", mode, ["mean_norm", "mean_std_norm"])
+    require_option("unit", unit, ["episode", "rows"])
+    reward, episode, row_group, _ = _turn_rows(reward, episode, group)
+    xp = library(reward)
+    anchor = as_array(anchor, reward)
+    require_rows(int(reward.shape[0]), anchor=anchor)
+    require_ids("anchor", anchor)
+    scale = "std" if mode == "mean_std_norm" else "none"
+    episodes = int(as_array(group, reward).shape[0])
+    if score is None:
+        score = seg_sum(reward, episode, episodes)  # NaN in an episode with a NaN reward
+    score = double(as_array(score, reward))
+    if unit == "episode":
+        outer = normalise(score, group, scale=scale)[0][episode]
+    else:
+        outer = normalise(score[episode], row_group, scale=scale)[0]
+    value = discounted_return(reward, episode, gamma)
+    cells, count = _cell(row_group, anchor)
+    if not (isinstance(anchor, np.ndarray) and anchor.all()):
+        cells = xp.where(anchor != 0, cells, -1)
+    if first_visit:
+        visit, _ = combine_ids(episode, xp.where(cells >= 0, cells, count))
+        cells = xp.where(position(visit, visit) == 0, cells, -1)
+    inner = normalise(double(value), cells, n_cells=count, scale=scale)[0]
+    return cast(outer + omega * inner, reward)
+
+
+def ui_s1_return(reward: Array, match: Array, episode: Array, *, gamma: float = 0.5) -> Array:
+    """Return that stops at patched steps: G_t = r_t + gamma · G_{t+1} only if both steps are the policy's own.
+
+    Args:
+        reward: (U,) score of each step.
+        match: (U,) bool, false where the policy missed and the expert's action went on.
+        episode: (U,) episode of each step, not falling.
+        gamma: discount per step.
+
+    Returns:
+        (U,) returns.
+
+    Raises:
+        ValueError: wrong shapes, ids or gamma.
+
+    Source: Lu et al., UI-S1 semi-online RL; X-PLUG/MobileAgent.
+    """
+    reward = as_array(reward)
+    match = boolean(as_array(match, reward))
+    require_rows(require_flat("reward", reward), match=match)
+    following = match & match
+    following[:-1] = match[1:]
+    return discounted_return(reward, episode, gamma, keep=match & following)
+
+
+def ui_s1(
+    reward: Array,
+    match: Array,
+    episode: Array,
+    group: Array,
+    *,
+    gamma: float = 0.5,
+    omega: float = 1.0,
+    episode_on: str = "return",
+    keep_std: float = 0.3,
+    patch_threshold: int | None = None,
+) -> Array:
+    """Episode advantage plus omega times the advantage of the step return in the cell (task, step index).
+
+    Args:
+        reward: (U,) score of each step.
+        match: (U,) bool, false at patched steps.
+        episode: (U,) episode of each step, not falling.
+        group: (E,) task of each episode, -1 = none.
+        gamma: discount per step.
+        omega: weight of the step part.
+        episode_on: "return": one entry per trajectory, the sum of its scores; "scores": every step score of the task
+            is an entry (the release).
+        keep_std: a group whose entries of the episode part deviate by this or less gets 0.
+        patch_threshold: episodes with more patched steps leave the statistics and get 0; None keeps all.
+
+    Returns:
+        (U,) advantages.
+
+    Raises:
+        ValueError: wrong shapes, ids, gamma or option.
+
+    Source: Lu et al., UI-S1 semi-online RL; X-PLUG/MobileAgent.
+    """
+    require_option("episode_on", episode_on, ["return", "scores"])
+    reward, episode, row_group, _ = _turn_rows(reward, episode, group)
+    xp = library(reward)
+    match = boolean(as_array(match, reward))
+    episodes = int(as_array(group, reward).shape[0])
+    value = double(ui_s1_return(reward, match, episode, gamma=gamma))
+    bad = xp.isnan(value)
+    if patch_threshold is not None:
+        bad = bad | (seg_count(episode, episodes, mask=~match) > patch_threshold)[episode]
+    value = xp.where(bad, float("nan"), value)
+    step_score = xp.where(bad, float("nan"), double(reward))
+    if episode_on == "scores":
+        entries, at = step_score, row_group
+    else:
+        entries = seg_sum(step_score, episode, episodes)  # NaN in an episode that is out
+        at = as_array(group, reward)
+    tasks = as_cells(at, entries)
+    var = seg_var(entries, tasks.ids, tasks.n, mask=tasks.inside & ~xp.isnan(entries))[tasks.ids]
+    outer = xp.where(xp.sqrt(xp.where(xp.isnan(var), 0.0, var)) > keep_std, normalise(entries, at)[0], float("nan"))
+    outer = outer if episode_on == "scores" else outer[episode]
+    cells, count = _cell(row_group, position(episode))
+    inner = normalise(value, cells, n_cells=count)[0]
+    return cast(xp.where(xp.isnan(outer) | bad, 0.0, outer + omega * inner), reward)
+
+
+def mapo(
+    reward: Array,
+    episode: Array,
+    group: Array,
+    *,
+    gamma: float = 0.9,
+    experimental_alpha: float = 0.5,
+    batch_on: str = "reward",
+    turn_index: Array = None,
+) -> Array:
+    """Mix of the turn return normalised among the same turns of the group and a normalisation over the batch.
+
+    Args:
+        reward: (U,) judge reward of each turn.
+        episode: (U,) episode of each turn, not falling.
+        group: (E,) group of each episode, -1 = none.
+        gamma: discount per turn, 0.9 to 1.
+        experimental_alpha: weight of the group part; the published text gives no value, so this is a reconstruction.
+        batch_on: the batch part normalises the turn "reward" or the turn "returns".
+        turn_index: (U,) default 0, 1, ... inside each episode.
+
+    Returns:
+        (U,) advantages.
+
+    Raises:
+        ValueError: wrong shapes, ids, gamma or option.
+
+    Source: MAPO, multi-turn group optimisation with judge rewards (abstract and notes; mixing weight reconstructed).
+    """
+    require_option("batch_on", batch_on, ["reward", "returns"])
+    reward, episode, row_group, _ = _turn_rows(reward, episode, group)
+    xp = library(reward)
+    value = double(discounted_return(reward, episode, gamma))
+    index = position(episode) if turn_index is None else as_array(turn_index, reward)
+    cells, count = _cell(row_group, index)
+    turn = normalise(value, cells, n_cells=count)[0]
+    grouped = xp.where(row_group >= 0, 0, -1)
+    entries = value if batch_on == "returns" else xp.where(xp.isnan(value), float("nan"), double(reward))
+    batch = normalise(entries, grouped, n_cells=1)[0]
+    return cast(experimental_alpha * turn + (1.0 - experimental_alpha) * batch, reward)
+
+
+def cm2_turn(
+    reward: Array, episode: Array, group: Array, *, scale: str = "none", min_members: int = 5, turn_index: Array = None
+) -> Array:
+    """Checklist score of a turn against the same turn of the same task.
+
+    Args:
+        reward: (U,) checklist score of each turn; NaN = tool or judge failed, which excludes the whole rollout.
+        episode: (U,) episode of each turn, not falling.
+        group: (E,) task of each episode, -1 = none.
+        scale: "none" or "std".
+        min_members: smaller cells give 0.
+        turn_index: (U,) default 0, 1, ... inside each episode.
+
+    Returns:
+        (U,) advantages.
+
+    Raises:
+        ValueError: wrong shapes, ids or option.
+
+    Source: CM2, checklist rewards for multi-turn agents (released structure).
+    """
+    require_option("scale", scale, ["none", "std"])
+    reward, episode, row_group, _ = _turn_rows(reward, episode, group)
+    xp = library(reward)
+    known = xp.where(unscorable_rows(reward, episode), float("nan"), double(reward))
+    index = position(episode) if turn_index is None else as_array(turn_index, reward)
+    cells, count = _cell(row_group, index)
+    return cast(normalise(known, cells, n_cells=count, scale=scale, min_count=min_members)[0], reward)
+
+
+def reinforce_pp(reward: Array, episode: Array, *, gamma: float = 1.0, mask: Array = None, eps: float = 1e-8) -> Array:
+    """Discounted return-to-go of every row, whitened over the masked rows of the batch.
+
+    Args:
+        reward: (N,) reward of each clock row; rewards of masked rows count in the returns.
+        episode: (N,) episode of each row, not falling.
+        gamma: discount per row.
+        mask: (N,) rows of the loss, default all.
+        eps: added to the deviation.
+
+    Returns:
+        (N,) advantages, 0 at masked rows.
+
+    Raises:
+        ValueError: wrong shapes, ids or gamma.
+
+    Source: Hu et al., REINFORCE++.
+    """
+    reward = as_array(reward)
+    value = discounted_return(reward, episode, gamma)
+    use = ~library(reward).isnan(value)
+    if mask is not None:
+        use = use & boolean(as_array(mask, reward))
+    return whiten(value, use, eps=eps)
+
+
+def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Array = None) -> Array:
+    """Accumulated squared score-function norm that weighs the optimal baseline: sum of 1 - 2·pi + sum_a pi(a)^2.
+
+    Args:
+        prob: (N,) probability of the action taken.
+        prob_square_sum: (N,) sum of the squared probabilities of all actions.
+        episode: (N,) episode of each row, not falling.
+        turn: (N,) turn of each row; if given, the sum restarts at every turn (tool-aware variant).
+
+    Returns:
+        (N,) running sums >= 0.
+
+    Raises:
+        ValueError: wrong shapes or ids.
+
+    Source: optimal token baseline as present in verl (formula recalled).
+    """
+    prob = as_array(prob)
+    xp = library(prob)
+    norm = 1.0 - 2.0 * double(prob) + double(as_array(prob_square_sum, prob))
+    ids, _ = (
+        factorise(as_array(episode, prob))
+        if turn is None
+        else combine_ids(as_array(episode, prob), as_array(turn, prob))
+    )
+    total = xp.cumsum(norm, 0)
+    first = ~xp.flip(continues(xp.flip(ids, (0,))), (0,))
+    block = xp.cumsum(integer(first), 0) - 1
+    # What had been added up before the block began is taken off again.
+    return cast(total - (total - norm)[first][block], prob)
+
+
+def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_position: Array = None) -> Array:
+    """Return minus the variance-optimal baseline of the same position in the group.
+
+    Args:
+        value: (N,) return of each row.
+        weight: (N,) weights from `otb_weight`.
+        episode: (N,) episode of each row, not falling.
+        group: (E,) group of each episode, -1 = none.
+        row_position: (N,) default 0, 1, ... inside each episode.
+
+    Returns:
+        (N,) advantages; 0 where a position has a single member.
+
+    Raises:
+        ValueError: wrong shapes or ids.
+
+    Source: optimal token baseline as present in verl (formula recalled).
+    """
+    value, episode, row_group, _ = _turn_rows(value, episode, group)
+    xp = library(value)
+    index = position(episode) if row_position is None else as_array(row_position, value)
+    cells, count = _cell(row_group, index)
+    weight = double(as_array(weight, value))
+    require_rows(int(value.shape[0]), weight=weight)
+    x = double(value)
+    use = (cells >= 0) & ~xp.isnan(x)
+    cells = xp.where(cells >= 0, cells, 0)
+    x, weight = xp.where(use, x, 0.0), xp.where(use, weight, 0.0)
+    total = seg_sum(weight, cells, count)
+    baseline = seg_sum(weight * x, cells, count) / xp.where(total > 0, total, 1.0)
+    alone = seg_count(cells, count, mask=use) < 2
+    out = x - baseline[cells]
+    # What is equal to its baseline up to float residue is equal: cells without spread give exactly 0.
+    size = xp.abs(x)
+    residue = xp.abs(out) <= RESIDUE * xp.where(size > 1.0, size, 1.0)
+    return cast(xp.where(use & ~alone[cells] & ~residue, out, 0.0), value)

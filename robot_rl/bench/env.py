@@ -1,0 +1,217 @@
+"""Environment stepping against raw MuJoCo physics and other vector environments, in alternation in one process tree.
+
+Everything is the HalfCheetah model under random actions, `control` steps of five physics steps each. "raw" is
+`mujoco.rollout` alone on the same number of threads: it repeats, from the very states that our engine has just visited,
+the same control steps, and nothing else; so the two do the same physics. Our environments have their episode clocks
+spread out, so that their share of resets falls into every round; the peers' first resets come after the bench.
+
+The simulator's classes arrive by name: this room knows none of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import time
+import warnings
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+ENGINE = "robot_rl.sim.mujoco_env.make"
+WORLD = "robot_rl.sim.worlds.halfcheetah.HalfCheetah"
+PEER_ID = "HalfCheetah-v5"
+
+
+def run(quick: bool = False, *, engine: str = ENGINE, world: str = WORLD, num_envs: tuple[int, ...] = (64, 8)) -> dict:
+    """Measure control steps per second.
+
+    Args:
+        quick: fewer and shorter rounds.
+        engine: class path of the environment factory.
+        world: class path of the world; the peers' task is always HalfCheetah.
+        num_envs: numbers of copies to measure.
+
+    Returns:
+        {"rows": {"<who> <N>": {"steps_per_s": median, "ratio": median over the rounds of ours / theirs, "ratio_low",
+        "ratio_high": its quartiles, "rounds"}}, "threads": of our engine, raw and EnvPool}. For "raw" the ratio is the
+        fraction of the physics rate that our engine reaches; "gymnasium best" is the faster of its two in each round;
+        peers that are not installed have {"missing": reason}.
+
+    Raises:
+        ImportError: the engine, mujoco or gymnasium is not installed.
+    """
+    rounds, seconds = (7, 0.15) if quick else (41, 0.25)  # many short rounds: other load hits all alike
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    rows: dict[str, dict[str, Any]] = {}
+    with _silence():
+        for count in num_envs:
+            rows |= _case(count, threads, rounds, seconds, engine, world)
+    return {"rows": rows, "threads": threads}
+
+
+def _case(count: int, threads: int, rounds: int, seconds: float, engine: str, world: str) -> dict[str, dict[str, Any]]:
+    ours = _Ours(count, threads, engine, world)
+    peers: dict[str, Callable[[np.ndarray], Any]] = {}
+    closers: list[Callable[[], Any]] = [ours.env.close]
+    missing: dict[str, str] = {}
+    for name, maker in (("gymnasium sync", _sync), ("gymnasium async", _async), ("envpool", _envpool)):
+        try:
+            env = maker(count, threads)
+        except ImportError as error:
+            missing[name] = str(error)
+            continue
+        peers[name] = env.step
+        closers.append(env.close)
+    rng = np.random.default_rng(0)
+    one = rng.uniform(-1, 1, (count, 6)).astype(np.float32)
+    steps = _steps_for(ours.env.step, one, seconds)
+    lengths = {name: min(steps, _steps_for(step, one, seconds)) for name, step in peers.items()}
+    rates: dict[str, list[float]] = {name: [] for name in ("ours", "raw", *peers)}
+    for turn in range(rounds):
+        actions = rng.uniform(-1, 1, (steps, count, 6)).astype(np.float32)
+        ours.record(actions)  # untimed: the states from which raw repeats
+        tasks: list[tuple[str, int, Callable[[], Any]]] = [
+            ("ours", steps, lambda a=actions: ours.play(a)),
+            ("raw", steps, ours.repeat),
+        ]
+        for name, step in peers.items():
+            tasks.append((name, lengths[name], lambda f=step, a=actions[: lengths[name]]: [f(action) for action in a]))
+        for name, length, task in tasks if turn % 2 == 0 else tasks[::-1]:
+            start = time.perf_counter()
+            task()
+            rates[name].append(length * count / (time.perf_counter() - start))
+    for close in closers:
+        close()
+    if "gymnasium sync" in rates and "gymnasium async" in rates:
+        rates["gymnasium best"] = [max(pair) for pair in zip(rates["gymnasium sync"], rates["gymnasium async"])]
+    rows = {f"{name} {count}": _row(rates["ours"], rate) for name, rate in rates.items()}
+    return rows | {f"{name} {count}": {"missing": reason} for name, reason in missing.items()}
+
+
+def _row(ours: list[float], theirs: list[float]) -> dict[str, Any]:
+    ratio = [a / b for a, b in zip(ours, theirs)]
+    return {
+        "steps_per_s": median(theirs),
+        "ratio": median(ratio),
+        "ratio_low": float(np.quantile(ratio, 0.25)),
+        "ratio_high": float(np.quantile(ratio, 0.75)),
+        "rounds": len(ratio),
+    }
+
+
+class _Ours:
+    """Our environment, and raw physics over the states that it visits."""
+
+    def __init__(self, count: int, threads: int, engine: str, world: str) -> None:
+        task = load(world)()
+        self.env = load(engine)(count, 0, "cpu", world=task, num_threads=threads)
+        self.env.reset()
+        self._episode = task.episode_steps
+        self._spread()
+        mujoco, pool = importlib.import_module("mujoco"), importlib.import_module("mujoco.rollout")
+        model = mujoco.MjModel.from_xml_string(task.mjcf())
+        self._substeps = round(1.0 / (task.control_hz * model.opt.timestep))
+        workers = min(threads, count)
+        self._pool = pool.Rollout(nthread=workers if workers > 1 else 0)
+        self._models, self._data = [model] * count, [mujoco.MjData(model) for _ in range(workers)]
+        width = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS.value)
+        self._out = np.zeros((count, self._substeps, width))
+        self._work: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def _spread(self) -> None:
+        """Episode clocks at equal distances, so that resets come evenly."""
+        state = self.env.state_dict()
+        count = self.env.num_envs
+        state["step"] = np.arange(count) * self._episode // count
+        self.env.load_state_dict(state)
+
+    def record(self, actions: np.ndarray) -> None:
+        """Walk through the round once, keeping states and warm starts, and come back to its beginning."""
+        start = self.env.state_dict()
+        self._work = []
+        for action in actions:
+            physics = self.env.physics
+            control = np.repeat(action[:, None].astype(np.float64), self._substeps, axis=1)
+            self._work.append((physics.state.copy(), physics.warmstart.copy(), control))
+            self.env.step(action)
+        self.env.load_state_dict(start)
+
+    def play(self, actions: np.ndarray) -> None:
+        """Our environment's round."""
+        for action in actions:
+            self.env.step(action)
+
+    def repeat(self) -> None:
+        """The same physics, raw."""
+        for state, warmstart, control in self._work:
+            self._pool.rollout(
+                self._models,
+                self._data,
+                state,
+                control,
+                skip_checks=True,
+                nstep=self._substeps,
+                initial_warmstart=warmstart,
+                state=self._out,
+                chunk_size=self.env.physics.chunk_size,
+            )
+
+
+def _sync(count: int, threads: int) -> Any:
+    return _gymnasium(count, "sync")
+
+
+def _async(count: int, threads: int) -> Any:
+    return _gymnasium(count, "async")
+
+
+def _gymnasium(count: int, mode: str) -> Any:
+    gymnasium = importlib.import_module("gymnasium")
+    env = gymnasium.make_vec(PEER_ID, num_envs=count, vectorization_mode=mode)
+    env.reset(seed=0)
+    return env
+
+
+def _envpool(count: int, threads: int) -> Any:
+    envpool = importlib.import_module("envpool")
+    known = envpool.list_all_envs()
+    task = PEER_ID if PEER_ID in known else "HalfCheetah-v4"
+    env = envpool.make(task, env_type="gymnasium", num_envs=count, num_threads=threads, seed=0)
+    env.reset()
+    return env
+
+
+def _steps_for(step: Callable[[np.ndarray], Any], action: np.ndarray, seconds: float) -> int:
+    """How many steps take about this long."""
+    for _ in range(20):
+        step(action)
+    start = time.perf_counter()
+    for _ in range(30):
+        step(action)
+    return max(5, int(30 * seconds / (time.perf_counter() - start)))
+
+
+def load(path: str) -> Any:
+    """The object behind a class path.
+
+    Raises:
+        ImportError: no such module or name.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except AttributeError as error:
+        raise ImportError(f"'{module}' has no '{name}'") from error
+
+
+@contextlib.contextmanager
+def _silence() -> Any:
+    """A suite prints nothing; gymnasium and envpool would."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield

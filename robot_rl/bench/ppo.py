@@ -1,0 +1,110 @@
+"""PPO from end to end, ours against stable-baselines3: same task, same sizes, in alternation in one process."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+from robot_rl.extras import require
+from robot_rl.loops.on_policy import OnPolicy
+
+ENV = "robot_rl.sim.gym_env.make"
+LEARNER = "robot_rl.policies.online.ppo.Ppo"
+
+
+def run(
+    quick: bool = False,
+    *,
+    env_id: str = "HalfCheetah-v5",
+    num_envs: tuple[int, ...] = (1, 8),
+    rounds: int = 5,
+    kernels: tuple[str, ...] = ("auto", "numpy"),
+) -> dict[str, Any]:
+    """Environment steps per second of whole training (rollout and update), one thread.
+
+    Both sides use 2048 steps per environment, minibatches of 64, 10 epochs and two tanh layers of 64, the defaults of
+    stable-baselines3. Every round trains each contestant for one iteration; the first round warms up and is dropped.
+
+    Args:
+        quick: two rounds.
+        env_id: a Gymnasium id.
+        num_envs: numbers of environments to measure.
+        rounds: measured rounds.
+        kernels: kernels of our learner.
+
+    Returns:
+        Rows per (contestant, number of environments): median steps/s, and per round the ratio to the peer as median,
+        lowest and highest; for ours also the share of time spent in the update.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = []
+        for count in num_envs:
+            rows += _compare(env_id, count, 2 if quick else rounds, kernels)
+    finally:
+        torch.set_num_threads(threads)
+    return {"env": env_id, "threads": 1, "rows": rows}
+
+
+def _compare(env_id: str, count: int, rounds: int, kernels: tuple[str, ...]) -> list[dict[str, Any]]:
+    contestants: dict[str, Callable[[], dict[str, float]]] = {"sb3": _peer(env_id, count)}
+    for kernel in kernels:
+        contestants[f"ours ({kernel})"] = _ours(env_id, count, kernel)
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
+    for i in range(rounds + 1):
+        for name, iterate in contestants.items():
+            begin = time.perf_counter()
+            extra = iterate()
+            sps = count * 2048 / (time.perf_counter() - begin)
+            if i:
+                results[name].append({"sps": sps, **extra})
+    peer = [result["sps"] for result in results["sb3"]]
+    rows = []
+    for name, runs in results.items():
+        ratio = [result["sps"] / other for result, other in zip(runs, peer)]
+        row = {"name": f"{name} N={count}", "sps": median(result["sps"] for result in runs)}
+        row |= {"ratio": median(ratio), "ratio_low": min(ratio), "ratio_high": max(ratio)}
+        if "update" in runs[0]:
+            row["update_fraction"] = median(result["update"] for result in runs)
+        rows.append(row)
+    return rows
+
+
+def _ours(env_id: str, count: int, kernel: str) -> Callable[[], dict[str, float]]:
+    env = _at(ENV)(count, 0, "cpu", id=env_id)
+    loop = OnPolicy(env, _at(LEARNER)(env.io, kernel=kernel))
+    last: dict[str, float] = {}
+
+    def hook(step: int, metrics: dict[str, float]) -> bool:
+        last["update"] = metrics["time/update_fraction"]
+        return False
+
+    def iterate() -> dict[str, float]:
+        loop.run(loop.env_steps + 2048 * count, hook)
+        return dict(last)
+
+    return iterate
+
+
+def _peer(env_id: str, count: int) -> Callable[[], dict[str, float]]:
+    sb3: Any = require("stable_baselines3", extra="baselines")
+    make_vec_env: Any = require("stable_baselines3.common.env_util", extra="baselines").make_vec_env
+    model = sb3.PPO("MlpPolicy", make_vec_env(env_id, n_envs=count, seed=0), device="cpu", seed=0)
+
+    def iterate() -> dict[str, float]:
+        model.learn(2048 * count, reset_num_timesteps=False)
+        return {}
+
+    return iterate
+
+
+def _at(path: str) -> Any:
+    """A class or function by its full path: the bench names concrete rooms but imports none."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)

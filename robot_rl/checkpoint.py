@@ -1,0 +1,242 @@
+"""Checkpoints: folders that appear whole or not at all, holding tensors and JSON only.
+
+A checkpoint is a folder `step_000100000/` with `policy.pt` and `learner.pt` (loadable with `weights_only=True`),
+`loop.pt` and `buffer/` (what exact continuation needs besides the learner), `io.json`, `config.yaml`, `meta.json`.
+It is written beside its place, flushed to disk and renamed, so a process killed at any moment leaves the previous one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl import __version__
+from robot_rl.types import IOSpec
+
+_TEMPORARY = ".partial-"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; the message says why and what to do."""
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that readers see the old content or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_bytes` of indented JSON."""
+    write_bytes(path, (json.dumps(value, indent=1, allow_nan=True) + "\n").encode())
+
+
+def _packed(value: Any) -> Any:
+    """Replace NumPy arrays by tensors (marked), since weights-only loading admits tensors and plain values alone."""
+    if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            raise TypeError("state holds a NumPy object array; expected numeric arrays (no pickle in checkpoints)")
+        if value.dtype.kind == "U":
+            return {"__strings__": value.tolist(), "dtype": str(value.dtype)}
+        if value.dtype in (np.uint16, np.uint32, np.uint64):  # torch lacks full support of these: keep the bits
+            signed = {2: np.int16, 4: np.int32, 8: np.int64}[int(value.itemsize)]
+            raw = np.array(value, copy=True).view(signed)
+            return {"__array__": torch.from_numpy(np.ascontiguousarray(raw)), "dtype": str(value.dtype)}
+        return {"__array__": torch.from_numpy(np.array(value, copy=True)), "dtype": str(value.dtype)}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: _packed(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_packed(item) for item in value)
+    return value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict):
+        if "__array__" in value:
+            return value["__array__"].numpy().view(np.dtype(value["dtype"]))
+        if "__strings__" in value:
+            return np.array(value["__strings__"], dtype=value["dtype"])
+        return {key: _unpacked(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_unpacked(item) for item in value)
+    return value
+
+
+def save_state(path: Path, state: Any) -> None:
+    """Save nested dicts and lists of tensors, NumPy arrays and plain values; flushed to disk."""
+    with path.open("wb") as file:
+        torch.save(_packed(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_state(path: Path, *, device: str = "cpu") -> Any:
+    """Inverse of `save_state`; executes nothing from the file.
+
+    Raises:
+        CheckpointError: the file is absent, cut off or holds anything but tensors and plain values.
+    """
+    try:
+        return _unpacked(torch.load(path, map_location=device, weights_only=True))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing; expected a checkpoint written by robot-rl") from error
+    except Exception as error:  # torch raises many kinds for damaged files
+        raise CheckpointError(
+            f"{path} cannot be read as tensors and plain values ({type(error).__name__}: {str(error)[:200]}); "
+            "use another checkpoint of the run"
+        ) from error
+
+
+def git_commit() -> str:
+    """Commit of the checkout this package runs from, or "" outside a checkout."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        root = Path(__file__).resolve().parent.parent
+        if (root / ".git").exists():
+            out = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=5)
+            return out.stdout.strip()
+    return ""
+
+
+def save(
+    root: Path,
+    step: int,
+    *,
+    policy: dict[str, Any],
+    learner: dict[str, Any],
+    loop: dict[str, Any],
+    io: IOSpec,
+    config: str,
+    meta: dict[str, Any],
+    save_buffer: Callable[[Path], None] | None = None,
+    keep: int = 2,
+) -> Path:
+    """Write `root/step_<step>/` atomically, then remove all but the newest `keep` checkpoints.
+
+    Args:
+        root: folder of the run's checkpoints.
+        step: environment steps so far.
+        policy: the policy's state, tensors only.
+        learner: the learner's state.
+        loop: environment state, current observation, statistics, counters.
+        io: the interface that the policy was made for.
+        config: the composed configuration as YAML text.
+        meta: further facts; version, git commit and step are added.
+        save_buffer: writes the replay buffer to the path that it is given (not yet there).
+        keep: how many checkpoints stay.
+
+    Raises:
+        CheckpointError: disk full or folder not writable; the previous checkpoint is untouched.
+    """
+    final = root / f"step_{step:09d}"
+    temporary = root / f"{_TEMPORARY}{final.name}-{os.getpid()}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _sweep(root)
+        temporary.mkdir()
+        save_state(temporary / "policy.pt", policy)
+        save_state(temporary / "learner.pt", learner)
+        save_state(temporary / "loop.pt", loop)
+        write_json(temporary / "io.json", io.to_dict())
+        write_bytes(temporary / "config.yaml", config.encode())
+        if save_buffer is not None:
+            save_buffer(temporary / "buffer")
+        write_json(
+            temporary / "meta.json", {"version": __version__, "git_commit": git_commit(), "step": int(step), **meta}
+        )
+        _sync(temporary)
+        if final.exists():  # the same step again, e.g. after a resume: replace it whole
+            old = root / f"{_TEMPORARY}old-{final.name}-{os.getpid()}"
+            final.rename(old)
+            temporary.rename(final)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            temporary.rename(final)
+        _sync(root)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        shutil.rmtree(temporary, ignore_errors=True)
+        free = _free(root)
+        raise CheckpointError(
+            f"the checkpoint {final} could not be written ({error}); free space there: {free}. "
+            "Earlier checkpoints are untouched; free some space or choose another folder, then resume the run."
+        ) from error
+    for old in complete(root)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def complete(root: Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first."""
+    return sorted(path for path in root.glob("step_*") if (path / "meta.json").exists())
+
+
+def find(path: Path) -> Path:
+    """Resolve a run folder, its checkpoints folder or a checkpoint folder to the newest checkpoint in it.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    path = Path(path)
+    if (path / "meta.json").exists() and (path / "policy.pt").exists():
+        return path
+    for root in (path / "checkpoints", path):
+        found = complete(root) if root.is_dir() else []
+        if found:
+            return found[-1]
+    reason = "the folder does not exist" if not path.exists() else "it holds no complete checkpoint"
+    raise CheckpointError(f"no checkpoint at {path}: {reason}; expected a run folder or a step_… folder")
+
+
+def read_io(path: Path) -> IOSpec:
+    """The interface that a checkpoint's policy was made for."""
+    try:
+        return IOSpec.from_dict(json.loads((path / "io.json").read_text()))
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path / 'io.json'} cannot be read: {error}") from error
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Version, commit, seed and step of a checkpoint."""
+    return json.loads((path / "meta.json").read_text())
+
+
+def _sweep(root: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for path in root.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    for path in [folder, *(p for p in folder.rglob("*") if p.is_dir())]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _free(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        while not path.exists():
+            path = path.parent
+        return f"{shutil.disk_usage(path).free / 2**20:.0f} MiB"
+    return "unknown"

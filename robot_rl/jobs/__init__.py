@@ -1,0 +1,1 @@
+"""What each verb does, on built objects: training runs, evaluation, collection, diagnosis. Knows no Hydra."""

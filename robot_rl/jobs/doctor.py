@@ -1,0 +1,122 @@
+"""robot-rl doctor: versions, devices, renderers, what is missing and the command that mends it."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import torch
+
+from robot_rl import __version__
+from robot_rl.checkpoint import git_commit
+
+# module, distribution, extra, what it is for
+OPTIONAL = (
+    ("mujoco", "mujoco", "sim", "our worlds and Gymnasium's MuJoCo tasks"),
+    ("gymnasium_robotics", "gymnasium-robotics", "sim", "Fetch, hand, Adroit and Kitchen tasks"),
+    ("stable_baselines3", "stable-baselines3", "baselines", "policy=online/sb3, comparisons"),
+    ("numba", "numba", "fast", "fastest advantage and PPO kernels"),
+    ("h5py", "h5py", "logs", "D4RL and Minari files"),
+    ("av", "av", "report", "evaluation videos"),
+    ("matplotlib", "matplotlib", "report", "learning curves"),
+    ("tensorboard", "tensorboard", "track", "track=files"),
+    ("wandb", "wandb", "track", "track=wandb"),
+    ("cv2", "opencv-python-headless", "vision", "cameras"),
+)
+_RENDER = (
+    "import mujoco; m = mujoco.MjModel.from_xml_string("
+    '\'<mujoco><worldbody><light pos="0 0 3"/><geom size=".1" rgba="1 0 0 1"/></worldbody></mujoco>\');'
+    "d = mujoco.MjData(m); mujoco.mj_forward(m, d); r = mujoco.Renderer(m, 32, 32); r.update_scene(d);"
+    "assert r.render().any()"
+)
+
+
+def diagnose() -> tuple[str, bool]:
+    """Look at this machine.
+
+    Returns:
+        The text to print, and whether all that the base install needs is there.
+    """
+    lines = [
+        f"robot_rl {__version__}  commit {git_commit() or '- (not a checkout)'}",
+        f"python {platform.python_version()}  {sys.executable}",
+        f"system {platform.platform()}",
+        f"memory {psutil.virtual_memory().total / 2**30:.1f} GiB  cores {os.cpu_count()}"
+        f"  disk free {shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB",
+        "",
+        "devices",
+        f"  torch {torch.__version__}  threads {torch.get_num_threads()}"
+        f"  cpu capability {torch.backends.cpu.get_cpu_capability()}  fast bf16 {'yes' if fast_bf16() else 'no'}",
+    ]
+    if torch.cuda.is_available():
+        lines += [f"  cuda {i}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    else:
+        lines.append("  cuda: none (training runs on the CPU)")
+    lines += ["", "renderers (MuJoCo, off screen)"]
+    rendering = {name: _renders(name) for name in ("egl", "osmesa")}
+    for name, problem in rendering.items():
+        lines.append(f"  {name}: {problem or 'works'}")
+    if all(rendering.values()):
+        lines.append("  mend with: apt-get install libegl1 libgl1 libosmesa6   (videos and camera worlds need one)")
+    lines += ["", "packages"]
+    healthy = True
+    for module, distribution, extra, purpose in OPTIONAL:
+        try:
+            importlib.import_module(module)
+            lines.append(f"  {distribution} {metadata.version(distribution)}")
+        except Exception as error:  # a broken optional package may raise anything at import
+            why = "missing" if isinstance(error, ModuleNotFoundError) else f"broken ({type(error).__name__}: {error})"
+            lines.append(f'  {distribution}: {why}; for {purpose}; mend with: pip install "robot_rl[{extra}]"')
+    for name in ("gymnasium", "hydra-core", "tqdm", "psutil"):
+        try:
+            lines.append(f"  {name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            healthy = False
+            lines.append(f"  {name}: missing; mend with: pip install {name}")
+    links = [
+        name for name in ("sim", "real", "policies", "configs") if importlib.util.find_spec(f"robot_rl.{name}") is None
+    ]
+    if links:
+        healthy = False
+        lines.append(
+            f"  rooms not found: {', '.join(links)}; the checkout's links are broken: clone with "
+            "`git -c core.symlinks=true clone …` or use `pip install .`"
+        )
+    lines += ["", "all that the base install needs is there" if healthy else "something is missing, see above"]
+    return "\n".join(lines), healthy
+
+
+def fast_bf16() -> bool:
+    """Whether this processor multiplies bf16 matrices natively (avx512_bf16 or amx)."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def _renders(backend: str) -> str:
+    """Empty when an off-screen image can be made with this backend, else the reason."""
+    library = {"egl": "EGL", "osmesa": "OSMesa"}[backend]
+    if ctypes.util.find_library(library) is None:
+        return f"lib{library} not found"
+    try:
+        out = subprocess.run(
+            [sys.executable, "-c", _RENDER],
+            env={**os.environ, "MUJOCO_GL": backend},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    except subprocess.TimeoutExpired:
+        return "no image within 60 s"
+    return "" if out.returncode == 0 else (out.stderr.strip().splitlines() or ["failed"])[-1][:120]

@@ -1,0 +1,346 @@
+"""The train job: loop, evaluation, checkpoints, progress and report around one learner."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from robot_rl import checkpoint, report
+from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
+from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.data.mix import Mix
+from robot_rl.jobs.collect import ExpertPolicy, keep_steps
+from robot_rl.loops.evaluate import Evaluation, evaluate
+from robot_rl.loops.off_policy import OffPolicy
+from robot_rl.loops.on_policy import OnPolicy
+from robot_rl.stopwatch import Stopwatch
+from robot_rl.track import METRICS_FILE, read_metrics
+from robot_rl.types import Learner, Metrics, Tracker
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Numbers of a training run; the top-level keys of configs/train.yaml.
+
+    Attributes:
+        total_steps: environment steps (transitions) in all.
+        num_envs: copies of the training environment.
+        seed: of everything; evaluation uses its own fixed seeds.
+        gamma: discount per control step.
+        n_step: n of the n-step return, in control steps.
+        buffer_size: transitions kept.
+        learning_starts: transitions before the first update.
+        updates_per_step: learner updates per transition.
+        demos: successful scripted-expert episodes collected before training and sampled beside the run's own data.
+        demo_share: share of every batch that comes from them.
+        log_every: steps between metric rows.
+        eval_every: steps between evaluations; 0 means only at the end.
+        eval_episodes: episodes of an evaluation in mid-run.
+        eval_envs: copies of the evaluation environment.
+        final_episodes: episodes of the evaluation at the end.
+        stop_success: stop once an evaluation over `final_episodes` reaches this success rate; None = never.
+        checkpoint_every: steps between checkpoints; 0 means only at the end and on interruption.
+        keep_checkpoints: how many stay on disk.
+        video_episodes: episodes in the final video; 0 = no video.
+    """
+
+    total_steps: int
+    num_envs: int = 1
+    seed: int = 0
+    gamma: float = 0.99
+    n_step: int = 1
+    buffer_size: int = 1_000_000
+    learning_starts: int = 1000
+    updates_per_step: float = 1.0
+    demos: int = 0
+    demo_share: float = 0.5
+    log_every: int = 1000
+    eval_every: int = 10_000
+    eval_episodes: int = 10
+    eval_envs: int = 1
+    final_episodes: int = 20
+    stop_success: float | None = None
+    checkpoint_every: int = 50_000
+    keep_checkpoints: int = 2
+    video_episodes: int = 2
+
+
+class TrainJob:
+    """One training run in one folder, resumable from its newest checkpoint."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        folder: Path,
+        *,
+        make_env: Callable[..., Any],
+        make_learner: Callable[[Any], Any],
+        make_tracker: Callable[[int | None], Tracker],
+        config: str,
+        resume: bool = False,
+    ) -> None:
+        """Build environment, learner, buffer and loop, and restore them when resuming.
+
+        Args:
+            settings: numbers of the run.
+            folder: the run folder.
+            make_env: (num_envs, seed, render) -> vector environment.
+            make_learner: (io) -> learner.
+            make_tracker: (resume step or None) -> tracker.
+            config: the composed configuration as YAML text.
+            resume: continue from the newest checkpoint in `folder`.
+
+        Raises:
+            CheckpointError: nothing to resume from, or it does not fit.
+        """
+        self.settings, self.folder, self.config = settings, folder, config
+        self.make_env = make_env
+        self.root = folder / "checkpoints"
+        found = checkpoint.find(folder) if resume else None
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / "config.yaml", config.encode())
+        self.env = make_env(settings.num_envs, settings.seed, False)
+        self.learner: Learner[Any] = make_learner(self.env.io)
+        self.buffer: ReplayBuffer | None = None
+        self.loop: Any = self._make_loop(folder)
+        self.resume_step: int | None = None
+        if found is not None:
+            self._restore(found)
+        self.tracker = make_tracker(self.resume_step)
+        self._eval_env: Any = None
+        self._watch = Stopwatch()
+        self._interrupted = False
+        self._saved_at = self.resume_step
+        self._evaluated_at = -1
+        self.evaluation: Evaluation | None = None
+
+    def _make_loop(self, folder: Path) -> Any:
+        s = self.settings
+        consumes = self.learner.consumes
+        if consumes == "rollout":
+            return OnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
+        if consumes == "environment":  # a learner that brings its own loop, such as stable-baselines3's
+            own: Any = self.learner
+            own.attach(self.env)
+            return own
+        self.buffer = ReplayBuffer(
+            self.env.io,
+            min(s.buffer_size, max(s.total_steps, 1) + s.num_envs),
+            num_envs=s.num_envs,
+            n_step=s.n_step,
+            gamma=s.gamma,
+            seed=s.seed,
+        )
+        sampler: Any = self.buffer
+        if s.demos:
+            sampler = Mix({"online": (self.buffer, 1.0 - s.demo_share), "demos": (self._demos(), s.demo_share)})
+        return OffPolicy(
+            self.env,
+            self.learner,
+            self.buffer,
+            sampler=sampler,
+            batch_size=getattr(self.learner, "batch_size", 256),
+            learning_starts=s.learning_starts,
+            updates_per_step=s.updates_per_step,
+            seed=s.seed,
+            failure_folder=folder,
+        )
+
+    def _demos(self) -> ReplayBuffer:
+        """Successful episodes of the scripted expert; the same for the same seed, so a resume makes them anew."""
+        s = self.settings
+        env = self.make_env(min(s.demos, 16), s.seed + 77_777, False)
+        expert = ExpertPolicy(env)
+        episodes = keep_steps(env, expert, episodes=s.demos, seed=s.seed + 77_777, only_success=True)
+        rows = sum(len(episode) for episode in episodes)
+        buffer = ReplayBuffer(env.io, rows + 1, n_step=s.n_step, gamma=s.gamma, seed=s.seed + 1)
+        for episode in episodes:
+            buffer.add_episode(episode)
+        env.close()
+        return buffer
+
+    def run(self) -> dict[str, Any]:
+        """Train, evaluate, write curve, video and report; returns the summary.
+
+        Raises:
+            CheckpointError: a checkpoint could not be written.
+            KeyboardInterrupt: after a Ctrl-C, once everything is saved.
+        """
+        s = self.settings
+        step = int(self.loop.env_steps)
+        previous = signal.getsignal(signal.SIGINT)
+        try:
+            signal.signal(signal.SIGINT, self._on_interrupt)
+        except ValueError:  # not the main thread: Ctrl-C stays with whoever owns it
+            previous = None
+        with tqdm(total=s.total_steps, initial=step, unit="step", dynamic_ncols=True, file=sys.stderr) as bar:
+            self._bar = bar
+            try:
+                self._watch.resume()
+                if step < s.total_steps:
+                    every = {"hook_every": s.log_every} if isinstance(self.loop, OffPolicy) else {}
+                    self.loop.run(s.total_steps, self._hook, **every)
+            finally:
+                if previous is not None:
+                    signal.signal(signal.SIGINT, previous)
+        if self._saved_at != self.loop.env_steps:
+            self._save()
+        if self._interrupted:
+            self.tracker.close()
+            raise KeyboardInterrupt(str(self.folder))
+        summary = self._finish()
+        self.tracker.close()
+        return summary
+
+    def _on_interrupt(self, *_: Any) -> None:
+        if self._interrupted:  # asked twice: leave at once
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            raise KeyboardInterrupt
+        self._interrupted = True
+
+    def _hook(self, step: int, metrics: Metrics) -> bool:
+        s = self.settings
+        self._watch.pause()
+        wall, cpu = self._watch.read()
+        metrics = {**metrics, "time/train_s": wall, "time/train_cpu_s": cpu}
+        self._bar.update(step - self._bar.n)
+        short = {}
+        for name, key in (("return", "rollout/return"), ("success", "rollout/success")):
+            if key in metrics and np.isfinite(metrics[key]):
+                short[name] = f"{metrics[key]:.3g}"
+        stop = False
+        if s.eval_every and step // s.eval_every > self._previous(step) // s.eval_every:
+            result = self.evaluate(s.eval_episodes)
+            metrics = {**metrics, **result.metrics()}
+            good = metrics.get("eval/success", 0.0)
+            if s.stop_success is not None and good >= s.stop_success:
+                result = self.evaluate(s.final_episodes)  # sure of it only on the full number of episodes
+                metrics = {**metrics, **result.metrics()}
+                stop = metrics["eval/success"] >= s.stop_success
+                if stop:
+                    self.evaluation, self._evaluated_at = result, step
+            short["eval"] = f"{metrics.get('eval/success', metrics['eval/return']):.3g}"
+        self._bar.set_postfix(short)
+        self.tracker.log(metrics, step)
+        if s.checkpoint_every and step // s.checkpoint_every > self._previous(step) // s.checkpoint_every:
+            self._save()
+        self._last_hook = step
+        self._watch.resume()
+        return stop or self._interrupted
+
+    def _previous(self, step: int) -> int:
+        """Step of the previous hook, so that periods that do not divide log_every are kept."""
+        return getattr(self, "_last_hook", self.resume_step or 0) if step else 0
+
+    def evaluate(self, episodes: int, frames: int = 0) -> Evaluation:
+        """Deterministic evaluation on environments of its own; leaves the training state untouched."""
+        s = self.settings
+        if self._eval_env is None:
+            self._eval_env = self.make_env(s.eval_envs, s.seed + 10_000, False)
+        return evaluate(self._eval_env, self.learner.policy, episodes=episodes, seed=10_000, frames=frames)
+
+    def _save(self) -> None:
+        step = int(self.loop.env_steps)
+        own_loop = self.loop is self.learner
+        checkpoint.save(
+            self.root,
+            step,
+            policy=self.learner.policy.state_dict(),
+            learner=self.learner.state_dict(),
+            loop={"env_steps": step} if own_loop else self.loop.state_dict(),
+            io=self.env.io,
+            config=self.config,
+            meta={"seed": self.settings.seed, "settings": asdict(self.settings)},
+            save_buffer=self._save_buffer if self.buffer is not None else None,
+            keep=self.settings.keep_checkpoints,
+        )
+        self._saved_at = step
+
+    def _save_buffer(self, path: Path) -> None:
+        assert self.buffer is not None
+        earlier = checkpoint.complete(self.root)
+        # rows that the last checkpoint holds already are linked, not written again
+        self.buffer.save(path, base=earlier[-1] / "buffer" if earlier else None)
+        if self.loop.sampler is not self.buffer:
+            state = self.loop.sampler.state_dict()
+            del state["parts"]["online"]  # the buffer just saved
+            checkpoint.save_state(path.with_name("sampler.pt"), state)
+
+    def _restore(self, path: Path) -> None:
+        differences = checkpoint.read_io(path).differences(self.env.io)
+        if differences:
+            raise CheckpointError(
+                f"the checkpoint {path} was made for another interface than this environment:\n  - "
+                + "\n  - ".join(differences)
+            )
+        self.learner.load_state_dict(checkpoint.load_state(path / "learner.pt"))
+        if self.loop is not self.learner:
+            self.loop.load_state_dict(checkpoint.load_state(path / "loop.pt"))
+        if self.buffer is not None:
+            self.buffer.load(path / "buffer")
+            if self.loop.sampler is not self.buffer:
+                self.loop.sampler.load_state_dict(checkpoint.load_state(path / "sampler.pt"))
+        self.resume_step = int(self.loop.env_steps)
+
+    def _finish(self) -> dict[str, Any]:
+        s, step = self.settings, int(self.loop.env_steps)
+        if self._evaluated_at != step or self.evaluation is None:
+            self.evaluation = self.evaluate(s.final_episodes)
+        final = self.evaluation.metrics()
+        self.tracker.log(final, step)
+        rows = read_metrics(self.folder / METRICS_FILE)
+        curve = report.write_curve(self.folder / "curve.png", rows, title=self.folder.name)
+        video = record_video(self.make_env, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
+        summary: dict[str, Any] = {
+            "steps": step,
+            **{name.removeprefix("eval/"): value for name, value in final.items()},
+            "checkpoint": str(self.root / f"step_{step:09d}"),
+            "curve": str(curve),
+            "video": str(video) if isinstance(video, Path) else video,
+            "report": str(self.folder / "report.html"),
+        }
+        write_json(
+            self.folder / "evaluation.json",
+            {**summary, "returns": self.evaluation.returns, "successes": self.evaluation.successes},
+        )
+        report.write_report(
+            self.folder,
+            title=self.folder.name,
+            summary=summary,
+            config=self.config,
+            curve=curve,
+            video=video if isinstance(video, Path) else None,
+        )
+        return summary
+
+
+def record_video(
+    make_env: Callable[..., Any], policy: Any, path: Path, episodes: int, seed: int, *, seconds: float = 30.0
+) -> Path | str:
+    """Film the policy; a machine that cannot render gets the reason instead of a file."""
+    if episodes < 1:
+        return "switched off"
+    try:
+        env = make_env(1, seed + 20_000, True)
+        try:
+            frames = evaluate(
+                env, policy, episodes=episodes, seed=20_000, frames=int(seconds * env.io.control_hz)
+            ).frames
+            return report.write_video(path, frames, env.io.control_hz)
+        finally:
+            env.close()
+    except (ImportError, RuntimeError, OSError) as error:
+        return f"not recorded: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The numbers of a finished run."""
+    return json.loads((folder / "evaluation.json").read_text())

@@ -1,0 +1,91 @@
+"""Rolling statistics of finished episodes, for every loop that steps environments."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl.types import Array, Metrics, Step
+
+
+class EpisodeStats:
+    """Return, length and success of the last episodes of N environments.
+
+    Args:
+        num_envs: N.
+        window: number of finished episodes averaged over.
+    """
+
+    def __init__(self, num_envs: int, window: int = 100) -> None:
+        self.episodes = 0
+        self._return = np.zeros(num_envs)
+        self._length = np.zeros(num_envs, np.int64)
+        self._returns: deque[float] = deque(maxlen=window)
+        self._lengths: deque[int] = deque(maxlen=window)
+        self._successes: deque[float] = deque(maxlen=window)
+
+    def add(self, step: Step) -> None:
+        """Count one step of every environment; rows with `valid` False are left out."""
+        reward, valid = _numpy(step.reward), _numpy(step.valid)
+        terminated, truncated = _numpy(step.terminated), _numpy(step.truncated)
+        self._length += valid
+        self._return += reward * valid
+        if np.count_nonzero(terminated) + np.count_nonzero(truncated) == 0:
+            return
+        over = (terminated | truncated) & valid
+        success = step.info.get("success")
+        success = None if success is None else _numpy(success)
+        for row in np.flatnonzero(over):
+            self._returns.append(float(self._return[row]))
+            self._lengths.append(int(self._length[row]))
+            if success is not None:
+                self._successes.append(float(success[row]))
+        self.episodes += int(over.sum())
+        self._return[over] = 0.0
+        self._length[over] = 0
+
+    def metrics(self) -> Metrics:
+        """Means over the window: `rollout/return`, `rollout/length`, `rollout/success` (where environments report
+        it) and the number of finished episodes so far; only the last before the first episode has ended."""
+        row = {"rollout/episodes": float(self.episodes)}
+        for name, values in (("return", self._returns), ("length", self._lengths), ("success", self._successes)):
+            if values:
+                row[f"rollout/{name}"] = float(np.mean(values))
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Running and finished episodes, as tensors and numbers."""
+        return {
+            "episodes": self.episodes,
+            "return": torch.from_numpy(self._return.copy()),
+            "length": torch.from_numpy(self._length.copy()),
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "successes": list(self._successes),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            ValueError: the number of environments differs.
+        """
+        if len(state["return"]) != len(self._return):
+            raise ValueError(
+                f"the saved statistics are of {len(state['return'])} environments, this run has {len(self._return)}; "
+                "resume with the same num_envs"
+            )
+        self.episodes = int(state["episodes"])
+        self._return[:] = np.asarray(state["return"])
+        self._length[:] = np.asarray(state["length"])
+        for name in ("returns", "lengths", "successes"):
+            values = getattr(self, f"_{name}")
+            values.clear()
+            values.extend(state[name])
+
+
+def _numpy(value: Array) -> np.ndarray:
+    return value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

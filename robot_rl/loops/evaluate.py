@@ -1,0 +1,106 @@
+"""Evaluation: a fixed number of episodes per environment, so that short episodes are not preferred."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from robot_rl.loops.stepping import Stepper
+from robot_rl.types import Policy, Step
+
+
+@dataclass
+class Evaluation:
+    """What `evaluate` measured, one entry per episode.
+
+    Attributes:
+        returns: undiscounted returns.
+        lengths: control steps.
+        successes: success at the end of the episode (for worlds that say so), else empty.
+        frames: rendered frames of the first environment, (H, W, 3) uint8 each.
+    """
+
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    successes: list[bool] = field(default_factory=list)
+    frames: list[np.ndarray] = field(default_factory=list)
+
+    def metrics(self) -> dict[str, float]:
+        """Summary under the names eval/return, eval/return_std, eval/length, eval/success."""
+        out = {
+            "eval/return": float(np.mean(self.returns)),
+            "eval/return_std": float(np.std(self.returns)),
+            "eval/length": float(np.mean(self.lengths)),
+            "eval/episodes": float(len(self.returns)),
+        }
+        if self.successes:
+            out["eval/success"] = float(np.mean(self.successes))
+        return out
+
+
+def evaluate(
+    env: Any,
+    policy: Policy,
+    *,
+    episodes: int,
+    seed: int = 10_000,
+    deterministic: bool = True,
+    frames: int = 0,
+    on_step: Callable[[Step], None] | None = None,
+    on_episode: Callable[[int], object] | None = None,
+) -> Evaluation:
+    """Run a policy for `episodes` episodes.
+
+    Args:
+        env: vector environment of N copies with `.io`; it is reset here.
+        policy: what acts; must fit the environment.
+        episodes: in all; environment i runs the i-th share of them, whatever their length.
+        seed: of the reset.
+        deterministic: the policy's mode instead of samples.
+        frames: how many frames of environment 0 to render (needs render_mode="rgb_array").
+        on_step: called with every `Step`, e.g. a recorder.
+        on_episode: called with the number of finished episodes.
+
+    Raises:
+        ValueError: policy and environment do not fit, listing every difference; or episodes < 1.
+    """
+    if episodes < 1:
+        raise ValueError(f"episodes is {episodes}, expected 1 or more")
+    policy.io.check(env.io)
+    num_envs = env.num_envs
+    quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
+    stepper = Stepper(env)
+    stepper.reset(seed=seed)
+    policy.reset()
+    result = Evaluation()
+    returns, lengths, done_count = np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+    while (done_count < quota).any():
+        if len(result.frames) < frames:
+            result.frames.append(np.asarray(env.render()[0]))
+        row = stepper.step(policy.act(stepper.obs, deterministic=deterministic).value)
+        if on_step is not None:
+            on_step(row)
+        valid = _numpy(row.valid)
+        returns += np.where(valid, _numpy(row.reward), 0.0)
+        lengths += valid
+        ended = (_numpy(row.terminated) | _numpy(row.truncated)) & valid
+        for i in np.flatnonzero(ended):
+            if done_count[i] < quota[i]:
+                result.returns.append(float(returns[i]))
+                result.lengths.append(int(lengths[i]))
+                if "success" in row.info:
+                    result.successes.append(bool(_numpy(row.info["success"])[i]))
+            done_count[i] += 1
+            returns[i], lengths[i] = 0.0, 0
+        if ended.any():
+            policy.reset(ended)
+            if on_episode is not None:
+                on_episode(len(result.returns))
+    return result
+
+
+def _numpy(x: Any) -> np.ndarray:
+    return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()

@@ -1,0 +1,147 @@
+"""Off-policy training: act, store, update, for any environment, learner and buffer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.loops.episodes import EpisodeStats
+from robot_rl.loops.stepping import Stepper
+from robot_rl.types import Learner, Metrics, Sampler
+
+Hook = Callable[[int, Metrics], bool]
+
+
+class OffPolicy:
+    """The off-policy loop as an object, so that its exact state can be saved and continued.
+
+    Deterministic from its seed; wall clock decides nothing.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        learner: Learner[Any],
+        buffer: ReplayBuffer,
+        *,
+        sampler: Sampler | None = None,
+        batch_size: int = 256,
+        learning_starts: int = 1000,
+        random_steps: int | None = None,
+        updates_per_step: float = 1.0,
+        seed: int = 0,
+        failure_folder: Path | None = None,
+    ) -> None:
+        """Join what the loop moves data between.
+
+        Args:
+            env: vector environment of N copies with `.io`.
+            learner: improves its `policy` from transition batches.
+            buffer: where new steps go.
+            sampler: where batches come from; default the buffer, a `Mix` for demonstrations beside it.
+            batch_size: rows per batch.
+            learning_starts: transitions before the first update.
+            random_steps: transitions with uniform random actions; default `learning_starts`.
+            updates_per_step: `learner.update` calls per transition; below 1 updates are spread out.
+            seed: of the random actions and of the environment's first reset.
+            failure_folder: where the state is saved when the environment reports NaN.
+
+        Raises:
+            ValueError: a number is out of range, or environment and learner do not fit.
+        """
+        if updates_per_step < 0:
+            raise ValueError(f"updates_per_step is {updates_per_step}, expected 0 or more")
+        learner.policy.io.check(env.io)
+        self.env, self.learner, self.buffer = env, learner, buffer
+        self.sampler = sampler or buffer
+        self.batch_size = batch_size
+        self.learning_starts = learning_starts
+        self.random_steps = learning_starts if random_steps is None else random_steps
+        self.updates_per_step = updates_per_step
+        self.seed = seed
+        self.env_steps = 0
+        self.updates = 0
+        self._update_credit = 0.0
+        self._rng = np.random.default_rng(seed)
+        self.stats = EpisodeStats(env.num_envs)
+        self._stepper = Stepper(env, save_to=failure_folder)
+
+    def run(self, total_steps: int, hook: Hook, *, hook_every: int = 1000) -> None:
+        """Train until `total_steps` transitions or until the hook says stop.
+
+        Args:
+            total_steps: transitions in all, those before a resume included.
+            hook: called with (transitions so far, metrics) every `hook_every` transitions and at the end; True stops.
+            hook_every: transitions between calls.
+        """
+        stepper = self._stepper
+        if not stepper.obs:
+            stepper.reset(seed=self.seed)
+            self.learner.policy.reset()
+        num_envs, action_dim = self.env.num_envs, self.env.io.action_dim
+        batches = self.sampler.batches(self.batch_size)
+        metrics: Metrics = {}
+        mark, mark_steps = time.perf_counter(), self.env_steps
+        next_hook = (self.env_steps // hook_every + 1) * hook_every
+        while self.env_steps < total_steps:
+            if self.env_steps < self.random_steps:
+                action = self._rng.uniform(-1.0, 1.0, (num_envs, action_dim)).astype(np.float32)
+            else:
+                action = self.learner.policy.act(stepper.obs).value
+            row = stepper.step(action)
+            self.buffer.add(row)
+            self.stats.add(row)
+            self.env_steps += num_envs
+            if len(self.buffer) >= min(self.learning_starts, self.buffer.capacity) and len(self.buffer) > 0:
+                self._update_credit += num_envs * self.updates_per_step
+                while self._update_credit >= 1.0:
+                    self._update_credit -= 1.0
+                    metrics.update(self.learner.update(batches))
+                    self.updates += 1
+            if self.env_steps >= next_hook or self.env_steps >= total_steps:
+                next_hook = (self.env_steps // hook_every + 1) * hook_every
+                now = time.perf_counter()
+                speed = (self.env_steps - mark_steps) / max(now - mark, 1e-9)
+                stop = hook(
+                    self.env_steps,
+                    {**metrics, **self.stats.metrics(), "time/sps": speed, "train/updates": float(self.updates)},
+                )
+                mark, mark_steps = time.perf_counter(), self.env_steps
+                if stop:
+                    return
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that continuation needs besides learner and buffer."""
+        return {
+            "kind": "off_policy",
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "update_credit": self._update_credit,
+            "rng": _generator_state(self._rng),
+            "stats": self.stats.state_dict(),
+            "stepper": self._stepper.state_dict() if hasattr(self.env, "state_dict") else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        if state.get("kind") != "off_policy":
+            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected off_policy")
+        self.env_steps = int(state["env_steps"])
+        self.updates = int(state["updates"])
+        self._update_credit = float(state["update_credit"])
+        self._rng.bit_generator.state = state["rng"]
+        self.stats.load_state_dict(state["stats"])
+        if state["stepper"] is not None:  # else this environment cannot be restored: a new episode begins
+            self._stepper.reset(seed=self.seed)
+            self._stepper.load_state_dict(state["stepper"])
+
+
+def _generator_state(rng: np.random.Generator) -> dict[str, Any]:
+    """State of a NumPy generator in plain Python numbers."""
+    state = rng.bit_generator.state
+    return {**state, "state": {key: int(value) for key, value in state["state"].items()}}

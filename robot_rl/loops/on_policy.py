@@ -1,0 +1,243 @@
+"""On-policy training: T steps of N environments with the current policy, one update, again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robot_rl.loops.episodes import EpisodeStats
+from robot_rl.loops.stepping import Stepper
+from robot_rl.types import Array, Learner, Metrics, Obs, Rollout, Step
+
+Hook = Callable[[int, Metrics], bool]
+
+
+class OnPolicyLearner(Learner[Rollout], Protocol):
+    """A learner that this loop can feed.
+
+    Its policy answers `logp` and, in extras, "raw": the sample before clipping.
+
+    Attributes:
+        rollout_steps: steps T of each environment between updates.
+    """
+
+    rollout_steps: int
+
+    def value(self, obs: Obs) -> Tensor:
+        """(B,) the critic's estimates."""
+        ...
+
+
+class OnPolicy:
+    """The on-policy loop; deterministic from its seed and exactly resumable between iterations.
+
+    Args:
+        env: vector environment in any autoreset mode.
+        learner: what learns.
+        seed: seed of the first reset.
+        save_to: folder for the environment's state if it returns NaN.
+
+    Raises:
+        ValueError: the learner was made for another interface than the environment's.
+    """
+
+    def __init__(self, env: Any, learner: OnPolicyLearner, *, seed: int = 0, save_to: str | Path | None = None) -> None:
+        self.env_steps = 0
+        self.iterations = 0
+        self.stats = EpisodeStats(env.num_envs)
+        if hasattr(env, "io"):
+            learner.policy.io.check(env.io)
+        self._learner, self._seed = learner, seed
+        self._stepper = Stepper(env, save_to=save_to)
+        self._storage: _Storage | None = None
+        self._started = False
+
+    def run(self, total_steps: int, hook: Hook | None = None) -> None:
+        """Train until `env_steps` reaches `total_steps`, counting from the run's beginning.
+
+        Args:
+            total_steps: transitions of all environments together; the last rollout is completed.
+            hook: called after every iteration with the number of transitions and the metrics; True stops the loop.
+        """
+        if not self._started:
+            self._stepper.reset(self._seed)
+            self._learner.policy.reset()
+            self._started = True
+        while self.env_steps < total_steps:
+            begin = time.perf_counter()
+            rollout = self._collect()
+            collected = time.perf_counter()
+            steps = int(rollout.valid.sum())
+            metrics = self._learner.update(iter((rollout,)))
+            end = time.perf_counter()
+            self.env_steps += steps
+            self.iterations += 1
+            metrics = {
+                **self.stats.metrics(),
+                **metrics,
+                "train/action_std": float(rollout.action.std()),
+                "time/sps": steps / (end - begin),
+                "time/update_fraction": (end - collected) / (end - begin),
+            }
+            if hook is not None and hook(self.env_steps, metrics):
+                return
+
+    def state_dict(self) -> dict[str, Any]:
+        """Environment, observation, statistics and counters; the learner saves itself."""
+        return {
+            "stepper": self._stepper.state_dict(),
+            "episodes": self.stats.state_dict(),
+            "env_steps": self.env_steps,
+            "iterations": self.iterations,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken, given the learner's state of the same moment."""
+        self._stepper.load_state_dict(state["stepper"])
+        self.stats.load_state_dict(state["episodes"])
+        self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
+        self._started = True
+
+    def _collect(self) -> Rollout:
+        policy, stepper, learner = self._learner.policy, self._stepper, self._learner
+        if self._storage is None:
+            self._storage = _Storage(learner.rollout_steps)
+        storage = self._storage
+        storage.clear()
+        for _ in range(learner.rollout_steps):
+            action = policy.act(stepper.obs)
+            if action.logp is None:
+                raise ValueError(
+                    f"{type(policy).__name__}.act gave no logp; the on-policy loop needs it of every sample"
+                )
+            step = stepper.step(action.value)
+            raw = action.extras.get("raw", action.value)
+            if storage.add(step, raw, action.logp):
+                policy.reset(step.terminated | step.truncated)
+            self.stats.add(step)
+        return storage.rollout(learner)
+
+
+class _Storage:
+    """Columns of one rollout, made at the first step and used again in every iteration."""
+
+    def __init__(self, length: int) -> None:
+        self._length, self._row = length, 0
+        self._obs: dict[str, Any] = {}
+        self._columns: dict[str, Any] = {}
+        self._ends: list[tuple[int, Array, Obs]] = []
+        self._last: Step | None = None
+
+    def clear(self) -> None:
+        self._row = 0
+        self._ends.clear()
+
+    def add(self, step: Step, raw: Array, logp: Array) -> bool:
+        """Store one step; whether an episode ended."""
+        if not self._columns:
+            like = {"action": raw, "logp": logp, "reward": step.reward, "terminated": step.terminated}
+            like |= {"truncated": step.truncated, "valid": step.valid}
+            self._obs = {key: self._column(value) for key, value in step.obs.items()}
+            self._columns = {key: self._column(value) for key, value in like.items()}
+        row, columns = self._row, self._columns
+        for key, column in self._obs.items():
+            column[row] = step.obs[key]
+        columns["action"][row] = raw
+        columns["logp"][row] = logp
+        columns["reward"][row] = step.reward
+        columns["terminated"][row] = step.terminated
+        columns["truncated"][row] = step.truncated
+        columns["valid"][row] = step.valid
+        self._row, self._last = row + 1, step
+        ended = _any(step.terminated) or _any(step.truncated)
+        if ended:
+            self._ends.append((row, step.terminated | step.truncated, step.next_obs))
+        return ended
+
+    def rollout(self, learner: OnPolicyLearner) -> Rollout:
+        """The whole rollout as tensors that share these columns; values come in two batches."""
+        last = self._last
+        assert last is not None
+        columns = {key: torch.as_tensor(value) for key, value in self._columns.items()}
+        shape = columns["reward"].shape
+        with torch.no_grad():
+            flat = {key: value.reshape(-1, *value.shape[2:]) for key, value in self._obs.items()}
+            value = learner.value(flat).reshape(shape).to(columns["reward"].device)
+            boundary = columns["terminated"] | columns["truncated"]
+            boundary[-1] = True
+            ends = [end for end in self._ends if end[0] != self._length - 1]
+            ends.append((self._length - 1, np.ones(shape[1], bool), last.next_obs))
+            keys = list(flat)
+            parts = [[obs[key][_index(rows, obs[key])] for key in keys] for _, rows, obs in ends]
+            joined = {key: _cat([part[i] for part in parts]) for i, key in enumerate(keys)}
+            estimate = learner.value(joined).to(value.device)
+            next_value, start = torch.zeros_like(value), 0
+            for row, rows, _ in ends:
+                where = torch.as_tensor(rows, device=value.device)
+                count = int(where.sum())
+                next_value[row, where] = estimate[start : start + count]
+                start += count
+        return Rollout(
+            obs={key: torch.as_tensor(value) for key, value in self._obs.items()},
+            action=columns["action"],
+            logp=columns["logp"],
+            value=value,
+            reward=columns["reward"],
+            next_value=next_value,
+            terminated=columns["terminated"],
+            truncated=columns["truncated"],
+            boundary=boundary,
+            valid=columns["valid"],
+        )
+
+    def _column(self, like: Array) -> Array:
+        shape = (self._length, *like.shape)
+        if isinstance(like, Tensor):
+            return torch.empty(shape, dtype=like.dtype, device=like.device)
+        return np.empty(shape, like.dtype)
+
+
+def train_on_policy(
+    env: Any,
+    learner: OnPolicyLearner,
+    *,
+    total_steps: int,
+    seed: int = 0,
+    hook: Hook | None = None,
+    start_state: dict[str, Any] | None = None,
+    save_to: str | Path | None = None,
+) -> OnPolicy:
+    """Train with an `OnPolicy` loop and return it; see there.
+
+    Args:
+        env: vector environment.
+        learner: what learns.
+        total_steps: transitions of all environments together.
+        seed: seed of the first reset.
+        hook: called after every iteration; True stops.
+        start_state: `OnPolicy.state_dict` of an earlier run to continue.
+        save_to: folder for the environment's state if it returns NaN.
+    """
+    loop = OnPolicy(env, learner, seed=seed, save_to=save_to)
+    if start_state is not None:
+        loop.load_state_dict(start_state)
+    loop.run(total_steps, hook)
+    return loop
+
+
+def _any(flags: Array) -> bool:
+    return bool(np.count_nonzero(flags)) if isinstance(flags, np.ndarray) else bool(flags.any())
+
+
+def _index(rows: Array, like: Array) -> Array:
+    return torch.as_tensor(rows, device=like.device) if isinstance(like, Tensor) else np.asarray(rows)
+
+
+def _cat(parts: list[Any]) -> Array:
+    return torch.cat(parts) if isinstance(parts[0], Tensor) else np.concatenate(parts)

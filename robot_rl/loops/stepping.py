@@ -1,0 +1,349 @@
+"""One step of N environments as a `Step`: the only code that knows how environments reset themselves."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+from robot_rl.types import Array, Obs, Step
+
+_DOUBLE = (np.dtype(np.float64), torch.float64)
+
+
+class NonFiniteError(RuntimeError):
+    """An environment returned NaN or infinity; the message names the environment, the key and the saved state."""
+
+
+class Stepper:
+    """Steps one vector environment and remembers what the next step needs: the current observation and, with
+    next-step autoreset, which rows are about to reset.
+
+    The environment must not write again into arrays that it has returned.
+
+    Args:
+        env: gymnasium VectorEnv in any autoreset mode; actions enter in [-1, 1].
+        reset_ended: with autoreset disabled, reset ended rows at once. False leaves that to the caller
+            (`reset_rows`), for instance until an operator has put a robot back.
+        save_to: folder that receives the environment's state when it returns NaN or infinity; None saves nothing.
+    """
+
+    def __init__(self, env: Any, *, reset_ended: bool = True, save_to: str | Path | None = None) -> None:
+        self.env = env
+        self.obs: Obs = {}
+        self._reset_ended = reset_ended
+        self._save_to = save_to
+        self._mode = autoreset_mode(env)
+        self._ended: Array | None = None
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Reset every row and return the first observation."""
+        raw, _ = self.env.reset(seed=seed)
+        self.obs = as_obs(raw)
+        self._ended = None
+        if not _finite(self.obs):
+            _report(self.env, "reset", self.obs, None, self.obs, None, self._save_to)
+        return self.obs
+
+    def reset_rows(self, rows: Array) -> Obs:
+        """Reset the rows of a (N,) bool mask, with autoreset disabled only, and return the observation to act on."""
+        if self._mode is not AutoresetMode.DISABLED:
+            raise ValueError(f"reset_rows on an environment with autoreset {self._mode.value}: it resets by itself")
+        self.obs = _reset_rows(self.env, self.obs, rows)
+        return self.obs
+
+    def step(self, action: Array, *, proposed: Array | None = None) -> Step:
+        """Clip (N, A) `action` to [-1, 1], execute it and return the transition; see `step`."""
+        result = step(
+            self.env,
+            self.obs,
+            action,
+            ended=self._ended,
+            proposed=proposed,
+            mode=self._mode,
+            reset_ended=self._reset_ended,
+            save_to=self._save_to,
+        )
+        self.obs = result.current
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._ended = result.terminated | result.truncated
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Environment state, current observation and pending resets.
+
+        Raises:
+            TypeError: the environment cannot save its state.
+        """
+        if not hasattr(self.env, "state_dict"):
+            raise TypeError(
+                f"{type(self.env).__name__} has no state_dict(), so a run on it cannot be saved exactly; "
+                "use an environment of robot_rl.sim, or resume without the environment's state"
+            )
+        return {"env": self.env.state_dict(), "obs": dict(self.obs), "ended": self._ended}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        self.env.load_state_dict(state["env"])
+        self.obs = {key: _like_env(value, self.env) for key, value in state["obs"].items()}
+        self._ended = None if state["ended"] is None else _like_env(state["ended"], self.env)
+
+
+def step(
+    env: Any,
+    obs: Obs,
+    action: Array,
+    *,
+    ended: Array | None = None,
+    proposed: Array | None = None,
+    mode: AutoresetMode | None = None,
+    reset_ended: bool = True,
+    save_to: str | Path | None = None,
+) -> Step:
+    """Execute one action in N environments.
+
+    Args:
+        env: gymnasium VectorEnv.
+        obs: (N, ...) observation in which the action was chosen: `current` of the step before.
+        action: (N, A); clipped to [-1, 1].
+        ended: (N,) bool, rows that ended in the step before; read with next-step autoreset only, where such a row
+            resets now and ignores its action, so it is returned with `valid` False.
+        proposed: (N, A) what the policy asked for; None means `action` before clipping.
+        mode: autoreset mode; None reads it from the environment.
+        reset_ended: with autoreset disabled, reset ended rows here, so that `current` can be acted on.
+        save_to: folder for the environment's state if it returns NaN or infinity.
+
+    Raises:
+        NonFiniteError: the environment returned NaN or infinity.
+        ValueError: the action has the wrong shape or is not finite, or the environment breaks the autoreset contract.
+    """
+    if mode is None:
+        mode = autoreset_mode(env)
+    executed = clip_action(action, env.num_envs)
+    raw, reward, terminated, truncated, info = env.step(executed)
+    current = as_obs(raw)
+    reward = reward.astype(np.float32) if isinstance(reward, np.ndarray) else reward.float()
+    if not (_finite(current) and _finite_array(reward)):
+        _report(env, "step", obs, executed, current, reward, save_to)
+    next_obs, valid = current, None
+    if mode is AutoresetMode.NEXT_STEP:
+        if ended is not None:
+            valid = ~ended
+    elif _any(terminated) or _any(truncated):
+        over = terminated | truncated
+        if mode is AutoresetMode.SAME_STEP:
+            next_obs = _successor(info, current, over)
+            info = _episode_info(info, over)
+            if not _finite(next_obs):
+                _report(env, "step", obs, executed, next_obs, reward, save_to)
+        elif reset_ended:
+            current = _reset_rows(env, current, over)
+            if not _finite(current):
+                _report(env, "reset", obs, executed, current, reward, save_to)
+    return Step(
+        obs,
+        info.get("executed", executed),
+        reward,
+        next_obs,
+        terminated,
+        truncated,
+        current,
+        _full(reward, True) if valid is None else valid,
+        info["intervened"] if "intervened" in info else _full(reward, False),
+        action if proposed is None else proposed,
+        info,
+    )
+
+
+def autoreset_mode(env: Any) -> AutoresetMode:
+    """How the environment resets ended rows, from its metadata.
+
+    Raises:
+        ValueError: the metadata does not say.
+    """
+    value = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    try:
+        return value if isinstance(value, AutoresetMode) else AutoresetMode(value)
+    except ValueError:
+        names = [mode.value for mode in AutoresetMode]
+        raise ValueError(
+            f"{type(env).__name__}.metadata['autoreset_mode'] is {value!r}, expected one of {names}; "
+            "set it, or wrong transitions would be learned at the end of episodes"
+        ) from None
+
+
+def as_obs(raw: Any) -> Obs:
+    """Observation dictionary: a bare array becomes {"state": array}, float64 becomes float32."""
+    if not isinstance(raw, dict):
+        raw = {"state": raw}
+    for value in raw.values():
+        if value.dtype in _DOUBLE:
+            return {key: _float32(item) for key, item in raw.items()}
+    return raw
+
+
+def clip_action(action: Array, num_envs: int, dim: int | None = None) -> Array:
+    """The action inside [-1, 1].
+
+    Args:
+        action: (N, A).
+        num_envs: expected N.
+        dim: expected A, or None to accept any.
+
+    Raises:
+        ValueError: wrong shape, NaN or infinity.
+    """
+    if action.ndim != 2 or action.shape[0] != num_envs or (dim is not None and action.shape[1] != dim):
+        expected = f"({num_envs}, {'A' if dim is None else dim})"
+        raise ValueError(f"action has shape {tuple(action.shape)}, expected {expected}: one row per environment")
+    if isinstance(action, np.ndarray) and action.dtype == object:  # utterances: nothing to clip
+        return action
+    if not _finite_array(action):
+        row, column = (int(i) for i in _first_bad(action))
+        raise ValueError(
+            f"action of environment {row}, dimension {column} is {float(action[row, column])}, expected a number in "
+            "[-1, 1]; the policy diverged: lower its learning rate or resume from an earlier checkpoint"
+        )
+    if isinstance(action, torch.Tensor):
+        return action.clamp(-1.0, 1.0)
+    return np.minimum(np.maximum(action, -1.0), 1.0)
+
+
+def _reset_rows(env: Any, obs: Obs, rows: Array) -> Obs:
+    mask = rows.cpu().numpy() if isinstance(rows, torch.Tensor) else np.asarray(rows)
+    raw, _ = env.reset(options={"reset_mask": mask})
+    return _where(rows, as_obs(raw), obs)
+
+
+def _successor(info: dict[str, Any], current: Obs, over: Array) -> Obs:
+    """True successor of every row: final observations where an episode ended, the current observation elsewhere."""
+    final = info.get("final_obs")
+    if final is None:
+        raise ValueError(
+            "the environment says same-step autoreset but its info has no 'final_obs' at an episode's end; "
+            "without it the true successor is lost"
+        )
+    if isinstance(final, dict):
+        return _where(over, as_obs(final), current)
+    if isinstance(final, np.ndarray) and final.dtype == object:  # gymnasium's own: one entry per ended row, else None
+        merged = {key: value.copy() for key, value in current.items()}
+        for row in np.flatnonzero(over):
+            for key, value in as_obs(final[row]).items():
+                merged[key][row] = value
+        return merged
+    return _where(over, as_obs(final), current)
+
+
+def _episode_info(info: dict[str, Any], over: Array) -> dict[str, Any]:
+    """The ended episode's last info in place of the next episode's first; gymnasium keeps it apart in `final_info`."""
+    final = info.get("final_info")
+    if not isinstance(final, dict):
+        return info
+    merged = {key: value for key, value in info.items() if key != "final_info"}
+    for key, value in final.items():
+        before = merged.get(key)
+        if isinstance(value, np.ndarray) and value.shape[:1] == over.shape:
+            if isinstance(before, np.ndarray) and before.shape == value.shape:
+                chosen = before.copy()
+                chosen[over] = value[over]
+                merged[key] = chosen
+            else:
+                merged[key] = value
+    return merged
+
+
+def _where(rows: Array, chosen: Obs, otherwise: Obs) -> Obs:
+    merged = {}
+    for key, value in otherwise.items():
+        if isinstance(value, torch.Tensor):
+            mask = torch.as_tensor(rows, device=value.device).view(-1, *[1] * (value.ndim - 1))
+            merged[key] = torch.where(mask, chosen[key], value)
+        else:
+            merged[key] = value.copy()
+            merged[key][rows] = chosen[key][rows]
+    return merged
+
+
+def _float32(value: Any) -> Any:
+    if value.dtype == np.float64:
+        return value.astype(np.float32)
+    return value.float() if value.dtype == torch.float64 else value
+
+
+def _like_env(value: Array, env: Any) -> Array:
+    """A saved array in the kind that the environment hands over (tensors where its `device` says so)."""
+    device = getattr(env, "device", None)
+    if device is not None and torch.device(device).type != "cpu":
+        return torch.as_tensor(value, device=device)
+    return value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+def _full(like: Array, value: bool) -> Array:
+    if isinstance(like, torch.Tensor):
+        return torch.full(like.shape, value, dtype=torch.bool, device=like.device)
+    return np.ones(like.shape, bool) if value else np.zeros(like.shape, bool)
+
+
+def _any(flags: Array) -> bool:
+    if isinstance(flags, np.ndarray):  # several times cheaper than any() on small arrays
+        return bool(np.count_nonzero(flags))
+    return bool(flags.any())
+
+
+def _finite_array(value: Array) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not value.is_floating_point() or bool(torch.isfinite(value).all())
+    if value.dtype.kind != "f":
+        return True
+    # One dot product is several times cheaper than isfinite().all() on small arrays; overflow is told apart below.
+    return math.isfinite(np.vdot(value, value)) or bool(np.isfinite(value).all())
+
+
+def _finite(obs: Obs) -> bool:
+    return all(_finite_array(value) for value in obs.values())
+
+
+def _first_bad(value: Array) -> Any:
+    array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+    return np.argwhere(~np.isfinite(array))[0]
+
+
+def _report(env: Any, call: str, obs: Obs, action: Any, result: Obs, reward: Any, folder: str | Path | None) -> None:
+    bad = {**{f"observation '{key}'": value for key, value in result.items()}, "the reward": reward}
+    name, value = next((name, value) for name, value in bad.items() if value is not None and not _finite_array(value))
+    index = [int(i) for i in _first_bad(value)]
+    number = float(value[tuple(index)])
+    place = f"environment {index[0]}" + (f", component {index[1:]}" if len(index) > 1 else "")
+    saved = _save_state(env, {"obs": obs, "action": action, "result": result, "reward": reward}, folder)
+    raise NonFiniteError(
+        f"{type(env).__name__}.{call} returned {number} in {name} of {place}, expected finite numbers; {saved}. "
+        "Usual causes: an unstable simulation (smaller timestep, softer contacts) or a broken observation term"
+    )
+
+
+def _save_state(env: Any, around: dict[str, Any], folder: str | Path | None) -> str:
+    if folder is None:
+        return "its state was not saved (no folder was given)"
+    try:
+        state = env.state_dict() if hasattr(env, "state_dict") else None
+        path = Path(folder) / "nonfinite_step.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(_tensors({"env": state, **around}), path)
+    except Exception as error:  # the NaN is the news: no failure to save may hide it
+        return f"its state could not be saved ({type(error).__name__}: {error})"
+    kind = "its state, the action and the observations" if state is not None else "the action and the observations"
+    return f"{kind} are in {path} (torch.load with weights_only=True)"
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tensors(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_tensors(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.array(value)) if value.dtype.kind in "biufc" else value.tolist()
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,150 @@
+"""What a run leaves for the eye: learning-curve PNG, evaluation video, one-page HTML report."""
+
+from __future__ import annotations
+
+import base64
+import html
+import platform
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl import __version__
+from robot_rl.checkpoint import git_commit, write_bytes
+from robot_rl.extras import require
+
+CURVES = ("eval/success", "rollout/success", "eval/return", "rollout/return", "train/critic_loss", "time/sps")
+TITLES = {
+    "success": "success rate",
+    "return": "return",
+    "critic_loss": "critic loss",
+    "sps": "environment steps per second",
+}
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
+
+
+def write_video(path: str | Path, frames: Sequence[np.ndarray], fps: float) -> Path:
+    """Encode frames as H.264 mp4 that browsers play.
+
+    Args:
+        path: the mp4 file.
+        frames: (H, W, 3) uint8 each, one size.
+        fps: frames per second.
+
+    Raises:
+        ValueError: no frames.
+    """
+    if not frames:
+        raise ValueError("no frames to encode; render at least one step")
+    av = require("av", extra="report")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    height, width = (size - size % 2 for size in frames[0].shape[:2])  # yuv420p needs even sizes
+    partial = path.with_name(f".partial-{path.name}")
+    with av.open(str(partial), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=max(round(fps), 1))
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.options = {"crf": "20", "movflags": "faststart"}
+        for frame in frames:
+            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[:height, :width]), format="rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    partial.replace(path)
+    return path
+
+
+def write_curve(path: str | Path, rows: Sequence[dict[str, Any]], *, title: str = "") -> Path:
+    """Plot the learning curves found in metric rows.
+
+    Args:
+        path: the PNG file.
+        rows: rows of metrics.jsonl.
+        title: above the plots.
+    """
+    matplotlib = require("matplotlib", extra="report")
+    matplotlib.use("Agg")
+    plt = require("matplotlib.pyplot", extra="report")
+    panels: dict[str, list[str]] = {}
+    for name in CURVES:
+        if any(row.get(name) is not None for row in rows):
+            panels.setdefault(name.split("/")[1], []).append(name)
+    figure, axes = plt.subplots(1, max(len(panels), 1), figsize=(4.2 * max(len(panels), 1), 3.2), squeeze=False)
+    for axis, (panel, names) in zip(axes[0], panels.items()):
+        for name in names:
+            points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+            style = {"marker": "o", "markersize": 3} if name.startswith("eval") else {"alpha": 0.7}
+            axis.plot(*zip(*points), label="evaluation" if name.startswith("eval") else "training", **style)
+        axis.set_title(TITLES.get(panel, panel))
+        axis.set_xlabel("environment steps")
+        axis.grid(alpha=0.3)
+        if panel == "success":
+            axis.set_ylim(-0.03, 1.03)
+        if len(names) > 1:
+            axis.legend()
+    if title:
+        figure.suptitle(title)
+    figure.tight_layout()
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".partial-{path.name}")
+    figure.savefig(partial, dpi=110, format="png")
+    plt.close(figure)
+    partial.replace(path)
+    return path
+
+
+def write_report(
+    folder: str | Path,
+    *,
+    title: str,
+    summary: dict[str, Any],
+    config: str,
+    curve: Path | None,
+    video: Path | None,
+) -> Path:
+    """Write `report.html` in the run folder: numbers, curves, video, configuration, versions.
+
+    Args:
+        folder: the run folder.
+        title: heading.
+        summary: name -> value table shown on top.
+        config: the composed configuration as YAML.
+        curve: PNG to inline, or None.
+        video: mp4 inside the folder to link, or None.
+    """
+    jinja2 = require("jinja2", extra="report")
+    folder = Path(folder)
+    image = base64.b64encode(curve.read_bytes()).decode() if curve is not None and curve.exists() else ""
+    template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE.read_text())
+    page = template.render(
+        title=title,
+        summary={name: _short(value) for name, value in summary.items()},
+        config=config,
+        image=image,
+        video=video.relative_to(folder).as_posix() if video is not None and video.exists() else "",
+        versions=versions(),
+        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+    path = folder / "report.html"
+    write_bytes(path, page.encode())
+    return path
+
+
+def versions() -> dict[str, str]:
+    """Versions that matter for repeating a run."""
+    found = {"robot_rl": __version__, "python": platform.python_version(), "commit": git_commit() or "not a checkout"}
+    for package in ("torch", "numpy", "gymnasium", "mujoco", "stable-baselines3", "hydra-core", "numba"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "absent"
+    found["platform"] = html.escape(platform.platform())
+    return found
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,281 @@
+"""The desk arm that the manipulation worlds share: its model, its two ways of being commanded, and its own state.
+
+Either way the answer is joint position targets, so a policy runs on any arm that takes those. Moves are added to the
+last command, not to the measured pose, so that an arm that sags under load does not creep; a leash keeps the command
+near the measured pose, which bounds the force of a push.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+from xml.etree import ElementTree
+
+import array_api_compat
+
+from robot_rl.sim.kinematics import Chain
+from robot_rl.sim.world import View
+from robot_rl.types import Array
+
+MODEL = Path(__file__).parent / "assets" / "arm" / "arm.xml"
+TIMESTEP = 0.005
+HOME = (0.0, 0.1, 0.9, 0.0, 0.57, 0.0)
+"""Joint positions above the middle of the table, tool pointing down; where inverse kinematics starts."""
+STROKE = 0.08
+"""Metres between the open fingers."""
+
+# Scales that bring the state to about unit size; learners see it as it is.
+_TIP, _SPEED, _LAG, _JOINT, _JOINT_LAG = 0.15, 0.3, 0.02, 0.5, 0.1
+
+
+def scene(objects: str = "", *, hand: str = "") -> str:
+    """The arm's model with more bodies in it, as one MJCF string.
+
+    Args:
+        objects: elements for the world body.
+        hand: elements fixed to the hand; its x axis is the direction of the tool.
+    """
+    root = ElementTree.parse(MODEL).getroot()
+    for parent, text in ((root.find("worldbody"), objects), (root.find(".//body[@name='link6']"), hand)):
+        if parent is not None:
+            parent.extend(ElementTree.fromstring(f"<group>{text}</group>"))
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+class Arm:
+    """Six joints and two fingers, commanded by joint moves or by moves of the tool tip.
+
+    Its part of `qpos` and of the controls comes first: six joints, two fingers. Its variables in `view.task` are
+    "command" (N, 6) joint targets in rad, "tip" (N, 3) in m, "tip_velocity" (N, 3) in m/s, the mean over the last
+    control step, "tip_lag" (N, 3) in m, command minus measured, and "yaw" (N,) in rad.
+
+    Args:
+        action: "ee" for moves of the tool tip, which keeps pointing down, or "joint" for moves of the six joints.
+        control_hz: decisions per second; 1 / (control_hz * 5 ms) must be whole.
+        low: lower corner of the box that the commanded tip stays in ("ee"), m.
+        high: its upper corner, m.
+        gripper: whether the last action opens and closes the fingers; otherwise they stay as they started.
+        yaw: whether "ee" also turns the tool about the vertical.
+        speed: m/s along each axis at action 1.
+        turn_speed: rad/s of the yaw at action 1.
+        joint_speed: rad/s at action 1.
+        leash: m that the commanded tip may be ahead of the measured one ("ee").
+        model: MJCF in which to find `site`, when the hand holds something; None is the bare arm.
+        site: what counts as the tip; its z axis is the direction of the tool.
+
+    Raises:
+        ValueError: unknown action, or a rate that does not divide the physics rate.
+    """
+
+    def __init__(
+        self,
+        *,
+        action: str,
+        control_hz: float,
+        low: tuple[float, float, float],
+        high: tuple[float, float, float],
+        gripper: bool,
+        yaw: bool = False,
+        speed: float = 0.4,
+        turn_speed: float = 1.5,
+        joint_speed: float = 1.5,
+        leash: float = 0.06,
+        model: str | None = None,
+        site: str = "tip",
+    ) -> None:
+        if action not in ("ee", "joint"):
+            raise ValueError(f"action is '{action}', expected 'ee' (moves of the tool tip) or 'joint' (joint moves)")
+        substeps = 1.0 / (control_hz * TIMESTEP) if control_hz > 0 else 0.0
+        if not 10 <= control_hz <= 50 or abs(substeps - round(substeps)) > 1e-6:
+            raise ValueError(
+                f"control_hz is {control_hz:g}, expected 10 to 50 with a whole number of {TIMESTEP * 1e3:g} ms physics "
+                "steps per decision: 10, 12.5, 20, 25, 40 or 50"
+            )
+        self.mode = action
+        self.control_hz = float(control_hz)
+        self.chain = Chain(model or scene(), site)
+        self.low, self.high, self.leash = low, high, leash
+        self.gripper, self.yaw = gripper, yaw
+        if action == "ee":
+            names = ("tip_dx", "tip_dy", "tip_dz") + ("tip_dyaw",) * yaw
+            steps = (speed / control_hz,) * 3 + (turn_speed / control_hz,) * yaw
+            units = ("m", "m", "m") + ("rad",) * yaw
+        else:
+            names = tuple(f"{joint}_delta" for joint in self.chain.joints)
+            steps = (joint_speed / control_hz,) * 6
+            units = ("rad",) * 6
+        self.steps = steps
+        self.action_names = names + ("gripper_opening",) * gripper
+        self.action_low = tuple(-step for step in steps) + (0.0,) * gripper
+        self.action_high = steps + (STROKE,) * gripper
+        self.action_units = units + ("m",) * gripper
+        self.state_names = tuple(f"{name}_{axis}" for name in ("tip", "tip_velocity", "tip_lag") for axis in "xyz")
+        self.state_names += ("opening",) * gripper + ("yaw",) * yaw
+        if action == "joint":
+            self.state_names += tuple(f"{name}_position" for name in self.chain.joints)
+            self.state_names += tuple(f"{name}_lag" for name in self.chain.joints)
+
+    def start(self, tip: Array, yaw: Array, opening: float) -> tuple[Array, dict[str, Array]]:
+        """Rest with the tool pointing down.
+
+        Args:
+            tip: (n, 3) position of the tip, m.
+            yaw: (n,) rad.
+            opening: distance of the fingers, m.
+
+        Returns:
+            (n, 8) positions, which are the controls as well, and the arm's variables for `view.task`.
+        """
+        xp = array_api_compat.array_namespace(tip)
+        home = xp.asarray(HOME, dtype=tip.dtype, device=array_api_compat.device(tip))
+        joints = self.chain.solve(xp.zeros_like(tip[:, :1]) + home, tip, downward(yaw), iterations=12)
+        reached, _ = self.chain.forward(joints)
+        fingers = xp.zeros_like(tip[:, :2]) + 0.5 * opening
+        task = {
+            "command": joints,
+            "tip": reached,
+            "tip_velocity": xp.zeros_like(reached),
+            "tip_lag": xp.zeros_like(reached),
+            "yaw": yaw,
+        }
+        return xp.concat([joints, fingers], axis=1), task
+
+    def control(self, view: View, action: Array) -> Array:
+        """Advance the command by (N, A) actions in [-1, 1] and return (N, 8) position targets."""
+        xp = view.xp
+        command: Any = view.task["command"]
+        action = xp.astype(action, command.dtype)
+        device = array_api_compat.device(command)
+        delta = action[:, : len(self.steps)] * xp.asarray(self.steps, dtype=command.dtype, device=device)
+        if self.mode == "ee":
+            linearised = self.chain.jacobian(command)
+            measured = view.task["tip"]
+            target = xp.minimum(xp.maximum(linearised[0] + delta[:, :3], measured - self.leash), measured + self.leash)
+            low, high = (xp.asarray(c, dtype=command.dtype, device=device) for c in (self.low, self.high))
+            target = xp.minimum(xp.maximum(target, low), high)
+            yaw = xp.zeros_like(delta[:, 0])
+            if self.yaw:
+                yaw = xp.clip(_yaw(xp, linearised[1]) + delta[:, 3], -1.2, 1.2)
+            turn = downward(yaw)
+            joints = self.chain.correct(command, linearised, target, turn)
+            joints = self.chain.solve(joints, target, turn, iterations=1)
+        else:
+            measured = view.qpos[:, :6]
+            leash = 0.1 + self.steps[0]
+            joints = xp.minimum(xp.maximum(command + delta, measured - leash), measured + leash)
+            low, high = (xp.asarray(c, dtype=command.dtype, device=device) for c in (self.chain.low, self.chain.high))
+            joints = xp.minimum(xp.maximum(joints, low), high)
+        command[...] = joints
+        if self.gripper:
+            finger = (action[:, -1:] + 1.0) * (0.25 * STROKE)
+            fingers = xp.concat([finger, finger], axis=1)
+        else:
+            fingers = xp.astype(view.ctrl[:, 6:8], command.dtype)
+        return xp.concat([joints, fingers], axis=1)
+
+    def update(self, view: View) -> None:
+        """Recompute the tip's variables in `view.task` after a control step."""
+        xp, task = view.xp, cast("dict[str, Any]", view.task)
+        count = view.qpos.shape[0]
+        measured = xp.astype(view.qpos[:, :6], task["command"].dtype)
+        # One pass over measured and commanded joints: the fixed cost of an array operation is what counts here.
+        position, turn = self.chain.forward(xp.concat([measured, task["command"]], axis=0))
+        tip = position[:count]
+        task["tip_velocity"][...] = (tip - task["tip"]) * self.control_hz
+        task["tip_lag"][...] = position[count:] - tip
+        task["tip"][...] = tip
+        task["yaw"][...] = _yaw(xp, turn[:count])
+
+    def state(self, view: View) -> list[Array]:
+        """The arm's part of "state" in the order of `state_names`, scaled, each (N, d)."""
+        xp, task = view.xp, view.task
+        tip = task["tip"]
+        centre = xp.asarray(_centre(self), dtype=tip.dtype, device=array_api_compat.device(tip))
+        parts = [(tip - centre) / _TIP, task["tip_velocity"] / _SPEED, task["tip_lag"] / _LAG]
+        if self.gripper:
+            parts.append(xp.astype(self.opening(view) * (2.0 / STROKE) - 1.0, tip.dtype)[:, None])
+        if self.yaw:
+            parts.append(task["yaw"][:, None])
+        if self.mode == "joint":
+            measured = xp.astype(view.qpos[:, :6], tip.dtype)
+            home = xp.asarray(HOME, dtype=tip.dtype, device=array_api_compat.device(tip))
+            parts += [(measured - home) / _JOINT, (task["command"] - measured) / _JOINT_LAG]
+        return parts
+
+    def opening(self, view: View) -> Array:
+        """(N,) distance of the finger pads, m."""
+        return view.qpos[:, 6] + view.qpos[:, 7]
+
+    def act(self, state: Array, move: Array, *, opening: Array | None = None, turn: Array | None = None) -> Array:
+        """The action of a scripted controller that wants the commanded tip at measured tip + `move`.
+
+        Args:
+            state: (N, S) "state" observation.
+            move: (N, 3) m.
+            opening: (N,) distance of the fingers, m; needed when the gripper is an action.
+            turn: (N,) rad to turn about the vertical; when the tool has a yaw.
+
+        Returns:
+            (N, A) in [-1, 1]; moves that are too long keep their direction.
+        """
+        xp = array_api_compat.array_namespace(state)
+        steps = xp.asarray(self.steps, dtype=state.dtype, device=array_api_compat.device(state))
+        if self.mode == "ee":
+            parts = [_shorten(xp, (move - state[:, 6:9] * _LAG) / steps[:3])]
+            if turn is not None:
+                parts.append((turn / self.steps[3])[:, None])
+        else:
+            home = xp.asarray(HOME, dtype=state.dtype, device=array_api_compat.device(state))
+            first = len(self.state_names) - 12
+            measured = state[:, first : first + 6] * _JOINT + home
+            command = measured + state[:, first + 6 : first + 12] * _JOINT_LAG
+            tip, rotation = self.chain.forward(measured)
+            yaw = xp.zeros_like(tip[:, 0]) if turn is None else _yaw(xp, rotation) + turn
+            # Far wishes are cut to 10 cm, so that the inverse kinematics stays near its start.
+            move = move / xp.maximum(norm(move) / 0.1, xp.ones_like(yaw))[:, None]
+            target = self.chain.solve(command, tip + move, downward(yaw), iterations=3)
+            parts = [_shorten(xp, (target - command) / steps)]
+        if opening is not None:
+            parts.append((opening * (2.0 / STROKE) - 1.0)[:, None])
+        return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)
+
+
+def downward(yaw: Array) -> Array:
+    """(N, 3, 3) rotation of a tool that points down, turned by `yaw` (N,) in rad about the vertical."""
+    xp = array_api_compat.array_namespace(yaw)
+    sine, cosine, zero = xp.sin(yaw), xp.cos(yaw), xp.zeros_like(yaw)
+    rows = [xp.stack(row, axis=-1) for row in ((cosine, sine, zero), (sine, -cosine, zero), (zero, zero, zero - 1.0))]
+    return xp.stack(rows, axis=-2)
+
+
+def marker(size: float) -> str:
+    """A translucent ball of radius `size` m, as a mocap body "goal": pictures show it at `view.task["goal"]`."""
+    return f'<body name="goal" mocap="true"><geom name="goal" size="{size}" material="goal"/></body>'
+
+
+def span(unit: Array, low: tuple[float, ...], high: tuple[float, ...]) -> Array:
+    """(n, d) float64 numbers in a box from (n, d) numbers in [0, 1)."""
+    xp = array_api_compat.array_namespace(unit)
+    device = array_api_compat.device(unit)
+    first, last = (xp.asarray(corner, dtype=xp.float64, device=device) for corner in (low, high))
+    return first + xp.astype(unit, xp.float64) * (last - first)
+
+
+def norm(x: Array) -> Array:
+    """(N, ...) Euclidean length along the last axis."""
+    xp = array_api_compat.array_namespace(x)
+    return xp.sqrt(xp.sum(x * x, axis=-1))
+
+
+def _centre(arm: Arm) -> tuple[float, ...]:
+    return tuple(0.5 * (a + b) for a, b in zip(arm.low, arm.high))
+
+
+def _yaw(xp: Any, turn: Array) -> Array:
+    return xp.atan2(turn[:, 1, 0], turn[:, 0, 0])
+
+
+def _shorten(xp: Any, wish: Array) -> Array:
+    """Scale rows so that no entry exceeds 1."""
+    longest = xp.max(xp.abs(wish), axis=1, keepdims=True)
+    return wish / xp.maximum(longest, xp.ones_like(longest))

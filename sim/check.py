@@ -1,0 +1,331 @@
+"""Checks any environment against the contract of the project and says what is wrong.
+
+    findings = check(make(num_envs=4, seed=0, world=Reach()))
+    assert not findings, "\\n".join(findings)
+
+Works on every vector environment with an `.io`: our engines, Gymnasium ids, a robot's environment with its fake.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from robot_rl.types import IOSpec
+
+
+def check(env: Any, *, steps: int = 1200, seed: int = 0) -> list[str]:
+    """Run an environment through the contract; it is reset and stepped, not closed.
+
+    Args:
+        env: at least two environments let the seeding of each be checked, too.
+        steps: an episode has to end within this many steps, so that its end can be checked.
+        seed: of the actions and resets.
+
+    Returns:
+        Findings, each with what is wrong, what was expected and how to mend it; empty means fine.
+    """
+    found = _spaces(env)
+    if found:
+        return found  # the rest would only repeat it in other words
+    run = _Run(env, seed)
+    for part in (_first_step, _episode, _actions, _determinism, _seeding, _restore):
+        try:
+            found += part(run, steps)
+        except Exception as error:  # a broken environment may raise anything; the rest is still worth knowing
+            found.append(
+                f"{part.__name__[1:]}: the environment raised {type(error).__name__}: {error}; expected no error"
+            )
+    return list(dict.fromkeys(found))
+
+
+class _Run:
+    """The environment, its sizes and a source of actions."""
+
+    def __init__(self, env: Any, seed: int) -> None:
+        self.env, self.seed = env, seed
+        self.io: IOSpec = env.io
+        self.count = int(env.num_envs)
+        self._random = np.random.default_rng(seed)
+
+    def action(self) -> np.ndarray:
+        """Uniform random actions."""
+        return self._random.uniform(-1.0, 1.0, (self.count, self.io.action_dim)).astype(np.float32)
+
+    def play(self, actions: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """What comes back for these actions."""
+        return [_record(*self.env.step(action)) for action in actions]
+
+
+def _record(obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> dict[str, np.ndarray]:
+    out = {f"obs['{key}']": _numpy(value).copy() for key, value in obs.items()}
+    return out | {"reward": _numpy(reward).copy(), "terminated": _numpy(terminated), "truncated": _numpy(truncated)}
+
+
+def _numpy(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+
+
+def _spaces(env: Any) -> list[str]:
+    io = getattr(env, "io", None)
+    if not isinstance(io, IOSpec):
+        return [
+            f"env.io is {type(io).__name__}, expected robot_rl.types.IOSpec; describe observations and actions in it"
+        ]
+    found = []
+    space = env.single_observation_space
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return [f"single_observation_space is {space}, expected a Dict with the keys of io.obs {sorted(io.obs)}"]
+    if set(space.spaces) != set(io.obs):
+        found.append(
+            f"single_observation_space has {sorted(space.spaces)}, io.obs has {sorted(io.obs)}; make them agree"
+        )
+    for key in io.obs.keys() & space.spaces.keys():
+        shape, dtype = io.obs[key]
+        if tuple(space[key].shape or ()) != tuple(shape) or np.dtype(space[key].dtype) != np.dtype(dtype):
+            found.append(
+                f"single_observation_space['{key}'] is {space[key].dtype}{list(space[key].shape or ())}, io.obs says "
+                f"{dtype}{list(shape)}; make them agree"
+            )
+    for key, (shape, dtype) in io.obs.items():
+        if key.startswith("image.") and (dtype != "uint8" or len(shape) != 3 or shape[2] != 3):
+            found.append(f"io.obs['{key}'] is {dtype}{list(shape)}, expected uint8 pictures (H, W, 3)")
+        if key == "state" and (dtype != "float32" or len(shape) != 1):
+            found.append(f"io.obs['state'] is {dtype}{list(shape)}, expected float32 (S,); flatten it")
+        if key == "state" and io.obs_names and len(io.obs_names) != shape[0]:
+            found.append(f"io.obs_names has {len(io.obs_names)} names for {shape[0]} components; name each one")
+    action = env.single_action_space
+    wanted = gymnasium.spaces.Box(-1.0, 1.0, (io.action_dim,), np.float32)
+    if action != wanted:
+        found.append(
+            f"single_action_space is {action}, expected {wanted}; scale to physical units inside the environment"
+        )
+    mode = env.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        found.append(f"metadata['autoreset_mode'] is {mode}, expected a gymnasium AutoresetMode; loops depend on it")
+    if not (np.isfinite(io.control_hz) and io.control_hz > 0):
+        found.append(f"io.control_hz is {io.control_hz}, expected decisions per second > 0")
+    return found
+
+
+def _arrays(run: _Run, where: str, obs: Any) -> list[str]:
+    if not isinstance(obs, dict) or set(obs) != set(run.io.obs):
+        keys = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
+        return [f"{where} gives {keys}, expected a dict with {sorted(run.io.obs)}"]
+    found = []
+    for key, (shape, dtype) in run.io.obs.items():
+        value = _numpy(obs[key])
+        wanted = (run.count, *shape)
+        if value.shape != wanted or value.dtype != np.dtype(dtype):
+            found.append(
+                f"{where}['{key}'] is {value.dtype}{list(value.shape)}, expected {dtype}{list(wanted)}; convert it "
+                "inside the environment"
+            )
+        elif not np.isfinite(value).all():
+            index = np.argwhere(~np.isfinite(value))[0].tolist()
+            found.append(
+                f"{where}['{key}'] of environment {index[0]} is {value[tuple(index)]} at {index[1:]}, expected finite "
+                "numbers; find the division or root that fails"
+            )
+        elif key.startswith("image.") and value.size and value.min() == value.max():
+            found.append(f"{where}['{key}'] is {value.flat[0]} everywhere; aim the camera at the scene and add a light")
+    return found
+
+
+def _first_step(run: _Run, steps: int) -> list[str]:
+    obs, _ = run.env.reset(seed=run.seed)
+    found = _arrays(run, "reset() observation", obs)
+    kept = {key: _numpy(value).copy() for key, value in obs.items()}
+    next_obs, reward, terminated, truncated, info = run.env.step(run.action())
+    found += _arrays(run, "step() observation", next_obs)
+    if any(not np.array_equal(kept[key], _numpy(obs[key]), equal_nan=kept[key].dtype.kind == "f") for key in kept):
+        found.append("step() overwrites the observation that was returned before; return copies, buffers keep them")
+    for name, value, dtype in (
+        ("reward", reward, "float32"),
+        ("terminated", terminated, "bool"),
+        ("truncated", truncated, "bool"),
+    ):
+        value = _numpy(value)
+        if value.shape != (run.count,) or value.dtype != np.dtype(dtype):
+            found.append(f"{name} is {value.dtype}{list(value.shape)}, expected {dtype}[{run.count}]; convert it")
+        elif not np.isfinite(value).all():
+            found.append(
+                f"{name} of environment {int(np.flatnonzero(~np.isfinite(value))[0])} is not finite; mend its terms"
+            )
+    for key, shape, kind in (
+        ("success", (run.count,), "b"),
+        ("intervened", (run.count,), "b"),
+        ("executed", (run.count, run.io.action_dim), "f"),
+    ):
+        if key not in info:
+            found.append(f"info['{key}'] is missing, expected an array of shape {shape}; loops and recorders read it")
+        elif _numpy(info[key]).shape != shape or _numpy(info[key]).dtype.kind != kind:
+            value = _numpy(info[key])
+            names = {"b": "bool", "f": "float32"}
+            found.append(f"info['{key}'] is {value.dtype}{list(value.shape)}, expected {names[kind]}{list(shape)}")
+    return found
+
+
+def _episode(run: _Run, steps: int) -> list[str]:
+    """The end of episodes: successors, flags, lengths."""
+    env, found = run.env, []
+    mode = env.metadata["autoreset_mode"]
+    env.reset(seed=run.seed)
+    length = np.zeros(run.count, int)
+    limits: list[int] = []
+    ended = False
+    for _ in range(steps):
+        obs, _, terminated, truncated, info = env.step(run.action())
+        terminated, truncated = _numpy(terminated), _numpy(truncated)
+        length += 1
+        if (terminated & truncated).any():
+            found.append(
+                "terminated and truncated are both True; a true end is no time limit, set truncated & ~terminated"
+            )
+        done = terminated | truncated
+        if mode is AutoresetMode.SAME_STEP and (done.any() or "final_obs" in info):
+            found += _successor(run, obs, info, done)
+        limits += length[truncated].tolist()
+        ended = ended or bool(done.any())
+        if mode is AutoresetMode.DISABLED and done.any():
+            env.reset(options={"reset_mask": done})
+        length[done] = -1 if mode is AutoresetMode.NEXT_STEP else 0
+        if found or (ended and (len(limits) > run.count or not limits)):
+            break
+    if found:
+        return found
+    if len(set(limits)) > 1:
+        found.append(
+            f"episodes were truncated after {sorted(set(limits))} steps, expected always the same number; reset the "
+            "step counter of an environment with its episode"
+        )
+    if not ended:
+        found.append(f"no episode ended within {steps} steps; set a time limit, or raise `steps` of the check")
+    return found
+
+
+def _successor(run: _Run, obs: Any, info: Any, done: np.ndarray) -> list[str]:
+    if "final_obs" not in info:
+        return ["info['final_obs'] is missing where an episode ended; give the true successors as a dict like obs"]
+    final = info["final_obs"]
+    found = _arrays(run, "info['final_obs']", final)
+    if found:
+        return found
+    same = np.ones(run.count, bool)
+    for key in obs:
+        equal = _numpy(obs[key]) == _numpy(final[key])
+        same &= equal.reshape(run.count, -1).all(axis=1)
+    if (same & done).any():
+        index = int(np.flatnonzero(same & done)[0])
+        return [
+            f"info['final_obs'] of environment {index} equals the observation after the reset; expected the true "
+            "successor, observed before the reset: bootstrapping from a reset observation is wrong"
+        ]
+    if (~same & ~done).any():
+        index = int(np.flatnonzero(~same & ~done)[0])
+        return [
+            f"info['final_obs'] of environment {index} differs from its observation though its episode goes on; "
+            "expected the same"
+        ]
+    return []
+
+
+def _actions(run: _Run, steps: int) -> list[str]:
+    """Values outside [-1, 1] are clipped, NaN is refused."""
+    found = []
+    run.env.reset(seed=run.seed)
+    wide = 3.0 * np.ones((run.count, run.io.action_dim), np.float32)
+    info = run.env.step(wide)[4]
+    if "executed" in info and np.abs(_numpy(info["executed"])).max() > 1.0:
+        found.append(
+            "info['executed'] leaves [-1, 1] for actions outside; expected the clipped action that was executed"
+        )
+    try:
+        run.env.step(np.nan * wide)
+    except ValueError:
+        pass
+    else:
+        found.append(
+            "a NaN action was accepted, expected ValueError with the environment's index; check actions in step()"
+        )
+    return found
+
+
+def _difference(first: list[dict[str, np.ndarray]], second: list[dict[str, np.ndarray]], rows: Any) -> str | None:
+    for step, (a, b) in enumerate(zip(first, second)):
+        for key, value in a.items():
+            if not np.array_equal(value[rows], b[key][rows], equal_nan=value.dtype.kind == "f"):
+                return f"{key} at step {step}"
+    return None
+
+
+def _determinism(run: _Run, steps: int) -> list[str]:
+    actions = [run.action() for _ in range(min(steps, 50))]
+    run.env.reset(seed=run.seed)
+    first = run.play(actions)
+    run.env.reset(seed=run.seed)
+    where = _difference(first, run.play(actions), slice(None))
+    if where:
+        return [
+            f"two runs with reset(seed={run.seed}) and the same actions differ, first in {where}; draw every random "
+            "number from a generator that reset(seed) starts anew, and reset all state"
+        ]
+    return []
+
+
+def _seeding(run: _Run, steps: int) -> list[str]:
+    """Streams differ between environments and between seeds, and one environment's reset leaves the others alone."""
+    found = []
+    obs = {key: _numpy(value).copy() for key, value in run.env.reset(seed=run.seed)[0].items()}
+    other = {key: _numpy(value) for key, value in run.env.reset(seed=run.seed + 1)[0].items()}
+    if all(np.array_equal(obs[key], other[key]) for key in obs):
+        found.append(
+            f"reset(seed={run.seed}) and reset(seed={run.seed + 1}) start equally; expected different initial states "
+            "drawn from the seed"
+        )
+    elif run.count > 1 and all((value == value[:1]).all() for value in obs.values()):
+        found.append("all environments start equally; give each environment a random stream of its own")
+    if found or run.count < 2:
+        return found
+    mask = np.zeros(run.count, bool)
+    mask[0] = True
+    actions = [run.action() for _ in range(min(steps, 20))]
+    trials = []
+    for extra in (False, True):
+        run.env.reset(seed=run.seed)
+        if extra:
+            run.env.reset(options={"reset_mask": mask})
+        played = run.play(actions)
+        run.env.reset(options={"reset_mask": ~mask})
+        trials.append([*played, *run.play(actions[:1])])
+    where = _difference(trials[0], trials[1], slice(1, None))
+    if where:
+        found.append(
+            f"an extra reset of environment 0 alone (options={{'reset_mask': ...}}) changes the others, first in "
+            f"{where}; reset only the masked rows and draw for each environment from its own stream"
+        )
+    return found
+
+
+def _restore(run: _Run, steps: int) -> list[str]:
+    if not (hasattr(run.env, "state_dict") and hasattr(run.env, "load_state_dict")):
+        return ["the environment has no state_dict() and load_state_dict(); a run could not be resumed exactly"]
+    run.env.reset(seed=run.seed)
+    run.play([run.action() for _ in range(7)])
+    state = run.env.state_dict()
+    odd = [key for key, value in state.items() if np.asarray(value).dtype == object]
+    if odd:
+        return [f"state_dict() holds Python objects under {odd}; expected arrays, numbers and texts"]
+    actions = [run.action() for _ in range(min(steps, 50))]
+    first = run.play(actions)
+    run.env.load_state_dict(state)
+    where = _difference(first, run.play(actions), slice(None))
+    if where:
+        return [
+            f"after load_state_dict(state_dict()) the run goes on differently, first in {where}; save physics, "
+            "counters, generators, the world's variables and copies rather than views"
+        ]
+    return []

@@ -1,0 +1,115 @@
+"""Random numbers for batched environments: one independent counter-based stream per environment.
+
+The k-th number of environment i depends on the seed, i and k alone: not on how many environments there are, nor on
+when the others reset. All rows are drawn in one pass of array operations.
+
+Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators (2014): the SplitMix64 mixing function,
+here applied to `key + k * gamma` with a key that is itself a hash of seed, purpose and environment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser, in place on a fresh uint64 array of at least one dimension (so that it wraps)."""
+    x ^= x >> np.uint64(30)
+    x *= _MIX1
+    x ^= x >> np.uint64(27)
+    x *= _MIX2
+    x ^= x >> np.uint64(31)
+    return x
+
+
+class Streams:
+    """The streams of N environments for one purpose (resets, observation noise, randomisation).
+
+    Args:
+        num_envs: N.
+        seed: one integer for all (environment i gets stream i of it), or one per environment, each of which then
+            decides its environment's stream alone.
+        purpose: streams of different purposes never share numbers.
+    """
+
+    def __init__(self, num_envs: int, seed: int | Sequence[int], purpose: int = 0) -> None:
+        self.num_envs = num_envs
+        self._purpose = purpose
+        self.key = np.zeros(num_envs, np.uint64)
+        self.counter = np.zeros(num_envs, np.uint64)
+        self.seed(seed)
+
+    def seed(self, seed: int | Sequence[int]) -> None:
+        """Start all streams anew.
+
+        Raises:
+            ValueError: the sequence has another length than `num_envs`.
+        """
+        index = np.arange(self.num_envs, dtype=np.uint64)
+        if isinstance(seed, (int, np.integer)):
+            words = np.full(self.num_envs, int(seed) % 2**64, np.uint64)
+        else:
+            if len(seed) != self.num_envs:
+                raise ValueError(
+                    f"seed has {len(seed)} entries, expected {self.num_envs}: one per environment, or one int"
+                )
+            words = np.array([int(s) % 2**64 for s in seed], np.uint64)
+            index = np.zeros_like(index)
+        key = _mix(words + _GAMMA)
+        key = _mix(key ^ (np.full_like(key, self._purpose + 1) * _GAMMA))
+        self.key[:] = _mix(key + (index + np.uint64(1)) * _MIX1)
+        self.counter[:] = 0
+
+    def draw(self, rows: np.ndarray | slice = slice(None)) -> RowDraw:
+        """A `sim.world.Draw` for these environments (index array or slice)."""
+        return RowDraw(self, rows)
+
+    def bits(self, rows: np.ndarray | slice, count: int) -> np.ndarray:
+        """(n, count) uint64, the next `count` numbers of each of these streams."""
+        first = self.counter[rows]
+        position = first[:, None] + np.arange(1, count + 1, dtype=np.uint64)
+        self.counter[rows] = first + np.uint64(count)
+        position *= _GAMMA
+        position += self.key[rows][:, None]
+        return _mix(position)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of keys and counters."""
+        return {"key": self.key.copy(), "counter": self.counter.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the saved streams were."""
+        self.key[:] = np.asarray(state["key"], np.uint64)
+        self.counter[:] = np.asarray(state["counter"], np.uint64)
+
+
+class RowDraw:
+    """Implements `sim.world.Draw` with NumPy arrays for some rows of `Streams`."""
+
+    def __init__(self, streams: Streams, rows: np.ndarray | slice) -> None:
+        self._streams = streams
+        self._rows = rows
+
+    def uniform(self, *shape: int, low: Any = 0.0, high: Any = 1.0) -> np.ndarray:
+        """(n, *shape) float32 uniform in [low, high); `low` and `high` may be arrays that broadcast."""
+        bits = self._streams.bits(self._rows, math.prod(shape))
+        unit = (bits >> np.uint64(40)).astype(np.float64).reshape(-1, *shape) * 2.0**-24
+        low32, high32 = np.asarray(low, np.float32), np.asarray(high, np.float32)
+        value = (low32 + unit * (high32.astype(np.float64) - low32)).astype(np.float32)
+        # float32 rounding may reach `high`; keep the interval half open unless it is a single point
+        return np.minimum(value, np.maximum(np.nextafter(high32, low32), low32))
+
+    def normal(self, *shape: int, std: Any = 1.0) -> np.ndarray:
+        """(n, *shape) float32 normal with mean 0 (Box-Muller); `std` may be an array that broadcasts."""
+        bits = self._streams.bits(self._rows, math.prod(shape))
+        radius = np.sqrt(-2.0 * np.log(((bits >> np.uint64(32)).astype(np.float64) + 1.0) * 2.0**-32))
+        angle = (bits & np.uint64(0xFFFFFFFF)).astype(np.float64) * (2.0 * math.pi * 2.0**-32)
+        return ((radius * np.cos(angle)).reshape(-1, *shape) * std).astype(np.float32)

@@ -1,0 +1,325 @@
+"""Copies of one Gymnasium environment that write what they see straight into batch arrays.
+
+Used in the process of the caller or in a worker process over shared memory (`work`). Imports neither torch nor the
+contracts, so that a worker starts quickly.
+"""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from robot_rl.sim import gym_state
+from robot_rl.sim.headless import prefer_headless
+
+SUCCESS = ("success", "is_success", "succeed")
+"""Names under which environments report success in their info."""
+
+_PACKAGES = {
+    "gym_hil/": "gym_hil",
+    **dict.fromkeys(("Fetch", "Adroit", "Hand", "Franka", "AntMaze", "PointMaze"), "gymnasium_robotics"),
+}
+"""Start of an id -> package that registers it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where one leaf of the observation goes.
+
+    Attributes:
+        path: keys that lead to the leaf, () for an observation that is a plain array.
+        key: "state" or "image.<name>".
+        start, size: columns of the state, 0 for images.
+        kind: "vector", "onehot", "image", "gray" (one channel) or "planes" (channels first).
+    """
+
+    path: tuple[str, ...]
+    key: str
+    start: int
+    size: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How observations and actions of one environment map to arrays.
+
+    Attributes:
+        parts: leaves of the observation in the order in which the state is laid out.
+        state_names: names of the state's columns.
+        images: key -> (H, W, 3).
+    """
+
+    parts: tuple[Part, ...]
+    state_names: tuple[str, ...]
+    images: dict[str, tuple[int, int, int]]
+
+
+def make_one(id: str, kwargs: Mapping[str, Any], render_mode: str | None) -> gymnasium.Env:
+    """The environment without the wrappers whose work is done here: order check, step check, time limit.
+
+    Raises:
+        ValueError: the id is unknown; lists similar ones.
+        ImportError: the id's package is missing.
+    """
+    prefer_headless()
+    package = next((name for prefix, name in _PACKAGES.items() if id.startswith(prefix)), None)
+    if package:
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise ImportError(f"'{id}' needs the package {package}: pip install {package.replace('_', '-')}") from error
+        if package == "gymnasium_robotics":
+            gymnasium.register_envs(__import__(package))
+    options = dict(kwargs)
+    if render_mode is not None:
+        options["render_mode"] = render_mode
+    try:
+        env = gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **options)
+    except gymnasium.error.UnregisteredEnv as error:
+        close = [name for name in gymnasium.registry if id.split("-")[0].split("/")[-1][:5].lower() in name.lower()]
+        raise ValueError(f"no Gymnasium environment '{id}'; similar: {sorted(close)[:12]}") from error
+    return env.env if type(env) is gymnasium.wrappers.OrderEnforcing else env
+
+
+def layout(space: spaces.Space) -> Layout:
+    """Lay out an observation space: first goal environments' "observation" and "desired_goal", else the space's order.
+
+    Raises:
+        ValueError: a leaf is neither a box of numbers, a picture, nor a discrete choice.
+    """
+    parts: list[Part] = []
+    names: list[str] = []
+    images: dict[str, tuple[int, int, int]] = {}
+
+    def visit(leaf: spaces.Space, path: tuple[str, ...]) -> None:
+        name = ".".join(path) or "observation"
+        if isinstance(leaf, spaces.Dict):
+            goal = {"observation", "desired_goal", "achieved_goal"} <= leaf.spaces.keys()
+            for key in ("observation", "desired_goal") if goal else leaf.spaces:
+                visit(leaf.spaces[key], (*path, key))
+        elif isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) == 3:
+            short = ".".join(path[1:] if len(path) > 1 and path[0] in ("pixels", "images") else path) or "pixels"
+            kind, shape = _picture(leaf.shape, name)
+            images[f"image.{short}"] = shape
+            parts.append(Part(path, f"image.{short}", 0, 0, kind))
+        elif isinstance(leaf, (spaces.Box, spaces.MultiBinary)):
+            size = int(np.prod(leaf.shape))
+            parts.append(Part(path, "state", len(names), size, "vector"))
+            names.extend(f"{name}[{i}]" for i in range(size))
+        elif isinstance(leaf, spaces.Discrete):
+            parts.append(Part(path, "state", len(names), int(leaf.n), "onehot"))
+            names.extend(f"{name}={int(leaf.start) + i}" for i in range(int(leaf.n)))
+        else:
+            raise ValueError(
+                f"observation '{name}' is {leaf}; expected a Box, Dict, Discrete or MultiBinary space. Wrap the "
+                "environment so that it gives numbers or uint8 pictures"
+            )
+
+    visit(space, ())
+    return Layout(tuple(parts), tuple(names), images)
+
+
+def _picture(shape: tuple[int, ...], name: str) -> tuple[str, tuple[int, int, int]]:
+    if shape[2] == 3:
+        return "image", (shape[0], shape[1], 3)
+    if shape[2] == 1:
+        return "gray", (shape[0], shape[1], 3)
+    if shape[0] == 3:
+        return "planes", (shape[1], shape[2], 3)
+    raise ValueError(f"picture '{name}' has shape {shape}, expected (H, W, 3), (H, W, 1) or (3, H, W)")
+
+
+def action_box(space: spaces.Space, id: str) -> spaces.Box:
+    """The action space, proved to be a bounded box of one axis.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(space, spaces.Box):
+        raise ValueError(
+            f"'{id}' takes actions from {space}; expected a Box. Policies here act with continuous numbers in [-1, 1]; "
+            "pick a continuous variant of the task or wrap the environment"
+        )
+    if len(space.shape) != 1:
+        raise ValueError(f"'{id}' takes actions of shape {space.shape}, expected (A,); wrap it to flatten them")
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ValueError(
+            f"'{id}' has unbounded actions {space}; [-1, 1] cannot be scaled to them. Wrap it with finite bounds"
+        )
+    return space
+
+
+class Copies:
+    """Some copies of an environment in this process.
+
+    Args:
+        id: Gymnasium id, also "module:Name-v0".
+        kwargs: arguments of the environment.
+        count: n copies.
+        episode_steps: time limit in steps, or None.
+        render_mode: passed to the environment.
+        envs: environments made already, taken first.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        kwargs: Mapping[str, Any],
+        count: int,
+        episode_steps: int | None,
+        render_mode: str | None,
+        envs: Sequence[gymnasium.Env] = (),
+    ) -> None:
+        self.envs = [*envs, *(make_one(id, kwargs, render_mode) for _ in range(count - len(envs)))]
+        first = self.envs[0]
+        self.parts = layout(first.observation_space).parts
+        box = action_box(first.action_space, id)
+        low, high = box.low.astype(np.float64), box.high.astype(np.float64)
+        self._unit = bool((low == -1.0).all() and (high == 1.0).all())
+        self._scale, self._offset, self._dtype = (high - low) / 2.0, (high + low) / 2.0, box.dtype
+        self._steps = [env.step for env in self.envs]
+        self._plain = len(self.parts) == 1 and self.parts[0].kind == "vector" and not self.parts[0].path
+        self._flat = self._plain and len(first.observation_space.shape or ()) == 1
+        self._limit = episode_steps or 0
+        self.elapsed = [0] * count
+        self.nominal = [gym_state.nominal_model(env) for env in self.envs]
+        self._before = [gym_state.Before(env) for env in self.envs if gym_state.mujoco_parts(env)]
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def bind(self, arrays: dict[str, np.ndarray]) -> None:
+        """Write from now on into these arrays: see `GymVectorEnv` for their names."""
+        self.arrays = arrays
+
+    def reset(self, index: int, seed: int | None = None) -> None:
+        """Start an episode of one copy and write its observation."""
+        obs, _ = self.envs[index].reset(seed=seed)
+        self.elapsed[index] = 0
+        self._write(index, obs)
+
+    def step(self, actions: np.ndarray) -> bool:
+        """Step all copies with (n, A) actions in [-1, 1]; reset those that end, keeping their last observation.
+
+        Returns:
+            Whether any ended.
+        """
+        ended = False
+        if not self._unit:
+            actions = (actions * self._scale + self._offset).astype(self._dtype)
+        elif actions.dtype != self._dtype:
+            actions = actions.astype(self._dtype)
+        arrays, elapsed, limit, flat = self.arrays, self.elapsed, self._limit, self._flat
+        state, reward = arrays["state"], arrays["reward"]
+        terminated, truncated, success = arrays["terminated"], arrays["truncated"], arrays["success"]
+        for before in self._before:
+            before.keep()
+        for i, step in enumerate(self._steps):
+            obs, reward[i], end, cut, info = step(actions[i])
+            elapsed[i] += 1
+            if flat:
+                state[i] = obs
+            else:
+                self._write(i, obs)
+            if elapsed[i] == limit:
+                cut = True
+            terminated[i] = end
+            truncated[i] = cut and not end
+            success[i] = bool(info) and _succeeded(info)
+            if end or cut:
+                ended = True
+                for key, array in arrays.items():
+                    if key.startswith("final."):
+                        array[i] = arrays[key[6:]][i]
+                self.reset(i)
+        return ended
+
+    def _write(self, i: int, obs: Any) -> None:
+        for part in self.parts:
+            value = obs
+            for key in part.path:
+                value = value[key]
+            if part.kind == "vector":
+                self.arrays["state"][i, part.start : part.start + part.size] = np.ravel(value)
+            elif part.kind == "onehot":
+                row = self.arrays["state"][i, part.start : part.start + part.size]
+                row[:] = 0.0
+                row[int(value) - _first(self.envs[i].observation_space, part.path)] = 1.0
+            else:  # one channel broadcasts to three
+                self.arrays[part.key][i] = np.moveaxis(value, 0, -1) if part.kind == "planes" else value
+
+    def frames(self) -> list[Any]:
+        """`render()` of every copy."""
+        return [env.render() for env in self.envs]
+
+    def save(self) -> list[dict[str, Any] | None]:
+        """`gym_state.save` of every copy, with its elapsed steps."""
+        states = [gym_state.save(env, nominal) for env, nominal in zip(self.envs, self.nominal)]
+        for state, elapsed in zip(states, self.elapsed):
+            if state is not None:
+                state["elapsed"] = elapsed
+        return states
+
+    def crash(self, index: int) -> dict[str, np.ndarray] | None:
+        """What `crash.save` needs to repeat the last step of one copy, or None where it does not run on MuJoCo."""
+        return self._before[index].content() if self._before else None
+
+    def load(self, index: int, state: dict[str, Any]) -> None:
+        """Restore one copy."""
+        self.elapsed[index] = int(state["elapsed"])
+        gym_state.load(self.envs[index], self.nominal[index], state)
+
+    def close(self) -> None:
+        """Close every copy."""
+        for env in self.envs:
+            env.close()
+
+
+def _first(space: Any, path: tuple[str, ...]) -> int:
+    for key in path:
+        space = space.spaces[key]
+    return int(space.start)
+
+
+def _succeeded(info: Mapping[str, Any]) -> bool:
+    return any(bool(info[name]) for name in SUCCESS if name in info)
+
+
+def work(pipe: Any, shared: dict[str, tuple[Any, str, tuple[int, ...]]], rows: tuple[int, int], options: dict) -> None:
+    """Body of a worker process: serve commands for rows [first, end) of the shared arrays until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    first, end = rows
+    try:
+        copies = Copies(count=end - first, **options)
+        arrays = view(shared)
+        action = arrays.pop("action")[first:end]
+        copies.bind({key: value[first:end] for key, value in arrays.items()})
+        pipe.send_bytes(b"")
+        while True:
+            command = pipe.recv_bytes()
+            if command == b"step":
+                copies.step(action.copy())
+                pipe.send_bytes(b"")
+            elif command == b"close":
+                copies.close()
+                return
+            else:
+                name, arguments = pipe.recv()
+                answer = getattr(copies, name)(*arguments)
+                pipe.send_bytes(b"")
+                pipe.send(answer)
+    except (EOFError, BrokenPipeError):
+        return
+    except Exception:
+        pipe.send_bytes(traceback.format_exc().encode())
+
+
+def view(shared: dict[str, tuple[Any, str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+    """Arrays over shared memory: name -> (buffer, dtype, shape)."""
+    return {key: np.frombuffer(buffer, dtype).reshape(shape) for key, (buffer, dtype, shape) in shared.items()}

@@ -1,0 +1,43 @@
+"""What every vector environment of ours does alike: spaces from the passport, actions checked and clipped."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from robot_rl.types import IOSpec
+
+_LOW, _HIGH = np.float32(-1.0), np.float32(1.0)
+
+
+def spaces(io: IOSpec) -> tuple[gymnasium.spaces.Dict, gymnasium.spaces.Box]:
+    """Observation and action space of one environment; actions are in [-1, 1]."""
+    boxes: dict[str, gymnasium.Space] = {}
+    for key, (shape, dtype) in io.obs.items():
+        bounds = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
+        boxes[key] = gymnasium.spaces.Box(*bounds, shape, np.dtype(dtype).type)
+    return gymnasium.spaces.Dict(boxes), gymnasium.spaces.Box(-1.0, 1.0, (io.action_dim,), np.float32)
+
+
+def checked(actions: Any, num_envs: int, io: IOSpec) -> np.ndarray:
+    """(N, A) float32 actions, clipped to [-1, 1], as a new array.
+
+    Raises:
+        ValueError: another shape, or NaN; names the environment and the actuator.
+    """
+    action = np.asarray(actions, np.float32)
+    if action.shape != (num_envs, io.action_dim):
+        raise ValueError(
+            f"action has shape {action.shape}, expected {(num_envs, io.action_dim)}: one row per environment"
+        )
+    action = np.minimum(np.maximum(action, _LOW), _HIGH)  # keeps NaN
+    if math.isnan(np.vdot(action, action)):
+        index, column = np.argwhere(np.isnan(action))[0]
+        raise ValueError(
+            f"action of environment {index} is nan at {column} ('{io.action_names[column]}'), expected numbers in "
+            "[-1, 1]; the policy has diverged"
+        )
+    return action

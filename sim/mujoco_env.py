@@ -1,0 +1,458 @@
+"""The CPU engine: any world, N copies, stepped by MuJoCo's own thread pool behind Gymnasium's `VectorEnv`.
+
+Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Every step's info holds
+"final_obs": the true successor of all N environments (a dict like the observation; where nothing ended it equals it),
+"success": (N,) bool, "executed": (N, A) float32 the action after clipping to [-1, 1], "intervened": (N,) bool, False.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import array_api_compat.numpy as xp
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from robot_rl.sim import crash, interface
+from robot_rl.sim.draw import Streams
+from robot_rl.sim.interface import checked
+from robot_rl.sim.mujoco_physics import Physics
+from robot_rl.sim.randomize import Randomize, Randomizer
+from robot_rl.sim.world import Reset, View, World
+from robot_rl.types import Array, IOSpec, Obs
+
+
+def make(
+    num_envs: int,
+    seed: int,
+    device: str = "cpu",
+    *,
+    world: World,
+    num_threads: int | None = None,
+    cameras: Sequence[str] = (),
+    camera_size: Sequence[int] = (84, 84),
+    state: bool = True,
+    randomize: Randomize | Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
+    render_size: Sequence[int] = (480, 640),
+    render_camera: str | None = None,
+    crash_dir: str | None = None,
+) -> MujocoVectorEnv:
+    """Make N copies of a world.
+
+    Args:
+        num_envs: N.
+        seed: of resets, randomisation and noise; environment i depends on the seed and i alone.
+        device: where the learner runs; the CPU engine hands over NumPy arrays whatever it is.
+        world: the task.
+        num_threads: threads of MuJoCo's pool; None takes the processors available to this process.
+        cameras: names of the world's cameras to observe as "image.<name>".
+        camera_size: (height, width) of these images in pixels.
+        state: whether to observe "state".
+        randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`.
+        render_mode: "rgb_array" or None.
+        render_size: (height, width) of `render()`.
+        render_camera: camera of `render()`; None takes the world's first camera, or a free one.
+        crash_dir: folder for the saved state of a diverged simulation; None is the system's temporary folder.
+
+    Raises:
+        ValueError: an option that the world does not have; says which there are.
+    """
+    return MujocoVectorEnv(
+        num_envs,
+        seed,
+        world=world,
+        num_threads=num_threads,
+        cameras=cameras,
+        camera_size=camera_size,
+        state=state,
+        randomize=Randomize(**randomize) if isinstance(randomize, Mapping) else randomize,
+        render_mode=render_mode,
+        render_size=render_size,
+        render_camera=render_camera,
+        crash_dir=crash_dir,
+    )
+
+
+class MujocoVectorEnv(VectorEnv):
+    """See `make` for the arguments and the module for the contents of `info`.
+
+    Attributes:
+        io: names, shapes and units of what goes in and out.
+        world: the task.
+        physics: the batch of MuJoCo states.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        seed: int,
+        *,
+        world: World,
+        num_threads: int | None,
+        cameras: Sequence[str],
+        camera_size: Sequence[int],
+        state: bool,
+        randomize: Randomize | None,
+        render_mode: str | None,
+        render_size: Sequence[int],
+        render_camera: str | None,
+        crash_dir: str | None,
+    ) -> None:
+        self._check_options(num_envs, world, cameras, camera_size, state, render_mode, render_camera)
+        self.num_envs, self.world = num_envs, world
+        self._mjcf = world.mjcf()
+        options = randomize or Randomize()
+        self.physics = Physics(
+            self._mjcf,
+            num_envs,
+            world.control_hz,
+            num_threads=num_threads,
+            separate_models=options.needs_models,
+        )
+        self._names = tuple(cameras)
+        self._size = (int(camera_size[0]), int(camera_size[1]))
+        self._render_size = (int(render_size[0]), int(render_size[1]))
+        self._render_camera = render_camera if render_camera or not world.cameras else world.cameras[0]
+        self.render_mode = render_mode
+        self._renderers: dict[tuple[int, int], Any] = {}
+        self._with_state = state
+        self._crash_dir = crash_dir
+
+        actions, components = len(world.action_names), len(world.obs_names)
+        image = (*self._size, 3)
+        obs: dict[str, tuple[tuple[int, ...], str]] = {"state": ((components,), "float32")} if state else {}
+        obs |= {f"image.{name}": (image, "uint8") for name in cameras}
+        self.io = IOSpec(
+            obs=obs,
+            action_names=tuple(world.action_names),
+            action_low=tuple(world.action_low),
+            action_high=tuple(world.action_high),
+            action_units=tuple(world.action_units),
+            control_hz=float(world.control_hz),
+            obs_names=tuple(world.obs_names) if state else (),
+        )
+        self.single_observation_space, self.single_action_space = interface.spaces(self.io)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.metadata = {
+            "autoreset_mode": AutoresetMode.SAME_STEP,
+            "render_modes": ["rgb_array"],
+            "render_fps": round(world.control_hz),
+        }
+
+        self._streams = Streams(num_envs, seed)
+        self._rows = np.arange(num_envs)
+        physics = self.physics
+        self._random = Randomizer(
+            options,
+            num_envs,
+            seed,
+            sizes=physics.sizes(),
+            controls=physics.model.nu,
+            substeps=physics.substeps,
+            timestep=physics.timestep,
+        )
+        self._view = View(
+            xp=xp,
+            qpos=physics.qpos,
+            qvel=physics.qvel,
+            ctrl=physics.ctrl,
+            sensors=cast("dict[str, Array]", physics.sensors),
+            action=np.zeros((num_envs, actions), np.float32),
+            previous_action=np.zeros((num_envs, actions), np.float32),
+            step=np.zeros(num_envs, np.int64),
+            task={},
+        )
+        self._state_obs = np.zeros((num_envs, components), np.float32)
+        self._last: Obs | None = None
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
+        """Start new episodes.
+
+        Args:
+            seed: starts all streams anew; one int, or one per environment; None continues them.
+            options: {"reset_mask": (N,) bool} resets these environments only.
+
+        Returns:
+            Observation and info with "success" (N,) bool, False.
+        """
+        if seed is not None:
+            self._streams.seed(seed)
+            self._random.seed(seed)
+        mask = (options or {}).get("reset_mask")
+        rows = self._rows if mask is None or self._last is None else np.flatnonzero(np.asarray(mask))
+        self._reset_rows(rows)
+        self._last = self._assemble(self._rows if len(rows) == self.num_envs else rows, self._last)
+        return dict(self._last), {"success": np.zeros(self.num_envs, bool)}
+
+    def step(self, actions: Any) -> tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Advance all environments by one control step; see the module for the contents of `info`.
+
+        Raises:
+            ValueError: wrong shape or a value that is not finite.
+            UnstableSimulationError: the physics or a term of the world gave a value that is not finite.
+        """
+        if self._last is None:
+            raise RuntimeError("step() before the first reset(); call reset() once")
+        view, world, physics = self._view, self.world, self.physics
+        action = checked(actions, self.num_envs, self.io)
+        np.copyto(cast(np.ndarray, view.previous_action), view.action)
+        control = np.asarray(world.control(view, action))
+        np.copyto(cast(np.ndarray, view.action), action)
+        if control.shape != physics.ctrl.shape:
+            raise ValueError(
+                f"{world.name}.control returned shape {control.shape}, expected {physics.ctrl.shape}: one control per "
+                "environment and actuator of the model"
+            )
+        physics.step(self._random.delayed(control))
+        view.step += 1
+        broken = physics.broken()
+        if len(broken):
+            self._crash(int(broken[0]), "physics", physics.state[broken[0]])
+        world.update(view)
+        task = cast("dict[str, np.ndarray]", view.task)
+        for key, value in task.items():
+            if not value.flags.owndata:  # a view into arrays that the next step overwrites
+                task[key] = value.copy()
+        reward = np.asarray(world.reward(view), np.float32)
+        terminated = np.array(world.terminated(view), bool)
+        success = np.array(world.success(view), bool)
+        truncated = (np.asarray(view.step) >= world.episode_steps) & ~terminated
+        final = self._assemble(self._rows, None)
+        if not math.isfinite(np.vdot(reward, reward)) and not np.isfinite(reward).all():
+            index = int(np.flatnonzero(~np.isfinite(reward))[0])
+            self._crash(index, "reward", reward[index : index + 1])
+        done = terminated | truncated
+        obs = final
+        if done.any():
+            rows = np.flatnonzero(done)
+            self._reset_rows(rows)
+            obs = self._assemble(rows, final)
+        self._last = obs
+        info = {
+            "final_obs": final,
+            "_final_obs": done,
+            "success": success,
+            "executed": action,
+            "intervened": np.zeros(self.num_envs, bool),
+        }
+        return dict(obs), reward, terminated, truncated, info
+
+    def observe(self) -> Obs:
+        """The current observation again, for example after `load_state_dict`."""
+        if self._last is None:
+            raise RuntimeError("observe() before the first reset(); call reset() once")
+        return dict(self._last)
+
+    def expert(self, obs: Obs | None = None) -> np.ndarray:
+        """The world's scripted controller: (N, A) actions in [-1, 1].
+
+        Args:
+            obs: an observation; where it has no "state" (cameras only), the environment's own state is used.
+        """
+        state = obs["state"] if obs is not None and "state" in obs else self._state_obs
+        return np.clip(np.asarray(self.world.expert(state), np.float32), -1.0, 1.0)
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """One (height, width, 3) uint8 frame per environment, or None without render_mode."""
+        if self.render_mode is None:
+            return None
+        frames = self._pictures(self._rows, (self._render_camera,), self._render_size)[self._render_camera]
+        return tuple(frames)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Stop the threads and free the renderer."""
+        self.physics.close()
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._renderers.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next steps depend on, as arrays and texts; `load_state_dict` continues bit for bit."""
+        view, physics = self._view, self.physics
+        out: dict[str, Any] = {
+            "physics": physics.state.copy(),
+            "warmstart": physics.warmstart.copy(),
+            "sensordata": physics.sensordata.copy(),
+            "ctrl": physics.ctrl.copy(),
+            "action": np.array(view.action),
+            "previous_action": np.array(view.previous_action),
+            "step": np.array(view.step),
+            "started": self._last is not None,
+            "state": self._state_obs.copy(),
+        }
+        out |= {f"task.{key}": np.array(value) for key, value in view.task.items()}
+        out |= {f"stream.{key}": value for key, value in self._streams.state_dict().items()}
+        out |= {f"random.{key}": value for key, value in self._random.state_dict().items()}
+        return out
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly as the saved environment would have.
+
+        Raises:
+            ValueError: saved from another world, another number of environments or other randomisation options.
+        """
+        view, physics = self._view, self.physics
+        targets: dict[str, np.ndarray] = {
+            "physics": physics.state,
+            "warmstart": physics.warmstart,
+            "sensordata": physics.sensordata,
+            "action": cast(np.ndarray, view.action),
+            "previous_action": cast(np.ndarray, view.previous_action),
+            "step": cast(np.ndarray, view.step),
+            "state": self._state_obs,
+        }
+        for key, target in targets.items():
+            found = np.shape(state[key]) if key in state else "nothing"
+            if found != target.shape:
+                raise ValueError(
+                    f"saved environment state has {found} for '{key}', expected {target.shape}; it belongs to another "
+                    f"world, number of environments or randomisation (this: {self.world.name}, {self.num_envs} copies)"
+                )
+        for key, target in targets.items():
+            target[...] = np.asarray(state[key])
+        physics.set_control(np.asarray(state["ctrl"]))
+        view.task = {key[5:]: np.array(value) for key, value in state.items() if key.startswith("task.")}
+        self._streams.load_state_dict({key[7:]: value for key, value in state.items() if key.startswith("stream.")})
+        self._random.load_state_dict({key[7:]: value for key, value in state.items() if key.startswith("random.")})
+        if self._random.options.needs_models and self._random.factors:
+            physics.scale(self._rows, self._random.factors)
+        self._last = self._assemble(self._rows, None, fresh=False) if bool(state["started"]) else None
+
+    def _reset_rows(self, rows: np.ndarray) -> None:
+        view, count = self._view, len(rows)
+        if not count:
+            return
+        start: Reset = self.world.reset(self._streams.draw(rows), count, xp)
+        for name, value, width in (
+            ("qpos", start.qpos, self.physics.model.nq),
+            ("qvel", start.qvel, self.physics.model.nv),
+            ("ctrl", start.ctrl, self.physics.model.nu),
+        ):
+            if np.shape(value) != (count, width):
+                raise ValueError(
+                    f"{self.world.name}.reset returned {name} of shape {np.shape(value)}, expected {(count, width)}"
+                )
+        drawn_rows, drawn = self._random.restart(rows, start.ctrl)
+        if drawn and self._random.options.needs_models:
+            self.physics.scale(drawn_rows, drawn)
+        self.physics.place(rows, start.qpos, start.qvel, start.ctrl)
+        for array in (view.action, view.previous_action, view.step):
+            array[rows] = 0
+        if not view.task:
+            view.task = {
+                key: np.zeros((self.num_envs, *np.shape(value)[1:]), np.asarray(value).dtype)
+                for key, value in start.task.items()
+            }
+        if view.task.keys() != start.task.keys():
+            raise ValueError(
+                f"{self.world.name}.reset returned the variables {sorted(start.task)}, before {sorted(view.task)}; "
+                "return the same ones every time"
+            )
+        for key, value in start.task.items():
+            cast(np.ndarray, view.task[key])[rows] = value
+
+    def _assemble(self, rows: np.ndarray, base: Obs | None, *, fresh: bool = True) -> Obs:
+        """The observation: environments `rows` from the present state, the others from `base`."""
+        whole = len(rows) == self.num_envs
+        if fresh:
+            view = self._view if whole else _select(self._view, rows)
+            state = np.asarray(self.world.observe(view), np.float32)
+            if state.shape != (len(rows), self._state_obs.shape[1]):
+                raise ValueError(
+                    f"{self.world.name}.observe returned shape {state.shape}, expected "
+                    f"{(len(rows), self._state_obs.shape[1])}: one column per name in obs_names"
+                )
+            if not math.isfinite(np.vdot(state, state)) and not np.isfinite(state).all():
+                worst = int(np.flatnonzero(~np.isfinite(state).all(axis=1))[0])
+                self._crash(int(rows[worst]), "state", state[worst])
+            self._state_obs[rows] = self._random.noisy(state, rows)
+        obs: Obs = {"state": self._state_obs.copy()} if self._with_state else {}
+        if self._names:
+            pictures = self._pictures(rows, self._names, self._size)
+            for name, value in pictures.items():
+                key = f"image.{name}"
+                if not whole and base is not None:
+                    obs[key] = base[key].copy()
+                    obs[key][rows] = value
+                else:
+                    obs[key] = value
+        return obs
+
+    def _pictures(
+        self, rows: np.ndarray, cameras: Sequence[str | None], size: tuple[int, int]
+    ) -> dict[str | None, np.ndarray]:
+        if size not in self._renderers:
+            from robot_rl.sim.render import Cameras  # OpenGL only for those who look
+
+            markers = getattr(self.world, "markers", {})
+            self._renderers[size] = Cameras(self.physics.model, size[1], size[0], markers)
+        task = {key: np.asarray(value)[rows] for key, value in self._view.task.items()}
+        return self._renderers[size].render(self.physics.qpos[rows], cameras, task)
+
+    def _crash(self, index: int, key: str, values: Any) -> None:
+        physics = self.physics
+        path = crash.save(
+            self._crash_dir,
+            index,
+            model=physics.model_bytes(index),
+            mjcf=np.array(self._mjcf),
+            state=physics.before[index],
+            warmstart=physics.warmstart_before[index],
+            control=physics.controls(index),
+            action=np.asarray(self._view.action)[index],
+            step=np.asarray(self._view.step)[index],
+        )
+        saved = f"repeat it with robot_rl.sim.crash.repeat('{path}')" if path else "its state could not be saved"
+        bad = np.flatnonzero(~np.isfinite(np.asarray(values)))
+        where = f"component {bad[0]} of {key}" if len(bad) else f"{key} (MuJoCo stopped after a warning)"
+        raise crash.UnstableSimulationError(
+            f"{self.world.name}: environment {index} diverged at step {int(self._view.step[index])} of its episode: "
+            f"{where} is not finite. Take a smaller timestep, softer gains or narrower randomisation; {saved}",
+            index,
+            key,
+            path,
+        )
+
+    @staticmethod
+    def _check_options(
+        num_envs: int,
+        world: World,
+        cameras: Sequence[str],
+        camera_size: Sequence[int],
+        state: bool,
+        render_mode: str | None,
+        render_camera: str | None,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}, expected at least 1")
+        for name in (*cameras, *([render_camera] if render_camera else [])):
+            if name not in world.cameras:
+                raise ValueError(f"world '{world.name}' has no camera '{name}'; it has {list(world.cameras)}")
+        if len(camera_size) != 2 or min(camera_size) < 1:
+            raise ValueError(f"camera_size is {list(camera_size)}, expected [height, width] in pixels")
+        if not state and not cameras:
+            raise ValueError("nothing to observe: state is false and cameras is empty; set one of them")
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or null")
+
+
+def _select(view: View, rows: np.ndarray) -> View:
+    """The view of some environments, as copies."""
+    return View(
+        xp=view.xp,
+        qpos=view.qpos[rows],
+        qvel=view.qvel[rows],
+        ctrl=view.ctrl[rows],
+        sensors={key: value[rows] for key, value in view.sensors.items()},
+        action=view.action[rows],
+        previous_action=view.previous_action[rows],
+        step=view.step[rows],
+        task={key: value[rows] for key, value in view.task.items()},
+    )

@@ -1,0 +1,199 @@
+"""Domain randomisation: what differs from one simulated copy to the next, described once for every engine.
+
+Factors multiply the nominal model. Each body's mass (and inertia), each joint's damping and each actuator's gain is
+scaled on its own; friction is one factor for the whole world, since a contact takes the larger of two frictions and
+independent factors would bias it upwards. Draws come from each environment's own stream, so they are reproducible and
+do not depend on the number of environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from robot_rl.sim.draw import Streams
+from robot_rl.sim.world import Draw
+
+SCALED = ("mass", "friction", "damping", "gain")
+"""Factors that change the model, so that every environment needs a model of its own."""
+
+
+@dataclass(frozen=True)
+class Randomize:
+    """Ranges to draw from; None or 0 leaves a quantity as it is.
+
+    Attributes:
+        mass: (low, high) factor on the mass and inertia of each body.
+        friction: (low, high) factor on the sliding, torsional and rolling friction of all geoms together.
+        damping: (low, high) factor on the damping of each degree of freedom.
+        gain: (low, high) factor on the strength of each actuator (gain and bias alike, so that a position servo
+            keeps its rest point and becomes stiffer or softer).
+        latency: (low, high) seconds between a decision and its effect, rounded to whole physics steps; whole control
+            steps and parts of one are both possible.
+        noise: standard deviation of the Gaussian noise added to "state", one number or one per component, in the
+            component's own unit; drawn anew at every step.
+        per: "episode" draws factors and latency at every reset, "environment" once after seeding.
+    """
+
+    mass: Sequence[float] | None = None
+    friction: Sequence[float] | None = None
+    damping: Sequence[float] | None = None
+    gain: Sequence[float] | None = None
+    latency: Sequence[float] | None = None
+    noise: float | Sequence[float] = 0.0
+    per: str = "episode"
+
+    def __post_init__(self) -> None:
+        for name in (*SCALED, "latency"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if len(value) != 2 or not 0 <= value[0] <= value[1] < float("inf"):
+                raise ValueError(f"randomize.{name} is {list(value)}, expected [low, high] with 0 <= low <= high")
+            if name in ("mass", "gain") and value[0] == 0:
+                raise ValueError(f"randomize.{name} starts at 0; a factor of 0 removes the body or the motor, use > 0")
+        if self.per not in ("episode", "environment"):
+            raise ValueError(f"randomize.per is '{self.per}', expected 'episode' or 'environment'")
+        if np.any(np.asarray(self.noise) < 0):
+            raise ValueError(f"randomize.noise is {self.noise}, expected standard deviations >= 0")
+
+    @property
+    def needs_models(self) -> bool:
+        """Whether each environment needs a model of its own."""
+        return any(getattr(self, name) is not None for name in SCALED)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether observations get noise."""
+        return bool(np.any(np.asarray(self.noise) > 0))
+
+    def factors(self, draw: Draw, sizes: dict[str, int], timestep: float) -> dict[str, Any]:
+        """Draw for the environments of `draw`.
+
+        Args:
+            draw: random numbers for n environments.
+            sizes: name of a factor -> how many there are (bodies, 1, degrees of freedom, actuators).
+            timestep: seconds of one physics step.
+
+        Returns:
+            Name -> (n, size) float32 factors, and "latency": (n,) int64 physics steps; only what is randomised.
+        """
+        out: dict[str, Any] = {}
+        for name in SCALED:
+            limits = getattr(self, name)
+            if limits is not None:
+                out[name] = draw.uniform(sizes[name], low=limits[0], high=limits[1])
+        if self.latency is not None:
+            seconds = draw.uniform(low=self.latency[0], high=self.latency[1])
+            out["latency"] = np.rint(seconds / timestep).astype(np.int64)
+        return out
+
+    def longest_latency(self, timestep: float) -> int:
+        """Upper bound of the drawn latency in physics steps."""
+        return 0 if self.latency is None else int(np.rint(self.latency[1] / timestep))
+
+
+class Randomizer:
+    """What randomisation has done to N environments: their factors, the controls on their way, the streams drawn from.
+
+    Args:
+        options: what to randomise.
+        num_envs: N.
+        seed: as in `Streams`.
+        sizes: name of a factor -> how many there are.
+        controls: number of controls of the model.
+        substeps: physics steps per control step.
+        timestep: seconds of one physics step.
+    """
+
+    def __init__(
+        self,
+        options: Randomize,
+        num_envs: int,
+        seed: int,
+        *,
+        sizes: dict[str, int],
+        controls: int,
+        substeps: int,
+        timestep: float,
+    ) -> None:
+        self.options = options
+        self._sizes, self._substeps, self._timestep = sizes, substeps, timestep
+        self._streams = (Streams(num_envs, seed, purpose=1), Streams(num_envs, seed, purpose=2))  # factors, noise
+        self._noise = np.asarray(options.noise, np.float32)
+        self._noisy = options.noisy
+        self.factors: dict[str, np.ndarray] = {}
+        self._drawn = np.zeros(num_envs, bool)
+        depth = 1 + -(-options.longest_latency(timestep) // substeps)
+        self._history = np.zeros((num_envs, depth, controls))  # controls, newest first
+        self._age = np.zeros((num_envs, substeps), np.int64)  # entry of the history per physics step
+        self._column = np.arange(num_envs)[:, None]
+
+    def seed(self, seed: int | Sequence[int]) -> None:
+        """Start all streams anew and forget what was drawn once per environment."""
+        for streams in self._streams:
+            streams.seed(seed)
+        self._drawn[:] = False
+
+    def restart(self, rows: np.ndarray, ctrl: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Begin episodes of environments `rows` with (n, nu) controls in force.
+
+        Returns:
+            Rows whose factors were drawn anew, and these factors by name; latency is kept here.
+        """
+        self._history[rows] = np.asarray(ctrl)[:, None, :]
+        rows = rows if self.options.per == "episode" else rows[~self._drawn[rows]]
+        if not len(rows) or not (self.options.needs_models or self.options.latency is not None):
+            return rows, {}
+        self._drawn[rows] = True
+        drawn = self.options.factors(self._streams[0].draw(rows), self._sizes, self._timestep)
+        for key, value in drawn.items():
+            target = self.factors.setdefault(key, np.ones((len(self._drawn), *value.shape[1:]), value.dtype))
+            target[rows] = value
+        if "latency" in drawn:
+            # physics step j of a control step follows the decision taken ceil((latency - j) / substeps) steps ago
+            late = drawn["latency"][:, None] - np.arange(self._substeps)
+            self._age[rows] = np.maximum(0, -(-late // self._substeps))
+        return rows, drawn
+
+    def delayed(self, control: np.ndarray) -> np.ndarray:
+        """What acts when (N, nu) `control` is decided: itself, or (N, substeps, nu) with latency."""
+        if self.options.latency is None:
+            return control
+        self._history[:, 1:] = self._history[:, :-1].copy()
+        self._history[:, 0] = control
+        return self._history[self._column, self._age]
+
+    def noisy(self, state: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """(n, S) observations of environments `rows` with noise."""
+        if not self._noisy:
+            return state
+        return state + self._streams[1].draw(rows).normal(state.shape[1], std=self._noise)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """All of it."""
+        out = {"history": self._history.copy(), "age": self._age.copy(), "drawn": self._drawn.copy()}
+        out |= {f"factor.{key}": value.copy() for key, value in self.factors.items()}
+        for name, streams in zip(("factors", "noise"), self._streams):
+            out |= {f"{name}.{key}": value for key, value in streams.state_dict().items()}
+        return out
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict` of the same options.
+
+        Raises:
+            ValueError: the longest latency or the number of environments was another.
+        """
+        for name, array in (("history", self._history), ("age", self._age), ("drawn", self._drawn)):
+            if np.shape(state[name]) != array.shape:
+                raise ValueError(
+                    f"saved randomisation has {name} of shape {np.shape(state[name])}, expected {array.shape}; make "
+                    "the environment with the options that it was saved with"
+                )
+            array[...] = state[name]
+        self.factors = {key[7:]: np.array(value) for key, value in state.items() if key.startswith("factor.")}
+        for name, streams in zip(("factors", "noise"), self._streams):
+            streams.load_state_dict({key: state[f"{name}.{key}"] for key in ("key", "counter")})

@@ -1,0 +1,158 @@
+"""Pictures of simulated worlds: MuJoCo's renderer without a screen, through EGL or else OSMesa."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from robot_rl.extras import require
+from robot_rl.sim import headless
+from robot_rl.sim.headless import prefer_headless
+
+prefer_headless()
+mujoco = require("mujoco", extra="sim")
+
+_REMEDY = (
+    "Rendering without a screen needs EGL (Debian or Ubuntu: apt-get install libegl1 libgl1-mesa-dri; NVIDIA drivers "
+    "bring their own) or OSMesa (apt-get install libosmesa6), and pip install pyopengl. Without either, train from "
+    "state: cameras=[]."
+)
+
+
+def open_context(width: int, height: int) -> Any:
+    """A current OpenGL context of the first kind that works: MUJOCO_GL if set, else EGL, else OSMesa.
+
+    The choice is written to MUJOCO_GL, so that other renderers of the process agree.
+
+    Raises:
+        RuntimeError: none works; says why and what to install.
+    """
+    wanted = headless.wanted()
+    if wanted and wanted not in ("egl", "osmesa", "glfw"):
+        raise RuntimeError(f"MUJOCO_GL is '{wanted}', expected egl, osmesa, glfw or nothing. {_REMEDY}")
+    reasons = []
+    for kind in (wanted,) if wanted else ("egl", "osmesa"):
+        try:
+            context = importlib.import_module(f"mujoco.{kind}").GLContext(width, height)
+            context.make_current()
+        except Exception as error:  # PyOpenGL raises anything from AttributeError to its own GLError
+            reasons.append(f"{kind}: {type(error).__name__}: {error}")
+            _forget(kind)
+        else:
+            os.environ["MUJOCO_GL"] = kind
+            return context
+    raise RuntimeError("no OpenGL context could be opened.\n  " + "\n  ".join(reasons) + f"\n{_REMEDY}")
+
+
+def _forget(kind: str) -> None:
+    """PyOpenGL binds to one platform at import; drop it so that the next kind can be tried."""
+    if kind != "glfw":
+        os.environ.pop("PYOPENGL_PLATFORM", None)
+    for name in [n for n in sys.modules if n == "OpenGL" or n.startswith(("OpenGL.", f"mujoco.{kind}"))]:
+        del sys.modules[name]
+
+
+class Cameras:
+    """Renders many copies of one model, one after another, with one scene and one context.
+
+    Args:
+        model: the MuJoCo model.
+        width: picture width in pixels.
+        height: picture height in pixels.
+        markers: mocap body name -> name of the variable that holds its position, for drawn goals.
+
+    Raises:
+        RuntimeError: no renderer works.
+        ValueError: a marker is not a mocap body of the model.
+    """
+
+    def __init__(self, model: Any, width: int, height: int, markers: Mapping[str, str] | None = None) -> None:
+        self._model = model
+        self._data = mujoco.MjData(model)
+        self.width, self.height = width, height
+        model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
+        model.vis.global_.offheight = max(model.vis.global_.offheight, height)
+        self._markers = {key: _mocap(model, body) for body, key in (markers or {}).items()}
+        self._context: Any = open_context(width, height)
+        self._scene = mujoco.MjvScene(model, maxgeom=max(1000, 2 * model.ngeom + 100))
+        self._option = mujoco.MjvOption()
+        # A shadow map much finer than the picture shows no more; on a software renderer it takes most of the time.
+        quality = model.vis.quality
+        finest = quality.shadowsize
+        quality.shadowsize = min(finest, 2 ** (4 * max(width, height) - 1).bit_length())
+        self._mjr: Any = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+        quality.shadowsize = finest
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._mjr)
+        self._rect = mujoco.MjrRect(0, 0, width, height)
+        self._pixels = np.empty((height, width, 3), np.uint8)
+
+    def render(
+        self, qpos: np.ndarray, cameras: Sequence[str | None], variables: Mapping[str, Any] | None = None
+    ) -> dict[str | None, np.ndarray]:
+        """Pictures of n copies.
+
+        Args:
+            qpos: (n, nq) joint positions.
+            cameras: camera names; None is a free camera that sees the whole model.
+            variables: name -> (n, 3) positions of the markers [m].
+
+        Returns:
+            Camera -> (n, height, width, 3) uint8.
+        """
+        if self._context is None:
+            raise RuntimeError("the renderer is closed")
+        self._context.make_current()
+        views = [(name, self._camera(name)) for name in cameras]
+        out = {name: np.empty((len(qpos), self.height, self.width, 3), np.uint8) for name in cameras}
+        model, data = self._model, self._data
+        for i in range(len(qpos)):
+            data.qpos[:] = qpos[i]
+            for key, index in self._markers.items():
+                data.mocap_pos[index] = (variables or {})[key][i]
+            mujoco.mj_kinematics(model, data)
+            mujoco.mj_comPos(model, data)
+            mujoco.mj_camlight(model, data)
+            mujoco.mj_tendon(model, data)
+            for name, camera in views:
+                mujoco.mjv_updateScene(
+                    model, data, self._option, None, camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene
+                )
+                mujoco.mjr_render(self._rect, self._scene, self._mjr)
+                mujoco.mjr_readPixels(self._pixels, None, self._rect, self._mjr)
+                out[name][i] = self._pixels[::-1]
+        return out
+
+    def _camera(self, name: str | None) -> Any:
+        camera = mujoco.MjvCamera()
+        if name is None:
+            mujoco.mjv_defaultFreeCamera(self._model, camera)
+        else:
+            camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+            camera.fixedcamid = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_CAMERA, name)
+        return camera
+
+    def close(self) -> None:
+        """Free the OpenGL objects."""
+        if self._context is not None:
+            self._context.make_current()
+            self._mjr.free()
+            self._context.free()
+            self._context = None
+
+
+def camera_names(model: Any) -> list[str]:
+    """Names of the model's cameras."""
+    return [mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA, i) or "" for i in range(model.ncam)]
+
+
+def _mocap(model: Any, body: str) -> int:
+    index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, body)
+    mocap = int(model.body_mocapid[index]) if index >= 0 else -1
+    if mocap < 0:
+        raise ValueError(f"marker '{body}' is not a mocap body of the model; give it <body name='{body}' mocap='true'>")
+    return mocap

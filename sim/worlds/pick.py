@@ -1,0 +1,139 @@
+"""Pick: grasp a cube on the table and hold it at a random point in the air."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import array_api_compat
+
+from robot_rl.sim.arm import STROKE, Arm, marker, norm, scene, span
+from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.types import Array
+
+_LOW, _HIGH = (0.28, -0.22, 0.016), (0.58, 0.22, 0.34)
+_HALF = 0.02  # half the cube's edge, m
+_CUBE, _GOAL = 0.1, 0.15  # metres per unit of the two vectors in the state
+_OBJECTS = f"""
+<body name="cube" pos="0.45 0 {_HALF}">
+  <freejoint name="cube"/>
+  <geom name="cube" type="box" size="{_HALF} {_HALF} {_HALF}" mass="0.06" rgba="0.85 0.22 0.20 1"
+        contype="2" conaffinity="1" friction="1 0.01 0.0001"/>
+</body>
+{marker(0.015)}
+"""
+
+
+class Pick:
+    """Cube from a random place on the table to a random point in the air; success within 3 cm, held.
+
+    Args:
+        action: "ee" (moves of the tip and the fingers, 4 actions) or "joint" (moves of the joints and the fingers, 7).
+        control_hz: decisions per second: 10, 12.5, 20, 25, 40 or 50.
+        seconds: length of an episode.
+        reward: "dense", in [0, 1] per step and near 1 at the goal, or "sparse", 1 where successful.
+        terminate_on_success: end the episode at success. The dense reward is then lowered by 1, so that every step
+            costs and finishing early never loses reward.
+
+    Raises:
+        ValueError: an option outside these values.
+    """
+
+    name: str = "pick"
+    cameras: tuple[str, ...] = ("front", "wrist")
+    markers: ClassVar[dict[str, str]] = {"goal": "goal"}
+    radius = 0.03
+
+    def __init__(
+        self,
+        action: str = "ee",
+        control_hz: float = 10.0,
+        seconds: float = 5.0,
+        reward: str = "dense",
+        terminate_on_success: bool = False,
+    ) -> None:
+        if reward not in ("dense", "sparse"):
+            raise ValueError(f"reward is '{reward}', expected 'dense' or 'sparse'")
+        self._arm = arm = Arm(action=action, control_hz=control_hz, low=_LOW, high=_HIGH, gripper=True)
+        self._dense = reward == "dense"
+        self._terminate = terminate_on_success
+        self.control_hz = arm.control_hz
+        self.episode_steps = round(seconds * control_hz)
+        self.action_names, self.action_units = arm.action_names, arm.action_units
+        self.action_low, self.action_high = arm.action_low, arm.action_high
+        vectors = tuple(f"{name}_{axis}" for name in ("tip_to_cube", "cube_to_goal") for axis in "xyz")
+        self.obs_names = (*arm.state_names, *vectors)
+
+    def mjcf(self) -> str:
+        """The arm, the cube, and a ball where the goal is."""
+        return scene(_OBJECTS)
+
+    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+        """Tip above the table, fingers open; cube on the table, turned by at most 0.2 rad; goal 8 to 25 cm high."""
+        unit = draw.uniform(9)
+        tip = span(unit[:, :3], (0.36, -0.12, 0.12), (0.50, 0.12, 0.24))
+        place = span(unit[:, 3:5], (0.36, -0.14), (0.52, 0.14))
+        half_turn = span(unit[:, 5:6], (-0.1,), (0.1,))
+        goal = span(unit[:, 6:9], (0.36, -0.14, 0.08), (0.52, 0.14, 0.25))
+        robot, task = self._arm.start(tip, xp.zeros_like(tip[:, 0]), STROKE)
+        zero = xp.zeros_like(half_turn)
+        cube = xp.concat([place, zero + _HALF, xp.cos(half_turn), zero, zero, xp.sin(half_turn)], axis=1)
+        qpos = xp.concat([robot, cube], axis=1)
+        return Reset(qpos=qpos, qvel=xp.zeros_like(qpos[:, 1:]), ctrl=robot, task={**task, "goal": goal})
+
+    def control(self, view: View, action: Array) -> Array:
+        """Position targets of joints and fingers."""
+        return self._arm.control(view, action)
+
+    def update(self, view: View) -> None:
+        """The tip's pose and speed."""
+        self._arm.update(view)
+
+    def observe(self, view: View) -> Array:
+        """The arm, the vector from tip to cube and the one from cube to goal."""
+        cube = view.qpos[:, 8:11]
+        vectors = [(cube - view.task["tip"]) / _CUBE, (view.task["goal"] - cube) / _GOAL]
+        return view.xp.astype(view.xp.concat([*self._arm.state(view), *vectors], axis=1), view.xp.float32)
+
+    def reward(self, view: View) -> Array:
+        """Dense: 0.3 for the tip at the cube, 0.1 for fingers on it, 0.2 for lifting 0.4 for its way to the goal."""
+        xp = view.xp
+        if not self._dense:
+            return xp.astype(self.success(view), xp.float32)
+        cube = view.qpos[:, 8:11]
+        near = norm(cube - view.task["tip"])
+        far = norm(view.task["goal"] - cube)
+        around = xp.astype(near < 0.02, near.dtype)
+        closed = around * xp.clip((STROKE - self._arm.opening(view)) / (STROKE - 2 * _HALF), 0.0, 1.0)
+        held = xp.astype(self._held(view), near.dtype)
+        on_the_way = 1.0 - 0.5 * xp.tanh(far / 0.2) - 0.5 * xp.tanh(far / 0.04)
+        value = 0.3 * (1.0 - xp.tanh(near / 0.1)) + 0.1 * closed + held * (0.2 + 0.4 * on_the_way)
+        return xp.astype(value - 1.0 if self._terminate else value, xp.float32)
+
+    def terminated(self, view: View) -> Array:
+        """Success, when asked to end there."""
+        done = self.success(view)
+        return done if self._terminate else view.xp.zeros_like(done)
+
+    def success(self, view: View) -> Array:
+        """Cube within 3 cm of the goal and between the fingers."""
+        return self._held(view) & (norm(view.task["goal"] - view.qpos[:, 8:11]) < self.radius)
+
+    def expert(self, state: Array) -> Array:
+        """Down a funnel onto the cube, close, carry to the goal."""
+        xp = array_api_compat.array_namespace(state)
+        cube, goal = state[:, -6:-3] * _CUBE, state[:, -3:] * _GOAL
+        opening = (state[:, 9] + 1.0) * (0.5 * STROKE)
+        aside = norm(cube[:, :2])
+        # The further aside, the higher above the cube: open fingers come down around it, never on it.
+        above = xp.clip(4.0 * (aside - 0.008), 0.0, 0.07)
+        to_cube = xp.concat([cube[:, :2], (cube[:, 2] + above)[:, None]], axis=1)
+        grasped = (opening < 0.048) & (norm(cube) < 0.025)
+        close = grasped | (norm(cube) < 0.012)
+        move = xp.where(grasped[:, None], goal, to_cube)
+        return self._arm.act(state, move, opening=xp.where(close, xp.zeros_like(aside), xp.zeros_like(aside) + STROKE))
+
+    def _held(self, view: View) -> Array:
+        """(N,) cube off the table, between fingers that are as far apart as it is wide."""
+        cube, opening = view.qpos[:, 8:11], self._arm.opening(view)
+        near = norm(cube - view.task["tip"]) < 0.03
+        return near & (cube[:, 2] > _HALF + 0.005) & (opening < 2 * _HALF + 0.012)

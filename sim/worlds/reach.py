@@ -1,0 +1,99 @@
+"""Reach: bring the tool tip to a random point in the air."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from robot_rl.sim.arm import STROKE, Arm, marker, norm, scene, span
+from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.types import Array
+
+_LOW, _HIGH = (0.28, -0.22, 0.02), (0.58, 0.22, 0.34)
+_DISTANCE = 0.1  # metres per unit of the vector in the state
+
+
+class Reach:
+    """Tool tip to a random point; success within 2 cm.
+
+    Args:
+        action: "ee" (moves of the tip, 3 actions) or "joint" (moves of the joints, 6 actions).
+        control_hz: decisions per second: 10, 12.5, 20, 25, 40 or 50.
+        seconds: length of an episode.
+        reward: "dense", in [0, 1] per step and near 1 at the goal, or "sparse", 1 where successful.
+        terminate_on_success: end the episode at success. The dense reward is then lowered by 1, so that every step
+            costs and finishing early never loses reward.
+
+    Raises:
+        ValueError: an option outside these values.
+    """
+
+    name: str = "reach"
+    cameras: tuple[str, ...] = ("front", "wrist")
+    markers: ClassVar[dict[str, str]] = {"goal": "goal"}
+    radius = 0.02
+
+    def __init__(
+        self,
+        action: str = "ee",
+        control_hz: float = 10.0,
+        seconds: float = 4.0,
+        reward: str = "dense",
+        terminate_on_success: bool = False,
+    ) -> None:
+        if reward not in ("dense", "sparse"):
+            raise ValueError(f"reward is '{reward}', expected 'dense' or 'sparse'")
+        self._arm = arm = Arm(action=action, control_hz=control_hz, low=_LOW, high=_HIGH, gripper=False)
+        self._dense = reward == "dense"
+        self._terminate = terminate_on_success
+        self.control_hz = arm.control_hz
+        self.episode_steps = round(seconds * control_hz)
+        self.action_names, self.action_units = arm.action_names, arm.action_units
+        self.action_low, self.action_high = arm.action_low, arm.action_high
+        self.obs_names = (*arm.state_names, "tip_to_goal_x", "tip_to_goal_y", "tip_to_goal_z")
+
+    def mjcf(self) -> str:
+        """The arm, and a ball where the goal is."""
+        return scene(marker(self.radius))
+
+    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+        """Tip and goal anywhere in the work space, a little inside its walls."""
+        unit = draw.uniform(7)
+        low, high = (0.32, -0.18, 0.06), (0.54, 0.18, 0.30)
+        goal = span(unit[:, 3:6], low, high)
+        robot, task = self._arm.start(span(unit[:, :3], low, high), xp.zeros_like(goal[:, 0]), 0.25 * STROKE)
+        return Reset(qpos=robot, qvel=xp.zeros_like(robot), ctrl=robot, task={**task, "goal": goal})
+
+    def control(self, view: View, action: Array) -> Array:
+        """Position targets of joints and fingers."""
+        return self._arm.control(view, action)
+
+    def update(self, view: View) -> None:
+        """The tip's pose and speed."""
+        self._arm.update(view)
+
+    def observe(self, view: View) -> Array:
+        """The arm and the vector to the goal."""
+        parts = [*self._arm.state(view), (view.task["goal"] - view.task["tip"]) / _DISTANCE]
+        return view.xp.astype(view.xp.concat(parts, axis=1), view.xp.float32)
+
+    def reward(self, view: View) -> Array:
+        """Dense: half for the way (20 cm wide), half for precision (3 cm wide)."""
+        xp = view.xp
+        if not self._dense:
+            return xp.astype(self.success(view), xp.float32)
+        distance = norm(view.task["goal"] - view.task["tip"])
+        value = 1.0 - 0.5 * xp.tanh(distance / 0.2) - 0.5 * xp.tanh(distance / 0.03)
+        return xp.astype(value - 1.0 if self._terminate else value, xp.float32)
+
+    def terminated(self, view: View) -> Array:
+        """Success, when asked to end there."""
+        done = self.success(view)
+        return done if self._terminate else view.xp.zeros_like(done)
+
+    def success(self, view: View) -> Array:
+        """Tip within 2 cm of the goal."""
+        return norm(view.task["goal"] - view.task["tip"]) < self.radius
+
+    def expert(self, state: Array) -> Array:
+        """Straight to the goal."""
+        return self._arm.act(state, state[:, -3:] * _DISTANCE)

@@ -1,0 +1,371 @@
+"""From a batch to a loss: every registered stage, mixes, states, metrics, presets and their configurations."""
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from robot_rl.advantage import entries, make_batch, presets
+from robot_rl.advantage.gae import rollout_gae
+from robot_rl.advantage.groups import grpo
+from robot_rl.advantage.normalise import whiten
+from robot_rl.advantage.pipeline import Pipeline, Stage
+from robot_rl.advantage.registry import Entry, check_needs, entry, register
+from robot_rl.advantage.turn_groups import trloo
+
+PRESETS = [f for f in vars(presets).values() if inspect.isfunction(f) and f.__module__ == presets.__name__]
+
+
+def full_batch(seed=0, **changes):
+    """Six episodes in two groups with everything that any stage reads; observation rows between the turns."""
+    rng = np.random.default_rng(seed)
+    length = np.array([9, 6, 9, 12, 6, 9])
+    count, episodes = int(length.sum()), 6
+    episode = np.repeat(np.arange(episodes), length)
+    within = np.arange(count) - np.repeat(np.cumsum(length) - length, length)
+    clock = within % 3 != 2  # two clock rows, one observation row
+    turn = np.where(clock, np.cumsum(within % 3 == 0) - 1, -1)
+    turns = int(turn.max()) + 1
+    last = np.cumsum(length) - 1
+    terminated, truncated = np.zeros(count, bool), np.zeros(count, bool)
+    terminated[last[:4]], truncated[last[4:]] = True, True
+    number = lambda *shape: rng.standard_normal(shape)  # noqa: E731
+    extras = {
+        "q": number(count),
+        "next_expected_q": number(count),
+        "expected_q": number(count),
+        "probability": rng.random(count),
+        "value_high": number(count),
+        "value_switch": number(count),
+        "next_value_high": number(count),
+        "greedy": (episode % 3 == 0),
+        "prob": rng.random(count),
+        "prob_square_sum": rng.random(count),
+        "match": rng.random(count) < 0.8,
+        "gain": number(count),
+        "potential": number(count),
+        "next_potential": number(count),
+        "progress": rng.random(count),
+        "next_progress": rng.random(count),
+        "level_reward": number(count, 2),
+        "contribution": number(count),
+        "grounding": (rng.random(count) < 0.5).astype(float),
+        "answer_probability": rng.random(count),
+    }
+    base = {
+        "reward": number(count),
+        "terminated": terminated,
+        "truncated": truncated,
+        "episode_id": episode,
+        "turn_id": turn,
+        "segment_id": np.cumsum(within % 6 == 0) - 1,
+        "clock": clock,
+        "own": rng.random(count) < 0.8,
+        "value": number(count),
+        "next_value": number(count),
+        "logp_behaviour": -rng.random(count),
+        "logp_prox": -rng.random(count),
+        "logp_ref": -rng.random(count),
+        "turn": {
+            "anchor_key": rng.integers(1, 4, turns),
+            "actor_id": np.arange(turns) % 2,
+            "role_id": np.arange(turns) % 2,
+            "turn_reward": number(turns),
+        },
+        "episode": {"group_id": np.array([0, 0, 0, 1, 1, 1]), "task_id": np.array([0, 0, 0, 1, 1, 1])},
+        "extras": extras,
+    }
+    return make_batch(**(base | changes))
+
+
+ESTIMATORS = [item for item in entries() if item.kind != "redistribute"]
+OPTIONS = {"n_step": {"n": 3}, "cm2_turn": {"min_members": 2}, "ui_s1": {"keep_std": 0.0}}
+
+
+def twin_heads(rows):
+    q, v = np.random.default_rng(1).standard_normal((2, rows, 2))
+    return {"q": q, "v": v}
+
+
+def stage(name, **options):
+    return Stage(name, options={**OPTIONS.get(name, {}), **options})
+
+
+@pytest.mark.parametrize("item", ESTIMATORS, ids=lambda item: item.name)
+def test_every_estimator_runs_in_a_pipeline_and_torch_gives_the_same(item):
+    batch = full_batch()
+    if item.name == "archer":
+        batch = full_batch(extras=twin_heads(len(batch)))
+    before = batch.steps.reward.copy()
+    credit = Pipeline([stage(item.name)])(batch)
+    np.testing.assert_array_equal(batch.steps.reward, before)
+    assert credit.advantage.shape == (len(batch),)
+    assert np.isfinite(credit.advantage).all()
+    assert (credit.advantage != 0).any()
+    assert (credit.advantage[~batch.steps.clock] == 0).all()
+    assert not credit.mask[~(batch.steps.clock & batch.steps.own)].any()
+    tensors = Pipeline([stage(item.name)])(batch.to("cpu"))
+    assert isinstance(tensors.advantage, torch.Tensor)
+    np.testing.assert_allclose(tensors.advantage.numpy(), credit.advantage, atol=1e-9)
+    if credit.returns is not None:
+        np.testing.assert_allclose(tensors.returns.numpy(), credit.returns, atol=1e-9)
+        assert np.isfinite(credit.returns).all()
+    for name, number in credit.metrics.items():
+        np.testing.assert_allclose(np.asarray(tensors.metrics[name]), np.asarray(number), atol=1e-9, err_msg=name)
+    narrow = Pipeline([stage(item.name)])(full_batch_float32(batch))
+    np.testing.assert_allclose(narrow.advantage, credit.advantage, atol=2e-4)
+
+
+def full_batch_float32(batch):
+    from robot_rl.advantage.batch import TurnBatch
+    from robot_rl.advantage.tables import mapped
+
+    def change(x):
+        return x.astype(np.float32) if x.dtype == np.float64 else x
+
+    tables = [mapped(table, change) for table in (batch.steps, batch.turns, batch.episodes, batch.segments)]
+    return TurnBatch(tables[0], tables[1], tables[2], tables[3], batch.report)
+
+
+@pytest.mark.parametrize("item", entries("redistribute"), ids=lambda item: item.name)
+def test_every_reward_stage_keeps_the_reward_of_the_environment(item):
+    batch = full_batch()
+    small = Pipeline([Stage("monte_carlo")])
+    result = item.function(batch, **({"gamma": 0.9} if item.name == "potential" else {}))
+    np.testing.assert_array_equal(result.steps.extras["reward_env"], batch.steps.reward)
+    changed = (
+        result.steps.reward != batch.steps.reward
+    ).any() or result.turns.turn_reward is not batch.turns.turn_reward
+    assert changed
+    credit = Pipeline([Stage("gae")], redistribute=[Stage(item.name)])(batch)
+    assert np.isfinite(credit.advantage).all()
+    assert np.isfinite(small(batch).advantage).all()
+    tensors = Pipeline([Stage("gae")], redistribute=[Stage(item.name)])(batch.to("cpu"))
+    np.testing.assert_allclose(tensors.advantage.numpy(), credit.advantage, atol=1e-9)
+
+
+def test_pipeline_gae_is_gae_on_the_compacted_rows():
+    batch = full_batch(own=None)
+    credit = Pipeline([Stage("gae", options={"gamma": 0.9, "gae_lambda": 0.8})])(batch)
+    s = batch.steps
+    rows = np.flatnonzero(s.clock)
+    reward = s.reward[rows].copy()
+    for t in np.flatnonzero(~s.clock):
+        reward[np.searchsorted(rows, t) - 1] += s.reward[t]
+    ends = np.append(np.diff(s.episode_id[rows]) > 0, True)
+    done = ends & (s.episode_id[rows] < 4)
+    final = np.where(ends, s.next_value[np.minimum(rows + 1, len(s.clock) - 1)], np.nan)
+    advantage, target = rollout_gae(reward, s.value[rows], final, done, ends, gamma=0.9, gae_lambda=0.8)
+    np.testing.assert_allclose(credit.advantage[rows], advantage, atol=1e-12)
+    np.testing.assert_allclose(credit.returns[rows], target, atol=1e-12)
+    np.testing.assert_array_equal(credit.returns[~s.clock], s.value[~s.clock])
+
+
+def test_pipeline_turn_estimators_use_the_turn_table():
+    batch = full_batch(own=None)
+    s, turns = batch.steps, batch.turns
+    reward = np.zeros(len(turns.start))
+    np.add.at(reward, s.turn_id[s.clock], s.reward[s.clock])
+    for t in np.flatnonzero(~s.clock):
+        reward[s.turn_id[t - 1]] += s.reward[t]
+    reward += turns.turn_reward
+    expected = trloo(reward, turns.episode_id.astype(np.int64), batch.episodes.group_id.astype(np.int64), gamma=0.9)
+    credit = Pipeline([Stage("trloo", options={"gamma": 0.9})])(batch)
+    np.testing.assert_allclose(credit.advantage[s.clock], expected[s.turn_id[s.clock]], atol=1e-12)
+    single = Pipeline([Stage("turn_gae")])(batch)
+    assert set(np.unique(single.value_weight)) == {0.0, 1.0}
+    assert single.value_weight.sum() == len(turns.start)
+
+
+def test_pipeline_mix_is_the_weighted_sum():
+    batch = full_batch()
+    one, two = (Pipeline([Stage(name)])(batch) for name in ("gae", "grpo"))
+    mix = Pipeline([Stage("gae", 0.25), Stage("grpo", 2.0)])(batch)
+    np.testing.assert_allclose(mix.advantage, 0.25 * one.advantage + 2 * two.advantage, atol=1e-12)
+    np.testing.assert_array_equal(mix.returns, one.returns)
+
+
+def test_pipeline_whitens_over_loss_rows_only():
+    batch = full_batch()
+    raw, white = Pipeline([Stage("gae")])(batch), Pipeline([Stage("gae")], whiten=True)(batch)
+    np.testing.assert_allclose(white.advantage, whiten(raw.advantage, raw.mask), atol=1e-9)
+    assert abs(float(white.metrics["advantage_mean"])) < 1e-9
+    assert white.metrics["raw_advantage_std"] == raw.metrics["advantage_std"]
+
+
+def test_pipeline_unscorable_episode_leaves_statistics_and_loss():
+    reward = full_batch().steps.reward.copy()
+    reward[3] = np.nan
+    batch = full_batch(reward=reward)
+    credit = Pipeline([Stage("grpo")])(batch)
+    first = batch.steps.episode_id == 0
+    assert (credit.advantage[first] == 0).all()
+    assert not credit.mask[first].any()
+    outcome = batch.episodes.outcome
+    assert np.isnan(outcome[0])
+    expected = grpo(outcome[1:3], np.zeros(2, int))
+    np.testing.assert_allclose(credit.advantage[(batch.steps.episode_id == 1) & batch.steps.clock], expected[0])
+    for item in ESTIMATORS:
+        if item.name not in ("archer",):
+            assert np.isfinite(Pipeline([stage(item.name)])(batch).advantage).all(), item.name
+
+
+def test_pipeline_single_member_groups_and_equal_scores_give_zero_not_nan():
+    batch = full_batch(episode={"group_id": np.arange(6)})
+    assert (Pipeline([Stage("grpo")])(batch).advantage == 0).all()
+    same = full_batch(episode={"group_id": np.zeros(6, int), "outcome": np.full(6, 0.3)})
+    credit = Pipeline([Stage("grpo")])(same)
+    assert (credit.advantage == 0).all()
+    assert credit.metrics["zero_variance_fraction"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("gae", {"value": None}, "temporal stage 'gae' needs value"),
+        ("grpo", {"episode": None}, "group stage 'grpo' needs group"),
+        ("turn_gae", {"turn_id": None, "turn": None}, "'turn_gae' needs turns.*never inferred"),
+        ("gigpo", {"turn": None}, "'gigpo' needs anchor"),
+        ("hae", {"segment_id": None}, "'hae' needs segments"),
+        ("retrace", {"extras": {}}, "'retrace' needs extras.q"),
+        ("vtrace", {"logp_prox": None}, "'vtrace' needs logp_prox"),
+    ],
+)
+def test_pipeline_names_what_the_batch_lacks(name, changes, words):
+    with pytest.raises(ValueError, match=words):
+        Pipeline([stage(name)])(full_batch(**changes))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Pipeline([]), "estimators is empty"),
+        (lambda: Pipeline([Stage("gea")]), "unknown temporal or group stage 'gea'; expected one of .*gae"),
+        (lambda: Pipeline([Stage("gae")], redistribute=[Stage("gae")]), "unknown redistribute stage 'gae'"),
+        (lambda: Pipeline([Stage("grpo")], whiten=True), "divides by a deviation"),
+        (lambda: Pipeline([Stage("rae")], whiten=True), "whiten"),
+        (lambda: register("temporal", "gae", paper="")(print), "registered already"),
+        (lambda: register("magic", "x", paper=""), "kind 'magic'"),
+        (
+            lambda: Pipeline([Stage("gae", options={"foreign_trace": "maybe"})])(full_batch()),
+            "foreign_trace is 'maybe'",
+        ),
+        (lambda: Pipeline([Stage("hae", options={"use": "all"})])(full_batch()), "use is 'all'"),
+        (lambda: Pipeline([Stage("retrace", options={"trace": "x"})])(full_batch()), "trace is 'x'"),
+    ],
+)
+def test_pipeline_wrong_configuration_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_pipeline_whiten_after_rae_and_std_can_be_asked_for():
+    assert Pipeline([Stage("rae")], whiten=True, allow=["whiten_rae"])
+    assert Pipeline([Stage("grpo", options={"scale": "none"})], whiten=True)
+    with pytest.raises(ValueError, match="gigpo_std"):
+        Pipeline([Stage("gigpo", options={"mode": "mean_std_norm"})], whiten=True)
+
+
+def test_retrace_traces_differ():
+    batch = full_batch()
+    got = [
+        Pipeline([Stage("retrace", options={"trace": t})])(batch).advantage for t in ("retrace", "tree_backup", "peng")
+    ]
+    assert np.abs(got[0] - got[1]).max() > 1e-3
+    assert np.abs(got[1] - got[2]).max() > 1e-3
+
+
+def test_hae_heads_of_the_pipeline():
+    batch = full_batch()
+    low, high, switch = (Pipeline([Stage("hae", options={"use": use})])(batch) for use in ("low", "high", "switch"))
+    starts = np.zeros(len(batch), bool)
+    assert batch.segments is not None
+    starts[batch.segments.start] = True
+    np.testing.assert_array_equal(high.value_weight, starts.astype(float))
+    assert (high.advantage[~starts] == 0).all()
+    assert np.abs(low.advantage - switch.advantage).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["rae", "ema_grpo", "experimental_dgrpo"])
+def test_pipeline_state_restarts_in_the_middle_of_a_stream(name):
+    stream = [full_batch(seed) for seed in range(4)]
+    whole = Pipeline([Stage(name)])
+    expected = [whole(batch).advantage for batch in stream]
+    first = Pipeline([Stage(name)])
+    for batch in stream[:2]:
+        first(batch)
+    second = Pipeline([Stage(name)])
+    second.load_state_dict(first.state_dict())
+    for batch, wanted in zip(stream[2:], expected[2:]):
+        np.testing.assert_array_equal(second(batch).advantage, wanted)
+    assert np.abs(Pipeline([Stage(name)])(stream[3]).advantage - expected[3]).max() > 0
+
+
+def test_rae_options_name_the_process_and_the_player():
+    batch = full_batch()
+    per_process = Pipeline([Stage("rae", options={"key": "player_process"})])(batch)
+    np.testing.assert_allclose(per_process.advantage, Pipeline([Stage("rae")])(batch).advantage)
+    one = Pipeline([Stage("rae", options={"player": 0, "gamma": 0.9})])(batch)
+    assert np.isfinite(one.advantage).all()
+
+
+def test_pipeline_metrics_are_all_there():
+    batch = full_batch()
+    metrics = Pipeline([Stage("gae")])(batch).metrics
+    for name in (
+        *("groups", "singleton_fraction", "zero_variance_fraction", "mask_share", "mean_k", "truncated_share"),
+        *("missing_bootstrap", "advantage_mean", "advantage_std", "advantage_max", "raw_advantage_std"),
+        *("advantage_actor_0", "advantage_actor_1", "explained_variance"),
+    ):
+        assert np.isfinite(float(metrics[name])), name
+    assert float(metrics["truncated_share"]) == pytest.approx(2 / 6)
+    assert float(metrics["groups"]) == 2
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda f: f.__name__)
+def test_preset_gives_credit_and_a_loss_with_gradient_on_loss_rows_only(preset):
+    pipeline = preset()
+    extras = full_batch().steps.extras
+    if preset.__name__ == "archer":
+        extras = {**twin_heads(len(full_batch())), "token_baseline": np.full(len(full_batch()), 0.1)}
+    batch = full_batch(extras=extras).to("cpu")
+    credit = pipeline(batch)
+    logp = (batch.steps.logp_behaviour + 0.05).requires_grad_()
+    pipeline.loss(logp, batch, credit).backward()
+    assert torch.isfinite(logp.grad).all()
+    assert (logp.grad[~credit.mask] == 0).all()
+    assert (logp.grad[credit.mask] != 0).any()
+    log = pipeline.update_metrics(logp, batch, credit)
+    for name in ("ratio_max", "clip_low_fraction", "is_weight_max", "effective_sample_size"):
+        assert torch.isfinite(log[name]).all()
+
+
+def test_pipeline_loss_without_log_probabilities_is_refused():
+    batch = full_batch(logp_behaviour=None, logp_prox=None)
+    pipeline = presets.ppo_robot()
+    with pytest.raises(ValueError, match="logp_behaviour is None"):
+        pipeline.loss(np.zeros(len(batch)), batch, pipeline(batch))
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda f: f.__name__)
+def test_preset_configuration_repeats_the_defaults_of_its_function(preset):
+    path = Path("configs/advantage") / f"{preset.__name__}.yaml"
+    config = yaml.safe_load(path.read_text())
+    assert config.pop("_target_") == f"robot_rl.advantage.presets.{preset.__name__}"
+    assert config == {p.name: p.default for p in inspect.signature(preset).parameters.values()}
+
+
+def test_every_configuration_has_its_preset():
+    assert {path.stem for path in Path("configs/advantage").glob("*.yaml")} == {f.__name__ for f in PRESETS}
+
+
+def test_registry_entries_are_documented():
+    for item in entries():
+        assert isinstance(item, Entry)
+        assert item.paper
+        assert "default" in item.modes
+    assert entry("igpo", "redistribute").kind == "redistribute"
+    check_needs(entry("monte_carlo"), full_batch(value=None))

@@ -1,0 +1,126 @@
+"""The import table of the house, enforced on syntax trees (no module is executed)."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("robot_rl", "sim", "real", "policies", "configs")
+
+# room -> rooms of ours that it may import (itself always)
+OURS = {
+    "types": set(),
+    "stopwatch": set(),
+    "extras": set(),
+    "advantage": set(),
+    "data": {"types", "extras"},
+    "checkpoint": {"types"},
+    "track": {"types", "checkpoint", "extras"},
+    "report": {"checkpoint", "extras"},
+    "policies": {"types", "advantage", "data.normalize", "extras"},
+    "sim": {"types", "extras"},
+    "real": {"types", "data.recorder", "extras"},
+    "loops": {"types", "data", "advantage"},
+    "bench": {"types", "data", "loops", "checkpoint", "track", "stopwatch", "advantage", "extras"},
+    "jobs": {"types", "data", "loops", "checkpoint", "track", "report", "stopwatch"},
+    "cli": {"types", "data", "loops", "checkpoint", "track", "report", "jobs", "bench"},
+    "__main__": {"cli"},
+    "configs": set(),
+}
+# third-party package -> files or rooms that may import it
+THIRD = {
+    "mujoco": ("sim/mujoco_env.py", "sim/"),
+    "isaacgym": ("sim/isaac_env.py",),
+    "mujoco_warp": ("sim/warp_env.py",),
+    "rclpy": ("real/ros/",),
+    "cv2": ("real/cameras.py",),
+    "wandb": ("robot_rl/track.py",),
+    "hydra": ("robot_rl/cli.py",),
+    "omegaconf": ("robot_rl/cli.py",),
+    "h5py": ("robot_rl/data/d4rl.py", "robot_rl/data/minari.py"),
+    "stable_baselines3": ("policies/online/sb3.py", "robot_rl/bench/"),
+    "numba": ("robot_rl/advantage/backends/", "policies/online/"),
+    "triton": ("robot_rl/advantage/backends/",),
+    "gymnasium": ("sim/", "real/", "robot_rl/loops/", "robot_rl/bench/", "policies/online/sb3.py"),
+}
+
+
+def sources() -> list[Path]:
+    files = []
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            inside = path.relative_to(ROOT).parts
+            if inside[0] == "robot_rl" and len(inside) > 1 and inside[1] in FOLDERS[1:]:
+                continue  # the same file seen through the link
+            files.append(path)
+    return sorted(files)
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] != "robot_rl":
+        return parts[0]
+    return parts[1]
+
+
+def imports(path: Path) -> list[tuple[str, int]]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 or path.name == "__init__.py" or node.level == 1, f"{path}: deep relative import"
+            module = node.module or ""
+            if node.level:
+                continue
+            found += [
+                (f"{module}.{alias.name}" if module in ("robot_rl", "robot_rl.data") else module, node.lineno)
+                for alias in node.names
+            ]
+    return found
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_file_keeps_the_table(path: Path) -> None:
+    room, own = room_of(path), str(path.relative_to(ROOT))
+    if room in ("__init__", "py"):
+        return
+    for name, line in imports(path):
+        top = name.split(".")[0]
+        assert top not in FOLDERS[1:], f"{own}:{line} imports bare '{top}'; write robot_rl.{top}"
+        if top == "robot_rl":
+            target = name.split(".")[1] if "." in name else ""
+            if target in ("", room, "__version__"):
+                continue
+            allowed = OURS[room]
+            fine = target in allowed or any(name.startswith(f"robot_rl.{item}") for item in allowed if "." in item)
+            assert fine, f"{own}:{line} imports {name}; {room} may import {sorted(allowed)}"
+        elif top in THIRD:
+            assert any(own.startswith(place) for place in THIRD[top]), f"{own}:{line} imports {top}"
+
+
+def test_policies_files_import_only_the_method_that_they_extend() -> None:
+    for path in (ROOT / "policies").rglob("*.py"):
+        siblings = {n for n, _ in imports(path) if n.startswith("robot_rl.policies.") and ".nets" not in n}
+        own = f"robot_rl.policies.{path.parent.name}.{path.stem}"
+        others = {name for name in siblings if not name.startswith(own)}
+        assert len(others) <= 1, f"{path.name} imports several methods: {sorted(others)}"
+
+
+def test_advantage_alone_loads_no_simulator_and_no_hydra() -> None:
+    code = (
+        "import sys; import robot_rl.advantage; "
+        "bad = {'gymnasium','mujoco','rclpy','hydra','omegaconf','cv2','wandb','stable_baselines3'} & set(sys.modules);"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+
+
+def test_import_rule_refuses_a_bare_room(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text("import sim.mujoco_env\n")
+    assert imports(path) == [("sim.mujoco_env", 1)]

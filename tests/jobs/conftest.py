@@ -1,0 +1,77 @@
+"""Build train jobs the way the command line does, small enough for tests."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from robot_rl.jobs.train import TrainJob, TrainSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = [
+    "env=reach",
+    "policy=online/sac",
+    "policy.hidden=[16,16]",
+    "policy.batch_size=16",
+    "num_envs=2",
+    "total_steps=240",
+    "learning_starts=60",
+    "updates_per_step=0.5",
+    "log_every=40",
+    "eval_every=80",
+    "eval_episodes=2",
+    "eval_envs=2",
+    "final_episodes=2",
+    "checkpoint_every=0",
+    "video_episodes=0",
+    "track.tensorboard=false",
+    "threads=1",
+]
+
+
+@pytest.fixture
+def make_job() -> Callable[..., TrainJob]:
+    """(folder, *overrides, resume=False) -> TrainJob."""
+
+    def make(folder: Path, *overrides: str, resume: bool = False) -> TrainJob:
+        with initialize_config_module("robot_rl.configs", version_base="1.3"):
+            tiny = [item for item in TINY if "batch_size" not in item or "policy=online/ppo" not in overrides]
+            cfg = compose("train", overrides=[*tiny, *overrides])
+
+        def make_env(num_envs: int, seed: int, render: bool) -> Any:
+            extra = {"render_mode": "rgb_array"} if render else {}
+            return instantiate(cfg.env, num_envs=num_envs, seed=seed, device="cpu", **extra)
+
+        return TrainJob(
+            TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)}),
+            folder,
+            make_env=make_env,
+            make_learner=lambda io: instantiate(cfg.policy, _partial_=True)(
+                io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
+            ),
+            make_tracker=lambda step: instantiate(cfg.track, _partial_=True)(str(folder), resume_step=step),
+            config=OmegaConf.to_yaml(cfg, resolve=True),
+            resume=resume,
+        )
+
+    return make
+
+
+@pytest.fixture
+def robot_rl(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command line in a scratch folder."""
+
+    def run(*arguments: str, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "robot_rl", *arguments]
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
+
+    return run

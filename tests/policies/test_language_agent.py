@@ -1,0 +1,289 @@
+"""The language agent: masks, cached log-probabilities, stops, batches and saving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs transformers (extra `language`)")
+from robot_rl.advantage import Pipeline, Stage
+from robot_rl.checkpoint import load_state, save_state
+from robot_rl.policies.language.agent import LanguageAgent, pipeline_of
+from robot_rl.policies.language.agent_model import Conversation
+from robot_rl.policies.language.agent_rollout import expert_dialogues, flat, to_batch, token_logp
+from robot_rl.policies.language.agent_words import WordTokenizer
+from robot_rl.sim.text import TextVectorEnv
+from robot_rl.sim.worlds.text_guess import TextGuess
+from robot_rl.sim.worlds.text_maze import TextMaze
+from robot_rl.sim.worlds.text_tools import TextTools
+
+TINY: dict[str, Any] = {
+    "hidden": 16,
+    "layers": 2,
+    "heads": 2,
+    "groups": 2,
+    "group_size": 3,
+    "minibatch": 4,
+    "epochs": 1,
+}
+
+
+def agent_on(world, **options):
+    env = TextVectorEnv(world, 2, 0)
+    options = {**TINY, "warmup_dialogues": 0, **options}
+    agent = LanguageAgent(env.io, **options)
+    agent.attach(env)
+    return agent, env
+
+
+def test_word_tokenizer_by_hand():
+    words = WordTokenizer(("ask", "yes", "3"))
+    assert words.observation("yes 3") == [4, 5, 2]
+    assert words.utterance("ask 3 other") == [3, 5, 0, 1]
+    assert words.text([3, 5, 1, 4]) == "ask 3"
+    with pytest.raises(ValueError, match="'yes' twice"):
+        WordTokenizer(("yes", "yes"))
+
+
+def test_expert_dialogue_masks_are_exact():
+    env = TextVectorEnv(TextTools(), 1, 0)
+    words = WordTokenizer(env.vocabulary)
+    one = expert_dialogues(env, words, [4])[0]
+    world = TextTools()
+    item = world.reset(4).split()[-1]
+    shelf, number = f"s{world._shelf[item]}", f"n{world._number[world._shelf[item]]}"
+    expected = f"which number {item} <say> find {item} <stop> shelf {shelf} <say> open {shelf} <stop> "
+    expected += f"number {number} <say> answer {number} <stop>"
+    assert " ".join(words.words[i] for i in one.tokens) == expected
+    #                      prompt + say    find          answer + say  open          answer + say  answer
+    assert one.written == [False] * 4 + [True] * 3 + [False] * 3 + [True] * 3 + [False] * 3 + [True] * 3
+    assert one.spans == [(4, 6), (10, 12), (16, 18)]
+    assert np.flatnonzero(one.reward).tolist() == [6, 12, 18]
+    assert one.outcome == pytest.approx(one.optimum)
+    batch = to_batch([one], critic=False)
+    assert batch.steps.loss_mask.tolist() == one.written
+    assert batch.turns.start.tolist() == [4, 10, 16]
+    assert batch.turns.end.tolist() == [6, 12, 18]
+    assert batch.episodes.outcome[0] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("world", [TextGuess(), TextMaze()])
+def test_cached_log_probabilities_equal_a_full_forward_pass(world):
+    agent, _ = agent_on(world, longest=3)
+    with torch.no_grad():  # a value head that says something
+        agent.model.value.weight.normal_()
+    dialogues = agent.collect([1, 1, 2, 3, 4])
+    assert len({len(one.tokens) for one in dialogues}) > 1  # ragged, so that holes in the cache are tried
+    logp, value, _ = token_logp(agent.model, dialogues)
+    written = flat(dialogues, "written")
+    np.testing.assert_allclose(flat(dialogues, "logp")[written], logp.detach().numpy()[written], atol=2e-5)
+    np.testing.assert_allclose(flat(dialogues, "value")[written], value.detach().numpy()[written], atol=2e-5)
+    assert not flat(dialogues, "logp")[~written].any()
+    alone = token_logp(agent.model, [dialogues[3]])[0]
+    start = sum(len(one.tokens) for one in dialogues[:3])
+    np.testing.assert_allclose(alone.detach(), logp.detach()[start : start + len(alone)], atol=2e-5)
+
+
+class Script:
+    """Stands where a model stands and writes a fixed text whatever it hears."""
+
+    def __init__(self, agent, rows):
+        self.core, self.value, self.rows, self.size = agent.model.core, agent.model.value, rows, agent.tokenizer.size
+        self.at = [0] * len(rows)
+        self.say = WordTokenizer.SAY
+
+    def __call__(self, ids, mask, *, cache=None, position=None):
+        real = mask[:, -ids.shape[1] :].bool()
+        logits = torch.full((*ids.shape, self.size), -30.0)
+        for i in range(len(ids)):
+            for t in range(ids.shape[1]):
+                if real[i, t]:
+                    self.at[i] = 0 if ids[i, t] == self.say else self.at[i] + 1
+                    logits[i, t, self.rows[i][min(self.at[i], len(self.rows[i]) - 1)]] = 30.0
+        return logits, torch.zeros(ids.shape)
+
+
+def test_stop_ends_an_utterance_and_the_limit_cuts_it():
+    agent, _ = agent_on(TextGuess(numbers=4))
+    words = agent.tokenizer
+    ask, two, stop = (*words.utterance("ask 2"),)
+    script: Any = Script(agent, [[ask, two, stop, ask], [ask, ask, two, two]])
+    talk = Conversation(script, 2)
+    talk._cache = None
+    talk.feed([words.observation("numbers 4"), words.observation("yes")])
+    said = talk.write(stop, 3, None)
+    assert said.ids == [[ask, two, stop], [ask, ask, two]]
+    assert said.stopped == [True, False]
+    assert [len(logp) for logp in said.logp] == [3, 3]
+
+
+def test_missing_stop_enters_the_dialogue_unwritten():
+    agent, _ = agent_on(TextGuess(numbers=4, max_turns=2), longest=2)
+    words = agent.tokenizer
+    stop = words.stop
+    with torch.no_grad():  # never the stop, so that every utterance is cut after two tokens
+        agent.model.core.get_output_embeddings().weight[stop] = -100 * torch.ones(16)
+    one = agent.collect([0], deterministic=True)[0]
+    for first, last in one.spans:
+        if stop not in one.tokens[first : last + 1] and last + 1 < len(one.tokens):
+            assert last - first == 1
+            assert one.tokens[last + 1] == stop
+            assert not one.written[last + 1]
+
+
+def test_context_limit_truncates_with_a_value_of_what_follows():
+    agent, _ = agent_on(TextMaze(), context=60, advantage="turn_gae")
+    with torch.no_grad():
+        agent.model.value.bias.fill_(0.5)
+    dialogues = agent.collect([1, 2, 3])
+    assert all(len(one.tokens) <= 60 for one in dialogues)
+    cut = [one for one in dialogues if one.truncated]
+    assert cut
+    assert [one.next_value for one in cut] == pytest.approx([0.5] * len(cut))
+    batch = to_batch(dialogues, critic=True)
+    assert batch.steps.truncated.sum() == len(cut)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "options"),
+    [
+        ("gigpo", {}),
+        ("grpo", {}),
+        ("trloo", {}),
+        ("rloo", {}),
+        ("turn_gae", {}),
+        ("bilevel", {}),
+        ("gae", {"gamma": 1.0}),
+        ("reinforce_pp", {}),
+        ("ema_grpo", {}),
+    ],
+)
+def test_any_estimator_by_name_makes_an_update(advantage, options):
+    imitation = {
+        "warmup_dialogues": 4,
+        "warmup_steps": 40,
+        "warmup_lr": 0.01,
+        "group_size": 6,
+    }  # enough for outcomes that differ
+    agent, _ = agent_on(TextGuess(numbers=2), advantage=advantage, advantage_options=options, **imitation)
+    agent.warm_up()
+    before = [x.clone() for x in agent.model.parameters()]
+    seen = []
+    agent.run(1, lambda step, metrics: seen.append((step, metrics)) or True)
+    step, metrics = seen[0]
+    assert step == agent.env_steps > 0
+    assert all(np.isfinite(x) for x in metrics.values())
+    assert ("train/value_loss" in metrics) == (advantage in ("turn_gae", "bilevel", "gae"))
+    assert any((a != b).any() for a, b in zip(before, agent.model.parameters()))
+
+
+def test_pipeline_by_name_takes_gamma_options_and_pipelines():
+    assert pipeline_of("gigpo", {}, gamma=0.7, loss={}).estimators[0][0].options["gamma"] == 0.7
+    assert pipeline_of("gigpo", {"gamma": 0.5}, gamma=0.7, loss={}).estimators[0][0].options["gamma"] == 0.5
+    ready = Pipeline([Stage("rloo")])
+    assert pipeline_of(ready, {}, gamma=0.9, loss={}) is ready
+    with pytest.raises(ValueError, match="unknown temporal or group stage 'nothing'"):
+        pipeline_of("nothing", {}, gamma=0.9, loss={})
+    with pytest.raises(ValueError, match="ready pipeline"):
+        pipeline_of(ready, {"a": 1}, gamma=0.9, loss={})
+
+
+def test_policy_acts_as_the_rollout_writes_and_forgets_ended_rows():
+    agent, env = agent_on(TextGuess(), warmup_dialogues=8, warmup_steps=30)
+    agent.warm_up()
+    obs, _ = env.reset(seed=3)
+    texts, dialogues = [], agent.collect([9], deterministic=True)
+    for _ in range(6):
+        action = agent.policy.act(obs, deterministic=True)
+        assert action.value.shape == (2, 1)
+        texts.append(action.value[0, 0])
+        obs, _, terminated, truncated, _ = env.step(np.asarray(action.value))
+        ended = terminated | truncated
+        if ended.any():
+            agent.policy.reset(ended)
+    # The first utterance depends on the prompt alone, which is the same for every secret.
+    first, last = dialogues[0].spans[0]
+    assert texts[0] == agent.tokenizer.text(dialogues[0].tokens[first : last + 1])
+    fresh = agent.policy.act({"text": obs["text"]}, deterministic=True)
+    history = [list(row) for row in agent.policy._history]
+    agent.policy.reset(np.array([True, False]))
+    assert agent.policy._history[0] == []
+    assert agent.policy._history[1] == history[1]
+    assert fresh.logp is not None
+    assert (fresh.logp <= 0).all()
+
+
+def test_policy_remembers_across_turns_what_a_full_pass_would_say():
+    agent, _ = agent_on(TextTools(), context=100)
+    heard = [["which number gear", "which number bolt"], ["shelf s3", "what"], ["number n4", "shelf s1"]]
+    for text in heard:
+        agent.policy.act({"text": np.array(text, object)}, deterministic=True)
+    before = [list(row) for row in agent.policy._history]
+    agent.policy.reset(np.array([False, False]))  # drops the cache, keeps the dialogues
+    more = agent.policy.act({"text": np.array(["what", "what"], object)}, deterministic=True)
+    ids = [[*row, *agent.tokenizer.observation("what")] for row in before]
+    for row in range(2):
+        talk = Conversation(agent.model, 1)
+        talk.feed([ids[row]])
+        said = talk.write(agent.tokenizer.stop, 4, None)
+        assert more.value[row, 0] == agent.tokenizer.text(said.ids[0])
+
+
+def test_saved_run_goes_on_exactly(tmp_path):
+    first, _ = agent_on(TextGuess(numbers=4), advantage="ema_grpo", warmup_dialogues=4, warmup_steps=2)
+    first.run(1)
+    save_state(tmp_path / "learner.pt", first.state_dict())
+    env = TextVectorEnv(TextGuess(numbers=4), 2, 0)
+    options: dict[str, Any] = {**TINY, "seed": 5}
+    second = LanguageAgent(env.io, advantage="ema_grpo", **options)
+    second.load_state_dict(load_state(tmp_path / "learner.pt"))
+    second.attach(env)
+    assert second.env_steps == first.env_steps
+    target = first.env_steps + 1
+    first.run(target)
+    second.run(target)
+    for a, b in zip(first.model.parameters(), second.model.parameters()):
+        assert torch.equal(a, b)
+    save_state(tmp_path / "policy.pt", first.policy.state_dict())
+    third = LanguageAgent(env.io, **options)  # no environment: the words come with the weights
+    third.policy.load_state_dict(load_state(tmp_path / "policy.pt"))
+    heard = {"text": np.array(["numbers 4", "yes"], object)}
+    said = [agent.policy.act(heard, deterministic=True) for agent in (first, third)]
+    assert said[0].value.tolist() == said[1].value.tolist()
+    np.testing.assert_array_equal(said[0].logp, said[1].logp)
+
+
+def test_local_model_folder_is_used_without_network(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    text = TextGuess().vocabulary
+    ids = {word: i for i, word in enumerate(("<unk>", "<eos>", ">", *text))}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<eos>")
+    wrapped.save_pretrained(tmp_path)
+    config = transformers.GPT2Config(vocab_size=len(ids), n_embd=16, n_layer=1, n_head=2, n_positions=128)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    agent, _ = agent_on(TextGuess(), model=str(tmp_path), context=128, warmup_dialogues=2, warmup_steps=2)
+    agent.warm_up()
+    one = agent.collect([0], deterministic=True)[0]
+    assert agent.tokenizer.stop == 1
+    logp, _, _ = token_logp(agent.model, [one])
+    written = np.array(one.written)
+    np.testing.assert_allclose(np.array(one.logp)[written], logp.detach().numpy()[written], atol=2e-4)
+
+
+def test_wrong_use_is_refused():
+    env = TextVectorEnv(TextGuess(), 1, 0)
+    agent = LanguageAgent(env.io)
+    with pytest.raises(ValueError, match="attach"):
+        agent.run(1)
+    with pytest.raises(ValueError, match="no model yet"):
+        agent.policy.act({"text": np.array(["x"], object)})
+    with pytest.raises(TypeError, match="own loop"):
+        agent.update(iter(()))
+    with pytest.raises(ValueError, match="group_size is 0"):
+        LanguageAgent(env.io, group_size=0)

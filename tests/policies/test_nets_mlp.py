@@ -1,0 +1,190 @@
+"""Explicit gradients against autograd, bfloat16 against float32, and the fused optimiser against torch's."""
+
+import pytest
+import torch
+
+from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.gemm import affine, mask_by, resolve_precision, times_transposed, weight_grad
+from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+
+
+def network(kernel, shape, *, dtype=torch.float64, matmul="float32", seed=0):
+    params = FlatParams(shape.shapes(), dtype=dtype)
+    generator = torch.Generator().manual_seed(seed)
+    shape.initialise(params, generator)
+    with torch.no_grad():  # no bias, scale or shift may hide behind a neutral value
+        params.flat.add_(torch.randn(params.flat.shape, generator=generator, dtype=dtype), alpha=0.1)
+    return build_mlp(shape, params, kernel=kernel, matmul=matmul), params
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("outputs", [1, 5])
+@pytest.mark.parametrize("hidden", [(7,), (8, 6), (5, 6, 7)])
+@pytest.mark.parametrize("members", [None, [2, 0]])
+def test_explicit_gradients_equal_autograd(layer_norm, outputs, hidden, members):
+    shape = MlpShape(3, 4, hidden, outputs, layer_norm)
+    explicit, own = network("explicit", shape)
+    reference, theirs = network("autograd", shape)
+    x = torch.randn(9, 4, dtype=torch.float64)
+    out, expected = explicit.forward(x, members), reference.forward(x, members)
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
+    d = torch.randn(out.shape, dtype=torch.float64)
+    d_x, d_expected = explicit.backward(d, inputs=slice(1, 4)), reference.backward(d, inputs=slice(1, 4))
+    torch.testing.assert_close(d_x, d_expected, rtol=1e-9, atol=1e-11)
+    for name, grad in own.grad_view.items():
+        torch.testing.assert_close(grad, theirs.grad_view[name], rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("kernel", ["explicit", "autograd"])
+def test_backward_on_some_rows_equals_zero_gradient_on_the_others(layer_norm, kernel):
+    shape = MlpShape(1, 3, (6, 5), 4, layer_norm)
+    net, params = network(kernel, shape)
+    x = torch.randn(8, 3, dtype=torch.float64)
+    d = torch.randn(1, 4, 4, dtype=torch.float64)
+    net.forward(x)
+    d_x = net.backward(d, inputs=slice(None), rows=slice(4, 8))
+    part = params.grad.clone()
+    net.backward(torch.cat([torch.zeros_like(d), d], dim=1))
+    torch.testing.assert_close(part, params.grad)
+    assert d_x is not None
+    assert d_x.shape == (4, 3)
+
+
+def test_input_gradient_alone_leaves_parameter_gradients_untouched():
+    net, params = network("explicit", MlpShape(2, 3, (6, 5), 1))
+    net.forward(torch.randn(4, 3, dtype=torch.float64))
+    params.grad.fill_(7.0)
+    net.backward(torch.ones(2, 4, 1, dtype=torch.float64), weights=False, inputs=slice(None))
+    assert bool((params.grad == 7.0).all())
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("batch", [1, 200])
+def test_float32_and_bf16_products_stay_close_to_float64(layer_norm, batch):
+    torch.manual_seed(0)
+    shape = MlpShape(2, 23, (256, 256), 1, layer_norm)
+    exact, exact_params = network("explicit", shape)
+    x = torch.randn(batch, 23, dtype=torch.float64)
+    d = torch.randn(2, batch, 1, dtype=torch.float64)
+    out = exact.forward(x)
+    d_x = exact.backward(d, inputs=slice(17, 23))
+    for matmul, tolerance in (("float32", 1e-5), ("bf16", 0.1)):  # bf16: units near zero switch
+        net, params = network("explicit", shape, dtype=torch.float32, matmul=matmul)
+        params.flat.copy_(exact_params.flat)
+        net.refresh()
+        got = net.forward(x.float())
+        assert got.dtype == torch.float32
+        assert relative(got, out) < tolerance
+        assert relative(net.backward(d.float(), inputs=slice(17, 23)), d_x) < tolerance
+        for name, grad in params.grad_view.items():
+            assert relative(grad, exact_params.grad_view[name]) < tolerance, (matmul, name)
+
+
+def relative(a, b):
+    return float((a.double() - b).norm() / b.norm())
+
+
+def test_bf16_keeps_the_precision_of_observations():
+    # 0.5 and 0.5 + 1e-4 are one number in bfloat16 (spacing 2^-8 = 4e-3 there): the first layer must not see that
+    net, params = network("explicit", MlpShape(1, 1, (64, 64), 1), dtype=torch.float32, matmul="bf16")
+    with torch.no_grad():
+        params.view["weight0"].mul_(100.0)
+        params.view["bias0"].copy_(-0.5 * params.view["weight0"][:, 0])
+    net.refresh()
+    out = net.forward(torch.tensor([[0.5], [0.5001]]))
+    assert float((out[0, 0] - out[0, 1]).abs()) > 1e-5
+
+
+def test_refresh_makes_bf16_copies_current():
+    net, params = network("explicit", MlpShape(3, 2, (64, 64), 1), dtype=torch.float32, matmul="bf16")
+    x = torch.randn(5, 2)
+    before = net.forward(x)
+    with torch.no_grad():
+        params.view["weight1"][1].mul_(2.0)
+    net.refresh()
+    assert torch.equal(net.forward(x, [0]), before[:1])
+    after = net.forward(x)
+    assert not torch.equal(before[1], after[1])
+    assert torch.equal(before[[0, 2]], after[[0, 2]])
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("matmul", ["float32", "bf16"])
+def test_fit_equals_forward_then_backward(layer_norm, matmul):
+    net, params = network("explicit", MlpShape(3, 4, (64, 64), 2, layer_norm), dtype=torch.float32, matmul=matmul)
+    x, target = torch.randn(9, 4), torch.randn(9, 2)
+    out = net.forward(x)
+    d_x = net.backward(out - target, inputs=slice(0, 2))
+    expected = params.grad.clone()
+    params.grad.zero_()
+    again, d_again = net.fit(x, lambda outputs: outputs - target, inputs=slice(0, 2))
+    assert torch.equal(out, again)
+    assert torch.equal(params.grad, expected)
+    assert d_x is not None
+    assert d_again is not None
+    assert torch.equal(d_x, d_again)
+
+
+def test_fused_adam_equals_torch_adam():
+    params = FlatParams({"a": (3, 5), "b": (7,)})
+    params.flat.normal_()
+    plain = [torch.nn.Parameter(params.view[name].clone()) for name in ("a", "b")]
+    optimiser = torch.optim.Adam(plain, lr=1e-2)
+    for _ in range(5):
+        for name, parameter in zip(("a", "b"), plain):
+            parameter.grad = torch.randn(parameter.shape)
+            params.grad_view[name].copy_(parameter.grad)
+        params.adam(1e-2)
+        optimiser.step()
+    for name, parameter in zip(("a", "b"), plain):
+        torch.testing.assert_close(params.view[name], parameter.detach())
+
+
+def test_flat_params_load_of_another_size_is_refused():
+    with pytest.raises(ValueError, match=r"16.*entries.*32"):
+        FlatParams({"a": (20,)}).load_state_dict(FlatParams({"a": (3,)}).state_dict())
+
+
+def test_twin_shares_no_memory_and_blends():
+    params = FlatParams({"a": (4,)})
+    params.flat.fill_(1.0)
+    target = params.twin()
+    params.flat.fill_(3.0)
+    target.blend(params, 0.25)
+    assert target.view["a"].tolist() == [1.5] * 4  # 0.75 * 1 + 0.25 * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("size", [(3, 4, 5), (80, 96, 128)])
+def test_products_equal_plain_torch(dtype, size):
+    rows, wide_in, wide_out = size
+    x, w, d = torch.randn(rows, wide_in), torch.randn(wide_in, wide_out), torch.randn(rows, wide_out)
+    bias = torch.randn(wide_out)
+    rtol, atol = (2e-2, 0.5) if dtype == torch.bfloat16 else (1e-4, 1e-4)
+    low = (x.to(dtype), w.to(dtype), d.to(dtype))
+    expected = torch.relu(x @ w + bias)
+    torch.testing.assert_close(
+        affine(low[0], low[1], bias.to(dtype), relu=True).float(), expected, rtol=rtol, atol=atol
+    )
+    torch.testing.assert_close(times_transposed(low[2], low[1]).float(), d @ w.T, rtol=rtol, atol=atol)
+    out = torch.empty(wide_in, wide_out, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    weight_grad(low[0], low[2], out)
+    torch.testing.assert_close(out.float(), x.T @ d, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_relu_mask_is_zero_at_zero_and_below(dtype):
+    h = torch.tensor([0.0, -0.0, 1e-30, 5.0], dtype=dtype)
+    d = torch.tensor([1.0, 2.0, -3.0, 4.0], dtype=dtype)
+    assert mask_by(d, h).tolist() == [0.0, 0.0, -3.0, 4.0]
+
+
+def test_unknown_precision_or_kernel_is_refused():
+    with pytest.raises(ValueError, match="float32, bf16, auto"):
+        resolve_precision("half", "cpu")
+    shape = MlpShape(1, 1, (2,), 1)
+    with pytest.raises(ValueError, match="auto, explicit, autograd"):
+        build_mlp(shape, FlatParams(shape.shapes()), kernel="fast")
+    with pytest.raises(ValueError, match="at least one hidden layer"):
+        MlpShape(1, 1, (), 1)

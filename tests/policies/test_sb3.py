@@ -1,0 +1,145 @@
+"""SB3 algorithms behind our verbs: adapter, training, hook, saving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from robot_rl.checkpoint import load_state, save_state
+from robot_rl.types import IOSpec
+
+pytest.importorskip("stable_baselines3", reason="needs stable-baselines3 (extra `baselines`)")
+from robot_rl.policies.online.sb3 import Sb3, VectorEnvForSb3
+
+IO = IOSpec(
+    obs={"state": ((2,), "float32")},
+    action_names=("a",),
+    action_low=(-3.0,),
+    action_high=(3.0,),
+    action_units=("N",),
+    control_hz=10.0,
+)
+
+
+class Point(VectorEnv):
+    """Reward -(a - 0.5)^2; environment 0 is cut after 5 steps, environment 1 ends after 3."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, io=IO):
+        self.num_envs, self.io = 2, io
+        self.largest = 0.0
+
+    def reset(self, *, seed=None, options=None):
+        self.t = np.zeros(2, np.int64)
+        return self._obs(), {}
+
+    def step(self, actions):
+        self.largest = max(self.largest, float(np.abs(actions).max()))
+        self.t = self.t + 1
+        truncated, terminated = np.array([self.t[0] == 5, False]), np.array([False, self.t[1] == 3])
+        over = terminated | truncated
+        info = {"final_obs": self._obs(), "success": terminated}
+        self.t = np.where(over, 0, self.t)
+        reward = -np.square(actions[:, 0] - 0.5)
+        return self._obs(), reward, terminated, truncated, info
+
+    def _obs(self):
+        obs: dict[str, Any] = {"state": np.stack([self.t, -self.t], 1).astype(np.float32)}
+        if "image.wrist" in self.io.obs:
+            obs["image.wrist"] = np.zeros((2, 36, 36, 3), np.uint8)
+        return obs
+
+
+def test_adapter_ended_rows_carry_their_true_successor_and_kind_of_end():
+    env = VectorEnvForSb3(Point(), IO)
+    assert env.reset().tolist() == [[0, 0], [0, 0]]
+    action = np.full((2, 1), 0.5, np.float32)
+    obs, infos = None, []
+    for _ in range(5):
+        obs, _, done, info = env.step(action)
+        infos.append((done.tolist(), info))
+    assert infos[2][0] == [False, True]
+    assert infos[2][1][1]["terminal_observation"].tolist() == [3, -3]
+    assert infos[2][1][1]["TimeLimit.truncated"] is False
+    assert infos[2][1][1]["is_success"] is True
+    assert infos[4][0] == [True, False]
+    assert infos[4][1][0]["terminal_observation"].tolist() == [5, -5]
+    assert infos[4][1][0]["TimeLimit.truncated"] is True
+    assert infos[4][1][0]["episode"] == {"r": 0.0, "l": 5, "t": 0.0}
+    assert obs is not None
+    assert obs.tolist() == [[0, 0], [2, -2]]
+
+
+def test_adapter_other_autoreset_modes_are_refused():
+    env = Point()
+    env.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    with pytest.raises(ValueError, match="expected same-step"):
+        VectorEnvForSb3(env, IO)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("SAC", {"learning_starts": 20, "batch_size": 8, "policy_kwargs": {"net_arch": [8]}}),
+        ("TD3", {"learning_starts": 20, "batch_size": 8, "policy_kwargs": {"net_arch": [8]}}),
+        ("PPO", {"n_steps": 20, "batch_size": 20, "policy_kwargs": {"net_arch": [8]}}),
+    ],
+)
+def test_sb3_trains_calls_the_hook_and_continues_after_a_save(tmp_path, algorithm, options):
+    env, rows = Point(), []
+    learner = Sb3(IO, algorithm=algorithm, hook_every=20, **options)
+    learner.train(env, 80, lambda step, metrics: rows.append((step, metrics)) or False)
+    assert learner.env_steps == 80
+    assert [step for step, _ in rows] == [20, 40, 60, 80]
+    assert {"rollout/return", "rollout/length", "rollout/success", "time/sps"} <= rows[-1][1].keys()
+    assert env.largest <= 1.0  # actions enter our environments normalised
+
+    save_state(tmp_path / "learner.pt", learner.state_dict())
+    save_state(tmp_path / "policy.pt", learner.policy.state_dict())  # type: ignore[attr-defined]
+    second: Any = Sb3(IO, algorithm=algorithm, hook_every=20, seed=7, **options)
+    second.load_state_dict(load_state(tmp_path / "learner.pt"))
+    second.attach(Point())
+    obs = {"state": np.ones((3, 2), np.float32)}
+    expected = learner.policy.act(obs, deterministic=True).value
+    np.testing.assert_array_equal(second.policy.act(obs, deterministic=True).value, expected)
+    second.run(120)
+    assert second.env_steps == 120
+
+    third: Any = Sb3(IO, algorithm=algorithm, **options)  # as an evaluation does: the policy alone
+    third.policy.load_state_dict(load_state(tmp_path / "policy.pt"))
+    np.testing.assert_array_equal(third.policy.act(obs, deterministic=True).value, expected)
+
+
+def test_sb3_hook_stops_the_run():
+    learner = Sb3(IO, algorithm="A2C", hook_every=10)
+    learner.train(Point(), 1000, lambda step, metrics: step >= 20)
+    assert learner.env_steps == 20
+
+
+def test_sb3_dictionary_observations_with_a_camera():
+    io = IOSpec(**{**vars(IO), "obs": {"state": ((2,), "float32"), "image.wrist": ((36, 36, 3), "uint8")}})
+    learner = Sb3(io, algorithm="PPO", n_steps=4, batch_size=8, n_epochs=1)
+    learner.train(Point(io), 8)
+    obs = {"state": torch.zeros(2, 2), "image.wrist": torch.zeros(2, 36, 36, 3, dtype=torch.uint8)}
+    action = learner.policy.act(obs, deterministic=True).value
+    assert isinstance(action, torch.Tensor)
+    assert action.shape == (2, 1)
+
+
+def test_sb3_unknown_algorithm_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"no algorithm 'SOC'.*'PPO'.*'SAC'"):
+        Sb3(IO, algorithm="SOC")
+
+
+def test_sb3_without_environment_or_with_another_interface_is_refused():
+    learner = Sb3(IO, algorithm="PPO")
+    with pytest.raises(ValueError, match="attach"):
+        learner.run(10)
+    other = IOSpec(**{**vars(IO), "action_units": ("m",)})
+    with pytest.raises(ValueError, match="action 0"):
+        learner.attach(Point(other))

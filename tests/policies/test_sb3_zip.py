@@ -1,0 +1,204 @@
+"""SB3 zips as policies: equal to SB3's own predictions, nothing executed, every misfit listed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from robot_rl.policies.online.sb3_zip import Sb3Policy
+from robot_rl.types import IOSpec
+
+sb3 = pytest.importorskip("stable_baselines3", reason="needs stable-baselines3 (extra `baselines`)")
+ZOO = next((p for p in (up / "shared/data/sb3_zoo" for up in Path(__file__).parents) if p.exists()), Path("absent"))
+OBS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+
+
+def make_io(obs=4, low=(-1.0, -1.0), high=(1.0, 1.0)):
+    return IOSpec(
+        obs={"state": ((obs,), "float32")},
+        action_names=tuple(f"a{i}" for i in range(len(low))),
+        action_low=low,
+        action_high=high,
+        action_units=("N*m",) * len(low),
+        control_hz=10.0,
+    )
+
+
+class Blank(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
+    def __init__(self, low=(-1.0, -1.0), high=(1.0, 1.0)):
+        self.action_space = gymnasium.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(4, np.float32), 0.0, False, False, {}
+
+
+def saved(tmp_path, algorithm, env=None, **options) -> tuple[Any, str]:
+    model = getattr(sb3, algorithm)("MlpPolicy", env or Blank(), seed=0, device="cpu", **options)
+    with torch.no_grad():
+        for parameter in model.policy.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    path = tmp_path / f"{algorithm}.zip"
+    model.save(path)
+    return model, str(path)
+
+
+@pytest.mark.parametrize("algorithm", ["SAC", "TD3", "DDPG", "PPO", "A2C"])
+@pytest.mark.parametrize("activation", [None, torch.nn.ELU])
+def test_sb3_policy_equals_sb3_predictions(tmp_path, algorithm, activation):
+    options = {} if activation is None else {"policy_kwargs": {"activation_fn": activation, "net_arch": [16, 8, 8]}}
+    model, path = saved(tmp_path, algorithm, **options)
+    policy = Sb3Policy(path, make_io())
+    expected, _ = model.predict(OBS, deterministic=True)
+    np.testing.assert_allclose(policy.act({"state": OBS}, deterministic=True).value, expected, atol=1e-6)
+    tensor = policy.act({"state": torch.from_numpy(OBS)}, deterministic=True).value
+    assert isinstance(tensor, torch.Tensor)
+    np.testing.assert_allclose(tensor.numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["SAC", "PPO"])
+def test_sb3_policy_physical_action_bounds_become_normalised(tmp_path, algorithm):
+    low, high = (-2.0, 0.0), (2.0, 3.0)
+    model, path = saved(tmp_path, algorithm, Blank(low, high))
+    value = Sb3Policy(path, make_io(low=low, high=high)).act({"state": OBS}, deterministic=True).value
+    expected, _ = model.predict(OBS, deterministic=True)  # physical units, clipped to the bounds
+    physical = np.array(low) + (value + 1.0) / 2.0 * (np.array(high) - np.array(low))
+    np.testing.assert_allclose(physical, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["SAC", "PPO"])
+def test_sb3_policy_state_dependent_exploration(tmp_path, algorithm):
+    model, path = saved(tmp_path, algorithm, use_sde=True)
+    policy = Sb3Policy(path, make_io())
+    expected, _ = model.predict(OBS, deterministic=True)
+    np.testing.assert_allclose(policy.act({"state": OBS}, deterministic=True).value, expected, atol=1e-6)
+    with pytest.raises(ValueError, match="gSDE"):
+        policy.act({"state": OBS})
+
+
+def test_sb3_policy_samples_have_the_agents_spread(tmp_path):
+    model, path = saved(tmp_path, "PPO", policy_kwargs={"log_std_init": -2.0})
+    policy = Sb3Policy(path, make_io())
+    many = np.repeat(OBS[:1], 4000, axis=0)
+    mean = np.asarray(policy.act({"state": OBS[:1]}, deterministic=True).value)
+    sample = np.asarray(policy.act({"state": many}).value)
+    spread = model.policy.log_std.exp().detach().numpy()
+    inside = np.abs(mean[0]) < 0.5  # far from the bounds clipping does not narrow the spread
+    assert inside.any()
+    np.testing.assert_allclose(sample.std(axis=0)[inside], spread[inside], rtol=0.1)
+
+
+class Bomb:
+    """Unpickling this writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def rewritten(source, target, **replace):
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, replace.get(name.replace(".", "_"), old.read(name)))
+    return str(target)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_sb3_policy_malicious_pickles_are_not_executed(tmp_path):
+    _, path = saved(tmp_path, "SAC")
+    mark = tmp_path / "executed"
+    evil = base64.b64encode(pickle.dumps(Bomb(mark))).decode()
+    with zipfile.ZipFile(path) as archive:
+        data = json.loads(archive.read("data"))
+    data = {key: {":type:": "x", ":serialized:": evil} for key in data}
+    changed = rewritten(path, tmp_path / "data.zip", data=json.dumps(data))
+    Sb3Policy(changed, make_io()).act({"state": OBS}, deterministic=True)
+    assert not mark.exists()
+
+    torch.save({"weights": Bomb(mark)}, tmp_path / "evil.pth")
+    changed = rewritten(path, tmp_path / "weights.zip", policy_pth=(tmp_path / "evil.pth").read_bytes())
+    with pytest.raises(ValueError, match="not plain weights"):
+        Sb3Policy(changed, make_io())
+    changed = rewritten(path, tmp_path / "raw.zip", policy_pth=pickle.dumps(Bomb(mark)))
+    with pytest.raises(ValueError, match="not plain weights"):
+        Sb3Policy(changed, make_io())
+    assert not mark.exists()
+
+
+def test_sb3_policy_misfit_lists_every_difference(tmp_path):
+    _, path = saved(tmp_path, "SAC", Blank((-2.0, -2.0), (2.0, 2.0)))
+    with pytest.raises(ValueError, match=r"4 components in the file and \(7,\) here") as caught:
+        Sb3Policy(path, make_io(obs=7))
+    assert "action spans [-2.0, -2.0]" in str(caught.value)
+    with pytest.raises(ValueError, match="2 dimensions in the file and 3 here"):
+        Sb3Policy(path, make_io(low=(-1.0,) * 3, high=(1.0,) * 3))
+
+
+def test_sb3_policy_foreign_files_are_refused(tmp_path):
+    (tmp_path / "text.zip").write_text("no zip")
+    with pytest.raises(ValueError, match="cannot be read"):
+        Sb3Policy(str(tmp_path / "text.zip"), make_io())
+    with pytest.raises(ValueError, match="cannot be read"):
+        Sb3Policy(str(tmp_path / "absent.zip"), make_io())
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("readme", "hello")
+    with pytest.raises(ValueError, match=r"expected 'policy\.pth'"):
+        Sb3Policy(str(tmp_path / "other.zip"), make_io())
+    torch.save({"q_net.weight": torch.zeros(1)}, tmp_path / "dqn.pth")
+    with zipfile.ZipFile(tmp_path / "dqn.zip", "w") as archive:
+        archive.writestr("policy.pth", (tmp_path / "dqn.pth").read_bytes())
+    with pytest.raises(ValueError, match="expected an actor"):
+        Sb3Policy(str(tmp_path / "dqn.zip"), make_io())
+
+
+def test_sb3_policy_vecnormalize_pickle_is_refused_and_its_export_is_used(tmp_path):
+    model, path = saved(tmp_path, "PPO")
+    (tmp_path / "vecnormalize.pkl").write_bytes(pickle.dumps(Bomb(tmp_path / "executed")))
+    with pytest.raises(ValueError, match=r"np\.savez"):
+        Sb3Policy(path, make_io())
+    mean, var = np.arange(4.0), np.full(4, 4.0)
+    np.savez(tmp_path / "vecnormalize.npz", mean=mean, var=var, epsilon=0.0, clip_obs=1.5)
+    policy = Sb3Policy(path, make_io(), vecnormalize=str(tmp_path / "vecnormalize.npz"))
+    seen = np.clip((OBS - mean) / 2.0, -1.5, 1.5).astype(np.float32)
+    expected, _ = model.predict(seen, deterministic=True)
+    np.testing.assert_allclose(policy.act({"state": OBS}, deterministic=True).value, expected, atol=1e-6)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.skipif(not ZOO.exists(), reason="the folder shared/data/sb3_zoo is absent")
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("tqc-HalfCheetah", 11947 - 600, 11947 + 600), ("sac-Hopper", 1097 - 60, 1097 + 60)]
+)
+def test_sb3_policy_zoo_agents_reach_their_published_returns(name, low, high):
+    pytest.importorskip("mujoco", reason="needs mujoco")
+    task = name.split("-")[1]
+    env = gymnasium.make(f"{task}-v4")
+    box: Any = env.action_space
+    dims = {"HalfCheetah": 17, "Hopper": 11}
+    policy = Sb3Policy(
+        str(ZOO / f"{name}-v3.zip"), make_io(dims[task], tuple(box.low.tolist()), tuple(box.high.tolist()))
+    )
+    obs, _ = env.reset(seed=10_000)
+    total, over = 0.0, False
+    while not over:
+        action = policy.act({"state": np.asarray(obs, np.float32)[None]}, deterministic=True).value[0]
+        obs, reward, terminated, truncated, _ = env.step(action)
+        total += float(reward)
+        over = terminated or truncated
+    assert low < total < high

@@ -1,0 +1,172 @@
+# pyright: reportPossiblyUnboundVariable=false
+import numpy as np
+import pytest
+
+from robot_rl.real.core.alignment import JointMerger, SourceClock, Timeline, align
+from robot_rl.real.core.clock import ManualClock, SteadyClock
+from robot_rl.real.core.scheduler import Scheduler
+from robot_rl.real.core.watchdogs import Burst, Overrun, Watchdogs
+
+
+def test_scheduler_keeps_absolute_deadlines_without_drift():
+    clock, rng = ManualClock(5.0), np.random.default_rng(0)
+    loop = Scheduler(0.01, clock)
+    for k in range(10_000):
+        tick = loop.wait()
+        assert tick.deadline == 5.0 + k * 0.01
+        assert tick.lateness == pytest.approx(0.0, abs=1e-9)
+        clock.advance(float(rng.uniform(0.0, 0.0099)))
+    assert loop.missed == 0
+
+
+def test_scheduler_late_loop_skips_and_never_bursts():
+    # work ends 0.035 after t_0 = 0: deadlines 0.01, 0.02, 0.03 are gone, the next is 0.04
+    clock = ManualClock()
+    loop = Scheduler(0.01, clock)
+    loop.wait()
+    clock.advance(0.035)
+    tick = loop.wait()
+    assert (tick.index, tick.skipped, loop.missed) == (4, 3, 3)
+    assert clock.now() == pytest.approx(0.04)
+    assert loop.wait().deadline == pytest.approx(0.05)
+
+
+def test_scheduler_random_work_counts_every_deadline_once():
+    clock, rng = ManualClock(), np.random.default_rng(1)
+    loop = Scheduler(0.01, clock)
+    last = -1.0
+    for _ in range(3000):
+        tick = loop.wait()
+        assert tick.deadline > last
+        assert clock.now() >= tick.deadline - 1e-9
+        last = tick.deadline
+        clock.advance(float(rng.exponential(0.01)))
+    assert loop.ticks + loop.missed == tick.index + 1
+
+
+def test_scheduler_wrong_period_is_named():
+    with pytest.raises(ValueError, match="period is 0"):
+        Scheduler(0.0, ManualClock())
+
+
+def test_steady_clock_sleeps_until_the_deadline():
+    clock = SteadyClock(spin=0.0005)
+    goal = clock.now() + 0.003
+    clock.sleep_until(goal)
+    assert clock.now() >= goal
+    with pytest.raises(ValueError, match="backwards"):
+        ManualClock().advance(-1.0)
+
+
+def test_watchdogs_age_first_message_and_reaction():
+    dogs = Watchdogs({"joints": (0.1, "fault"), "estop": (0.25, "estop")}, first_timeout=5.0, start=10.0)
+    assert dogs.expired(14.9) == []
+    assert [(s.name, s.never) for s in dogs.expired(15.1)] == [("joints", True), ("estop", True)]
+    dogs.feed("joints", 15.0)
+    dogs.feed("estop", 15.0)
+    assert dogs.expired(15.1) == []
+    (found,) = dogs.expired(15.2)
+    assert (found.name, found.reaction, found.never) == ("joints", "fault", False)
+    assert found.age == pytest.approx(0.2)
+    dogs.forget("joints", 15.2)
+    assert dogs.expired(15.2) == []
+    with pytest.raises(KeyError, match="watched"):
+        dogs.feed("imu", 0.0)
+
+
+def test_burst_full_at_ten_in_a_second():
+    burst = Burst(10)
+    assert [burst.add(0.1 * k) for k in range(12)] == [False] * 9 + [True] * 3
+    assert not burst.full(2.2)
+
+
+def test_overrun_counts_missing_ticks():
+    loop = Overrun(0.01, limit=5)
+    assert [loop.tick(t) for t in (0.0, 0.01, 0.05, 0.11)] == [False, False, False, True]
+    assert loop.missed == 3 + 5
+
+
+@pytest.mark.parametrize("offset", [5.0, -5.0])
+def test_19_host_clock_off_by_seconds_age_is_right_and_no_fault(offset):
+    rng, source = np.random.default_rng(0), SourceClock()
+    errors = []
+    for k in range(500):
+        true, delay = 50.0 + 0.01 * k, 0.002 + float(rng.exponential(0.003))
+        found = source.arrive(true + delay, true + offset)
+        assert found.fault == ""
+        if k >= 100:
+            errors.append(abs(found.time - true))
+    assert max(errors) <= 0.005
+
+
+@pytest.mark.parametrize(("step", "fault"), [(1.0, "future"), (-1.0, "backwards")])
+def test_20_host_clock_step_is_one_fault_and_freshness_stays(step, fault):
+    source, faults = SourceClock(), []
+    for k in range(300):
+        now = 50.0 + 0.01 * k
+        found = source.arrive(now + 0.001, now + (step if k >= 150 else 0.0))
+        faults.append(found.fault)
+        assert found.delay <= 0.001
+    assert [f for f in faults if f] == [fault]
+    assert source.faults == 1
+
+
+def test_source_clock_window_forgets_and_unstamped_counts_from_arrival():
+    source = SourceClock(window=1.0)
+    source.arrive(0.0, 100.0)  # difference -100, the least
+    assert source.arrive(0.5, 100.48).delay == pytest.approx(0.02)
+    assert source.arrive(1.4, 101.38).delay == pytest.approx(0.0)  # the first one has left the window
+    assert source.arrive(1.5, 0.0).time == 1.5
+    source.reset()
+    assert np.isnan(source.offset)
+
+
+def test_timeline_and_align_equal_brute_force():
+    rng = np.random.default_rng(0)
+    sources, samples = {"a": Timeline(1000), "b": Timeline(1000)}, {"a": [], "b": []}
+    for name, line in sources.items():
+        for time in rng.permutation(np.sort(rng.uniform(0, 10, 200))):  # out of order
+            line.add(float(time), np.array([time]))
+            samples[name].append(float(time))
+    tolerance = {"a": 0.05, "b": 0.1}
+    hits = 0
+    for time in rng.uniform(0, 10, 500):
+        best = {n: max((t for t in samples[n] if time - tolerance[n] <= t <= time), default=None) for n in samples}
+        found = align(sources, float(time), tolerance)
+        if any(t is None for t in best.values()):
+            assert found is None
+        else:
+            hits += 1
+            assert found is not None
+            assert {n: float(x[0]) for n, x in found[0].items()} == best
+            assert found[1] == min(t for t in best.values() if t is not None)
+    assert 50 < hits < 500
+
+
+def test_timeline_keeps_the_newest_capacity_samples():
+    line = Timeline(3)
+    for k in range(5):
+        line.add(float(k), k)
+    assert len(line) == 3
+    assert line.newest(1.5) is None
+    assert line.newest(9.0) == (4.0, 4)
+
+
+def test_16_17_merged_halves_reordered_and_foreign_joints():
+    merge = JointMerger(("a", "b", "c"))
+    assert merge.add(1.0, ["c", "x", "a"], np.array([3.0, 9.0, 1.0]), np.array([0.3, 0.9, 0.1])) == ""
+    assert np.isnan(merge.position[1])
+    assert merge.add(2.0, ["b"], np.array([2.0]), np.array([0.2])) == ""
+    assert merge.position.tolist() == [1.0, 2.0, 3.0]
+    assert merge.velocity.tolist() == [0.1, 0.2, 0.3]
+    assert merge.time.tolist() == [1.0, 2.0, 1.0]
+    assert merge.add(3.0, ["a", "a"], np.zeros(2)) == "duplicate"
+    assert merge.add(3.0, ["a"], np.zeros(2)) == "lengths"
+
+
+def test_missing_velocity_is_estimated_and_marked():
+    merge = JointMerger(("a",))
+    for k in range(300):
+        merge.add(0.01 * k, ["a"], np.array([0.02 * k]))
+    assert merge.estimated[0]
+    assert merge.velocity[0] == pytest.approx(2.0, rel=1e-6)

@@ -1,0 +1,106 @@
+import os
+
+import numpy as np
+import pytest
+
+from robot_rl.sim import render
+from robot_rl.sim.mujoco_env import make
+
+
+@pytest.fixture(autouse=True)
+def _renderer():
+    try:
+        context = render.open_context(8, 8)
+    except RuntimeError as error:
+        pytest.skip(f"no renderer here: {error}")
+    context.free()
+
+
+def column(picture, channel):
+    """Mean column of the pixels where one colour dominates."""
+    others = [c for c in range(3) if c != channel]
+    mask = picture[..., channel] > 1.5 * picture[..., others].max(axis=-1) + 10
+    return np.argwhere(mask)[:, 1].mean()
+
+
+def test_pictures_show_the_state_of_each_environment(slider):
+    env = make(3, 0, world=slider(), cameras=["front"], camera_size=(60, 80))
+    obs, _ = env.reset()
+    picture = obs["image.front"]
+    assert picture.shape == (3, 60, 80, 3)
+    assert picture.dtype == np.uint8
+    assert env.io.obs["image.front"] == ((60, 80, 3), "uint8")
+    # the car's face is 2.9 m from the camera, whose vertical view of 45 degrees spans 60 pixels: 2.9 * 0.828 m
+    expected = 39.5 + obs["state"][:, 0] * 60 / (2.9 * 2 * np.tan(np.pi / 8))
+    assert [column(p, 0) for p in picture] == pytest.approx(expected, abs=1.0)
+
+
+def test_final_picture_is_the_true_successor(slider):
+    env = make(2, 0, world=slider(spread=0.0, limit=0.5), cameras=["front"], camera_size=(60, 80))
+    env.reset()
+    obs, _, terminated, _, info = [env.step([[1.0], [0.0]]) for _ in range(12)][-1]
+    assert terminated.tolist() == [True, False]
+    final, fresh = info["final_obs"]["image.front"], obs["image.front"]
+    assert column(final[0], 0) > 47  # beyond 0.5 m
+    assert column(fresh[0], 0) == pytest.approx(39.5, abs=1.0)
+    assert np.array_equal(final[1], fresh[1])
+
+
+def test_markers_show_the_goal(slider):
+    env = make(3, 1, world=slider(spread=0.0), cameras=["front"], camera_size=(60, 80))
+    obs, _ = env.reset()
+    goal = obs["state"][:, 3]
+    for picture, position in zip(obs["image.front"], goal):
+        if abs(position) > 0.3:  # not behind the car
+            assert np.sign(column(picture, 1) - 39.5) == np.sign(position)
+
+
+def test_pictures_alone_are_enough_and_the_expert_still_sees_the_state(slider):
+    env = make(2, 0, world=slider(), cameras=["front"], state=False)
+    obs, _ = env.reset()
+    assert set(obs) == {"image.front"}
+    assert env.io.obs_names == ()
+    full = make(2, 0, world=slider())
+    assert np.array_equal(env.expert(obs), full.expert(full.reset()[0]))
+
+
+def test_render_gives_one_frame_per_environment(slider):
+    env = make(2, 0, world=slider(), render_mode="rgb_array", render_size=(48, 64))
+    env.reset()
+    frames = env.render()
+    assert isinstance(frames, tuple)
+    assert [frame.shape for frame in frames] == [(48, 64, 3)] * 2
+    assert not np.array_equal(frames[0], frames[1])
+    assert make(1, 0, world=slider()).render() is None
+    env.close()
+
+
+def test_marker_that_is_no_mocap_body_is_refused(slider):
+    world = slider()
+    world.markers = {"car": "goal"}
+    env = make(1, 0, world=world, render_mode="rgb_array")
+    env.reset()
+    with pytest.raises(ValueError, match="marker 'car' is not a mocap body"):
+        env.render()
+
+
+def test_no_renderer_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "")
+    tried = []
+
+    def fail(name):
+        tried.append(name)
+        raise ImportError("nothing here")
+
+    monkeypatch.setattr(render.importlib, "import_module", fail)
+    with pytest.raises(RuntimeError, match="libegl1") as caught:
+        render.open_context(8, 8)
+    assert tried == ["mujoco.egl", "mujoco.osmesa"]
+    assert "osmesa: ImportError: nothing here" in str(caught.value)
+
+
+def test_unknown_choice_of_renderer_is_refused(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "vulkan")
+    with pytest.raises(RuntimeError, match="expected egl, osmesa, glfw"):
+        render.open_context(8, 8)
+    assert os.environ["MUJOCO_GL"] == "vulkan"

@@ -1,0 +1,94 @@
+"""Metrics survive kills and resumes; wandb works offline with the real package."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robot_rl import report, track
+
+
+def test_jsonl_rows_read_back_and_cut_line_is_skipped(tmp_path: Path) -> None:
+    log = track.Jsonl(tmp_path)
+    log.log({"a": 1.0, "b": float("nan")}, 10)
+    log.log({"a": 2.0}, 20)
+    log.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 30, "a"')
+    assert track.read_metrics(tmp_path / "metrics.jsonl") == [
+        {"step": 10, "a": 1.0, "b": None},
+        {"step": 20, "a": 2.0},
+    ]
+
+
+def test_jsonl_resume_drops_rows_after_the_checkpoint(tmp_path: Path) -> None:
+    log = track.Jsonl(tmp_path)
+    for step in (10, 20, 30):
+        log.log({"a": float(step)}, step)
+    log.close()
+    again = track.Jsonl(tmp_path, resume_step=20)
+    again.log({"a": 31.0}, 30)
+    again.close()
+    assert [(r["step"], r["a"]) for r in track.read_metrics(again.path)] == [(10, 10.0), (20, 20.0), (30, 31.0)]
+
+
+def test_files_writes_tensorboard_events(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra [track] is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = track.files(str(tmp_path))
+    log.log({"eval/return": 3.0}, 7)
+    log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("eval/return")] == [(7, 3.0)]
+
+
+@pytest.mark.parametrize("mode", ["offline", "disabled"])
+def test_wandb_without_network_writes_its_run(tmp_path: Path, mode: str) -> None:
+    pytest.importorskip("wandb", reason="the extra [track] is not installed")
+    log = track.wandb(str(tmp_path), mode=mode, config={"seed": 1})
+    log.log({"eval/return": 3.0}, 7)
+    log.close()
+    assert track.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 7, "eval/return": 3.0}]
+    files = list((tmp_path / "wandb").rglob("*.wandb")) if (tmp_path / "wandb").exists() else []
+    assert bool(files) == (mode == "offline")
+
+
+def test_wandb_unknown_mode_lists_the_valid_ones(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="online, offline or disabled"):
+        track.Wandb(tmp_path, mode="on")
+
+
+def test_video_frames_come_back(tmp_path: Path) -> None:
+    av = pytest.importorskip("av", reason="the extra [report] is not installed")
+    frames = [np.full((33, 48, 3), shade, np.uint8) for shade in (0, 120, 240)]
+    path = report.write_video(tmp_path / "x.mp4", frames, fps=10)
+    with av.open(str(path)) as container:
+        back = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(back) == 3
+    assert back[0].shape == (32, 48, 3)
+    for frame, shade in zip(back, (0, 120, 240)):
+        assert abs(float(frame.mean()) - shade) < 6
+    with pytest.raises(ValueError, match="no frames"):
+        report.write_video(tmp_path / "y.mp4", [], fps=10)
+
+
+def test_report_page_holds_numbers_curve_video_and_escapes(tmp_path: Path) -> None:
+    rows = [{"step": s, "eval/success": s / 30, "rollout/return": 1.0 * s} for s in (10, 20, 30)]
+    curve = report.write_curve(tmp_path / "curve.png", rows)
+    assert curve.read_bytes()[:4] == b"\x89PNG"
+    (tmp_path / "eval.mp4").write_bytes(b"x")
+    page = report.write_report(
+        tmp_path,
+        title="<run>",
+        summary={"success": 0.97},
+        config="seed: 1",
+        curve=curve,
+        video=tmp_path / "eval.mp4",
+    ).read_text()
+    assert "&lt;run&gt;" in page
+    assert "0.97" in page
+    assert 'src="eval.mp4"' in page
+    assert "data:image/png;base64," in page
+    assert json.dumps("seed: 1").strip('"') in page
