@@ -339,3 +339,14 @@ def test_buffer_barely_larger_than_one_step_links_no_overwritten_row(images: boo
         env, steps = batch.obs["state"][:, 0] % 10, (batch.next_obs["state"][:, 0] - batch.obs["state"][:, 0]) / 10
         assert torch.equal(batch.next_obs["state"][:, 0] % 10, env)
         assert torch.equal(batch.reward, steps * 10.0**env)
+
+
+def test_buffer_equal_observations_do_not_hide_a_gap() -> None:
+    """Rewards 1, 2, 4, 8 with an invalid step between the second and the third, observations that never change."""
+    buffer = ReplayBuffer(spec(False), 50, num_envs=2, n_step=4, gamma=1.0)
+    obs, action, no = {"state": np.zeros((2, 2), np.float32)}, np.zeros((2, 1), np.float32), np.zeros(2, bool)
+    for reward, valid in ((1, True), (2, True), (0, False), (4, True), (8, True)):
+        rewards = np.array([reward, 100], np.float32)
+        buffer.add(Step(obs, action, rewards, obs, no, no, obs, np.array([valid, True]), no, action))
+    # environment 0: 1 + 2 | 2 | 4 + 8 | 8;  environment 1 runs through: 400, 400, 300, 200, 100
+    assert set(buffer.sample(800).reward.tolist()) == {3, 2, 12, 8, 400, 300, 200, 100}
