@@ -138,7 +138,7 @@ class HalfCheetah:
 
     def reward(self, view: View) -> Array:
         """Speed minus the price of control."""
-        cost = (view.action * view.action).sum(axis=1)
+        cost = (view.action * view.action).sum(axis=1)  # type: ignore[call-overload]
         return self.forward_weight * view.task["speed"] - self.control_weight * cost
 
     def terminated(self, view: View) -> Array:
