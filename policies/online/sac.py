@@ -108,7 +108,7 @@ class Sac:
             latent: features per camera.
             shift_pad: random-shift augmentation of images in pixels; 0 for none.
             matmul: "float32", "bf16" (square products in bfloat16, all else float32) or "auto" (bf16 where native).
-                bf16 is about 1.3 times faster but cost return on HalfCheetah (docs/sac.md), so it is not the default.
+                bf16 is about 1.3 times faster but not cleared of costing return (docs/sac.md), so not the default.
             kernel: "explicit", "autograd" or "auto".
             metrics_every: metrics are computed in every n-th `update`; other calls return the latest.
 
