@@ -16,7 +16,7 @@ $(STAMP): requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@# the checkout itself, by path: no build step, and edits take effect at once
 	@$(BIN)/python -c 'import site; open(site.getsitepackages()[0] + "/robot_rl_checkout.pth", "w").write("$(CURDIR)\n")'
-	@printf '#!/bin/sh\nexec "%s" -m robot_rl "$$@"\n' "$(CURDIR)/$(BIN)/python" > $(BIN)/robot-rl && chmod +x $(BIN)/robot-rl
+	@printf '#!/bin/sh\nexec "%s" -m robot_rl "$$@"\n' "$(abspath $(BIN))/python" > $(BIN)/robot-rl && chmod +x $(BIN)/robot-rl
 	@touch $(STAMP)
 
 demo: setup
