@@ -33,7 +33,7 @@ test-all: setup
 
 # Our worlds on the next major MuJoCo; it is laid beside the pinned one, which gymnasium-robotics needs.
 mujoco4: setup
-	@test -d $(VENV)-mujoco4/mujoco || $(BIN)/python -m pip install -q --no-deps --target $(VENV)-mujoco4 mujoco==4.0.0
+	@test -d $(VENV)-mujoco4/mujoco || $(BIN)/python -m pip install -q --no-deps --target $(VENV)-mujoco4 mujoco==4.0.0 mujoco-core==4.0.0
 	@PYTHONPATH=$(VENV)-mujoco4 $(BIN)/python -c 'import mujoco; print("mujoco", mujoco.__version__)'
 	@PYTHONPATH=$(VENV)-mujoco4 $(BIN)/python -m pytest -q -m "not slow" tests/sim tests/jobs
 
