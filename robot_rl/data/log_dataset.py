@@ -15,6 +15,8 @@ from robot_rl.types import Transitions
 
 _BLOCK = 1 << 15
 """Indices drawn at once."""
+_TABLE = 1 << 26
+"""Up to this many steps there is a table of the segment of each."""
 _VIRTUAL = ("row", "episode", "step")
 
 
@@ -238,6 +240,15 @@ class LogDataset:
         self._begin, self._run_length, self._episode = begin[used], length[used], episode[used]
         self._before = np.concatenate(([0], np.cumsum(self._run_length)[:-1])) if used.any() else np.zeros(0, np.int64)
         self._length = int(self._run_length.sum())
+        self._run_of: np.ndarray | None = None
+        if self._length <= _TABLE:  # one gather is far cheaper than a binary search
+            self._run_of = np.repeat(np.arange(len(self._begin), dtype=np.int32), self._run_length)
+        # An end can only be the last step of its episode, so that tables of episodes replace columns of steps.
+        self._last = store.start_step + store.length - 1
+        kept = np.maximum(self._last, 0)
+        self._terminated = store.column("terminal").take(kept) & (store.length > 0)
+        self._truncated = store.column("truncated").take(kept) & (store.length > 0)
+        self._human = bool(store.column("intervened").any())
         if not self._length:
             raise ValueError(f"{store.path} has no step that can be sampled in the {len(chosen)} chosen episodes")
 
@@ -254,22 +265,27 @@ class LogDataset:
         return 1000.0 / spread
 
     def _collect(self, index: np.ndarray) -> Transitions:
-        run = np.searchsorted(self._before, index, "right") - 1
-        begin, episode = self._begin[run], self._episode[run]
-        row = begin + index - self._before[run]
-        end = begin + self._run_length[run]
+        if self._run_of is not None:
+            run = self._run_of.take(index)
+        else:
+            run = np.searchsorted(self._before, index, "right") - 1
+        begin, episode = self._begin.take(run), self._episode.take(run)
+        row = begin + index - self._before.take(run)
+        end = begin + self._run_length.take(run)
         mask = None
         if self.window > 1:
             row = row[:, None] + np.arange(self.window)
             end, episode = end[:, None], episode[:, None]
             mask = row < end
             row = np.minimum(row, end - 1)
-        reward, discount, final = self._returns(row, end)
+        reward, steps, final = self._returns(row, end)
+        at_end = final == self._last.take(episode)
+        terminated = at_end & self._terminated.take(episode)
+        discount = self._powers.take(steps) * np.float32(self.gamma) * ~terminated
         if mask is not None:
             reward, discount = reward * mask, discount * mask
         here = self._arrays.put(row, "int64")
         first, after = self._arrays.put(row + episode, "int64"), self._arrays.put(final + episode + 1, "int64")
-        last = here if self.n_step == 1 else self._arrays.put(final, "int64")
         action = self._read("action", here)
         if self._clip is not None:
             action.clamp_(-self._clip, self._clip)
@@ -279,16 +295,16 @@ class LogDataset:
             reward=self._out(reward),
             discount=self._out(discount),
             next_obs={key: self._read(f"obs/{key}", after) for key in self.keys},
-            terminated=self._read("terminal", last),
-            truncated=self._read("truncated", last),
-            intervened=self._read("intervened", here),
+            terminated=self._out(terminated),
+            truncated=self._out(at_end & self._truncated.take(episode)),
+            intervened=self._read("intervened", here) if self._human else self._out(np.zeros(row.shape, bool)),
             mask=self._whole(len(row)) if mask is None else torch.from_numpy(mask).to(self._arrays.device),
             extras=self._more(row, here, final, episode),
         )
 
     def _returns(self, row: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """n-step reward, gamma^k (1 - terminated) and the k-th step, like `row`."""
-        rewards, final = self.store.column("reward"), row
+        """n-step reward, steps summed up beyond the first, and the row of the last, like `row`."""
+        rewards = self.store.column("reward")
         total = self._shifted(rewards.take(row))
         steps = np.zeros(row.shape, np.int64)
         for i in range(1, self.n_step):
@@ -296,9 +312,7 @@ class LogDataset:
             inside = there < end
             total = total + self._shifted(rewards.take(np.minimum(there, end - 1))) * inside * self._powers[i]
             steps += inside
-        final = row + steps
-        discount = np.float32(self.gamma) * self._powers[steps] * ~self.store.column("terminal").take(final)
-        return total, discount.astype(np.float32, copy=False), final
+        return total, steps, row + steps if self.n_step > 1 else row
 
     def _shifted(self, reward: np.ndarray) -> np.ndarray:
         if self.reward_scale == 1.0 and self.reward_bias == 0.0:
@@ -308,7 +322,7 @@ class LogDataset:
     def _more(self, row: np.ndarray, here: Any, final: np.ndarray, episode: np.ndarray) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         if self._next_action:
-            last = (self.store.start_step + self.store.length - 1)[episode]
+            last = self._last.take(episode)
             valid = final < last
             following = self._read("action", self._arrays.put(np.minimum(final + 1, last), "int64"))
             if self._clip is not None:
