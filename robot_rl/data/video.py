@@ -15,13 +15,16 @@ from robot_rl import extras
 from robot_rl.data.findings import BadData, error
 
 
-def frames(path: Path, *, begin_s: float = 0.0, count: int | None = None) -> np.ndarray:
+def frames(
+    path: Path, *, begin_s: float = 0.0, count: int | None = None, size: tuple[int, int] | None = None
+) -> np.ndarray:
     """(T, H, W, 3) uint8 RGB.
 
     Args:
         path: the file.
         begin_s: time of the first frame that is wanted.
         count: how many; all from there on when None.
+        size: (height, width) to scale to.
 
     Raises:
         BadData: there is no such file, or it cannot be decoded; names the codec.
@@ -44,6 +47,8 @@ def frames(path: Path, *, begin_s: float = 0.0, count: int | None = None) -> np.
             for frame in container.decode(stream):
                 if frame.time is not None and frame.time < begin_s - half:
                     continue
+                if size is not None:
+                    frame = frame.reformat(width=size[1], height=size[0])
                 found.append(frame.to_ndarray(format="rgb24"))
                 if count is not None and len(found) == count:
                     break
