@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from robot_rl.data.findings import Finding
 from robot_rl.types import Episode, IOSpec, Obs, Step
 
 
@@ -111,13 +112,13 @@ class Logs:
 
     Attributes:
         episodes: in the order of the file; their arrays may share memory.
-        findings: what was repaired, assumed or looks wrong, one line each, with counts.
+        findings: what was repaired, assumed or looks wrong, with counts and places.
         io: interface of the data; action names and units as far as the file tells them.
         meta: facts about the file.
     """
 
     episodes: list[Episode]
-    findings: list[str]
+    findings: list[Finding]
     io: IOSpec
     meta: dict[str, Any] = field(default_factory=dict)
 
