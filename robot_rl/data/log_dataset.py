@@ -1,0 +1,429 @@
+"""Batches out of a store, straight from its mapped files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robot_rl.data.arrays import HostArrays, arrays_for
+from robot_rl.data.store import Store
+from robot_rl.types import Transitions
+
+_BLOCK = 1 << 15
+"""Indices drawn at once."""
+_TABLE = 1 << 26
+"""Up to this many steps there is a table of the segment of each."""
+_VIRTUAL = ("row", "episode", "step")
+
+
+class LogDataset:
+    """Uniform sampling, with replacement, over the steps of a store; a `Sampler`.
+
+    A step can be sampled unless its successor was never recorded (the last of an episode with `final_obs_valid` False)
+    and it is no terminal; with `require_next=False` those count too (behaviour cloning). Steps whose column "valid" is
+    False are left out, and neither n-step returns nor windows reach across them. `next_obs` of a terminal whose final
+    observation was not recorded repeats its observation: its discount is 0.
+
+    With `window` L > 1 every field has (B, L) in place of (B,): the sampled step and those that follow it in its
+    episode; `mask` (B, L) tells which exist, the others repeat the last one with reward and discount 0.
+
+    With `seeds` S > 1 a batch of S * B rows holds, one behind another, the rows that S data sets of B rows with the
+    seeds `seed`, `seed` + 1, ... would have given.
+
+    Batches lie in memory of their own. On the CPU columns stay in the mapped files and only sampled rows are read, so
+    that data may exceed memory; on another device the columns are copied there once.
+
+    Args:
+        store: the data.
+        seed: of the sampling.
+        n_step: primitive steps summed into one reward, fewer at the end of an episode.
+        gamma: discount per step.
+        window: steps per sample.
+        seeds: independent streams in one batch.
+        episodes: indices of the episodes to use, or a mask (E,); None for all.
+        keys: observations to read; None for all.
+        next_action: also `extras["next_action"]` (B, A) and `extras["next_action_valid"]` (B,) bool: the action of the
+            step that follows the n-step return in the same episode; where there is none, zeros and False.
+        return_to_go: also `extras["return_to_go"]` (B,): discounted sum of rewards to the end of the episode.
+        return_gamma: discount of that sum; `gamma` when None, 1 for undiscounted returns.
+        extras: further float columns "info/<name>" of the store by <name>, or "proposed"; and "row", "episode", "step"
+            (int64): place in the store, episode, step inside it.
+        reward_scale: rewards are multiplied by this; "return_range" is 1000 / (largest - smallest return of a complete
+            episode), or 1 with a warning in `notes` when all returns are equal.
+        reward_bias: added to rewards afterwards.
+        action_clip: bound of |action|, or None; 1 - 1e-5 keeps atanh finite.
+        require_next: leave out steps without a recorded successor.
+        device: where batches are made.
+
+    Raises:
+        ValueError: an argument is out of range, names an unknown column, or no step is left to sample.
+
+    Source: Tarasov et al., CORL (return_range, from D4RL's boundaries instead of "terminal or 1000 rows").
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        seed: int = 0,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        window: int = 1,
+        seeds: int = 1,
+        episodes: Sequence[int] | np.ndarray | None = None,
+        keys: Sequence[str] | None = None,
+        next_action: bool = False,
+        return_to_go: bool = False,
+        return_gamma: float | None = None,
+        extras: Sequence[str] = (),
+        reward_scale: float | str = 1.0,
+        reward_bias: float = 0.0,
+        action_clip: float | None = None,
+        require_next: bool = True,
+        device: str = "cpu",
+    ) -> None:
+        for name, number in (("n_step", n_step), ("window", window), ("seeds", seeds)):
+            if number < 1:
+                raise ValueError(f"{name} is {number}, expected at least 1")
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"gamma is {gamma}, expected a number in [0, 1]")
+        self.store, self.io, self.gamma = store, store.io, gamma
+        self.n_step, self.window, self.seeds, self.seed = n_step, window, seeds, seed
+        self.keys = tuple(store.obs_keys if keys is None else keys)
+        unknown = [key for key in self.keys if key not in store.obs_keys]
+        unknown += [x for x in extras if x not in (*_VIRTUAL, "proposed") and f"info/{x}" not in store.names]
+        if unknown:
+            raise ValueError(f"{store.path} has no {', '.join(unknown)}; its columns are {', '.join(store.names)}")
+        self.notes: list[str] = []
+        """What the user should know about this selection."""
+        self.episodes = _chosen(episodes, len(store))
+        """(E',) indices of the episodes in use."""
+        self._segments(require_next)
+        self.reward_scale = self._scale(reward_scale)
+        self.reward_bias, self._clip = float(reward_bias), action_clip
+        self._arrays = arrays_for(device)
+        self._held: dict[str, Any] = {}
+        self._next_action, self._extras = next_action, tuple(extras)
+        self._powers = (gamma ** np.arange(n_step)).astype(np.float32)
+        self._ones: dict[int, Tensor] = {}
+        if return_to_go:
+            self._held["return_to_go"] = self._arrays.put(
+                self.returns_to_go(gamma if return_gamma is None else return_gamma), "float32"
+            )
+        self._streams = [_Stream(seed + i, self._length) for i in range(seeds)]
+
+    def __len__(self) -> int:
+        """Number of steps that can be sampled."""
+        return self._length
+
+    @property
+    def horizon(self) -> int:
+        """Steps of the longest episode in use."""
+        return int(self.store.length[self.episodes].max())
+
+    def batches(self, size: int) -> Iterator[Transitions]:
+        """Endless batches of `size` rows."""
+        while True:
+            yield self.sample(size)
+
+    def sample(self, size: int) -> Transitions:
+        """One batch of `size` rows.
+
+        Raises:
+            ValueError: `size` is no multiple of `seeds`.
+        """
+        if size % self.seeds:
+            raise ValueError(f"the batch has {size} rows, expected a multiple of {self.seeds} seeds")
+        drawn = [stream.take(size // self.seeds) for stream in self._streams]
+        return self._collect(drawn[0] if len(drawn) == 1 else np.concatenate(drawn))
+
+    def ordered(self, size: int) -> Iterator[Transitions]:
+        """Every step once, in the order of the store, `size` rows at a time (the last batch may be smaller)."""
+        for begin in range(0, self._length, size):
+            yield self._collect(np.arange(begin, min(begin + size, self._length)))
+
+    def moments(self, key: str = "state") -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation (float64) of an observation over the steps of the episodes in use.
+
+        Raises:
+            KeyError: the observation is no vector of floats.
+        """
+        if len(self.episodes) == len(self.store):
+            return self.store.moments(key)
+        from robot_rl.data.normalize import RunningNorm
+
+        rows, norm = self.store.obs(key), RunningNorm(self.store.obs(key).shape[1:])
+        for episode in self.episodes:
+            begin = int(self.store.start_obs[episode])
+            norm.update(rows[begin : begin + int(self.store.length[episode])])
+        return norm.mean, np.sqrt(norm.state_dict()["square"].numpy() / max(norm.count, 1))
+
+    def reward_range(self) -> tuple[float, float]:
+        """Smallest and largest reward of one step after scale and bias."""
+        reward = self.store.column("reward")
+        low, high = np.inf, -np.inf
+        for begin, count in zip(self._begin.tolist(), np.diff(self._before, append=self._length).tolist()):
+            part = reward[begin : begin + count]
+            low, high = min(low, float(part.min())), max(high, float(part.max()))
+        ends = [self.reward_scale * x + self.reward_bias for x in (low, high)]
+        return min(ends), max(ends)
+
+    def returns_to_go(self, gamma: float) -> np.ndarray:
+        """(N,) float32 over the whole store: sum of gamma^i r_{t+i} to the end of each step's episode.
+
+        Rewards are scaled and shifted as in batches. Doubling: a sum over 2^k steps is one over 2^(k-1) and another
+        that begins 2^(k-1) later, so a million steps cost twenty passes and no loop over rows.
+        """
+        store = self.store
+        total = np.asarray(store.column("reward"), np.float64) * self.reward_scale + self.reward_bias
+        ends = np.repeat(store.start_step + store.length, store.length)
+        place = np.arange(store.steps)
+        reach = 1
+        while reach < (store.length.max() if len(store) else 0):
+            inside = place[: store.steps - reach] + reach < ends[: store.steps - reach]
+            total[: store.steps - reach] += np.where(inside, gamma**reach * total[reach:], 0.0)
+            reach *= 2
+        return total.astype(np.float32)
+
+    def initial_obs(self) -> dict[str, Tensor]:
+        """First observation of every episode in use, (E', ...) per key."""
+        rows = self._arrays.put(self.store.start_obs[self.episodes], "int64")
+        return {key: self._read(f"obs/{key}", rows) for key in self.keys}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the stream of samples."""
+        return {"streams": [stream.state_dict() for stream in self._streams], "data": self.store.fingerprint}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly as the saved data set would have.
+
+        Raises:
+            ValueError: it read other data, or had another number of seeds.
+        """
+        if state["data"] != self.store.fingerprint:
+            raise ValueError(
+                f"the run was trained on other data (fingerprint {state['data'][:12]}) than {self.store.path} "
+                f"({self.store.fingerprint[:12]}); name the store it began with"
+            )
+        if len(state["streams"]) != self.seeds:
+            raise ValueError(f"the saved data set had {len(state['streams'])} seeds, this one has {self.seeds}")
+        for stream, saved in zip(self._streams, state["streams"]):
+            stream.load_state_dict(saved)
+
+    def _segments(self, require_next: bool) -> None:
+        """Runs of steps that can be sampled, none across an episode: begin, length, episode."""
+        store, chosen = self.store, self.episodes
+        begin, length = store.start_step[chosen], store.length[chosen].copy()
+        terminal = store.column("terminal")
+        if require_next:
+            some = length > 0
+            last = (begin + length - 1)[some]
+            ended = np.zeros(len(chosen), bool)
+            ended[some] = terminal[last]
+            lost = some & ~store.final_obs_valid[chosen] & ~ended
+            length[lost] -= 1
+            if lost.any():
+                self.notes.append(
+                    f"{int(lost.sum()):,} last steps have no recorded successor: left out of transition batches"
+                )
+        episode = chosen
+        if "info/valid" in store.names:
+            valid = np.asarray(store.column("info/valid"), bool)
+            if not valid.all():
+                begin, length, episode = _valid_runs(valid, begin, length, episode)
+                self.notes.append(f"{int((~valid).sum()):,} steps are marked as no transitions: left out")
+        used = length > 0
+        self._begin, self._run_length, self._episode = begin[used], length[used], episode[used]
+        self._before = np.concatenate(([0], np.cumsum(self._run_length)[:-1])) if used.any() else np.zeros(0, np.int64)
+        self._length = int(self._run_length.sum())
+        self._run_of: np.ndarray | None = None
+        if self._length <= _TABLE:  # one gather is far cheaper than a binary search
+            self._run_of = np.repeat(np.arange(len(self._begin), dtype=np.int32), self._run_length)
+        # An end can only be the last step of its episode, so that tables of episodes replace columns of steps.
+        self._last = store.start_step + store.length - 1
+        kept = np.maximum(self._last, 0)
+        self._terminated = store.column("terminal").take(kept) & (store.length > 0)
+        self._truncated = store.column("truncated").take(kept) & (store.length > 0)
+        self._human = bool(store.column("intervened").any())
+        if not self._length:
+            raise ValueError(f"{store.path} has no step that can be sampled in the {len(chosen)} chosen episodes")
+
+    def _scale(self, wanted: float | str) -> float:
+        if not isinstance(wanted, str):
+            return float(wanted)
+        if wanted != "return_range":
+            raise ValueError(f"reward_scale is '{wanted}', expected a number or 'return_range'")
+        returns = self.store.returns()[self.episodes][self.store.complete[self.episodes]]
+        spread = float(returns.max() - returns.min()) if len(returns) else 0.0
+        if not spread > 0:
+            self.notes.append("reward_scale=return_range: all complete episodes have one return; rewards unchanged")
+            return 1.0
+        return 1000.0 / spread
+
+    def _collect(self, index: np.ndarray) -> Transitions:
+        if self._run_of is not None:
+            run = self._run_of.take(index)
+        else:
+            run = np.searchsorted(self._before, index, "right") - 1
+        begin, episode = self._begin.take(run), self._episode.take(run)
+        row = begin + index - self._before.take(run)
+        end = begin + self._run_length.take(run)
+        mask = None
+        if self.window > 1:
+            row = row[:, None] + np.arange(self.window)
+            end, episode = end[:, None], episode[:, None]
+            mask = row < end
+            row = np.minimum(row, end - 1)
+        reward, steps, final = self._returns(row, end)
+        at_end = final == self._last.take(episode)
+        terminated = at_end & self._terminated.take(episode)
+        discount = self._powers.take(steps) * np.float32(self.gamma) * ~terminated
+        if mask is not None:
+            reward, discount = reward * mask, discount * mask
+        here = self._arrays.put(row, "int64")
+        first, after = self._arrays.put(row + episode, "int64"), self._arrays.put(final + episode + 1, "int64")
+        action = self._read("action", here)
+        if self._clip is not None:
+            action.clamp_(-self._clip, self._clip)
+        return Transitions(
+            obs={key: self._read(f"obs/{key}", first) for key in self.keys},
+            action=action,
+            reward=self._out(reward),
+            discount=self._out(discount),
+            next_obs={key: self._read(f"obs/{key}", after) for key in self.keys},
+            terminated=self._out(terminated),
+            truncated=self._out(at_end & self._truncated.take(episode)),
+            intervened=self._read("intervened", here) if self._human else self._out(np.zeros(row.shape, bool)),
+            mask=self._whole(len(row)) if mask is None else torch.from_numpy(mask).to(self._arrays.device),
+            extras=self._more(row, here, final, episode),
+        )
+
+    def _returns(self, row: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """n-step reward, steps summed up beyond the first, and the row of the last, like `row`."""
+        rewards = self.store.column("reward")
+        total = self._shifted(rewards.take(row))
+        steps = np.zeros(row.shape, np.int64)
+        for i in range(1, self.n_step):
+            there = row + i
+            inside = there < end
+            total = total + self._shifted(rewards.take(np.minimum(there, end - 1))) * inside * self._powers[i]
+            steps += inside
+        return total, steps, row + steps if self.n_step > 1 else row
+
+    def _shifted(self, reward: np.ndarray) -> np.ndarray:
+        if self.reward_scale == 1.0 and self.reward_bias == 0.0:
+            return reward
+        return reward * np.float32(self.reward_scale) + np.float32(self.reward_bias)
+
+    def _more(self, row: np.ndarray, here: Any, final: np.ndarray, episode: np.ndarray) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        if self._next_action:
+            last = self._last.take(episode)
+            valid = final < last
+            following = self._read("action", self._arrays.put(np.minimum(final + 1, last), "int64"))
+            if self._clip is not None:
+                following.clamp_(-self._clip, self._clip)
+            found["next_action_valid"] = self._out(valid)
+            found["next_action"] = following * found["next_action_valid"][..., None]
+        if "return_to_go" in self._held:
+            found["return_to_go"] = self._arrays.tensor(self._arrays.take(self._held["return_to_go"], here))
+        for name in self._extras:
+            if name in _VIRTUAL:
+                full = np.broadcast_to(episode, row.shape)
+                value = {"row": row, "episode": full, "step": row - self.store.start_step[full]}[name]
+                found[name] = self._out(np.array(value, np.int64))
+            else:
+                found[name] = self._read(name if name == "proposed" else f"info/{name}", here).float()
+        return found
+
+    def _read(self, name: str, index: Any) -> Tensor:
+        """Rows of a column, copied."""
+        if name not in self._held:
+            column = self.store.column(name)
+            self._held[name] = column if isinstance(self._arrays, HostArrays) else _upload(column, self._arrays.device)
+        return self._arrays.tensor(self._arrays.take(self._held[name], index))
+
+    def _out(self, value: np.ndarray) -> Tensor:
+        return torch.from_numpy(value).to(self._arrays.device)
+
+    def _whole(self, size: int) -> Tensor:
+        if size not in self._ones:
+            self._ones[size] = torch.ones(1, dtype=torch.bool, device=self._arrays.device).expand(size)
+        return self._ones[size]
+
+
+class _Stream:
+    """Uniform integers below `high`, drawn in blocks; the sequence does not depend on how it is cut into batches."""
+
+    def __init__(self, seed: int, high: int) -> None:
+        self._high, self._generator = high, torch.Generator().manual_seed(seed)
+        self._block = np.zeros(0, np.int64)
+        self._before = self._generator.get_state()
+        self._next = 0
+
+    def take(self, size: int) -> np.ndarray:
+        parts: list[np.ndarray] = []
+        while size:
+            if self._next == len(self._block):
+                self._before = self._generator.get_state()
+                self._draw()
+                self._next = 0
+            part = self._block[self._next : self._next + size]
+            self._next += len(part)
+            size -= len(part)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def _draw(self) -> None:
+        self._block = torch.randint(self._high, (_BLOCK,), generator=self._generator).numpy()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self._before.clone(), "next": self._next, "drawn": len(self._block)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._generator.set_state(state["generator"].cpu())
+        self._before, self._next = self._generator.get_state(), int(state["next"])
+        self._block = np.zeros(0, np.int64)
+        if state["drawn"]:
+            self._draw()
+
+
+def _chosen(episodes: Sequence[int] | np.ndarray | None, count: int) -> np.ndarray:
+    if episodes is None:
+        return np.arange(count)
+    chosen = np.asarray(episodes)
+    if chosen.dtype == bool:
+        if chosen.shape != (count,):
+            raise ValueError(f"the mask of episodes has shape {chosen.shape}, expected ({count},)")
+        chosen = np.flatnonzero(chosen)
+    if not len(chosen) or chosen.min() < 0 or chosen.max() >= count:
+        raise ValueError(f"episodes are {chosen.tolist()[:8]}, expected at least one index in 0 ... {count - 1}")
+    return np.unique(chosen).astype(np.int64)
+
+
+def _valid_runs(
+    valid: np.ndarray, begin: np.ndarray, length: np.ndarray, episode: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut the segments at the steps that are not valid."""
+    inside = np.zeros(len(valid) + 1, np.int8)
+    for a, n in zip(begin.tolist(), length.tolist()):
+        inside[a : a + n] = valid[a : a + n]
+    starts_of = np.zeros(len(valid) + 1, bool)
+    starts_of[begin[length > 0]] = True
+    first = np.flatnonzero((inside[:-1] == 1) & ((np.concatenate(([0], inside[:-2])) == 0) | starts_of[:-1]))
+    ends_at = np.flatnonzero((inside[:-1] == 1) & ((inside[1:] == 0) | starts_of[1:])) + 1
+    owner = np.searchsorted(begin[length > 0], first, "right") - 1
+    return first, ends_at - first, episode[length > 0][owner]
+
+
+def _upload(column: np.ndarray, device: torch.device) -> Tensor:
+    """Copy a mapped column to a device in pieces, so that the host never holds it whole."""
+    target = torch.empty(column.shape, dtype=torch.from_numpy(np.zeros(1, column.dtype)).dtype, device=device)
+    step = max(1, (1 << 26) // max(1, column[:1].nbytes))
+    for begin in range(0, len(column), step):
+        target[begin : begin + step] = torch.from_numpy(np.array(column[begin : begin + step])).to(device)
+    return target
