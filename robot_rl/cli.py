@@ -180,7 +180,7 @@ def offline(cfg: DictConfig) -> None:
         env_name=str(cfg.id or ""),
         resume=cfg.resume is not None,
     )
-    for line in job.ready.findings:
+    for line in job.findings:
         print(f"  log: {line}")
     try:
         summary = job.run()

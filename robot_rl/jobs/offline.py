@@ -13,35 +13,26 @@ from tqdm import tqdm
 
 from robot_rl import checkpoint, report
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
-from robot_rl.data import info, scores
-from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.data.prepare import Prepared, prepare
+from robot_rl.data import scores
+from robot_rl.jobs import logs
 from robot_rl.jobs.interrupt import Interrupt
+from robot_rl.jobs.logs import LogSettings
 from robot_rl.jobs.train import record_video
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
 from robot_rl.ope.intervals import iqm, stratified
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, read_metrics
-from robot_rl.types import Episode, IOSpec, Learner, Metrics, Tracker
+from robot_rl.types import IOSpec, Learner, Metrics, Tracker
 
 
 @dataclass(frozen=True)
-class OfflineSettings:
-    """Numbers of an offline run; the top-level keys of configs/offline.yaml.
+class OfflineSettings(LogSettings):
+    """Numbers of an offline run; with those of `LogSettings` the top-level keys of configs/offline.yaml.
 
     Attributes:
-        data: the log: a D4RL file, a Minari dataset or a folder of recordings.
         updates: learner updates in all.
         seed: of everything; evaluation uses its own fixed seeds.
-        gamma: discount per control step.
-        reward: transformation of the rewards: none, minus_one, scale_bias or return_range.
-        reward_scale: of reward=scale_bias.
-        reward_bias: of reward=scale_bias.
-        sparse: one reward on success, another everywhere else (return-to-go of failures; Cal-QL).
-        top_fraction: share of the best episodes that is kept (%BC).
-        top_unit: "episodes" or "steps".
-        action_clip: clip logged actions to [-1, 1].
         score: dataset whose reference scores normalise the returns; "auto" tries the log's name and the environment's.
         log_every: updates between metric rows.
         eval_every: updates between evaluations; 0 means only at the end.
@@ -54,17 +45,8 @@ class OfflineSettings:
         allow_data_change: resume although the log is not the one that the run began with.
     """
 
-    data: str
-    updates: int
+    updates: int = 1_000_000
     seed: int = 0
-    gamma: float = 0.99
-    reward: str = "none"
-    reward_scale: float = 1.0
-    reward_bias: float = 0.0
-    sparse: bool = False
-    top_fraction: float = 1.0
-    top_unit: str = "episodes"
-    action_clip: bool = False
     score: str = "auto"
     log_every: int = 1000
     eval_every: int = 5000
@@ -75,64 +57,6 @@ class OfflineSettings:
     keep_checkpoints: int = 2
     video_episodes: int = 1
     allow_data_change: bool = False
-
-
-def load(settings: OfflineSettings) -> tuple[Prepared, IOSpec, str]:
-    """Read and prepare the log; returns it, its interface and its name."""
-    s = settings
-    logs = info.load(s.data)
-    ready = prepare(
-        logs.episodes,
-        gamma=s.gamma,
-        reward=s.reward,
-        reward_scale=s.reward_scale,
-        reward_bias=s.reward_bias,
-        sparse=s.sparse,
-        top_fraction=s.top_fraction,
-        top_unit=s.top_unit,
-        action_clip=s.action_clip,
-    )
-    ready.findings[:0] = logs.findings
-    return ready, logs.io, str(logs.meta.get("name", Path(s.data).stem))
-
-
-def fill(episodes: list[Episode], io: IOSpec, *, gamma: float, seed: int) -> ReplayBuffer:
-    """A sampler over prepared episodes, with the columns of `data.prepare` as extras."""
-    extras: dict[str, tuple[int, ...]] = {
-        "next_action": (io.action_dim,),
-        "next_action_valid": (),
-        "return_to_go": (),
-    }
-    buffer = ReplayBuffer(io, sum(len(e) for e in episodes), gamma=gamma, seed=seed, extras=extras)
-    for episode in episodes:
-        buffer.add_episode(episode)
-    return buffer
-
-
-def unnamed(io: IOSpec) -> bool:
-    """Whether the interface was made up by a reader because the file names nothing."""
-    return io.action_names == tuple(f"a{i}" for i in range(io.action_dim))
-
-
-def agree(log: IOSpec, env: IOSpec) -> IOSpec:
-    """The environment's interface, once it is sure that the log fits it.
-
-    A log that names nothing fits when sizes agree; any other has to agree in everything.
-
-    Raises:
-        ValueError: they do not fit, listing every difference.
-    """
-    if not unnamed(log):
-        log.check(env)
-        return env
-    mine = {key: tuple(shape) for key, (shape, _) in log.obs.items()}
-    theirs = {key: tuple(shape) for key, (shape, _) in env.obs.items()}
-    if mine != theirs or log.action_dim != env.action_dim:
-        raise ValueError(
-            f"the log has observations {mine} and {log.action_dim} actions, the environment {theirs} and "
-            f"{env.action_dim}; choose the environment that the log was made in"
-        )
-    return env
 
 
 class OfflineJob:
@@ -169,21 +93,23 @@ class OfflineJob:
         self.settings, self.folder, self.config, self.make_env = settings, folder, config, make_env
         self.root = folder / "checkpoints"
         found = checkpoint.find(folder) if resume else None
-        self.ready, log_io, name = load(settings)
+        store = logs.open_log(settings.data)
+        name = str(store.meta.get("name", Path(settings.data).stem))
         self._eval_env: Any = None
         if make_env is not None:
             self._eval_env = make_env(settings.eval_envs, settings.seed + 10_000, False)
-        self.io: IOSpec = log_io if self._eval_env is None else agree(log_io, self._eval_env.io)
+        self.io: IOSpec = store.io if self._eval_env is None else logs.agree(store.io, self._eval_env.io)
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "config.yaml", config.encode())
-        self.sampler = fill(self.ready.episodes, self.io, gamma=settings.gamma, seed=settings.seed)
         self.learner: Learner[Any] = make_learner(self.io)
+        seeds = getattr(self.learner, "seeds", 1)
+        self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds)
         self.loop = Offline(self.learner, self.sampler, batch_size=getattr(self.learner, "batch_size", 256))
         self.resume_step: int | None = None
         if found is not None:
             self._restore(found)
         elif hasattr(self.learner, "prepare"):
-            self.learner.prepare(self.ready.facts)  # type: ignore[attr-defined]
+            self.learner.prepare(logs.facts(self.sampler))  # type: ignore[attr-defined]
         self._score = self._find_score(settings.score, (name, env_name))
         self.tracker = make_tracker(self.resume_step)
         self._watch = Stopwatch()
@@ -283,22 +209,18 @@ class OfflineJob:
             step,
             policy=self.learner.policy.state_dict(),
             learner=self.learner.state_dict(),
-            loop={**self.loop.state_dict(), "sampler": self._draws()},
+            loop={**self.loop.state_dict(), "sampler": self.sampler.state_dict()},
             io=self.io,
             config=self.config,
             meta={
                 "seed": self.settings.seed,
                 "settings": asdict(self.settings),
-                "data_fingerprint": self.ready.fingerprint,
-                "reward": asdict(self.ready.reward),
+                "data_fingerprint": self.sampler.store.fingerprint,
+                "reward": {"scale": self.sampler.reward_scale, "bias": self.sampler.reward_bias},
             },
             keep=self.settings.keep_checkpoints,
         )
         self._saved_at = step
-
-    def _draws(self) -> Any:
-        """What the next batch depends on besides the log."""
-        return self.sampler.state_dict()["generator"].clone()
 
     def _restore(self, path: Path) -> None:
         differences = checkpoint.read_io(path).differences(self.io)
@@ -308,7 +230,8 @@ class OfflineJob:
                 + "\n  - ".join(differences)
             )
         mark = checkpoint.read_meta(path).get("data_fingerprint")
-        if mark != self.ready.fingerprint and not self.settings.allow_data_change:
+        same = mark == self.sampler.store.fingerprint
+        if not same and not self.settings.allow_data_change:
             raise CheckpointError(
                 f"the log {self.settings.data} is not the one that the run began with; give the original, or add "
                 "allow_data_change=true to go on with this one"
@@ -316,7 +239,8 @@ class OfflineJob:
         self.learner.load_state_dict(checkpoint.load_state(path / "learner.pt"))
         state = checkpoint.load_state(path / "loop.pt")
         self.loop.load_state_dict(state)
-        self.sampler.load_state_dict({**self.sampler.state_dict(), "generator": state["sampler"]})
+        if same:  # another log is drawn from anew
+            self.sampler.load_state_dict(state["sampler"])
         self.resume_step = self.loop.updates
 
     def _finish(self) -> dict[str, Any]:
@@ -343,7 +267,7 @@ class OfflineJob:
         }
         write_json(
             self.folder / "evaluation.json",
-            {**summary, "returns": returns, "score_of": self._score, "findings": self.ready.findings},
+            {**summary, "returns": returns, "score_of": self._score, "findings": self.findings},
         )
         report.write_report(
             self.folder,

@@ -1,14 +1,15 @@
 """A log of random actions in a world whose best policy is known, and batches made by hand."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.data.prepare import prepare
+from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.store import write_store
 from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
 
 
@@ -62,19 +63,18 @@ class Point:
 
     steps, gamma = 12, 0.9
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.io = make_io(2, 2)
         rng = np.random.default_rng(0)
         self.episodes = [
             self.episode(rng.uniform(-1, 1, 2), lambda x: rng.uniform(-1, 1, 2).astype(np.float32)) for _ in range(300)
         ]
         self.starts = np.random.default_rng(1).uniform(-1, 1, (64, 2)).astype(np.float32)
-        ready = prepare(self.episodes, gamma=self.gamma)
-        self.facts: LogFacts = ready.facts
-        extras = {"next_action": (2,), "next_action_valid": (), "return_to_go": ()}
-        self.sampler = ReplayBuffer(self.io, 300 * self.steps, gamma=self.gamma, extras=extras, seed=3)
-        for episode in ready.episodes:
-            self.sampler.add_episode(episode)
+        self.store = write_store(folder / "point.store", self.episodes, io=self.io)
+        self.facts = LogFacts(*self.store.moments(), -4.0, 0.0, self.gamma, self.steps)
+
+    def sampler(self, seeds: int = 1) -> LogDataset:
+        return LogDataset(self.store, gamma=self.gamma, seeds=seeds, next_action=True, return_to_go=True, seed=3)
 
     def episode(self, start: np.ndarray, act: Callable[[np.ndarray], np.ndarray]) -> Episode:
         x, states, actions, rewards = np.asarray(start, np.float32), [], [], []
@@ -106,12 +106,12 @@ class Point:
 
     def train(self, learner: Any, updates: int) -> float:
         learner.prepare(self.facts)
-        batches: Iterator[Transitions] = self.sampler.batches(learner.batch_size)
+        batches: Iterator[Transitions] = self.sampler(getattr(learner, "seeds", 1)).batches(learner.batch_size)
         for _ in range(updates):
             learner.update(batches)
         return self.score(learner.policy)
 
 
 @pytest.fixture(scope="session")
-def point() -> Point:
-    return Point()
+def point(tmp_path_factory: pytest.TempPathFactory) -> Point:
+    return Point(tmp_path_factory.mktemp("point"))
