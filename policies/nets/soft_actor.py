@@ -105,7 +105,12 @@ class SoftActor:
             rows: rows of the last `raw` that the sample speaks of.
         """
         weight = (alpha / len(d_action)).expand(len(d_action), 1)
-        self.network.backward(squash_grad(sample, d_action, weight)[None], rows=rows)
+        self.descend(squash_grad(sample, d_action, weight), rows=rows)
+
+    @torch.no_grad()
+    def descend(self, d_raw: Tensor, *, rows: slice | None = None) -> None:
+        """One step against a gradient by `raw` (B, 2A)."""
+        self.network.backward(d_raw[None], rows=rows)
         self.params.adam(self._lr)
         self.network.refresh()
 

@@ -111,6 +111,14 @@ class SquashedGaussianPolicy:
         return action[None] if one else action
 
     def _act_torch(self, obs: Obs, deterministic: bool) -> Tensor:
+        mean, log_std = self._raw(obs).chunk(2, dim=-1)
+        if deterministic:
+            return mean.tanh()
+        noise = torch.randn(mean.shape, generator=self._generator, device=self._device)
+        return torch.addcmul(mean, log_std.clamp(self._log_std_min, LOG_STD_MAX).exp(), noise).tanh()
+
+    def _raw(self, obs: Obs) -> Tensor:
+        """(B, 2A) mean and log-std."""
         h = self._features(obs)
         for i, (weight, bias) in enumerate(self._layers[:-1]):
             h = torch.addmm(bias, h, weight)
@@ -118,11 +126,17 @@ class SquashedGaussianPolicy:
                 h = torch.nn.functional.layer_norm(h, (h.shape[1],), *self._norms[i])
             h = h.relu_()
         weight, bias = self._layers[-1]
-        mean, log_std = torch.addmm(bias, h, weight).chunk(2, dim=-1)
-        if deterministic:
-            return mean.tanh()
-        noise = torch.randn(mean.shape, generator=self._generator, device=self._device)
-        return torch.addcmul(mean, log_std.clamp(self._log_std_min, LOG_STD_MAX).exp(), noise).tanh()
+        return torch.addmm(bias, h, weight)
+
+    @torch.no_grad()
+    def log_prob(self, obs: Obs, action: Tensor) -> Tensor:
+        """(B,) log-density of actions (B, A) in (-1, 1); for off-policy evaluation."""
+        mean, log_std = self._raw(obs).chunk(2, dim=-1)
+        log_std = log_std.clamp(self._log_std_min, LOG_STD_MAX)
+        bound = action.to(mean).clamp(-1 + 1e-6, 1 - 1e-6)
+        z = (torch.atanh(bound) - mean) * (-log_std).exp()
+        density = -0.5 * z.square() - log_std - 0.9189385332046727 - torch.log1p(-bound.square())
+        return density.sum(-1)
 
     def _features(self, obs: Obs) -> Tensor:
         parts = []

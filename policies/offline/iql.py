@@ -206,6 +206,16 @@ class Iql:
         """States (S, B', n) and their targets (S, B') for the value step; the batch itself."""
         return rows.state, q
 
+    def with_random_actions(self, rows: Rows, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The batch's states and values, and `count` times as many with uniform actions (methods that extend this)."""
+        if not count:
+            return rows.state, q
+        again = rows.state.repeat(1, count, 1)
+        shape = (*again.shape[:2], self.io.action_dim)
+        action = torch.rand(shape, generator=self._generator, device=again.device) * 2 - 1
+        more = self.ensemble(self._target.forward(torch.cat([again, action], dim=-1))).amin(1)
+        return torch.cat([rows.state, again], dim=1), torch.cat([q, more], dim=1)
+
     def _value_loss(self, q: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Loss (S, B') of values towards q, and its derivative by the value."""
         loss, slope = expectile_loss(q - value, self._expectile)

@@ -16,6 +16,20 @@ METHODS = {
     "iql.Iql seeds": {"seeds": 3},
     "iql.Iql corl": {"order": "corl"},
     "iql.Iql deterministic": {"deterministic": True},
+    "awac.Awac": {},
+    "rebrac.ReBrac": {},
+    "rebrac.ReBrac seeds": {"seeds": 2},
+    "sac_n.SacN": {"critics": 3},
+    "edac.Edac": {"critics": 3},
+    "cql.Cql": {"samples": 2},
+    "cql.Cql lagrange": {"samples": 2, "lagrange_gap": 1.0, "max_target_backup": True, "backup_entropy": True},
+    "cql.Cql plain": {"samples": 2, "importance": False, "bc_steps": 2},
+    "cal_ql.CalQl": {"samples": 2, "critic_hidden": (16, 16)},
+    "xql.Xql": {},
+    "xql.Xql seeds": {"seeds": 2, "random_actions": 1},
+    "f_dvl.FDvl": {},
+    "f_dvl.FDvl tv": {"divergence": "tv", "random_actions": 1},
+    "f_dvl.FDvl code": {"variant": "code", "seeds": 2},
 }
 CASES = [pytest.param(name.split()[0], options, id=name) for name, options in METHODS.items()]
 
