@@ -25,6 +25,7 @@ from robot_rl import __version__
 USAGE = """robot-rl <verb> [key=value ...]
 
   train      train a policy in simulation              robot-rl train env=pick policy=online/rlpd demos=20
+  offline    train a policy from a log                 robot-rl offline data=log.hdf5 policy=offline/iql
   eval       evaluate a trained policy, film it        robot-rl eval path=runs/train/<run> episodes=100
   collect    record episodes                           robot-rl collect env=pick out=pick.hdf5
   data info  what is in a log                          robot-rl data info pick.hdf5
@@ -96,6 +97,43 @@ def _table(rows: dict[str, Any]) -> None:
         print(f"  {name:<{width}}  {value:.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
 
 
+def _begin(cfg: DictConfig, verb: str, groups: tuple[str, ...]) -> tuple[DictConfig, Path]:
+    """Configuration and folder of a new run, or of the run that is to be resumed."""
+    if cfg.resume is None:
+        world = [f"{_choice('env')}{'-' + str(cfg.id) if cfg.id else ''}"] if _choice("env") else []
+        source = [Path(str(cfg.data)).stem] if verb == "offline" else []
+        name = "_".join([*source, *world, _choice("policy").split("/")[-1], f"seed{cfg.seed}"])
+        return cfg, _run_folder(cfg, verb, name)
+    folder = Path(cfg.resume)
+    if folder.parent.name == "checkpoints":
+        folder = folder.parent.parent
+    saved = folder / "config.yaml"
+    if not saved.exists():
+        raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/{verb}/<run>")
+    changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
+    fixed = [item for item in changes if item.split("=")[0].lstrip("+~") in groups]
+    if fixed:
+        names = ", ".join(groups[:-1]) + " and " + groups[-1]
+        raise Refused(f"{fixed[0]}: a resumed run keeps its {names}; start a new run")
+    merged = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes), {"resume": str(folder)})
+    return merged, folder  # type: ignore[return-value]
+
+
+def _saved_config(cfg: DictConfig) -> str:
+    return OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
+
+
+def _tracker_factory(cfg: DictConfig, folder: Path) -> Callable[[int | None], Any]:
+    """(resume step or None) -> tracker."""
+    plain = OmegaConf.to_container(cfg, resolve=True)
+
+    def make(resume_step: int | None) -> Any:
+        extra = {"config": plain} if "wandb" in cfg.track._target_ else {}
+        return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
+
+    return make
+
+
 # ---------------------------------------------------------------- verbs
 
 
@@ -103,49 +141,51 @@ def train(cfg: DictConfig) -> None:
     """Train a policy; Ctrl-C saves and says how to go on."""
     from robot_rl.jobs.train import TrainJob, TrainSettings
 
-    resume = cfg.resume is not None
-    if resume:
-        folder = Path(cfg.resume)
-        if folder.parent.name == "checkpoints":
-            folder = folder.parent.parent
-        saved = folder / "config.yaml"
-        if not saved.exists():
-            raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/train/<run>")
-        changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
-        groups = [
-            item for item in changes if item.split("=")[0].lstrip("+~") in ("env", "policy", "track", "experiment")
-        ]
-        if groups:
-            raise Refused(f"{groups[0]}: a resumed run keeps its env, policy, track and experiment; start a new run")
-        cfg = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
-    else:
-        name = (
-            f"{_choice('env')}{'-' + str(cfg.id) if cfg.id else ''}_{_choice('policy').split('/')[-1]}_seed{cfg.seed}"
-        )
-        folder = _run_folder(cfg, "train", name)
+    cfg, folder = _begin(cfg, "train", ("env", "policy", "track", "experiment"))
     _threads(cfg)
     settings = TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)})
-    config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
-    plain = OmegaConf.to_container(cfg, resolve=True)
-
-    def make_tracker(resume_step: int | None) -> Any:
-        extra = {"config": plain} if "wandb" in cfg.track._target_ else {}
-        return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
-
     print(f"run folder: {folder}")
     job = TrainJob(
         settings,
         folder,
         make_env=_env_factory(cfg),
         make_learner=_learner_factory(cfg),
-        make_tracker=make_tracker,
-        config=config,
-        resume=resume,
+        make_tracker=_tracker_factory(cfg, folder),
+        config=_saved_config(cfg),
+        resume=cfg.resume is not None,
     )
     try:
         summary = job.run()
     except KeyboardInterrupt:
         print(f"\ninterrupted and saved; continue with: robot-rl train resume={folder}")
+        sys.exit(130)
+    _table(summary)
+
+
+def offline(cfg: DictConfig) -> None:
+    """Train a policy from a log; Ctrl-C saves and says how to go on."""
+    from robot_rl.jobs.offline import OfflineJob, OfflineSettings
+
+    cfg, folder = _begin(cfg, "offline", ("env", "policy", "track"))
+    _threads(cfg)
+    settings = OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)})
+    print(f"run folder: {folder}")
+    job = OfflineJob(
+        settings,
+        folder,
+        make_env=None if cfg.get("env") is None else _env_factory(cfg),
+        make_learner=_learner_factory(cfg),
+        make_tracker=_tracker_factory(cfg, folder),
+        config=_saved_config(cfg),
+        env_name=str(cfg.id or ""),
+        resume=cfg.resume is not None,
+    )
+    for line in job.findings:
+        print(f"  log: {line}")
+    try:
+        summary = job.run()
+    except KeyboardInterrupt:
+        print(f"\ninterrupted and saved; continue with: robot-rl offline resume={folder}")
         sys.exit(130)
     _table(summary)
 
@@ -269,6 +309,7 @@ def bench(cfg: DictConfig) -> None:
 
 VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "train": ("train", train),
+    "offline": ("offline", offline),
     "eval": ("eval", evaluate),
     "collect": ("collect", collect),
     "bench": ("bench", bench),

@@ -17,11 +17,17 @@ from robot_rl import __version__
 from robot_rl.checkpoint import git_commit, write_bytes
 from robot_rl.extras import require
 
-CURVES = ("eval/success", "rollout/success", "eval/return", "rollout/return", "train/critic_loss", "time/sps")
+CURVES = (
+    *("eval/success", "rollout/success", "eval/score", "eval/return", "rollout/return"),
+    *("train/q", "train/critic_loss", "time/sps", "time/ups"),
+)
 TITLES = {
     "success": "success rate",
     "return": "return",
+    "score": "normalised score",
+    "q": "mean Q",
     "critic_loss": "critic loss",
+    "ups": "updates per second",
     "sps": "environment steps per second",
 }
 _TEMPLATE = Path(__file__).with_name("report.html.j2")

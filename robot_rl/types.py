@@ -228,6 +228,33 @@ class Rollout:
 
 
 @dataclass(frozen=True)
+class LogFacts:
+    """What a learner from logs may know of its data before the first batch, rewards after their transformation.
+
+    Attributes:
+        state_mean: (n,) of the observation "state".
+        state_std: (n,).
+        reward_low: smallest reward.
+        reward_high: largest reward.
+        gamma: discount per step.
+        horizon: steps of the longest episode.
+    """
+
+    state_mean: np.ndarray
+    state_std: np.ndarray
+    reward_low: float
+    reward_high: float
+    gamma: float
+    horizon: int
+
+    @property
+    def return_bound(self) -> float:
+        """Largest possible size of a discounted return."""
+        largest = max(abs(self.reward_low), abs(self.reward_high))
+        return largest / (1.0 - self.gamma) if self.gamma < 1.0 else largest * self.horizon
+
+
+@dataclass(frozen=True)
 class Episode:
     """One episode in NumPy: the unit on disk and on the wire.
 

@@ -37,20 +37,21 @@ class SquashedSample:
         return SquashedSample(self.action[rows], self.logp[rows], self.noise[rows], self.std[rows], self.free[rows])
 
 
-def squash(raw: Tensor, noise: Tensor) -> SquashedSample:
+def squash(raw: Tensor, noise: Tensor, *, log_std_min: float = LOG_STD_MIN) -> SquashedSample:
     """Sample from the squashed Gaussian that a network describes.
 
     log(1 - tanh(u)^2) is written as 2 (log 2 - u - softplus(-2u)), which stays exact where tanh saturates.
 
     Args:
         raw: (B, 2A) mean and log-std, the latter clamped to [-20, 2].
-        noise: (B, A) standard normal.
+        noise: (B, A) standard normal; further leading dimensions give several samples per row.
+        log_std_min: lower limit of the log-std.
 
     Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications, appendix C (enforcing action bounds).
     """
     size = noise.shape[-1]
     mean, wide = raw[..., :size], raw[..., size:]
-    log_std = wide.clamp(LOG_STD_MIN, LOG_STD_MAX)
+    log_std = wide.clamp(log_std_min, LOG_STD_MAX)
     std = log_std.exp()
     u = torch.addcmul(mean, std, noise)
     action = u.tanh()

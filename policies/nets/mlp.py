@@ -123,6 +123,7 @@ class ExplicitMlp:
         self._stale: set[int] = set()
         self._saved: list[list[_Layer]] = []
         self._members: Sequence[int] = ()
+        self._groups = 0
 
     def refresh(self) -> None:
         """Tell that the parameters changed: bfloat16 copies are renewed member by member when next read."""
@@ -139,21 +140,27 @@ class ExplicitMlp:
         """Outputs of the members.
 
         Args:
-            x: (B, inputs) in the type of the parameters.
+            x: (B, inputs) in the type of the parameters, or (G, B, inputs): the first E / G members read the first
+                group of rows, and so on (several seeds, each with batches and members of its own).
             members: which members, or None for all E.
 
         Returns:
             (E, B, outputs), E the number of chosen members.
         """
         chosen = range(self.shape.members) if members is None else members
-        out = x.new_empty(len(chosen), x.shape[0], self.shape.outputs)
+        out = x.new_empty(len(chosen), x.shape[-2], self.shape.outputs)
         self._members, self._saved = chosen, []
         x_grad = x.to(torch.bfloat16) if self.low else x
+        self._groups = groups = 0 if x.dim() == 2 else len(x)
         for row, e in enumerate(chosen):
-            h, layers = self._hidden(x, x_grad, e)
+            group = self._group_of(e)
+            h, layers = self._hidden(x[group], x_grad[group], e) if groups else self._hidden(x, x_grad, e)
             self._saved.append(layers)
             self._last(h, e, out[row])
         return out
+
+    def _group_of(self, e: int) -> int:
+        return e * self._groups // self.shape.members
 
     @torch.no_grad()
     def fit(
@@ -234,14 +241,19 @@ class ExplicitMlp:
             rows: rows of the batch that `d` speaks of, or None for all.
 
         Returns:
-            (B', columns) gradient by the chosen input columns, summed over members; None if not asked.
+            (B', columns) gradient by the chosen input columns, summed over members, or (G, B', columns) where the
+            input had groups; None if not asked.
         """
-        total: Tensor | None = None
+        totals: list[Tensor | None] = [None] * max(self._groups, 1)
         for row, e in enumerate(self._members):
             part = self._member_backward(d[row], e, self._saved[row], weights, inputs, rows)
             if part is not None:
-                total = part if total is None else total.add_(part)
-        return total
+                group = self._group_of(e)
+                total = totals[group]
+                totals[group] = part if total is None else total.add_(part)
+        if inputs is None:
+            return None
+        return torch.stack([t for t in totals if t is not None]) if self._groups else totals[0]
 
     def _member_backward(
         self, d: Tensor, e: int, layers: list[_Layer], weights: bool, inputs: slice | None, rows: slice | None
@@ -346,7 +358,11 @@ class AutogradMlp:
             return tensor if members is None else tensor[list(members)]
 
         count = shape.members if members is None else len(members)
-        h = x.expand(count, *x.shape)
+        if x.dim() == 2:
+            h = x.expand(count, *x.shape)
+        else:
+            group = torch.arange(shape.members) * len(x) // shape.members
+            h = x[group if members is None else group[list(members)]]
         for i, width in enumerate(shape.hidden):
             weight, bias = part("weight", i), part("bias", i)
             if self.low and i > 0:
@@ -376,7 +392,7 @@ class AutogradMlp:
                 self.params.grad_view[name].copy_(grad)
         if inputs is None:
             return None
-        return grads[-1][:, inputs] if rows is None else grads[-1][rows, inputs]
+        return grads[-1][..., inputs] if rows is None else grads[-1][..., rows, :][..., inputs]
 
 
 Mlp = ExplicitMlp | AutogradMlp

@@ -58,3 +58,43 @@ class RunningNorm:
         """Copy in place."""
         for name in ("count", "mean", "square", "shift", "scale"):
             getattr(self, name).copy_(state[name])
+
+
+class FixedNorm:
+    """(x - mean) / (std + eps) with moments of a whole data set, set once before training.
+
+    A component with std below 1e-6 passes with scale 1: with 1 / eps any later change would be blown up a thousand
+    times. Until `set` it changes nothing.
+
+    Source: Fujimoto and Gu, A Minimalist Approach to Offline RL (eps 1e-3); the exception for constants is ours.
+    """
+
+    def __init__(self, size: int, *, eps: float = 1e-3, device: str | torch.device = "cpu") -> None:
+        """Identity of `size` components."""
+        self.eps = eps
+        self.shift = torch.zeros(size, device=device)
+        self.scale = torch.ones(size, device=device)
+
+    @torch.no_grad()
+    def set(self, mean: np.ndarray, std: np.ndarray) -> None:
+        """Take over moments (size,) each."""
+        spread = torch.as_tensor(np.asarray(std, np.float32))
+        self.shift.copy_(torch.as_tensor(np.asarray(mean, np.float32)))
+        self.scale.copy_(torch.where(spread < 1e-6, torch.ones_like(spread), 1.0 / (spread + self.eps)))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise (..., size)."""
+        return (x - self.shift) * self.scale
+
+    def numpy(self) -> tuple[np.ndarray, np.ndarray]:
+        """Shift and scale as arrays that share this object's memory (CPU only)."""
+        return self.shift.numpy(), self.scale.numpy()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of shift and scale."""
+        return {"shift": self.shift.clone(), "scale": self.scale.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy in place."""
+        self.shift.copy_(state["shift"])
+        self.scale.copy_(state["scale"])

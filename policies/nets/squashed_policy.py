@@ -12,7 +12,7 @@ from robot_rl.policies.nets.distributions import LOG_STD_MAX, LOG_STD_MIN
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.image import EncoderShape, ImageEncoder
 from robot_rl.policies.nets.mlp import MlpShape
-from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.types import Action, IOSpec, Obs
 
 
@@ -30,8 +30,9 @@ class SquashedGaussianPolicy:
         params: FlatParams,
         *,
         seed: int = 0,
-        normalizer: RunningNorm | None = None,
+        normalizer: RunningNorm | FixedNorm | None = None,
         encoder_shape: EncoderShape | None = None,
+        log_std_min: float = LOG_STD_MIN,
     ) -> None:
         """Bind to the actor's parameters.
 
@@ -42,9 +43,10 @@ class SquashedGaussianPolicy:
             seed: of the exploration noise.
             normalizer: of "state", shared; None for raw observations.
             encoder_shape: of the images, or None; the policy owns a copy of the encoder's parameters.
+            log_std_min: lower limit of the log-std.
         """
         self.io, self._shape, self._params, self._normalizer = io, shape, params, normalizer
-        self._device = params.flat.device
+        self._device, self._log_std_min = params.flat.device, log_std_min
         self._generator = torch.Generator(device=self._device).manual_seed(seed)
         self._state = io.obs.get("state") is not None
         self._encoder: ImageEncoder | None = None
@@ -104,11 +106,19 @@ class SquashedGaussianPolicy:
         mean = out[..., :size]
         if not deterministic:
             noise = torch.randn(mean.shape, generator=self._generator).numpy()
-            mean = mean + np.exp(np.clip(out[..., size:], LOG_STD_MIN, LOG_STD_MAX)) * noise
+            mean = mean + np.exp(np.clip(out[..., size:], self._log_std_min, LOG_STD_MAX)) * noise
         action = np.tanh(mean)
         return action[None] if one else action
 
     def _act_torch(self, obs: Obs, deterministic: bool) -> Tensor:
+        mean, log_std = self._raw(obs).chunk(2, dim=-1)
+        if deterministic:
+            return mean.tanh()
+        noise = torch.randn(mean.shape, generator=self._generator, device=self._device)
+        return torch.addcmul(mean, log_std.clamp(self._log_std_min, LOG_STD_MAX).exp(), noise).tanh()
+
+    def _raw(self, obs: Obs) -> Tensor:
+        """(B, 2A) mean and log-std."""
         h = self._features(obs)
         for i, (weight, bias) in enumerate(self._layers[:-1]):
             h = torch.addmm(bias, h, weight)
@@ -116,11 +126,17 @@ class SquashedGaussianPolicy:
                 h = torch.nn.functional.layer_norm(h, (h.shape[1],), *self._norms[i])
             h = h.relu_()
         weight, bias = self._layers[-1]
-        mean, log_std = torch.addmm(bias, h, weight).chunk(2, dim=-1)
-        if deterministic:
-            return mean.tanh()
-        noise = torch.randn(mean.shape, generator=self._generator, device=self._device)
-        return torch.addcmul(mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).exp(), noise).tanh()
+        return torch.addmm(bias, h, weight)
+
+    @torch.no_grad()
+    def log_prob(self, obs: Obs, action: Tensor) -> Tensor:
+        """(B,) log-density of actions (B, A) in (-1, 1); for off-policy evaluation."""
+        mean, log_std = self._raw(obs).chunk(2, dim=-1)
+        log_std = log_std.clamp(self._log_std_min, LOG_STD_MAX)
+        bound = action.to(mean).clamp(-1 + 1e-6, 1 - 1e-6)
+        z = (torch.atanh(bound) - mean) * (-log_std).exp()
+        density = -0.5 * z.square() - log_std - 0.9189385332046727 - torch.log1p(-bound.square())
+        return density.sum(-1)
 
     def _features(self, obs: Obs) -> Tensor:
         parts = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.mix import Mix
 from robot_rl.jobs.collect import ExpertPolicy, keep_steps
+from robot_rl.jobs.interrupt import Interrupt
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.on_policy import OnPolicy
@@ -117,7 +117,7 @@ class TrainJob:
         self.tracker = make_tracker(self.resume_step)
         self._eval_env: Any = None
         self._watch = Stopwatch()
-        self._interrupted = False
+        self._interrupt = Interrupt()
         self._saved_at = self.resume_step
         self._evaluated_at = -1
         self.evaluation: Evaluation | None = None
@@ -176,35 +176,21 @@ class TrainJob:
         """
         s = self.settings
         step = int(self.loop.env_steps)
-        previous = signal.getsignal(signal.SIGINT)
-        try:
-            signal.signal(signal.SIGINT, self._on_interrupt)
-        except ValueError:  # not the main thread: Ctrl-C stays with whoever owns it
-            previous = None
-        with tqdm(total=s.total_steps, initial=step, unit="step", dynamic_ncols=True, file=sys.stderr) as bar:
+        progress = tqdm(total=s.total_steps, initial=step, unit="step", dynamic_ncols=True, file=sys.stderr)
+        with self._interrupt, progress as bar:
             self._bar = bar
-            try:
-                self._watch.resume()
-                if step < s.total_steps:
-                    every = {"hook_every": s.log_every} if isinstance(self.loop, OffPolicy) else {}
-                    self.loop.run(s.total_steps, self._hook, **every)
-            finally:
-                if previous is not None:
-                    signal.signal(signal.SIGINT, previous)
+            self._watch.resume()
+            if step < s.total_steps:
+                every = {"hook_every": s.log_every} if isinstance(self.loop, OffPolicy) else {}
+                self.loop.run(s.total_steps, self._hook, **every)
         if self._saved_at != self.loop.env_steps:
             self._save()
-        if self._interrupted:
+        if self._interrupt.asked:
             self.tracker.close()
             raise KeyboardInterrupt(str(self.folder))
         summary = self._finish()
         self.tracker.close()
         return summary
-
-    def _on_interrupt(self, *_: Any) -> None:
-        if self._interrupted:  # asked twice: leave at once
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            raise KeyboardInterrupt
-        self._interrupted = True
 
     def _hook(self, step: int, metrics: Metrics) -> bool:
         s = self.settings
@@ -234,7 +220,7 @@ class TrainJob:
             self._save()
         self._last_hook = step
         self._watch.resume()
-        return stop or self._interrupted
+        return stop or self._interrupt.asked
 
     def _previous(self, step: int) -> int:
         """Step of the previous hook, so that periods that do not divide log_every are kept."""

@@ -35,6 +35,25 @@ def test_explicit_gradients_equal_autograd(layer_norm, outputs, hidden, members)
         torch.testing.assert_close(grad, theirs.grad_view[name], rtol=1e-9, atol=1e-11, msg=name)
 
 
+@pytest.mark.parametrize("kernel", ["explicit", "autograd"])
+def test_groups_of_rows_are_read_by_their_own_members(kernel):
+    shape = MlpShape(4, 3, (7, 6), 2)
+    net, params = network(kernel, shape)
+    x, d = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(4, 5, 2, dtype=torch.float64)
+    out = net.forward(x)
+    d_x = net.backward(d, inputs=slice(0, 2))
+    grad = params.grad.clone()
+    for group in range(2):
+        own = slice(2 * group, 2 * group + 2)
+        torch.testing.assert_close(out[own], net.forward(x[group])[own])
+        masked = torch.zeros_like(d)
+        masked[own] = d[own]
+        torch.testing.assert_close(d_x[group], net.backward(masked, inputs=slice(0, 2)))
+        for name, part in params.slices.items():
+            mine = grad[part].view(4, -1)[own]
+            torch.testing.assert_close(mine, params.grad[part].view(4, -1)[own], msg=name)
+
+
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("kernel", ["explicit", "autograd"])
 def test_backward_on_some_rows_equals_zero_gradient_on_the_others(layer_norm, kernel):

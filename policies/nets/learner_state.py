@@ -1,0 +1,106 @@
+"""What every learner from logs has besides its method: saved parts, counted updates, metrics without waiting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robot_rl.types import Metrics, Stateful
+
+
+class LearnerState:
+    """Named parts that are saved and loaded together, the update counter, and metrics read every n-th update.
+
+    Metrics stay on the device until they are due, so that an update does not wait for it. When they are read, a value
+    that is not finite, or |Q| far above what the rewards allow, stops the run with its name.
+
+    Attributes:
+        updates: so far.
+        bound: largest possible |return| of the data, or inf while unknown.
+    """
+
+    def __init__(
+        self, method: str, *, metrics_every: int, parts: dict[str, Any], networks: Iterable[Any] = ()
+    ) -> None:
+        """Join the parts.
+
+        Args:
+            method: for messages.
+            metrics_every: metrics are computed in every n-th update; 0 for never.
+            parts: name -> FlatParams, policy, normaliser or torch.Generator.
+            networks: whose `refresh` is called after loading.
+        """
+        self.method, self.updates, self.bound = method, 0, math.inf
+        self._every, self._parts, self._networks = metrics_every, parts, list(networks)
+        self._metrics: Metrics = {}
+
+    def tick(self) -> bool:
+        """Count an update; True when its metrics are wanted."""
+        self.updates += 1
+        return self._every > 0 and self.updates % self._every == 0
+
+    def report(self, metrics: dict[str, Tensor] | None) -> Metrics:
+        """Read the metrics of this update, or return the latest.
+
+        Args:
+            metrics: name -> () tensor, or None when not wanted. "q" is the mean value that is watched for divergence.
+
+        Raises:
+            FloatingPointError: a metric is not finite, or |q| exceeds ten times the largest possible return.
+        """
+        if metrics:
+            names = list(metrics)
+            stacked = torch.stack([value.detach().float().reshape(()) for value in metrics.values()])
+            values = dict(zip(names, stacked.tolist()))  # one copy for all
+            bad = [name for name, value in values.items() if not math.isfinite(value)]
+            if bad:
+                raise FloatingPointError(
+                    f"{self.method} diverged at update {self.updates}: {', '.join(bad)} not finite; resume from an "
+                    "earlier checkpoint, look for non-finite values in the data (robot-rl data info), or lower lr"
+                )
+            if abs(values.get("q", 0.0)) > 10.0 * self.bound:
+                raise FloatingPointError(
+                    f"{self.method} diverged at update {self.updates}: mean Q is {values['q']:.3g}, but no return of "
+                    f"this data can exceed {self.bound:.3g} in size; raise the method's pessimism or penalty, or "
+                    "check the rewards"
+                )
+            self._metrics = {f"train/{name}": value for name, value in values.items()}
+        return dict(self._metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All parts, counters and the latest metrics: tensors and numbers."""
+        return {
+            **{name: _state(part) for name, part in self._parts.items()},
+            "updates": self.updates,
+            "bound": self.bound,
+            "metrics": dict(self._metrics),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state belongs to another method or to other sizes.
+        """
+        missing = sorted(self._parts.keys() - state.keys())
+        if missing:
+            raise ValueError(
+                f"the saved state lacks {', '.join(missing)}; it is not of {self.method} with these options"
+            )
+        for name, part in self._parts.items():
+            if isinstance(part, torch.Generator):
+                part.set_state(state[name].cpu())
+            else:
+                part.load_state_dict(state[name])
+        self.updates, self.bound = int(state["updates"]), float(state["bound"])
+        self._metrics = {name: float(value) for name, value in state["metrics"].items()}
+        for network in self._networks:
+            network.refresh()
+
+
+def _state(part: Stateful | torch.Generator) -> Any:
+    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()

@@ -1,0 +1,83 @@
+"""A batch as learners from logs read it: normalised states, several seeds side by side, no masked rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robot_rl.policies.nets.normalizer import FixedNorm
+from robot_rl.types import IOSpec, Transitions
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Fields of a batch, seeds first.
+
+    Attributes:
+        state: (S, B, n) normalised.
+        action: (S, B, A).
+        reward: (S, B).
+        discount: (S, B) gamma^k (1 - terminated): the only bootstrap multiplier.
+        next_state: (S, B, n) normalised.
+        extras: further columns (S, B, ...).
+    """
+
+    state: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    next_state: Tensor
+    extras: dict[str, Tensor]
+
+
+def state_size(io: IOSpec, method: str) -> int:
+    """Width of the observation "state".
+
+    Raises:
+        ValueError: there is none, or there are images, which the method would silently ignore.
+    """
+    if set(io.obs) != {"state"} or len(io.obs["state"][0]) != 1:
+        raise ValueError(
+            f"{method} reads one vector observation 'state', got {sorted(io.obs)}; encode images first, or choose "
+            "the observations to keep"
+        )
+    return io.obs["state"][0][0]
+
+
+def split(batch: Transitions, seeds: int, norm: FixedNorm | None) -> Rows:
+    """Cut a batch of S * B rows into S parts of B.
+
+    Masked rows are replaced by valid ones of the same batch, so that shapes stay fixed.
+
+    Raises:
+        ValueError: the rows do not divide, or windows were drawn instead of single steps.
+    """
+    if batch.reward.dim() != 1:
+        raise ValueError(f"reward has shape {tuple(batch.reward.shape)}, expected (B,): draw single steps, not windows")
+    size = len(batch.reward)
+    if size % seeds:
+        raise ValueError(f"the batch has {size} rows, expected a multiple of {seeds} seeds")
+    columns = {
+        "state": batch.obs["state"],
+        "action": batch.action,
+        "reward": batch.reward,
+        "discount": batch.discount,
+        "next_state": batch.next_obs["state"],
+    }
+    extras = dict(batch.extras)
+    mask = batch.mask
+    if mask.device.type != "cpu" or not bool(mask.all()):
+        if mask.device.type == "cpu" and not bool(mask.any()):
+            raise ValueError("every row of the batch is masked out; expected at least one valid transition")
+        order = torch.argsort(~mask, stable=True)  # valid rows first
+        index = order[torch.arange(size, device=mask.device) % mask.sum().clamp_min(1)]
+        index = torch.where(mask, torch.arange(size, device=mask.device), index)
+        columns = {name: value[index] for name, value in columns.items()}
+        extras = {name: value[index] for name, value in extras.items()}
+    if norm is not None:
+        columns["state"], columns["next_state"] = norm(columns["state"]), norm(columns["next_state"])
+    cut = {name: value.reshape(seeds, size // seeds, *value.shape[1:]) for name, value in columns.items()}
+    more = {name: value.reshape(seeds, size // seeds, *value.shape[1:]) for name, value in extras.items()}
+    return Rows(**cut, extras=more)

@@ -1,0 +1,1 @@
+"""Learning from logs: one method, one file; shared parts are in policies/nets."""

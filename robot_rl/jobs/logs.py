@@ -1,0 +1,167 @@
+"""A log by any name as a store, and the sampler and facts that a learner gets of it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from robot_rl.data import info
+from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.store import META, Store, came_from, open_store, store_from_d4rl, write_store
+from robot_rl.types import IOSpec, LogFacts
+
+REWARDS = ("none", "minus_one", "scale_bias", "return_range")
+_EDGE = 1e-5
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """How a log is read.
+
+    Attributes:
+        data: a store, a D4RL file, a Minari dataset or a folder of recordings.
+        gamma: discount per control step.
+        reward: transformation: "none"; "minus_one" (r - 1: AntMaze); "scale_bias" (scale r + bias); "return_range"
+            (1000 r / (largest - smallest return of complete episodes): locomotion).
+        reward_scale: of reward="scale_bias".
+        reward_bias: of reward="scale_bias".
+        top_fraction: share of the best episodes that is kept (%BC).
+        top_unit: "episodes" or "steps".
+        action_clip: clip logged actions to [-1, 1] instead of refusing those outside.
+    """
+
+    data: str
+    gamma: float = 0.99
+    reward: str = "none"
+    reward_scale: float = 1.0
+    reward_bias: float = 0.0
+    top_fraction: float = 1.0
+    top_unit: str = "episodes"
+    action_clip: bool = False
+
+
+def open_log(path: str | Path) -> Store:
+    """Open a store, or convert another format once: the store lies beside the source, with ".store" for its suffix.
+
+    Where the source's folder cannot be written, the store goes to runs/stores.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: it cannot be read; says why.
+    """
+    path = Path(path)
+    if (path / META).is_file():
+        return open_store(path)
+    kind = info.detect(path)
+    out = path.with_suffix(".store") if path.is_file() else path.with_name(path.name + ".store")
+    try:
+        return _convert(path, kind, out)
+    except PermissionError:
+        mark = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
+        return _convert(path, kind, Path("runs/stores") / f"{path.stem}-{mark}.store")
+
+
+def _convert(path: Path, kind: str, out: Path) -> Store:
+    if kind == "d4rl":
+        return store_from_d4rl(path, out)
+    if path.is_file() and (out / META).is_file():
+        store = open_store(out)
+        if came_from(store, path):
+            return store
+    logs = info.load(path)
+    return write_store(
+        out,
+        logs.episodes,
+        io=logs.io,
+        report=logs.findings,
+        sources=[path],
+        facts={"name": str(logs.meta.get("name", path.stem))},
+    )
+
+
+def sampler(store: Store, settings: LogSettings, *, seed: int, seeds: int = 1) -> tuple[LogDataset, list[str]]:
+    """The data set that a learner draws from, and what was assumed, repaired or left out.
+
+    Args:
+        store: the log.
+        settings: how it is read.
+        seed: of the sampling.
+        seeds: independent streams in one batch.
+
+    Raises:
+        ValueError: an option out of range, or actions outside [-1, 1] without `action_clip`.
+    """
+    s = settings
+    if s.reward not in REWARDS:
+        raise ValueError(f"reward is '{s.reward}', expected one of {', '.join(REWARDS)}")
+    scale: float | str = {"scale_bias": s.reward_scale, "return_range": "return_range"}.get(s.reward, 1.0)
+    bias = {"scale_bias": s.reward_bias, "minus_one": -1.0}.get(s.reward, 0.0)
+    notes = [*store.report]
+    share, worst = _outside(store)
+    if worst > 1.0 + _EDGE:
+        text = f"{share:.1%} of the action components lie outside [-1, 1], worst {worst:.3g}"
+        if not s.action_clip:
+            raise ValueError(f"{text}; add action_clip=true if the robot clipped them anyway, or rescale the log first")
+        notes.append(f"{text}: clipped")
+    episodes = None
+    if s.top_fraction < 1.0:
+        episodes = store.top_episodes(s.top_fraction, unit=s.top_unit)
+        notes.append(
+            f"{len(episodes)} of {len(store)} episodes kept (top_fraction={s.top_fraction:g} of {s.top_unit})"
+        )
+    data = LogDataset(
+        store,
+        seed=seed,
+        gamma=s.gamma,
+        seeds=seeds,
+        episodes=episodes,
+        next_action=True,
+        return_to_go=True,
+        reward_scale=scale,
+        reward_bias=bias,
+        action_clip=1.0 if s.action_clip else None,
+    )
+    low, high = data.reward_range()
+    if low == high:
+        notes.append(f"every reward is {low:g}: value learning has nothing to learn from")
+    return data, [*notes, *data.notes]
+
+
+def facts(data: LogDataset) -> LogFacts:
+    """What `learner.prepare` gets."""
+    mean, std = data.moments("state")
+    low, high = data.reward_range()
+    return LogFacts(mean, std, low, high, data.gamma, data.horizon)
+
+
+def agree(log: IOSpec, env: IOSpec) -> IOSpec:
+    """The environment's interface, once it is sure that the log fits it.
+
+    A log that names nothing fits when sizes agree; any other has to agree in everything.
+
+    Raises:
+        ValueError: they do not fit, listing every difference.
+    """
+    if log.action_names != tuple(f"a{i}" for i in range(log.action_dim)):
+        log.check(env)
+        return env
+    mine = {key: tuple(shape) for key, (shape, _) in log.obs.items()}
+    theirs = {key: tuple(shape) for key, (shape, _) in env.obs.items()}
+    if mine != theirs or log.action_dim != env.action_dim:
+        raise ValueError(
+            f"the log has observations {mine} and {log.action_dim} actions, the environment {theirs} and "
+            f"{env.action_dim}; choose the environment that the log was made in"
+        )
+    return env
+
+
+def _outside(store: Store) -> tuple[float, float]:
+    """Share of the action components beyond 1, and the largest size; read in pieces."""
+    action, beyond, worst = store.column("action"), 0, 0.0
+    for begin in range(0, len(action), 1 << 20):
+        part = np.abs(action[begin : begin + (1 << 20)])
+        beyond, worst = beyond + int((part > 1.0).sum()), max(worst, float(part.max()))
+    return beyond / max(action.size, 1), worst

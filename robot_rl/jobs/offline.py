@@ -1,0 +1,280 @@
+"""The offline job: a log in, a policy out, with evaluation, checkpoints, progress and report around the loop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from robot_rl import checkpoint, report
+from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
+from robot_rl.data import scores
+from robot_rl.jobs import logs
+from robot_rl.jobs.interrupt import Interrupt
+from robot_rl.jobs.logs import LogSettings
+from robot_rl.jobs.train import record_video
+from robot_rl.loops.evaluate import Evaluation, evaluate
+from robot_rl.loops.offline import Offline
+from robot_rl.ope.intervals import iqm, stratified
+from robot_rl.stopwatch import Stopwatch
+from robot_rl.track import METRICS_FILE, read_metrics
+from robot_rl.types import IOSpec, Learner, Metrics, Tracker
+
+
+@dataclass(frozen=True)
+class OfflineSettings(LogSettings):
+    """Numbers of an offline run; with those of `LogSettings` the top-level keys of configs/offline.yaml.
+
+    Attributes:
+        updates: learner updates in all.
+        seed: of everything; evaluation uses its own fixed seeds.
+        score: dataset whose reference scores normalise the returns; "auto" tries the log's name and the environment's.
+        log_every: updates between metric rows.
+        eval_every: updates between evaluations; 0 means only at the end.
+        eval_episodes: episodes of an evaluation in mid-run.
+        eval_envs: copies of the evaluation environment.
+        final_episodes: episodes of the evaluation at the end.
+        checkpoint_every: updates between checkpoints; 0 means only at the end and on interruption.
+        keep_checkpoints: how many stay on disk.
+        video_episodes: episodes in the final video; 0 = no video.
+        allow_data_change: resume although the log is not the one that the run began with.
+    """
+
+    updates: int = 1_000_000
+    seed: int = 0
+    score: str = "auto"
+    log_every: int = 1000
+    eval_every: int = 5000
+    eval_episodes: int = 10
+    eval_envs: int = 10
+    final_episodes: int = 10
+    checkpoint_every: int = 50_000
+    keep_checkpoints: int = 2
+    video_episodes: int = 1
+    allow_data_change: bool = False
+
+
+class OfflineJob:
+    """One offline run in one folder, resumable from its newest checkpoint."""
+
+    def __init__(
+        self,
+        settings: OfflineSettings,
+        folder: Path,
+        *,
+        make_env: Callable[..., Any] | None,
+        make_learner: Callable[[Any], Any],
+        make_tracker: Callable[[int | None], Tracker],
+        config: str,
+        env_name: str = "",
+        resume: bool = False,
+    ) -> None:
+        """Read the log, build learner and loop, and restore them when resuming.
+
+        Args:
+            settings: numbers of the run.
+            folder: the run folder.
+            make_env: (num_envs, seed, render) -> vector environment to evaluate in, or None.
+            make_learner: (io) -> learner.
+            make_tracker: (resume step or None) -> tracker.
+            config: the composed configuration as YAML text.
+            env_name: a name of the environment that may have a reference score.
+            resume: continue from the newest checkpoint in `folder`.
+
+        Raises:
+            CheckpointError: nothing to resume from, or it does not fit.
+            ValueError: the log cannot be read, or log and environment do not fit.
+        """
+        self.settings, self.folder, self.config, self.make_env = settings, folder, config, make_env
+        self.root = folder / "checkpoints"
+        found = checkpoint.find(folder) if resume else None
+        store = logs.open_log(settings.data)
+        name = str(store.meta.get("name", Path(settings.data).stem))
+        self._eval_env: Any = None
+        if make_env is not None:
+            self._eval_env = make_env(settings.eval_envs, settings.seed + 10_000, False)
+        self.io: IOSpec = store.io if self._eval_env is None else logs.agree(store.io, self._eval_env.io)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / "config.yaml", config.encode())
+        self.learner: Learner[Any] = make_learner(self.io)
+        seeds = getattr(self.learner, "seeds", 1)
+        self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds)
+        self.loop = Offline(self.learner, self.sampler, batch_size=getattr(self.learner, "batch_size", 256))
+        self.resume_step: int | None = None
+        if found is not None:
+            self._restore(found)
+        elif hasattr(self.learner, "prepare"):
+            self.learner.prepare(logs.facts(self.sampler))  # type: ignore[attr-defined]
+        self._score = self._find_score(settings.score, (name, env_name))
+        self.tracker = make_tracker(self.resume_step)
+        self._watch = Stopwatch()
+        self._interrupt = Interrupt()
+        self._saved_at = self.resume_step
+        self._last_hook = self.resume_step or 0
+        self._evaluated_at = -1
+        self.evaluations: list[Evaluation] = []
+
+    @staticmethod
+    def _find_score(wanted: str, names: tuple[str, ...]) -> str | None:
+        if wanted != "auto":
+            scores.reference_scores(wanted)
+            return wanted
+        for name in names:
+            try:
+                scores.reference_scores(name)
+            except ValueError:
+                continue
+            return name
+        return None
+
+    def run(self) -> dict[str, Any]:
+        """Train, evaluate, write curve, video and report; returns the summary.
+
+        Raises:
+            CheckpointError: a checkpoint could not be written.
+            KeyboardInterrupt: after a Ctrl-C, once everything is saved.
+        """
+        total, done = self.settings.updates, self.loop.updates
+        progress = tqdm(total=total, initial=done, unit="update", dynamic_ncols=True, file=sys.stderr)
+        with self._interrupt, progress as bar:
+            self._bar = bar
+            self._watch.resume()
+            if done < total:
+                self.loop.run(total, self._hook, hook_every=self.settings.log_every)
+        if self._saved_at != self.loop.updates:
+            self._save()
+        if self._interrupt.asked:
+            self.tracker.close()
+            raise KeyboardInterrupt(str(self.folder))
+        summary = self._finish()
+        self.tracker.close()
+        return summary
+
+    def _hook(self, step: int, metrics: Metrics) -> bool:
+        s = self.settings
+        self._watch.pause()
+        wall, cpu = self._watch.read()
+        metrics = {**metrics, "time/train_s": wall, "time/train_cpu_s": cpu}
+        self._bar.update(step - self._bar.n)
+        short = {key: f"{metrics[f'train/{key}']:.3g}" for key in ("q", "loss") if f"train/{key}" in metrics}
+        if self._eval_env is not None and s.eval_every and step // s.eval_every > self._last_hook // s.eval_every:
+            results = self.evaluate(s.eval_episodes)
+            if step >= s.updates and s.eval_episodes == s.final_episodes:
+                self.evaluations, self._evaluated_at = results, step
+            metrics = {**metrics, **self._summarise(results)}
+            short["eval"] = f"{metrics.get('eval/score', metrics['eval/return']):.4g}"
+        self._bar.set_postfix(short)
+        self.tracker.log(metrics, step)
+        if s.checkpoint_every and step // s.checkpoint_every > self._last_hook // s.checkpoint_every:
+            self._save()
+        self._last_hook = step
+        self._watch.resume()
+        return self._interrupt.asked
+
+    def evaluate(self, episodes: int) -> list[Evaluation]:
+        """Deterministic evaluation, one per seed that the learner trains side by side."""
+        policy: Any = self.learner.policy
+        results = []
+        for active in range(getattr(policy, "seeds", 1)):
+            policy.active = active
+            results.append(evaluate(self._eval_env, policy, episodes=episodes, seed=10_000))
+        policy.active = 0
+        return results
+
+    def _summarise(self, results: list[Evaluation]) -> Metrics:
+        """Mean over seeds of the usual numbers, the normalised score, and the spread over seeds."""
+        rows = [result.metrics() for result in results]
+        out = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        per_seed = [row["eval/return"] for row in rows]
+        if self._score is not None:
+            per_seed = [scores.normalized_score(self._score, value) for value in per_seed]
+            out["eval/score"] = float(np.mean(per_seed))
+            out["eval/score_std"] = scores.normalized_std(self._score, out["eval/return_std"])
+        if len(results) > 1:
+            interval = stratified([per_seed])
+            out["eval/seeds_std"] = float(np.std(per_seed))
+            out["eval/seeds_iqm"] = iqm(np.array(per_seed))
+            out["eval/seeds_low"], out["eval/seeds_high"] = interval.low, interval.high
+        return out
+
+    def _save(self) -> None:
+        step = self.loop.updates
+        checkpoint.save(
+            self.root,
+            step,
+            policy=self.learner.policy.state_dict(),
+            learner=self.learner.state_dict(),
+            loop={**self.loop.state_dict(), "sampler": self.sampler.state_dict()},
+            io=self.io,
+            config=self.config,
+            meta={
+                "seed": self.settings.seed,
+                "settings": asdict(self.settings),
+                "data_fingerprint": self.sampler.store.fingerprint,
+                "reward": {"scale": self.sampler.reward_scale, "bias": self.sampler.reward_bias},
+            },
+            keep=self.settings.keep_checkpoints,
+        )
+        self._saved_at = step
+
+    def _restore(self, path: Path) -> None:
+        differences = checkpoint.read_io(path).differences(self.io)
+        if differences:
+            raise CheckpointError(
+                f"the checkpoint {path} was made for another interface than this log:\n  - "
+                + "\n  - ".join(differences)
+            )
+        mark = checkpoint.read_meta(path).get("data_fingerprint")
+        same = mark == self.sampler.store.fingerprint
+        if not same and not self.settings.allow_data_change:
+            raise CheckpointError(
+                f"the log {self.settings.data} is not the one that the run began with; give the original, or add "
+                "allow_data_change=true to go on with this one"
+            )
+        self.learner.load_state_dict(checkpoint.load_state(path / "learner.pt"))
+        state = checkpoint.load_state(path / "loop.pt")
+        self.loop.load_state_dict(state)
+        if same:  # another log is drawn from anew
+            self.sampler.load_state_dict(state["sampler"])
+        self.resume_step = self.loop.updates
+
+    def _finish(self) -> dict[str, Any]:
+        s, step = self.settings, self.loop.updates
+        summary: dict[str, Any] = {"updates": step, "transitions": len(self.sampler)}
+        returns: list[list[float]] = []
+        video: Path | str = "no environment to film in; add env=…"
+        if self._eval_env is not None:
+            if self._evaluated_at != step:
+                self.evaluations = self.evaluate(s.final_episodes)
+                self.tracker.log(self._summarise(self.evaluations), step)
+            final = self._summarise(self.evaluations)
+            summary |= {name.removeprefix("eval/"): value for name, value in final.items()}
+            returns = [result.returns for result in self.evaluations]
+            assert self.make_env is not None
+            video = record_video(self.make_env, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
+        rows = read_metrics(self.folder / METRICS_FILE)
+        curve = report.write_curve(self.folder / "curve.png", rows, title=self.folder.name)
+        summary |= {
+            "checkpoint": str(self.root / f"step_{step:09d}"),
+            "curve": str(curve),
+            "video": str(video),
+            "report": str(self.folder / "report.html"),
+        }
+        write_json(
+            self.folder / "evaluation.json",
+            {**summary, "returns": returns, "score_of": self._score, "findings": self.findings},
+        )
+        report.write_report(
+            self.folder,
+            title=self.folder.name,
+            summary=summary,
+            config=self.config,
+            curve=curve,
+            video=video if isinstance(video, Path) else None,
+        )
+        return summary

@@ -1,0 +1,71 @@
+"""Training from logs: draw, update, report; the same loop for every learner of transitions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from robot_rl.types import Learner, Metrics, Sampler
+
+Hook = Callable[[int, Metrics], bool]
+
+
+class Offline:
+    """The offline loop as an object, so that its exact state can be saved and continued.
+
+    Deterministic from the seeds of learner and sampler; wall clock decides nothing.
+    """
+
+    def __init__(self, learner: Learner[Any], sampler: Sampler, *, batch_size: int = 256) -> None:
+        """Join what the loop moves data between.
+
+        Args:
+            learner: improves its `policy` from transition batches.
+            sampler: where batches come from.
+            batch_size: rows per batch.
+
+        Raises:
+            ValueError: there is no data, or the learner needs another loop.
+        """
+        if getattr(learner, "consumes", "transitions") != "transitions":
+            raise ValueError(
+                f"{type(learner).__name__} consumes '{learner.consumes}', and logs are transitions; choose a policy "
+                "that learns from replay, such as policy=offline/iql"
+            )
+        if len(sampler) < 1:
+            raise ValueError("the data holds no transition to learn from")
+        self.learner, self.sampler, self.batch_size = learner, sampler, batch_size
+        self.updates = 0
+
+    def run(self, total_updates: int, hook: Hook, *, hook_every: int = 1000) -> None:
+        """Train until `total_updates` updates or until the hook says stop.
+
+        Args:
+            total_updates: updates in all, those before a resume included.
+            hook: called with (updates so far, metrics) every `hook_every` updates and at the end; True stops.
+            hook_every: updates between calls.
+        """
+        batches = self.sampler.batches(self.batch_size)
+        metrics: Metrics = {}
+        mark, mark_updates = time.perf_counter(), self.updates
+        while self.updates < total_updates:
+            metrics = self.learner.update(batches)
+            self.updates += 1
+            if self.updates % hook_every == 0 or self.updates >= total_updates:
+                now = time.perf_counter()
+                speed = (self.updates - mark_updates) / max(now - mark, 1e-9)
+                stop = hook(self.updates, {**metrics, "time/ups": speed})
+                mark, mark_updates = time.perf_counter(), self.updates
+                if stop:
+                    return
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that continuation needs besides learner and sampler."""
+        return {"kind": "offline", "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        if state.get("kind") != "offline":
+            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected offline")
+        self.updates = int(state["updates"])

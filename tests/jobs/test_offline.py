@@ -1,0 +1,213 @@
+"""A log becomes a policy; an interrupted run continues bit for bit; wrong input is explained."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from robot_rl import checkpoint
+from robot_rl.data import d4rl
+from robot_rl.jobs.offline import OfflineJob, OfflineSettings
+from robot_rl.jobs.logs import LogSettings, open_log, sampler
+from robot_rl.track import read_metrics
+from robot_rl.types import Episode
+
+TINY = [
+    *("policy.hidden=[16,16]", "policy.batch_size=16", "updates=200", "log_every=50", "eval_every=0", "eval_envs=2"),
+    *("final_episodes=2", "checkpoint_every=0", "video_episodes=0", "track.tensorboard=false"),
+]
+
+
+def log(path: Path, *, scale: float = 1.0, seed: int = 0, reach: bool = False) -> Path:
+    """A D4RL file of 20 random episodes of 10 steps."""
+    rng = np.random.default_rng(seed)
+    width, actions = (reach_sizes() if reach else (3, 2))
+    episodes = []
+    for i in range(20):
+        action = rng.uniform(-scale, scale, (10, actions)).astype(np.float32)
+        episodes.append(
+            Episode(
+                obs={"state": rng.normal(size=(11, width)).astype(np.float32)},
+                action=action,
+                proposed=action,
+                reward=np.full(10, float(i), np.float32),
+                terminated=i % 2 == 0,
+                truncated=i % 2 == 1,
+                intervened=np.zeros(10, bool),
+                stamp=np.arange(11.0),
+            )
+        )
+    d4rl.write(path, episodes)
+    return path
+
+
+def reach_sizes() -> tuple[int, int]:
+    from robot_rl.sim.mujoco_env import make
+    from robot_rl.sim.worlds.reach import Reach
+
+    env = make(1, 0, "cpu", world=Reach())
+    return env.io.obs["state"][0][0], env.io.action_dim
+
+
+@pytest.fixture
+def make_offline() -> Callable[..., OfflineJob]:
+    def make(folder: Path, *overrides: str, resume: bool = False) -> OfflineJob:
+        with initialize_config_module("robot_rl.configs", version_base="1.3"):
+            cfg = compose("offline", overrides=[*TINY, *overrides])
+
+        def make_env(num_envs: int, seed: int, render: bool) -> Any:
+            return instantiate(cfg.env, num_envs=num_envs, seed=seed, device="cpu")
+
+        return OfflineJob(
+            OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)}),
+            folder,
+            make_env=make_env if cfg.get("env") is not None else None,
+            make_learner=lambda io: instantiate(cfg.policy, _partial_=True)(
+                io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
+            ),
+            make_tracker=lambda step: instantiate(cfg.track, _partial_=True)(str(folder), resume_step=step),
+            config=OmegaConf.to_yaml(cfg, resolve=True),
+            resume=resume,
+        )
+
+    return make
+
+
+def differing(a: Any, b: Any, path: str = "") -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [line for key in {**a, **b} for line in differing(a.get(key), b.get(key), f"{path}/{key}")]
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return [line for i, (x, y) in enumerate(zip(a, b)) for line in differing(x, y, f"{path}/{i}")]
+    same = torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
+    return [] if same else [path]
+
+
+@pytest.mark.parametrize("policy", ["offline/iql", "offline/td3_bc", "offline/bc"])
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_offline_interrupted_and_resumed_equals_uninterrupted(make_offline, tmp_path, policy, seeds):
+    options = [f"data={log(tmp_path / 'log.hdf5')}", f"policy={policy}", f"policy.seeds={seeds}"]
+    make_offline(tmp_path / "whole", *options).run()
+    first = make_offline(tmp_path / "cut", *options)
+    write = first.tracker.log
+
+    def interrupt_at_100(metrics: dict[str, float], step: int) -> None:
+        write(metrics, step)
+        if step == 100:
+            os.kill(os.getpid(), signal.SIGINT)  # what Ctrl-C sends
+
+    first.tracker.log = interrupt_at_100
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second = make_offline(tmp_path / "cut", *options, resume=True)
+    assert second.resume_step == 100
+    second.run()
+    states = [
+        {path.name: checkpoint.load_state(path) for path in checkpoint.find(tmp_path / name).glob("*.pt")}
+        for name in ("whole", "cut")
+    ]
+    assert states[0].keys() == {"policy.pt", "learner.pt", "loop.pt"}
+    assert not differing(*states)
+    rows = [
+        [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(path)]
+        for path in (tmp_path / "whole/metrics.jsonl", tmp_path / "cut/metrics.jsonl")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_offline_evaluates_every_seed_in_the_environment(make_offline, tmp_path):
+    path = log(tmp_path / "log.hdf5", reach=True)
+    summary = make_offline(
+        tmp_path / "run", f"data={path}", "env=reach", "policy.seeds=3", "updates=50", "eval_every=50", "eval_episodes=2"
+    ).run()
+    numbers = json.loads((tmp_path / "run/evaluation.json").read_text())
+    assert [len(returns) for returns in numbers["returns"]] == [2, 2, 2]
+    assert summary["return"] == pytest.approx(np.mean(numbers["returns"]))
+    assert summary["seeds_low"] <= summary["seeds_iqm"] <= summary["seeds_high"]
+
+
+def test_offline_resume_on_another_log_is_refused_unless_allowed(make_offline, tmp_path):
+    make_offline(tmp_path / "run", f"data={log(tmp_path / 'a.hdf5')}").run()
+    other = f"data={log(tmp_path / 'b.hdf5', seed=1)}"
+    with pytest.raises(checkpoint.CheckpointError, match="not the one that the run began with"):
+        make_offline(tmp_path / "run", other, resume=True)
+    job = make_offline(tmp_path / "run", other, "allow_data_change=true", "updates=250", resume=True)
+    assert job.run()["updates"] == 250
+
+
+def test_offline_environment_of_another_size_is_refused(make_offline, tmp_path):
+    with pytest.raises(ValueError, match="choose the environment that the log was made in"):
+        make_offline(tmp_path / "run", f"data={log(tmp_path / 'a.hdf5')}", "env=reach")
+
+
+def test_offline_actions_outside_the_bounds_need_a_decision(tmp_path):
+    path = log(tmp_path / "log.hdf5", scale=3.0)
+    with pytest.raises(ValueError, match=r"lie outside \[-1, 1\], worst 3"):
+        sampler(open_log(path), LogSettings(str(path)), seed=0)
+    data, notes = sampler(open_log(path), LogSettings(str(path), action_clip=True), seed=0)
+    assert data.sample(64).action.abs().max() <= 1.0
+    assert any("clipped" in line for line in notes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"reward": "none"}, (0.0, 19.0)),
+        ({"reward": "minus_one"}, (-1.0, 18.0)),
+        ({"reward": "scale_bias", "reward_scale": 10.0, "reward_bias": -5.0}, (-5.0, 185.0)),
+        ({"reward": "return_range"}, (0.0, 19.0 * 1000 / 190)),  # returns are 0 ... 190
+        ({"top_fraction": 0.1}, (18.0, 19.0)),  # the best two of twenty
+        ({"top_fraction": 0.1, "top_unit": "steps"}, (18.0, 19.0)),
+    ],
+    ids=str,
+)
+def test_offline_reward_options(tmp_path, settings, expected):
+    path = log(tmp_path / "log.hdf5")
+    data, _ = sampler(open_log(path), LogSettings(str(path), **settings), seed=0)
+    assert data.reward_range() == pytest.approx(expected)
+    reward = data.sample(2000).reward
+    assert (float(reward.min()), float(reward.max())) == pytest.approx(expected)
+
+
+def test_offline_second_open_reads_the_store(tmp_path):
+    path = log(tmp_path / "log.hdf5")
+    first = open_log(path)
+    changed = first.path.stat().st_mtime_ns
+    assert open_log(path).path.stat().st_mtime_ns == changed
+    assert open_log(first.path).fingerprint == first.fingerprint
+
+
+def test_offline_command_line_from_log_to_policy_to_evaluation(tmp_path, robot_rl):
+    log(tmp_path / "log.hdf5", reach=True)
+    done = robot_rl("offline", "data=log.hdf5", "env=reach", *TINY, "name=x", "policy=offline/td3_bc")
+    assert done.returncode == 0, done.stderr
+    run = next(tmp_path.glob("runs/offline/*_x"))
+    assert (run / "report.html").exists()
+    shown = robot_rl("eval", f"path={run}", "episodes=2", "video_episodes=0")
+    assert shown.returncode == 0, shown.stderr
+    resumed = robot_rl("offline", f"resume={run}", "updates=250")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "250" in resumed.stdout
+
+
+def test_offline_wrong_learner_and_missing_log_are_one_paragraph(tmp_path, robot_rl):
+    log(tmp_path / "log.hdf5")
+    for arguments, words in (
+        (["data=nowhere.hdf5"], "nowhere.hdf5 does not exist"),
+        (["data=log.hdf5", "policy=online/ppo"], "logs are transitions"),
+        (["data=log.hdf5", "reward=sparse"], "expected one of none"),
+        (["resume=nowhere"], "holds no config.yaml"),
+    ):
+        done = robot_rl("offline", *arguments)
+        assert done.returncode == 1, done.stdout
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr

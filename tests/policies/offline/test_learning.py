@@ -1,0 +1,27 @@
+"""Every method walks home from a log of random actions, which cloning cannot: its mean action stands still (-8)."""
+
+import importlib
+
+import pytest
+
+CASES = {
+    "awac.Awac": ({"temperature": 0.3, "hidden": (32, 32)}, 1000, -4.5),
+    "rebrac.ReBrac": ({"actor_penalty": 0.01, "critic_penalty": 0.01}, 800, -2.5),
+    "sac_n.SacN": ({"critics": 3}, 800, -3.0),
+    "edac.Edac": ({"critics": 3, "eta": 0.1}, 600, -3.0),
+    "cql.Cql": ({"alpha_cql": 0.5, "samples": 4, "actor_lr": 2e-3}, 700, -3.0),
+    "cal_ql.CalQl": ({"alpha_cql": 0.5, "samples": 4, "actor_lr": 2e-3, "critic_hidden": (32, 32)}, 700, -3.0),
+    "xql.Xql": ({"gumbel": 0.3, "beta": 10.0, "actor_decay": 0}, 1000, -4.0),
+    "f_dvl.FDvl": ({"weight": 0.8, "beta": 10.0, "actor_decay": 0}, 1000, -4.0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_learns_to_walk_home_from_random_actions(name, point):
+    options, updates, wanted = CASES[name]
+    module, kind = name.split(".")
+    shared = {"hidden": (32, 32), "batch_size": 128, "lr": 2e-3, "tau": 0.02, "seed": 0}
+    learner = getattr(importlib.import_module(f"robot_rl.policies.offline.{module}"), kind)(
+        point.io, **{**shared, **options}
+    )
+    assert point.train(learner, updates) > wanted

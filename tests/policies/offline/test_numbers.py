@@ -1,0 +1,326 @@
+"""Golden values of the losses: worked out by hand, by a slow reference, or in the limit."""
+
+import math
+
+import pytest
+import torch
+
+from robot_rl.policies.nets.rows import split
+from robot_rl.policies.offline.awac import Awac
+from robot_rl.policies.offline.cal_ql import CalQl
+from robot_rl.policies.offline.cql import Cql, squashed_logp_grad
+from robot_rl.policies.offline.edac import Edac, diversity_loss
+from robot_rl.policies.offline.f_dvl import dual_loss
+from robot_rl.policies.offline.rebrac import ReBrac
+from robot_rl.policies.offline.sac_n import SacN
+from robot_rl.policies.offline.xql import gumbel_loss
+
+
+def constant_critic(params, values, layer):
+    """Critics that say the same everywhere: (E,) values."""
+    params.flat.zero_()
+    params.view[f"critic.bias{layer}"][:, 0] = torch.tensor(values)
+
+
+# ---------------------------------------------------------------- EDAC, SAC-N
+
+
+def test_edac_identical_critics_have_diversity_loss_n():
+    g = torch.randn(1, 6, 2).expand(4, 6, 2)
+    assert diversity_loss(g).item() == pytest.approx(4.0)  # 1 * N (N - 1) / (N - 1)
+
+
+def test_edac_orthogonal_critics_have_none():
+    assert diversity_loss(torch.eye(3)[:, None] * 5.0).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_edac_opposite_pair():
+    """cos = -1 twice, divided by N - 1 = 1."""
+    assert diversity_loss(torch.tensor([[[2.0, 0.0]], [[-0.1, 0.0]]])).item() == pytest.approx(-2.0)
+
+
+def test_edac_without_eta_takes_the_steps_of_sac_n(io, batch):
+    a, b = Edac(io, hidden=(8, 8), critics=3, eta=0.0), SacN(io, hidden=(8, 8), critics=3)
+    for i in range(3):
+        a.update(iter([batch(seed=i)]))
+        b.update(iter([batch(seed=i)]))
+    assert torch.equal(a._critic_params.flat, b._critic_params.flat)
+
+
+def test_edac_gradient_of_the_fit_alone_equals_the_explicit_one(io, batch):
+    """With a vanishing eta the autograd path and the written-out path agree."""
+    a, b = Edac(io, hidden=(8, 8), critics=3, eta=1e-12), SacN(io, hidden=(8, 8), critics=3)
+    b._critic_params.flat.copy_(a._critic_params.flat)
+    x, target = torch.randn(6, 5), torch.randn(6)
+    a._critic_step(x, target)
+    b._critic_step(x, target)
+    torch.testing.assert_close(a._critic_params.grad, b._critic_params.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_edac_diversity_falls_when_it_is_trained(io, batch):
+    learner = Edac(io, hidden=(32, 32), critics=4, eta=50.0, metrics_every=1, lr=3e-3)
+    seen = [learner.update(iter([batch(64, seed=i)]))["train/diversity"] for i in range(60)]
+    assert seen[-1] < seen[0] - 0.5
+
+
+@pytest.mark.parametrize(("discount", "part"), [(0.0, 0.0), (0.9, 0.9)])
+def test_sac_n_target_is_the_minimum_of_all_minus_entropy(io, batch, discount, part, monkeypatch):
+    learner = SacN(io, hidden=(8,), critics=3)
+    constant_critic(learner._target_params, [3.0, 1.0, 2.0], 1)
+    seen = []
+    monkeypatch.setattr(learner, "_critic_step", lambda x, target: seen.append(target) or {})
+    drawn = []
+    draw = learner._actor.draw
+    monkeypatch.setattr(learner._actor, "draw", lambda *a: drawn.append(draw(*a)) or drawn[-1])
+    learner.update(iter([batch(8, reward=torch.full((8,), 1.5), discount=torch.full((8,), discount))]))
+    alpha = learner._actor.alpha
+    torch.testing.assert_close(seen[0], 1.5 + part * (1.0 - alpha * drawn[1].logp))
+
+
+# ---------------------------------------------------------------- ReBRAC
+
+
+def test_rebrac_penalty_sums_over_dimensions_and_vanishes_at_the_end(io, batch):
+    """Target actions are tanh(0) = 0, the log took (0.3, 0.4): penalty 0.09 + 0.16, none where no action followed."""
+    learner = ReBrac(io, hidden=(8,), batch_size=4, critic_penalty=2.0, policy_noise=0.0)
+    learner._actor_target_params.flat.zero_()
+    constant_critic(learner._critic_target_params, [1.0, 3.0], 1)
+    data = batch(
+        4,
+        reward=torch.zeros(4),
+        discount=torch.tensor([0.9, 0.9, 0.9, 0.0]),
+        extras={
+            "next_action": torch.tensor([[0.3, 0.4]]).expand(4, 2),
+            "next_action_valid": torch.tensor([True, True, False, True]),
+        },
+    )
+    target, penalty = learner._target(split(data, 1, None))
+    torch.testing.assert_close(penalty[0], torch.tensor([0.25, 0.25, 0.0, 0.25]))
+    torch.testing.assert_close(target[0], torch.tensor([0.45, 0.45, 0.9, 0.0]))  # 0.9 (1 - 2 * 0.25), 0.9, 0
+
+
+def test_rebrac_online_rows_without_next_action_are_explained(io, batch):
+    learner = ReBrac(io, hidden=(8,), batch_size=4)
+    with pytest.raises(ValueError, match="critic_penalty=0"):
+        learner.update(iter([batch(4, extras={})]))
+    ReBrac(io, hidden=(8,), batch_size=4, critic_penalty=0.0).update(iter([batch(4, extras={})]))
+
+
+def test_rebrac_actor_gradient_equals_autograd(io, batch):
+    learner = ReBrac(io, hidden=(8, 8), batch_size=16, actor_penalty=0.3, layer_norm=False)
+    for params in (learner._actor_params, learner._critic_params):
+        params.flat.add_(torch.randn(params.flat.shape, generator=torch.Generator().manual_seed(0)), alpha=0.3)
+    data = batch(16)
+    state, action = data.obs["state"], data.action
+    view = {name: v.detach().clone().requires_grad_() for name, v in learner._actor_params.view.items()}
+
+    def net(h, params, prefix, member):
+        for i in range(2):
+            h = (h @ params[f"{prefix}weight{i}"][member] + params[f"{prefix}bias{i}"][member]).relu()
+        return h @ params[f"{prefix}weight2"][member] + params[f"{prefix}bias2"][member]
+
+    pi = net(state, view, "actor.", 0).tanh()
+    q = torch.stack([net(torch.cat([state, pi], 1), learner._critic_params.view, "critic.", i) for i in range(2)])
+    low = q.amin(0)
+    loss = (0.3 * (pi - action).square().sum(-1) - (low / low.abs().mean().detach())[:, 0]).mean()
+    loss.backward()
+    learner._actor_step(state[None], action[None], None)
+    for name, leaf in view.items():
+        torch.testing.assert_close(learner._actor_params.grad_view[name], leaf.grad, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- AWAC
+
+
+def test_awac_target_uses_the_smaller_target_critic_and_no_entropy(io, batch, monkeypatch):
+    learner = Awac(io, hidden=(8,), batch_size=4, metrics_every=1)
+    constant_critic(learner._target_params, [2.0, 0.5], 1)
+    metrics = learner.update(iter([batch(4, reward=torch.ones(4), discount=torch.tensor([0.0, 0.9, 0.9, 0.9]))]))
+    assert metrics["train/target"] == pytest.approx(1 + 0.75 * 0.9 * 0.5)
+
+
+def test_awac_equal_values_weigh_every_action_alike(io, batch):
+    """Critics that ignore the action: advantage 0, weight exp(0) = 1."""
+    learner = Awac(io, hidden=(8,), batch_size=4, metrics_every=1, lr=0.0)
+    constant_critic(learner._critic_params, [1.0, 2.0], 1)
+    metrics = learner.update(iter([batch(4)]))
+    assert metrics["train/weight"] == pytest.approx(1.0)
+    assert metrics["train/advantage"] == pytest.approx(0.0)
+
+
+# ---------------------------------------------------------------- CQL, Cal-QL
+
+
+def reference_cql(learner, rows, target, here, there, floor=None):
+    """The critics' loss by autograd from the sampled actions, as the paper writes it."""
+    view = {name: v.detach().clone().requires_grad_() for name, v in learner._critic_params.view.items()}
+
+    def q(state, action):
+        h = torch.cat([state, action], -1)
+        out = []
+        for e in range(2):
+            x = h
+            for i in range(2):
+                x = (x @ view[f"critic.weight{i}"][e] + view[f"critic.bias{i}"][e]).relu()
+            out.append((x @ view[f"critic.weight2"][e] + view["critic.bias2"][e])[..., 0])
+        return torch.stack(out)
+
+    state, action = rows.state[0], rows.action[0]
+    size, width = action.shape
+    generator = torch.Generator()
+    generator.set_state(learner._generator.get_state())
+    free = torch.rand((learner._samples, size, width), generator=generator) * 2 - 1
+    wide = state.expand(learner._samples, *state.shape)
+    parts = [q(wide, free), q(wide, there.action), q(wide, here.action)]
+    if floor is not None:
+        parts[1:] = [torch.maximum(part, floor) for part in parts[1:]]
+    density = [torch.full((learner._samples, size), -width * math.log(2.0)), there.logp, here.logp]
+    stacked = torch.cat([p - d for p, d in zip(parts, density)], dim=1)
+    data = q(state, action)
+    loss = (data - target).square().mean(1).sum()
+    loss = loss + learner._alpha_cql * (stacked.logsumexp(1) - data).mean(1).sum()
+    loss.backward()
+    return view
+
+
+@pytest.mark.parametrize("kind", [Cql, CalQl])
+def test_cql_gradient_equals_autograd_of_the_paper(io, batch, kind):
+    options = {"critic_hidden": (8, 8)} if kind is CalQl else {}
+    learner = kind(io, hidden=(8, 8), samples=3, **options)
+    g = torch.Generator().manual_seed(1)
+    learner._critic_params.flat.add_(torch.randn(learner._critic_params.flat.shape, generator=g), alpha=0.3)
+    rows = split(batch(6), 1, None)
+    raw = learner._actor.raw(torch.cat([rows.state[0], rows.next_state[0]]))
+    here, there = learner._actor.draw(raw[:6], 3), learner._actor.draw(raw[6:], 3)
+    target = torch.randn(6, generator=g)
+    floor = rows.extras["return_to_go"][0] if kind is CalQl else None
+    view = reference_cql(learner, rows, target, here, there, floor)
+    metrics = learner._critic_step(rows, target, here, there)
+    for name, leaf in view.items():
+        torch.testing.assert_close(learner._critic_params.grad_view[name], leaf.grad, rtol=1e-4, atol=1e-5, msg=name)
+    if kind is CalQl:
+        assert 0.0 < metrics["floored"] < 1.0  # some values were below the return-to-go, some above
+
+
+def test_cql_conservative_term_of_constant_critics_is_the_log_of_the_volume(io, batch):
+    """Q = c everywhere: logsumexp over 3k samples of c - log density - c has mean close to log(3k) + log 4 and the
+    uniform part is exact: with one kind only, log k + A log 2."""
+    learner = Cql(io, hidden=(8,), samples=500, metrics_every=1, alpha_cql=1.0)
+    constant_critic(learner._critic_params, [5.0, -3.0], 1)
+    metrics = learner.update(iter([batch(16)]))
+    assert metrics["train/conservative"] == pytest.approx(math.log(3 * 500) + 2 * math.log(2.0), abs=0.1)
+
+
+def test_cql_warm_up_loss_depends_on_the_data_action(io, batch):
+    raw = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
+    action = torch.rand(8, 2, dtype=torch.float64) * 1.6 - 0.8
+    mean, log_std = raw.chunk(2, -1)
+    base = torch.distributions.Normal(mean, log_std.exp())
+    squashed = torch.distributions.TransformedDistribution(base, torch.distributions.TanhTransform())
+    expected = squashed.log_prob(action).sum(-1)
+    expected.sum().backward()
+    logp, grad = squashed_logp_grad(raw.detach(), action)
+    torch.testing.assert_close(logp, expected.detach())
+    torch.testing.assert_close(grad, raw.grad)
+
+    def after(data):
+        learner = Cql(io, hidden=(8,), samples=2, bc_steps=10)
+        for _ in range(3):
+            learner.update(iter([batch(8, action=data)]))
+        return learner.policy.act({"state": torch.zeros(1, 3)}, deterministic=True).value
+
+    assert not torch.allclose(after(torch.full((8, 2), 0.9)), after(torch.full((8, 2), -0.9)))
+
+
+def test_cql_lagrange_dual_climbs_while_the_difference_exceeds_the_gap(io, batch):
+    for gap, rises in ((0.0, True), (100.0, False)):
+        learner = Cql(io, hidden=(8,), samples=4, lagrange_gap=gap, metrics_every=1)
+        first = learner.update(iter([batch(16)]))["train/dual"]
+        last = [learner.update(iter([batch(16, seed=i)]))["train/dual"] for i in range(5)][-1]
+        assert (last > first) == rises
+
+
+def test_cql_max_target_backup_takes_the_best_of_the_samples(io, batch, monkeypatch):
+    """Linear target critic Q = 10 a_0: with 200 samples the best is near its upper end."""
+    for best in (False, True):
+        learner = Cql(io, hidden=(8,), samples=200, max_target_backup=best)
+        learner._target_params.flat.zero_()
+        learner._target_params.view["critic.weight0"][:, 3, 0] = 1.0
+        learner._target_params.view["critic.bias0"][:, 0] = 1.0
+        learner._target_params.view["critic.weight1"][:, 0, 0] = 10.0  # Q = 10 relu(a_0 + 1)
+        rows = split(batch(32, reward=torch.zeros(32), discount=torch.ones(32)), 1, None)
+        raw = learner._actor.raw(rows.next_state[0])
+        target = learner._bootstrap(rows, raw, learner._actor.alpha)
+        assert (target.mean() > 14) == best
+
+
+def test_cal_ql_rows_without_return_fall_back_to_cql(io, batch):
+    learner = CalQl(io, hidden=(8,), critic_hidden=(8,), samples=2, metrics_every=1)
+    assert "train/floored" not in learner.update(iter([batch(8, extras={})]))
+    assert "train/floored" in learner.update(iter([batch(8)]))
+
+
+# ---------------------------------------------------------------- XQL, f-DVL
+
+
+def test_gumbel_with_large_beta_approaches_the_mean():
+    q = torch.tensor([0.0, 1.0, 2.0, 5.0])
+    v = solve(lambda v: gumbel_loss(q - v, 1000.0, 7.0)[1], q, rate=1e6)
+    assert v == pytest.approx(2.0, abs=0.01)
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0, 3.0])
+def test_gumbel_minimiser_is_the_log_mean_exp(beta):
+    q = torch.tensor([0.0, 1.0, 2.0, 5.0])
+    v = solve(lambda v: gumbel_loss(q - v, beta, 50.0)[1], q, rate=1.0)
+    assert v == pytest.approx(beta * math.log((q / beta).exp().mean()), abs=1e-3)
+
+
+def test_gumbel_slope_is_the_derivative_and_does_not_overflow():
+    diff = torch.tensor([-900.0, -1.0, 0.3, 4.0, 900.0], dtype=torch.float64, requires_grad=True)
+    loss, slope = gumbel_loss(diff, 2.0, 7.0)
+    m = 7.0  # the clip is the maximum of z, held constant in the gradient
+    z = (diff / 2.0).clamp(max=7.0)
+    reference = ((z - m).exp() - z * math.exp(-m) - math.exp(-m)).sum()
+    reference.backward()
+    assert bool(torch.isfinite(loss).all())
+    torch.testing.assert_close(slope.detach(), diff.grad)
+
+
+def solve(slope, q, rate):
+    v = torch.zeros(1)
+    for step in range(4000):
+        v = v + rate / (1 + step / 50) * slope(v).mean()
+    return v.item()
+
+
+def test_f_dvl_chi2_gradient_at_golden_points():
+    """By V: (1 - lambda) alone at x = -3; (1 - lambda) - 2 lambda at x = 2."""
+    lam = 0.7
+    _, slope = dual_loss(torch.tensor([-3.0, 2.0]), lam, "chi2")
+    torch.testing.assert_close(slope, torch.tensor([1 - lam, (1 - lam) - 2 * lam]))
+
+
+def test_f_dvl_chi2_is_the_conjugate_over_nonnegative_densities():
+    """sup over w >= 0 of w x - (w - 1)^2, on a fine grid."""
+    w = torch.linspace(0, 10, 100_001, dtype=torch.float64)
+    for x in (-5.0, -2.0, -1.0, 0.0, 1.5, 4.0):
+        loss, _ = dual_loss(torch.tensor([x], dtype=torch.float64), 0.5, "chi2")
+        conjugate = (loss + 0.5 * x) / 0.5
+        assert conjugate.item() == pytest.approx((w * x - (w - 1).square()).max().item(), abs=1e-6)
+
+
+def test_f_dvl_code_variant_differs_only_below_zero():
+    x = torch.tensor([0.5, 3.0, -1.0, -5.0])
+    _, exact = dual_loss(x, 0.7, "chi2")
+    _, code = dual_loss(x, 0.7, "chi2", "code")
+    torch.testing.assert_close(exact[:2], code[:2])
+    torch.testing.assert_close(code[2:], torch.tensor([0.3, 0.3 - 0.7 * (1 - 2.5)]))  # (1 - lambda); pushes V down again
+
+
+def test_f_dvl_total_variation_slope_and_derivative():
+    x = torch.tensor([-1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    loss, slope = dual_loss(x, 0.8, "tv")
+    loss.sum().backward()
+    torch.testing.assert_close(slope, -x.grad)
+    torch.testing.assert_close(slope.detach(), torch.tensor([0.2, -0.6], dtype=torch.float64))
