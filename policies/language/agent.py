@@ -39,6 +39,9 @@ class LanguageAgent:
         longest: tokens of an utterance at most, the stop included.
         groups: tasks per round.
         group_size: dialogues per task and round.
+        group_by: which dialogues of a round are compared: "task" = those of one task seed; "prompt" = those with the
+            same prompt, for worlds that hide what differs (among dialogues with one secret, a lucky guess is the best
+            turn there is; only the average over secrets says otherwise).
         minibatch: dialogues per optimiser step.
         epochs: passes over a round.
         lr: learning rate of the policy updates.
@@ -77,6 +80,7 @@ class LanguageAgent:
         longest: int = 4,
         groups: int = 8,
         group_size: int = 8,
+        group_by: str = "task",
         minibatch: int = 32,
         epochs: int = 2,
         lr: float = 3e-4,
@@ -97,6 +101,9 @@ class LanguageAgent:
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"{name} is {size}, expected 1 or more")
+        if group_by not in ("task", "prompt"):
+            raise ValueError(f"group_by is {group_by!r}, expected 'task' or 'prompt'")
+        self._group_by = group_by
         options = {"clip": (clip_low, clip_high), "aggregation": "token_mean"}
         self.pipeline = pipeline_of(advantage, dict(advantage_options or {}), gamma=gamma, loss=options)
         self.critic = any("value" in found.needs for _, found in self.pipeline.estimators)
@@ -205,7 +212,7 @@ class LanguageAgent:
 
     def learn(self, dialogues: list[Dialogue]) -> Metrics:
         """One round of updates on fresh dialogues."""
-        batch = to_batch(dialogues, critic=self.critic)
+        batch = to_batch(dialogues, critic=self.critic, group_by=self._group_by)
         credit = self.pipeline(batch)
         columns = {
             "advantage": credit.advantage,
