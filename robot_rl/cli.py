@@ -297,15 +297,18 @@ def bench(cfg: DictConfig) -> None:
     extra: dict[str, Any] = {key: OmegaConf.to_object(cfg)[key] for key in cfg if key not in known}  # type: ignore[index,call-overload]
     extra = {key: tuple(value) if isinstance(value, list) else value for key, value in extra.items()}
     folder = _run_folder(cfg, "bench", str(cfg.suite))
-    if cfg.suite == "learning":
+    if cfg.suite in RESUMABLE:
         extra.setdefault("out", str(folder / "runs"))
-    else:
+    if cfg.suite != "learning":
         extra["quick"] = bool(cfg.quick)
     result = run(**extra)
     print(bench_report.table(result))
     path = bench_report.write(folder, str(cfg.suite), result, versions())
     print(f"numbers: {path}")
 
+
+RESUMABLE = ("learning", "language", "advantage_learning")
+"""Suites with one result file per run in the folder `out`; given again, they continue."""
 
 VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "train": ("train", train),

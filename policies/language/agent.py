@@ -39,9 +39,14 @@ class LanguageAgent:
         longest: tokens of an utterance at most, the stop included.
         groups: tasks per round.
         group_size: dialogues per task and round.
+        group_by: which dialogues of a round are compared: "task" = those of one task seed; "prompt" = those with the
+            same prompt, for worlds that hide what differs (among dialogues with one secret, a lucky guess is the best
+            turn there is; only the average over secrets says otherwise).
         minibatch: dialogues per optimiser step.
         epochs: passes over a round.
         lr: learning rate of the policy updates.
+        lr_warmup: optimiser steps over which the learning rate rises to `lr`. Adam's first steps move every weight by
+            the whole learning rate whatever its gradient; without a slow start they undo part of the imitation.
         clip_low, clip_high: widths of the ratio clip, for estimators that are no preset.
         value_coef: weight of the value loss.
         entropy_coef: weight of the entropy of the next token.
@@ -75,9 +80,11 @@ class LanguageAgent:
         longest: int = 4,
         groups: int = 8,
         group_size: int = 8,
+        group_by: str = "task",
         minibatch: int = 32,
         epochs: int = 2,
         lr: float = 3e-4,
+        lr_warmup: int = 30,
         clip_low: float = 0.2,
         clip_high: float = 0.28,
         value_coef: float = 0.5,
@@ -94,6 +101,9 @@ class LanguageAgent:
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"{name} is {size}, expected 1 or more")
+        if group_by not in ("task", "prompt"):
+            raise ValueError(f"group_by is {group_by!r}, expected 'task' or 'prompt'")
+        self._group_by = group_by
         options = {"clip": (clip_low, clip_high), "aggregation": "token_mean"}
         self.pipeline = pipeline_of(advantage, dict(advantage_options or {}), gamma=gamma, loss=options)
         self.critic = any("value" in found.needs for _, found in self.pipeline.estimators)
@@ -101,7 +111,8 @@ class LanguageAgent:
         self._path, self._tiny = model, {"hidden": hidden, "layers": layers, "heads": heads, "context": context}
         self._context, self._longest = context, longest
         self._groups, self._group_size, self._minibatch, self._epochs = groups, group_size, minibatch, epochs
-        self._lr, self._value_coef, self._entropy_coef, self._norm = lr, value_coef, entropy_coef, max_grad_norm
+        self._lr, self._lr_warmup, self._updates = lr, lr_warmup, 0
+        self._value_coef, self._entropy_coef, self._norm = value_coef, entropy_coef, max_grad_norm
         self._warm = (warmup_dialogues, warmup_steps, warmup_lr)
         self._draw = np.random.default_rng([seed, 1])
         self._samples = torch.Generator().manual_seed(seed)
@@ -201,7 +212,7 @@ class LanguageAgent:
 
     def learn(self, dialogues: list[Dialogue]) -> Metrics:
         """One round of updates on fresh dialogues."""
-        batch = to_batch(dialogues, critic=self.critic)
+        batch = to_batch(dialogues, critic=self.critic, group_by=self._group_by)
         credit = self.pipeline(batch)
         columns = {
             "advantage": credit.advantage,
@@ -245,6 +256,9 @@ class LanguageAgent:
             value_loss = row_loss.sum() / weight.sum().clamp_min(1.0)
             total = total + self._value_coef * value_loss
             out["value_loss"] = float(value_loss.detach())
+        self._updates += 1
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._lr * min(1.0, self._updates / max(1, self._lr_warmup))
         self._step(self._optimiser, total)
         return out
 
@@ -269,12 +283,14 @@ class LanguageAgent:
             "samples": self._samples.get_state(),
             "draw": [hex(x) for x in _words_of(self._draw)],
             "env_steps": self.env_steps,
+            "updates": self._updates,
             "warmed": self.warmed,
         }
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Inverse of `state_dict`; before `attach` it is kept until then."""
         self.env_steps, self.warmed = int(state["env_steps"]), bool(state["warmed"])
+        self._updates = int(state.get("updates", self._lr_warmup))
         if self._env is None:
             self._saved = state
             return

@@ -60,6 +60,11 @@ class Dialogue:
         self.reward[self.spans[-1][1]] += reward
 
     @property
+    def prompt(self) -> str:
+        """Ids of the tokens before the first utterance, as text."""
+        return " ".join(map(str, self.tokens[: self.spans[0][0]]))
+
+    @property
     def outcome(self) -> float:
         """Sum of the rewards."""
         return sum(self.reward)
@@ -157,12 +162,13 @@ def expert_dialogues(env: Any, tokenizer: Tokenizer, seeds: Sequence[int]) -> li
     return out
 
 
-def to_batch(dialogues: Sequence[Dialogue], *, critic: bool) -> TurnBatch:
-    """The dialogues as tables of the core; dialogues of one task seed form a group.
+def to_batch(dialogues: Sequence[Dialogue], *, critic: bool, group_by: str = "task") -> TurnBatch:
+    """The dialogues as tables of the core.
 
     Args:
         dialogues: at least one, each with at least one utterance.
         critic: take the values along.
+        group_by: "task": dialogues of one seed form a group; "prompt": those that began with the same tokens.
     """
     length = np.array([len(one.tokens) for one in dialogues])
     start = np.cumsum(length) - length
@@ -182,7 +188,7 @@ def to_batch(dialogues: Sequence[Dialogue], *, critic: bool) -> TurnBatch:
         logp_behaviour=flat(dialogues, "logp"),
         turn={"anchor_key": text_anchor([text for one in dialogues for text in one.anchor])},
         episode={
-            "group_id": dense_ids([one.seed for one in dialogues]),
+            "group_id": dense_ids([one.prompt if group_by == "prompt" else one.seed for one in dialogues]),
             "seed": np.array([one.seed for one in dialogues]),
             "success": np.array([one.success for one in dialogues], np.float32),
         },

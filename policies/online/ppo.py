@@ -151,24 +151,7 @@ class Ppo:
             FloatingPointError: the gradient is not finite.
         """
         rollout = next(batches)
-        reward = rollout.reward if self._scale is None else self._scale(rollout)
-        advantage, target = self._advantage(rollout, reward)
-        keep = rollout.valid.reshape(-1)
-        every = bool(keep.all())
-
-        def rows(x: Tensor) -> Tensor:
-            flat = x.reshape(len(keep), *x.shape[2:])
-            return flat if every else flat[keep]
-
-        obs = {key: rows(value) for key, value in rollout.obs.items()}
-        raw = torch.cat([obs[key] for key in sorted(obs)], dim=-1)
-        data = Minibatch(
-            self._actor.normalized_on_device(obs),
-            *(
-                rows(x).to(self._params.device)
-                for x in (rollout.action, rollout.logp, advantage, target, rollout.value)
-            ),
-        )
+        data, raw = self._rows(rollout, rollout.reward if self._scale is None else self._scale(rollout))
         metrics = self._optimize(data)
         if not bool(torch.isfinite(self._params).all()):
             raise FloatingPointError(
@@ -203,6 +186,24 @@ class Ppo:
         if self._scale is not None and state["scale"] is not None:
             self._scale.load_state_dict(state["scale"])
         self.updates = int(state["updates"])
+
+    def _rows(self, rollout: Rollout, reward: Tensor) -> tuple[Minibatch, Tensor]:
+        """The valid rows of a rollout as one large minibatch, and their observations as they came."""
+        advantage, target = self._advantage(rollout, reward)
+        keep = rollout.valid.reshape(-1)
+        every = bool(keep.all())
+
+        def rows(x: Tensor) -> Tensor:
+            flat = x.reshape(len(keep), *x.shape[2:])
+            return flat if every else flat[keep]
+
+        obs = {key: rows(value) for key, value in rollout.obs.items()}
+        columns = (rollout.action, rollout.logp, advantage, target, rollout.value)
+        data = Minibatch(
+            self._actor.normalized_on_device(obs),
+            *(rows(x).to(self._params.device) for x in columns),
+        )
+        return data, torch.cat([obs[key] for key in sorted(obs)], dim=-1)
 
     def _advantage(self, rollout: Rollout, reward: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and value targets (T, N)."""

@@ -25,6 +25,8 @@ class OnPolicyLearner(Learner[Rollout], Protocol):
 
     Attributes:
         rollout_steps: steps T of each environment between updates.
+
+    A learner with an attribute `rollout_extras` (names) also gets these extras of every action, as `Rollout.extras`.
     """
 
     rollout_steps: int
@@ -118,7 +120,8 @@ class OnPolicy:
                 )
             step = stepper.step(action.value)
             raw = action.extras.get("raw", action.value)
-            if storage.add(step, raw, action.logp):
+            extras = {name: action.extras[name] for name in getattr(learner, "rollout_extras", ())}
+            if storage.add(step, raw, action.logp, extras):
                 policy.reset(step.terminated | step.truncated)
             self.stats.add(step)
         return storage.rollout(learner)
@@ -131,6 +134,7 @@ class _Storage:
         self._length, self._row = length, 0
         self._obs: dict[str, Any] = {}
         self._columns: dict[str, Any] = {}
+        self._extras: dict[str, Any] = {}
         self._ends: list[tuple[int, Array, Obs]] = []
         self._last: Step | None = None
 
@@ -138,14 +142,17 @@ class _Storage:
         self._row = 0
         self._ends.clear()
 
-    def add(self, step: Step, raw: Array, logp: Array) -> bool:
+    def add(self, step: Step, raw: Array, logp: Array, extras: dict[str, Array]) -> bool:
         """Store one step; whether an episode ended."""
         if not self._columns:
             like = {"action": raw, "logp": logp, "reward": step.reward, "terminated": step.terminated}
             like |= {"truncated": step.truncated, "valid": step.valid}
             self._obs = {key: self._column(value) for key, value in step.obs.items()}
             self._columns = {key: self._column(value) for key, value in like.items()}
+            self._extras = {key: self._column(value) for key, value in extras.items()}
         row, columns = self._row, self._columns
+        for key, value in extras.items():
+            self._extras[key][row] = value
         for key, column in self._obs.items():
             column[row] = step.obs[key]
         columns["action"][row] = raw
@@ -194,6 +201,7 @@ class _Storage:
             truncated=columns["truncated"],
             boundary=boundary,
             valid=columns["valid"],
+            extras={key: torch.as_tensor(value) for key, value in self._extras.items()},
         )
 
     def _column(self, like: Array) -> Array:

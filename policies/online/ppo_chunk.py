@@ -1,0 +1,403 @@
+"""PPO whose decision is a chunk of control ticks: one turn, one probability ratio, one advantage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robot_rl.advantage import (
+    gigpo,
+    grpo,
+    hae,
+    rloo,
+    rollout_gae,
+    state_anchor,
+    to_turns,
+    turn_gae,
+)
+from robot_rl.policies.online.ppo import Ppo
+from robot_rl.policies.online.ppo_kernel import Minibatch
+from robot_rl.policies.online.ppo_policy import PpoPolicy
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Rollout
+
+ESTIMATORS = ("smdp_gae", "step_gae", "turn_gae", "hae", "grpo", "rloo", "gigpo")
+CRITIC_FREE = ("grpo", "rloo", "gigpo")
+
+
+class PpoChunk(Ppo):
+    """PPO on action chunks: every `chunk` control ticks the policy draws the actions of the next `chunk` ticks.
+
+    The environment is stepped tick by tick. A chunk ends early with its episode and with the rollout; its duration is
+    the number of ticks that were executed, its reward is that of these ticks, and what followed a cut is bootstrapped
+    with the value of the true successor.
+
+    Args:
+        io: interface of the environment; every observation a vector of floats.
+        chunk: ticks k of a decision.
+        estimator: where the advantage of a chunk comes from.
+            "smdp_gae": GAE over decisions with the reward sum gamma^i r_i and the discount gamma^k;
+            "turn_gae": the turn-level form of language agents (reward sum r_i, discount `turn_gamma` per decision);
+            "step_gae": GAE over ticks, averaged over the ticks of the chunk;
+            "hae": the low level of HAE over ticks with options of `option` decisions, averaged likewise;
+            "grpo", "rloo": the outcome of the episode against the other episodes of the rollout;
+            "gigpo": grpo (without deviation) plus the return of the decision against decisions in a similar state.
+            The last three need no critic; episodes that the rollout cuts are left out of them.
+        turn_gamma: discount per decision of "turn_gae" and of the returns in "gigpo"; None = gamma to the power chunk.
+        option: decisions of an option of "hae".
+        anchor_obs: components of the observation that name the state for "gigpo"; empty = all.
+        anchor_tolerance: states whose components fall into the same cells of this width share an anchor.
+        gamma: discount per tick.
+        gae_lambda: trace decay per decision; per tick for "step_gae" and "hae".
+        seed, device, rollout_steps, minibatch, epochs, clip, value_clip, entropy_coef, value_coef, max_grad_norm, lr,
+            target_kl, log_std, log_std_init, hidden, activation, normalize_obs, normalize_reward,
+            normalize_advantage, kernel: as in `Ppo`; rollout_steps counts ticks, minibatch counts decisions.
+
+    Raises:
+        ValueError: an option is outside its range.
+
+    Source: Sutton, Precup and Singh, Between MDPs and semi-MDPs (durations); `robot_rl.advantage` for the estimators.
+    """
+
+    rollout_extras = ("chunk_start",)
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        chunk: int = 4,
+        estimator: str = "smdp_gae",
+        turn_gamma: float | None = None,
+        option: int = 4,
+        anchor_obs: Sequence[int] = (),
+        anchor_tolerance: float = 0.5,
+        seed: int = 0,
+        device: str = "cpu",
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        rollout_steps: int = 2048,
+        minibatch: int = 64,
+        epochs: int = 10,
+        clip: float = 0.2,
+        value_clip: float | None = None,
+        entropy_coef: float = 0.0,
+        value_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        lr: float = 3e-4,
+        target_kl: float | None = None,
+        log_std: str = "free",
+        log_std_init: float = 0.0,
+        hidden: tuple[int, ...] = (64, 64),
+        activation: str = "tanh",
+        normalize_obs: bool = True,
+        normalize_reward: bool = False,
+        normalize_advantage: bool = True,
+        kernel: str = "auto",
+    ) -> None:
+        if chunk < 1 or option < 1:
+            raise ValueError(f"chunk is {chunk} and option {option}, expected at least 1 each")
+        if estimator not in ESTIMATORS:
+            raise ValueError(f"estimator is {estimator!r}, expected one of {ESTIMATORS}")
+        super().__init__(
+            wide_io(io, chunk),
+            seed=seed,
+            device=device,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            rollout_steps=rollout_steps,
+            minibatch=minibatch,
+            epochs=epochs,
+            clip=clip,
+            value_clip=value_clip,
+            entropy_coef=entropy_coef,
+            value_coef=value_coef,
+            max_grad_norm=max_grad_norm,
+            lr=lr,
+            target_kl=target_kl,
+            log_std=log_std,
+            log_std_init=log_std_init,
+            hidden=hidden,
+            activation=activation,
+            normalize_obs=normalize_obs,
+            normalize_reward=normalize_reward,
+            normalize_advantage=normalize_advantage,
+            kernel=kernel,
+        )
+        self._chunk, self._estimator, self._option = chunk, estimator, option
+        self._turn_gamma = gamma**chunk if turn_gamma is None else turn_gamma
+        self._anchor = (list(anchor_obs), anchor_tolerance)
+        self._open: Tensor | None = None
+        self.policy: Any = ChunkPolicy(io, self._actor, chunk)
+
+    def update(self, batches: Iterator[Rollout], /) -> Metrics:
+        """As `Ppo.update`; the next rollout begins with fresh chunks."""
+        metrics = super().update(batches)
+        self.policy.reset()
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `Ppo.state_dict`, and which environments are in the middle of an episode."""
+        return {**super().state_dict(), "open": self._open}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """As `Ppo.load_state_dict`."""
+        super().load_state_dict(state)
+        self._open = None if state["open"] is None else torch.as_tensor(state["open"])
+        self.policy.reset()
+
+    def _rows(self, rollout: Rollout, reward: Tensor) -> tuple[Minibatch, Tensor]:
+        """The decisions of a rollout, and the observations of all ticks."""
+        if not bool(rollout.valid.all()):
+            raise ValueError("chunks need an environment with same-step or disabled autoreset, got next-step autoreset")
+        ticks = Ticks.of(rollout, reward, self._open)
+        self._open = ~(rollout.terminated[-1] | rollout.truncated[-1])
+        advantage, target, known = self._credit(ticks, rollout)
+        start = ticks.start[known]
+
+        def rows(x: Tensor) -> Tensor:
+            return x.transpose(0, 1).reshape(-1, *x.shape[2:])[start]
+
+        obs = {key: rows(value) for key, value in rollout.obs.items()}
+        columns = (rows(rollout.action), rows(rollout.logp), advantage[known], target[known], ticks.value[start])
+        data = Minibatch(
+            self._actor.normalized_on_device(obs),
+            *(x.float().to(self._params.device) for x in columns),
+        )
+        raw = [rollout.obs[key].reshape(-1, *rollout.obs[key].shape[2:]) for key in sorted(rollout.obs)]
+        return data, torch.cat(raw, dim=-1)
+
+    def _credit(self, ticks: Ticks, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
+        """(U,) advantage and value target of every decision, and whether it may be learned from."""
+        if self._estimator in CRITIC_FREE:
+            anchor = self._anchors(ticks, rollout) if self._estimator == "gigpo" else None
+            advantage, known = group_credit(ticks, self._estimator, anchor, self._turn_gamma)
+            if not bool(known.any()):
+                raise ValueError(
+                    f"no episode ended inside the rollout, and '{self._estimator}' compares whole episodes; "
+                    "make rollout_steps a multiple of the episode length"
+                )
+            return advantage, ticks.value[ticks.start], known
+        advantage, target = temporal_credit(
+            ticks,
+            self._estimator,
+            gamma=self.gamma,
+            gae_lambda=self._gae_lambda,
+            turn_gamma=self._turn_gamma,
+            option=self._option,
+        )
+        return advantage, target, torch.ones_like(ticks.start, dtype=torch.bool)
+
+    def _anchors(self, ticks: Ticks, rollout: Rollout) -> Tensor:
+        parts = [rollout.obs[key] for key in sorted(rollout.obs)]
+        state = torch.cat([x.transpose(0, 1).reshape(-1, x.shape[-1]) for x in parts], -1)[ticks.start]
+        chosen, tolerance = self._anchor
+        return torch.as_tensor(state_anchor(state[:, chosen] if chosen else state, tolerance=tolerance))
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """A rollout as flat ticks, environment after environment, with the decisions that they belong to.
+
+    Attributes:
+        reward, value, next_value: (M,) per tick; next_value is read at boundaries.
+        terminated, boundary: (M,) bool.
+        turn: (M,) decision of each tick, 0 .. U - 1.
+        start, end: (U,) first and last executed tick of each decision.
+        episode: (U,) episode or part of one, 0 .. E - 1.
+        whole: (E,) bool, the episode began and ended inside the rollout.
+    """
+
+    reward: Tensor
+    value: Tensor
+    next_value: Tensor
+    terminated: Tensor
+    boundary: Tensor
+    turn: Tensor
+    start: Tensor
+    end: Tensor
+    episode: Tensor
+    whole: Tensor
+
+    @classmethod
+    def of(cls, rollout: Rollout, reward: Tensor, running: Tensor | None = None) -> Ticks:
+        """Flat ticks of a rollout whose extras hold "chunk_start".
+
+        Args:
+            rollout: (T, N), every row valid.
+            reward: (T, N) to use in place of the rollout's.
+            running: (N,) bool, environments whose first episode began before the rollout; None = none.
+        """
+
+        def flat(x: Tensor) -> Tensor:
+            return x.transpose(0, 1).reshape(-1)
+
+        boundary = flat(rollout.boundary)
+        begins = flat(rollout.extras["chunk_start"]).bool()
+        begins = begins | torch.cat((torch.ones_like(boundary[:1]), boundary[:-1]))
+        start = torch.nonzero(begins)[:, 0]
+        end = torch.cat((start[1:], torch.tensor([len(begins)], device=start.device))) - 1
+        columns = [flat(x) for x in (reward, rollout.value, rollout.next_value, rollout.terminated)]
+        over = boundary[end]
+        episode = torch.cat((torch.zeros_like(over[:1]), over[:-1])).long().cumsum(0)
+        whole = flat(rollout.terminated | rollout.truncated)[boundary]
+        if running is not None:
+            steps = len(rollout.reward)
+            first = torch.arange(len(running), device=start.device)[running.to(start.device)] * steps
+            whole[episode[torch.searchsorted(start, first)]] = False
+        return cls(*columns, boundary, begins.long().cumsum(0) - 1, start, end, episode, whole)
+
+    @property
+    def duration(self) -> Tensor:
+        """(U,) executed ticks of each decision."""
+        return self.end - self.start + 1
+
+    def discounted(self, gamma: float) -> Tensor:
+        """(U,) sum of gamma^i r_i over the executed ticks of each decision."""
+        position = torch.arange(len(self.turn), device=self.turn.device) - self.start[self.turn]
+        return to_turns(self.reward.double() * gamma**position, self.turn, turns=len(self.start)).to(self.reward.dtype)
+
+
+def temporal_credit(
+    ticks: Ticks, estimator: str, *, gamma: float, gae_lambda: float, turn_gamma: float, option: int
+) -> tuple[Tensor, Tensor]:
+    """Advantage and value target of every decision from a critic.
+
+    Args:
+        ticks: U decisions.
+        estimator: "smdp_gae", "turn_gae", "step_gae" or "hae"; see `PpoChunk`.
+        gamma: discount per tick.
+        gae_lambda: per decision; per tick for "step_gae" and "hae".
+        turn_gamma: discount per decision of "turn_gae".
+        option: decisions per option of "hae".
+
+    Returns:
+        (U,) advantage, (U,) target.
+    """
+    t, count = ticks, len(ticks.start)
+    if estimator == "smdp_gae":
+        columns = (t.value[t.start], t.next_value[t.end], t.terminated[t.end], t.boundary[t.end])
+        return rollout_gae(
+            t.discounted(gamma), *columns, gamma=gamma, gae_lambda=gae_lambda, duration=t.duration.to(torch.int32)
+        )
+    flags = (t.terminated, t.boundary)
+    if estimator == "turn_gae":
+        credit = turn_gae(
+            t.reward, t.value, t.next_value, *flags, t.turn.to(torch.int32), gamma=turn_gamma, gae_lambda=gae_lambda
+        )
+        return credit.advantage[t.start], credit.target[t.start]
+    if estimator == "step_gae":
+        advantage, target = rollout_gae(t.reward, t.value, t.next_value, *flags, gamma=gamma, gae_lambda=gae_lambda)
+    else:
+        # One critic for both levels: an option differs from the next one only by where traces stop.
+        options = option_of(t, option)
+        shared = (t.value, t.value, t.value, t.next_value, t.next_value, *flags, options)
+        found = hae(t.reward, *shared, gamma=gamma, lambda_low=gae_lambda, lambda_high=gae_lambda)
+        advantage, target = found.low, found.low_target
+    return to_turns(advantage, t.turn, "mean", turns=count), target[t.start]
+
+
+def option_of(ticks: Ticks, option: int) -> Tensor:
+    """(M,) int32 option of each tick: `option` consecutive decisions of one episode."""
+    turns = torch.arange(len(ticks.start), device=ticks.start.device)
+    new = torch.cat((torch.ones_like(turns[:1]), ticks.episode.diff()))
+    position = turns - torch.nonzero(new)[:, 0][ticks.episode]
+    return ((position % option == 0).long().cumsum(0) - 1)[ticks.turn].to(torch.int32)
+
+
+def group_credit(ticks: Ticks, estimator: str, anchor: Tensor | None, gamma: float) -> tuple[Tensor, Tensor]:
+    """Advantage of every decision from the other whole episodes of the rollout.
+
+    Args:
+        ticks: U decisions.
+        estimator: "grpo", "rloo" or "gigpo".
+        anchor: (U,) key of the state of each decision ("gigpo").
+        gamma: discount per decision of the returns in "gigpo".
+
+    Returns:
+        (U,) advantage, (U,) bool: the episode was whole; others stay out of the statistics and have advantage 0.
+    """
+    reward = ticks.discounted(1.0)
+    score = torch.zeros(len(ticks.whole), device=reward.device).index_add(0, ticks.episode, reward)
+    group = ticks.whole.to(torch.int32) - 1
+    known = ticks.whole[ticks.episode]
+    if estimator == "gigpo":
+        assert anchor is not None
+        return gigpo(reward, ticks.episode.to(torch.int32), group, anchor, gamma=gamma), known
+    return (grpo if estimator == "grpo" else rloo)(score, group)[ticks.episode], known
+
+
+class ChunkPolicy:
+    """Acts tick by tick from chunks of an inner policy; a row draws a new chunk when its old one is used up.
+
+    Args:
+        io: interface of one tick.
+        inner: policy over `wide_io(io, chunk)`.
+        chunk: ticks of a decision.
+    """
+
+    def __init__(self, io: IOSpec, inner: PpoPolicy, chunk: int) -> None:
+        self.io, self.inner, self._chunk = io, inner, chunk
+        self._left = np.zeros(0, np.int64)
+        self._plan: dict[str, np.ndarray] = {}
+
+    def reset(self, rows: Array | None = None) -> None:
+        """Forget the chunks of these rows ((N,) bool), or all."""
+        if rows is None:
+            self._left = np.zeros(0, np.int64)
+        else:
+            self._left[np.asarray(rows, bool)] = 0
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """The next tick of every row's chunk.
+
+        Returns:
+            value (B, A) clipped to [-1, 1]; logp (B,) of the whole chunk (None when deterministic); extras "raw"
+            (B, chunk A), the chunk before clipping, and "chunk_start" (B,) bool, a new chunk was drawn.
+        """
+        first = next(iter(obs.values()))
+        count = len(first)
+        if len(self._left) != count:
+            self._left, self._plan = np.zeros(count, np.int64), {}
+        fresh = self._left == 0
+        if fresh.any():
+            rows: Any = torch.as_tensor(fresh) if isinstance(first, Tensor) else fresh
+            drawn = self.inner.act({key: x[rows] for key, x in obs.items()}, deterministic=deterministic)
+            logp = np.zeros(int(fresh.sum()), np.float32) if drawn.logp is None else drawn.logp
+            new = {"value": drawn.value, "raw": drawn.extras["raw"], "logp": logp}
+            for name, x in new.items():
+                x = x.cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+                if name not in self._plan:
+                    self._plan[name] = np.zeros((count, *x.shape[1:]), x.dtype)
+                # A new array each time: callers may keep the last one.
+                self._plan[name] = self._plan[name].copy()
+                self._plan[name][fresh] = x
+            self._left[fresh] = self._chunk
+        tick = self._chunk - self._left
+        self._left -= 1
+        dim = self.io.action_dim
+        value = self._plan["value"].reshape(count, self._chunk, dim)[np.arange(count), tick]
+        out = {"value": value, "logp": self._plan["logp"], "raw": self._plan["raw"], "chunk_start": fresh}
+        if isinstance(first, Tensor):
+            out = {name: torch.as_tensor(x, device=first.device) for name, x in out.items()}
+        extras: dict[str, Any] = {"raw": out["raw"], "chunk_start": out["chunk_start"]}
+        return Action(out["value"], None if deterministic else out["logp"], extras)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and moments; chunks under way are not kept."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Inverse of `state_dict`."""
+        self.inner.load_state_dict(state)
+        self.reset()
+
+
+def wide_io(io: IOSpec, chunk: int) -> IOSpec:
+    """The interface whose action is `chunk` actions one behind the other."""
+    names = tuple(f"{name}_{tick}" for tick in range(chunk) for name in io.action_names)
+    bounds = {name: getattr(io, name) * chunk for name in ("action_low", "action_high", "action_units")}
+    return replace(io, action_names=names, control_hz=io.control_hz / chunk, **bounds)
