@@ -1,0 +1,193 @@
+"""The robot's state topics as one RobotState, with the age of every part."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+from rclpy.node import Node
+
+from robot_rl.real.core.alignment import JointMerger, SourceClock
+from robot_rl.real.core.spec import RobotSpec, SensorSpec
+from robot_rl.real.robot import RobotState
+from robot_rl.real.ros.io import JointState, WrenchStamped, joint_arrays, message_type, seconds, sensor_array
+from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, subscribe
+
+JOINTS = "sensor_msgs/JointState"
+
+
+class RobotInputs:
+    """Subscribes to the sensors of a RobotSpec; callbacks store, the control tick reads.
+
+    Joints are matched by name; several publishers may each send a part of them. Ages come from the time of receipt and
+    the stamps, corrected for the clock offset of each sender, so hosts need no common time.
+
+    Args:
+        node: that owns the subscriptions.
+        spec: of the robot; without a JointState sensor `joint_states` is read.
+        health: gets the aspect `inputs` and QoS mismatches.
+        future_tolerance: how far a stamp may lie ahead [s].
+
+    Attributes:
+        dropped: messages that were not usable, by reason.
+        required: names of sensors without which nothing moves.
+    """
+
+    def __init__(self, node: Node, spec: RobotSpec, health: Health, *, future_tolerance: float = 0.05) -> None:
+        self.spec, self._node, self._health = spec, node, health
+        self._sensors = {name: s for name, s in spec.sensors.items() if "Image" not in s.type}
+        if not any(s.type.replace("/msg/", "/") == JOINTS for s in self._sensors.values()):
+            self._sensors = {"joint_states": SensorSpec("joint_states", JOINTS), **self._sensors}
+        self.required = [name for name, s in self._sensors.items() if s.required]
+        self.dropped: dict[str, int] = {}
+        self._tolerance = future_tolerance
+        self._merger = JointMerger(spec.names)
+        self._effort = np.full(len(spec.joints), np.nan)
+        self._index = {name: i for i, name in enumerate(spec.names)}
+        self._queue: deque[tuple[Any, float]] = deque(maxlen=64)
+        self._newest: dict[str, tuple[Any, float]] = {}
+        self._values: dict[str, tuple[float, np.ndarray]] = {}
+        self._clocks: dict[Any, SourceClock] = {}
+        self._counts = dict.fromkeys(self._sensors, 0)
+        self._heard: dict[str, float] = {}
+        self._faults_seen = 0
+        self._subscriptions = []
+        for name, sensor in self._sensors.items():
+            kind = message_type(sensor.type)
+            keep = self._keep_joints if kind is JointState else self._keep
+            self._subscriptions.append(
+                subscribe(
+                    node,
+                    kind,
+                    sensor.topic,
+                    lambda message, keep=keep, name=name: keep(name, message, time.monotonic()),
+                    "state",
+                    health,
+                )
+            )
+        health.add("inputs", self._aspect)
+
+    def latest(self, now: float) -> RobotState | None:
+        """Newest state, None until every joint has been heard; `stamp` is that of the oldest joint.
+
+        Args:
+            now: [s of the steady clock].
+        """
+        while self._queue:
+            message, arrival = self._queue.popleft()
+            self._take_joints(message, arrival)
+        wrench = None
+        for name, (message, arrival) in list(self._newest.items()):
+            known = self._values.get(name)
+            if known is None or known[0] != arrival:
+                when = self._clock(name).arrive(arrival, self._stamp(message)).time
+                self._values[name] = known = (arrival, sensor_array(message))
+                self._heard[name] = when
+            if isinstance(message, WrenchStamped) and now - arrival <= self._sensors[name].timeout:
+                wrench = known[1]
+        oldest = float(self._merger.time.min())
+        if not np.isfinite(oldest):
+            return None
+        effort = None if np.isnan(self._effort).any() else self._effort.copy()
+        return RobotState(
+            oldest,
+            self._merger.position.copy(),
+            self._merger.velocity.copy(),
+            effort,
+            wrench,
+            {name: value for name, (_, value) in self._values.items()},
+        )
+
+    def age(self, name: str, now: float) -> float:
+        """Seconds since a sensor's newest reading was acquired; infinite before the first."""
+        if name not in self._newest:
+            return now - float(self._merger.time.min())
+        return now - self._heard.get(name, -np.inf)
+
+    def late(self, now: float) -> list[str]:
+        """Required sensors other than joint states that are older than their timeout."""
+        return [
+            name
+            for name in self.required
+            if self._sensors[name].type.replace("/msg/", "/") != JOINTS
+            and self.age(name, now) > self._sensors[name].timeout
+        ]
+
+    def missing(self) -> list[str]:
+        """Joints that have never been heard."""
+        return [name for name, when in zip(self.spec.names, self._merger.time) if not np.isfinite(when)]
+
+    def clock_faults(self) -> int:
+        """Stamps that could not be believed, so far."""
+        return sum(clock.faults for clock in self._clocks.values())
+
+    def offsets(self) -> dict[str, float]:
+        """Sender -> our steady clock minus its clock [s]."""
+        return {str(key): clock.offset for key, clock in self._clocks.items()}
+
+    def reset_clocks(self) -> None:
+        """Forget all offsets: simulated time has jumped."""
+        for clock in self._clocks.values():
+            clock.reset()
+
+    # ------------------------------------------------------------ callbacks: store and return
+
+    def _keep_joints(self, name: str, message: JointState, arrival: float) -> None:
+        self._counts[name] += 1
+        self._queue.append((message, arrival))
+
+    def _keep(self, name: str, message: Any, arrival: float) -> None:
+        self._counts[name] += 1
+        self._newest[name] = (message, arrival)
+
+    # ------------------------------------------------------------ in the control tick
+
+    def _clock(self, key: Any) -> SourceClock:
+        if key not in self._clocks:
+            self._clocks[key] = SourceClock(future_tolerance=self._tolerance)
+        return self._clocks[key]
+
+    def _stamp(self, message: Any) -> float:
+        header = getattr(message, "header", None)
+        return 0.0 if header is None else seconds(header.stamp)
+
+    def _take_joints(self, message: JointState, arrival: float) -> None:
+        names, position, velocity, effort = joint_arrays(message)
+        # parts of the joints may come from hosts with different clocks; the set of names tells the senders apart
+        key = f"joints of {names[0]} and {len(names) - 1} more" if names else "no joints"
+        if len(self._clocks) > 64:
+            self._clocks.clear()
+        when = self._clock(key).arrive(arrival, self._stamp(message)).time
+        reason = self._merger.add(when, names, position, velocity)
+        if reason:
+            self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        elif effort is not None and len(effort) == len(names):
+            for name, value in zip(names, effort):
+                if name in self._index:
+                    self._effort[self._index[name]] = value
+
+    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+        now = time.monotonic()
+        values: dict[str, Any] = {}
+        problems = [f"{topic}: QoS {policy} does not match" for topic, policy in self._health.mismatches.items()]
+        ages = now - self._merger.time
+        timeout = min(s.timeout for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS)
+        silent = [name for name, age in zip(self.spec.names, ages) if age > timeout]
+        if silent:
+            topics = [s.topic for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS]
+            problems.append(f"no fresh state of {', '.join(silent)} on {', '.join(topics)}")
+        problems += [f"no fresh message on {self._sensors[name].topic}" for name in self.late(now)]
+        for name, age in zip(self.spec.names, ages):
+            values[f"age_{name}_ms"] = float(1e3 * age)
+        for name, count in self._counts.items():
+            values[f"messages_{name}"] = count
+        values |= {f"dropped_{reason}": count for reason, count in self.dropped.items()}
+        values["clock_faults"] = faults = self.clock_faults()
+        values["velocity_estimated"] = bool(self._merger.estimated.any())
+        level, message = (ERROR, "; ".join(problems)) if problems else (OK, "fresh")
+        if not problems and faults > self._faults_seen:
+            level, message = WARN, "a sender's clock has jumped"
+        self._faults_seen = faults
+        return level, message, values

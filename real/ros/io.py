@@ -1,0 +1,382 @@
+"""Messages to arrays and back, and the quality of service of every topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from robot_rl.extras import require
+from robot_rl.real.core.intake import CommandMessage
+from robot_rl.real.core.spec import RobotSpec
+
+require("rclpy", extra="ros")
+
+from builtin_interfaces.msg import Duration, Time  # noqa: E402  (after the check that rclpy is there)
+from geometry_msgs.msg import Twist, TwistStamped, WrenchStamped  # noqa: E402
+from nav_msgs.msg import Odometry  # noqa: E402
+from rclpy.duration import Duration as Span  # noqa: E402
+from rclpy.qos import (  # noqa: E402
+    DurabilityPolicy,
+    HistoryPolicy,
+    LivelinessPolicy,
+    QoSProfile,
+    ReliabilityPolicy,
+)
+from sensor_msgs.msg import CompressedImage, Image, Imu, JointState  # noqa: E402
+from std_msgs.msg import Float64MultiArray  # noqa: E402
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint  # noqa: E402
+
+Array = np.ndarray
+LEASE = 0.5
+"""Seconds without a sign of life after which a command source counts as dead; a second watchdog below ours."""
+FIELDS = {"position": "positions", "velocity": "velocities", "effort": "effort"}
+"""Command mode -> field of a trajectory point."""
+TYPES: dict[str, Any] = {
+    "sensor_msgs/JointState": JointState,
+    "sensor_msgs/Imu": Imu,
+    "sensor_msgs/Image": Image,
+    "sensor_msgs/CompressedImage": CompressedImage,
+    "geometry_msgs/WrenchStamped": WrenchStamped,
+    "geometry_msgs/TwistStamped": TwistStamped,
+    "nav_msgs/Odometry": Odometry,
+    "std_msgs/Float64MultiArray": Float64MultiArray,
+}
+"""Sensor types of a RobotSpec; `sensor_msgs/msg/Imu` is read as `sensor_msgs/Imu`."""
+
+# kind -> (reliable, latched, depth). Best-effort subscribers also match reliable publishers, so what we read asks for
+# little and what we write offers much.
+_QOS: dict[str, tuple[bool, bool, int]] = {
+    "state": (False, False, 8),  # several publishers may each send a part of the joints between two ticks
+    "state_out": (True, False, 1),
+    "image": (False, False, 1),
+    "hardware": (True, False, 1),  # ros2_control subscribes with the system's defaults
+    "command": (True, False, 1),
+    "takeover": (True, False, 1),
+    "external": (True, False, 10),
+    "executed": (True, False, 100),
+    "latched": (True, True, 1),
+    "estop_in": (True, False, 10),  # volatile, so that any publisher matches
+    "event": (True, False, 10),
+    "record": (False, False, 50),
+    "clock": (False, False, 1),
+}
+
+
+def qos(kind: str) -> QoSProfile:
+    """Profile of a kind of topic.
+
+    Args:
+        kind: `state` (subscribe), `state_out` (publish), `image`, `hardware`, `command`, `takeover`, `external`,
+            `executed`, `latched`, `estop_in`, `event`, `record` or `clock`.
+
+    Raises:
+        KeyError: another kind.
+    """
+    reliable, latched, depth = _QOS[kind]
+    profile = QoSProfile(
+        history=HistoryPolicy.KEEP_LAST,
+        depth=depth,
+        reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
+        durability=DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE,
+    )
+    if kind == "command":  # no deadline: a policy of chunks speaks seldom, but asserts that it lives every tick
+        profile.liveliness = LivelinessPolicy.MANUAL_BY_TOPIC
+        profile.liveliness_lease_duration = Span(seconds=LEASE)
+    return profile
+
+
+def message_type(name: str) -> Any:
+    """Class of a sensor type of a RobotSpec.
+
+    Raises:
+        ValueError: lists the types that can be read.
+    """
+    short = name.replace("/msg/", "/")
+    if short not in TYPES:
+        raise ValueError(f"type is {name!r}, expected one of {', '.join(TYPES)}")
+    return TYPES[short]
+
+
+# ---------------------------------------------------------------- time
+
+
+def seconds(stamp: Time | Duration) -> float:
+    """Seconds of a ROS time or duration."""
+    return stamp.sec + 1e-9 * stamp.nanosec
+
+
+def time_message(value: float) -> Time:
+    """ROS time of seconds >= 0."""
+    whole = int(value)
+    nanosec = round((value - whole) * 1e9)
+    return Time(sec=whole + nanosec // 1_000_000_000, nanosec=nanosec % 1_000_000_000)
+
+
+def duration_message(value: float) -> Duration:
+    """ROS duration of seconds >= 0."""
+    time = time_message(value)
+    return Duration(sec=time.sec, nanosec=time.nanosec)
+
+
+# ---------------------------------------------------------------- states
+
+
+def joint_state(
+    names: Sequence[str], position: Array, velocity: Array | None, effort: Array | None, stamp: float
+) -> JointState:
+    """JointState message; None leaves the field empty."""
+    message = JointState(name=list(names), position=np.asarray(position, float).tolist())
+    message.header.stamp = time_message(stamp)
+    if velocity is not None:
+        message.velocity = np.asarray(velocity, float).tolist()
+    if effort is not None:
+        message.effort = np.asarray(effort, float).tolist()
+    return message
+
+
+def joint_arrays(message: JointState) -> tuple[list[str], Array, Array | None, Array | None]:
+    """Names, position, velocity and effort as sent; empty fields are None."""
+    velocity = np.array(message.velocity) if len(message.velocity) else None
+    effort = np.array(message.effort) if len(message.effort) else None
+    return list(message.name), np.array(message.position), velocity, effort
+
+
+def wrench_array(message: WrenchStamped) -> Array:
+    """(6,) force [N] and torque [N m]."""
+    force, torque = message.wrench.force, message.wrench.torque
+    return np.array([force.x, force.y, force.z, torque.x, torque.y, torque.z])
+
+
+def imu_array(message: Imu) -> Array:
+    """(10,) orientation x, y, z, w (nan when the sender has none), angular velocity [rad/s], acceleration [m/s^2]."""
+    q, w, a = message.orientation, message.angular_velocity, message.linear_acceleration
+    turn = [np.nan] * 4 if message.orientation_covariance[0] == -1.0 else [q.x, q.y, q.z, q.w]
+    return np.array([*turn, w.x, w.y, w.z, a.x, a.y, a.z])
+
+
+def twist_array(message: Twist | TwistStamped) -> Array:
+    """(6,) linear [m/s] and angular velocity [rad/s]."""
+    twist = message.twist if isinstance(message, TwistStamped) else message
+    return np.array(
+        [twist.linear.x, twist.linear.y, twist.linear.z, twist.angular.x, twist.angular.y, twist.angular.z], float
+    )
+
+
+def odometry_array(message: Odometry) -> Array:
+    """(13,) position [m], orientation x, y, z, w, linear and angular velocity in the child frame."""
+    p, q = message.pose.pose.position, message.pose.pose.orientation
+    return np.concatenate([[p.x, p.y, p.z, q.x, q.y, q.z, q.w], twist_array(message.twist.twist)])
+
+
+def sensor_array(message: Any) -> Array:
+    """Any sensor message of `TYPES` except images and joint states as one vector."""
+    if isinstance(message, Imu):
+        return imu_array(message)
+    if isinstance(message, WrenchStamped):
+        return wrench_array(message)
+    if isinstance(message, Odometry):
+        return odometry_array(message)
+    if isinstance(message, TwistStamped):
+        return twist_array(message)
+    return np.array(message.data, float)
+
+
+_ENCODINGS = {"rgb8": (np.uint8, 3), "bgr8": (np.uint8, 3), "mono8": (np.uint8, 1), "16UC1": (np.uint16, 1)}
+_ENCODINGS |= {"32FC1": (np.float32, 1)}
+
+
+def image_array(message: Image) -> Array:
+    """Pixels of a raw image: (H, W, 3) uint8 RGB for colour, (H, W) uint8, uint16 or float32 otherwise.
+
+    Rows are cut to their pixels (`step` may be longer) and the byte order of the sender is honoured.
+
+    Raises:
+        ValueError: unknown encoding, or fewer bytes than the header promises.
+    """
+    if message.encoding not in _ENCODINGS:
+        raise ValueError(f"encoding is {message.encoding!r}, expected one of {', '.join(_ENCODINGS)}")
+    kind, channels = _ENCODINGS[message.encoding]
+    row = message.width * channels * np.dtype(kind).itemsize
+    if message.step < row or len(message.data) < message.height * message.step:
+        raise ValueError(
+            f"image of {message.width} x {message.height} {message.encoding} has step {message.step} and "
+            f"{len(message.data)} bytes, expected a step of at least {row} and height * step bytes"
+        )
+    raw = np.frombuffer(bytes(message.data), np.uint8)[: message.height * message.step]
+    raw = np.ascontiguousarray(raw.reshape(message.height, message.step)[:, :row])
+    pixels = raw.view(np.dtype(kind).newbyteorder(">" if message.is_bigendian else "<")).astype(kind)
+    pixels = pixels.reshape(message.height, message.width, channels)
+    if message.encoding == "bgr8":
+        pixels = pixels[..., ::-1]
+    return np.ascontiguousarray(pixels) if channels == 3 else pixels[..., 0]
+
+
+# ---------------------------------------------------------------- commands
+
+
+def trajectory(
+    names: Sequence[str], stamp: float, tag: str, seq: int, times: Sequence[float], values: Array, field: str
+) -> JointTrajectory:
+    """Message for `command/*`.
+
+    Args:
+        names: (J,) joints.
+        stamp: of the observation the command was computed from [s of ROS time].
+        tag: identity of the sender, without "/".
+        seq: its running number.
+        times: (n,) seconds after the stamp; n = 0 lets go.
+        values: (n, J).
+        field: `positions`, `velocities` or `effort`.
+    """
+    message = JointTrajectory(joint_names=list(names))
+    message.header.stamp, message.header.frame_id = time_message(stamp), f"{tag}/{seq}"
+    for when, row in zip(times, values):
+        point = JointTrajectoryPoint(time_from_start=duration_message(float(when)))
+        setattr(point, field, np.asarray(row, float).tolist())
+        message.points.append(point)
+    return message
+
+
+def read_command(message: JointTrajectory, source: str) -> CommandMessage:
+    """What came on `command/*` or as foreign JointTrajectory, ready for the intake, which judges it.
+
+    A tag without a number reads as sequence number 0. Points whose lengths differ come out as ragged arrays of shape
+    (n, 0), which the intake refuses.
+
+    Args:
+        message: as received.
+        source: `policy`, `human` or `external`.
+    """
+    tag, _, number = message.header.frame_id.rpartition("/")
+    seq = int(number) if number.isascii() and number.isdigit() and len(number) < 16 else 0
+    points = message.points
+    fields: dict[str, Array] = {}
+    for field in ("positions", "velocities", "effort"):
+        rows = [getattr(point, field) for point in points]
+        if any(len(row) for row in rows):
+            even = len({len(row) for row in rows}) == 1
+            fields[field] = np.array(rows, float) if even else np.zeros((len(rows), 0))
+    return CommandMessage(
+        source=source,
+        tag=f"{source}:{tag or message.header.frame_id}",
+        seq=seq,
+        names=tuple(message.joint_names),
+        stamp=seconds(message.header.stamp),
+        times=np.array([seconds(point.time_from_start) for point in points], float),
+        fields=fields,
+    )
+
+
+def read_step(names: Sequence[str], values: Any, field: str, *, hold: float) -> CommandMessage:
+    """A foreign command without stamp or sequence (Float64MultiArray, JointState) as a step for the intake.
+
+    Args:
+        names: (J,) joints in the sender's order.
+        values: (J,).
+        field: `positions` or `velocities`.
+        hold: seconds for which it stays fresh.
+    """
+    row = np.atleast_2d(np.asarray(values, float))
+    return CommandMessage("external", "external", 0, tuple(names), 0.0, np.array([hold]), {field: row})
+
+
+# ---------------------------------------------------------------- what the supervisor sends
+
+
+def hardware_type(spec: RobotSpec) -> Any:
+    """Message class of the robot's command topic.
+
+    Raises:
+        ValueError: a mode of twists, which has no joints.
+    """
+    if spec.command_mode.startswith("forward"):
+        return Float64MultiArray
+    kinds = {"jtc": JointTrajectory, "joint_command": JointState}
+    if spec.command_mode not in kinds:
+        raise ValueError(f"command_mode is {spec.command_mode}, expected forward_*, jtc or joint_command")
+    return kinds[spec.command_mode]
+
+
+def hardware_message(spec: RobotSpec, value: Array, period: float, stamp: float) -> Any:
+    """Command (J,) for the robot's controller, to be reached within `period` [s] where it asks for a time."""
+    numbers = value.tolist()
+    if spec.command_mode.startswith("forward"):
+        return Float64MultiArray(data=numbers)
+    if spec.command_mode == "jtc":
+        point = JointTrajectoryPoint(positions=numbers, time_from_start=duration_message(period))
+        return JointTrajectory(joint_names=list(spec.names), points=[point])  # stamp 0: start now
+    message = JointState(name=list(spec.names), position=numbers)
+    message.header.stamp = time_message(stamp)
+    return message
+
+
+def hardware_values(spec: RobotSpec, message: Any) -> Array | None:
+    """Inverse of `hardware_message` as a controller reads it: (J,) in the order of the spec, None when it does not fit.
+
+    A JointTrajectory is read at its last point.
+    """
+    if isinstance(message, Float64MultiArray):
+        value = np.array(message.data, float)
+    else:
+        names, row = (
+            (message.joint_names, message.points[-1].positions if message.points else [])
+            if isinstance(message, JointTrajectory)
+            else (message.name, message.position)
+        )
+        table = dict(zip(names, row))
+        if not all(name in table for name in spec.names):
+            return None
+        value = np.array([table[name] for name in spec.names], float)
+    return value if value.shape == (len(spec.joints),) and np.isfinite(value).all() else None
+
+
+@dataclass(frozen=True)
+class Executed:
+    """One message of `executed`.
+
+    Args:
+        stamp: when it was sent [s of ROS time].
+        value: (J,) the numbers that went to the hardware.
+        names: (J,).
+        authority: `none`, `external`, `policy` or `human`.
+        trace: `<source>/<seq>` of the command behind it.
+        flags: letters: c clipped, h hold, b braking, r chunk replaced, s stale.
+    """
+
+    stamp: float
+    value: Array
+    names: tuple[str, ...]
+    authority: str
+    trace: str
+    flags: str
+
+
+def executed_message(
+    spec: RobotSpec, value: Array, stamp: float, authority: str, trace: str, flags: str
+) -> JointTrajectory:
+    """Message of `executed`; see `Executed`."""
+    message = JointTrajectory(joint_names=list(spec.names))
+    message.header.stamp, message.header.frame_id = time_message(stamp), f"{authority}|{trace}|{flags}"
+    point = JointTrajectoryPoint()
+    setattr(point, FIELDS[spec.mode], value.tolist())
+    message.points.append(point)
+    return message
+
+
+def read_executed(message: JointTrajectory) -> Executed:
+    """Inverse of `executed_message`.
+
+    Raises:
+        ValueError: not a message of our supervisor.
+    """
+    parts = message.header.frame_id.split("|")
+    if len(parts) != 3 or len(message.points) != 1:
+        raise ValueError(f"frame_id is {message.header.frame_id!r}, expected authority|source/seq|flags and one point")
+    point = message.points[0]
+    row = point.positions or point.velocities or point.effort
+    return Executed(
+        seconds(message.header.stamp), np.array(row, float), tuple(message.joint_names), parts[0], parts[1], parts[2]
+    )

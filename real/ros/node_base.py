@@ -1,0 +1,394 @@
+"""What every node shares: parameters with ranges, the control thread, diagnostics, and a life that ends in order."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from robot_rl.extras import require
+from robot_rl.real.core.clock import SteadyClock
+from robot_rl.real.core.scheduler import Scheduler, Tick
+
+require("rclpy", extra="ros")
+
+import rclpy  # noqa: E402  (after the check that it is there)
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue  # noqa: E402
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor  # noqa: E402
+from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks  # noqa: E402
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
+from rclpy.node import Node  # noqa: E402
+from rclpy.qos import qos_policy_name_from_kind  # noqa: E402
+from rclpy.signals import SignalHandlerOptions  # noqa: E402
+
+from robot_rl.real.ros.io import qos  # noqa: E402
+
+OK, WARN, ERROR, STALE = 0, 1, 2, 3
+PARENT = "ROBOT_RL_PARENT"
+"""Environment variable with the process id of the launcher; a node ends when that process is gone."""
+
+
+def declare(
+    node: Node,
+    name: str,
+    default: Any,
+    description: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    read_only: bool = True,
+) -> Any:
+    """Declare a parameter and return its value.
+
+    Args:
+        node: whose parameter it is.
+        name: of the parameter.
+        default: also fixes the type; parameters are strictly typed, so write 20.0 for a float.
+        description: one sentence for `ros2 param describe`.
+        low: smallest value of a number.
+        high: largest value of a number.
+        read_only: whether it keeps its first value.
+    """
+    wanted = ParameterDescriptor(description=description, read_only=read_only)
+    if low is not None or high is not None:
+        if isinstance(default, float):
+            top = 1e9 if high is None else float(high)
+            wanted.floating_point_range = [FloatingPointRange(from_value=float(low or 0.0), to_value=top, step=0.0)]
+        else:
+            top = 2**31 if high is None else int(high)
+            wanted.integer_range = [IntegerRange(from_value=int(low or 0), to_value=top, step=1)]
+    return node.declare_parameter(name, default, wanted).value
+
+
+# ---------------------------------------------------------------- control thread
+
+
+class Ring:
+    """The last rows of numbers, written by one thread and read by another without locks.
+
+    Args:
+        rows: how many are kept.
+        columns: names of the numbers.
+    """
+
+    def __init__(self, rows: int, columns: Sequence[str]) -> None:
+        self.columns = tuple(columns)
+        self.count = 0
+        self._data = np.full((rows, len(self.columns)), np.nan)
+
+    def add(self, *values: float) -> None:
+        """Append a row."""
+        self._data[self.count % len(self._data)] = values
+        self.count += 1
+
+    def last(self, rows: int | None = None) -> np.ndarray:
+        """(n, columns) newest rows, oldest first."""
+        count, size = self.count, len(self._data)
+        n = min(count, size if rows is None else rows)
+        return self._data[np.arange(count - n, count) % size]
+
+
+class ControlLoop:
+    """A thread that ticks at absolute deadlines of the steady clock.
+
+    An exception in a tick goes to `on_error` and the loop goes on: what drives a robot has to keep braking it.
+
+    Args:
+        rate: ticks per second.
+        tick: called with each period.
+        on_error: called with an exception of `tick`.
+        priority: SCHED_FIFO priority, 0 = ordinary; without the right to it the loop runs ordinarily and says so.
+        spin: seconds before a deadline that are waited for busily, under SCHED_FIFO only.
+    """
+
+    COLUMNS = ("deadline", "lateness", "compute", "age", "skipped")
+
+    def __init__(
+        self,
+        rate: float,
+        tick: Callable[[Tick], float | None],
+        *,
+        on_error: Callable[[Exception], None],
+        priority: int = 0,
+        spin: float = 2e-4,
+    ) -> None:
+        self.rate, self.fifo, self.errors = rate, "off", 0
+        self.log = Ring(4096, self.COLUMNS)
+        self._tick, self._on_error, self._priority, self._spin = tick, on_error, priority, spin
+        self._clock = SteadyClock()
+        self.scheduler = Scheduler(1.0 / rate, self._clock)
+        self._running = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin; a second call does nothing."""
+        if self._thread is not None:
+            return
+        self._running = True
+        self.scheduler.restart()
+        self._thread = threading.Thread(target=self._work, name="control", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """End after the present tick; callable from the loop itself and more than once."""
+        self._running = False
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def summary(self) -> dict[str, float]:
+        """Rate, period and lateness percentiles [ms], compute time [ms] and missed ticks of the recent past."""
+        rows = self.log.last()
+        if len(rows) < 3:
+            return {"rate": 0.0, "missed": float(self.scheduler.missed)}
+        starts = rows[:, 0] + rows[:, 1]
+        period = np.diff(starts)
+        late = np.percentile(rows[:, 1], [50, 99])
+        return {
+            "rate": float(1.0 / period.mean()),
+            "period_p50_ms": float(1e3 * np.median(period)),
+            "period_p99_ms": float(1e3 * np.percentile(period, 99)),
+            "period_max_ms": float(1e3 * period.max()),
+            "lateness_p50_ms": float(1e3 * late[0]),
+            "lateness_p99_ms": float(1e3 * late[1]),
+            "compute_p50_ms": float(1e3 * np.median(rows[:, 2])),
+            "compute_p99_ms": float(1e3 * np.percentile(rows[:, 2], 99)),
+            "missed": float(self.scheduler.missed),
+        }
+
+    def _work(self) -> None:
+        self.fifo = _realtime(self._priority)
+        self._clock.spin = self._spin if self.fifo == "on" else 0.0
+        while self._running:
+            tick = self.scheduler.wait()
+            begin = time.monotonic()
+            age: float | None = None
+            try:
+                age = self._tick(tick)
+            except Exception as error:  # a tick that fails must not end the loop that brakes the robot
+                self.errors += 1
+                with contextlib.suppress(Exception):
+                    self._on_error(error)
+            spent = time.monotonic() - begin
+            self.log.add(tick.deadline, tick.lateness, spent, np.nan if age is None else age, tick.skipped)
+
+
+def _realtime(priority: int) -> str:
+    """Give the calling thread SCHED_FIFO, the process's other threads one priority less, and lock the memory.
+
+    The others too: a control thread that waits for the interpreter lock of an ordinary thread is an ordinary thread.
+
+    Returns:
+        "on", "off" or why not.
+    """
+    if priority <= 0:
+        return "off"
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+        own = threading.get_native_id()
+        for thread in os.listdir("/proc/self/task"):
+            if int(thread) != own:
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(max(priority - 1, 1)))
+    except (OSError, AttributeError) as error:
+        return f"not allowed ({error})"
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mlockall(3)  # MCL_CURRENT | MCL_FUTURE
+    return "on"
+
+
+def step_back() -> None:
+    """Make the calling thread ordinary and nice: work that must not delay the control thread."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
+def freeze_garbage() -> None:
+    """Collect once, then keep the collector from running inside control ticks."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def thaw_garbage() -> None:
+    """Undo `freeze_garbage`."""
+    gc.enable()
+    gc.unfreeze()
+
+
+# ---------------------------------------------------------------- diagnostics
+
+Aspect = Callable[[], tuple[int, str, dict[str, Any]]]
+
+
+class Health:
+    """Publishes DiagnosticStatus per aspect of a node, once a second and at once when a level changes.
+
+    Args:
+        node: whose health it is.
+        robot: name of the robot, the hardware id.
+
+    Attributes:
+        mismatches: topic -> QoS policy that keeps a peer from matching.
+    """
+
+    def __init__(self, node: Node, robot: str) -> None:
+        self._node, self._robot = node, robot
+        self._aspects: dict[str, Aspect] = {}
+        self._levels: dict[str, int] = {}
+        self._sent_at = -np.inf
+        self.mismatches: dict[str, str] = {}
+        self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self._timer = node.create_timer(0.2, self.update)
+
+    def add(self, name: str, aspect: Aspect) -> None:
+        """Add an aspect: a function that returns level, one sentence, and numbers."""
+        self._aspects[name] = aspect
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Aspect -> level, message and numbers, the same that are published."""
+        found = {}
+        for name, aspect in self._aspects.items():
+            level, message, values = aspect()
+            found[name] = {"level": level, "message": message, **values}
+        return found
+
+    def update(self) -> None:
+        """Publish when it is time or when a level has changed."""
+        now = time.monotonic()
+        report = self.summary()
+        levels = {name: item["level"] for name, item in report.items()}
+        if levels == self._levels and now - self._sent_at < 1.0:
+            return
+        self._levels, self._sent_at = levels, now
+        message = DiagnosticArray()
+        message.header.stamp = self._node.get_clock().now().to_msg()
+        for name, item in report.items():
+            values = [
+                KeyValue(key=key, value=_text(value)) for key, value in item.items() if key not in ("level", "message")
+            ]
+            message.status.append(
+                DiagnosticStatus(
+                    level=bytes([item["level"]]),
+                    name=f"robot_rl/{self._node.get_name()}: {name}",
+                    message=item["message"],
+                    hardware_id=self._robot,
+                    values=values,
+                )
+            )
+        self._publisher.publish(message)
+
+    def watch_loop(self, loop: ControlLoop, *, warn_missed: float = 0.1) -> None:
+        """Add the aspect `loop`; WARN when more than `warn_missed` of the last second's ticks were skipped."""
+
+        def aspect() -> tuple[int, str, dict[str, Any]]:
+            if not loop.alive:
+                return STALE, "not running", {}
+            recent = loop.log.last(int(loop.rate))[:, 4]
+            share = float(recent.sum() / max(len(recent), 1)) if len(recent) else 0.0
+            level = WARN if share > warn_missed else OK
+            message = f"{share:.0%} of the ticks of the last second were missed" if level else "on time"
+            return level, message, {**loop.summary(), "fifo": loop.fifo, "errors": loop.errors}
+
+        self.add("loop", aspect)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# ---------------------------------------------------------------- topics
+
+
+def subscribe(node: Node, kind: Any, topic: str, callback: Callable[..., None], profile: str, health: Health) -> Any:
+    """Subscription with our QoS whose mismatches show up in the diagnostics."""
+    events = SubscriptionEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event))
+    return node.create_subscription(kind, topic, callback, qos(profile), event_callbacks=events)
+
+
+def publisher(node: Node, kind: Any, topic: str, profile: str, health: Health) -> Any:
+    """Publisher with our QoS whose mismatches show up in the diagnostics."""
+    events = PublisherEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event))
+    return node.create_publisher(kind, topic, qos(profile), event_callbacks=events)
+
+
+def note_mismatch(health: Health, topic: str, event: Any) -> None:
+    """Remember which QoS policy of a topic keeps a peer from matching."""
+    health.mismatches[topic] = qos_policy_name_from_kind(event.last_policy_kind)
+
+
+# ---------------------------------------------------------------- life of a process
+
+
+class Winding(Protocol):
+    """A node that can be asked to bring things to rest before its process ends."""
+
+    def wind_down(self) -> None:
+        """Brake, say goodbye; called once, while callbacks still run; may take up to 2 s."""
+        ...
+
+
+def run(make: Callable[[], Any], args: Sequence[str] | None = None) -> int:
+    """Process of one node: callbacks in one background thread, an orderly end on SIGINT, SIGTERM or a lost parent.
+
+    Args:
+        make: constructs the node; its ValueError, OSError or ImportError ends the process with one line.
+        args: command line for rclpy; None takes the process's own.
+
+    Returns:
+        Exit status: 0 after an orderly end, 1 when the callback thread died, 2 when the node could not be made.
+    """
+    ending, over = threading.Event(), threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ending.set())
+    parent = int(os.environ.get(PARENT) or 0)
+    rclpy.init(args=list(args) if args is not None else None, signal_handler_options=SignalHandlerOptions.NO)
+    node = None
+    try:
+        node = make()
+        executor = SingleThreadedExecutor()
+        executor.add_node(node)
+        spinning = threading.Thread(target=_spin, args=(executor, over), name="callbacks", daemon=True)
+        spinning.start()
+        while not ending.wait(0.05):
+            if not spinning.is_alive() or (parent and os.getppid() != parent):
+                break
+        healthy = spinning.is_alive()
+        node.wind_down()
+        over.set()
+        executor.shutdown(timeout_sec=1.0)
+        spinning.join(1.0)
+        return 0 if healthy else 1
+    except (ValueError, OSError, ImportError) as error:
+        sys.stderr.write(f"{sys.argv[0].rsplit('/', 1)[-1]}: {error}\n")
+        return 2
+    except (rclpy.exceptions.ParameterException, rclpy.exceptions.InvalidParameterTypeException) as error:
+        sys.stderr.write(f"{sys.argv[0].rsplit('/', 1)[-1]}: {error}\n")
+        return 2
+    finally:
+        if node is not None:
+            with contextlib.suppress(Exception):
+                node.destroy_node()
+        rclpy.try_shutdown()
+
+
+def _spin(executor: SingleThreadedExecutor, over: threading.Event) -> None:
+    with contextlib.suppress(KeyboardInterrupt, ExternalShutdownException):
+        while not over.is_set():
+            executor.spin_once(timeout_sec=0.2)
