@@ -183,6 +183,7 @@ class Camera:
 
     def frozen(self, now: float) -> bool:
         """Whether pictures come but do not change."""
+        self.picture(now)
         return bool(self.freeze_time and self._shown is not None and now - self._changed > self.freeze_time)
 
     def problem(self, now: float) -> str:

@@ -92,6 +92,7 @@ class Assembler:
         self._commands: deque[tuple[str, float, np.ndarray]] = deque(maxlen=64)  # trace, stamp, first point
         self._sent: np.ndarray | None = None
         self._due = -np.inf
+        self._gap, self._executed_at = 0.0, -np.inf
         self._fault = False
         self._rewarded = False
         self.begin()
@@ -111,7 +112,12 @@ class Assembler:
     # ------------------------------------------------------------ samples
 
     def joints(
-        self, time: float, names: list[str], position: np.ndarray, velocity: np.ndarray | None, effort: np.ndarray | None
+        self,
+        time: float,
+        names: list[str],
+        position: np.ndarray,
+        velocity: np.ndarray | None,
+        effort: np.ndarray | None,
     ) -> None:
         """One message of joint states."""
         if self._merger.add(time, names, position, velocity):
@@ -161,6 +167,9 @@ class Assembler:
 
     def executed(self, time: float, value: np.ndarray, authority: str, trace: str, flags: str) -> None:
         """A message of the supervisor: what the robot was told at `time`; the first one only says where it stands."""
+        if np.isfinite(self._executed_at):
+            self._gap += 0.1 * (time - self._executed_at - self._gap) if self._gap else time - self._executed_at
+        self._executed_at = time
         if self._sent is None:
             self._sent = value
             return
@@ -237,7 +246,8 @@ class Assembler:
         if self.rules.ticks == "command":
             return bool(trace) and authority != "none" and (self._row is None or self._row.trace != trace)
         period = 1.0 / self.rules.rate
-        if time < self._due - 0.25 * period:
+        # the message nearest to the due time opens the step
+        if time < self._due - min(0.5 * self._gap, 0.5 * period):
             return False
         self._due = self._due + period if abs(time - self._due) < period else time + period
         return True

@@ -60,7 +60,10 @@ class RecorderNode(Node):
             max_bag_seconds=declare(self, "max_bag_seconds", 0.0, "duration that splits a bag; 0 = never", low=0.0),
             queue=declare(self, "queue", 20_000, "messages that may wait for the disk", low=10),
             rules=rules,
-            facts={"task": declare(self, "task", "", "what the session is about"), "recorded": time.strftime("%FT%T%z")},
+            facts={
+                "task": declare(self, "task", "", "what the session is about"),
+                "recorded": time.strftime("%FT%T%z"),
+            },
         )
         topics = topic_table(
             spec, prefix=declare(self, "prefix", "robot_rl/", "prefix of our topics"), namespace=self.get_namespace()

@@ -243,9 +243,14 @@ def _reader(path: str | Path) -> Any:
     path = Path(path)
     if not (path / "metadata.yaml").exists():
         if path.is_dir() and any(path.glob("*.mcap")):
-            raise ValueError(f"{path} has no metadata.yaml: its recorder was killed; robot-rl data recover {path} <new>")
+            raise ValueError(
+                f"{path} has no metadata.yaml: its recorder was killed; robot-rl data recover {path} <new>"
+            )
         raise ValueError(f"{path} is no rosbag2 folder, expected one with a metadata.yaml")
-    parts = [path, *sorted(p for p in path.parent.glob(f"{path.name}_[0-9][0-9][0-9]") if (p / "metadata.yaml").exists())]
+    parts = [
+        path,
+        *sorted(p for p in path.parent.glob(f"{path.name}_[0-9][0-9][0-9]") if (p / "metadata.yaml").exists()),
+    ]
     try:
         return AnyReader(parts, default_typestore=typestore())
     except ReaderError as error:

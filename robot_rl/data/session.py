@@ -196,9 +196,7 @@ def _append(target: h5py.File, source: h5py.File, keys: Sequence[str], rows: int
     for key in keys:
         item: Any = source[key]
         if key not in target:
-            target.create_dataset(
-                key, (0, *item.shape[1:]), item.dtype, maxshape=(None, *item.shape[1:]), chunks=True
-            )
+            target.create_dataset(key, (0, *item.shape[1:]), item.dtype, maxshape=(None, *item.shape[1:]), chunks=True)
         table: Any = target[key]
         if table.shape[1:] != item.shape[1:]:
             raise ValueError(f"{source.filename}: {key} has shape {item.shape[1:]}, earlier episodes {table.shape[1:]}")
