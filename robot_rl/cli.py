@@ -70,6 +70,41 @@ def _load_policy(cfg: DictConfig, run_config: DictConfig, path: Path) -> Any:
     return learner.policy
 
 
+def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> tuple[Any, Any, Any, str]:
+    """A trained policy for the robot: what the policy node runs.
+
+    Args:
+        path: run or checkpoint folder.
+        device: where the policy computes.
+        threads: CPU threads of torch.
+
+    Returns:
+        The policy; its IOSpec; (joints) -> port of the world that it was trained in, or None where it was trained in
+        something else; an identity such as "reach_ros@15000" for recordings.
+
+    Raises:
+        CheckpointError: no complete checkpoint there.
+    """
+    from robot_rl import checkpoint
+
+    torch.set_num_threads(threads)
+    folder = checkpoint.find(Path(path))
+    run_config: Any = OmegaConf.load(folder / "config.yaml")
+    policy = _load_policy(OmegaConf.create({"device": device}), run_config, folder)
+    io = checkpoint.read_io(folder)
+    world = OmegaConf.select(run_config, "env.world")
+    make_port = None
+    if world is not None:
+        kind = hydra.utils.get_class("robot_rl.sim.port.WorldPort")
+        plain = OmegaConf.to_container(world, resolve=True)
+
+        def make_port(joints: tuple[str, ...]) -> Any:
+            return kind(plain, joints, io)
+
+    run = folder.parent.parent.name if folder.parent.name == "checkpoints" else folder.parent.name
+    return policy, io, make_port, f"{run}@{int(folder.name.removeprefix('step_') or 0)}".replace("/", "_")
+
+
 def _run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return Path(HydraConfig.get().runtime.output_dir)

@@ -140,6 +140,12 @@ class Arm:
         }
         return xp.concat([joints, fingers], axis=1), task
 
+    def adopt(self, view: View) -> None:
+        """Take the joints in `view.qpos` as commanded and measured pose: an episode begins at a measured robot."""
+        cast("dict[str, Any]", view.task)["command"][...] = view.qpos[:, :6]
+        self.update(view)
+        cast("dict[str, Any]", view.task)["tip_velocity"][...] = 0.0
+
     def control(self, view: View, action: Array) -> Array:
         """Advance the command by (N, A) actions in [-1, 1] and return (N, 8) position targets."""
         xp = view.xp

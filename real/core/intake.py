@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,10 +43,12 @@ class CommandMessage:
 
 @dataclass(frozen=True)
 class _Plan:
+    trace: str  # "<tag>/<seq>" of the message
     seq: int
     stamp: float  # on our clock
     times: np.ndarray  # absolute, on our clock
     knots: np.ndarray
+    chunk: bool  # played as a motion through its knots, not taken as a step
 
 
 class Intake:
@@ -61,6 +64,14 @@ class Intake:
         takeover_timeout: largest age of the operator's dead-man heartbeat [s].
         horizon: longest chunk [s].
         flood: messages per second from one source that are a flood.
+        external_timeout: how long the step of a foreign client stays fresh [s]; None = the command timeout.
+        external_align: let foreign steps begin far from the robot and approach them at the limiter's speed.
+
+    Attributes:
+        authority: who is followed: `none`, `external`, `policy` or `human`.
+        trace: `<tag>/<seq>` of the command followed last.
+        replaced: chunks that have taken over from a running one, so far.
+        dropped: reason -> messages.
 
     Source: specification of the bridge, message acceptance and authority.
     """
@@ -75,6 +86,8 @@ class Intake:
         takeover_timeout: float = 0.3,
         horizon: float = 5.0,
         flood: int | None = None,
+        external_timeout: float | None = None,
+        external_align: bool = False,
     ) -> None:
         self._spec, self._set = spec, settings or SafetySettings()
         self._velocity = spec.mode == VELOCITY
@@ -89,6 +102,12 @@ class Intake:
         self._plans: dict[str, _Plan | None] = dict.fromkeys(SOURCES)
         self._last_seq: dict[str, int] = {}
         self._period = period
+        self._speed = spec.array("velocity")
+        self._external_timeout = self._set.command_timeout if external_timeout is None else external_timeout
+        self._align = external_align
+        self._easing = False
+        self.trace = ""
+        self.replaced = 0
         self._held_at = -np.inf
         self._takeover = False
         self._position = np.zeros(len(spec.joints))
@@ -119,6 +138,22 @@ class Intake:
         """Heartbeat of the operator's dead-man switch."""
         self._takeover, self._held_at = held, arrival
 
+    def drop(self, source: str) -> None:
+        """Forget what a source wanted; its next message starts anew."""
+        self._plans[source] = None
+
+    def drop_all(self) -> None:
+        """Forget all plans and clock offsets, e.g. when simulated time has jumped."""
+        for source in SOURCES:
+            self._plans[source] = None
+            self._clocks[source].reset()
+
+    def adopt(self, settings: SafetySettings, timeouts: Mapping[str, float]) -> None:
+        """Take over changed timeouts [s]: those of the settings, `teleop_timeout` and `takeover_timeout`."""
+        self._set = settings
+        self._teleop_timeout = timeouts.get("teleop_timeout", self._teleop_timeout)
+        self._takeover_timeout = timeouts.get("takeover_timeout", self._takeover_timeout)
+
     def select(self, now: float) -> tuple[Command | None, str]:
         """Command of whoever has authority at `now` [s].
 
@@ -144,7 +179,7 @@ class Intake:
             plan = self._plans[name]
             if plan is None:
                 continue
-            if before != name and not self._joins(plan):
+            if before != name and not self._joins(name, plan, now):
                 self.authority = "none"
                 return self._let_go(name, now), ""
             self._grant(name, now)
@@ -161,7 +196,7 @@ class Intake:
             if name != self.authority or not as_asked:
                 player.reseed(now, self._position, self._own)
                 plan = self._plans[name]
-                if name == self.authority and plan is not None and len(plan.times) > 1 and not self._velocity:
+                if name == self.authority and plan is not None and plan.chunk and not self._velocity:
                     player.offer(now, plan.times, plan.knots)
 
     # ------------------------------------------------------------ acceptance
@@ -205,46 +240,69 @@ class Intake:
             self._players[message.source].reseed(arrival, self._position, self._own)
             return ""
         order = [names.index(name) for name in own]
-        return self._keep(
-            message.source, _Plan(message.seq, stamping.time, stamping.time + times, array[:, order]), arrival
-        )
+        trace = f"{message.tag.split(':', 1)[-1]}/{message.seq}"
+        # a foreign trajectory of one point says when to be there: it is a motion, not a step
+        chunk = n > 1 or (foreign and times[0] > self._external_timeout + 1e-9)
+        plan = _Plan(trace, message.seq, stamping.time, stamping.time + times, array[:, order], chunk)
+        return self._keep(message.source, plan, arrival)
 
     def _keep(self, source: str, plan: _Plan, arrival: float) -> str:
-        if len(plan.times) > 1:
+        if plan.chunk:
+            if len(plan.times) == 1:
+                plan = self._motion(plan, arrival)
             if plan.times[-1] <= arrival + self._period:
                 return "chunk_late"
             if not self._velocity and source == self.authority:
                 refused = self._players[source].offer(arrival, plan.times, plan.knots)
                 if refused:
                     return "chunk_late" if refused == "chunk too late" else "chunk"
+                self.replaced += self._plans[source] is not None
         self._plans[source] = plan
         return ""
 
+    def _motion(self, plan: _Plan, arrival: float) -> _Plan:
+        """From the present command to the only point of a plan, at rest at both ends (quintic, sampled)."""
+        share = np.linspace(0.0, 1.0, 21)[1:]
+        smooth = share**3 * (10.0 - 15.0 * share + 6.0 * share**2)
+        times = arrival + share * (plan.times[0] - arrival)
+        knots = self._position + smooth[:, None] * (plan.knots[0] - self._position)
+        return replace(plan, times=times, knots=knots)
+
     # ------------------------------------------------------------ authority
 
-    def _joins(self, plan: _Plan) -> bool:
-        """A source may begin only where the robot's command is."""
-        gap = np.abs(plan.knots[0] - self._position)
-        return self._velocity or bool((gap <= self._set.start_tolerance).all())
+    def _joins(self, name: str, plan: _Plan, now: float) -> bool:
+        """A source may begin only where the robot's command is; a foreign trajectory also where it can be in time."""
+        if self._velocity:
+            return True
+        reach = np.full(len(self._position), self._set.start_tolerance)
+        if name == "external" and plan.chunk:
+            reach = reach + self._speed * max(plan.times[0] - now, 0.0)
+        elif name == "external" and self._align:
+            reach[:] = np.inf
+        return bool((np.abs(plan.knots[0] - self._position) <= reach).all())
 
     def _grant(self, name: str, now: float) -> None:
         if self.authority == name:
             return
-        self.authority = name
+        self.authority, self._easing = name, name == "external" and self._align
         self._players[name].reseed(now - self._period, self._position, self._own)
         plan = self._plans[name]
-        if plan is not None and len(plan.times) > 1 and not self._velocity:
+        if plan is not None and plan.chunk and not self._velocity:
             self._players[name].offer(now, plan.times, plan.knots)
 
     def _due(self, name: str, now: float) -> Command | None:
         plan = self._plans[name]
         if plan is None:
             return None
-        if len(plan.times) == 1:
-            if name == "external":  # a one-shot trajectory is fresh until its last point
-                if now > plan.times[-1] + self._set.command_timeout:
+        self.trace = plan.trace
+        if not plan.chunk:
+            if name == "external":
+                if now > plan.stamp + self._external_timeout:
                     self._plans[name] = None
                     return self._let_go(name, now)
+                if self._easing and not self._velocity:  # begin where the robot is; the limiter does the approach
+                    self._easing = False
+                    return Command(now, self._position.copy(), name, plan.seq)
                 return Command(now, plan.knots[0], name, plan.seq)
             patience = self._teleop_timeout if name == "human" else self._set.command_timeout
             if now - plan.stamp > patience:

@@ -67,6 +67,10 @@ class StateMonitor:
         if self._last is not None:
             self._forgiven = np.maximum(self._outside(self._last.position), 0.0)
 
+    def adopt(self, settings: SafetySettings) -> None:
+        """Take over changed timeouts."""
+        self._set = settings
+
     def relearn(self) -> None:
         """Called at a reset: the next state need not be near the last one."""
         self._last = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -104,6 +104,7 @@ class SafetySupervisor:
         self._target: np.ndarray | None = None
         self._heard = -np.inf  # stamp of the newest command taken
         self._codes: list[str] = ["state_never"]
+        self._outside: tuple[str, ...] = ()
         self._pressed, self._released_at = False, -np.inf
         self._stop_by = np.inf
         self._zeroed = False
@@ -186,12 +187,23 @@ class SafetySupervisor:
         with self._lock:
             self._fault(code)
 
+    def hinder(self, conditions: Sequence[str]) -> None:
+        """Conditions outside (no controller, a silent sensor) against start-up, enable and reset; () = none."""
+        with self._lock:
+            self._outside = tuple(conditions)
+
     def soft_stop(self) -> None:
         """Brake and hold as after a lost command (flood, silent operator); goes on with the next good command."""
         with self._lock:
             self._machine.handle(Event.LOST, self._now)
             self._target = None
             self._begin_stop()
+
+    def adopt(self, settings: SafetySettings) -> None:
+        """Take over shorter timeouts; other settings keep their first values."""
+        with self._lock:
+            self.settings = settings
+            self._monitor.adopt(settings)
 
     def shutdown(self) -> None:
         """Brake, then publish nothing more: before the process ends."""
@@ -221,7 +233,7 @@ class SafetySupervisor:
         if self._machine.state in MOVABLE:
             for code in self._codes:
                 self._fault(code)
-        elif self._machine.state is State.STARTUP and self._monitor.settled(now):
+        elif self._machine.state is State.STARTUP and self._monitor.settled(now) and not self._outside:
             self._machine.handle(Event.READY, now)
             if self._arm_on_start and self._machine.state is State.IDLE and not self.enable():
                 self._arm_on_start = False
@@ -380,6 +392,7 @@ class SafetySupervisor:
 
     def _blockers(self) -> list[str]:
         found = [code for code in self._codes if code != "limit_measured" or self._machine.state is State.IDLE]
+        found += self._outside
         if self._pressed:
             found.append("estop is pressed")
         if not found and not self._monitor.settled(self._now) and "limit_measured" not in self._codes:

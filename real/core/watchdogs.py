@@ -49,6 +49,15 @@ class Watchdogs:
         self._since = dict.fromkeys(limits, start)
         self._seen: dict[str, float] = {}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Watched inputs in the order of construction."""
+        return tuple(self._limits)
+
+    def limit(self, name: str) -> tuple[float, str]:
+        """Timeout [s] and reaction of an input."""
+        return self._limits[name]
+
     def feed(self, name: str, now: float) -> None:
         """Input `name` gave a sign at `now` [s].
 

@@ -299,17 +299,18 @@ def _text(value: Any) -> str:
 
 def subscribe(node: Node, kind: Any, topic: str, callback: Callable[..., None], profile: str, health: Health) -> Any:
     """Subscription with our QoS whose mismatches show up in the diagnostics."""
-    events = SubscriptionEventCallbacks(incompatible_qos=lambda event: _mismatch(health, topic, event))
+    events = SubscriptionEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event))
     return node.create_subscription(kind, topic, callback, qos(profile), event_callbacks=events)
 
 
 def publisher(node: Node, kind: Any, topic: str, profile: str, health: Health) -> Any:
     """Publisher with our QoS whose mismatches show up in the diagnostics."""
-    events = PublisherEventCallbacks(incompatible_qos=lambda event: _mismatch(health, topic, event))
+    events = PublisherEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event))
     return node.create_publisher(kind, topic, qos(profile), event_callbacks=events)
 
 
-def _mismatch(health: Health, topic: str, event: Any) -> None:
+def note_mismatch(health: Health, topic: str, event: Any) -> None:
+    """Remember which QoS policy of a topic keeps a peer from matching."""
     health.mismatches[topic] = qos_policy_name_from_kind(event.last_policy_kind)
 
 

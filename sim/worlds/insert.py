@@ -115,6 +115,10 @@ class Insert:
         qpos = xp.concat([robot, socket], axis=1)
         return Reset(qpos=qpos, qvel=xp.zeros_like(qpos), ctrl=robot, task=task)
 
+    def adopt(self, view: View) -> None:
+        """Begin at the measured joints in `view.qpos`, with the command there."""
+        self._arm.adopt(view)
+
     def control(self, view: View, action: Array) -> Array:
         """Position targets of joints and fingers."""
         return self._arm.control(view, action)

@@ -80,6 +80,10 @@ class Pick:
         qpos = xp.concat([robot, cube], axis=1)
         return Reset(qpos=qpos, qvel=xp.zeros_like(qpos[:, 1:]), ctrl=robot, task={**task, "goal": goal})
 
+    def adopt(self, view: View) -> None:
+        """Begin at the measured joints in `view.qpos`, with the command there."""
+        self._arm.adopt(view)
+
     def control(self, view: View, action: Array) -> Array:
         """Position targets of joints and fingers."""
         return self._arm.control(view, action)

@@ -63,6 +63,10 @@ class Reach:
         robot, task = self._arm.start(span(unit[:, :3], low, high), xp.zeros_like(goal[:, 0]), 0.25 * STROKE)
         return Reset(qpos=robot, qvel=xp.zeros_like(robot), ctrl=robot, task={**task, "goal": goal})
 
+    def adopt(self, view: View) -> None:
+        """Begin at the measured joints in `view.qpos`, with the command there."""
+        self._arm.adopt(view)
+
     def control(self, view: View, action: Array) -> Array:
         """Position targets of joints and fingers."""
         return self._arm.control(view, action)

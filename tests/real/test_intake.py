@@ -193,11 +193,26 @@ def test_external_is_lowest_and_one_shot_lasts_until_its_last_point(make_arm):
     door = Intake(make_arm(), allow_external=True)
     foreign = message(0.0, 0, (0.05, 0.0, 0.0), source="external", tag="x", times=(4.0,))
     assert door.offer(foreign, 10.0) == ""
-    command, _ = door.select(13.0)
-    assert (door.authority, command.value[0]) == ("external", 0.05)
-    door.offer(message(13.0, 1), 13.0)
-    door.select(13.01)
+    halfway = [float(door.select(10.0 + 0.01 * k)[0].value[0]) for k in range(1, 390)]
+    assert door.authority == "external"
+    assert np.diff(halfway).min() > -1e-5  # one point says when to be there: a motion, not a step
+    assert halfway[-1] == pytest.approx(0.05, abs=1e-3)
+    assert np.diff(halfway)[-1] < 1e-5  # and it ends at rest
+    door.offer(message(13.91, 1, (0.05, 0.0, 0.0)), 13.91)
+    door.executed(13.91, np.array([0.05, 0.0, 0.0]), np.zeros(3), as_asked=True)
+    door.select(13.92)
     assert door.authority == "policy"
+
+
+def test_external_far_step_is_refused_or_approached_when_asked(make_arm):
+    far = message(0.0, 0, (1.0, 0.0, 0.0), source="external", tag="x", times=(0.1,))
+    strict = Intake(make_arm(), allow_external=True)
+    strict.offer(far, 10.0)
+    assert strict.select(10.01)[0].value.size == 0
+    assert strict.authority == "none"
+    eager = Intake(make_arm(), allow_external=True, external_align=True)
+    eager.offer(far, 10.0)
+    assert [float(eager.select(t)[0].value[0]) for t in (10.01, 10.02)] == [0.0, 1.0]  # begins where the robot is
 
 
 def test_nothing_from_anybody_is_none(door):

@@ -1,0 +1,293 @@
+"""Everything between the command topics and the robot, without ROS: door, watchdogs, supervisor, and what is reported.
+
+A node feeds events as they come (any thread) and calls `tick` once per period with the newest state.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from robot_rl.real.core.intake import CommandMessage, Intake
+from robot_rl.real.core.machine import LATCHED, MOVABLE, State
+from robot_rl.real.core.settings import SafetySettings
+from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.core.supervisor import SafetySupervisor
+from robot_rl.real.core.watchdogs import Watchdogs
+from robot_rl.real.robot import Level, RobotState, Verdict
+
+HEARTBEAT = "estop_heartbeat"
+
+
+@dataclass(frozen=True)
+class Controller:
+    """What is known of the robot's command topic and of who else speaks.
+
+    Args:
+        subscribers: controllers that listen.
+        rivals: other publishers on the command topic, by name.
+        strangers: publishers on `command/*` with an unexpected node name.
+    """
+
+    subscribers: int = 1
+    rivals: tuple[str, ...] = ()
+    strangers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Outcome of a tick.
+
+    Args:
+        value: (J,) numbers for the hardware.
+        publish: whether they may be sent.
+        authority: who was followed: `none`, `external`, `policy` or `human`.
+        trace: `<source>/<seq>` of the command behind it.
+        flags: letters: c clipped, h hold, b braking, r chunk replaced, s stale.
+        verdict: of the supervisor.
+    """
+
+    value: np.ndarray
+    publish: bool
+    authority: str
+    trace: str
+    flags: str
+    verdict: Verdict
+
+
+class CommandPipeline:
+    """Door, watchdogs and supervisor of one robot.
+
+    Args:
+        spec: of the robot.
+        settings: of the supervisor.
+        door: keyword arguments of `Intake`, e.g. `allow_external`.
+        forward: joint positions -> tool position, needed for a workspace.
+        watched: required sensors besides the joint states: name -> largest age [s].
+        first_message_timeout: patience for a first message before start-up reports an error [s].
+        estop_heartbeat: largest age of the e-stop's heartbeat [s]; 0 = there is none.
+        start: present time [s of the steady clock].
+
+    Source: specification of the bridge, sections on the supervisor, watchdogs and authority.
+    """
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        settings: SafetySettings | None = None,
+        *,
+        door: Mapping[str, object] | None = None,
+        forward: Callable[[np.ndarray], np.ndarray] | None = None,
+        watched: Mapping[str, float] | None = None,
+        first_message_timeout: float = 5.0,
+        estop_heartbeat: float = 0.0,
+        arm_on_start: bool = False,
+        start: float = 0.0,
+    ) -> None:
+        self.spec, self.settings = spec, settings or SafetySettings()
+        self.safety = SafetySupervisor(spec, self.settings, forward=forward, arm_on_start=arm_on_start)
+        self.door = Intake(spec, self.settings, **(door or {}))  # type: ignore[arg-type]
+        limits = {name: (timeout, "fault") for name, timeout in (watched or {}).items()}
+        if estop_heartbeat > 0.0:
+            limits[HEARTBEAT] = (estop_heartbeat, "estop")
+        limits["joint_states"] = (self.settings.state_timeout, "monitor")  # the state monitor reacts itself
+        self.watchdogs = Watchdogs(limits, first_timeout=first_message_timeout, start=start)
+        self.blocking: tuple[str, ...] = ()
+        self.clock_faults = 0
+        self._start = self._now = start
+        self._first = first_message_timeout
+        self._events: deque[Callable[[], None]] = deque(maxlen=4096)
+        self._pressed: set[str] = set()
+        self._controller = Controller(subscribers=0)
+        self._lock = threading.Lock()
+        self._soft = ""
+        self._replaced = 0
+        self._limit_times: dict[str, int] = {"ticks": 0, "clipped": 0}
+
+    # ------------------------------------------------------------ events, from any thread
+
+    def offer(self, message: CommandMessage, arrival: float) -> None:
+        """A command has come; it is judged in the next tick."""
+        self._events.append(lambda: self._count(self.door.offer(message, arrival)))
+
+    def takeover(self, held: bool, arrival: float) -> None:
+        """Heartbeat of the operator's dead-man switch."""
+        self._events.append(lambda: self.door.takeover(held, arrival))
+
+    def estop(self, source: str, *, pressed: bool) -> None:
+        """The e-stop of a source (`topic`, `service`, `button`) is pressed or released."""
+
+        def act() -> None:
+            was = bool(self._pressed)
+            (self._pressed.add if pressed else self._pressed.discard)(source)
+            if pressed:
+                self.safety.estop(source)
+            elif was and not self._pressed:
+                self.safety.estop(source, pressed=False)
+
+        self._events.append(act)
+
+    def estop_once(self, source: str) -> None:
+        """An e-stop without a level (a service call, a button that springs back): latches, is not held."""
+        self.estop(source, pressed=True)
+        self.estop(source, pressed=False)
+
+    def alive(self, name: str, when: float) -> None:
+        """Sign of life of a watched sensor or of the e-stop's heartbeat at `when` [s of the steady clock]."""
+        self._events.append(lambda: self.watchdogs.feed(name, when))
+
+    def source_lost(self, source: str) -> None:
+        """The transport says that a command source has died; its plans are dropped and the robot brakes."""
+
+        def act() -> None:
+            if self.door.authority == source:
+                self._soft = "source_lost"
+            self.door.drop(source)
+
+        self._events.append(act)
+
+    def soft_stop(self, why: str) -> None:
+        """Brake and hold, e.g. because simulated time has jumped."""
+
+        def act() -> None:
+            self._soft = why
+            self.door.drop_all()
+
+        self._events.append(act)
+
+    def controller(self, view: Controller) -> None:
+        """What the last look at the command topic has found."""
+        self._controller = view
+
+    # ------------------------------------------------------------ operator
+
+    def enable(self, on: bool = True) -> list[str]:
+        """See `SafetySupervisor.enable`."""
+        return self.safety.enable(on)
+
+    def reset(self) -> list[str]:
+        """See `SafetySupervisor.rearm`."""
+        return self.safety.rearm()
+
+    def lower(self, timeouts: Mapping[str, float]) -> None:
+        """Shorten `state_timeout`, `command_timeout`, `teleop_timeout` or `takeover_timeout` [s] while running."""
+        with self._lock:
+            own = {name: value for name, value in timeouts.items() if hasattr(self.settings, name)}
+            self.settings = replace(self.settings, **own)
+            self.safety.adopt(self.settings)
+            self.door.adopt(self.settings, timeouts)
+
+    @property
+    def patient(self) -> bool:
+        """Whether the patience for first messages has not run out yet, at the time of the last tick."""
+        return self._now - self._start <= self._first
+
+    def shutdown(self) -> None:
+        """Brake, then publish nothing more."""
+        self.safety.shutdown()
+
+    @property
+    def resting(self) -> bool:
+        """Whether the commanded velocity is zero."""
+        return float(np.abs(self.safety.limiter.velocity).max()) < 1e-4
+
+    @property
+    def clip_ratio(self) -> float:
+        """Share of the followed ticks that were clipped."""
+        return self._limit_times["clipped"] / max(self._limit_times["ticks"], 1)
+
+    # ------------------------------------------------------------ one period
+
+    def tick(self, now: float, state: RobotState | None, *, mismatches: tuple[str, ...] = ()) -> Sent:
+        """One period.
+
+        Args:
+            now: [s of the steady clock].
+            state: newest state, or None before the first.
+            mismatches: required topics whose quality of service keeps their sender from matching.
+        """
+        with self._lock:
+            self._soft, self._now = "", now
+            while self._events:
+                self._events.popleft()()
+            if state is not None:
+                self.watchdogs.feed("joint_states", state.stamp)
+            self._watch(now, mismatches)
+            command, why = self.door.select(now)
+            if why or self._soft:
+                self.safety.soft_stop()
+            out, verdict = self.safety.filter(command, state, now)
+            authority = self.door.authority if verdict.state == State.ACTIVE.value else "none"
+            flags = self._flags(verdict)
+            if verdict.publish:
+                limiter = self.safety.limiter
+                self.door.executed(now, limiter.position, limiter.velocity, as_asked=verdict.level is Level.OK)
+            trace = self.door.trace if authority != "none" else "supervisor/0"
+            return Sent(out.value, verdict.publish, authority, trace, flags, verdict)
+
+    def overdue(self, now: float) -> list[str]:
+        """Inputs that have been silent for too long, as sentences."""
+        return [
+            f"{silence.name} " + ("never came" if silence.never else f"silent for {silence.age:.2f} s")
+            for silence in self.watchdogs.expired(now)
+        ]
+
+    def _count(self, reason: str) -> None:
+        if reason == "stamp":
+            self.clock_faults += 1
+
+    def _watch(self, now: float, mismatches: tuple[str, ...]) -> None:
+        blocking: list[str] = [f"QoS of {topic} does not match" for topic in mismatches]
+        movable = State(self.safety.state) in MOVABLE
+        for name, age in ((name, self.watchdogs.age(name, now)) for name in self.watchdogs.names):
+            timeout, reaction = self.watchdogs.limit(name)
+            if age <= timeout:
+                if name == HEARTBEAT and HEARTBEAT in self._pressed:
+                    self._pressed.discard(HEARTBEAT)
+                    if not self._pressed:
+                        self.safety.estop("heartbeat", pressed=False)
+                continue
+            if reaction == "monitor":
+                continue
+            blocking.append(f"{name}: {'never came' if not np.isfinite(age) else f'{age:.2f} s old'}")
+            if reaction == "estop" and np.isfinite(age):
+                if HEARTBEAT not in self._pressed:
+                    self._pressed.add(HEARTBEAT)
+                    self.safety.estop("heartbeat")
+            elif movable and reaction == "fault":
+                self.safety.report("state_stale")
+        view = self._controller
+        if view.subscribers == 0:
+            blocking.append(f"nobody listens on {self.spec.controller_topic}")
+            if movable:
+                self.safety.report("controller_gone")
+        elif view.subscribers > 1:
+            blocking.append(f"{view.subscribers} subscribers on {self.spec.controller_topic}, expected one controller")
+        if view.rivals or view.strangers:
+            blocking.append(f"duplicate publisher: {', '.join((*view.rivals, *view.strangers))}")
+            if movable:
+                self.safety.report("duplicate_publisher")
+        self.blocking = tuple(blocking)
+        self.safety.hinder(self.blocking)
+
+    def _flags(self, verdict: Verdict) -> str:
+        moving = not self.resting
+        state = State(verdict.state)
+        flags = "c" if verdict.level is Level.CLIPPED else ""
+        if state is State.ACTIVE:
+            self._limit_times["ticks"] += 1
+            self._limit_times["clipped"] += verdict.level is Level.CLIPPED
+        if verdict.level in (Level.HOLD, Level.STOP):
+            flags += "h"
+        if moving and (state is State.STOPPING or state in LATCHED):
+            flags += "b"
+        if self.door.replaced != self._replaced:
+            self._replaced = self.door.replaced
+            flags += "r"
+        if "stale_command" in verdict.reasons or "stale_state" in verdict.reasons:
+            flags += "s"
+        return flags

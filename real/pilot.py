@@ -1,0 +1,191 @@
+"""From states to setpoints without ROS: a decision every n ticks, a straight way between decisions, a soft swap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from robot_rl.real.core.spec import VELOCITY
+from robot_rl.real.port import Port
+from robot_rl.types import IOSpec, Policy
+
+
+class Unfit(ValueError):
+    """A policy that must not drive the robot; the message says why."""
+
+
+@dataclass(frozen=True)
+class Setpoints:
+    """What to command.
+
+    Args:
+        times: (n,) seconds after the observation; one is a step, more are a chunk.
+        values: (n, J).
+        decided: whether the policy was asked in this tick.
+    """
+
+    times: np.ndarray
+    values: np.ndarray
+    decided: bool
+
+
+class Pilot:
+    """Asks a policy at its own rate and answers at the rate of the loop.
+
+    In position modes the command runs straight from one target to the next over the decision's period, so that a slow
+    policy does not jerk a fast loop; `chunk_steps` > 1 sends that way as one chunk instead, with half a period of
+    holding behind it for a late successor.
+
+    Args:
+        policy: to ask.
+        port: of the robot.
+        identity: for recordings.
+        rate: ticks per second; a whole multiple of the policy's rate.
+        mode: `position` or `velocity`.
+        deterministic: the policy's mean instead of a sample.
+        interpolate: go straight to the next target; False commands it at once.
+        chunk_steps: points per chunk, 1 = steps.
+        blend_steps: decisions over which a swapped policy takes over.
+
+    Raises:
+        Unfit: rates that do not fit.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        port: Port,
+        *,
+        identity: str,
+        rate: float,
+        mode: str = "position",
+        deterministic: bool = True,
+        interpolate: bool = True,
+        chunk_steps: int = 1,
+        blend_steps: int = 5,
+    ) -> None:
+        ratio = rate / port.io.control_hz
+        if abs(ratio - round(ratio)) > 1e-6 or ratio < 1.0 - 1e-6:
+            raise Unfit(f"rate is {rate:g} Hz, expected a whole multiple of the policy's {port.io.control_hz:g} Hz")
+        self.policy, self.port, self.identity = policy, port, identity
+        self.every = round(ratio)
+        self._period = 1.0 / port.io.control_hz
+        self._deterministic, self._blend_steps = deterministic, blend_steps
+        self._interpolate = interpolate and mode != VELOCITY
+        self._velocity = mode == VELOCITY
+        self._chunk = chunk_steps
+        self._count = 0
+        self._from = self._to = np.zeros(0)
+        self._started = False
+        self._blend_from: tuple[Policy, Port] | None = None
+        self._blend_left = 0
+
+    def restart(self) -> None:
+        """Begin anew at the robot's next measured state: it is somebody else's turn, or was."""
+        self._started, self._count = False, 0
+        self._blend_from = None
+
+    def follow(self, other: Pilot) -> None:
+        """Take over from `other` in mid-motion: targets fade over within `blend_steps` decisions."""
+        if other._started:
+            self._from, self._to, self._started = other._from, other._to, False
+            self._blend_from = (other.policy, other.port) if self._blend_steps else None
+            self._blend_left = self._blend_steps
+            self._count = 0
+
+    def tick(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> Setpoints | None:
+        """One period.
+
+        Args:
+            position: (J,) measured.
+            velocity: (J,) measured.
+            task: values of `port.external`.
+
+        Returns:
+            What to command; None between two chunks.
+        """
+        step, decided = self._count % self.every, False
+        self._count += 1
+        if step == 0:
+            self._decide(position, velocity, task)
+            decided = True
+        if self._chunk > 1 and not self._velocity:
+            return self._as_chunk() if decided else None
+        share = (step + 1) / self.every if self._interpolate else 1.0
+        value = self._from + share * (self._to - self._from)
+        return Setpoints(np.array([self._period / self.every]), value[None], decided)
+
+    def _decide(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:
+        if not self._started:
+            self.port.reset(position, velocity, task)
+            self.policy.reset()
+            self._started = True
+            if not (self._blend_from and len(self._to)):
+                self._to = np.zeros(len(position)) if self._velocity else np.array(position, float)
+        target = self._ask(self.policy, self.port, position, velocity, task)
+        if self._blend_from is not None:
+            old = self._ask(*self._blend_from, position, velocity, task)
+            share = 1.0 - self._blend_left / (self._blend_steps + 1)
+            target = share * target + (1.0 - share) * old
+            self._blend_left -= 1
+            if self._blend_left <= 0:
+                self._blend_from = None
+        self._from, self._to = self._to, target
+
+    def _ask(
+        self,
+        policy: Policy,
+        port: Port,
+        position: np.ndarray,
+        velocity: np.ndarray,
+        task: Mapping[str, np.ndarray],
+    ) -> np.ndarray:
+        action = policy.act(port.observe(position, velocity, task), deterministic=self._deterministic).value
+        return port.act(np.asarray(action, np.float32))
+
+    def _as_chunk(self) -> Setpoints:
+        n = self._chunk
+        moving = np.arange(1, n + 1) / n
+        values = self._from + moving[:, None] * (self._to - self._from)
+        behind = max(n // 2, 1)
+        times = np.arange(1, n + behind + 1) * (self._period / n)
+        return Setpoints(times, np.concatenate([values, np.tile(self._to, (behind, 1))]), True)
+
+
+def prove(policy: Policy, port: Port, io: IOSpec, joints: int, *, passes: int = 50) -> None:
+    """Check a policy before it may drive: interface, warm-up, finite output of the right shape.
+
+    Args:
+        policy: to check.
+        port: of the robot.
+        io: of the checkpoint.
+        joints: J.
+        passes: calls to warm up.
+
+    Raises:
+        Unfit: says what is wrong.
+    """
+    try:
+        io.check(port.io)
+    except ValueError as error:
+        raise Unfit(f"the policy does not fit the robot: {error}") from error
+    rng = np.random.default_rng(0)
+    for k in range(passes + 1):
+        obs = {
+            key: np.zeros((1, *shape), kind) if k == 0 else _random(rng, shape, kind)
+            for key, (shape, kind) in io.obs.items()
+        }
+        action = np.asarray(policy.act(obs, deterministic=True).value)
+        if action.shape != (1, io.action_dim):
+            raise Unfit(f"the policy answers with shape {action.shape}, expected (1, {io.action_dim})")
+        if not np.isfinite(action).all():
+            raise Unfit("the policy answers with values that are not finite")
+    policy.reset()
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    if kind == "uint8":
+        return rng.integers(0, 256, (1, *shape), np.uint8)
+    return rng.standard_normal((1, *shape)).astype(kind)

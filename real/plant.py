@@ -1,0 +1,130 @@
+"""What stands behind the simulated robot: anything whose joints can be commanded and stepped."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from robot_rl.real.core.clock import ManualClock
+from robot_rl.real.core.spec import VELOCITY, RobotSpec
+from robot_rl.real.fake_robot import FakeRobot
+from robot_rl.real.robot import Command
+
+
+class Plant(Protocol):
+    """Joints in the order of a RobotSpec; `robot_rl.sim.plant` has MuJoCo models and worlds of this kind."""
+
+    blocked: np.ndarray
+
+    @property
+    def position(self) -> np.ndarray:
+        """(J,) [rad or m]."""
+        ...
+
+    @property
+    def velocity(self) -> np.ndarray:
+        """(J,) [rad/s or m/s]."""
+        ...
+
+    @property
+    def effort(self) -> np.ndarray | None:
+        """(J,) [N m or N], None when unknown."""
+        ...
+
+    @property
+    def task(self) -> dict[str, np.ndarray]:
+        """What a perception would tell a policy, by name."""
+        ...
+
+    @property
+    def success(self) -> bool:
+        """Whether the task is done now."""
+        ...
+
+    def reset(self, seed: int) -> None:
+        """Start anew; seeds below 0 continue the stream of random starts."""
+        ...
+
+    def renew_task(self) -> None:
+        """Draw a new task and leave the robot where it is."""
+        ...
+
+    def hold(self) -> None:
+        """Command the present position, or zero velocity or effort."""
+        ...
+
+    def command(self, value: np.ndarray) -> None:
+        """Take (J,) positions, velocities or efforts from now on."""
+        ...
+
+    def push(self, offset: np.ndarray) -> None:
+        """Displace the joints by (J,) [rad]."""
+        ...
+
+    def step(self, seconds: float) -> None:
+        """Advance."""
+        ...
+
+
+class KinematicPlant:
+    """Joints without mass that follow commands with a first-order lag; needs no simulator.
+
+    Args:
+        spec: of the robot.
+        lag: time constant of the position servo [s].
+        timestep: integration step [s].
+    """
+
+    effort: np.ndarray | None = None
+    success = False
+
+    def __init__(self, spec: RobotSpec, *, lag: float = 0.02, timestep: float = 0.002) -> None:
+        self._spec, self._lag, self._dt = spec, lag, timestep
+        self.task: dict[str, np.ndarray] = {}
+        self.reset(0)
+
+    @property
+    def position(self) -> np.ndarray:
+        """(J,) [rad or m]."""
+        return self._robot.position
+
+    @property
+    def velocity(self) -> np.ndarray:
+        """(J,) [rad/s or m/s]."""
+        return self._robot.velocity
+
+    @property
+    def blocked(self) -> np.ndarray:
+        """(J,) joints that do not move whatever is commanded."""
+        return self._robot.blocked
+
+    @blocked.setter
+    def blocked(self, value: np.ndarray) -> None:
+        self._robot.blocked = np.array(value, bool)
+
+    def reset(self, seed: int) -> None:
+        """Back home, at rest."""
+        self._clock = ManualClock()
+        self._robot = FakeRobot(self._spec, clock=self._clock, lag=self._lag, physics_dt=self._dt, state_timeout=1e9)
+
+    def renew_task(self) -> None:
+        """There is none."""
+
+    def hold(self) -> None:
+        """Command the present position, or zero velocity."""
+        self._robot.stop()
+
+    def command(self, value: np.ndarray) -> None:
+        """Take (J,) positions or velocities from now on."""
+        name = "velocity" if self._spec.mode == VELOCITY else "position"
+        self._robot.write(Command(self._clock.now(), np.asarray(value, float), name))
+
+    def push(self, offset: np.ndarray) -> None:
+        """Displace the joints by (J,) [rad]."""
+        self._robot.push(offset)
+
+    def step(self, seconds: float) -> None:
+        """Advance."""
+        self._clock.advance(seconds)
+        self._robot.read()

@@ -1,0 +1,373 @@
+"""Runs a trained policy on the robot's topics: a lifecycle node with hot swap and constant latency."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
+from rclpy.task import Future
+from std_msgs.msg import Float64MultiArray, String
+from std_srvs.srv import Trigger
+
+from robot_rl.real.core.scheduler import Tick
+from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.pilot import Pilot, Setpoints, prove
+from robot_rl.real.port import Port, SpecPort
+from robot_rl.real.ros.inputs import RobotInputs
+from robot_rl.real.ros.io import FIELDS, JointTrajectory, trajectory
+from robot_rl.real.ros.node_base import (
+    ERROR,
+    OK,
+    WARN,
+    ControlLoop,
+    Health,
+    Ring,
+    declare,
+    freeze_garbage,
+    publisher,
+    run,
+    subscribe,
+    thaw_garbage,
+)
+
+
+class PolicyNode(LifecycleNode):
+    """See docs/ros2.md for topics, services and parameters.
+
+    Configure loads and proves the policy; activate publishes; deactivate lets go; cleanup forgets the policy.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("policy", **options)
+        declare(self, "robot_spec", "", "path of the RobotSpec YAML")
+        declare(self, "policy_path", "", "run or checkpoint folder", read_only=False)
+        declare(self, "policy_root", "", "folder that policies must lie in; empty = anywhere")
+        declare(self, "loader", "robot_rl.cli:load_for_robot", "module:function that loads a checkpoint")
+        declare(self, "device", "cpu", "where the policy computes")
+        declare(self, "threads", 1, "CPU threads of torch", low=1, high=256)
+        declare(self, "rate", 100.0, "commands per second", low=1.0, high=1000.0)
+        declare(self, "publish_phase", 0.3, "when in the period a command goes out", low=0.0, high=0.9)
+        declare(self, "deterministic", True, "the policy's mean instead of a sample")
+        declare(self, "interpolate", True, "go straight from target to target between decisions")
+        declare(self, "chunk_steps", 1, "points per chunk, 1 = steps", low=1, high=1000)
+        declare(self, "blend_steps", 5, "decisions over which a new policy takes over", low=0, high=1000)
+        declare(self, "state_timeout", 0.1, "oldest state that is acted on [s]", low=0.001, high=10.0)
+        declare(self, "task_timeout", 0.0, "oldest task variable that is acted on [s], 0 = any age", low=0.0)
+        declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
+        declare(self, "autostart", False, "configure and activate at once")
+        self._problem = ""
+        self.pilot: Pilot | None = None
+        self.loop: ControlLoop | None = None
+        self._next: Pilot | None = None
+        self._task: dict[str, tuple[np.ndarray, float]] = {}
+        self._task_topics: dict[str, Any] = {}
+        self._made: list[Any] = []
+        self._swaps, self._refused = 0, ""
+        self._worker: threading.Thread | None = None
+        self._finished: list[tuple[Future, str]] = []
+        self.create_service(Trigger, "~/reload", self._on_reload)
+        self._poll = self.create_timer(0.05, self._answer)
+        self.add_on_set_parameters_callback(self._on_parameters)
+        if self._value("autostart"):
+            for step in (self.trigger_configure, self.trigger_activate):
+                if step() is not TransitionCallbackReturn.SUCCESS:
+                    raise ValueError(self._problem or "the policy could not be started; see the log above")
+
+    def _value(self, name: str) -> Any:
+        return self.get_parameter(name).value
+
+    # ------------------------------------------------------------ lifecycle
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Load and prove the policy, open the topics."""
+        try:
+            if not self._value("robot_spec"):
+                raise ValueError("robot_spec is empty; give the path of the robot's YAML")
+            self.spec = RobotSpec.load(self._value("robot_spec"))
+            self.pilot = self._load(self._value("policy_path"))
+        except Exception as error:  # a damaged checkpoint may raise anything
+            self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+            self.get_logger().error(f"not configured: {self._problem}")
+            return TransitionCallbackReturn.FAILURE
+        self._open()
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Begin to publish."""
+        self.loop = ControlLoop(
+            self._value("rate"), self._tick, on_error=self._on_error, priority=int(self._value("realtime"))
+        )
+        self.health.watch_loop(self.loop)
+        freeze_garbage()
+        self.loop.start()
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Let go: the supervisor brakes and holds."""
+        self._let_go()
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Forget the policy."""
+        self.pilot = self._next = None
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Let go."""
+        self._let_go()
+        return TransitionCallbackReturn.SUCCESS
+
+    def wind_down(self) -> None:
+        """Let go before the process ends."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self.loop is None:
+            return
+        self.loop.stop()
+        self._publish(np.zeros(0), np.zeros((0, len(self.spec.joints))), self._now_ros())
+        time.sleep(0.05)  # the message has to leave the process
+        self.loop = None
+        thaw_garbage()
+
+    def _open(self) -> None:
+        if self._made:
+            return
+        self.health = Health(self, self.spec.name)
+        self.inputs = RobotInputs(self, self.spec, self.health)
+        self._out = publisher(self, JointTrajectory, "robot_rl/command/policy", "command", self.health)
+        self._followed = False
+        self._heard_state = ""
+        self._seq = 0
+        self._pending: tuple[Setpoints, float] | None = None
+        self._latency = Ring(2048, ("seconds",))
+        self._misses = self._stale = 0
+        self._silent: list[str] = []
+        self._made += [
+            self._out,
+            subscribe(self, String, "robot_rl/authority", self._on_authority, "latched", self.health),
+            subscribe(self, String, "robot_rl/safety/state", self._on_state, "latched", self.health),
+        ]
+        self.health.add("policy", self._aspect)
+
+    # ------------------------------------------------------------ loading
+
+    def _load(self, path: str) -> Pilot:
+        """Load, prove and wrap a policy.
+
+        Raises:
+            ValueError: outside the policy root, not loadable, or unfit for the robot.
+        """
+        if not path:
+            raise ValueError("policy_path is empty; give a run or checkpoint folder")
+        root = self._value("policy_root")
+        where = Path(path).expanduser().resolve()
+        if root and not where.is_relative_to(Path(root).expanduser().resolve()):
+            raise ValueError(f"policy_path {where} lies outside policy_root {root}")
+        module, _, name = str(self._value("loader")).partition(":")
+        policy, io, make_port, identity = getattr(importlib.import_module(module), name)(
+            str(where), device=self._value("device"), threads=int(self._value("threads"))
+        )
+        port: Port = make_port(self.spec.names) if make_port is not None else SpecPort(self.spec, io.control_hz)
+        prove(policy, port, io, len(self.spec.joints))
+        for task in port.external:
+            if task not in self._task_topics:
+                self._task_topics[task] = self.create_subscription(
+                    Float64MultiArray, f"robot_rl/task/{task}", lambda m, task=task: self._on_task(task, m), 1
+                )
+        return Pilot(
+            policy,
+            port,
+            identity=identity.replace("|", "_"),
+            rate=self._value("rate"),
+            mode=self.spec.mode,
+            deterministic=bool(self._value("deterministic")),
+            interpolate=bool(self._value("interpolate")),
+            chunk_steps=int(self._value("chunk_steps")),
+            blend_steps=int(self._value("blend_steps")),
+        )
+
+    def _swap(self, path: str, done: Future | None) -> None:
+        """In a worker thread: the running policy keeps every deadline meanwhile."""
+        try:
+            self._next = self._load(path)
+            self._refused = message = ""
+        except Exception as error:  # whatever is wrong with it, the old policy goes on
+            self._refused = message = f"{path} refused: {error}"
+        if done is not None:
+            self._finished.append((done, message))
+
+    def _begin_swap(self, path: str, done: Future | None = None) -> str:
+        if self.pilot is None:
+            return "not configured yet"
+        if self._worker is not None and self._worker.is_alive():
+            return "another policy is being loaded"
+        self._worker = threading.Thread(target=self._swap, args=(path, done), name="load", daemon=True)
+        self._worker.start()
+        return ""
+
+    def _answer(self) -> None:
+        while self._finished:
+            future, message = self._finished.pop()
+            future.set_result(message)
+            if message:
+                self.get_logger().error(message)
+
+    async def _on_reload(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        future: Future = Future()
+        refused = self._begin_swap(self._value("policy_path"), future)
+        message = refused or await future
+        response.success, response.message = not message, str(message)
+        return response
+
+    def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
+        for change in changes:
+            if change.name == "policy_path" and self.pilot is not None:
+                folder = Path(str(change.value)).expanduser()
+                if not folder.is_dir():
+                    return SetParametersResult(successful=False, reason=f"policy_path {folder} is no folder")
+                refused = self._begin_swap(str(change.value))
+                if refused:
+                    return SetParametersResult(successful=False, reason=refused)
+        return SetParametersResult(successful=True)
+
+    # ------------------------------------------------------------ callbacks
+
+    def _on_task(self, name: str, message: Float64MultiArray) -> None:
+        self._task[name] = (np.array(message.data, float), time.monotonic())
+
+    def _on_authority(self, message: String) -> None:
+        self._followed = message.data == "policy"
+
+    def _on_state(self, message: String) -> None:
+        self._heard_state = message.data
+
+    # ------------------------------------------------------------ one tick, in the control thread
+
+    def _tick(self, tick: Tick) -> float | None:
+        begin = time.monotonic()
+        new, self._next = self._next, None
+        if new is not None and self.pilot is not None:
+            new.follow(self.pilot)
+            self.pilot = new
+            self._swaps += 1
+        pilot = self.pilot
+        assert pilot is not None
+        assert self.loop is not None
+        self._out.assert_liveliness()
+        state = self.inputs.latest(begin)
+        task, self._silent = self._task_now(pilot, begin)
+        if state is None or begin - state.stamp > self._value_state_timeout or self._silent:
+            self._stale += 1
+            pilot.restart()
+            return None
+        if not self._followed:
+            pilot.restart()  # somebody else moves the robot: stay with it, so that taking over does not jump
+        wanted = pilot.tick(state.position, state.velocity, task)
+        stamp = self._now_ros() - (time.monotonic() - state.stamp)
+        self._latency.add(time.monotonic() - begin)
+        due = tick.deadline + self._phase / self.loop.rate
+        ready = time.monotonic()
+        late = wanted is not None and ready > due and wanted.decided
+        if late:  # constant latency: a late result waits for the next period, the last command goes on
+            self._misses += 1
+            self._pending, wanted, stamp = (wanted, stamp), *(self._pending or (None, stamp))  # type: ignore[assignment]
+        if ready < due:
+            time.sleep(due - ready)
+        if wanted is not None:
+            if not late:
+                self._pending = None
+            self._publish(wanted.times, wanted.values, stamp)
+        elif not late and self._pending is not None:
+            (kept, kept_stamp), self._pending = self._pending, None
+            self._publish(kept.times, kept.values, kept_stamp)
+        return begin - state.stamp
+
+    def _task_now(self, pilot: Pilot, now: float) -> tuple[dict[str, np.ndarray], list[str]]:
+        found, silent = {}, []
+        patience = self._task_timeout or np.inf
+        for name in pilot.port.external:
+            value, when = self._task.get(name, (None, -np.inf))
+            if value is None or now - when > patience:
+                silent.append(name)
+            else:
+                found[name] = value
+        return found, silent
+
+    def _publish(self, times: np.ndarray, values: np.ndarray, stamp: float) -> None:
+        identity = self.pilot.identity if self.pilot is not None else "policy"
+        if len(times) and not np.isfinite(values).all():
+            self._refused = "the policy answered with values that are not finite"
+            return
+        self._seq += 1
+        message = trajectory(
+            self.spec.names, stamp, identity, self._seq, times.tolist(), values, FIELDS[self.spec.mode]
+        )
+        self._out.publish(message)
+
+    def _now_ros(self) -> float:
+        return 1e-9 * self.get_clock().now().nanoseconds
+
+    @property
+    def _value_state_timeout(self) -> float:
+        return self._fixed("state_timeout")
+
+    @property
+    def _task_timeout(self) -> float:
+        return self._fixed("task_timeout")
+
+    @property
+    def _phase(self) -> float:
+        return self._fixed("publish_phase")
+
+    def _fixed(self, name: str) -> float:
+        """A read-only parameter without asking ROS every time."""
+        if name not in self._cache:
+            self._cache[name] = float(self._value(name))
+        return self._cache[name]
+
+    _cache: dict[str, float] = {}  # noqa: RUF012  (read-only parameters of the one node of this process)
+
+    def _on_error(self, error: Exception) -> None:
+        self._refused = f"{type(error).__name__}: {error}"
+        self.get_logger().error(f"exception in the policy loop: {self._refused}", throttle_duration_sec=1.0)
+
+    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+        pilot = self.pilot
+        if pilot is None or self.loop is None:
+            return WARN, "not active", {}
+        times = self._latency.last()[:, 0] * 1e3
+        values: dict[str, Any] = {
+            "id": pilot.identity,
+            "swaps": self._swaps,
+            "deadline_misses": self._misses,
+            "stale_ticks": self._stale,
+            "followed": self._followed,
+        }
+        if len(times):
+            p50, p95 = np.percentile(times, [50, 95])
+            values |= {"latency_p50_ms": float(p50), "latency_p95_ms": float(p95), "latency_max_ms": float(times.max())}
+        if self.loop.errors:
+            return ERROR, f"{self.loop.errors} exceptions, the last: {self._refused}", values
+        if self._silent:
+            return WARN, f"no value yet on {', '.join(f'robot_rl/task/{name}' for name in self._silent)}", values
+        if self._refused:
+            return WARN, self._refused, values
+        return OK, "deciding" if self._followed else "ready, not followed", values
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point of the executable."""
+    sys.exit(run(PolicyNode, args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,473 @@
+"""The safety supervisor as a process: sole publisher of the robot's command topic, and never an importer of torch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.clock import ClockChange, JumpThreshold
+from rclpy.duration import Duration
+from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
+from std_msgs.msg import Bool, Empty, Float64MultiArray, String
+from std_srvs.srv import SetBool, Trigger
+
+from robot_rl.real.core.machine import LATCHED, State
+from robot_rl.real.core.pipeline import HEARTBEAT, CommandPipeline, Controller, Sent
+from robot_rl.real.core.scheduler import Tick
+from robot_rl.real.core.settings import SafetySettings
+from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.ros.inputs import RobotInputs
+from robot_rl.real.ros.io import (
+    FIELDS,
+    JointState,
+    JointTrajectory,
+    executed_message,
+    hardware_message,
+    hardware_type,
+    qos,
+    read_command,
+    read_step,
+)
+from robot_rl.real.ros.node_base import (
+    ERROR,
+    OK,
+    WARN,
+    ControlLoop,
+    Health,
+    declare,
+    freeze_garbage,
+    publisher,
+    run,
+    subscribe,
+    thaw_garbage,
+)
+
+TIMEOUTS = ("state_timeout", "command_timeout", "teleop_timeout", "takeover_timeout")
+"""Parameters that may be lowered while running, never raised."""
+
+
+class SafetySupervisorNode(LifecycleNode):
+    """See docs/ros2.md for topics, services and parameters.
+
+    Configure reads the RobotSpec and opens topics; activate starts the loop; deactivate brakes and stops it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("safety_supervisor", **options)
+        self._declare()
+        self.loop: ControlLoop | None = None
+        self.pipeline: CommandPipeline | None = None
+        self._made: list[Any] = []
+        self.add_on_set_parameters_callback(self._on_parameters)
+        if self._value("autostart"):
+            for step in (self.trigger_configure, self.trigger_activate):
+                if step() is not TransitionCallbackReturn.SUCCESS:
+                    raise ValueError(self._problem or "the supervisor could not be started; see the log above")
+
+    def _declare(self) -> None:
+        self._problem = ""
+        declare(self, "robot_spec", "", "path of the RobotSpec YAML")
+        declare(self, "autostart", False, "configure and activate at once")
+        declare(self, "auto_arm", False, "enable once after start-up; for simulation only")
+        declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
+        declare(self, "model", "", "MuJoCo model for the workspace, MJCF or URDF")
+        declare(self, "kinematics", "robot_rl.sim.bridge:tool_position", "module:function (model, site, joints) -> f")
+        declare(self, "allow_external", False, "accept foreign command topics under external/")
+        declare(self, "external_align", False, "foreign steps far from the robot are approached, not refused")
+        declare(self, "external_timeout", 0.1, "largest age of a foreign step [s]", low=0.001, high=60.0)
+        declare(self, "command_nodes", ["policy", "teleop", "robot_env"], "nodes that may publish on command/*")
+        declare(self, "first_message_timeout", 5.0, "patience for first messages [s]", low=0.1, high=600.0)
+        declare(self, "estop_heartbeat", 0.0, "largest age of estop_heartbeat [s], 0 = not used", low=0.0, high=10.0)
+        declare(self, "teleop_timeout", 0.25, "largest age of a human's command [s]", low=0.01, read_only=False)
+        declare(self, "takeover_timeout", 0.3, "largest age of the dead-man's switch [s]", low=0.01, read_only=False)
+        declare(self, "fault_injection", False, "listen on inject (tests only)")
+        for item in fields(SafetySettings):
+            default: Any = item.default
+            lowered = item.name in TIMEOUTS
+            if isinstance(default, (bool, str)):
+                declare(self, item.name, default, "see SafetySettings")
+            else:
+                declare(self, item.name, default, "see SafetySettings", low=0, high=1e6, read_only=not lowered)
+
+    def _value(self, name: str) -> Any:
+        return self.get_parameter(name).value
+
+    # ------------------------------------------------------------ lifecycle
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Read the spec, open the topics."""
+        try:
+            self._configure()
+        except (ValueError, OSError, ImportError) as error:
+            self._problem = str(error)
+            self.get_logger().error(f"not configured: {error}")
+            return TransitionCallbackReturn.FAILURE
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Start the loop."""
+        assert self.loop is not None
+        self.loop.start()
+        freeze_garbage()
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Brake, then stop publishing."""
+        self._brake()
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Close the topics."""
+        self._close()
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Brake and close."""
+        self._brake()
+        return TransitionCallbackReturn.SUCCESS
+
+    def wind_down(self) -> None:
+        """Brake before the process ends."""
+        self._brake()
+
+    def _brake(self) -> None:
+        if self.loop is None or self.pipeline is None or not self.loop.alive:
+            return
+        self.pipeline.shutdown()
+        patience = time.monotonic() + 1.0
+        while time.monotonic() < patience and not self.pipeline.resting:
+            time.sleep(0.01)
+        time.sleep(2.0 / self.loop.rate)  # the command at rest goes out once more
+        self.loop.stop()
+        thaw_garbage()
+
+    def _close(self) -> None:
+        for item in self._made:
+            destroy = {
+                "Publisher": self.destroy_publisher,
+                "Subscription": self.destroy_subscription,
+                "Service": self.destroy_service,
+                "Timer": self.destroy_timer,
+            }.get(type(item).__name__)
+            if destroy is not None:
+                destroy(item)
+        self._made.clear()
+        self.loop = self.pipeline = None
+
+    def _configure(self) -> None:
+        path = self._value("robot_spec")
+        if not path:
+            raise ValueError("robot_spec is empty; give the path of the robot's YAML, e.g. -p robot_spec:=arm.yaml")
+        self.spec = spec = RobotSpec.load(path)
+        settings = SafetySettings(**{item.name: self._value(item.name) for item in fields(SafetySettings)})
+        forward: Callable[[np.ndarray], np.ndarray] | None = None
+        if spec.workspace is not None:
+            if not self._value("model"):
+                raise ValueError("the spec has a workspace; give model:= the MuJoCo model for its forward kinematics")
+            module, _, name = self._value("kinematics").partition(":")
+            forward = getattr(importlib.import_module(module), name)(
+                self._value("model"), spec.workspace.ee_site, spec.names
+            )
+        now = time.monotonic()
+        watched = {
+            name: s.timeout
+            for name, s in spec.sensors.items()
+            if s.required and "Image" not in s.type and "JointState" not in s.type
+        }
+        self.health = Health(self, spec.name)
+        self.inputs = RobotInputs(self, spec, self.health, future_tolerance=settings.future_tolerance)
+        self.pipeline = CommandPipeline(
+            spec,
+            settings,
+            door={
+                "allow_external": self._value("allow_external"),
+                "external_align": self._value("external_align"),
+                "external_timeout": self._value("external_timeout"),
+                "teleop_timeout": self._value("teleop_timeout"),
+                "takeover_timeout": self._value("takeover_timeout"),
+            },
+            forward=forward,
+            watched=watched,
+            first_message_timeout=self._value("first_message_timeout"),
+            estop_heartbeat=self._value("estop_heartbeat"),
+            arm_on_start=self._value("auto_arm"),
+            start=now,
+        )
+        self._watched = tuple(watched)
+        self._simulated_time = bool(self._value("use_sim_time"))
+        self._last: Sent | None = None
+        self._said: tuple[Any, ...] = ()
+        self._said_at = 0.0
+        self._injected: Exception | None = None
+        self.loop = ControlLoop(
+            settings.rate, self._tick, on_error=self._on_error, priority=int(self._value("realtime"))
+        )
+        self.health.watch_loop(self.loop)
+        self.health.add("safety", self._aspect)
+        self._open(spec)
+
+    def _open(self, spec: RobotSpec) -> None:
+        health, made = self.health, self._made
+        self._hardware = publisher(self, hardware_type(spec), spec.controller_topic, "hardware", health)
+        self._executed = publisher(self, JointTrajectory, "robot_rl/executed", "executed", health)
+        self._authority = publisher(self, String, "robot_rl/authority", "latched", health)
+        self._state = publisher(self, String, "robot_rl/safety/state", "latched", health)
+        made += [self._hardware, self._executed, self._authority, self._state]
+        for source, topic in (("policy", "robot_rl/command/policy"), ("human", "robot_rl/command/teleop")):
+            made.append(self._listen(topic, source))
+        made += [
+            subscribe(self, Bool, "robot_rl/takeover", self._on_takeover, "takeover", health),
+            subscribe(self, Bool, "robot_rl/estop", self._on_estop, "estop_in", health),
+            subscribe(self, Empty, "robot_rl/estop_heartbeat", self._on_heartbeat, "event", health),
+            self.create_service(SetBool, "~/enable", self._on_enable),
+            self.create_service(Trigger, "~/estop", self._on_estop_service),
+            self.create_service(Trigger, "~/reset", self._on_reset),
+            self.create_timer(0.5, self._look_around),
+        ]
+        if self._value("allow_external"):
+            hold = self._value("external_timeout")
+            made += [
+                subscribe(
+                    self, JointTrajectory, "robot_rl/external/joint_trajectory", self._foreign, "external", health
+                ),
+                subscribe(
+                    self,
+                    Float64MultiArray,
+                    "robot_rl/external/commands",
+                    lambda message: self._foreign_step(spec.names, message.data, hold),
+                    "external",
+                    health,
+                ),
+                subscribe(
+                    self,
+                    JointState,
+                    "robot_rl/external/joint_command",
+                    lambda message: self._foreign_step(message.name, message.position or message.velocity, hold),
+                    "external",
+                    health,
+                ),
+            ]
+        if self._value("fault_injection"):
+            made.append(subscribe(self, String, "~/inject", self._on_inject, "event", health))
+        clock = self.get_clock()
+        threshold = JumpThreshold(
+            min_forward=Duration(seconds=1.0), min_backward=Duration(nanoseconds=-1), on_clock_change=False
+        )
+        self._jumps = clock.create_jump_callback(threshold, post_callback=self._on_jump)
+
+    def _listen(self, topic: str, source: str) -> Any:
+        def lost(event: Any) -> None:
+            if event.not_alive_count_change > 0 and self.pipeline is not None:
+                self.pipeline.source_lost(source)
+
+        events = SubscriptionEventCallbacks(
+            liveliness=lost,
+            incompatible_qos=lambda event: self.health.mismatches.update({topic: "LIVELINESS or other"}),
+        )
+        return self.create_subscription(
+            JointTrajectory,
+            topic,
+            lambda message: self._on_command(message, source, time.monotonic()),
+            qos("command"),
+            event_callbacks=events,
+        )
+
+    # ------------------------------------------------------------ callbacks
+
+    def _on_command(self, message: JointTrajectory, source: str, arrival: float) -> None:
+        assert self.pipeline is not None
+        command = read_command(message, source)
+        if command.stamp and self._simulated_time:  # stamps of a clock that does not run like ours
+            age = 1e-9 * self.get_clock().now().nanoseconds - command.stamp
+            command = type(command)(**{**vars(command), "stamp": arrival - age})
+        self.pipeline.offer(command, arrival)
+
+    def _foreign(self, message: JointTrajectory) -> None:
+        assert self.pipeline is not None
+        command = read_command(message, "external")
+        self.pipeline.offer(type(command)(**{**vars(command), "stamp": 0.0}), time.monotonic())
+
+    def _foreign_step(self, names: Any, values: Any, hold: float) -> None:
+        assert self.pipeline is not None
+        self.pipeline.offer(read_step(names, values, FIELDS[self.spec.mode], hold=hold), time.monotonic())
+
+    def _on_takeover(self, message: Bool) -> None:
+        assert self.pipeline is not None
+        self.pipeline.takeover(bool(message.data), time.monotonic())
+
+    def _on_estop(self, message: Bool) -> None:
+        assert self.pipeline is not None
+        self.pipeline.estop("topic", pressed=bool(message.data))
+
+    def _on_heartbeat(self, message: Empty) -> None:
+        assert self.pipeline is not None
+        if HEARTBEAT in self.pipeline.watchdogs.names:
+            self.pipeline.alive(HEARTBEAT, time.monotonic())
+
+    def _on_jump(self, jump: Any) -> None:
+        if jump.clock_change == ClockChange.ROS_TIME_NO_CHANGE and jump.delta.nanoseconds < 0 and self.pipeline:
+            self.get_logger().warning("time has jumped back: brake, and learn the clock offsets anew")
+            self.inputs.reset_clocks()
+            self.pipeline.soft_stop("clock_jump")
+
+    def _on_inject(self, message: String) -> None:
+        if message.data == "exception":
+            self._injected = RuntimeError("injected")
+        elif message.data.startswith("busy"):  # hold the interpreter: what a starved machine does to the loop
+            until = time.monotonic() + float(message.data.split()[1])
+            sys.setswitchinterval(10.0)
+            while time.monotonic() < until:
+                pass
+            sys.setswitchinterval(0.005)
+
+    def _on_enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
+        refused = self._running() or self.pipeline.enable(request.data)  # type: ignore[union-attr]
+        response.success, response.message = not refused, "; ".join(refused)
+        return response
+
+    def _on_estop_service(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        assert self.pipeline is not None
+        self.pipeline.estop_once("service")
+        response.success, response.message = True, "latched; call reset to go on"
+        return response
+
+    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        refused = self._running() or self.pipeline.reset()  # type: ignore[union-attr]
+        response.success, response.message = not refused, "; ".join(refused)
+        return response
+
+    def _running(self) -> list[str]:
+        return [] if self.loop is not None and self.loop.alive else ["the supervisor is not active"]
+
+    def _look_around(self) -> None:
+        """Who listens on the command topic, who else speaks; twice a second, in the callback thread."""
+        if self.pipeline is None:
+            return
+        own = (self.get_name(), self.get_namespace())
+        topic = self._hardware.topic_name
+        rivals = [
+            f"{item.node_namespace.rstrip('/')}/{item.node_name}"
+            for item in self.get_publishers_info_by_topic(topic)
+            if (item.node_name, item.node_namespace) != own
+        ]
+        names = set(self._value("command_nodes"))
+        strangers = [
+            f"{item.node_namespace.rstrip('/')}/{item.node_name} on {where}"
+            for where in ("robot_rl/command/policy", "robot_rl/command/teleop")
+            for item in self.get_publishers_info_by_topic(self.resolve_topic_name(where))
+            if item.node_name not in names
+        ]
+        self._rivals, self._strangers = tuple(rivals), tuple(strangers)
+
+    _rivals: tuple[str, ...] = ()
+    _strangers: tuple[str, ...] = ()
+
+    # ------------------------------------------------------------ one tick, in the control thread
+
+    def _tick(self, tick: Tick) -> float | None:
+        pipeline = self.pipeline
+        assert pipeline is not None
+        if self._injected is not None:
+            self._injected, error = None, self._injected
+            raise error
+        now = time.monotonic()
+        state = self.inputs.latest(now)
+        for name in self._watched:
+            heard = now - self.inputs.age(name, now)
+            if np.isfinite(heard):
+                pipeline.alive(name, heard)
+        pipeline.controller(Controller(self._hardware.get_subscription_count(), self._rivals, self._strangers))
+        mismatches = () if state is not None else tuple(self.health.mismatches)
+        sent = pipeline.tick(now, state, mismatches=mismatches)
+        self._send(sent, now)
+        return None if state is None else now - state.stamp
+
+    def _send(self, sent: Sent, now: float) -> None:
+        if sent.publish:
+            stamp = 1e-9 * self.get_clock().now().nanoseconds
+            self._hardware.publish(hardware_message(self.spec, sent.value, self._period, stamp))
+            self._executed.publish(
+                executed_message(self.spec, sent.value, stamp, sent.authority, sent.trace, sent.flags)
+            )
+        self._last = sent
+        said = (sent.verdict.state, sent.authority)
+        if said != self._said or now - self._said_at > 1.0:
+            if not self._said or sent.verdict.state != self._said[0] or now - self._said_at > 1.0:
+                self._state.publish(String(data=sent.verdict.state))
+            if not self._said or sent.authority != self._said[1]:
+                self._authority.publish(String(data=sent.authority))
+            self._said, self._said_at = said, now
+
+    @property
+    def _period(self) -> float:
+        assert self.loop is not None
+        return 1.0 / self.loop.rate
+
+    def _on_error(self, error: Exception) -> None:
+        """The tick itself broke: brake with the last good command and latch."""
+        assert self.pipeline is not None
+        self.pipeline.safety.report("internal")
+        sent = self.pipeline.tick(time.monotonic(), None)
+        self._send(sent, time.monotonic())
+        self.get_logger().error(f"exception in the control loop: {type(error).__name__}: {error}")
+
+    # ------------------------------------------------------------ reports
+
+    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+        pipeline, last = self.pipeline, self._last
+        if pipeline is None or last is None:
+            return WARN, "not active", {}
+        now = time.monotonic()
+        state = State(last.verdict.state)
+        faults = pipeline.safety.faults
+        values: dict[str, Any] = {
+            "state": state.value,
+            "fault": last.verdict.fault,
+            "faults": ", ".join(faults),
+            "authority": last.authority,
+            "reasons": ", ".join(last.verdict.reasons),
+            "clip_ratio": float(pipeline.clip_ratio),
+            "clock_faults": pipeline.clock_faults + self.inputs.clock_faults(),
+            "controllers": self._hardware.get_subscription_count(),
+        }
+        values |= {f"dropped_{reason}": count for reason, count in sorted(pipeline.door.dropped.items())}
+        if state in LATCHED or faults:
+            return ERROR, f"{state.value}: {', '.join(faults)}; call reset once the cause is gone", values
+        if state is State.STARTUP:
+            waiting = [*pipeline.overdue(now), *pipeline.blocking]
+            level = ERROR if waiting and not pipeline.patient else WARN
+            return level, "starting; waits for: " + ("; ".join(dict.fromkeys(waiting)) or "inputs to settle"), values
+        if pipeline.blocking:
+            return WARN, "; ".join(pipeline.blocking), values
+        if "start_mismatch" in last.verdict.reasons:
+            return WARN, "start mismatch: the command is too far from the robot to begin", values
+        return OK, state.value, values
+
+    def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
+        """Timeouts may be lowered; everything else is read-only by its descriptor."""
+        for change in changes:
+            if change.name in TIMEOUTS and self.pipeline is not None and change.value > self._value(change.name):
+                return SetParametersResult(
+                    successful=False,
+                    reason=f"{change.name} may only be lowered while running, from {self._value(change.name):g} s",
+                )
+        if self.pipeline is not None:
+            self.pipeline.lower({change.name: change.value for change in changes if change.name in TIMEOUTS})
+        return SetParametersResult(successful=True)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point of the executable."""
+    sys.exit(run(SafetySupervisorNode, args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""A simulated robot behind the topics of a ros2_control robot: the rest of the graph cannot tell the difference."""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rosgraph_msgs.msg import Clock
+from std_msgs.msg import Bool, Float64MultiArray
+from std_srvs.srv import SetBool, Trigger
+
+from robot_rl.real.core.scheduler import Tick
+from robot_rl.real.core.spec import VELOCITY, RobotSpec
+from robot_rl.real.plant import KinematicPlant, Plant
+from robot_rl.real.ros.io import (
+    JointState,
+    hardware_type,
+    hardware_values,
+    joint_state,
+    time_message,
+)
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, declare, publisher, run, subscribe
+
+INJECT: dict[str, Any] = {
+    "freeze": False,  # no new joint states
+    "repeat": False,  # the same values under new stamps
+    "jump": 0.0,  # added to the first joint's position
+    "nan": False,  # the first joint's position is NaN
+    "missing": "",  # a joint that is left out
+    "reverse": False,  # joints in reverse order
+    "split": False,  # two publishers with half of the joints each
+    "clock_offset": 0.0,  # added to stamps [s]
+    "blocked": False,  # all joints stuck
+    "push": 0.0,  # displaces the first joint once [rad]
+    "clock_back": 0.0,  # /clock jumps back by this once [s]
+}
+
+
+class SimRobotNode(Node):
+    """See docs/ros2.md for topics, services and parameters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("sim_robot", **options)
+        self.spec = spec = self._declare()
+        self._rng = np.random.default_rng(self._seed)
+        self.plant = self._make_plant(spec)
+        self._lock = threading.Lock()
+        self._answered = threading.Event()
+        self._paused = False
+        self._time = 0.0
+        self._late_by: list[tuple[float, int, Any]] = []  # states on their way
+        self._coming: list[tuple[float, int, np.ndarray]] = []  # commands on their way
+        self._number = 0
+        self._heard = -np.inf
+        self._timed_out = False
+        self._frozen: tuple[np.ndarray, np.ndarray] | None = None
+        self._done_before: bool | None = None
+        self.health = Health(self, spec.name)
+        self._states = [publisher(self, JointState, "joint_states", "state_out", self.health)]
+        self._tasks: dict[str, Any] = {}
+        self._success = publisher(self, Bool, "robot_rl/success", "event", self.health)
+        subscribe(self, hardware_type(spec), spec.controller_topic, self._on_command, "hardware", self.health)
+        self._clock_out = publisher(self, Clock, "/clock", "clock", self.health) if self._publish_clock else None
+        self.create_service(Trigger, "~/reset", self._on_reset)
+        self.create_service(Trigger, "~/next_task", self._on_next_task)
+        self.create_service(SetBool, "~/pause", self._on_pause)
+        self.add_on_set_parameters_callback(self._on_parameters)
+        self.loop = ControlLoop(
+            self._rate, self._tick_lockstep if self._lockstep else self._tick, on_error=self._on_error
+        )
+        self.health.watch_loop(self.loop)
+        self.health.add("robot", self._aspect)
+        self._started = time.monotonic()
+        self.loop.start()
+
+    def _declare(self) -> RobotSpec:
+        path = declare(self, "robot_spec", "", "path of the RobotSpec YAML")
+        if not path:
+            raise ValueError("robot_spec is empty; give the path of the robot's YAML, e.g. -p robot_spec:=arm.yaml")
+        self._world = declare(self, "world", "", "a world of robot_rl.sim.worlds, e.g. reach")
+        self._world_options = declare(self, "world_options", "{}", "arguments of the world, as JSON")
+        self._model = declare(self, "model", "", "MJCF or URDF; without world and model the joints have no mass")
+        self._plants = declare(self, "plants", "robot_rl.sim.plant", "module with ModelPlant and WorldPlant")
+        self._rate = declare(self, "rate", 100.0, "joint states per second", low=1.0, high=2000.0)
+        self._physics_dt = declare(self, "physics_dt", 0.0, "physics step [s], 0 = the model's", low=0.0, high=0.1)
+        self._factor = declare(self, "realtime_factor", 1.0, "simulated per real second", low=0.01, high=100.0)
+        self._lockstep = declare(self, "lockstep", False, "advance only after a command that answers the tick")
+        self._patience = declare(self, "lockstep_timeout", 0.5, "longest wait for it [s]", low=0.001, high=60.0)
+        self._publish_clock = declare(self, "publish_clock", False, "publish /clock; stamps are simulated time")
+        self._seed = declare(self, "seed", 0, "of starts, tasks, noise and delays")
+        self._delays = {
+            name: (
+                declare(self, f"{name}_delay", 0.0, "mean delay [s]", low=0.0, high=5.0, read_only=False),
+                declare(self, f"{name}_jitter", 0.0, "its standard deviation [s]", low=0.0, high=5.0, read_only=False),
+            )
+            for name in ("obs", "action")
+        }
+        self._loss = declare(self, "drop_prob", 0.0, "lost states and commands", low=0.0, high=1.0, read_only=False)
+        self._noise = declare(self, "noise", 0.0, "of positions [rad], velocities tenfold", low=0.0, read_only=False)
+        self._timeout = declare(self, "controller_timeout", -1.0, "-1 = as in the RobotSpec, 0 = none [s]", low=-1.0)
+        self._inject = {
+            name: declare(self, f"inject.{name}", v, "fault", read_only=False) for name, v in INJECT.items()
+        }
+        spec = RobotSpec.load(path)
+        if self._timeout < 0.0:
+            self._timeout = spec.controller_timeout
+        return spec
+
+    def _make_plant(self, spec: RobotSpec) -> Plant:
+        if not self._world and not self._model:
+            return KinematicPlant(spec)
+        module = importlib.import_module(self._plants)
+        arguments: dict[str, Any] = {
+            "mode": spec.mode,
+            "kp": spec.array("kp"),
+            "kd": spec.array("kd"),
+            "effort": spec.array("effort"),
+            "timestep": self._physics_dt or None,
+        }
+        if self._world:
+            options = json.loads(self._world_options)
+            return module.WorldPlant(self._world, spec.names, seed=self._seed, options=options, **arguments)
+        return module.ModelPlant(self._model, spec.names, home=spec.home, **arguments)
+
+    def wind_down(self) -> None:
+        """Stop the physics."""
+        self._answered.set()
+        self.loop.stop()
+
+    # ------------------------------------------------------------ callbacks
+
+    def _on_command(self, message: Any) -> None:
+        value = hardware_values(self.spec, message)
+        if value is None:  # ros2_control drops what is not finite or of another length
+            return
+        mean, deviation = self._delays["action"]
+        with self._lock:
+            if self._loss and self._rng.random() < self._loss:
+                return
+            due = time.monotonic() + max(0.0, mean + deviation * float(self._rng.standard_normal()))
+            self._number += 1
+            heapq.heappush(self._coming, (due, self._number, value))
+        self._answered.set()
+
+    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        with self._lock:
+            self.plant.reset(-1)
+            self._coming.clear()
+            self._done_before = None
+        response.success, response.message = True, "a new start"
+        return response
+
+    def _on_next_task(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        with self._lock:
+            self.plant.renew_task()
+            self._done_before = None
+        response.success = True
+        return response
+
+    def _on_pause(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
+        self._paused = bool(request.data)
+        response.success = True
+        return response
+
+    def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
+        with self._lock:
+            for change in changes:
+                name, value = change.name, change.value
+                if name.startswith("inject."):
+                    self._inject[name[7:]] = value
+                    self._act_on(name[7:], value)
+                elif name in ("obs_delay", "action_delay", "obs_jitter", "action_jitter"):
+                    kind, part = name.split("_")
+                    mean, deviation = self._delays[kind]
+                    self._delays[kind] = (value, deviation) if part == "delay" else (mean, value)
+                elif name == "drop_prob":
+                    self._loss = value
+                elif name == "noise":
+                    self._noise = value
+        return SetParametersResult(successful=True)
+
+    def _act_on(self, name: str, value: Any) -> None:
+        if name == "blocked":
+            self.plant.blocked = np.full(len(self.spec.joints), bool(value))
+        elif name == "push" and value:
+            offset = np.zeros(len(self.spec.joints))
+            offset[0] = value
+            self.plant.push(offset)
+        elif name == "repeat":
+            self._frozen = (self.plant.position.copy(), self.plant.velocity.copy()) if value else None
+        elif name == "clock_back":
+            self._time = max(self._time - value, 0.0)
+        elif name == "split" and value and len(self._states) == 1:
+            self._states.append(publisher(self, JointState, "joint_states", "state_out", self.health))
+
+    # ------------------------------------------------------------ one tick, in the control thread
+
+    def _tick(self, tick: Tick) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._take_commands(now)
+            if not self._paused:  # late ticks are made up, within reason: simulated time keeps pace
+                seconds = min(1 + tick.skipped, 20) / self._rate * self._factor
+                self._advance(seconds)
+            self._publish(now)
+
+    def _tick_lockstep(self, tick: Tick) -> None:
+        with self._lock:
+            self._answered.clear()
+            self._publish(time.monotonic())
+        self._answered.wait(self._patience)
+        with self._lock:
+            self._take_commands(np.inf)
+            if not self._paused:
+                self._advance(1.0 / self._rate)
+        self.loop.scheduler.restart()  # the next tick comes at once
+
+    def _advance(self, seconds: float) -> None:
+        self.plant.step(seconds)
+        self._time += seconds
+
+    def _take_commands(self, now: float) -> None:
+        while self._coming and self._coming[0][0] <= now:
+            self.plant.command(heapq.heappop(self._coming)[2])
+            self._heard, self._timed_out = time.monotonic(), False
+        silent = time.monotonic() - self._heard
+        if self._timeout > 0.0 and silent > self._timeout and np.isfinite(self._heard) and not self._timed_out:
+            self._timed_out = True  # what a controller with a command timeout does
+            if self.spec.mode == VELOCITY:
+                self.plant.command(np.zeros(len(self.spec.joints)))
+            else:
+                self.plant.hold()
+
+    def _publish(self, now: float) -> None:
+        stamp = self._time if self._publish_clock else 1e-9 * self.get_clock().now().nanoseconds
+        if self._clock_out is not None:
+            self._clock_out.publish(Clock(clock=time_message(self._time)))
+        if not self._inject["freeze"] and not (self._loss and self._rng.random() < self._loss):
+            mean, deviation = self._delays["obs"]
+            due = now + max(0.0, mean + deviation * float(self._rng.standard_normal()))
+            self._number += 1
+            heapq.heappush(self._late_by, (due, self._number, self._measure(stamp)))
+        while self._late_by and self._late_by[0][0] <= now:
+            for where, message in zip(self._states, heapq.heappop(self._late_by)[2]):
+                where.publish(message)
+        for name, value in self.plant.task.items():
+            if name not in self._tasks:
+                self._tasks[name] = publisher(
+                    self, Float64MultiArray, f"robot_rl/task/{name}", "state_out", self.health
+                )
+            self._tasks[name].publish(Float64MultiArray(data=np.asarray(value, float).ravel().tolist()))
+        done = self.plant.success
+        if done != self._done_before:
+            self._success.publish(Bool(data=done))
+            self._done_before = done
+
+    def _measure(self, stamp: float) -> list[JointState]:
+        inject, names = self._inject, list(self.spec.names)
+        position, velocity = self._frozen or (self.plant.position.copy(), self.plant.velocity.copy())
+        effort = self.plant.effort
+        if self._noise:
+            position = position + self._noise * self._rng.standard_normal(len(names))
+            velocity = velocity + 10.0 * self._noise * self._rng.standard_normal(len(names))
+        position = position.copy()
+        position[0] += inject["jump"]
+        if inject["nan"]:
+            position[0] = np.nan
+        order = [i for i, name in enumerate(names) if name != inject["missing"]]
+        order = order[::-1] if inject["reverse"] else order
+        half = (len(order) + 1) // 2
+        parts = [order[:half], order[half:]] if inject["split"] else [order]
+        return [
+            joint_state(
+                [names[i] for i in part],
+                position[part],
+                velocity[part],
+                None if effort is None else effort[part],
+                max(stamp + inject["clock_offset"] * (1.0 if k == 0 else 0.5), 0.0),
+            )
+            for k, part in enumerate(parts)
+        ]
+
+    def _on_error(self, error: Exception) -> None:
+        self.get_logger().error(f"exception in the physics loop: {type(error).__name__}: {error}")
+
+    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+        real = max(time.monotonic() - self._started, 1e-9)
+        values = {
+            "realtime_factor": float(self._time / real),
+            "controller_timed_out": self._timed_out,
+            "position": np.round(self.plant.position, 4).tolist(),
+        }
+        active = [name for name, value in self._inject.items() if value]
+        return (WARN, f"injected: {', '.join(active)}", values) if active else (OK, "running", values)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point of the executable."""
+    sys.exit(run(SimRobotNode, args))
+
+
+if __name__ == "__main__":
+    main()

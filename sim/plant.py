@@ -1,0 +1,276 @@
+"""A MuJoCo model as a robot that is commanded joint by joint: the physics behind the bridge's simulated robot."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from robot_rl.sim.tool import addresses, load
+
+
+class ModelPlant:
+    """Joints of an MJCF or URDF model under position, velocity or effort commands.
+
+    Position commands go to the model's own position actuators where it has them, else to a PD law with the gains given
+    here; velocity commands to a damping law; efforts are applied as they are. Damping is implicit in MuJoCo's
+    integrator as far as it belongs to the model.
+
+    Args:
+        model: path or MJCF text.
+        joints: names, in the order of all vectors here.
+        mode: `position`, `velocity` or `effort`.
+        kp: (J,) gain of the PD law [N m/rad].
+        kd: (J,) its damping, and the gain of the velocity law [N m s/rad].
+        effort: (J,) largest effort of these laws [N m].
+        timestep: of the physics [s]; None keeps the model's.
+        home: (J,) first position; None keeps the model's.
+
+    Raises:
+        ValueError: a joint that the model has not, or a position mode without actuators and gains.
+
+    Attributes:
+        blocked: (J,) joints that do not move whatever is commanded.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        joints: Sequence[str],
+        *,
+        mode: str = "position",
+        kp: Sequence[float] = (),
+        kd: Sequence[float] = (),
+        effort: Sequence[float] = (),
+        timestep: float | None = None,
+        home: Sequence[float] | None = None,
+    ) -> None:
+        self._mujoco, self._model = load(model)
+        mujoco, compiled = self._mujoco, self._model
+        if timestep:
+            compiled.opt.timestep = timestep
+        self.names, self.mode = tuple(joints), mode
+        self._data = mujoco.MjData(compiled)
+        self._qpos, self._dof = addresses(mujoco, compiled, joints)
+        count = len(self.names)
+        self._kp, self._kd = _row(kp, count, 0.0), _row(kd, count, 0.0)
+        self._effort = _row(effort, count, np.inf)
+        self._actuator = self._position_actuators()
+        self._find_law()
+        self.blocked = np.zeros(count, bool)
+        self._home = None if home is None or not len(home) else np.array(home, float)
+        self._goal = np.zeros(count)
+        self.reset(0)
+
+    @property
+    def position(self) -> np.ndarray:
+        """(J,) [rad or m]."""
+        return self._data.qpos[self._qpos].copy()
+
+    @property
+    def velocity(self) -> np.ndarray:
+        """(J,) [rad/s or m/s]."""
+        return self._data.qvel[self._dof].copy()
+
+    @property
+    def effort(self) -> np.ndarray:
+        """(J,) of actuators and laws [N m or N]."""
+        return self._data.qfrc_actuator[self._dof] + self._data.qfrc_applied[self._dof]
+
+    @property
+    def time(self) -> float:
+        """Simulated seconds."""
+        return float(self._data.time)
+
+    @property
+    def task(self) -> dict[str, np.ndarray]:
+        """What a perception would have to tell a policy, by name; a bare model has nothing."""
+        return {}
+
+    @property
+    def success(self) -> bool:
+        """Whether a task is done; a bare model has none."""
+        return False
+
+    def reset(self, seed: int) -> None:
+        """Back to the first position, at rest."""
+        self._mujoco.mj_resetData(self._model, self._data)
+        if self._home is not None:
+            self._data.qpos[self._qpos] = self._home
+        self._mujoco.mj_forward(self._model, self._data)
+        self.hold()
+
+    def renew_task(self) -> None:
+        """Draw a new task and leave the robot where it is."""
+
+    def hold(self) -> None:
+        """Command the present position, or zero velocity or effort."""
+        self.command(self.position if self.mode == "position" else np.zeros(len(self.names)))
+
+    def command(self, value: np.ndarray) -> None:
+        """Take (J,) positions, velocities or efforts from now on."""
+        self._goal = np.array(value, float)
+
+    def push(self, offset: np.ndarray) -> None:
+        """Displace the joints by (J,) [rad], as somebody leaning on the arm would."""
+        self._data.qpos[self._qpos] += offset
+
+    def step(self, seconds: float) -> None:
+        """Advance by whole physics steps, `seconds` rounded to them but at least one."""
+        for _ in range(max(round(seconds / self._model.opt.timestep), 1)):
+            self._drive()
+            held = self._data.qpos[self._qpos].copy() if self.blocked.any() else None
+            self._mujoco.mj_step(self._model, self._data)
+            if held is not None:
+                self._data.qpos[self._qpos[self.blocked]] = held[self.blocked]
+                self._data.qvel[self._dof[self.blocked]] = 0.0
+
+    def _drive(self) -> None:
+        if self._law is None:
+            self._data.ctrl[self._actuator] = self._goal
+            return
+        q, v = self._data.qpos[self._qpos], self._data.qvel[self._dof]
+        if self._law == "position":
+            force = self._kp * (self._goal - q) - self._kd * v
+        elif self._law == "velocity":
+            force = self._kd * (self._goal - v)
+        else:
+            force = self._goal
+        # gravity and Coriolis are what the joint's own controller compensates, as ros2_control robots do
+        bias = self._data.qfrc_bias[self._dof] if self._law != "effort" else 0.0
+        self._data.qfrc_applied[self._dof] = np.clip(force + bias, -self._effort, self._effort)
+
+    def _position_actuators(self) -> np.ndarray | None:
+        """(J,) index of each joint's position actuator, None unless every joint has one."""
+        model, mujoco = self._model, self._mujoco
+        found = []
+        for name in self.names:
+            joint = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, name)
+            own = [
+                i
+                for i in range(model.nu)
+                if int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
+                and int(model.actuator_trnid[i, 0]) == joint
+                and int(model.actuator_biastype[i]) == int(mujoco.mjtBias.mjBIAS_AFFINE)
+                and model.actuator_biasprm[i, 1] < 0.0
+            ]
+            if not own:
+                return None
+            found.append(own[0])
+        return np.array(found, int)
+
+    def _find_law(self) -> None:
+        self._law: str | None = self.mode
+        if self.mode == "position" and self._actuator is not None:
+            self._law = None
+        elif self._actuator is not None:  # velocity and effort: the position servos must not work against them
+            self._model.actuator_gainprm[self._actuator] = 0.0
+            self._model.actuator_biasprm[self._actuator] = 0.0
+        if self._law == "position" and not (self._kp > 0.0).all():
+            raise ValueError("the model has no position actuators; give every joint of the RobotSpec kp and kd")
+        if self._law == "velocity" and not (self._kd > 0.0).all():
+            raise ValueError("velocity commands need kd > 0 for every joint of the RobotSpec")
+
+
+class WorldPlant(ModelPlant):
+    """The robot of a world of `sim/worlds`, with the world's reset, task and success.
+
+    Args:
+        world: class path, e.g. "robot_rl.sim.worlds.reach.Reach", or the bare name of a file in sim/worlds.
+        joints: names of the commanded joints; others keep the control of the world's reset.
+        mode: command mode.
+        seed: of resets and tasks.
+        options: arguments of the world.
+        kp: see `ModelPlant`.
+        kd: see `ModelPlant`.
+        effort: see `ModelPlant`.
+        timestep: see `ModelPlant`.
+        home: see `ModelPlant`; () starts where the world's reset puts the robot.
+    """
+
+    def __init__(
+        self,
+        world: str,
+        joints: Sequence[str],
+        *,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+        **rest: Any,
+    ) -> None:
+        from robot_rl.sim.draw import Streams  # torch comes with the worlds' types: only those who ask for one pay
+        from robot_rl.sim.port import make_world
+
+        self.world = make_world(world, options)
+        self._streams = Streams(1, seed)
+        self._started = False
+        self._xp: Any = importlib.import_module("array_api_compat.numpy")
+        super().__init__(self.world.mjcf(), joints, **rest)
+        from robot_rl.sim.port import Window
+
+        self._window = Window(self._mujoco, self._model, self.world)
+        self._external = self._window.external(joints)
+        self._every = max(round(1.0 / (self.world.control_hz * self._model.opt.timestep)), 1)
+        self._count = 0
+        self._started = True
+        self.reset(seed)
+
+    @property
+    def task(self) -> dict[str, np.ndarray]:
+        """The variables that a perception would tell: goals that are drawn, and poses of free objects."""
+        found = {name: self._window.view.task[name][0] for name in self._external if name != "objects"}
+        if "objects" in self._external:
+            found["objects"] = self._data.qpos[self._window.free]
+        return {name: np.array(value, float) for name, value in found.items()}
+
+    @property
+    def success(self) -> bool:
+        """The world's own judgement of the present state."""
+        self._window.read(self._data)
+        return bool(np.asarray(self.world.success(self._window.view))[0])
+
+    def reset(self, seed: int) -> None:
+        """A new episode of the world; seeds below 0 continue the stream."""
+        if not self._started:
+            self._mujoco.mj_forward(self._model, self._data)
+            return
+        if seed >= 0:
+            self._streams.seed(seed)
+        start = self.world.reset(self._streams.draw(np.arange(1)), 1, self._xp)
+        self._mujoco.mj_resetData(self._model, self._data)
+        self._data.qpos[:], self._data.qvel[:] = start.qpos[0], start.qvel[0]
+        self._data.ctrl[:] = start.ctrl[0]
+        if self._home is not None:
+            self._data.qpos[self._qpos] = self._home
+        self._window.view.task = {name: np.array(value) for name, value in start.task.items()}
+        self._mujoco.mj_forward(self._model, self._data)
+        self._refresh()
+        self.hold()
+
+    def renew_task(self) -> None:
+        """Draw a new goal; objects and robot stay where they are."""
+        start = self.world.reset(self._streams.draw(np.arange(1)), 1, self._xp)
+        for name in self._external:
+            if name in start.task:
+                self._window.view.task[name] = np.array(start.task[name])
+        self._refresh()
+
+    def step(self, seconds: float) -> None:
+        """Advance the physics, and the world's own variables at its own rate."""
+        for _ in range(max(round(seconds / self._model.opt.timestep), 1)):
+            super().step(self._model.opt.timestep)
+            self._count += 1
+            if self._count % self._every == 0:
+                self._refresh()
+
+    def _refresh(self) -> None:
+        self._window.read(self._data)
+        self.world.update(self._window.view)
+
+
+def _row(values: Sequence[float], count: int, default: float) -> np.ndarray:
+    row = np.array(values, float) if len(values) else np.full(count, default)
+    if row.shape != (count,):
+        raise ValueError(f"gains have {row.size} entries, expected {count}: one per joint")
+    return row

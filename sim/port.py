@@ -1,0 +1,185 @@
+"""A world's observation and action terms on measured joints: what a policy trained in a world needs on the robot.
+
+The same `observe` and `control` that ran in training run here, on a view that is filled from measurements. Nothing is
+simulated.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from robot_rl.sim.tool import load
+from robot_rl.sim.world import View, World
+from robot_rl.types import IOSpec
+
+OBJECTS = "objects"
+"""Name of the variable that holds the positions of all joints that are not the robot's (poses of free bodies)."""
+
+
+def make_world(world: str | Mapping[str, Any], options: Mapping[str, Any] | None = None) -> World:
+    """A world from its class path, the name of a file in sim/worlds, or a mapping with `_target_`.
+
+    Raises:
+        ValueError: no such world, or wrong options.
+    """
+    if isinstance(world, Mapping):
+        options = {key: value for key, value in world.items() if key != "_target_"}
+        world = str(world["_target_"])
+    path = world if "." in world else f"robot_rl.sim.worlds.{world}.{''.join(p.title() for p in world.split('_'))}"
+    module, _, name = path.rpartition(".")
+    if not module.startswith("robot_rl.sim.worlds."):
+        raise ValueError(f"world is {world!r}, expected a class in robot_rl.sim.worlds, e.g. reach")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"there is no world {world!r}: {error}") from error
+    return kind(**dict(options or {}))
+
+
+class Window:
+    """A `View` of one robot, filled from MuJoCo data or from measurements.
+
+    Args:
+        mujoco: the module.
+        model: of the world.
+        world: the world.
+
+    Attributes:
+        view: what the world's terms read.
+        free: indices into qpos of the joints that are no hinge or slide.
+    """
+
+    def __init__(self, mujoco: Any, model: Any, world: World) -> None:
+        xp = importlib.import_module("array_api_compat.numpy")
+        self._mujoco, self._model, self._world = mujoco, model, world
+        sensors: dict[str, Any] = {}
+        self._sensordata = np.zeros((1, model.nsensordata))
+        for i in range(model.nsensor):
+            begin = int(model.sensor_adr[i])
+            sensors[model.sensor(i).name] = self._sensordata[:, begin : begin + int(model.sensor_dim[i])]
+        actions = len(world.action_names)
+        self.view = View(
+            xp=xp,
+            qpos=np.zeros((1, model.nq)),
+            qvel=np.zeros((1, model.nv)),
+            ctrl=np.zeros((1, model.nu)),
+            sensors=sensors,
+            action=np.zeros((1, actions), np.float32),
+            previous_action=np.zeros((1, actions), np.float32),
+            step=np.zeros(1, np.int64),
+        )
+        scalar = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
+        width = {int(mujoco.mjtJoint.mjJNT_FREE): 7, int(mujoco.mjtJoint.mjJNT_BALL): 4}
+        free: list[int] = []
+        for i in range(model.njnt):
+            if int(model.jnt_type[i]) not in scalar:
+                begin = int(model.jnt_qposadr[i])
+                free += range(begin, begin + width[int(model.jnt_type[i])])
+        self.free = np.array(free, int)
+
+    def external(self, joints: Sequence[str]) -> tuple[str, ...]:
+        """Names of what the joints alone do not tell: drawn goals (the world's markers) and `objects`."""
+        goals = tuple(dict.fromkeys(getattr(self._world, "markers", {}).values()))
+        return (*goals, OBJECTS) if len(self.free) else goals
+
+    def read(self, data: Any) -> None:
+        """Copy positions, velocities, controls and sensor values of MuJoCo data."""
+        self.view.qpos[0], self.view.qvel[0], self.view.ctrl[0] = data.qpos, data.qvel, data.ctrl
+        self._sensordata[0] = data.sensordata
+
+
+class WorldPort:
+    """Observation and action terms of a world for one robot.
+
+    Args:
+        world: class path, name or mapping with `_target_`, as in a run's config.
+        joints: names of the robot's joints, in the order of measurements and commands.
+        io: of the checkpoint; must fit the world.
+
+    Raises:
+        ValueError: the checkpoint was made for another interface, or the world commands joints that the robot has not.
+
+    Attributes:
+        io: the world's interface.
+        external: names of the variables that come from perception (`goal`, `objects`).
+    """
+
+    def __init__(self, world: str | Mapping[str, Any], joints: Sequence[str], io: IOSpec | None = None) -> None:
+        from robot_rl.sim.tool import addresses
+
+        self.world = make_world(world)
+        mujoco, model = load(self.world.mjcf())
+        self._mujoco, self._model = mujoco, model
+        self._data = mujoco.MjData(model)
+        self._qpos, self._dof = addresses(mujoco, model, joints)
+        self._window = Window(mujoco, model, self.world)
+        self.external = self._window.external(joints)
+        self.io = IOSpec(
+            obs={"state": ((len(self.world.obs_names),), "float32")},
+            action_names=tuple(self.world.action_names),
+            action_low=tuple(self.world.action_low),
+            action_high=tuple(self.world.action_high),
+            action_units=tuple(self.world.action_units),
+            control_hz=float(self.world.control_hz),
+            obs_names=tuple(self.world.obs_names),
+        )
+        if io is not None:
+            io.check(self.io)
+        names = [model.joint(int(model.actuator_trnid[i, 0])).name for i in range(model.nu)]
+        missing = [name for name in joints if name not in names]
+        if missing:
+            raise ValueError(f"world {self.world.name} has no actuator for {', '.join(missing)}; it has {names}")
+        self._columns = np.array([names.index(name) for name in joints], int)
+        if not hasattr(self.world, "adopt"):
+            raise ValueError(f"world {self.world.name} has no adopt(view); it cannot start from a measured state")
+
+    def reset(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:
+        """Take the measured robot as the start: commands begin where it is.
+
+        Args:
+            position: (J,) measured [rad].
+            velocity: (J,) measured [rad/s].
+            task: values of `external`.
+        """
+        from robot_rl.sim.draw import Streams
+
+        view = self._window.view
+        start = self.world.reset(Streams(1, 0).draw(np.arange(1)), 1, view.xp)
+        view.qpos[:], view.qvel[:], view.ctrl[:] = start.qpos, start.qvel, start.ctrl
+        view.task = {name: np.array(value) for name, value in start.task.items()}
+        view.action[:], view.previous_action[:], view.step[:] = 0.0, 0.0, 0
+        self._fill(position, velocity, task)
+        self.world.adopt(view)  # type: ignore[attr-defined]
+
+    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Observation of a policy, once per decision: {"state": (1, S) float32}."""
+        self._fill(position, velocity, task)
+        self.world.update(self._window.view)
+        return {"state": np.asarray(self.world.observe(self._window.view), np.float32)}
+
+    def act(self, action: np.ndarray) -> np.ndarray:
+        """(1, A) action in [-1, 1] -> (J,) position targets [rad], in the order of the robot's joints."""
+        view = self._window.view
+        view.previous_action[:] = view.action
+        control = np.asarray(self.world.control(view, np.asarray(action, np.float32)))
+        view.action[:], view.ctrl[:] = action, control
+        view.step[:] += 1
+        return control[0, self._columns].astype(float)
+
+    def _fill(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:
+        view, data = self._window.view, self._data
+        view.qpos[0, self._qpos], view.qvel[0, self._dof] = position, velocity
+        for name in self.external:
+            value = np.asarray(task[name], float)
+            if name == OBJECTS:
+                view.qpos[0, self._window.free] = value
+            else:
+                view.task[name][0] = value
+        if self._model.nsensor:
+            data.qpos[:], data.qvel[:], data.ctrl[:] = view.qpos[0], view.qvel[0], view.ctrl[0]
+            self._mujoco.mj_forward(self._model, data)
+            self._window.read(data)

@@ -1,0 +1,100 @@
+"""Forward kinematics of one site of a MuJoCo model by joint name, without torch: for processes that guard a robot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.extras import require
+from robot_rl.sim.headless import prefer_headless
+
+
+class Tool:
+    """Position and Jacobian of a site as functions of named joints; other joints stay as the model has them.
+
+    Args:
+        model: path of MJCF or URDF, or MJCF text.
+        site: name of a site or, where there is none of that name, of a body.
+        joints: names in the order of the joint vectors; hinge and slide joints.
+
+    Raises:
+        ValueError: no such site or joint.
+        FileNotFoundError: no such file.
+    """
+
+    def __init__(self, model: str, site: str, joints: Sequence[str]) -> None:
+        self._mujoco, self._model = load(model)
+        mujoco, compiled = self._mujoco, self._model
+        self._data = mujoco.MjData(compiled)
+        self._site = mujoco.mj_name2id(compiled, mujoco.mjtObj.mjOBJ_SITE, site)
+        self._body = mujoco.mj_name2id(compiled, mujoco.mjtObj.mjOBJ_BODY, site) if self._site < 0 else -1
+        if self._site < 0 and self._body < 0:
+            names = [compiled.site(i).name for i in range(compiled.nsite)]
+            raise ValueError(f"the model has no site or body {site!r}; its sites: {', '.join(names) or 'none'}")
+        self._qpos, self._dof = addresses(mujoco, compiled, joints)
+
+    def position(self, joints: np.ndarray) -> np.ndarray:
+        """(J,) joint positions -> (3,) [m] in the world frame of the model."""
+        self._place(joints)
+        return np.array(self._data.site_xpos[self._site] if self._site >= 0 else self._data.xpos[self._body])
+
+    def jacobian(self, joints: np.ndarray) -> np.ndarray:
+        """(J,) joint positions -> (6, J): velocity [m/s], then turning rate [rad/s], per unit of joint speed."""
+        self._place(joints)
+        mujoco, model = self._mujoco, self._model
+        mujoco.mj_comPos(model, self._data)
+        linear, angular = np.zeros((3, model.nv)), np.zeros((3, model.nv))
+        if self._site >= 0:
+            mujoco.mj_jacSite(model, self._data, linear, angular, self._site)
+        else:
+            mujoco.mj_jacBody(model, self._data, linear, angular, self._body)
+        return np.concatenate([linear, angular])[:, self._dof]
+
+    def _place(self, joints: np.ndarray) -> None:
+        self._data.qpos[self._qpos] = joints
+        self._mujoco.mj_kinematics(self._model, self._data)
+
+
+def tool_position(model: str, site: str, joints: Sequence[str]) -> Callable[[np.ndarray], np.ndarray]:
+    """Function (J,) joint positions -> (3,) tool position [m], as `SafetySupervisor` takes it; see `Tool`."""
+    return Tool(model, site, joints).position
+
+
+def load(model: str) -> tuple[Any, Any]:
+    """The module mujoco and a compiled model from a path (MJCF, URDF) or MJCF text.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: MuJoCo cannot read it; says why.
+    """
+    prefer_headless()
+    mujoco = require("mujoco", extra="sim")
+    try:
+        if model.lstrip().startswith("<"):
+            return mujoco, mujoco.MjModel.from_xml_string(model)
+        if not Path(model).exists():
+            raise FileNotFoundError(f"model is {model!r}, which does not exist; give a path of MJCF or URDF")
+        return mujoco, mujoco.MjModel.from_xml_path(model)
+    except ValueError as error:
+        raise ValueError(f"MuJoCo cannot read the model: {error}") from error
+
+
+def addresses(mujoco: Any, model: Any, joints: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """(J,) indices into qpos and into qvel of named hinge and slide joints.
+
+    Raises:
+        ValueError: a joint is not in the model or has more than one degree of freedom.
+    """
+    qpos, dof = [], []
+    for name in joints:
+        i = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, name)
+        kind = -1 if i < 0 else int(model.jnt_type[i])
+        if kind not in (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)):
+            known = [model.joint(k).name for k in range(model.njnt)]
+            raise ValueError(f"joint {name!r} is no hinge or slide of the model, which has: {', '.join(known)}")
+        qpos.append(int(model.jnt_qposadr[i]))
+        dof.append(int(model.jnt_dofadr[i]))
+    return np.array(qpos, int), np.array(dof, int)
