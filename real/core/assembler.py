@@ -55,6 +55,7 @@ class _Row:
     state: RobotState
     age: float
     before: np.ndarray  # command when the step began
+    last: np.ndarray  # action of the step before
     requested: np.ndarray | None
     stamp: float  # of the command behind it, nan without one
     value: np.ndarray  # executed last
@@ -102,6 +103,7 @@ class Assembler:
         self._rows: list[_Row] = []
         self._finals: list[np.ndarray] = []
         self._row: _Row | None = None
+        self._last = np.zeros(len(self.spec.joints), np.float32)
         self.succeeded = False
         self._due = -np.inf
         self._rewarded = False
@@ -204,7 +206,7 @@ class Assembler:
         action = np.stack([self.codec.action(row.value, row.before) for row in rows])
         nothing = np.full(len(self.spec.joints), np.nan, np.float32)
         columns: dict[str, Any] = {
-            "observations": np.stack([states.vector(row.state, row.before) for row in rows]),
+            "observations": np.stack([states.vector(row.state, row.last) for row in rows]),
             "actions": action,
             "rewards": reward,
             "terminals": last & ended,
@@ -228,6 +230,10 @@ class Assembler:
             "infos/latency": np.array([row.acted - row.stamp for row in rows]),
             "infos/policy_id": np.array([row.trace.rpartition("/")[0] for row in rows], "S64"),
         }
+        for name in self._sensors:
+            values = [row.state.sensors.get(name) for row in rows]
+            if all(value is not None and np.shape(value) == np.shape(values[0]) for value in values):
+                columns[f"infos/sensor_{name}"] = np.stack(values).astype(np.float32)  # type: ignore[arg-type]
         for camera in {name for row in rows for name in row.images}:
             shots = [row.images.get(camera) for row in rows]
             if all(isinstance(shot, bytes) for shot in shots):
@@ -270,6 +276,7 @@ class Assembler:
             state=state,
             age=age,
             before=self._sent,
+            last=self._last,
             requested=None if asked is None else asked[2],
             stamp=np.nan if asked is None else asked[1],
             value=self._sent,
@@ -289,7 +296,8 @@ class Assembler:
         row, self._row = self._row, None
         assert row is not None
         self._rows.append(row)
-        self._finals.append(self._codec().vector(after[1], row.value))
+        self._last = self.codec.action(row.value, row.before)
+        self._finals.append(self._codec().vector(after[1], self._last))
 
     def _codec(self) -> StateCodec:
         if self._states is None:

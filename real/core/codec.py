@@ -8,53 +8,43 @@ import numpy as np
 
 from robot_rl.real.core.spec import VELOCITY, RobotSpec, SpecError
 from robot_rl.real.robot import RobotState
-from robot_rl.types import IOSpec
 
-STATE = ("position", "velocity")
+STATE = ("joint_positions", "joint_velocities")
 """Observation of a RobotSpec that lists none."""
 
 
 class ActionCodec:
-    """The action mapping of a RobotSpec.
+    """The action mapping of a RobotSpec, in both directions; `real.port.SpecPort` plays the same mapping forward.
 
-    `absolute`: -1 and 1 are the ends of a joint's range inside its margin (-pi and pi when continuous); for a velocity
-    controller they are its largest speeds. `delta`: a move of `scale` [rad] from the last command, by default what the
-    largest speed covers in one period. `velocity`: a speed of `scale` [rad/s], by default the largest one; a position
-    controller gets last command + speed * period.
+    `absolute`: -1 and 1 are the ends of a joint's range inside its margin; `delta`: a move of `scale` [rad] from the
+    last command; `velocity`: a speed of `scale` [rad/s], which a position controller gets as last command + speed *
+    period.
 
     Args:
         spec: of the robot.
         period: of the decisions [s].
 
     Raises:
-        SpecError: a delta on a velocity controller.
+        SpecError: a mapping that does not suit the controller or the joints.
 
     Attributes:
         low: (J,) physical value of the action -1.
         high: (J,) physical value of the action 1.
-        names: one per action.
-        units: `rad` or `rad/s`.
     """
 
     def __init__(self, spec: RobotSpec, period: float) -> None:
         self.spec, self.period, self.mapping = spec, period, spec.action.mapping
-        if spec.mode == VELOCITY and self.mapping == "delta":
-            raise SpecError("action.mapping is 'delta', but the controller takes velocities; use velocity or absolute")
-        speed = spec.array("velocity")
-        scale = np.broadcast_to(np.array(spec.action.scale, float), speed.shape) if spec.action.scale else None
+        if spec.mode == VELOCITY and self.mapping != "velocity":
+            raise SpecError(f"action.mapping is {self.mapping!r}, but the controller takes velocities: use velocity")
         self._lower, self._upper = spec.bounds()
-        if self.mapping == "absolute" and spec.mode != VELOCITY:
-            turning = ~np.isfinite(self._lower)
-            self.low, self.high = np.where(turning, -np.pi, self._lower), np.where(turning, np.pi, self._upper)
-            names, unit = spec.names, "rad"
-        elif self.mapping == "delta":
-            self.high = speed * period if scale is None else scale
-            self.low, names, unit = -self.high, tuple(f"{name}_delta" for name in spec.names), "rad"
+        if self.mapping == "absolute":
+            if not np.isfinite(self._lower).all():
+                raise SpecError("action.mapping 'absolute' needs position limits; use delta or velocity")
+            self.low, self.high = self._lower, self._upper
         else:
-            self.high = speed if scale is None else scale
-            self.low, names, unit = -self.high, tuple(f"{name}_velocity" for name in spec.names), "rad/s"
+            self.high = np.array(spec.action.scale or (1.0,), float) * np.ones(len(spec.joints))
+            self.low = -self.high
         self._middle, self._half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
-        self.names, self.units = tuple(names), (unit,) * len(names)
 
     def command(self, action: np.ndarray, last: np.ndarray) -> np.ndarray:
         """Command (J,) of an action (J,) after the command `last` (J,)."""
@@ -73,10 +63,10 @@ class ActionCodec:
 
 
 class StateCodec:
-    """The observation list of a RobotSpec as one vector.
+    """The observation list of a RobotSpec as one vector, in the order of `real.port.SpecPort`.
 
-    Keys: `position` and `velocity` of the joints, `effort`, `command` (what was sent last), `wrench`, and names of
-    sensors. What a robot does not report is zero.
+    Keys: `joint_positions`, `joint_velocities`, `joint_efforts`, `last_action` (executed, in [-1, 1]), `wrench`, and
+    names of sensors and task variables. What a robot does not report is zero.
 
     Args:
         spec: of the robot.
@@ -92,52 +82,36 @@ class StateCodec:
     def __init__(self, spec: RobotSpec, sizes: Mapping[str, int] | None = None) -> None:
         self.spec, self.keys = spec, spec.observation or STATE
         joints = len(spec.joints)
-        fixed = {"position": joints, "velocity": joints, "effort": joints, "command": joints, "wrench": 6}
-        sizes = {**fixed, **(sizes or {})}
+        fixed = dict.fromkeys(("joint_positions", "joint_velocities", "joint_efforts", "last_action"), joints)
+        sizes = {**fixed, "wrench": 6, **(sizes or {})}
         for key in self.keys:
             if key not in sizes:
-                known = ", ".join([*fixed, *spec.sensors])
-                raise SpecError(f"observation lists {key!r}, expected one of {known}")
+                raise SpecError(f"observation lists {key!r}, expected one of {', '.join([*sizes, *spec.sensors])}")
         self.sizes = {key: sizes[key] for key in self.keys}
-        self.names: tuple[str, ...] = ()
-        for key in self.keys:
-            if sizes[key] == joints and key in ("position", "velocity", "effort", "command"):
-                self.names += tuple(f"{name}_{key}" for name in spec.names)
-            else:
-                self.names += tuple(f"{key}_{i}" for i in range(sizes[key]))
+        self.names = tuple(f"{key}_{i}" for key in self.keys for i in range(sizes[key]))
 
-    def vector(self, state: RobotState, command: np.ndarray) -> np.ndarray:
+    def vector(self, state: RobotState, last_action: np.ndarray) -> np.ndarray:
         """(S,) float32.
 
         Args:
             state: measured.
-            command: (J,) sent last.
+            last_action: (J,) executed in the step before.
 
         Raises:
             ValueError: a sensor's reading has another length than at the start.
         """
+        known = {
+            "joint_positions": state.position,
+            "joint_velocities": state.velocity,
+            "joint_efforts": state.effort,
+            "wrench": state.wrench,
+            "last_action": last_action,
+        }
         parts = []
         for key, size in self.sizes.items():
-            value = command if key == "command" else getattr(state, key, None)
-            if value is None:
-                value = state.sensors.get(key)
+            value = state.sensors.get(key) if known.get(key) is None else known[key]
             part = np.zeros(size) if value is None else np.asarray(value, float).reshape(-1)
             if part.shape != (size,):
                 raise ValueError(f"sensor {key!r} gave {part.size} numbers, expected {size}")
             parts.append(part)
         return np.concatenate(parts).astype(np.float32)
-
-
-def passport(actions: ActionCodec, states: StateCodec, images: Mapping[str, tuple[int, ...]] | None = None) -> IOSpec:
-    """IOSpec of a robot whose policy sees the state vector and images (H, W, 3)."""
-    obs: dict[str, tuple[tuple[int, ...], str]] = {"state": ((len(states.names),), "float32")}
-    obs |= {f"image.{name}": (tuple(shape), "uint8") for name, shape in (images or {}).items()}
-    return IOSpec(
-        obs=obs,
-        action_names=actions.names,
-        action_low=tuple(actions.low.tolist()),
-        action_high=tuple(actions.high.tolist()),
-        action_units=actions.units,
-        control_hz=1.0 / actions.period,
-        obs_names=states.names,
-    )

@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -22,11 +22,13 @@ from robot_rl.real.core.spec import RobotSpec
 JOINTS = "sensor_msgs/msg/JointState"
 
 
-def topic_table(spec: RobotSpec, *, prefix: str = "robot_rl/", namespace: str = "/") -> dict[str, tuple[str, str]]:
+def topic_table(
+    spec: RobotSpec, *, prefix: str = "robot_rl/", namespace: str = "/", tasks: Sequence[str] = ()
+) -> dict[str, tuple[str, str]]:
     """What a recording of a robot holds: role -> (absolute topic, message type).
 
-    Roles are `joints`, `sensor:<name>`, `camera:<name>`, `executed`, `command:policy`, `command:teleop`, `authority`,
-    `safety`, `takeover`, `estop`, `reward` and `success`.
+    Roles are `joints`, `sensor:<name>` (also task variables, by their names), `camera:<name>`, `executed`,
+    `command:policy`, `command:teleop`, `authority`, `safety`, `takeover`, `estop`, `reward` and `success`.
     """
     root = "/" + namespace.strip("/")
     place = (root if root != "/" else "") + "/"
@@ -44,6 +46,8 @@ def topic_table(spec: RobotSpec, *, prefix: str = "robot_rl/", namespace: str = 
         table["joints"] = (absolute("joint_states"), JOINTS)
     for name, camera in spec.cameras.items():
         table[f"camera:{name}"] = (absolute(camera.topic), _full(camera.type))
+    for name in tasks:
+        table[f"sensor:{name}"] = (absolute(f"{prefix}task/{name}"), "std_msgs/msg/Float64MultiArray")
     trajectory, text, flag = "trajectory_msgs/msg/JointTrajectory", "std_msgs/msg/String", "std_msgs/msg/Bool"
     for role, topic, kind in (
         ("executed", "executed", trajectory),
@@ -409,6 +413,7 @@ def convert(
     topics: Mapping[str, str] | None = None,
     prefix: str = "robot_rl/",
     namespace: str = "/",
+    tasks: Sequence[str] = (),
     terminated: bool | None = None,
 ) -> int:
     """A bag of ours or of a third party to one episode file.
@@ -422,6 +427,7 @@ def convert(
             `executed` mapped to the robot's command topic (JointTrajectory, Float64MultiArray or JointState).
         prefix: of our own topics.
         namespace: of all.
+        tasks: task variables that were recorded.
         terminated: whether the task ended the episode; None asks the `success` messages.
 
     Returns:
@@ -434,7 +440,8 @@ def convert(
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already; nothing is overwritten, choose another name")
-    table = {role: topic for role, (topic, _) in topic_table(spec, prefix=prefix, namespace=namespace).items()}
+    known = topic_table(spec, prefix=prefix, namespace=namespace, tasks=tasks)
+    table = {role: topic for role, (topic, _) in known.items()}
     table |= dict(topics or {})
     roles = {topic: role for role, topic in table.items()}
     settings = RecordSettings(str(out.parent), rules=rules, facts={"source": str(Path(path).name)})

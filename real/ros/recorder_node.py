@@ -51,6 +51,7 @@ class RecorderNode(Node):
             rate=declare(self, "rate", 100.0, "decisions per second", low=0.1, high=2000.0),
             tolerance=declare(self, "tolerance", 0.0, "largest age of an observation [s]; 0 = 1.5 periods", low=0.0),
         )
+        task = declare(self, "task", "", "what the session is about")
         settings = RecordSettings(
             folder=folder,
             bags=declare(self, "bags", True, "write rosbag2 bags"),
@@ -60,13 +61,13 @@ class RecorderNode(Node):
             max_bag_seconds=declare(self, "max_bag_seconds", 0.0, "duration that splits a bag; 0 = never", low=0.0),
             queue=declare(self, "queue", 20_000, "messages that may wait for the disk", low=10),
             rules=rules,
-            facts={
-                "task": declare(self, "task", "", "what the session is about"),
-                "recorded": time.strftime("%FT%T%z"),
-            },
+            facts={"task": task, "recorded": time.strftime("%FT%T%z")},
         )
         topics = topic_table(
-            spec, prefix=declare(self, "prefix", "robot_rl/", "prefix of our topics"), namespace=self.get_namespace()
+            spec,
+            prefix=declare(self, "prefix", "robot_rl/", "prefix of our topics"),
+            namespace=self.get_namespace(),
+            tasks=[name for name in declare(self, "tasks", "", "task variables, comma-separated").split(",") if name],
         )
         extra = declare(self, "topics", "", 'further topics for the bag as JSON: {"/tf": "geometry_msgs/msg/..."}')
         topics |= {f"extra:{topic}": (topic, kind) for topic, kind in (json.loads(extra) if extra else {}).items()}

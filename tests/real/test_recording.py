@@ -11,6 +11,7 @@ from robot_rl.real.core.assembler import Assembler, StepRules
 from robot_rl.real.core.codec import ActionCodec, StateCodec
 from robot_rl.real.core.recording import RecordSettings, SessionRecorder, convert, topic_table
 from robot_rl.real.core.spec import SpecError
+from robot_rl.real.port import SpecPort
 from robot_rl.real.robot import RobotState
 
 bag = pytest.importorskip("robot_rl.data.bag")
@@ -26,8 +27,8 @@ def test_action_codec_absolute_spans_the_range_inside_the_margin(make_arm) -> No
     np.testing.assert_allclose(codec.action(np.array([0.99, -0.99, 5.0]), np.zeros(3)), [0.5, -0.5, 1.0])
 
 
-def test_action_codec_delta_is_what_full_speed_covers_in_a_period(make_arm) -> None:
-    codec = ActionCodec(make_arm(action={"mapping": "delta"}), 0.05)  # 1 rad/s * 0.05 s
+def test_action_codec_delta_moves_from_the_last_command(make_arm) -> None:
+    codec = ActionCodec(make_arm(action={"mapping": "delta", "scale": [0.05]}), 0.05)
     last = np.array([0.0, 1.0, 1.97])
     np.testing.assert_allclose(codec.command(np.array([1.0, -1.0, 1.0]), last), [0.05, 0.95, 1.98])
     np.testing.assert_allclose(codec.action(np.array([0.025, 1.0, 1.97]), last), [0.5, 0.0, 0.0], atol=1e-7)
@@ -37,7 +38,6 @@ def test_action_codec_velocity_on_a_position_controller_integrates_one_period(ma
     codec = ActionCodec(make_arm(action={"mapping": "velocity", "scale": [0.5]}), 0.1)
     np.testing.assert_allclose(codec.command(np.full(3, 1.0), np.zeros(3)), 0.05)
     np.testing.assert_allclose(codec.action(np.full(3, 0.05), np.zeros(3)), 1.0, rtol=1e-6)
-    assert codec.units == ("rad/s",) * 3
 
 
 def test_action_codec_delta_on_a_velocity_controller_is_refused(make_arm) -> None:
@@ -46,14 +46,29 @@ def test_action_codec_delta_on_a_velocity_controller_is_refused(make_arm) -> Non
         ActionCodec(spec, 0.1)
 
 
+@pytest.mark.parametrize("mapping", ["absolute", "delta", "velocity"])
+def test_action_codec_inverts_the_port_of_the_policy_node(make_arm, mapping) -> None:
+    spec = make_arm(action={"mapping": mapping, "scale": [0.3]})
+    port, codec = SpecPort(spec, 20.0), ActionCodec(spec, 0.05)
+    last, rng = np.zeros(3), np.random.default_rng(0)
+    port.reset(last, last, {})
+    for _ in range(20):
+        action = rng.uniform(-0.3, 0.3, 3)
+        command = port.act(action[None])
+        np.testing.assert_allclose(codec.command(action, last), command, atol=1e-12)
+        np.testing.assert_allclose(codec.action(command, last), action, atol=1e-6)
+        last = command
+
+
 def test_state_codec_order_and_missing_sensors(make_arm) -> None:
-    spec = make_arm(observation=["velocity", "position", "command", "wrench"])
+    spec = make_arm(observation=["joint_velocities", "joint_positions", "last_action", "wrench"])
     codec = StateCodec(spec)
     state = RobotState(0.0, np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0]))
     expected = [4, 5, 6, 1, 2, 3, 7, 8, 9, 0, 0, 0, 0, 0, 0]
     np.testing.assert_array_equal(codec.vector(state, np.array([7.0, 8.0, 9.0])), expected)
-    assert codec.names[:4] == ("j0_velocity", "j1_velocity", "j2_velocity", "j0_position")
-    with pytest.raises(SpecError, match="expected one of position, velocity"):
+    port = SpecPort(make_arm(observation=["joint_velocities", "joint_positions", "last_action"]), 20.0)
+    assert port.io.obs_names == codec.names[:9]
+    with pytest.raises(SpecError, match="expected one of joint_positions, joint_velocities"):
         StateCodec(make_arm(observation=["colour"]))
 
 
@@ -91,14 +106,14 @@ def test_assembler_executed_ticks_by_hand(make_arm) -> None:
 
 def test_assembler_rate_ticks_join_several_executed_messages(make_arm) -> None:
     """10 Hz steps of a 100 Hz supervisor: the action is what was commanded by the end of the step."""
-    a = Assembler(make_arm(action={"mapping": "delta"}), StepRules(ticks="rate", rate=10.0))
+    a = Assembler(make_arm(action={"mapping": "delta", "scale": [0.1]}), StepRules(ticks="rate", rate=10.0))
     for k in range(41):
         feed(a, k * 0.01, 0.001 * k)
         a.executed(k * 0.01 + 0.002, np.full(3, 0.001 * k), "policy", "p/1", "")
     c = a.end()
     assert c is not None
     assert len(c["actions"]) == 4
-    # 0.001 rad per 10 ms is 0.01 rad per step; full scale is 1 rad/s * 0.1 s = 0.1 rad
+    # 0.001 rad per 10 ms is 0.01 rad per step; full scale is 0.1 rad
     np.testing.assert_allclose(c["actions"][:3], 0.1, atol=1e-6)
 
 
@@ -188,7 +203,7 @@ class Stream:
 
 @pytest.mark.parametrize("ticks", ["executed", "rate", "command"])
 def test_bag_converts_to_the_online_file(tmp_path, make_arm, ticks) -> None:
-    spec = make_arm(observation=["position", "velocity", "command"])
+    spec = make_arm(observation=["joint_positions", "joint_velocities", "last_action"])
     rules = StepRules(ticks=ticks, rate=500.0)
     stream = Stream(spec)
     recorder = SessionRecorder(spec, stream.table, RecordSettings(str(tmp_path), rules=rules))
