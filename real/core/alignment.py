@@ -112,6 +112,14 @@ class Timeline(Generic[Item]):
             return None
         return self._times[place], self._items[place]
 
+    def oldest(self) -> tuple[float, Item]:
+        """Oldest sample kept, with its time.
+
+        Raises:
+            IndexError: there is none.
+        """
+        return self._times[0], self._items[0]
+
     def __len__(self) -> int:
         return len(self._times)
 

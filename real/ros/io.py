@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.extras import require
+from robot_rl.real.cameras import raw_pixels
 from robot_rl.real.core.intake import CommandMessage
 from robot_rl.real.core.spec import RobotSpec
 
@@ -184,34 +185,13 @@ def sensor_array(message: Any) -> Array:
     return np.array(message.data, float)
 
 
-_ENCODINGS = {"rgb8": (np.uint8, 3), "bgr8": (np.uint8, 3), "mono8": (np.uint8, 1), "16UC1": (np.uint16, 1)}
-_ENCODINGS |= {"32FC1": (np.float32, 1)}
-
-
 def image_array(message: Image) -> Array:
     """Pixels of a raw image: (H, W, 3) uint8 RGB for colour, (H, W) uint8, uint16 or float32 otherwise.
 
-    Rows are cut to their pixels (`step` may be longer) and the byte order of the sender is honoured.
-
     Raises:
-        ValueError: unknown encoding, or fewer bytes than the header promises.
+        PictureError: see `robot_rl.real.cameras.raw_pixels`.
     """
-    if message.encoding not in _ENCODINGS:
-        raise ValueError(f"encoding is {message.encoding!r}, expected one of {', '.join(_ENCODINGS)}")
-    kind, channels = _ENCODINGS[message.encoding]
-    row = message.width * channels * np.dtype(kind).itemsize
-    if message.step < row or len(message.data) < message.height * message.step:
-        raise ValueError(
-            f"image of {message.width} x {message.height} {message.encoding} has step {message.step} and "
-            f"{len(message.data)} bytes, expected a step of at least {row} and height * step bytes"
-        )
-    raw = np.frombuffer(bytes(message.data), np.uint8)[: message.height * message.step]
-    raw = np.ascontiguousarray(raw.reshape(message.height, message.step)[:, :row])
-    pixels = raw.view(np.dtype(kind).newbyteorder(">" if message.is_bigendian else "<")).astype(kind)
-    pixels = pixels.reshape(message.height, message.width, channels)
-    if message.encoding == "bgr8":
-        pixels = pixels[..., ::-1]
-    return np.ascontiguousarray(pixels) if channels == 3 else pixels[..., 0]
+    return raw_pixels(message)
 
 
 # ---------------------------------------------------------------- commands

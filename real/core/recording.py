@@ -1,0 +1,481 @@
+"""Recording of a session without ROS: a thread of its own turns raw messages into bags and episode files."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.data import bag, session
+from robot_rl.real.core.assembler import Assembler, StepRules
+from robot_rl.real.core.spec import RobotSpec
+
+JOINTS = "sensor_msgs/msg/JointState"
+
+
+def topic_table(
+    spec: RobotSpec, *, prefix: str = "robot_rl/", namespace: str = "/", tasks: Sequence[str] = ()
+) -> dict[str, tuple[str, str]]:
+    """What a recording of a robot holds: role -> (absolute topic, message type).
+
+    Roles are `joints`, `sensor:<name>` (also task variables, by their names), `camera:<name>`, `executed`,
+    `command:policy`, `command:teleop`, `authority`, `safety`, `takeover`, `estop`, `reward` and `success`.
+    """
+    root = "/" + namespace.strip("/")
+    place = (root if root != "/" else "") + "/"
+
+    def absolute(topic: str) -> str:
+        return topic if topic.startswith("/") else place + topic
+
+    table: dict[str, tuple[str, str]] = {}
+    for name, sensor in spec.sensors.items():
+        kind = _full(sensor.type)
+        # several topics of joint states may each send some of the joints
+        role = f"joints:{name}" if kind == JOINTS else f"sensor:{name}"
+        table[role] = (absolute(sensor.topic), kind)
+    if not any(role.startswith("joints") for role in table):
+        table["joints"] = (absolute("joint_states"), JOINTS)
+    for name, camera in spec.cameras.items():
+        table[f"camera:{name}"] = (absolute(camera.topic), _full(camera.type))
+    for name in tasks:
+        table[f"sensor:{name}"] = (absolute(f"{prefix}task/{name}"), "std_msgs/msg/Float64MultiArray")
+    trajectory, text, flag = "trajectory_msgs/msg/JointTrajectory", "std_msgs/msg/String", "std_msgs/msg/Bool"
+    for role, topic, kind in (
+        ("executed", "executed", trajectory),
+        ("command:policy", "command/policy", trajectory),
+        ("command:teleop", "command/teleop", trajectory),
+        ("authority", "authority", text),
+        ("safety", "safety/state", text),
+        ("takeover", "takeover", flag),
+        ("estop", "estop", flag),
+        ("reward", "reward", "std_msgs/msg/Float64"),
+        ("success", "success", flag),
+    ):
+        table[role] = (absolute(prefix + topic), kind)
+    return table
+
+
+def _full(kind: str) -> str:
+    package, _, name = kind.replace("/msg/", "/").partition("/")
+    return f"{package}/msg/{name}"
+
+
+class Feeder:
+    """Hands messages, as `rosbags` reads them, to an assembler.
+
+    Args:
+        assembler: what makes steps of them.
+        spec: of the robot.
+    """
+
+    def __init__(self, assembler: Assembler, spec: RobotSpec) -> None:
+        self.assembler, self.spec = assembler, spec
+        self.broken = 0
+
+    def feed(self, role: str, message: Any, when: float) -> None:
+        """One message of a role received at `when` [s]; one that makes no sense is counted and passed over."""
+        try:
+            self._feed(role, message, when)
+        except (AttributeError, ValueError, TypeError, IndexError):
+            self.broken += 1
+
+    def _feed(self, role: str, message: Any, when: float) -> None:
+        a, (group, _, name) = self.assembler, role.partition(":")
+        if group == "joints":
+            fields = [np.asarray(x, float) for x in (message.position, message.velocity, message.effort)]
+            position, velocity, effort = (x if len(x) else None for x in fields)
+            if position is not None:
+                a.joints(when, list(message.name), position, velocity, effort)
+        elif group == "sensor":
+            a.sensor(name, vector(message))
+        elif group == "camera":
+            a.image(name, _picture(message))
+        elif group == "executed":
+            authority, trace, flags = message.header.frame_id.split("|")
+            value = self._ordered(message.joint_names, _values(message.points[0]))
+            a.executed(when, value, authority, trace, flags)
+        elif group == "command":
+            if message.points:
+                stamp = message.header.stamp.sec + 1e-9 * message.header.stamp.nanosec
+                value = self._ordered(message.joint_names, _values(message.points[0]))
+                a.command(message.header.frame_id, when, stamp, value)
+        elif group == "safety":
+            a.safety(message.data)
+        elif group == "reward":
+            a.reward(float(message.data))
+        elif group == "success":
+            a.success(bool(message.data))
+
+    def _ordered(self, names: list[str], values: np.ndarray) -> np.ndarray:
+        table = dict(zip(names, values))
+        return np.array([table[name] for name in self.spec.names], float) if table else np.asarray(values, float)
+
+
+def _values(point: Any) -> np.ndarray:
+    for values in (point.positions, point.velocities, point.effort):
+        if len(values):
+            return np.asarray(values, float)
+    raise ValueError("the point is empty")
+
+
+def vector(message: Any) -> np.ndarray:
+    """Reading of an Imu (10), WrenchStamped (6), Odometry (13), TwistStamped (6) or Float64MultiArray message."""
+    if hasattr(message, "wrench"):
+        parts = (message.wrench.force, message.wrench.torque)
+        return np.array([getattr(part, axis) for part in parts for axis in "xyz"])
+    if hasattr(message, "linear_acceleration"):
+        q, w, a = message.orientation, message.angular_velocity, message.linear_acceleration
+        turn = [np.nan] * 4 if message.orientation_covariance[0] == -1.0 else [q.x, q.y, q.z, q.w]
+        return np.array([*turn, w.x, w.y, w.z, a.x, a.y, a.z])
+    if hasattr(message, "pose"):
+        p, q, twist = message.pose.pose.position, message.pose.pose.orientation, message.twist.twist
+        place = [p.x, p.y, p.z, q.x, q.y, q.z, q.w]
+        return np.array([*place, *(getattr(part, axis) for part in (twist.linear, twist.angular) for axis in "xyz")])
+    if hasattr(message, "twist"):
+        twist = message.twist
+        return np.array([getattr(part, axis) for part in (twist.linear, twist.angular) for axis in "xyz"])
+    return np.asarray(message.data, float)
+
+
+def _picture(message: Any) -> Any:
+    if hasattr(message, "format"):
+        return bytes(memoryview(message.data))
+    from robot_rl.real.cameras import raw_pixels
+
+    return raw_pixels(message)
+
+
+@dataclass
+class Report:
+    """What a recorder has done so far.
+
+    Attributes:
+        recording: whether an episode is open.
+        episodes: files written.
+        steps: rows in them.
+        messages: taken.
+        dropped: messages that found the queue full.
+        broken: messages that made no sense.
+        error: last error, "" without one.
+        newest: last file or bag finished.
+    """
+
+    recording: bool = False
+    episodes: int = 0
+    steps: int = 0
+    messages: int = 0
+    dropped: int = 0
+    broken: int = 0
+    error: str = ""
+    newest: str = ""
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """Where and what is recorded.
+
+    Args:
+        folder: of the session; `bags/` and `episode_*.hdf5` appear in it.
+        bags: write rosbag2 bags, one per episode.
+        hdf5: write episode files.
+        storage: of bags: `mcap` or `sqlite3`.
+        max_bag_bytes: size after which a bag is split; 0 = never.
+        max_bag_seconds: duration after which a bag is split; 0 = never.
+        max_steps: rows after which an episode file is closed and the next one begun.
+        queue: messages that may wait for the disk; more are dropped and counted.
+        rules: what a step is.
+        facts: further attributes of the files: git commit, rates, task.
+    """
+
+    folder: str
+    bags: bool = True
+    hdf5: bool = True
+    storage: str = "mcap"
+    max_bag_bytes: int = 1 << 30
+    max_bag_seconds: float = 0.0
+    max_steps: int = 100_000
+    queue: int = 20_000
+    rules: StepRules = field(default_factory=StepRules)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SessionRecorder:
+    """Takes raw messages from any thread and writes them in its own; `put` never blocks.
+
+    An error of the disk ends the episode that is open, is kept in the report, and leaves all finished files alone.
+
+    Args:
+        spec: of the robot.
+        topics: role -> (topic, type), see `topic_table`.
+        settings: where and what.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+
+    def __init__(self, spec: RobotSpec, topics: Mapping[str, tuple[str, str]], settings: RecordSettings) -> None:
+        self.spec, self.topics, self.settings = spec, dict(topics), settings
+        self.folder = Path(settings.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.report = Report()
+        self._types = bag.typestore()
+        self._assembler = Assembler(spec, settings.rules)
+        self._feeder = Feeder(self._assembler, spec)
+        self._newest: dict[str, tuple[str, bytes, int]] = {}  # role -> message that an episode begins with
+        self._bag: bag.BagWriter | None = None
+        # a message waits in the queue; so does a request, which keeps its place among the messages
+        self._queue: queue.Queue[tuple[str, Any, int]] = queue.Queue(settings.queue)
+        self._origin = time.time_ns() - time.monotonic_ns()
+        self._last = 0
+        self._over = False
+        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
+        self._thread.start()
+
+    def now(self) -> int:
+        """Receive time [ns]: wall clock at the start of the session, running on with the steady clock."""
+        self._last = max(self._origin + time.monotonic_ns(), self._last + 1)
+        return self._last
+
+    def put(self, role: str, raw: bytes) -> None:
+        """Take one message; drops it, and counts that, when the disk cannot keep up."""
+        try:
+            self._queue.put_nowait((role, raw, self.now()))
+            self.report.messages += 1
+        except queue.Full:
+            self.report.dropped += 1
+
+    def start(self) -> Future[str]:
+        """Open an episode; an open one is finished first. The future tells what was done."""
+        return self._ask("start")
+
+    def stop(self) -> Future[str]:
+        """Finish the episode; the future holds its file."""
+        return self._ask("stop")
+
+    def discard(self) -> Future[str]:
+        """Throw the open episode away."""
+        return self._ask("discard")
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Finish the open episode and end the thread; a second call does nothing."""
+        if not self._over:
+            self._over = True
+            with suppress(Exception):
+                self._ask("close").result(timeout)
+            self._thread.join(timeout)
+
+    def waiting(self) -> int:
+        """Messages that wait for the disk."""
+        return self._queue.qsize()
+
+    # ------------------------------------------------------------ writer thread
+
+    def _ask(self, what: str) -> Future[str]:
+        future: Future[str] = Future()
+        self._queue.put((f"!{what}", future, self.now()))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            role, item, when = self._queue.get()
+            if not role.startswith("!"):
+                self._message(role, item, when)
+                continue
+            try:
+                item.set_result(getattr(self, f"_{role[1:]}")())
+            except (OSError, ValueError, RuntimeError) as error:
+                self._fail(error)
+                item.set_exception(error)
+            if role == "!close":
+                return
+
+    def _message(self, role: str, raw: bytes, when: int) -> None:
+        topic, kind = self.topics[role]
+        if role.startswith(("joints", "sensor", "camera", "safety", "authority")):
+            self._newest[role] = (role, raw, when)
+        if not self.report.recording:
+            return
+        try:
+            if self._bag is not None:
+                self._bag.write(topic, kind, raw, when)
+        except (OSError, ValueError) as error:
+            self._fail(error)
+        if not self.settings.hdf5 or not self.report.recording:
+            return
+        try:
+            message = self._types.deserialize_cdr(raw, kind)
+        except Exception:  # bytes from the network: whatever is wrong with them, the recording goes on
+            self.report.broken += 1
+            return
+        self._feeder.feed(role, message, 1e-9 * when)
+        if len(self._assembler) >= self.settings.max_steps:
+            try:
+                self._write_episode()
+            except (OSError, ValueError) as error:
+                self._fail(error)
+            self._assembler.begin()
+
+    def _start(self) -> str:
+        done = self._stop() if self.report.recording else ""
+        self._assembler = Assembler(self.spec, self.settings.rules)
+        self._feeder = Feeder(self._assembler, self.spec)
+        if self.settings.bags:
+            number = len(list((self.folder / "bags").glob("episode_??????"))) if (self.folder / "bags").exists() else 0
+            path = self.folder / "bags" / f"episode_{number:06d}"
+            while path.exists():
+                number += 1
+                path = path.with_name(f"episode_{number:06d}")
+            self._bag = bag.BagWriter(
+                path,
+                storage=self.settings.storage,
+                max_bytes=self.settings.max_bag_bytes,
+                max_seconds=self.settings.max_bag_seconds,
+            )
+        self.report.recording, self.report.error = True, ""
+        # the first step has an observation, live and out of the bag
+        for role, raw, when in sorted(self._newest.values(), key=lambda item: item[2]):
+            self._message(role, raw, when)
+        return f"recording; {done}" if done else "recording"
+
+    def _stop(self) -> str:
+        if not self.report.recording:
+            return "nothing was being recorded"
+        self.report.recording = False
+        written, self._bag, parts = self._bag, None, []
+        path = self._write_episode() if self.settings.hdf5 else None
+        if written is not None:
+            written.close()
+            parts = [str(part) for part in written.parts]
+        self.report.broken += self._feeder.broken
+        self._feeder.broken = 0
+        found = ([str(path)] if path else []) + parts
+        self.report.newest = found[0] if found else ""
+        return ", ".join(found) or "no step was executed; nothing written"
+
+    def _discard(self) -> str:
+        if not self.report.recording:
+            return "nothing was being recorded"
+        self.report.recording = False
+        if self._bag is not None:
+            self._bag.remove()
+            self._bag = None
+        return "discarded"
+
+    def _close(self) -> str:
+        return self._stop()
+
+    def _write_episode(self) -> Path | None:
+        columns = self._assembler.end()
+        if columns is None:
+            return None
+        path = session.write(session.next_path(self.folder), columns, attributes(self.spec, self.settings))
+        self.report.episodes += 1
+        self.report.steps += len(columns["actions"])
+        return path
+
+    def _fail(self, error: Exception) -> None:
+        self.report.error = str(error)
+        self.report.recording = False
+        if self._bag is not None:
+            self._bag.abort()
+            self._bag = None
+
+
+def attributes(spec: RobotSpec, settings: RecordSettings) -> dict[str, Any]:
+    """Attributes of an episode file."""
+    rules = settings.rules
+    return {
+        "robot": spec.name,
+        "robot_spec": json.dumps(asdict(spec)),
+        "rate": rules.rate,
+        "ticks": rules.ticks,
+        "tolerance": rules.patience,
+        "action_mapping": spec.action.mapping,
+        **settings.facts,
+    }
+
+
+def convert(
+    path: str | Path,
+    out: str | Path,
+    spec: RobotSpec,
+    rules: StepRules,
+    *,
+    topics: Mapping[str, str] | None = None,
+    prefix: str = "robot_rl/",
+    namespace: str = "/",
+    tasks: Sequence[str] = (),
+    terminated: bool | None = None,
+) -> int:
+    """A bag of ours or of a third party to one episode file.
+
+    Args:
+        path: bag; topics may come in any order and at any rate.
+        out: new `.hdf5` file.
+        spec: of the robot.
+        rules: what a step is.
+        topics: role -> topic, where the bag's names differ from `topic_table`'s. A bag without `executed` needs
+            `executed` mapped to the robot's command topic (JointTrajectory, Float64MultiArray or JointState).
+        prefix: of our own topics.
+        namespace: of all.
+        tasks: task variables that were recorded.
+        terminated: whether the task ended the episode; None asks the `success` messages.
+
+    Returns:
+        Steps written.
+
+    Raises:
+        ValueError: no steps: names the roles whose topics the bag lacks.
+        FileExistsError: the file exists.
+    """
+    out = Path(out)
+    if out.exists():
+        raise FileExistsError(f"{out} exists already; nothing is overwritten, choose another name")
+    known = topic_table(spec, prefix=prefix, namespace=namespace, tasks=tasks)
+    table = {role: topic for role, (topic, _) in known.items()}
+    table |= dict(topics or {})
+    roles = {topic: role for role, topic in table.items()}
+    settings = RecordSettings(str(out.parent), rules=rules, facts={"source": str(Path(path).name)})
+    assembler = Assembler(spec, rules)
+    feeder, types, found = Feeder(assembler, spec), bag.typestore(), set()
+    for topic, kind, raw, when in bag.read(path, lambda topic: topic in roles):
+        role = roles[topic]
+        found.add(role)
+        message = types.deserialize_cdr(raw, kind)
+        if role == "executed" and not (hasattr(message, "header") and message.header.frame_id.count("|") == 2):
+            value = _foreign(message, spec)
+            if value is not None:
+                assembler.executed(1e-9 * when, value, "external", "", "")
+            continue
+        feeder.feed(role, message, 1e-9 * when)
+    columns = assembler.end(terminated=terminated)
+    if columns is None:
+        lacking = [
+            f"{role} ({table[role]})" for role in table if role not in found and role[:6] in ("joints", "execut")
+        ]
+        raise ValueError(f"{path} gave no step; it lacks {', '.join(lacking) or 'states before the first command'}")
+    session.write(out, columns, attributes(spec, settings))
+    return len(columns["actions"])
+
+
+def _foreign(message: Any, spec: RobotSpec) -> np.ndarray | None:
+    """A third party's command as numbers in the spec's order; None when it does not fit."""
+    if hasattr(message, "points"):
+        if not len(message.points):
+            return None
+        names, row = list(message.joint_names), _values(message.points[-1])
+    elif hasattr(message, "name"):
+        names, row = list(message.name), np.asarray(message.position, float)
+    else:
+        names, row = list(spec.names), np.asarray(message.data, float)
+    table = dict(zip(names, row))
+    return np.array([table[n] for n in spec.names]) if all(n in table for n in spec.names) else None

@@ -1,0 +1,150 @@
+"""Node that records sessions: rosbag2 bags and D4RL episode files, started and stopped by services."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from robot_rl.extras import require
+
+require("rclpy", extra="ros")
+
+from rclpy.node import Node  # noqa: E402  (after the check that it is there)
+from std_srvs.srv import Trigger  # noqa: E402
+
+from robot_rl.data import session  # noqa: E402
+from robot_rl.real.core.assembler import TICKS, StepRules  # noqa: E402
+from robot_rl.real.core.recording import RecordSettings, SessionRecorder, topic_table  # noqa: E402
+from robot_rl.real.core.spec import RobotSpec  # noqa: E402
+from robot_rl.real.ros.io import qos  # noqa: E402
+from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, declare, run  # noqa: E402
+
+LOW_DISK = 1 << 30
+
+
+class RecorderNode(Node):
+    """Subscribes raw to everything that a session needs and never takes part in control.
+
+    Callbacks take the bytes and the time and return; a thread of the recorder writes. A full disk or a slow one costs
+    recordings, never control: this node publishes nothing but diagnostics.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Read the parameters and subscribe.
+
+        Raises:
+            ValueError: a parameter or the RobotSpec is wrong.
+            OSError: no such spec, or the folder cannot be made.
+        """
+        super().__init__("recorder", **kwargs)
+        text = declare(self, "robot_spec", "", "path of the RobotSpec (YAML)")
+        if not text:
+            raise ValueError("parameter robot_spec is empty, expected the path of a RobotSpec (YAML)")
+        spec = RobotSpec.load(text)
+        folder = declare(self, "folder", "recordings", "folder of the session")
+        rules = StepRules(
+            ticks=declare(self, "ticks", "executed", f"what one step is: {', '.join(TICKS)}"),
+            rate=declare(self, "rate", 100.0, "decisions per second", low=0.1, high=2000.0),
+            tolerance=declare(self, "tolerance", 0.0, "largest age of an observation [s]; 0 = 1.5 periods", low=0.0),
+        )
+        task = declare(self, "task", "", "what the session is about")
+        settings = RecordSettings(
+            folder=folder,
+            bags=declare(self, "bags", True, "write rosbag2 bags"),
+            hdf5=declare(self, "hdf5", True, "write D4RL episode files"),
+            storage=declare(self, "storage", "mcap", "storage of bags: mcap or sqlite3"),
+            max_bag_bytes=declare(self, "max_bag_bytes", 1 << 30, "size that splits a bag; 0 = never", low=0),
+            max_bag_seconds=declare(self, "max_bag_seconds", 0.0, "duration that splits a bag; 0 = never", low=0.0),
+            queue=declare(self, "queue", 20_000, "messages that may wait for the disk", low=10),
+            rules=rules,
+            facts={"task": task, "recorded": time.strftime("%FT%T%z")},
+        )
+        topics = topic_table(
+            spec,
+            prefix=declare(self, "prefix", "robot_rl/", "prefix of our topics"),
+            namespace=self.get_namespace(),
+            tasks=[name for name in declare(self, "tasks", "", "task variables, comma-separated").split(",") if name],
+        )
+        extra = declare(self, "topics", "", 'further topics for the bag as JSON: {"/tf": "geometry_msgs/msg/..."}')
+        topics |= {f"extra:{topic}": (topic, kind) for topic, kind in (json.loads(extra) if extra else {}).items()}
+        self.recorder = SessionRecorder(spec, topics, settings)
+        self.health = Health(self, spec.name)
+        self.health.add("recorder", self._aspect)
+        self._seen = (0, 0)
+        self._open = [self._listen(role, topic, kind) for role, (topic, kind) in topics.items()]
+        for name, act in (
+            ("start", self.recorder.start),
+            ("stop", self.recorder.stop),
+            ("discard", self.recorder.discard),
+        ):
+            self.create_service(Trigger, f"~/{name}", lambda _, answer, act=act: _answer(act, answer))
+        if declare(self, "autostart", False, "begin an episode at once"):
+            self.recorder.start()
+
+    def wind_down(self) -> None:
+        """Finish the open episode."""
+        self.recorder.close()
+
+    def _listen(self, role: str, topic: str, kind: str) -> Any:
+        put = self.recorder.put
+        return self.create_subscription(
+            _message_class(kind), topic, lambda raw, role=role: put(role, raw), qos("record"), raw=True
+        )
+
+    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+        report = self.recorder.report
+        free = session.free_bytes(self.recorder.folder)
+        dropped, before = report.dropped + report.broken, sum(self._seen)
+        self._seen = (report.dropped, report.broken)
+        values = {
+            "recording": report.recording,
+            "episodes": report.episodes,
+            "steps": report.steps,
+            "messages": report.messages,
+            "queue": self.recorder.waiting(),
+            "dropped": report.dropped,
+            "broken": report.broken,
+            "free_gb": free / 1e9,
+            "newest": report.newest,
+        }
+        if report.error:
+            return ERROR, f"stopped: {report.error}", values
+        if dropped > before:
+            return WARN, f"{dropped - before} messages lost since the last report", values
+        if free < LOW_DISK:
+            return WARN, f"only {free / 1e9:.2f} GB free", values
+        return OK, "recording" if report.recording else "waiting for recorder/start", values
+
+
+def _answer(act: Callable[[], Future[str]], answer: Any) -> Any:
+    try:
+        answer.message, answer.success = act().result(4.0), True
+    except Exception as error:  # of the disk or a timeout; the caller reads it
+        answer.message, answer.success = str(error) or type(error).__name__, False
+    return answer
+
+
+def _message_class(kind: str) -> Any:
+    """Class of `package/msg/Name`.
+
+    Raises:
+        ValueError: the package is not installed.
+    """
+    package, _, name = kind.replace("/msg/", "/").partition("/")
+    try:
+        return getattr(importlib.import_module(f"{package}.msg"), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"message type {kind!r} is not installed here ({error})") from error
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Process of the node."""
+    return run(RecorderNode, args)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

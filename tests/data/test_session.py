@@ -1,0 +1,158 @@
+"""Episode files of recorded sessions and rosbag2 bags: what is on the disk after a kill, a full disk, a join."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robot_rl.data import d4rl, session
+
+bag = pytest.importorskip("robot_rl.data.bag")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def table(rows=5, **changes):
+    last = np.arange(rows) == rows - 1
+    columns = {
+        "observations": np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2),
+        "actions": np.full((rows, 1), 0.5, np.float32),
+        "rewards": np.ones(rows, np.float32),
+        "terminals": np.zeros(rows, bool),
+        "timeouts": last,
+        "next_observations": np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2) + 2.0,
+        "infos/valid": np.ones(rows, bool),
+    }
+    return {**columns, **changes}
+
+
+def test_session_round_trip_keeps_columns_pictures_and_attributes(tmp_path) -> None:
+    shots = [b"\xff\xd8" + bytes([i]) * (i + 1) for i in range(5)]
+    stills = np.arange(5 * 4 * 6 * 3, dtype=np.uint8).reshape(5, 4, 6, 3)
+    columns = table(**{"images/wrist": shots, "images/front": stills})
+    path = session.write(tmp_path / "a.hdf5", columns, {"rate": 20.0, "spec": {"name": "arm"}})
+    back, facts = session.read(path)
+    assert back["images/wrist"] == shots
+    for key in columns.keys() - {"images/wrist"}:
+        np.testing.assert_array_equal(back[key], columns[key])
+    assert facts == {"schema": 1, "rate": 20.0, "spec": {"name": "arm"}}
+
+
+def test_session_is_read_by_the_d4rl_reader(tmp_path) -> None:
+    path = session.write(tmp_path / "a.hdf5", table(), {})
+    episode = d4rl.read(path, infos=True).episodes[0]
+    assert episode.truncated
+    assert not episode.terminated
+    np.testing.assert_array_equal(episode.obs["state"][-1], [10.0, 11.0])
+    assert episode.meta["columns"]["infos/valid"].all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"terminals": np.ones(5, bool)}, "terminal and timeout at once"),
+        ({"timeouts": np.zeros(5, bool)}, "only end on its last row"),
+        ({"rewards": np.ones(4, np.float32)}, "differ in length"),
+    ],
+)
+def test_session_bad_table_is_refused(tmp_path, change, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        session.write(tmp_path / "a.hdf5", table(**change), {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_session_joined_episodes_are_one_d4rl_file(tmp_path) -> None:
+    for rows in (3, 4):
+        session.write(session.next_path(tmp_path / "s"), table(rows), {"robot": "arm"})
+    assert session.join([tmp_path / "s"], tmp_path / "all.hdf5") == 7
+    episodes = d4rl.read(tmp_path / "all.hdf5").episodes
+    assert [len(e) for e in episodes] == [3, 4]
+    with pytest.raises(FileExistsError, match="choose another name"):
+        session.join([tmp_path / "s"], tmp_path / "all.hdf5")
+
+
+def test_session_write_on_a_full_disk_leaves_nothing(tmp_path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    import resource
+
+    code = (
+        "import resource, sys, numpy as np; from robot_rl.data import session\n"
+        "import tests_table\n"
+        "session.write(sys.argv[1] + '/episode_000000.hdf5', tests_table.T, {})\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "try: session.write(sys.argv[1] + '/episode_000001.hdf5', tests_table.T, {})\n"
+        "except OSError as error: print('refused', type(error).__name__)\n"
+    )
+    assert resource.RLIMIT_FSIZE
+    (tmp_path / "tests_table.py").write_text(
+        "import numpy as np\nn=2000\nlast=np.arange(n)==n-1\nT={'observations':np.zeros((n,4),np.float32),"
+        "'actions':np.zeros((n,1),np.float32),'rewards':np.zeros(n,np.float32),'terminals':np.zeros(n,bool),"
+        "'timeouts':last}\n"
+    )
+    folder = tmp_path / "s"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert "refused" in done.stdout, done.stderr
+    assert [path.name for path in folder.iterdir()] == ["episode_000000.hdf5"]
+    assert len(session.read(folder / "episode_000000.hdf5")[0]["actions"]) == 2000
+
+
+def messages(count):
+    types = bag.typestore()
+    kind = "std_msgs/msg/Float64"
+    return [(kind, bytes(types.serialize_cdr(types.types[kind](float(i)), kind)), 1_000 + i) for i in range(count)]
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+def test_bag_round_trip_keeps_bytes_order_and_times(tmp_path, storage) -> None:
+    pytest.importorskip("rosbags")
+    writer = bag.BagWriter(tmp_path / "b", storage=storage)
+    sent = messages(50)
+    for kind, raw, when in sent:
+        writer.write("/reward", kind, raw, when)
+    writer.close()
+    assert [(k, r, t) for _, k, r, t in bag.read(tmp_path / "b")] == sent
+    assert bag.info(tmp_path / "b").topics == {"/reward": ("std_msgs/msg/Float64", 50)}
+    with pytest.raises(ValueError, match="nothing is overwritten"):
+        bag.BagWriter(tmp_path / "b")
+
+
+def test_bag_split_parts_read_as_one(tmp_path) -> None:
+    pytest.importorskip("rosbags")
+    writer = bag.BagWriter(tmp_path / "b", max_bytes=100)
+    for kind, raw, when in messages(30):
+        writer.write("/reward", kind, raw, when)
+    writer.close()
+    assert len(writer.parts) > 1
+    assert [t for *_, t in bag.read(tmp_path / "b")] == list(range(1_000, 1_030))
+
+
+def test_bag_of_a_killed_writer_is_refused_and_recovered(tmp_path) -> None:
+    pytest.importorskip("rosbags")
+    code = (
+        "import sys, os, signal; from robot_rl.data import bag\n"
+        "w = bag.BagWriter(sys.argv[1] + '/b')\n"
+        "raw = bytes(4) + bytes(8)\n"
+        "for i in range(200_000): w.write('/reward', 'std_msgs/msg/Float64', raw, 1000 + i)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, env=env)
+    assert done.returncode == -signal.SIGKILL
+    with pytest.raises(ValueError, match="data recover"):
+        list(bag.read(tmp_path / "b"))
+    count = bag.recover(tmp_path / "b", tmp_path / "c")
+    assert count > 150_000  # all but the chunk that was being filled
+    assert bag.info(tmp_path / "c").topics["/reward"][1] == count

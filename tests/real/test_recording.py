@@ -1,0 +1,322 @@
+"""Steps out of messages: hand-worked rows, and the live file against the one made from its bag."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from robot_rl.data import d4rl, session
+from robot_rl.real.core.assembler import Assembler, StepRules
+from robot_rl.real.core.codec import ActionCodec, StateCodec
+from robot_rl.real.core.recording import RecordSettings, SessionRecorder, convert, topic_table
+from robot_rl.real.core.spec import SpecError
+from robot_rl.real.port import SpecPort
+from robot_rl.real.robot import RobotState
+
+bag = pytest.importorskip("robot_rl.data.bag")
+pytest.importorskip("rosbags")
+
+
+# ---------------------------------------------------------------- codecs
+
+
+def test_action_codec_absolute_spans_the_range_inside_the_margin(make_arm) -> None:
+    codec = ActionCodec(make_arm(), 0.01)  # limits -2 ... 2, margin 0.02
+    np.testing.assert_allclose(codec.command(np.array([-1.0, 0.0, 1.0]), np.zeros(3)), [-1.98, 0.0, 1.98])
+    np.testing.assert_allclose(codec.action(np.array([0.99, -0.99, 5.0]), np.zeros(3)), [0.5, -0.5, 1.0])
+
+
+def test_action_codec_delta_moves_from_the_last_command(make_arm) -> None:
+    codec = ActionCodec(make_arm(action={"mapping": "delta", "scale": [0.05]}), 0.05)
+    last = np.array([0.0, 1.0, 1.97])
+    np.testing.assert_allclose(codec.command(np.array([1.0, -1.0, 1.0]), last), [0.05, 0.95, 1.98])
+    np.testing.assert_allclose(codec.action(np.array([0.025, 1.0, 1.97]), last), [0.5, 0.0, 0.0], atol=1e-7)
+
+
+def test_action_codec_velocity_on_a_position_controller_integrates_one_period(make_arm) -> None:
+    codec = ActionCodec(make_arm(action={"mapping": "velocity", "scale": [0.5]}), 0.1)
+    np.testing.assert_allclose(codec.command(np.full(3, 1.0), np.zeros(3)), 0.05)
+    np.testing.assert_allclose(codec.action(np.full(3, 0.05), np.zeros(3)), 1.0, rtol=1e-6)
+
+
+def test_action_codec_delta_on_a_velocity_controller_is_refused(make_arm) -> None:
+    spec = make_arm(action={"mapping": "delta"}, command_mode="forward_velocity", controller_timeout=0.1)
+    with pytest.raises(SpecError, match="takes velocities"):
+        ActionCodec(spec, 0.1)
+
+
+@pytest.mark.parametrize("mapping", ["absolute", "delta", "velocity"])
+def test_action_codec_inverts_the_port_of_the_policy_node(make_arm, mapping) -> None:
+    spec = make_arm(action={"mapping": mapping, "scale": [0.3]})
+    port, codec = SpecPort(spec, 20.0), ActionCodec(spec, 0.05)
+    last, rng = np.zeros(3), np.random.default_rng(0)
+    port.reset(last, last, {})
+    for _ in range(20):
+        action = rng.uniform(-0.3, 0.3, 3)
+        command = port.act(action[None])
+        np.testing.assert_allclose(codec.command(action, last), command, atol=1e-12)
+        np.testing.assert_allclose(codec.action(command, last), action, atol=1e-6)
+        last = command
+
+
+def test_state_codec_order_and_missing_sensors(make_arm) -> None:
+    spec = make_arm(observation=["joint_velocities", "joint_positions", "last_action", "wrench"])
+    codec = StateCodec(spec)
+    state = RobotState(0.0, np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0]))
+    expected = [4, 5, 6, 1, 2, 3, 7, 8, 9, 0, 0, 0, 0, 0, 0]
+    np.testing.assert_array_equal(codec.vector(state, np.array([7.0, 8.0, 9.0])), expected)
+    port = SpecPort(make_arm(observation=["joint_velocities", "joint_positions", "last_action"]), 20.0)
+    assert port.io.obs_names == codec.names[:9]
+    with pytest.raises(SpecError, match="expected one of joint_positions, joint_velocities"):
+        StateCodec(make_arm(observation=["colour"]))
+
+
+# ---------------------------------------------------------------- assembler
+
+
+def feed(assembler, time, position, velocity=0.0):
+    assembler.joints(time, ["j0", "j1", "j2"], np.full(3, float(position)), np.full(3, float(velocity)), None)
+
+
+def test_assembler_executed_ticks_by_hand(make_arm) -> None:
+    """States at 0.00 and 0.10 s; executed at 0.01, 0.11, 0.21: the first executed message only says where it stands."""
+    a = Assembler(make_arm(), StepRules(ticks="executed", rate=10.0))
+    feed(a, 0.00, 0.1)
+    a.executed(0.01, np.full(3, 0.0), "policy", "p/1", "")
+    feed(a, 0.10, 0.2)
+    a.executed(0.11, np.full(3, 0.99), "policy", "p/2", "c")
+    a.reward(2.0)  # in the period of the step that began at 0.11
+    feed(a, 0.20, 0.3)
+    a.executed(0.21, np.full(3, 1.98), "human", "t/1", "")
+    a.success(True)
+    c = a.end()
+    assert c is not None
+    np.testing.assert_allclose(c["observations"][:, 0], [0.2, 0.3])
+    np.testing.assert_allclose(c["next_observations"][:, 0], [0.3, 0.3])
+    np.testing.assert_allclose(c["actions"][:, 0], [0.5, 1.0])
+    np.testing.assert_array_equal(c["rewards"], [2.0, 0.0])
+    np.testing.assert_array_equal(c["terminals"], [False, True])
+    np.testing.assert_array_equal(c["timeouts"], [False, False])
+    np.testing.assert_array_equal(c["infos/intervened"], [False, True])
+    np.testing.assert_array_equal(c["infos/clipped"], [True, False])
+    assert c["infos/policy_id"].tolist() == [b"p", b"t"]
+    np.testing.assert_allclose(c["infos/obs_age"], 0.01, atol=1e-9)
+
+
+def test_assembler_rate_ticks_join_several_executed_messages(make_arm) -> None:
+    """10 Hz steps of a 100 Hz supervisor: the action is what was commanded by the end of the step."""
+    a = Assembler(make_arm(action={"mapping": "delta", "scale": [0.1]}), StepRules(ticks="rate", rate=10.0))
+    for k in range(41):
+        feed(a, k * 0.01, 0.001 * k)
+        a.executed(k * 0.01 + 0.002, np.full(3, 0.001 * k), "policy", "p/1", "")
+    c = a.end()
+    assert c is not None
+    assert len(c["actions"]) == 4
+    # 0.001 rad per 10 ms is 0.01 rad per step; full scale is 0.1 rad
+    np.testing.assert_allclose(c["actions"][:3], 0.1, atol=1e-6)
+
+
+def test_assembler_old_state_and_latched_fault_make_steps_invalid(make_arm) -> None:
+    a = Assembler(make_arm(), StepRules(rate=10.0))
+    feed(a, 0.0, 0.0)
+    for k, when in enumerate((0.0, 0.1, 0.4, 0.5)):  # nothing of the robot after 0 s: 0.4 s is older than 1.5 periods
+        if k == 3:
+            feed(a, 0.5, 0.0)
+            a.safety("FAULT")
+        a.executed(when, np.zeros(3), "policy", "p/1", "")
+    c = a.end()
+    assert c is not None
+    np.testing.assert_array_equal(c["infos/valid"], [True, False, False])
+
+
+def test_assembler_command_ticks_see_the_state_at_the_command_stamp(make_arm) -> None:
+    """A decision made on the state of 1.00 s is executed at 1.03 s, when a newer state has come already."""
+    a = Assembler(make_arm(), StepRules(ticks="command", rate=10.0))
+    a.executed(0.9, np.zeros(3), "policy", "p/0", "")
+    feed(a, 1.00, 0.5)
+    a.command("p/1", 1.01, 1.0, np.full(3, 0.99))
+    feed(a, 1.02, 0.6)
+    a.executed(1.03, np.full(3, 0.2), "policy", "p/1", "")
+    a.executed(1.04, np.full(3, 0.3), "policy", "p/1", "")
+    c = a.end()
+    assert c is not None
+    np.testing.assert_allclose(c["observations"][0, 0], 0.5)
+    np.testing.assert_allclose(c["infos/action_requested"][0], 0.5)
+    np.testing.assert_allclose(c["infos/command"][0], 0.3)
+    np.testing.assert_allclose(c["infos/latency"], 0.03, atol=1e-9)
+
+
+# ---------------------------------------------------------------- recorder
+
+
+class Stream:
+    """Raw messages of a short session: two publishers with parts of the joints, a policy, rewards."""
+
+    def __init__(self, spec) -> None:
+        self.types, self.spec = bag.typestore(), spec
+        self.table = topic_table(spec)
+
+    def raw(self, role, **fields):
+        kind = self.table[role][1]
+        return bytes(self.types.serialize_cdr(self.make(kind, fields), kind))
+
+    def make(self, kind, fields):
+        t = self.types.types
+        if "JointState" in kind:
+            full = {"position": np.zeros(0), "velocity": np.zeros(0), "effort": np.zeros(0), **fields}
+            return t[kind](header=self.header(full.pop("stamp", 0.0)), **full)
+        if "JointTrajectory" in kind:
+            point = t["trajectory_msgs/msg/JointTrajectoryPoint"](
+                positions=fields["value"],
+                velocities=np.zeros(0),
+                accelerations=np.zeros(0),
+                effort=np.zeros(0),
+                time_from_start=t["builtin_interfaces/msg/Duration"](sec=0, nanosec=0),
+            )
+            return t[kind](
+                header=self.header(fields["stamp"], fields["frame"]), joint_names=list(self.spec.names), points=[point]
+            )
+        return t[kind](data=fields["data"])
+
+    def header(self, stamp, frame=""):
+        t = self.types.types
+        sec = int(stamp)
+        time_ = t["builtin_interfaces/msg/Time"](sec=sec, nanosec=int((stamp - sec) * 1e9))
+        return t["std_msgs/msg/Header"](stamp=time_, frame_id=frame)
+
+    def play(self, recorder, steps=60, start=0):
+        rng = np.random.default_rng(3)
+        for k in range(start, start + steps):
+            q = rng.normal(size=3)
+            recorder.put("joints", self.raw("joints", name=["j2", "j0"], position=q[:2]))
+            recorder.put("joints", self.raw("joints", name=["j1"], position=q[2:], velocity=q[:1]))
+            value = rng.uniform(-1.5, 1.5, 3)
+            stamp = 1e-9 * recorder.now()
+            recorder.put("command:policy", self.raw("command:policy", value=value, stamp=stamp, frame=f"p/{k}"))
+            frame = f"policy|p/{k}|{'c' if k % 3 else ''}"
+            recorder.put("executed", self.raw("executed", value=value * 0.9, stamp=stamp, frame=frame))
+            if k % 5 == 0:
+                recorder.put("reward", self.raw("reward", data=float(k)))
+            time.sleep(0.0005)
+
+
+@pytest.mark.parametrize("ticks", ["executed", "rate", "command"])
+def test_bag_converts_to_the_online_file(tmp_path, make_arm, ticks) -> None:
+    spec = make_arm(observation=["joint_positions", "joint_velocities", "last_action"])
+    rules = StepRules(ticks=ticks, rate=500.0)
+    stream = Stream(spec)
+    recorder = SessionRecorder(spec, stream.table, RecordSettings(str(tmp_path), rules=rules))
+    stream.play(recorder, 20)  # before the episode: what is known then belongs to its first step
+    recorder.start().result(5)
+    stream.play(recorder, 60, start=20)
+    recorder.put("success", stream.raw("success", data=True))
+    found = recorder.stop().result(10)
+    recorder.close()
+    assert recorder.report.broken == recorder.report.dropped == 0, recorder.report
+    assert "episode_000000.hdf5" in found
+    count = convert(tmp_path / "bags/episode_000000", tmp_path / "again.hdf5", spec, rules)
+    online, facts = session.read(tmp_path / "episode_000000.hdf5")
+    offline, _ = session.read(tmp_path / "again.hdf5")
+    assert count == len(online["actions"]) > 5
+    assert online["terminals"][-1]
+    assert facts["robot_spec"]["name"] == "arm"
+    assert online.keys() == offline.keys()
+    for key in online:
+        np.testing.assert_array_equal(online[key], offline[key], err_msg=key)
+    assert len(d4rl.read(tmp_path / "again.hdf5").episodes) == 1
+
+
+def test_recorder_discard_leaves_nothing_and_stop_without_start_says_so(tmp_path, make_arm) -> None:
+    stream = Stream(make_arm())
+    recorder = SessionRecorder(make_arm(), stream.table, RecordSettings(str(tmp_path)))
+    assert recorder.stop().result(5) == "nothing was being recorded"
+    recorder.start().result(5)
+    stream.play(recorder, 10)
+    assert recorder.discard().result(5) == "discarded"
+    recorder.close()
+    assert not session.episodes(tmp_path)
+    assert not list((tmp_path / "bags").iterdir())
+
+
+def test_recorder_slow_disk_drops_and_counts_without_blocking(tmp_path, make_arm, monkeypatch) -> None:
+    stream = Stream(make_arm())
+    recorder = SessionRecorder(make_arm(), stream.table, RecordSettings(str(tmp_path), queue=50))
+    recorder.start().result(5)
+    gate = threading.Event()
+    monkeypatch.setattr(recorder, "_message", lambda *_: gate.wait(5))
+    raw = stream.raw("reward", data=1.0)
+    begin = time.monotonic()
+    for _ in range(500):
+        recorder.put("reward", raw)
+    assert time.monotonic() - begin < 0.5  # never waits for the disk
+    assert 440 <= recorder.report.dropped <= 450
+    gate.set()
+    recorder.close()
+
+
+def test_recorder_disk_error_ends_the_episode_and_keeps_the_finished_ones(tmp_path, make_arm, monkeypatch) -> None:
+    stream = Stream(make_arm())
+    recorder = SessionRecorder(make_arm(), stream.table, RecordSettings(str(tmp_path)))
+    recorder.start().result(5)
+    stream.play(recorder, 10)
+    recorder.stop().result(5)
+    recorder.start().result(5)
+    stream.play(recorder, 10)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bag.BagWriter, "write", full)
+    stream.play(recorder, 10, start=10)
+    recorder.stop().result(5)
+    assert "No space left" in recorder.report.error
+    monkeypatch.undo()
+    recorder.start().result(5)  # room again: the recorder goes on
+    stream.play(recorder, 10)
+    recorder.stop().result(5)
+    recorder.close()
+    paths = session.episodes(tmp_path)
+    assert len(paths) == 2
+    assert all(len(session.read(path)[0]["actions"]) == 9 for path in paths)
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_recorder_garbage_bytes_are_counted(tmp_path, make_arm) -> None:
+    stream = Stream(make_arm())
+    recorder = SessionRecorder(make_arm(), stream.table, RecordSettings(str(tmp_path), bags=False))
+    recorder.start().result(5)
+    stream.play(recorder, 5)
+    recorder.put("executed", b"\x00\x01garbage")
+    recorder.put("joints", stream.raw("joints", name=["j0", "j0"], position=np.zeros(2)))
+    recorder.put("executed", stream.raw("executed", value=np.zeros(3), stamp=1.0, frame="no tags"))
+    stream.play(recorder, 5, start=5)
+    recorder.stop().result(5)
+    recorder.close()
+    assert recorder.report.broken == 2
+    assert len(session.read(session.episodes(tmp_path)[0])[0]["actions"]) == 9
+
+
+def test_foreign_bag_with_a_topic_map_converts(tmp_path, make_arm) -> None:
+    """A third party's bag: other names, plain Float64MultiArray commands, topics in any order, no stamps of ours."""
+    spec, types = make_arm(), bag.typestore()
+    stream = Stream(spec)
+    layout = types.types["std_msgs/msg/MultiArrayLayout"](dim=[], data_offset=0)
+    kind = "std_msgs/msg/Float64MultiArray"
+    writer = bag.BagWriter(tmp_path / "foreign", storage="sqlite3")
+    for k in range(12):
+        when = 1_000_000_000 + k * 10_000_000
+        data = types.types[kind](layout=layout, data=np.full(3, 0.1 * k))
+        writer.write("/cmd", kind, bytes(types.serialize_cdr(data, kind)), when + 1_000_000)
+        state = stream.raw("joints", name=["j0", "j1", "j2"], position=np.full(3, 0.1 * k), velocity=np.zeros(3))
+        writer.write("/js", "sensor_msgs/msg/JointState", state, when)
+    writer.close()
+    rules = StepRules(rate=100.0)
+    with pytest.raises(ValueError, match=r"lacks joints \(/joint_states\), executed"):
+        convert(tmp_path / "foreign", tmp_path / "x.hdf5", spec, rules)
+    rows = convert(tmp_path / "foreign", tmp_path / "x.hdf5", spec, rules, topics={"joints": "/js", "executed": "/cmd"})
+    columns, _ = session.read(tmp_path / "x.hdf5")
+    assert rows == 11
+    np.testing.assert_allclose(columns["observations"][:, 0], 0.1 * np.arange(1, 12), rtol=1e-6)
+    np.testing.assert_allclose(columns["infos/command"][:, 0], 0.1 * np.arange(1, 12))
+    assert columns["timeouts"][-1]
