@@ -41,12 +41,13 @@ class Recorder:
     Args:
         path: the folder; made when missing.
         segment_bytes: a new file is begun when the current one is larger.
+        sync: flush every episode to the disk. Without it a killed process still loses nothing, a power cut may.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, segment_bytes: int = 1 << 28) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, segment_bytes: int = 1 << 28, sync: bool = True) -> None:
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self.segment_bytes = segment_bytes
+        self.segment_bytes, self._sync = segment_bytes, sync
         self.episodes = 0
         """Episodes appended by this recorder."""
         self.steps = 0
@@ -76,7 +77,8 @@ class Recorder:
                     _write(file, block)
                     crc = zlib.crc32(block, crc)
             _write(file, _FOOT.pack(END, crc).ljust(_BLOCK, b"\0"))
-            os.fsync(file.fileno())
+            if self._sync:
+                os.fsync(file.fileno())
         except OSError:
             # Take the torn record away; where even that fails, readers pass over it. The next episode goes into a new
             # file in any case.

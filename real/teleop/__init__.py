@@ -1,0 +1,1 @@
+"""Devices that people drive with: browser, keyboard, gamepad, and a scripted person for experiments."""

@@ -1,0 +1,334 @@
+"""An episode while it is driven: spans, labels that arrive late, rewards from interventions, and what is settled.
+
+A step can still change for a few ticks after it was driven: a person presses "success" about 200 ms after the fact, an
+intervention of a single tick turns out to be a glitch, the next step tells whether this one made somebody take over.
+Steps are therefore handed on only once they are settled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from robot_rl.data.hil_record import COLUMNS, ControlStep, EndReason, Invalid, RewardSource, Source
+from robot_rl.types import Episode
+
+_DRIVEN = (Source.POLICY, Source.HUMAN, Source.SCRIPTED)
+
+
+@dataclass(frozen=True)
+class EpisodeRules:
+    """How an episode of control steps is turned into rewards and ends.
+
+    Attributes:
+        gamma: discount per step.
+        w_task: weight of the task reward in `reward`.
+        w_rlif: weight of the reward from interventions in `reward`.
+        min_span: interventions shorter than this many steps are device glitches and cost nothing.
+        reaction_ms: a label belongs to the step that was running this long before the key was pressed.
+        success_reward: task reward of the step that a success label falls on.
+        stop_as_intv: a safety stop counts as an intervention.
+        stop_is_end: human_stop and safety_stop are true ends (the state is absorbing) instead of cuts.
+        terminal_on_takeover: the step before a takeover does not bootstrap.
+
+    Source: Luo et al., RLIF: Interactive Imitation Learning as Reinforcement Learning (reward -1 for the step before an
+    intervention). Where we differ: a span that begins while a person already drives costs nothing, since the policy did
+    not act; spans of one tick are dropped; every step is stored.
+    """
+
+    gamma: float = 0.99
+    w_task: float = 1.0
+    w_rlif: float = 0.0
+    min_span: int = 2
+    reaction_ms: float = 200.0
+    success_reward: float = 1.0
+    stop_as_intv: bool = False
+    stop_is_end: bool = False
+    terminal_on_takeover: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ValueError(f"gamma is {self.gamma}, expected a number in [0, 1]")
+        if self.min_span < 1 or self.reaction_ms < 0:
+            raise ValueError(
+                f"min_span is {self.min_span} and reaction_ms {self.reaction_ms}, expected at least 1 and 0"
+            )
+
+    def settle_steps(self, control_hz: float) -> int:
+        """How many of the newest steps may still change."""
+        return max(1, self.min_span, math.ceil(self.reaction_ms * 1e-3 * control_hz) + 1)
+
+
+class EpisodeDraft:
+    """Collects the control steps of one episode.
+
+    Args:
+        rules: rewards and ends.
+        control_hz: decisions per second, which decides how long steps stay open.
+    """
+
+    def __init__(self, rules: EpisodeRules, control_hz: float) -> None:
+        self.rules = rules
+        self.steps: list[ControlStep] = []
+        self.end_reason = EndReason.NONE
+        self._lag = rules.settle_steps(control_hz)
+        self._given = 0
+        self._span = -1
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def add(self, step: ControlStep) -> None:
+        """Append a step; spans are numbered, and an invalid row is put where observations do not meet.
+
+        Raises:
+            ValueError: the episode has ended.
+        """
+        if self.end_reason != EndReason.NONE:
+            raise ValueError(f"the episode ended ({self.end_reason.name}); begin a new one before adding steps")
+        last = self.steps[-1] if self.steps else None
+        if last is not None and not _meets(last, step):
+            self.steps.append(_gap(last, step))
+            if last.human:
+                last.intv_end = True
+            last = self.steps[-1]
+        if step.source not in _DRIVEN and step.valid:
+            step.valid, step.invalid_reason = False, Invalid.SOURCE
+        following = last is not None and last.human and not last.intv_end
+        if step.human:
+            fresh = step.intv_start or not following
+            if fresh and following and last is not None:
+                last.intv_end = True
+            self._span += fresh
+            step.intv_start, step.intv_id = fresh, self._span
+            step.intv_step = 0 if fresh or last is None else last.intv_step + 1
+        else:
+            step.intv_start, step.intv_id, step.intv_step = False, -1, -1
+            if following and last is not None:
+                last.intv_end = True
+        self.steps.append(step)
+
+    def settled(self) -> list[ControlStep]:
+        """Steps that cannot change any more, each handed out once; all that are left after `close`."""
+        end = len(self.steps) if self.end_reason != EndReason.NONE else max(len(self.steps) - self._lag, self._given)
+        begin, self._given = self._given, end
+        for index in range(begin, end):
+            self._reward(index)
+        return self.steps[begin:end]
+
+    def step_at(self, time: int) -> int:
+        """Index of the step with t_obs <= time < t_next; the first for earlier times, the last for later ones."""
+        for index in range(len(self.steps) - 1, -1, -1):
+            if self.steps[index].t_obs <= time:
+                return index
+        return 0
+
+    def label(self, success: bool, pressed: int) -> int:
+        """A person says how it went; the episode ends at the step that this refers to.
+
+        Args:
+            success: or failure.
+            pressed: when the key went down [ns, the clock of the steps].
+
+        Returns:
+            Index of the step that got the label; later ones are invalid.
+        """
+        if not self.steps:
+            raise ValueError("nothing to label: the episode has no steps yet")
+        index = self.step_at(pressed - round(self.rules.reaction_ms * 1e6))
+        index = max(index, self._given)  # never a step that was handed out already
+        index = min(index, len(self.steps) - 1)
+        while index > 0 and not self.steps[index].valid:
+            index -= 1
+        step = self.steps[index]
+        step.reward_task = self.rules.success_reward if success else 0.0
+        step.reward_source = RewardSource.HUMAN_KEY
+        self._cut(index)
+        self.close(EndReason.SUCCESS if success else EndReason.FAILURE)
+        return index
+
+    def close(self, reason: EndReason) -> None:
+        """End the episode; terminated and truncated of its last valid step follow from the reason.
+
+        success and failure are true ends. timeout is a cut. human_stop and safety_stop are cuts unless
+        `rules.stop_is_end`. fault and comms are cuts, and the last step is invalid.
+        """
+        if self.end_reason != EndReason.NONE:
+            return
+        self.end_reason = reason
+        if not self.steps:
+            return
+        last = self.steps[-1]
+        if reason in (EndReason.FAULT, EndReason.COMMS):
+            last.valid, last.invalid_reason = False, Invalid.COMMS if reason == EndReason.COMMS else Invalid.FAULT
+        if last.human:
+            last.intv_end = True
+        index = self._last_valid()
+        if index is None or index < self._given:
+            return
+        final = self.steps[index]
+        stops = (EndReason.HUMAN_STOP, EndReason.SAFETY_STOP)
+        end = reason in (EndReason.SUCCESS, EndReason.FAILURE) or (reason in stops and self.rules.stop_is_end)
+        final.terminated, final.truncated = end, not end
+        final.intv_end = final.intv_end or final.human
+
+    def episode(self, meta: dict[str, Any]) -> Episode:
+        """The closed episode as it goes to disk; every step, valid or not.
+
+        Args:
+            meta: key, io, versions; `end_reason`, `success` and the columns are added.
+
+        Raises:
+            ValueError: it has no steps or is still open.
+        """
+        if self.end_reason == EndReason.NONE or not self.steps:
+            raise ValueError("the episode is still open or has no steps; close it first")
+        self.settled()
+        return to_episode(self.steps, self.end_reason, meta)
+
+    def _last_valid(self) -> int | None:
+        for index in range(len(self.steps) - 1, -1, -1):
+            if self.steps[index].valid:
+                return index
+        return None
+
+    def _cut(self, index: int) -> None:
+        for step in self.steps[index + 1 :]:
+            step.valid, step.invalid_reason = False, Invalid.AFTER_END
+
+    def _reward(self, index: int) -> None:
+        """Total reward, the part from interventions and the discount of one settled step."""
+        step, rules = self.steps[index], self.rules
+        taken = self._taken_over(index)
+        stopped = (
+            rules.stop_as_intv and self.end_reason == EndReason.SAFETY_STOP and index == self._last_valid()
+        ) and not step.human
+        step.reward_rlif = -1.0 if taken or stopped else 0.0
+        step.reward = rules.w_task * step.reward_task + rules.w_rlif * step.reward_rlif
+        ended = step.terminated or (rules.terminal_on_takeover and taken)
+        step.discount = 0.0 if ended else rules.gamma
+
+    def _taken_over(self, index: int) -> bool:
+        """Whether a person takes over at the step after `index`, for long enough to be meant."""
+        if index + 1 >= len(self.steps) or self.steps[index].source != Source.POLICY:
+            return False
+        follower = self.steps[index + 1]
+        if not (follower.intv_start and follower.valid):
+            return False
+        length = 1
+        while index + 1 + length < len(self.steps) and self.steps[index + 1 + length].intv_id == follower.intv_id:
+            length += 1
+        return length >= self.rules.min_span
+
+
+def to_episode(steps: Sequence[ControlStep], reason: EndReason, meta: dict[str, Any]) -> Episode:
+    """Steps whose observations meet, as one `Episode`; the inverse of `to_steps`."""
+    keys = steps[0].obs
+    columns = {name: np.array([getattr(s, name) for s in steps], dtype) for name, dtype in COLUMNS.items()}
+    last = next((step for step in reversed(steps) if step.valid), steps[-1])
+    return Episode(
+        obs={key: np.stack([*(s.obs[key] for s in steps), steps[-1].next_obs[key]]) for key in keys},
+        action=np.array([s.action_exec for s in steps], np.float32),
+        proposed=np.array([s.action_policy for s in steps], np.float32),
+        reward=np.array([s.reward for s in steps], np.float32),
+        terminated=bool(last.terminated),
+        truncated=bool(last.truncated),
+        intervened=np.array([s.human for s in steps], bool),
+        stamp=np.array([*(s.t_obs for s in steps), steps[-1].t_next], np.float64) * 1e-9,
+        meta={**meta, "end_reason": int(reason), "success": reason == EndReason.SUCCESS, "columns": columns},
+    )
+
+
+def valid_pieces(episode: Episode) -> list[Episode]:
+    """The runs of valid steps of a recorded episode, for formats that cannot mark a step as invalid.
+
+    Every piece but one that ends in a true end is a cut (`truncated`), so that nothing is bootstrapped across a gap.
+    """
+    pieces: list[list[ControlStep]] = [[]]
+    for step in to_steps(episode):
+        if step.valid:
+            pieces[-1].append(step)
+        elif pieces[-1]:
+            pieces.append([])
+    out = []
+    meta = {k: v for k, v in episode.meta.items() if k not in ("columns", "end_reason", "success")}
+    for piece in (piece for piece in pieces if piece):
+        piece[-1].truncated = not piece[-1].terminated
+        out.append(to_episode(piece, EndReason(episode.meta["end_reason"]), meta))
+    return out
+
+
+def to_steps(episode: Episode) -> list[ControlStep]:
+    """The control steps of a recorded episode.
+
+    Raises:
+        ValueError: it was not recorded by the human-in-the-loop recorder.
+    """
+    columns = episode.meta.get("columns", {})
+    lacking = sorted(set(COLUMNS) - set(columns))
+    if lacking:
+        raise ValueError(f"the episode lacks the columns {lacking}; expected one written by robot-rl hil")
+    kinds = {item.name: str(item.type) for item in fields(ControlStep)}
+    steps: list[ControlStep] = []
+    valid = np.flatnonzero(columns["valid"])
+    final = int(valid[-1]) if len(valid) else len(episode) - 1
+    obs = [{key: value[t] for key, value in episode.obs.items()} for t in range(len(episode) + 1)]
+    for t in range(len(episode)):
+        values = {name: _plain(columns[name][t], kinds[name]) for name in COLUMNS}
+        steps.append(
+            ControlStep(
+                obs=obs[t],
+                next_obs=obs[t + 1],
+                action_policy=episode.proposed[t],
+                action_exec=episode.action[t],
+                reward=float(episode.reward[t]),
+                terminated=bool(episode.terminated and t == final),
+                truncated=bool(episode.truncated and t == final),
+                **values,
+            )
+        )
+    return steps
+
+
+def _plain(value: Any, kind: str) -> Any:
+    return {"int": int, "float": float, "bool": bool}.get(kind, lambda x: x)(value)
+
+
+def _meets(last: ControlStep, step: ControlStep) -> bool:
+    return all(
+        last.next_obs[key] is value or np.array_equal(last.next_obs[key], value) for key, value in step.obs.items()
+    )
+
+
+def _gap(last: ControlStep, step: ControlStep) -> ControlStep:
+    """The row that stands for what was not recorded between two steps."""
+    zero = np.zeros_like(step.action_exec)
+    return replace(
+        step,
+        obs=last.next_obs,
+        next_obs=step.obs,
+        action_policy=zero,
+        action_human=zero,
+        action_cmd=zero,
+        action_exec=zero,
+        source=Source.HOLD,
+        t_obs=last.t_next,
+        t_cmd=last.t_next,
+        t_next=step.t_obs,
+        human_valid=False,
+        intv_start=False,
+        intv_end=False,
+        intv_id=-1,
+        intv_step=-1,
+        reward=0.0,
+        reward_task=0.0,
+        reward_source=RewardSource.NONE,
+        terminated=False,
+        truncated=False,
+        valid=False,
+        invalid_reason=Invalid.GAP,
+    )

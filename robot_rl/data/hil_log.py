@@ -1,0 +1,243 @@
+"""Human-in-the-loop episodes on disk: append-only segments, a manifest, and a journal of the episode under way.
+
+A folder holds the segments of `data.recorder`, `manifest.jsonl` with one line per episode (key, counts, hash), and
+`open/`, the journal: every step is written there as it happens. Whatever kills the process, the next `HilLog` on the
+folder closes the episode that was under way as truncated and gives new episodes numbers of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.data.atomic import write_bytes
+from robot_rl.data.hil_episode import EpisodeDraft, to_episode, to_steps
+from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, Key
+from robot_rl.data.recorder import Recorder, Recording
+from robot_rl.types import Episode, IOSpec
+
+MANIFEST = "manifest.jsonl"
+
+
+class HilLog:
+    """Writes the episodes of one actor and reads those of all.
+
+    Args:
+        path: the folder; made when missing.
+        io: interface of the robot, stored with every episode.
+        run_id: of the run; together with actor and episode it is the key of an episode.
+        actor_id: of the process that drives; several may share a folder only one after another.
+
+    Raises:
+        ValueError: the folder holds episodes of another interface.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], io: IOSpec, *, run_id: int = 0, actor_id: int = 0) -> None:
+        self.path, self.io = Path(path), io
+        self.run_id, self.actor_id = run_id, actor_id
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._recorder = Recorder(self.path)
+        self._journal: Recorder | None = None
+        self._open: Key | None = None
+        self.manifest: list[dict[str, Any]] = self._reconcile()
+        self._keys = {episode_key(line) for line in self.manifest}
+        self.recovered: list[Key] = self._recover()
+        """Episodes that a killed process had left open; they are closed and stored now."""
+
+    @property
+    def next_episode(self) -> int:
+        """Number of the next episode of this actor."""
+        mine = [key.episode_id for key in self._keys if (key.run_id, key.actor_id) == (self.run_id, self.actor_id)]
+        return max(mine, default=-1) + 1
+
+    @property
+    def steps(self) -> int:
+        """Steps on disk, invalid ones included."""
+        return sum(line["steps"] for line in self.manifest)
+
+    def begin(self) -> Key:
+        """Open the next episode; its steps may be journalled now."""
+        if self._open is not None:
+            raise RuntimeError(f"episode {self._open.episode_id} is still open; commit it first")
+        self._open = Key(self.run_id, self.actor_id, self.next_episode)
+        shutil.rmtree(self.path / "open", ignore_errors=True)
+        self._journal = Recorder(self.path / "open", sync=False)
+        return self._open
+
+    def journal(self, step: ControlStep) -> None:
+        """Note a step as it happens.
+
+        Raises:
+            OSError: the disk is full or gone; the steps before are unharmed.
+        """
+        if self._journal is None or self._open is None:
+            raise RuntimeError("journal() without an open episode; call begin() first")
+        self._journal.append(to_episode([step], EndReason.NONE, self._meta(self._open)))
+
+    def commit(self, draft: EpisodeDraft, facts: dict[str, Any] | None = None) -> Episode | None:
+        """Store the closed episode; when this returns it is on the disk for good.
+
+        Args:
+            draft: closed.
+            facts: further plain values for `Episode.meta`, e.g. operator or notes.
+
+        Returns:
+            The episode, or None when it had no steps.
+
+        Raises:
+            OSError: the disk is full or gone; the journal keeps the steps, and commit may be tried again.
+        """
+        if self._open is None:
+            raise RuntimeError("commit() without an open episode; call begin() first")
+        episode = None
+        if len(draft):
+            episode = draft.episode({**self._meta(self._open), **(facts or {})})
+            self._append(episode)
+        self._close_journal()
+        return episode
+
+    def episodes(self) -> Iterator[Episode]:
+        """Every complete episode in the order of recording; a key that occurs twice is given once."""
+        if not list(self.path.glob("segment-*.episodes")):
+            return
+        seen: set[Key] = set()
+        for episode in Recording(self.path):
+            key = episode_key(episode.meta)
+            if key not in seen:
+                seen.add(key)
+                yield episode
+
+    def close(self) -> None:
+        """Close the files; an episode under way stays in the journal."""
+        self._recorder.close()
+        if self._journal is not None:
+            self._journal.close()
+
+    def _meta(self, key: Key) -> dict[str, Any]:
+        return {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": key.episode_id, "io": self.io}
+
+    def _append(self, episode: Episode) -> None:
+        key = episode_key(episode.meta)
+        if key in self._keys:
+            return
+        segment = self._recorder.append(episode)
+        self._keys.add(key)
+        line = _line(episode, segment.name)
+        self.manifest.append(line)
+        with open(self.path / MANIFEST, "a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _close_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = self._open = None
+        shutil.rmtree(self.path / "open", ignore_errors=True)
+
+    def _reconcile(self) -> list[dict[str, Any]]:
+        """The manifest, with lines for episodes that were stored just before a kill; the segments are the truth."""
+        listed = read_manifest(self.path)
+        known = {episode_key(line): line for line in listed}
+        lines = []
+        if list(self.path.glob("segment-*.episodes")):
+            recording, seen = Recording(self.path), set()
+            if len(recording) == len(listed) == len(known):
+                self._check(listed)
+                return listed
+            for index in range(len(recording)):
+                episode = recording[index]
+                key = episode_key(episode.meta)
+                if key not in seen:
+                    seen.add(key)
+                    lines.append(known.get(key) or _line(episode, ""))
+        self._check(lines)
+        if lines != listed:
+            write_bytes(self.path / MANIFEST, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        return lines
+
+    def _check(self, lines: list[dict[str, Any]]) -> None:
+        if not lines:
+            return
+        first = Recording(self.path)[0].meta.get("io")
+        if isinstance(first, IOSpec):
+            differences = first.differences(self.io)
+            if differences:
+                raise ValueError(
+                    f"{self.path} holds episodes of another robot or world:\n  - "
+                    + "\n  - ".join(differences)
+                    + "\nchoose another folder"
+                )
+
+    def _recover(self) -> list[Key]:
+        """Close what a killed process left open: truncated, its last step invalid."""
+        folder = self.path / "open"
+        if not list(folder.glob("segment-*.episodes")):
+            shutil.rmtree(folder, ignore_errors=True)
+            return []
+        pieces = list(Recording(folder))
+        found: list[Key] = []
+        if pieces and episode_key(pieces[0].meta) not in self._keys:
+            key = episode_key(pieces[0].meta)
+            steps = [to_steps(piece)[0] for piece in pieces if episode_key(piece.meta) == key]
+            last = steps[-1]
+            last.valid, last.invalid_reason = False, Invalid.RECOVERED
+            last.intv_end = last.intv_end or last.human
+            for before, after in itertools.pairwise(steps):
+                before.intv_end = before.human and before.intv_id != after.intv_id
+            final = next((step for step in reversed(steps) if step.valid), None)
+            if final is not None:
+                final.terminated, final.truncated = False, True
+            self._append(to_episode(steps, EndReason.FAULT, {**self._meta(key), "recovered": True}))
+            found.append(key)
+        shutil.rmtree(folder, ignore_errors=True)
+        return found
+
+
+def episode_key(facts: dict[str, Any]) -> Key:
+    """Key of an episode from its `meta` or its line in the manifest."""
+    return Key(int(facts["run_id"]), int(facts["actor_id"]), int(facts["episode_id"]))
+
+
+def read_manifest(path: Path) -> list[dict[str, Any]]:
+    """Lines of a folder's manifest; one that was cut off by a kill is left out."""
+    try:
+        text = (path / MANIFEST).read_text()
+    except FileNotFoundError:
+        return []
+    lines = []
+    for line in text.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def _line(episode: Episode, segment: str) -> dict[str, Any]:
+    columns = episode.meta["columns"]
+    key = episode_key(episode.meta)
+    digest = hashlib.sha256()
+    for name in sorted(episode.obs):
+        digest.update(np.ascontiguousarray(episode.obs[name]))
+    for array in (episode.action, episode.proposed, episode.reward):
+        digest.update(np.ascontiguousarray(array))
+    return {
+        "run_id": key.run_id,
+        "actor_id": key.actor_id,
+        "episode_id": key.episode_id,
+        "segment": segment,
+        "steps": len(episode),
+        "valid": int(columns["valid"].sum()),
+        "human_steps": int(episode.intervened.sum()),
+        "end_reason": EndReason(episode.meta["end_reason"]).name.lower(),
+        "sha256": digest.hexdigest(),
+    }

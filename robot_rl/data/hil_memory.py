@@ -1,0 +1,274 @@
+"""Replay of control steps: each stored once, demonstrations, own experience and human spans as views of it.
+
+Every row names its two observations by frame number, so nothing is ever read from "the next row": a sample cannot
+bootstrap across a gap, an episode's end or the ring's seam, whatever the order in which spans arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl.data.hil_record import ControlStep, Source
+from robot_rl.types import IOSpec, Obs, Transitions
+
+VIEWS = ("online", "demo", "human")
+_FLOATS = ("reward", "discount", "imitate", "grip_penalty")
+
+
+class HilMemory:
+    """Ring of control steps with views.
+
+    Args:
+        io: interface of the robot.
+        capacity: steps kept; frames have room for 1/16 more than that.
+        learn_from: "cmd" trains on the command before safety (the safety layer is part of the world), "exec" on what
+            it let through.
+        dup_human: human steps are in the demo view besides the online view.
+        store_human: which human steps are kept for learning: "all", "last" of every span, or "none".
+        handover_weight: imitation weight of the first two steps of a span, where the person is still taking over.
+        seed: of the sampling.
+
+    Raises:
+        ValueError: an option outside its range.
+
+    Source: Ball et al., Efficient Online RL with Offline Data (symmetric sampling); Luo et al., HIL-SERL (human steps
+    in both buffers). Where we differ: one store with index views instead of copies, and explicit successors.
+    """
+
+    def __init__(
+        self,
+        io: IOSpec,
+        capacity: int,
+        *,
+        learn_from: str = "cmd",
+        dup_human: bool = True,
+        store_human: str = "all",
+        handover_weight: float = 0.3,
+        seed: int = 0,
+    ) -> None:
+        if capacity < 2:
+            raise ValueError(f"capacity is {capacity}, expected at least 2 steps")
+        if learn_from not in ("cmd", "exec"):
+            raise ValueError(f"learn_from is '{learn_from}', expected 'cmd' (before safety) or 'exec' (after it)")
+        if store_human not in ("all", "last", "none"):
+            raise ValueError(f"store_human is '{store_human}', expected 'all', 'last' or 'none'")
+        self.io, self.capacity = io, capacity
+        self._learn_from, self._dup_human, self._store_human = learn_from, dup_human, store_human
+        self._handover = handover_weight
+        self.count = 0
+        """Rows ever stored; row number n lies in slot n % capacity."""
+        self._frames_kept = capacity + capacity // 16 + 2
+        self._frame_count = 0
+        self._oldest = 0
+        self._last_frame: tuple[int, Obs] | None = None
+        room = min(capacity, 1024)
+        self._refs = np.zeros((room, 2), np.int64)
+        self._action = np.zeros((room, io.action_dim), np.float32)
+        self._flags = np.zeros((room, 3), bool)  # terminated, truncated, human
+        self._floats = {name: np.zeros(room, np.float32) for name in _FLOATS}
+        frames = min(self._frames_kept, 1024)
+        self._frames = {key: np.zeros((frames, *shape), dtype) for key, (shape, dtype) in io.obs.items()}
+        self.views = {name: View(self, seed + i) for i, name in enumerate(VIEWS)}
+
+    def __len__(self) -> int:
+        return self.count - self._oldest
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest row that is still whole."""
+        return self._oldest
+
+    def extend(self, steps: Iterable[ControlStep], *, demo: bool = False) -> int:
+        """Store the valid ones among settled steps of one episode.
+
+        Args:
+            steps: in order.
+            demo: they are demonstrations: the demo view alone sees them.
+
+        Returns:
+            How many were stored.
+        """
+        stored = 0
+        for step in steps:
+            if not step.valid:
+                continue
+            if step.human and not demo and not self._keep_human(step):
+                continue
+            views = ["demo"] if demo else ["online"]
+            if step.human:
+                views += ["human"] + (["demo"] if self._dup_human and not demo else [])
+            self._store(step, views, demo)
+            stored += 1
+        return stored
+
+    def promote(self, rows: Sequence[int]) -> None:
+        """Let the demo view see these rows too, e.g. those of a success without help."""
+        self.views["demo"].add([row for row in rows if row >= self._oldest])
+
+    def take(self, rows: np.ndarray) -> Transitions:
+        """A batch of rows by number (B,).
+
+        Raises:
+            ValueError: a row was overwritten, or never stored.
+        """
+        if len(rows) and (rows.min() < self._oldest or rows.max() >= self.count):
+            raise ValueError(f"rows {rows.min()} to {rows.max()} wanted, {self._oldest} to {self.count - 1} are kept")
+        slot = rows % self.capacity
+        here, there = (self._refs[slot] % self._frames_kept).T
+        flags = torch.from_numpy(self._flags[slot])
+        return Transitions(
+            obs={key: torch.from_numpy(store[here]) for key, store in self._frames.items()},
+            action=torch.from_numpy(self._action[slot]),
+            reward=torch.from_numpy(self._floats["reward"][slot]),
+            discount=torch.from_numpy(self._floats["discount"][slot]),
+            next_obs={key: torch.from_numpy(store[there]) for key, store in self._frames.items()},
+            terminated=flags[:, 0],
+            truncated=flags[:, 1],
+            intervened=flags[:, 2],
+            mask=torch.ones(len(rows), dtype=torch.bool),
+            extras={name: torch.from_numpy(self._floats[name][slot]) for name in ("imitate", "grip_penalty")},
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Generators of the views; the rows are in the episode log, which is the buffer."""
+        return {"count": self.count, "views": {name: view.state_dict() for name, view in self.views.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the sampling; the rows have to be back already."""
+        for name, view in self.views.items():
+            view.load_state_dict(state["views"][name])
+
+    def _keep_human(self, step: ControlStep) -> bool:
+        return self._store_human == "all" or (self._store_human == "last" and step.intv_end)
+
+    def _store(self, step: ControlStep, views: list[str], demo: bool) -> None:
+        here = self._frame(step.obs, shared=True)
+        there = self._frame(step.next_obs, shared=False)
+        number, slot = self.count, self.count % self.capacity
+        if slot >= len(self._action):
+            self._grow()
+        self._refs[slot] = here, there
+        self._action[slot] = step.action_cmd if self._learn_from == "cmd" else step.action_exec
+        self._flags[slot] = step.terminated, step.truncated, step.human
+        values = {"reward": step.reward, "discount": step.discount, "grip_penalty": step.grip_penalty}
+        values["imitate"] = self._imitation(step, demo)
+        for name, value in values.items():
+            self._floats[name][slot] = value
+        self.count += 1
+        self._oldest = max(self._oldest, self.count - self.capacity)
+        while (
+            self._oldest < self.count
+            and self._refs[self._oldest % self.capacity, 0] < self._frame_count - self._frames_kept
+        ):
+            self._oldest += 1
+        for name in views:
+            self.views[name].add([number])
+
+    def _imitation(self, step: ControlStep, demo: bool) -> float:
+        if not demo and step.source != Source.HUMAN:
+            return 0.0
+        return self._handover if step.human and not demo and 0 <= step.intv_step < 2 else 1.0
+
+    def _frame(self, obs: Obs, *, shared: bool) -> int:
+        """Number of a frame; the newest one is used again only if it is the same observation, byte for byte."""
+        if shared and self._last_frame is not None:
+            number, last = self._last_frame
+            if all(last[key] is value or np.array_equal(last[key], value) for key, value in obs.items()):
+                return number
+        number = self._frame_count
+        slot = number % self._frames_kept
+        if slot >= len(next(iter(self._frames.values()))):
+            self._frames = {key: _longer(store, self._frames_kept) for key, store in self._frames.items()}
+        for key, store in self._frames.items():
+            store[slot] = obs[key]
+        self._frame_count += 1
+        self._last_frame = number, {key: obs[key] for key in self._frames}
+        return number
+
+    def _grow(self) -> None:
+        self._refs, self._action, self._flags = (
+            _longer(store, self.capacity) for store in (self._refs, self._action, self._flags)
+        )
+        self._floats = {name: _longer(store, self.capacity) for name, store in self._floats.items()}
+
+
+class View:
+    """Some rows of a memory as a `Sampler`: uniform with replacement.
+
+    Args:
+        memory: that holds the rows.
+        seed: of the sampling.
+    """
+
+    def __init__(self, memory: HilMemory, seed: int) -> None:
+        self._memory = memory
+        self._rows = np.zeros(1024, np.int64)
+        self._begin = self._end = 0
+        self._rng = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return len(self.rows())
+
+    def rows(self) -> np.ndarray:
+        """Numbers of the rows that are still kept, ascending."""
+        while self._begin < self._end and self._rows[self._begin] < self._memory.oldest:
+            self._begin += 1
+        return self._rows[self._begin : self._end]
+
+    def add(self, rows: Sequence[int]) -> None:
+        """See more rows; those that lie before the newest are sorted in, those that are seen already are left out."""
+        for row in rows:
+            if self._end > self._begin and row <= self._rows[self._end - 1]:
+                place = self._begin + int(np.searchsorted(self.rows(), row))
+                if self._rows[place] == row:
+                    continue
+                self._reserve()
+                self._rows[place + 1 : self._end + 1] = self._rows[place : self._end].copy()
+                self._rows[place] = row
+            else:
+                self._reserve()
+                self._rows[self._end] = row
+            self._end += 1
+
+    def batches(self, size: int) -> Iterator[Transitions]:
+        """Endless batches of `size` rows."""
+        while True:
+            yield self.sample(size)
+
+    def sample(self, size: int) -> Transitions:
+        """One batch.
+
+        Raises:
+            ValueError: the view is empty.
+        """
+        rows = self.rows()
+        if not len(rows):
+            raise ValueError("this view of the memory is empty; record steps or demonstrations before sampling")
+        return self._memory.take(rows[self._rng.integers(0, len(rows), size)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator's state."""
+        state = self._rng.bit_generator.state
+        return {"rng": {**state, "state": {key: int(value) for key, value in state["state"].items()}}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the generator."""
+        self._rng.bit_generator.state = state["rng"]
+
+    def _reserve(self) -> None:
+        if self._end < len(self._rows):
+            return
+        alive = self._rows[self._begin : self._end].copy()
+        self._rows = np.zeros(max(1024, 2 * len(alive)), np.int64)
+        self._rows[: len(alive)] = alive
+        self._begin, self._end = 0, len(alive)
+
+
+def _longer(store: np.ndarray, most: int) -> np.ndarray:
+    out = np.zeros((min(most, 2 * len(store)), *store.shape[1:]), store.dtype)
+    out[: len(store)] = store
+    return out

@@ -1,0 +1,195 @@
+"""One control step of a robot that a policy and a person drive together, and an episode of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from robot_rl.types import Obs
+
+
+class Source(IntEnum):
+    """Who drove a step."""
+
+    POLICY = 0
+    HUMAN = 1
+    SCRIPTED = 2
+    RESET = 3
+    RECOVERY = 4
+    HOLD = 5
+
+
+class EndReason(IntEnum):
+    """Why an episode ended."""
+
+    NONE = 0
+    SUCCESS = 1
+    FAILURE = 2
+    TIMEOUT = 3
+    HUMAN_STOP = 4
+    SAFETY_STOP = 5
+    FAULT = 6
+    COMMS = 7
+    RESET_FAILED = 8
+
+
+class RewardSource(IntEnum):
+    """Where a reward came from; NONE means that it is not known."""
+
+    NONE = 0
+    ENV = 1
+    CLASSIFIER = 2
+    HUMAN_KEY = 3
+    VLM = 4
+
+
+class Invalid(IntEnum):
+    """Why a stored step is never sampled."""
+
+    NONE = 0
+    GAP = 1
+    SOURCE = 2  # reset, recovery and hold steps
+    AFTER_END = 3  # later than the step that a label ended the episode at
+    FAULT = 4
+    COMMS = 5
+    CAMERA = 6
+    NONFINITE = 7
+    RECOVERED = 8
+
+
+@dataclass
+class ControlStep:
+    """What one control tick leaves behind. `obs` and `next_obs` are both explicit; neither is "the row beside it".
+
+    Attributes:
+        obs: observation acted on, arrays without a batch axis.
+        next_obs: its true successor.
+        action_policy: (A,) what the policy proposed, also while a person drives (shadow).
+        action_human: (A,) device command in the policy's action space; zeros where `human_valid` is False.
+        action_cmd: (A,) the one chosen to drive, before safety.
+        action_exec: (A,) what the safety layer let through.
+        source: who drove.
+        t_obs: capture time of `obs` [ns, monotonic].
+        t_cmd: when the command left [ns].
+        t_next: capture time of `next_obs` [ns].
+        cam_age_ms: age of the oldest image at t_obs; 0 without cameras.
+        prop_age_ms: age of the proprioception at t_obs.
+        human_valid: whether `action_human` holds a device command.
+        intv_start: first step of an intervention.
+        intv_end: last step of one.
+        intv_id: number of the intervention in the episode, -1 outside.
+        intv_step: index inside it, -1 outside.
+        deadman: enable signal.
+        input_norm: largest absolute device axis after the dead zone.
+        operator_id: who.
+        device_id: with what.
+        grip_action: discrete gripper choice {-1, 0, 1}.
+        grip_penalty: its cost, at most 0; never part of `reward`.
+        reward: total.
+        reward_task: task part.
+        reward_rlif: part from interventions.
+        reward_source: where the task part came from.
+        reward_prob: raw probability of a classifier, nan without one.
+        terminated: a true end.
+        truncated: a cut; never merged with `terminated`.
+        discount: gamma^k (1 - terminated).
+        policy_version: parameters that produced `action_policy`.
+        policy_lag_ms: age of these parameters.
+        logp_policy: log-probability of `action_policy`, nan where unknown.
+        safety_bits: limits that fired.
+        clip_frac: |cmd - exec|_1 / |cmd|_1.
+        valid: False means stored but never sampled.
+        invalid_reason: why.
+    """
+
+    obs: Obs
+    next_obs: Obs
+    action_policy: np.ndarray
+    action_human: np.ndarray
+    action_cmd: np.ndarray
+    action_exec: np.ndarray
+    source: int = Source.POLICY
+    t_obs: int = 0
+    t_cmd: int = 0
+    t_next: int = 0
+    cam_age_ms: float = 0.0
+    prop_age_ms: float = 0.0
+    human_valid: bool = False
+    intv_start: bool = False
+    intv_end: bool = False
+    intv_id: int = -1
+    intv_step: int = -1
+    deadman: bool = False
+    input_norm: float = 0.0
+    operator_id: int = 0
+    device_id: int = 0
+    grip_action: int = 0
+    grip_penalty: float = 0.0
+    reward: float = 0.0
+    reward_task: float = 0.0
+    reward_rlif: float = 0.0
+    reward_source: int = RewardSource.ENV
+    reward_prob: float = float("nan")
+    terminated: bool = False
+    truncated: bool = False
+    discount: float = 1.0
+    policy_version: int = 0
+    policy_lag_ms: float = 0.0
+    logp_policy: float = float("nan")
+    safety_bits: int = 0
+    clip_frac: float = 0.0
+    valid: bool = True
+    invalid_reason: int = Invalid.NONE
+
+    @property
+    def human(self) -> bool:
+        """Whether a person chose the action."""
+        return self.source == Source.HUMAN
+
+
+COLUMNS: dict[str, str] = {
+    "action_human": "float32",
+    "action_cmd": "float32",
+    "source": "uint8",
+    "t_obs": "int64",
+    "t_cmd": "int64",
+    "t_next": "int64",
+    "cam_age_ms": "float32",
+    "prop_age_ms": "float32",
+    "human_valid": "bool",
+    "intv_start": "bool",
+    "intv_end": "bool",
+    "intv_id": "int32",
+    "intv_step": "int32",
+    "deadman": "bool",
+    "input_norm": "float32",
+    "operator_id": "uint16",
+    "device_id": "uint16",
+    "grip_action": "int8",
+    "grip_penalty": "float32",
+    "reward_task": "float32",
+    "reward_rlif": "float32",
+    "reward_source": "uint8",
+    "reward_prob": "float32",
+    "discount": "float32",
+    "policy_version": "int64",
+    "policy_lag_ms": "float32",
+    "logp_policy": "float32",
+    "safety_bits": "uint32",
+    "clip_frac": "float32",
+    "valid": "bool",
+    "invalid_reason": "uint8",
+}
+"""Per-step columns of an episode on disk (`Episode.meta["columns"]`) -> dtype; the rest is in `Episode` itself."""
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """Name of one step: unique and monotone per actor; the learner drops what it has already."""
+
+    run_id: int
+    actor_id: int
+    episode_id: int
+    step: int = 0

@@ -1,0 +1,186 @@
+"""Episodes on disk survive kills: nothing lost, nothing twice."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robot_rl.data import d4rl
+from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps, valid_pieces
+from robot_rl.data.hil_log import MANIFEST, HilLog, episode_key, read_manifest
+from robot_rl.data.hil_record import EndReason, Invalid
+from tests.data import hil_traces as traces
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def record(log, trace="ppHHp", reason=EndReason.TIMEOUT, base=0, commit=True):
+    log.begin()
+    out = EpisodeDraft(EpisodeRules(), 10.0)
+    moment = base
+    for letter in trace:
+        if letter != "-":
+            source = {"p": traces.Source.POLICY, "H": traces.Source.HUMAN}[letter]
+            out.add(traces.step(moment, source=source))
+            log.journal(out.steps[-1])
+        moment += 1
+    if commit:
+        out.close(reason)
+        return log.commit(out)
+    return None
+
+
+def test_log_gives_back_what_was_recorded(tmp_path):
+    log = HilLog(tmp_path, traces.io(), run_id=7, actor_id=2)
+    stored = record(log, reason=EndReason.SUCCESS)
+    record(log, base=100)
+    log.close()
+    assert stored is not None
+    again = HilLog(tmp_path, traces.io(), run_id=7, actor_id=2)
+    first, second = list(again.episodes())
+    np.testing.assert_array_equal(first.obs["state"], stored.obs["state"])
+    assert first.meta["success"]
+    assert episode_key(second.meta).episode_id == 1
+    assert again.next_episode == 2
+    assert [line["end_reason"] for line in again.manifest] == ["success", "timeout"]
+    assert again.manifest[0]["human_steps"] == 2
+    assert again.steps == 10
+
+
+def test_open_episode_of_a_killed_process_is_closed_as_truncated(tmp_path):
+    log = HilLog(tmp_path, traces.io())
+    record(log)
+    record(log, "ppHH", base=50, commit=False)  # killed here
+    log.close()
+    again = HilLog(tmp_path, traces.io())
+    assert [key.episode_id for key in again.recovered] == [1]
+    steps = to_steps(list(again.episodes())[1])
+    assert [s.valid for s in steps] == [True, True, True, False]
+    assert steps[3].invalid_reason == Invalid.RECOVERED
+    assert steps[2].truncated
+    assert not any(s.terminated for s in steps)
+    assert again.next_episode == 2  # keys go on
+    assert not (tmp_path / "open").exists()
+    assert HilLog(tmp_path, traces.io()).recovered == []
+
+
+def test_kill_between_append_and_clean_up_gives_no_second_copy(tmp_path):
+    log = HilLog(tmp_path, traces.io())
+    log.begin()
+    out = EpisodeDraft(EpisodeRules(), 10.0)
+    for t in range(4):
+        out.add(traces.step(t))
+        log.journal(out.steps[-1])
+    out.close(EndReason.TIMEOUT)
+    log._append(out.episode(log._meta(log._open)))  # the kill comes before the journal is removed
+    log.close()
+    again = HilLog(tmp_path, traces.io())
+    assert again.recovered == []
+    assert len(list(again.episodes())) == 1
+
+
+def test_torn_manifest_line_is_rebuilt_from_the_segments(tmp_path):
+    log = HilLog(tmp_path, traces.io())
+    record(log)
+    record(log, base=20)
+    log.close()
+    before = read_manifest(tmp_path)
+    text = (tmp_path / MANIFEST).read_text()
+    (tmp_path / MANIFEST).write_text(text[: len(text) - 30])
+    again = HilLog(tmp_path, traces.io())
+    assert [line["episode_id"] for line in again.manifest] == [0, 1]
+    assert again.manifest[1]["sha256"] == before[1]["sha256"]
+
+
+def test_other_interface_is_refused(tmp_path):
+    log = HilLog(tmp_path, traces.io())
+    record(log)
+    log.close()
+    with pytest.raises(ValueError, match="another robot"):
+        HilLog(tmp_path, traces.io(images=True))
+
+
+def test_full_disk_at_commit_keeps_the_journal(tmp_path, monkeypatch):
+    log = HilLog(tmp_path, traces.io())
+    log.begin()
+    out = EpisodeDraft(EpisodeRules(), 10.0)
+    for t in range(4):
+        out.add(traces.step(t))
+        log.journal(out.steps[-1])
+    out.close(EndReason.TIMEOUT)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log._recorder, "append", full)
+        with pytest.raises(OSError, match="No space"):
+            log.commit(out)
+    log.commit(out)  # there is room again
+    assert len(list(log.episodes())) == 1
+
+
+def test_export_to_d4rl_keeps_truncation_and_interventions(tmp_path):
+    log = HilLog(tmp_path / "log", traces.io())
+    record(log, "ppHHp", EndReason.SUCCESS)
+    record(log, "pH-p", EndReason.TIMEOUT, base=30)
+    d4rl.write(tmp_path / "out.hdf5", [piece for episode in log.episodes() for piece in valid_pieces(episode)])
+    first, second, third = d4rl.read(tmp_path / "out.hdf5", infos=True).episodes
+    assert (first.terminated, first.truncated) == (True, False)
+    assert (second.terminated, second.truncated) == (False, True)
+    assert first.intervened.tolist() == [False, False, True, True, False]
+    assert first.meta["columns"]["infos/intv_id"].tolist() == [-1, -1, 0, 0, -1]
+    assert [len(second), len(third)] == [2, 1]  # the gap row is not exported, and nothing bootstraps across it
+    assert third.truncated
+
+
+WRITER = """
+import sys
+sys.path.insert(0, {tests!r})
+import hil_traces as traces
+from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules
+from robot_rl.data.hil_log import HilLog
+from robot_rl.data.hil_record import EndReason
+log = HilLog(sys.argv[1], traces.io())
+while True:
+    key = log.begin()
+    out = EpisodeDraft(EpisodeRules(), 10.0)
+    for t in range(6):
+        out.add(traces.step(1000 * key.episode_id + t))
+        log.journal(out.steps[-1])
+        print(key.episode_id, t, flush=True)
+    out.close(EndReason.TIMEOUT)
+    log.commit(out)
+"""
+
+
+def test_killed_writers_lose_and_double_no_step(tmp_path):
+    """kill -9 at random moments: every step whose journalling was reported is there, once."""
+    rng, reported = random.Random(0), set()
+    script = WRITER.format(tests=str(Path(__file__).parent))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for _ in range(4):
+        command = [sys.executable, "-c", script, str(tmp_path)]
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for _ in range(rng.randint(3, 60)):
+            line = process.stdout.readline()
+            reported.add(tuple(int(x) for x in line.split()))
+        time.sleep(rng.random() * 0.01)
+        process.send_signal(signal.SIGKILL)
+        reported |= {tuple(int(x) for x in line.split()) for line in process.stdout.read().splitlines() if " " in line}
+        process.wait()
+    log = HilLog(tmp_path, traces.io())
+    found = []
+    for episode in log.episodes():
+        number = episode_key(episode.meta).episode_id
+        found += [(number, int(s.obs["state"][0]) - 1000 * number) for s in to_steps(episode)]
+    assert len(found) == len(set(found))
+    assert reported <= set(found)
+    assert len(log.manifest) == len({line["episode_id"] for line in log.manifest})
