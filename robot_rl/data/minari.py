@@ -184,7 +184,7 @@ def _episode(
     if wrong:
         raise BadData([*findings, *wrong])
     for key, value in (("rewards", reward), ("actions", action), *obs.items()):
-        line = sources.not_finite(path, f"{name}/{key}", value, np.zeros(1, np.int64))
+        line = sources.not_finite(path, f"{name}/{key}", value, np.zeros(1, np.int64), int(name[8:]))
         if line and not allow_nan:
             raise BadData([*findings, line])
         if line:

@@ -154,6 +154,10 @@ def _read(
             if any(item.severity == "error" for item in findings):
                 raise BadData(findings)
             if plan is None:
+                for connection in bag.connections:  # can the messages be understood at all?
+                    for connection_, _, raw in bag.messages(connections=[connection]):
+                        bag.deserialize(raw, connection_.msgtype)
+                        break
                 return topics, counted
             wanted = _topics_of(plan)
             absent = [name for name in wanted if name not in counted]
