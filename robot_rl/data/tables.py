@@ -145,8 +145,8 @@ def evaluate(expression: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def hold(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Last value at or before each time `at`; the first before the first stamp."""
-    return value[np.maximum(np.searchsorted(stamp, at, "right") - 1, 0)]
+    """Last value at or before each time `at` (to a microsecond: stamps are rounded); the first before the first."""
+    return value[np.maximum(np.searchsorted(stamp, at + 1e-6, "right") - 1, 0)]
 
 
 def interpolate(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndarray:
