@@ -215,6 +215,9 @@ def collect(cfg: DictConfig) -> None:
             policy = ExpertPolicy(env, noise=cfg.noise, seed=cfg.seed)
         else:
             policy = instantiate(cfg.policy, _partial_=True)(path=str(cfg.path), io=env.io, device=cfg.device)
+    if cfg.level is not None:
+        _collect_level(cfg, env, policy, out)
+        return
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
         episodes = keep_steps(
             env,
@@ -241,6 +244,46 @@ def collect(cfg: DictConfig) -> None:
             **({"success": sum(successes) / len(successes)} if successes else {}),
         }
     )
+
+
+def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
+    from tqdm import tqdm
+
+    from robot_rl import checkpoint
+    from robot_rl.jobs.levels import collect_level
+
+    if out.suffix not in (".hdf5", ".h5"):
+        raise Refused(f"level={cfg.level} writes a D4RL file; name it out=<file>.hdf5, not {out}")
+    medium: Any = None
+    if cfg.medium_path is not None:
+        path = Path(cfg.medium_path)
+        if path.suffix == ".zip":
+            medium = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
+        else:
+            path = checkpoint.find(path)
+            medium = _load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+    facts = {"env": str(cfg.id or _choice("env")), "agent": Path(str(cfg.path)).name if cfg.path else "expert"}
+    facts["medium_agent"] = Path(str(cfg.medium_path)).name if cfg.medium_path else None
+    with tqdm(total=cfg.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
+        summary = collect_level(
+            env,
+            policy,
+            out,
+            level=cfg.level,
+            steps=cfg.steps,
+            seed=cfg.seed + 30_000,
+            medium=medium,
+            medium_fraction=cfg.medium_fraction,
+            medium_noise=cfg.medium_noise,
+            facts=facts,
+            on_steps=lambda done: bar.update(min(done, cfg.steps) - bar.n),
+        )
+    rows: dict[str, Any] = {"file": str(out)}
+    for name, (episodes, steps, mean) in summary.parts.items():
+        rows[name] = f"{episodes} episodes, {steps:,} steps, mean return {mean:.4g}"
+    if summary.noise is not None:
+        rows["medium is"] = f"the agent with Gaussian noise of {summary.noise:.3g} on its actions"
+    _table(rows)
 
 
 def bench(cfg: DictConfig) -> None:
