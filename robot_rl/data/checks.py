@@ -30,7 +30,8 @@ def check(logs: Logs, *, batch: int = 256, limit: int | None = None) -> list[Fin
     if "not_finite" not in known:
         found += _not_finite(episodes)
     found += _sizes(logs, name)
-    found += sources.saturation(np.concatenate([e.action for e in episodes]), name.split("-")[0].capitalize())
+    label = name.split("-")[0].capitalize() if scores.episode_limit(name or "-") else ""
+    found += sources.saturation(np.concatenate([e.action for e in episodes]), label)
     found += _stamps(episodes)
     found += _images(episodes)
     found += _copies(episodes)
@@ -44,7 +45,8 @@ def check(logs: Logs, *, batch: int = 256, limit: int | None = None) -> list[Fin
     if length.sum() < batch:
         message = f"the data has {length.sum()} steps, fewer than a batch of {batch}"
         found.append(warning("small", message, "the batch is reduced, or rows repeat"))
-    found += _rewards(episodes)
+    if "no_reward" not in known:
+        found += _rewards(episodes)
     found += _constant(episodes)
     return found
 

@@ -15,6 +15,7 @@ Source: Farama-Foundation/D4RL d4rl/offline_env.py and scripts/generation.
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Sequence
@@ -147,7 +148,13 @@ def qlearning_dataset(
     }
 
 
-def write(path: str | os.PathLike[str], episodes: Sequence[Episode], *, compress: bool = True) -> None:
+def write(
+    path: str | os.PathLike[str],
+    episodes: Sequence[Episode],
+    *,
+    compress: bool = True,
+    metadata: dict[str, Any] | None = None,
+) -> None:
     """Write episodes as a D4RL file (gym v2 layout), which D4RL's own reader loads.
 
     Episodes that neither terminated nor were truncated are marked by a timeout, because the format has no other
@@ -159,6 +166,7 @@ def write(path: str | os.PathLike[str], episodes: Sequence[Episode], *, compress
         path: the file; it appears when it is complete.
         episodes: with one vector observation, or several, which are put one behind another.
         compress: gzip, as D4RL does.
+        metadata: name -> plain value, kept as `metadata/<name>` (numbers and texts as they are, others as JSON).
 
     Raises:
         ValueError: there are no episodes, or an observation is not a vector of numbers.
@@ -208,6 +216,8 @@ def write(path: str | os.PathLike[str], episodes: Sequence[Episode], *, compress
         with h5py.File(temporary, "x") as file:
             for key, value in columns.items():
                 file.create_dataset(key, data=value, compression="gzip" if compress else None)
+            for key, value in (metadata or {}).items():
+                file[f"metadata/{key}"] = value if isinstance(value, (int, float, str)) else json.dumps(value)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

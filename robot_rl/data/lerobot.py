@@ -155,7 +155,8 @@ def _meta(root: Path) -> _Set:
     numbers = [int(row["episode_index"]) for row in rows]
     if numbers != list(range(len(numbers))):
         first = next(i for i, n in enumerate(numbers) if n != i)
-        message = f"{root}: episode_index is not 0 ... {len(numbers) - 1}: row {first} of the list is episode {numbers[first]}"
+        known = len(numbers) - 1
+        message = f"{root}: episode_index is not 0 ... {known}: row {first} of the list is episode {numbers[first]}"
         repair = "every later episode would get another one's video; export the data set again (lerobot-edit-dataset)"
         data.findings.append(error("index_gap", message, repair, where=f"row {first}"))
     return data

@@ -184,7 +184,7 @@ def _episode(
     if wrong:
         raise BadData([*findings, *wrong])
     for key, value in (("rewards", reward), ("actions", action), *obs.items()):
-        line = sources.not_finite(path, f"{name}/{key}", value, np.zeros(1, np.int64))
+        line = sources.not_finite(path, f"{name}/{key}", value, np.zeros(1, np.int64), int(name[8:]))
         if line and not allow_nan:
             raise BadData([*findings, line])
         if line:
@@ -204,7 +204,7 @@ def _episode(
         said, found = float(group.attrs["rewards_sum"]), float(reward.sum())
         message = f"{name} says rewards_sum {said:.4g}, its rewards sum to {found:.4g} (difference {found - said:.3g})"
         findings.append(warning("metadata", message, where=name))
-    info = _flat(path, group["infos"], "info", decode) if "infos" in group else {}
+    info = _flat(path, group["infos"], "info", decode, exact=True) if "infos" in group else {}
     columns = {key: value[1:] for key, value in info.items() if len(value) == steps + 1}
     kind = columns.pop("cut", None)
     known = columns.pop("final_obs_valid", None)
@@ -214,7 +214,10 @@ def _episode(
         stopped = stopped and kind[-1] != 1
         if kind[-1] == 2:
             meta["cut"] = True
-    proposed, intervened = columns.pop("proposed", action), columns.pop("intervened", np.zeros(steps, bool))
+    proposed, intervened = (
+        columns.pop("proposed", action).astype(np.float32),
+        columns.pop("intervened", np.zeros(steps, bool)),
+    )
     stamp = info["stamp"] if columns.pop("stamp", None) is not None else np.arange(steps + 1.0)
     if infos and columns:
         meta["columns"] = columns
@@ -231,10 +234,12 @@ def _episode(
     )
 
 
-def _flat(path: Path, item: Any, name: str, decode: Callable[[bytes], np.ndarray] | None) -> dict[str, np.ndarray]:
-    """Every array below an HDF5 item; the item itself is called `name`."""
+def _flat(
+    path: Path, item: Any, name: str, decode: Callable[[bytes], np.ndarray] | None, exact: bool = False
+) -> dict[str, np.ndarray]:
+    """Every array below an HDF5 item; the item itself is called `name`. float64 becomes float32 unless `exact`."""
     if isinstance(item, h5py.Group):
-        nested = {key: _flat(path, child, "", decode) for key, child in item.items()}
+        nested = {key: _flat(path, child, "", decode, exact) for key, child in item.items()}
         return {f"{k}/{sub}" if sub else k: v for k, inner in nested.items() for sub, v in inner.items()}
     try:
         value = item[()]
@@ -250,8 +255,8 @@ def _flat(path: Path, item: Any, name: str, decode: Callable[[bytes], np.ndarray
                 )
             )
         value = np.stack([decode(bytes(row)) for row in value])
-    if value.dtype == np.float64:
-        value = value if name == "" and item.name.endswith("stamp") else value.astype(np.float32)
+    if value.dtype == np.float64 and not exact:
+        value = value.astype(np.float32)
     return {name: value}
 
 

@@ -52,7 +52,10 @@ def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:
             message = f"{len(bad)} episodes with values that are not finite left out, first episode {min(bad)}"
             done.append(warning("dropped", message, count=len(bad)))
     if repairs.dedupe:
-        kept = list({checks.fingerprint(e): e for e in reversed(episodes)}.values())[::-1]
+        first: dict[bytes, Episode] = {}
+        for episode in episodes:
+            first.setdefault(checks.fingerprint(episode), episode)
+        kept = list(first.values())
         if len(kept) < len(episodes):
             count = len(episodes) - len(kept)
             done.append(warning("deduped", f"{count} copies of episodes left out", count=count))
@@ -122,10 +125,13 @@ def _images(episodes: list[Episode]) -> tuple[list[Episode], list[Finding]]:
     for key, value in episodes[0].obs.items():
         if value.ndim != 4:
             continue
-        turn = checks.image_layout(value.shape[1:]) == "chw"
+        layout = checks.image_layout(value.shape[1:])
+        turn = layout == "chw"
         scale = 1.0
         if value.dtype.kind == "f":
-            top = max(float(e.obs[key].max()) for e in episodes)
+            low, top = min(float(e.obs[key].min()) for e in episodes), max(float(e.obs[key].max()) for e in episodes)
+            if layout is None or not (low >= 0.0 and top <= 255.0):
+                continue  # nobody can tell what was meant: the check stops the conversion
             scale = 255.0 if top <= 1.0 else 1.0
         elif value.dtype == np.uint8 and not turn:
             continue

@@ -101,7 +101,8 @@ def _episode(
         action = demo["actions"][()].astype(np.float32)
         reward, done = demo["rewards"][()].astype(np.float32).reshape(-1), demo["dones"][()].reshape(-1)
         obs = _observe(path, name, demo, "obs", order)
-        after = _observe(path, name, demo, "next_obs", order) if order and "next_obs" in demo else None
+        whole = bool(order) and all(key in demo.get("next_obs", {}) for key in order)
+        after = _observe(path, name, demo, "next_obs", order) if whole else None
         states = demo["states"][()] if "states" in demo else None
     except OSError as problem:
         raise sources.unreadable(path, name, problem) from problem

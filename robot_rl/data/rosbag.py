@@ -33,6 +33,7 @@ import numpy as np
 import yaml
 
 from robot_rl import extras
+from robot_rl.data import mcap_salvage
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.data.lerobot import action_lag
@@ -154,6 +155,10 @@ def _read(
             if any(item.severity == "error" for item in findings):
                 raise BadData(findings)
             if plan is None:
+                for connection in bag.connections:  # can the messages be understood at all?
+                    for connection_, _, raw in bag.messages(connections=[connection]):
+                        bag.deserialize(raw, connection_.msgtype)
+                        break
                 return topics, counted
             wanted = _topics_of(plan)
             absent = [name for name in wanted if name not in counted]
@@ -180,8 +185,40 @@ def _read(
     except (BadData, ImportError):
         raise
     except Exception as problem:  # rosbags raises its own and those of sqlite3, struct, lz4 ...
-        raise BadData([*findings, _explain(path, problem)]) from problem
+        why = _explain(path, problem)
+        if salvage and plan is not None and why.case == "cut_short":
+            return _salvage(path, plan, distro, findings, why), counted
+        raise BadData([*findings, why]) from problem
     return topics, counted
+
+
+def _salvage(
+    path: Path, plan: Mapping[str, Any], distro: str | None, findings: list[Finding], why: Finding
+) -> dict[str, _Topic]:
+    """Messages of the MCAP files up to their break, types from their own definitions."""
+    typesys = extras.require("rosbags.typesys", extra="logs")
+    files = sorted(path.glob("*.mcap")) if path.is_dir() else [path]
+    names = {s.name.lower().removeprefix("ros2_"): s for s in typesys.Stores}
+    types = typesys.get_typestore(names[distro] if distro else typesys.Stores.EMPTY)
+    topics = {name: _Topic() for name in _topics_of(plan)}
+    count = 0
+    for file in files:
+        for raw in mcap_salvage.messages(file):
+            if raw.topic not in topics:
+                continue
+            kind = raw.kind if "/msg/" in raw.kind else raw.kind.replace("/", "/msg/", 1)
+            if kind not in types.types:
+                fresh = typesys.get_types_from_msg(raw.definition, kind)
+                types.register({name: item for name, item in fresh.items() if name not in types.types})
+            message = types.deserialize_cdr(raw.data, kind)
+            topic = topics[raw.topic]
+            topic.received.append(raw.received_ns * 1e-9)
+            topic.stamped.append(_stamp(message))
+            topic.message.append(message)
+            count += 1
+    message = f"{why.message}: the {count:,} messages before the break are read (salvage)"
+    findings.append(warning("cut_short", message, count=count))
+    return topics
 
 
 def _explain(path: Path, problem: Exception) -> Finding:

@@ -71,7 +71,7 @@ def missing_key(path: Path, key: str, present: Iterable[str]) -> BadData:
     )
 
 
-def not_finite(path: Path, key: str, value: np.ndarray, starts: np.ndarray) -> Finding | None:
+def not_finite(path: Path, key: str, value: np.ndarray, starts: np.ndarray, first: int = 0) -> Finding | None:
     """A finding about NaN and infinity with the first five places; None when all is finite.
 
     Args:
@@ -79,6 +79,7 @@ def not_finite(path: Path, key: str, value: np.ndarray, starts: np.ndarray) -> F
         key: which data.
         value: (N, ...).
         starts: first row of every episode, increasing.
+        first: number of the first of these episodes.
     """
     if value.dtype.kind != "f" or np.isfinite(value).all():
         return None
@@ -88,7 +89,7 @@ def not_finite(path: Path, key: str, value: np.ndarray, starts: np.ndarray) -> F
         episode = int(np.searchsorted(starts, place[0], "right") - 1)
         inside = ", ".join(str(int(i)) for i in place[1:])
         places.append(
-            f"episode {episode} step {place[0] - starts[episode]}" + (f" component {inside}" if inside else "")
+            f"episode {first + episode} step {place[0] - starts[episode]}" + (f" component {inside}" if inside else "")
         )
     return error(
         "not_finite",

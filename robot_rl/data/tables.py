@@ -10,7 +10,7 @@ A map is a YAML file:
       - {column: vel_meas1, scale: 0.05}
     action:
       - {column: tau_con1, scale: 0.2}
-    info: [tau_con2]                    # kept per step
+    info: [tau_con2]                    # kept per step; or {name: column}
     reward: "..."                       # expression of columns, or the name of one; null for zeros
     success: "..."                      # expression that has to hold for the last `success_hold_s` seconds
     success_hold_s: 0.5
@@ -95,10 +95,13 @@ def read(
     plan = _plan(map)
     findings: list[Finding] = []
     episodes: list[Episode] = []
+    periods: list[tuple[float, float, str]] = []
     for file in files:
-        made = _episode(file, _variant(plan, file), findings)
+        made = _episode(file, _variant(plan, file), findings, periods)
         if made is not None:
             episodes.append(made)
+    if periods:
+        findings.append(_resampled(periods, float(plan["control_hz"])))
     stop_on_errors(findings)
     if not episodes:
         raise BadData([*findings, error("no_rows", f"{path} has no row of data")])
@@ -142,8 +145,8 @@ def evaluate(expression: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def hold(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Last value at or before each time `at`; the first before the first stamp."""
-    return value[np.maximum(np.searchsorted(stamp, at, "right") - 1, 0)]
+    """Last value at or before each time `at` (to a microsecond: stamps are rounded); the first before the first."""
+    return value[np.maximum(np.searchsorted(stamp, at + 1e-6, "right") - 1, 0)]
 
 
 def interpolate(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -209,11 +212,27 @@ def _load(path: Path, findings: list[Finding]) -> dict[str, np.ndarray] | None:
     return dict(zip(names, rows.T))
 
 
-def _episode(path: Path, plan: dict[str, Any], findings: list[Finding]) -> Episode | None:
+def _resampled(periods: list[tuple[float, float, str]], hz: float) -> Finding:
+    """One line about the sampling of all files: usual periods, the largest gap."""
+    low, high = min(p[0] for p in periods) * 1e3, max(p[0] for p in periods) * 1e3
+    gap, where = max((p[1], p[2]) for p in periods)
+    slow = sum(p[0] > 1.5 / hz for p in periods)
+    text = (
+        f"{len(periods)} files with rows every {low:.3g} to {high:.3g} ms (largest gap {gap * 1e3:.3g} ms in {where}), "
+    )
+    text += f"resampled to {hz:g} Hz"
+    if slow:
+        text += f"; {slow} of them are slower than that: states between their rows are interpolated"
+    return note("resampled", text, count=len(periods))
+
+
+def _episode(
+    path: Path, plan: dict[str, Any], findings: list[Finding], periods: list[tuple[float, float, str]]
+) -> Episode | None:
     columns = _load(path, findings)
     if columns is None:
         return None
-    wanted = [item["column"] for item in (*plan["state"], *plan["action"])] + list(plan.get("info") or [])
+    wanted = [item["column"] for item in (*plan["state"], *plan["action"])] + list(_info(plan).values())
     if plan.get("time"):
         wanted.append(plan["time"])
     for name in dict.fromkeys(wanted):
@@ -230,17 +249,9 @@ def _episode(path: Path, plan: dict[str, Any], findings: list[Finding]) -> Episo
         findings.append(warning("stamps_backwards", message, count=len(backwards), where=f"row {backwards[0]}"))
         keep = stamp > np.maximum.accumulate(np.concatenate(([-np.inf], stamp[:-1])))
         stamp, columns = stamp[keep], {name: value[keep] for name, value in columns.items()}
-    commands = {item["column"] for item in plan["action"]} | set(plan.get("info") or [])
+    commands = {item["column"] for item in plan["action"]} | set(_info(plan).values())
     if hz:
-        period = np.diff(stamp)
-        if len(period):
-            findings.append(
-                note(
-                    "resampled",
-                    f"{path.name}: rows every {np.median(period) * 1e3:.3g} ms (largest gap "
-                    f"{period.max() * 1e3:.3g} ms), resampled to {hz:g} Hz",
-                )
-            )
+        periods.append((float(np.median(np.diff(stamp))), float(np.diff(stamp).max()), path.name))
         grid = np.arange(stamp[0], stamp[-1] + 1e-9, 1.0 / hz)
         columns = {
             name: hold(stamp, value, grid) if name in commands else interpolate(stamp, value, grid)
@@ -266,8 +277,8 @@ def _episode(path: Path, plan: dict[str, Any], findings: list[Finding]) -> Episo
         good = np.broadcast_to(evaluate(str(plan["success"]), values), stamp.shape).astype(bool)
         held = stamp >= stamp[-1] - float(plan.get("success_hold_s") or 0.0)
         meta["success"] = bool(complete and good[held].all())
-    if plan.get("info"):
-        meta["columns"] = {name: columns[name][:-1].astype(np.float32) for name in plan["info"]}
+    if _info(plan):
+        meta["columns"] = {name: columns[key][:-1].astype(np.float32) for name, key in _info(plan).items()}
     return Episode(
         obs={"state": state},
         action=action,
@@ -279,6 +290,12 @@ def _episode(path: Path, plan: dict[str, Any], findings: list[Finding]) -> Episo
         stamp=stamp,
         meta=meta,
     )
+
+
+def _info(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> column of what is kept per step."""
+    given = plan.get("info") or {}
+    return dict(given) if isinstance(given, Mapping) else {name: name for name in given}
 
 
 def _take(columns: Mapping[str, np.ndarray], item: Mapping[str, Any]) -> np.ndarray:
