@@ -259,9 +259,13 @@ def _density(policy: Any, state: Tensor, action: Tensor, smooth: float | None) -
         centre = torch.as_tensor(policy.act({"state": state}, deterministic=True).value)
         z = (action - centre) / smooth
         return (-0.5 * z.square() - np.log(smooth) - 0.5 * np.log(2 * np.pi)).sum(-1)
+    refused = "this policy has no density; use FQE, or smooth=0.1 for a Gaussian around its action"
     if not hasattr(policy, "log_prob"):
-        raise ValueError("this policy has no density; use FQE, or smooth=0.1 for a Gaussian around its action")
-    return policy.log_prob({"state": state}, action)
+        raise ValueError(refused)
+    try:
+        return policy.log_prob({"state": state}, action)
+    except ValueError as error:  # a deterministic one
+        raise ValueError(refused) from error
 
 
 def _logged(data: LogDataset, policy: Any, mu: Any, fqe: Any, s: OpeSettings) -> tuple[Logged, str]:
