@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,6 +113,10 @@ class SacN:
         if self.norm is not None:
             self.norm.set(facts.state_mean, facts.state_std)
         self._state.bound = facts.return_bound
+
+    def unbounded(self) -> None:
+        """Values may exceed what the log's rewards allow (rows from a model)."""
+        self._state.bound = math.inf
 
     @torch.no_grad()
     def update(self, batches: Iterator[Transitions], /) -> Metrics:

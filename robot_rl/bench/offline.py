@@ -119,17 +119,23 @@ def peer() -> Any:
 
     It imports scikit-learn for a method that is not measured; where that is missing an empty stand-in is enough.
     """
-    if "sklearn" not in sys.modules:
-        try:
-            importlib.import_module("sklearn.neighbors")
-        except ImportError:
-            stand_in, inner = types.ModuleType("sklearn"), types.ModuleType("sklearn.neighbors")
-            inner.NearestNeighbors = object  # type: ignore[attr-defined]
-            sys.modules["sklearn"], sys.modules["sklearn.neighbors"] = stand_in, inner
+    if "d3rlpy" in sys.modules:
+        return sys.modules["d3rlpy"]
+    borrowed = []
+    try:
+        importlib.import_module("sklearn.neighbors")
+    except ImportError:
+        stand_in, inner = types.ModuleType("sklearn"), types.ModuleType("sklearn.neighbors")
+        inner.NearestNeighbors = lambda **_: None  # type: ignore[attr-defined]
+        sys.modules["sklearn"], sys.modules["sklearn.neighbors"] = stand_in, inner
+        borrowed = ["sklearn", "sklearn.neighbors"]
     try:
         return importlib.import_module("d3rlpy")
     except ImportError:
         return None
+    finally:
+        for name in borrowed:
+            del sys.modules[name]
 
 
 def _peer(name: str, columns: dict[str, np.ndarray]) -> Callable[[int], None] | None:
