@@ -15,7 +15,7 @@ EXTRAS = {
     "vision": ["opencv-python-headless", "av"],
     "track": ["tensorboard", "wandb"],
     "report": ["matplotlib", "jinja2", "av", "pillow"],
-    "logs": ["h5py", "pyarrow", "av"],
+    "logs": ["h5py", "pyarrow", "av", "rosbags"],
     "fast": ["numba"],
     "language": ["transformers>=5"],
 }
@@ -44,7 +44,7 @@ setup(
     packages=own + rooms,
     package_dir={f"robot_rl.{r}": r for r in ROOMS},
     package_data={
-        "robot_rl": ["py.typed", "report.html.j2"],
+        "robot_rl": ["py.typed", "report.html.j2", "data/maps/*.yaml"],
         "robot_rl.sim": data("sim", "assets/**/*.*"),
         "robot_rl.configs": data("configs", "**/*.yaml"),
     },

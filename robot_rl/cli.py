@@ -29,7 +29,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   eval       evaluate a trained policy, film it        robot-rl eval path=runs/train/<run> episodes=100
   eval ope   estimate its value from a log alone       robot-rl eval ope path=runs/offline/<run> data=log.hdf5
   collect    record episodes                           robot-rl collect env=pick out=pick.hdf5
-  data info  what is in a log                          robot-rl data info pick.hdf5
+  data       info, validate, convert or plot a log     robot-rl data info pick.hdf5
   bench      measure ours against peers                robot-rl bench sac
   doctor     versions, devices, what is missing        robot-rl doctor
 
@@ -345,6 +345,68 @@ def bench(cfg: DictConfig) -> None:
     print(f"numbers: {path}")
 
 
+_READING = (
+    "episode_length", "antmaze_terminal", "maze2d_shift", "terminals", "shuffled", "salvage", "infos", "keys", "filter",
+    "success_reward", "map", "ros_distro", "reward", "videos", "image_size", "control_hz",
+)  # fmt: skip
+_DATA = ("info", "validate", "convert", "plot")
+
+
+def data(cfg: DictConfig) -> None:
+    """Look at a log, validate it, convert it, plot it."""
+    import json
+
+    from robot_rl.data import convert as conversion
+    from robot_rl.data import formats, info
+    from robot_rl.data.findings import BadData, Finding, exit_code
+    from robot_rl.data.repairs import Repairs
+
+    if cfg.what not in _DATA:
+        raise Refused(f"there is no 'data {cfg.what}'; choose {', '.join(_DATA)}")
+    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    options = {key: plain[key] for key in _READING if plain[key] not in (None, False)}
+    if plain["dataset"] is not None:
+        options["name"] = plain["dataset"]
+
+    def show(findings: list[Finding]) -> None:
+        for item in findings:
+            print(f"  {item.severity:<8} {item.message}")
+            if item.repair:
+                print(f"  {'':<8}   -> {item.repair}")
+
+    try:
+        if cfg.what == "info":
+            facts = info.info(cfg.path, **options)
+            print(json.dumps(facts, indent=1) if cfg.json else info.report(facts))
+        elif cfg.what == "validate":
+            findings = conversion.validate(cfg.path, batch=cfg.batch, **options)
+            if cfg.json:
+                print(json.dumps([item.to_dict() for item in findings], indent=1))
+            else:
+                print(cfg.path)
+                show(findings)
+                count = {kind: sum(f.severity == kind for f in findings) for kind in ("error", "warning", "note")}
+                print(f"  {count['error']} errors, {count['warning']} warnings, {count['note']} notes")
+            sys.exit(exit_code(findings))
+        elif cfg.what == "convert":
+            if cfg.out is None:
+                raise Refused("convert needs out=<name>; a name without .hdf5 becomes a store, see --help")
+            chosen = {field.name: plain[field.name] for field in fields(Repairs)}
+            findings = conversion.convert(cfg.path, cfg.out, to=cfg.to, mend=Repairs(**chosen), **options)
+            show(findings)
+            print(f"  written  {cfg.out} ({cfg.to or formats.guess_writer(cfg.out)})")
+        else:
+            from robot_rl.data import plot
+
+            picture = plot.plot(formats.load(cfg.path, allow_nan=True, **options), cfg.out or "data.png")
+            print(f"  picture  {picture}")
+    except BadData as bad:
+        print(f"robot-rl: {cfg.path} cannot be used as it is:", file=sys.stderr)
+        for item in bad.findings:
+            print(f"  {item.severity:<8} {item}", file=sys.stderr)
+        sys.exit(2)
+
+
 VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "train": ("train", train),
     "offline": ("offline", offline),
@@ -352,6 +414,7 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "eval ope": ("ope", evaluate_offline),
     "collect": ("collect", collect),
     "bench": ("bench", bench),
+    "data": ("data", data),
 }
 
 
@@ -389,19 +452,16 @@ def readable(error: BaseException) -> str:
     )
 
 
-def _data(arguments: list[str]) -> int:
-    if len(arguments) != 2 or arguments[0] != "info":
-        print("usage: robot-rl data info <file or folder>", file=sys.stderr)
-        return 2
-    from robot_rl.data import info
-
-    try:
-        text = info.report(info.info(Path(arguments[1])))
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
-        return 1
-    print(text)
-    return 0
+def _positional(arguments: list[str]) -> list[str]:
+    """`info file key=value` as `what=info path=file key=value`."""
+    named = iter(("what", "path"))
+    found = []
+    for item in arguments:
+        free = not item.startswith("-") and (os.path.exists(item) or not re.match(r"[+~]*\w+=", item))
+        key = next(named, None) if free else None
+        # Hydra's grammar gives braces, commas and equals signs a meaning; quoted text has none
+        found.append(item if key is None else f"{key}='{item}'")
+    return found
 
 
 def main() -> None:
@@ -422,8 +482,6 @@ def main() -> None:
         text, healthy = diagnose()
         print(text)
         sys.exit(0 if healthy else 1)
-    if verb == "data":
-        sys.exit(_data(rest))
     if verb == "eval" and rest[:1] == ["ope"]:
         verb, rest = "eval ope", rest[1:]
     if verb not in VERBS:
@@ -432,6 +490,8 @@ def main() -> None:
     config_name, function = VERBS[verb]
     if verb == "bench" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
         rest[0] = f"suite={rest[0]}"
+    if verb == "data":
+        rest = _positional(rest)
     if debug:
         os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [f"robot-rl {verb}", *rest]

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,39 +25,29 @@ import h5py
 import numpy as np
 
 from robot_rl.data import scores, sources
+from robot_rl.data.d4rl_table import Table, load
 from robot_rl.data.episode import Logs, unnamed_io
+from robot_rl.data.findings import BadData, error, note, warning
 from robot_rl.types import Episode
 
-_REQUIRED = ("observations", "actions", "rewards", "terminals")
 _JUMP = 5.0
 """Metres that an AntMaze ant cannot move in one step."""
-
-
-@dataclass
-class _Table:
-    """The per-step columns of a file, all with the same number of rows."""
-
-    path: Path
-    column: dict[str, np.ndarray]
-    findings: list[str]
-
-    def __getitem__(self, key: str) -> np.ndarray:
-        return self.column[key]
-
-    def __len__(self) -> int:
-        return len(self.column["actions"])
+_JUMP_FACTOR = 20.0
 
 
 def read(
     path: str | os.PathLike[str],
     *,
     name: str | None = None,
-    max_episode_steps: int | None = None,
+    episode_length: int | None = None,
     antmaze_terminal: Literal["keep", "first_hit"] = "keep",
     maze2d_shift: Literal["none", "fix"] = "none",
     terminals: Literal["auto", "terminal", "timeout"] = "auto",
     infos: bool = False,
     allow_nan: bool = False,
+    shuffled: bool = False,
+    salvage: bool = False,
+    spool: str | os.PathLike[str] | None = None,
     control_hz: float = 20.0,
 ) -> Logs:
     """Read a D4RL file as episodes; observations are called "state".
@@ -67,7 +56,7 @@ def read(
         path: the HDF5 file.
         name: dataset, such as "hopper-medium-v0", which tells the episode limit and the family; the file's name when
             None.
-        max_episode_steps: limit for files without `timeouts`; that of the dataset when None.
+        episode_length: limit for files without `timeouts`; that of the dataset when None.
         antmaze_terminal: "keep" every terminal row (what published numbers use), or end each trajectory at the
             "first_hit".
         maze2d_shift: "fix" gives each step the reward of the observation that it leads to, which costs every episode
@@ -75,39 +64,47 @@ def read(
         terminals: what `terminals` means: "terminal", "timeout" (ends are cuts), or "auto": timeout for Kitchen.
         infos: also read `infos/*` into `meta["columns"]`.
         allow_nan: list values that are not finite as a finding instead of refusing the file.
+        shuffled: the rows are in no order: every row becomes an episode of its own, good for transitions only.
+        salvage: keep the whole episodes outside damaged chunks instead of refusing the file.
+        spool: a folder for the columns, which are then mapped files instead of memory.
         control_hz: for the interface; the files do not tell.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged or incomplete, its columns differ in length, values are not finite, no episode
+        BadData: it is damaged or incomplete, its columns differ in length, values are not finite, no episode
             boundary can be found, or rows do not follow one another; with the remedy.
     """
     path = Path(path)
     name = (name or path.stem).lower().replace("_", "-")
-    table = _load(path, infos)
+    table = load(path, infos, salvage=salvage, spool=None if spool is None else Path(spool))
     findings = table.findings
+    if shuffled:
+        return _shuffled(table, name, control_hz)
     if terminals == "auto":
         terminals = "timeout" if name.startswith("kitchen") else "terminal"
         if terminals == "timeout" and table["terminals"].any():
-            findings.append(f"{table['terminals'].sum()} kitchen terminals read as cuts, not as true ends")
-    terminal, timeout = _ends(table, name, max_episode_steps, terminals)
+            count = int(table["terminals"].sum())
+            findings.append(note("kitchen", f"{count} kitchen terminals read as cuts, not as true ends", count=count))
+    terminal, timeout = _ends(table, name, episode_length, terminals)
     cut = _hidden_ends(table, terminal | timeout, name, allow_nan)
     if name.startswith("antmaze") and antmaze_terminal == "first_hit":
         keep, terminal = _first_hits(terminal, timeout | cut)
-        findings.append(f"{np.count_nonzero(~keep)} rows after the first hit of the goal left out")
+        dropped = int(np.count_nonzero(~keep))
+        findings.append(note("first_hit", f"{dropped} rows after the first hit of the goal left out", count=dropped))
         table.column = {key: value[keep] for key, value in table.column.items()}
         terminal, timeout, cut = terminal[keep], timeout[keep] & ~terminal[keep], cut[keep] & ~terminal[keep]
     episodes = _episodes(table, terminal, timeout, cut)
     if maze2d_shift == "fix":
         episodes = [_shifted(episode) for episode in episodes if len(episode) > 1]
-        findings.append("rewards moved one step back; the last step of every episode left out")
-    findings += sources.saturation(table["actions"])
+        findings.append(note("maze2d_shift", "rewards moved one step back; the last step of every episode left out"))
+    if table.lost is not None:
+        episodes = _salvaged(table, episodes)
     io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
     return Logs(episodes, findings, io, {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)})
 
 
 def qlearning_dataset(
-    path: str | os.PathLike[str], *, max_episode_steps: int | None = None, terminate_on_end: bool = False
+    path: str | os.PathLike[str], *, episode_length: int | None = None, terminate_on_end: bool = False
 ) -> dict[str, np.ndarray]:
     """The transitions that D4RL's own `qlearning_dataset` makes, to reproduce published numbers.
 
@@ -117,7 +114,7 @@ def qlearning_dataset(
 
     Args:
         path: the HDF5 file.
-        max_episode_steps: limit for files without `timeouts`.
+        episode_length: limit for files without `timeouts`.
         terminate_on_end: keep timeout rows instead of leaving them out.
 
     Returns:
@@ -126,14 +123,14 @@ def qlearning_dataset(
     Source: Farama-Foundation/D4RL d4rl/__init__.py, qlearning_dataset.
     """
     path = Path(path)
-    table = _load(path, infos=False)
+    table = load(path, infos=False)
     count = len(table)
     if "timeouts" in table.column:
         final = table["timeouts"].copy()
     else:
-        limit = max_episode_steps or scores.episode_limit(path.stem) or 0
+        limit = episode_length or scores.episode_limit(path.stem) or 0
         if not limit:
-            raise ValueError(f"{path} has no 'timeouts' and names no known task; give max_episode_steps")
+            raise ValueError(f"{path} has no 'timeouts' and names no known task; give episode_length")
         final = _limit_rows(table["terminals"], limit) == limit - 1
     rows = np.arange(count - 1)
     terminal = table["terminals"].copy()
@@ -154,8 +151,9 @@ def write(path: str | os.PathLike[str], episodes: Sequence[Episode], *, compress
     """Write episodes as a D4RL file (gym v2 layout), which D4RL's own reader loads.
 
     Episodes that neither terminated nor were truncated are marked by a timeout, because the format has no other
-    boundary. `meta["columns"]` become `infos/*` where all episodes have them; proposals and interventions are kept as
-    `infos/proposed` and `infos/intervened`, stamps as `infos/stamp`.
+    boundary, and by `infos/cut`; `infos/final_obs_valid` tells of last observations that were never recorded.
+    `meta["columns"]` become `infos/*` where all episodes have them; proposals and interventions are kept as
+    `infos/proposed` and `infos/intervened`, stamps as `infos/stamp` and `infos/next_stamp`.
 
     Args:
         path: the file; it appears when it is complete.
@@ -189,8 +187,17 @@ def write(path: str | os.PathLike[str], episodes: Sequence[Episode], *, compress
         "timeouts": ends[1],
         "infos/proposed": np.concatenate([e.proposed for e in episodes]).astype(np.float32),
         "infos/intervened": np.concatenate([e.intervened for e in episodes]),
-        "infos/stamp": np.concatenate([e.stamp[:-1] for e in episodes]),
+        "infos/stamp": np.concatenate([e.stamp[:-1] for e in episodes]).astype(np.float64),
+        "infos/next_stamp": np.concatenate([e.stamp[1:] for e in episodes]).astype(np.float64),
     }
+    # What the layout itself cannot say: a last observation that was never recorded, and recordings without an end.
+    cut = [2 if e.meta.get("cut") else int(not (e.terminated or e.truncated)) for e in episodes]
+    known = [e.meta.get("final_obs_valid", True) for e in episodes]
+    length = [len(e) for e in episodes]
+    if any(cut):
+        columns["infos/cut"] = np.repeat(np.array(cut, np.int8), length)
+    if not all(known):
+        columns["infos/final_obs_valid"] = np.repeat(np.array(known, bool), length)
     for column in episodes[0].meta.get("columns", {}):
         if all(column in e.meta.get("columns", {}) for e in episodes):
             key = column if column.startswith("infos/") else f"infos/{column}"
@@ -206,54 +213,6 @@ def write(path: str | os.PathLike[str], episodes: Sequence[Episode], *, compress
         temporary.unlink(missing_ok=True)
 
 
-def _load(path: Path, infos: bool) -> _Table:
-    """All per-step columns, with their shapes put right."""
-    sources.check_file(path)
-    column: dict[str, np.ndarray] = {}
-    findings: list[str] = []
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise sources.explain(path, error) from error
-    with file:
-        present: dict[str, Any] = {}
-        file.visititems(lambda key, item: present.update({key: item}) if isinstance(item, h5py.Dataset) else None)
-        for key in _REQUIRED:
-            if key not in present:
-                raise sources.missing_key(path, key, present)
-        wanted = [*_REQUIRED, *(key for key in ("timeouts", "next_observations") if key in present)]
-        if infos:
-            wanted += [key for key in present if key.startswith("infos/")]
-        for key in wanted:
-            try:
-                column[key] = present[key][()]
-            except OSError as error:
-                raise sources.unreadable(path, key, error) from error
-    for key in ("rewards", "terminals", "timeouts"):
-        if key in column and column[key].ndim == 2 and column[key].shape[1] == 1:
-            column[key] = column[key][:, 0]
-            findings.append(f"{key} has shape (N, 1): read as (N,)")
-    rows = len(column["actions"])
-    for key in list(column):
-        if column[key].ndim == 0 or len(column[key]) != rows:
-            if key.startswith("infos/"):
-                del column[key]
-                findings.append(f"{key} is no per-step column: left out")
-                continue
-            raise ValueError(f"{path}: '{key}' has {len(np.atleast_1d(column[key])):,} rows, 'actions' has {rows:,}")
-        if not key.startswith("infos/") and column[key].ndim != (2 if key.endswith(("observations", "actions")) else 1):
-            raise ValueError(f"{path}: '{key}' has shape {column[key].shape}, expected one row or number per step")
-    if not rows:
-        raise ValueError(f"{path} has no rows")
-    for key in ("terminals", "timeouts"):
-        if key in column:
-            column[key] = column[key].astype(bool)
-    for key in ("observations", "actions", "rewards", "next_observations"):
-        if key in column:
-            column[key] = column[key].astype(np.float32, copy=False)
-    return _Table(path, column, findings)
-
-
 def _limit_rows(terminal: np.ndarray, limit: int) -> np.ndarray:
     """(N,) step inside the episode, where episodes end at terminals and after `limit` steps."""
     starts = np.concatenate(([0], np.flatnonzero(terminal[:-1]) + 1))
@@ -262,66 +221,150 @@ def _limit_rows(terminal: np.ndarray, limit: int) -> np.ndarray:
     return (np.arange(len(terminal)) - np.maximum.accumulate(begin)) % limit
 
 
-def _ends(table: _Table, name: str, limit: int | None, meaning: str) -> tuple[np.ndarray, np.ndarray]:
-    terminal = table["terminals"].copy()
-    if "timeouts" in table.column:
+def _ends(table: Table, name: str, limit: int | None, meaning: str) -> tuple[np.ndarray, np.ndarray]:
+    terminal, rows = table["terminals"].copy(), len(table)
+    known = limit or scores.episode_limit(name)
+    ask = "give episode_length=<steps>"
+    if "timeouts" in table.column and not (limit and not (table["timeouts"] | terminal).any()):
         timeout = table["timeouts"].copy()
-    else:
-        limit = limit or scores.episode_limit(name)
-        if limit is None and not terminal.any():
-            raise ValueError(
-                f"{table.path} marks no episode's end (no 'timeouts', no terminal in {len(table):,} rows); give "
-                "max_episode_steps"
+        if known is not None and rows > known and not (terminal | timeout).any():
+            raise BadData(
+                error(
+                    "no_boundary",
+                    f"{table.path} marks no episode's end in {rows:,} rows, but episodes have at most {known} steps",
+                    ask,
+                )
             )
-        timeout = np.zeros(len(terminal), bool)
-        if limit is not None:
-            timeout = (_limit_rows(terminal, limit) == limit - 1) & ~terminal
-            table.findings.append(f"no 'timeouts': {timeout.sum()} ends assumed at {limit} steps")
+    else:
+        if known is None and not terminal.any():
+            raise BadData(
+                error(
+                    "no_boundary",
+                    f"{table.path} marks no episode's end (no 'timeouts', no terminal in {rows:,} rows)",
+                    ask,
+                )
+            )
+        timeout = np.zeros(rows, bool)
+        if known is not None:
+            timeout = (_limit_rows(terminal, known) == known - 1) & ~terminal
+            count = int(timeout.sum())
+            message = f"no 'timeouts': {count} ends assumed at {known} steps"
+            table.findings.append(
+                warning("no_timeouts", message, count=count) if count else note("no_timeouts", "no 'timeouts'")
+            )
         else:
-            table.findings.append("no 'timeouts' and no known limit: episodes end at terminals only")
+            table.findings.append(
+                warning("no_timeouts", "no 'timeouts' and no known limit: episodes end at terminals only", ask)
+            )
     if meaning == "timeout":
         timeout, terminal = timeout | terminal, np.zeros_like(terminal)
     both = terminal & timeout
     if both.any():
-        table.findings.append(f"{both.sum()} rows are terminal and timeout at once: terminal wins")
+        message = f"{both.sum()} rows are terminal and timeout at once: terminal wins"
+        table.findings.append(warning("both_ends", message, count=both.sum(), where=f"row {int(np.argmax(both))}"))
         timeout &= ~terminal
     if not (terminal | timeout).any():
-        table.findings.append("no episode ends in this file: read as one cut recording")
+        table.findings.append(warning("no_boundary", "no episode ends in this file: read as one cut recording", ask))
     return terminal, timeout
 
 
-def _hidden_ends(table: _Table, ended: np.ndarray, name: str, allow_nan: bool) -> np.ndarray:
+def _hidden_ends(table: Table, ended: np.ndarray, name: str, allow_nan: bool) -> np.ndarray:
     """(N,) bool: rows after which the file goes on elsewhere without saying so."""
     cut = np.zeros(len(table), bool)
     state = table["observations"]
     starts = np.concatenate(([0], np.flatnonzero(ended[:-1]) + 1))
     for key in ("observations", "actions", "rewards", "next_observations"):
-        line = sources.not_finite(table.path, key, table[key], starts) if key in table.column else None
+        if key not in table.column:
+            continue
+        value = table[key] if table.lost is None else table[key][~table.lost]
+        line = sources.not_finite(table.path, key, value, starts)
         if line and not allow_nan:
-            raise ValueError(line)
+            raise BadData([*table.findings, line])
         if line:
             table.findings.append(line)
     if "next_observations" in table.column:
         gap = np.abs(table["next_observations"][:-1] - state[1:]).max(1, initial=0.0) > 1e-6
         cut[:-1] = gap & ~ended[:-1]
         if cut.sum() > max(1, 0.001 * len(table)):
-            raise ValueError(
-                f"{table.path}: {cut.sum():,} of {len(table):,} rows are not followed by their next observation, first "
-                f"row {int(np.argmax(cut))}; the rows are probably shuffled, and episodes cannot be told"
+            raise BadData(
+                error(
+                    "shuffled",
+                    f"{table.path}: {cut.sum():,} of {len(table):,} rows are not followed by their next observation, "
+                    f"first row {int(np.argmax(cut))}; the rows are probably shuffled, and episodes cannot be told",
+                    "shuffled=true reads them as single transitions, for TD learning only",
+                    count=cut.sum(),
+                    where=f"row {int(np.argmax(cut))}",
+                )
             )
-        if cut.any():
-            table.findings.append(
-                f"{cut.sum()} ends that no flag marks, first after row {int(np.argmax(cut))}: cut there"
-            )
+    elif not name.startswith("antmaze") and len(state) > 2:
+        cut[:-1] = _jumps(state, ended)
+    if cut.any():
+        first = int(np.argmax(cut))
+        message = f"{cut.sum()} ends that no flag marks, first after row {first}: cut there"
+        table.findings.append(warning("unmarked_end", message, count=cut.sum(), where=f"row {first}"))
     if name.startswith("antmaze"):
         jump = np.linalg.norm(np.diff(state[:, :2], axis=0), axis=1) > _JUMP
         jump &= ~(ended | cut)[:-1]
         if jump.any():
-            raise ValueError(
-                f"{table.path}: the ant jumps more than {_JUMP:g} m inside an episode at {jump.sum()} rows, first "
-                f"after row {int(np.argmax(jump))}; timeouts and resets do not fit (AntMaze v0): use the v2 file"
+            raise BadData(
+                error(
+                    "antmaze_v0",
+                    f"{table.path}: the ant jumps more than {_JUMP:g} m inside an episode at {jump.sum()} rows, first "
+                    f"after row {int(np.argmax(jump))}; timeouts and resets do not fit (AntMaze v0): use the v2 file",
+                    count=jump.sum(),
+                    where=f"row {int(np.argmax(jump))}",
+                )
             )
     return cut
+
+
+def _jumps(state: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    """(N - 1,) bool: steps far larger than the 99.9th percentile, where no end is marked."""
+    size = np.empty(len(state) - 1)
+    for begin in range(0, len(size), 1 << 18):
+        part = state[begin : begin + (1 << 18) + 1]
+        size[begin : begin + len(part) - 1] = np.linalg.norm(np.diff(part, axis=0), axis=1)
+    inside = size[~ended[:-1] & np.isfinite(size)]
+    if not len(inside):
+        return np.zeros(len(size), bool)
+    # With fewer than a thousand steps the percentile would be the jump itself: take the second largest at most.
+    usual = min(np.percentile(inside, 99.9), np.partition(inside, -2)[-2]) if len(inside) > 1 else inside[0]
+    return (size > _JUMP_FACTOR * usual) & ~ended[:-1] if usual > 0 else np.zeros(len(size), bool)
+
+
+def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
+    """Every row as an episode of one step."""
+    if "next_observations" not in table.column:
+        raise BadData(error("missing_key", f"{table.path} has no 'next_observations': shuffled rows need them"))
+    everywhere = np.ones(len(table), bool)
+    terminal = table["terminals"].copy()
+    timeout = table["timeouts"] & ~terminal if "timeouts" in table.column else np.zeros(len(table), bool)
+    count = len(table)
+    table.findings.append(
+        warning(
+            "shuffled", f"{count:,} rows read as single transitions: returns and sequences mean nothing", count=count
+        )
+    )
+    episodes = _episodes(table, terminal, timeout, everywhere)
+    for episode in episodes:
+        episode.meta["cut"] = True
+    io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
+    facts = {"path": str(table.path), "name": name, "format": "d4rl", "rows": count, "shuffled": True}
+    return Logs(episodes, table.findings, io, facts)
+
+
+def _salvaged(table: Table, episodes: list[Episode]) -> list[Episode]:
+    """The episodes that touch no lost row."""
+    assert table.lost is not None
+    lost = np.concatenate(([0], np.cumsum(table.lost)))
+    starts = np.cumsum([0, *(len(e) for e in episodes)])
+    kept = [e for e, a, b in zip(episodes, starts, starts[1:]) if lost[b] == lost[a]]
+    dropped = len(episodes) - len(kept)
+    if not kept:
+        raise BadData(error("damaged_chunk", f"{table.path}: no episode lies whole outside the damaged rows"))
+    message = f"{dropped} of {len(episodes)} episodes touch damaged rows: left out"
+    table.findings.append(warning("salvaged", message, count=dropped))
+    return kept
 
 
 def _first_hits(terminal: np.ndarray, boundary: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -337,31 +380,43 @@ def _first_hits(terminal: np.ndarray, boundary: np.ndarray) -> tuple[np.ndarray,
     return keep, terminal & keep
 
 
-def _episodes(table: _Table, terminal: np.ndarray, timeout: np.ndarray, cut: np.ndarray) -> list[Episode]:
+def _episodes(table: Table, terminal: np.ndarray, timeout: np.ndarray, cut: np.ndarray) -> list[Episode]:
     """Cut the table into episodes that share one array per column."""
     rows = len(terminal)
     ends = np.flatnonzero(terminal | timeout | cut)
+    tail_cut = False
     if not len(ends) or ends[-1] != rows - 1:
         ends = np.append(ends, rows - 1)
         tail = rows - 1 - (ends[-2] if len(ends) > 1 else -1)
-        table.findings.append(f"the file ends inside an episode: its last {tail} rows are read as a truncated one")
-        timeout[-1] = True
+        message = f"the file ends inside an episode: its last {tail} rows are read as a truncated one"
+        table.findings.append(warning("tail", message, count=tail, where=f"row {rows - tail}"))
+        timeout[-1] = tail_cut = True
     starts = np.concatenate(([0], ends[:-1] + 1))
-    known = "next_observations" in table.column
+    known = "next_observations" in table.column or table.final is not None
     state = np.empty((rows + len(ends), table["observations"].shape[1]), np.float32)
     # Every episode before a row adds one final observation.
     state[np.arange(rows) + np.searchsorted(ends, np.arange(rows), "left")] = table["observations"]
-    state[ends + 1 + np.arange(len(ends))] = table["next_observations" if known else "observations"][ends]
+    if table.final is not None:
+        state[ends + 1 + np.arange(len(ends))] = table.final
+    else:
+        state[ends + 1 + np.arange(len(ends))] = table["next_observations" if known else "observations"][ends]
     steps = np.arange((ends - starts).max() + 2, dtype=np.float64)
     human = np.zeros(rows, bool)
     more = {key: value for key, value in table.column.items() if key.startswith("infos/")}
     human = more.pop("infos/intervened", human).astype(bool)
     proposed = more.pop("infos/proposed", table["actions"])
+    recorded, kind = more.pop("infos/final_obs_valid", None), more.pop("infos/cut", np.zeros(rows, np.int8))
+    stamp, after = more.pop("infos/stamp", None), more.pop("infos/next_stamp", None)
     episodes = []
     for i, (a, b) in enumerate(zip(starts.tolist(), (ends + 1).tolist())):
         meta: dict[str, Any] = {"columns": {key: value[a:b] for key, value in more.items()}} if more else {}
-        if not known:
+        if not known or (recorded is not None and not recorded[b - 1]):
             meta["final_obs_valid"] = False
+        if (tail_cut and b == rows) or kind[b - 1] == 2:
+            meta["cut"] = True
+        time = steps[: b - a + 1]
+        if stamp is not None and after is not None:
+            time = np.append(stamp[a:b], after[b - 1])
         episodes.append(
             Episode(
                 obs={"state": state[a + i : b + i + 1]},
@@ -369,9 +424,9 @@ def _episodes(table: _Table, terminal: np.ndarray, timeout: np.ndarray, cut: np.
                 proposed=proposed[a:b],
                 reward=table["rewards"][a:b],
                 terminated=bool(terminal[b - 1]),
-                truncated=bool(timeout[b - 1]),
+                truncated=bool(timeout[b - 1]) and kind[b - 1] != 1,
                 intervened=human[a:b],
-                stamp=steps[: b - a + 1],
+                stamp=time,
                 meta=meta,
             )
         )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from robot_rl.data.findings import Finding
 from robot_rl.types import Episode, IOSpec, Obs, Step
 
 
@@ -111,13 +112,13 @@ class Logs:
 
     Attributes:
         episodes: in the order of the file; their arrays may share memory.
-        findings: what was repaired, assumed or looks wrong, one line each, with counts.
+        findings: what was repaired, assumed or looks wrong, with counts and places.
         io: interface of the data; action names and units as far as the file tells them.
         meta: facts about the file.
     """
 
     episodes: list[Episode]
-    findings: list[str]
+    findings: list[Finding]
     io: IOSpec
     meta: dict[str, Any] = field(default_factory=dict)
 
@@ -241,37 +242,6 @@ def concat(pieces: Sequence[Episode]) -> Episode:
         stamp=np.concatenate([*(p.stamp[:-1] for p in pieces), last.stamp[-1:]]),
         meta=meta,
     )
-
-
-OUTSIDE = "actions outside [-1, 1]"
-
-
-def problems(episode: Episode) -> dict[str, str]:
-    """What is wrong with an episode's numbers: kind -> how much and where; empty when nothing is."""
-    found = {}
-    if not len(episode):
-        found["no steps"] = "the episode is empty"
-    for name, value in (
-        ("action", episode.action),
-        ("proposed", episode.proposed),
-        ("reward", episode.reward),
-        *((f"obs['{key}']", value) for key, value in episode.obs.items()),
-    ):
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
-            bad = ~np.isfinite(value)
-            first = int(np.argwhere(bad)[0][0])
-            found[f"{name} is not finite"] = f"{int(bad.sum())} values, first at step {first}"
-    backwards = np.flatnonzero(np.diff(episode.stamp) <= 0)
-    if len(backwards):
-        found["stamp does not increase"] = f"{len(backwards)} places, first after step {backwards[0]}"
-    outside = np.abs(np.nan_to_num(episode.action)) > 1.0 + 1e-6
-    if outside.any():
-        worst = float(np.abs(np.nan_to_num(episode.action)).max())
-        found[OUTSIDE] = f"{outside.mean():.1%} of the components, worst {worst:.3g}"
-    for name, column in episode.meta.get("columns", {}).items():
-        if len(column) != len(episode):
-            found[f"column '{name}' has the wrong length"] = f"{len(column)} rows, expected {len(episode)}"
-    return found
 
 
 def _numpy(value: Any) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 from robot_rl.data import sources
 from robot_rl.data.atomic import new_folder
 from robot_rl.data.episode import Logs, unnamed_io
+from robot_rl.data.findings import BadData, Finding, error, warning
 from robot_rl.types import Episode
 
 FILE, META = "main_data.hdf5", "metadata.json"
@@ -62,15 +63,15 @@ def read(
     folder = locate(path)
     file_path = folder / FILE
     sources.check_file(file_path)
-    findings: list[str] = []
+    findings: list[Finding] = []
     episodes: list[Episode] = []
     jpeg = bool(metadata.get("jpeg_encoding", False))
     if jpeg:
-        findings.append("images are JPEG-encoded: lossy")
+        findings.append(warning("jpeg", f"{file_path}: images are JPEG-encoded: lossy"))
     try:
         file = h5py.File(file_path, "r")
-    except OSError as error:
-        raise sources.explain(file_path, error) from error
+    except OSError as problem:
+        raise sources.explain(file_path, problem) from problem
     with file:
         names = [name for name in map(str, file) if name.startswith("episode_") and name[8:].isdigit()]
         if not names:
@@ -80,8 +81,7 @@ def read(
     for key in ("total_episodes", "total_steps"):
         found = len(episodes) if key == "total_episodes" else sum(len(e) for e in episodes)
         if key in metadata and metadata[key] != found:
-            findings.append(f"{META} says {key} {metadata[key]}, the data has {found}")
-    findings += sources.saturation(np.concatenate([e.action for e in episodes]))
+            findings.append(warning("metadata", f"{META} says {key} {metadata[key]}, the data has {found}"))
     io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
     return Logs(episodes, findings, io, {**metadata, "path": str(file_path), "format": "minari"})
 
@@ -89,7 +89,8 @@ def read(
 def write(path: str | Path, episodes: Sequence[Episode], *, dataset_id: str, **metadata: Any) -> None:
     """Write episodes as a dataset that Minari loads; images are stored as they are, not JPEG-encoded.
 
-    Episodes that neither terminated nor were truncated are marked as truncated, because Minari has no cut recordings.
+    Episodes that neither terminated nor were truncated are marked as truncated, because Minari has no cut recordings,
+    and by `infos/cut`; `infos/final_obs_valid` tells of last observations that were never recorded.
     `meta["columns"]`, proposals, interventions and stamps go to `infos`, whose first entry repeats the first step's.
 
     Args:
@@ -135,11 +136,17 @@ def _metadata(path: Path) -> dict[str, Any]:
         if (folder / META).is_file():
             try:
                 facts = json.loads((folder / META).read_text())
-            except ValueError as error:
-                raise ValueError(f"{folder / META} is no JSON ({error}); download the dataset again") from error
+            except ValueError as problem:
+                raise BadData(
+                    error("metadata", f"{folder / META} is no JSON ({problem})", "download the dataset again")
+                ) from problem
             if facts.get("data_format", "hdf5") != "hdf5":
-                raise ValueError(
-                    f"{folder} is in Minari's '{facts['data_format']}' format, expected 'hdf5'; convert it with minari"
+                raise BadData(
+                    error(
+                        "minari_arrow",
+                        f"{folder} is in Minari's '{facts['data_format']}' format, expected 'hdf5'",
+                        "convert it with minari",
+                    )
                 )
             return facts
     return {}
@@ -152,7 +159,7 @@ def _episode(
     decode: Callable[[bytes], np.ndarray] | None,
     infos: bool,
     allow_nan: bool,
-    findings: list[str],
+    findings: list[Finding],
 ) -> Episode:
     for key in ("observations", "actions", "rewards", "terminations", "truncations"):
         if key not in group:
@@ -161,39 +168,56 @@ def _episode(
     action = np.concatenate([_columns(a) for a in _flat(path, group["actions"], "action", decode).values()], 1)
     try:
         reward, terminated, truncated = (group[key][()] for key in ("rewards", "terminations", "truncations"))
-    except OSError as error:
-        raise sources.unreadable(path, name, error) from error
+    except OSError as problem:
+        raise sources.unreadable(path, name, problem) from problem
     steps = len(action)
-    for key, value, rows in (
-        ("rewards", reward, steps),
-        ("terminations", terminated, steps),
-        ("truncations", truncated, steps),
-        *((f"observations/{key}", value, steps + 1) for key, value in obs.items()),
-    ):
-        if len(value) != rows:
-            raise ValueError(f"{path}: {name}/{key} has {len(value)} rows, expected {rows} ({steps} actions)")
+    wrong = [
+        error("lengths", f"{path}: {name}/{key} has {len(value)} rows, expected {rows} ({steps} actions)")
+        for key, value, rows in (
+            ("rewards", reward, steps),
+            ("terminations", terminated, steps),
+            ("truncations", truncated, steps),
+            *((f"observations/{key}", value, steps + 1) for key, value in obs.items()),
+        )
+        if len(value) != rows
+    ]
+    if wrong:
+        raise BadData([*findings, *wrong])
     for key, value in (("rewards", reward), ("actions", action), *obs.items()):
-        line = sources.not_finite(path, f"{name}/{key}", value, np.zeros(1, np.int64))
+        line = sources.not_finite(path, f"{name}/{key}", value, np.zeros(1, np.int64), int(name[8:]))
         if line and not allow_nan:
-            raise ValueError(line)
+            raise BadData([*findings, line])
         if line:
             findings.append(line)
     early = int((terminated | truncated)[:-1].sum())
     if early:
-        findings.append(f"{name} has {early} ends before its last step: ignored")
+        message = f"{name} has {early} ends before its last step: ignored"
+        findings.append(warning("early_end", message, count=early, where=name))
     ended, stopped = (bool(steps and flags[-1]) for flags in (terminated, truncated))
     if ended and stopped:
-        findings.append(f"{name} is terminated and truncated at once: terminated wins")
+        message = f"{name} is terminated and truncated at once: terminated wins"
+        findings.append(warning("both_ends", message, where=name))
     meta: dict[str, Any] = {"id": int(group.attrs.get("id", name[8:]))}
     if "seed" in group.attrs:
         meta["seed"] = int(group.attrs["seed"])
     if "rewards_sum" in group.attrs and not np.isclose(float(group.attrs["rewards_sum"]), reward.sum(), atol=1e-3):
-        findings.append(
-            f"{name} says rewards_sum {group.attrs['rewards_sum']:.4g}, its rewards sum to {reward.sum():.4g}"
-        )
-    info = _flat(path, group["infos"], "info", decode) if "infos" in group else {}
+        said, found = float(group.attrs["rewards_sum"]), float(reward.sum())
+        message = f"{name} says rewards_sum {said:.4g}, its rewards sum to {found:.4g} (difference {found - said:.3g})"
+        findings.append(warning("metadata", message, where=name))
+    info = _flat(path, group["infos"], "info", decode, exact=True) if "infos" in group else {}
     columns = {key: value[1:] for key, value in info.items() if len(value) == steps + 1}
-    proposed, intervened = columns.pop("proposed", action), columns.pop("intervened", np.zeros(steps, bool))
+    kind = columns.pop("cut", None)
+    known = columns.pop("final_obs_valid", None)
+    if known is not None and steps and not known[-1]:
+        meta["final_obs_valid"] = False
+    if kind is not None and steps:
+        stopped = stopped and kind[-1] != 1
+        if kind[-1] == 2:
+            meta["cut"] = True
+    proposed, intervened = (
+        columns.pop("proposed", action).astype(np.float32),
+        columns.pop("intervened", np.zeros(steps, bool)),
+    )
     stamp = info["stamp"] if columns.pop("stamp", None) is not None else np.arange(steps + 1.0)
     if infos and columns:
         meta["columns"] = columns
@@ -210,24 +234,29 @@ def _episode(
     )
 
 
-def _flat(path: Path, item: Any, name: str, decode: Callable[[bytes], np.ndarray] | None) -> dict[str, np.ndarray]:
-    """Every array below an HDF5 item; the item itself is called `name`."""
+def _flat(
+    path: Path, item: Any, name: str, decode: Callable[[bytes], np.ndarray] | None, exact: bool = False
+) -> dict[str, np.ndarray]:
+    """Every array below an HDF5 item; the item itself is called `name`. float64 becomes float32 unless `exact`."""
     if isinstance(item, h5py.Group):
-        nested = {key: _flat(path, child, "", decode) for key, child in item.items()}
+        nested = {key: _flat(path, child, "", decode, exact) for key, child in item.items()}
         return {f"{k}/{sub}" if sub else k: v for k, inner in nested.items() for sub, v in inner.items()}
     try:
         value = item[()]
-    except OSError as error:
-        raise sources.unreadable(path, item.name, error) from error
+    except OSError as problem:
+        raise sources.unreadable(path, item.name, problem) from problem
     if h5py.check_vlen_dtype(item.dtype) == np.uint8:
         if decode is None:
-            raise ValueError(
-                f"{path}: {item.name} holds JPEG-encoded images; give `decode` (for example with PIL: "
-                "lambda data: numpy.asarray(Image.open(io.BytesIO(data)))), or write it with jpeg_encoding=False"
+            raise BadData(
+                error(
+                    "jpeg",
+                    f"{path}: {item.name} holds JPEG-encoded images; give `decode` (for example with PIL: "
+                    "lambda data: numpy.asarray(Image.open(io.BytesIO(data)))), or write it with jpeg_encoding=False",
+                )
             )
         value = np.stack([decode(bytes(row)) for row in value])
-    if value.dtype == np.float64:
-        value = value if name == "" and item.name.endswith("stamp") else value.astype(np.float32)
+    if value.dtype == np.float64 and not exact:
+        value = value.astype(np.float32)
     return {name: value}
 
 
@@ -265,6 +294,12 @@ def _write_episode(group: Any, number: int, episode: Episode, plain: bool) -> No
     group["actions"], group["rewards"] = episode.action, reward
     group["terminations"], group["truncations"] = ends
     columns = {"proposed": episode.proposed, "intervened": episode.intervened, **episode.meta.get("columns", {})}
+    # What the format itself cannot say.
+    cut = 2 if episode.meta.get("cut") else int(not (episode.terminated or episode.truncated))
+    if cut:
+        columns["cut"] = np.full(len(episode), cut, np.int8)
+    if not episode.meta.get("final_obs_valid", True):
+        columns["final_obs_valid"] = np.zeros(len(episode), bool)
     for key, value in columns.items():
         if len(episode):
             group[f"infos/{key}"] = np.concatenate((value[:1], value))

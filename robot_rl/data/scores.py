@@ -1,8 +1,10 @@
-"""D4RL's normalised scores and episode limits."""
+"""What is known of D4RL's tasks: normalised scores, episode limits, sizes, and when an episode really ends."""
 
 from __future__ import annotations
 
 import re
+
+import numpy as np
 
 # (pattern of the full dataset name, score 0, score 100); the first match counts.
 # Source: Farama-Foundation/D4RL d4rl/infos.py and d4rl/pointmaze/__init__.py (values; the same for all variants and
@@ -90,6 +92,50 @@ def normalized_std(name: str, std: float) -> float:
 def episode_limit(name: str) -> int | None:
     """Steps after which D4RL ends an episode, or None when the name says nothing about it."""
     return next((limit for pattern, limit in _LIMITS if re.match(pattern, _plain(name))), None)
+
+
+# Observation and action sizes of the benchmark's own data sets. Source: D4RL (recalled).
+_SIZES: tuple[tuple[str, int, int], ...] = (
+    (r"halfcheetah-", 17, 6),
+    (r"hopper-", 11, 3),
+    (r"walker2d-", 17, 6),
+    (r"antmaze-", 29, 8),
+    (r"ant-", 111, 8),
+    (r"maze2d-", 4, 2),
+    (r"pen-", 45, 24),
+    (r"hammer-", 46, 26),
+    (r"door-", 39, 28),
+    (r"relocate-", 39, 30),
+    (r"kitchen-", 60, 9),
+)
+_VARIANTS = r"(random|medium|expert|full|human|cloned|complete|partial|mixed|umaze|large|open|eval)"
+
+
+def sizes(name: str) -> tuple[int, int] | None:
+    """(observation, action) dimensions of a data set of the benchmark, or None for any other name."""
+    plain = _plain(name)
+    if not re.match(rf"[a-z0-9]+-{_VARIANTS}(-|$)", plain):
+        return None
+    return next(((obs, action) for pattern, obs, action in _SIZES if re.match(pattern, plain)), None)
+
+
+def terminates(name: str, state: np.ndarray) -> np.ndarray | None:
+    """(B,) bool: does the task end in these observations (B, S)? None when its rule is not known.
+
+    Source: the termination functions of the Gymnasium MuJoCo environments (v2 to v4).
+    """
+    plain, state = _plain(name), np.asarray(state)
+    finite = np.isfinite(state).all(1)
+    if plain.startswith("halfcheetah-"):
+        return np.zeros(len(state), bool)
+    if plain.startswith("hopper-") and state.shape[1] == 11:
+        small = (np.abs(state[:, 1:]) < 100).all(1)
+        return ~(finite & small & (state[:, 0] > 0.7) & (np.abs(state[:, 1]) < 0.2))
+    if plain.startswith("walker2d-") and state.shape[1] == 17:
+        return ~((state[:, 0] > 0.8) & (state[:, 0] < 2.0) & (np.abs(state[:, 1]) < 1.0))
+    if plain.startswith("ant-"):
+        return ~(finite & (state[:, 0] >= 0.2) & (state[:, 0] <= 1.0))
+    return None
 
 
 def _plain(name: str) -> str:

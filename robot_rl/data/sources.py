@@ -1,4 +1,4 @@
-"""What is wrong with a file, said so that its owner can mend it; shared by the readers of foreign formats."""
+"""What is wrong with a file of any format, said so that its owner can mend it; shared by the readers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
+from robot_rl.data.findings import BadData, Finding, error, warning
+
+LFS = b"version https://git-lfs"
+AGAIN = "download or copy it again"
+
 
 def check_file(path: Path) -> None:
     """Refuse what cannot be data before any library looks at it.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is a folder, empty, or a Git LFS pointer.
+        BadData: it is a folder, empty, or a Git LFS pointer.
     """
     if not path.exists():
         near = difflib.get_close_matches(
@@ -24,50 +29,57 @@ def check_file(path: Path) -> None:
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise FileNotFoundError(f"{path} does not exist{hint}")
     if path.is_dir():
-        raise ValueError(f"{path} is a folder, expected a file")
+        raise BadData(error("folder", f"{path} is a folder, expected a file"))
     size = path.stat().st_size
     if size == 0:
-        raise ValueError(f"{path} is empty; download or copy it again")
+        raise BadData(error("empty_file", f"{path} is empty", AGAIN))
     with open(path, "rb") as file:
-        if file.read(40).startswith(b"version https://git-lfs"):
-            raise ValueError(f"{path} is a Git LFS pointer ({size} bytes), not data; run: git lfs pull")
+        if file.read(40).startswith(LFS):
+            raise BadData(
+                error("lfs_pointer", f"{path} is a Git LFS pointer ({size} bytes), not data: run git lfs pull")
+            )
 
 
-def explain(path: Path, error: Exception) -> ValueError:
+def explain(path: Path, problem: Exception) -> BadData:
     """The HDF5 library's complaint as a sentence."""
-    text = str(error)
+    text = str(problem)
     cut = re.search(r"truncated file: eof = (\d+).*stored_eof = (\d+)", text)
     if cut:
-        return ValueError(f"{path} is cut short: {int(cut[1]):,} of {int(cut[2]):,} bytes; download or copy it again")
+        return BadData(error("cut_short", f"{path} is cut short: {int(cut[1]):,} of {int(cut[2]):,} bytes", AGAIN))
     if "signature not found" in text:
-        return ValueError(f"{path} is not an HDF5 file; name a D4RL or Minari file, or a folder of recordings")
-    return ValueError(f"{path} cannot be read: {text}")
+        return BadData(
+            error("not_hdf5", f"{path} is not an HDF5 file", "name a D4RL, Minari or robomimic file, or another format")
+        )
+    return BadData(error("unreadable", f"{path} cannot be read: {text}", AGAIN))
 
 
-def unreadable(path: Path, key: str, error: Exception) -> ValueError:
+def unreadable(path: Path, key: str, problem: Exception) -> BadData:
     """A dataset that is listed but does not come out."""
-    return ValueError(
-        f"{path}: key '{key}' cannot be read ({error}); the file is damaged there, download or copy it again"
+    return BadData(
+        error("damaged", f"{path}: key '{key}' cannot be read ({problem}); the file is damaged there", AGAIN)
     )
 
 
-def missing_key(path: Path, key: str, present: Iterable[str]) -> ValueError:
+def missing_key(path: Path, key: str, present: Iterable[str]) -> BadData:
     """A required key that is not there."""
     present = sorted(present)
     near = difflib.get_close_matches(key, present, n=1, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    hint = f"did you mean '{near[0]}'?" if near else ""
     shown = ", ".join(present[:20]) + (" ..." if len(present) > 20 else "")
-    return ValueError(f"{path}: key '{key}' is missing; the file has: {shown or 'nothing'}{hint}")
+    return BadData(
+        error("missing_key", f"{path}: key '{key}' is missing; the file has: {shown or 'nothing'}", hint, where=key)
+    )
 
 
-def not_finite(path: Path, key: str, value: np.ndarray, starts: np.ndarray) -> str | None:
-    """A line about NaN and infinity with the first five places; None when all is finite.
+def not_finite(path: Path, key: str, value: np.ndarray, starts: np.ndarray, first: int = 0) -> Finding | None:
+    """A finding about NaN and infinity with the first five places; None when all is finite.
 
     Args:
         path: the file.
         key: which data.
         value: (N, ...).
         starts: first row of every episode, increasing.
+        first: number of the first of these episodes.
     """
     if value.dtype.kind != "f" or np.isfinite(value).all():
         return None
@@ -77,25 +89,56 @@ def not_finite(path: Path, key: str, value: np.ndarray, starts: np.ndarray) -> s
         episode = int(np.searchsorted(starts, place[0], "right") - 1)
         inside = ", ".join(str(int(i)) for i in place[1:])
         places.append(
-            f"episode {episode} step {place[0] - starts[episode]}" + (f" component {inside}" if inside else "")
+            f"episode {first + episode} step {place[0] - starts[episode]}" + (f" component {inside}" if inside else "")
         )
-    return (
+    return error(
+        "not_finite",
         f"{path}: '{key}' has {len(bad)} values that are not finite: {'; '.join(places)}"
-        f"{' ...' if len(bad) > 5 else ''}; drop those episodes or repair the source"
+        f"{' ...' if len(bad) > 5 else ''}",
+        "drop those episodes (drop_bad_episodes=true) or repair the source",
+        count=len(bad),
+        where=places[0],
     )
 
 
-def saturation(action: np.ndarray) -> list[str]:
-    """Findings about actions (N, A) against [-1, 1]."""
+def saturation(action: np.ndarray, name: str = "") -> list[Finding]:
+    """Findings about actions (N, A) against [-1, 1]: a few slightly outside are warned of, many are an error.
+
+    Args:
+        action: the actions.
+        name: of the environment, for the message.
+    """
     size = np.abs(np.nan_to_num(action, posinf=0.0, neginf=0.0))
     outside = size > 1.0 + 1e-6
-    lines = []
+    findings = []
     if outside.any():
-        lines.append(
-            f"{outside.mean():.1%} of the action components lie outside [-1, 1], worst {size.max():.3g} "
-            "(often logged before clipping): clip or rescale them"
+        worst = float(np.nan_to_num(action, posinf=0.0, neginf=0.0).reshape(-1)[int(np.argmax(size))])
+        few = outside.mean() < 0.01 and abs(worst) - 1.0 < 0.1
+        share = outside.mean()
+        row = int(np.argwhere(outside)[0][0])
+        findings.append(
+            (warning if few else error)(
+                "action_bounds",
+                f"{share:.0%} of {name + ' ' if name else ''}action components lie outside [-1, 1], worst {worst:.3g} "
+                "(logged before clipping, or in physical units)"
+                if share >= 0.01
+                else f"{share:.2%} of the action components lie outside [-1, 1], worst {worst:.3g}",
+                "action=clip (simulators clip anyway) or action=rescale",
+                count=int(outside.sum()),
+                where=f"row {row}",
+            )
         )
     bound = np.abs(size - 1.0) < 1e-3
-    if bound.mean() > 0.5:
-        lines.append(f"{bound.mean():.0%} of the action components lie at the bounds: possibly saturated or discrete")
-    return lines
+    whole = bool(len(action)) and bool((action == np.round(action)).all()) and bool(np.ptp(action))
+    if bound.mean() > 0.5 or whole:
+        findings.append(
+            warning(
+                "action_discrete",
+                f"{bound.mean():.0%} of the action components lie at the bounds: possibly saturated or discrete"
+                if not whole
+                else "every action component is a whole number: possibly discrete",
+                "check what was logged as the action",
+                count=int(bound.sum()),
+            )
+        )
+    return findings

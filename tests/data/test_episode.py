@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.data.episode import OUTSIDE, EpisodeBuilder, concat, episode_from_columns, problems, split
+from robot_rl.data.episode import EpisodeBuilder, concat, episode_from_columns, split
 from robot_rl.types import Episode, Step
 
 
@@ -130,17 +130,3 @@ def test_episode_from_columns_without_final_observation_says_so() -> None:
     )
     assert episode.meta["final_obs_valid"] is False
     assert episode.obs["state"].shape == (3, 1)
-
-
-def test_problems_name_kind_and_place() -> None:
-    episode = whole()
-    assert problems(episode) == {}
-    episode.obs["state"][3, 1] = np.inf
-    episode.action[2] = 3.0
-    episode.stamp[4] = episode.stamp[3]
-    episode.meta["columns"]["level"] = np.arange(2)
-    found = problems(episode)
-    assert found["obs['state'] is not finite"] == "1 values, first at step 3"
-    assert found[OUTSIDE].endswith("worst 3")
-    assert found["stamp does not increase"] == "1 places, first after step 3"
-    assert "column 'level' has the wrong length" in found

@@ -80,7 +80,8 @@ def test_info_reports_what_looks_wrong_and_changes_nothing(tmp_path: Path, kind:
     for line in (
         "1 episodes are exact copies",
         "outside [-1, 1], worst 2.5",
-        "1 values, first at step 2",
+        "1 values",
+        "episode 2 step 2",
         "1 episodes have one step",
         "never change: [1]",
     ):

@@ -75,7 +75,7 @@ def test_store_episodes_come_back_exactly(store: Store) -> None:
 
 
 def test_store_proposals_appear_from_the_first_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("robot_rl.data.store._CHUNK", 1)  # every episode is a chunk of its own
+    monkeypatch.setattr("robot_rl.data.store_write.CHUNK", 1)  # every episode is a chunk of its own
     plain, other = episode(1, 3), episode(2, 2, proposed=np.full((2, 1), 0.5, np.float32))
     store = write_store(tmp_path / "s", [plain, other, plain])
     assert store.column("proposed")[:, 0].tolist() == pytest.approx([0.1, 0.101, 0.102, 0.5, 0.5, 0.1, 0.101, 0.102])

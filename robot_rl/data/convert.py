@@ -1,0 +1,119 @@
+"""Validate a log, and convert it: everything that was found is told, and only what was asked for is repaired."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from robot_rl.data import checks, formats, repairs
+from robot_rl.data.episode import Logs
+from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors
+from robot_rl.data.repairs import Repairs
+
+
+def examine(path: str | os.PathLike[str], *, batch: int = 256, **options: Any) -> tuple[Logs | None, list[Finding]]:
+    """Read a log and list everything that looks wrong; nothing is raised for bad data, and nothing is changed.
+
+    Args:
+        path: file or folder.
+        batch: rows per training batch.
+        options: for the format's reader.
+
+    Returns:
+        The log, or None when it cannot be read, and the findings.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: an option is wrong.
+        ImportError: a package is missing.
+    """
+    try:
+        logs = formats.load(path, **{"allow_nan": True, **options})
+    except BadData as bad:
+        return None, bad.findings
+    except OSError as problem:
+        if isinstance(problem, FileNotFoundError):
+            raise
+        return None, [error("unreadable", f"{path} cannot be read: {problem}")]
+    limit = options.get("episode_length")
+    found = [*logs.findings, *checks.check(logs, batch=batch, limit=limit)]
+    if logs.meta["format"] == "store":
+        from robot_rl.data.store import open_store
+
+        try:
+            open_store(path).verify()
+        except ValueError as problem:
+            found.append(error("damaged", str(problem)))
+    return logs, found
+
+
+def validate(path: str | os.PathLike[str], *, batch: int = 256, **options: Any) -> list[Finding]:
+    """Findings about a log, worst first; see `examine`."""
+    logs, found = examine(path, batch=batch, **options)
+    if logs is None and found and {f.case for f in found if f.severity == "error"} == {"no_map"}:
+        # The file itself is sound: what is missing is the reader's wish.
+        found = [note("no_map", str(f)) if f.case == "no_map" else f for f in found]
+    order = {"error": 0, "warning": 1, "note": 2}
+    return sorted(found, key=lambda item: order[item.severity])
+
+
+def convert(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    to: str | None = None,
+    mend: Repairs | None = None,
+    **options: Any,
+) -> list[Finding]:
+    """Write a log in another format.
+
+    Args:
+        path: file or folder.
+        out: what to write; must not exist.
+        to: one of `formats.WRITERS`; by the name of `out` when None.
+        mend: repairs to make.
+        options: for the reader.
+
+    Returns:
+        What was found and done.
+
+    Raises:
+        FileExistsError: `out` exists.
+        BadData: the log cannot be read, or has errors that no requested repair mends; nothing is written.
+        ValueError: an option is wrong, or the format cannot hold the data.
+    """
+    out, mend = Path(out), mend or Repairs()
+    if out.exists():
+        raise FileExistsError(f"{out} exists already; choose another name or remove it first (nothing is overwritten)")
+    to = to or formats.guess_writer(out)
+    if to not in formats.WRITERS:
+        raise ValueError(f"to is '{to}', expected one of {', '.join(formats.WRITERS)}")
+    logs = formats.load(path, **{"allow_nan": True, "infos": True, **options})
+    read = [f for f in logs.findings if f.case != "not_finite"]  # the check below tells what is left of them
+    mended, done = repairs.apply(replace(logs, findings=[]), mend)
+    left = checks.check(mended)
+    if mend.action == "keep":
+        left = [replace(f, severity="warning", repair="") if f.case == "action_bounds" else f for f in left]
+    if mend.trust_terminals:
+        left = [f for f in left if f.case != "timeout_as_terminal"]
+    findings = [*read, *done, *left]
+    stop_on_errors(findings)
+    facts = {key: logs.meta[key] for key in ("name", "rewards", "shuffled", "robot") if logs.meta.get(key) is not None}
+    source = Path(path)
+    formats.write(
+        out,
+        replace(mended, findings=findings),
+        to,
+        **({"sources": _files(source), "origin": logs.meta["format"], **facts} if to == "store" else {}),
+    )
+    return findings
+
+
+def _files(source: Path) -> list[Path]:
+    """The files that a conversion read, up to a hundred; beyond that the folder alone is named."""
+    if source.is_file():
+        return [source]
+    files = sorted(p for p in source.rglob("*") if p.is_file())
+    return files if len(files) <= 100 else [source]

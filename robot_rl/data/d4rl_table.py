@@ -1,0 +1,236 @@
+"""The per-step columns of a D4RL file, with their shapes put right, before anything is known of episodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from robot_rl.data import sources
+from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
+
+REQUIRED = ("observations", "actions", "rewards", "terminals")
+_FLAGS = ("terminals", "timeouts")
+_CHUNK = 1 << 26
+
+
+@dataclass
+class Table:
+    """The per-step columns of a file, all with the same number of rows.
+
+    Attributes:
+        path: the file.
+        column: name -> (N, ...).
+        findings: so far.
+        lost: (N,) bool, rows that could not be read (salvage), or None.
+        final: (E, S) final observations where `observations` holds T + 1 rows per episode, else None.
+    """
+
+    path: Path
+    column: dict[str, np.ndarray]
+    findings: list[Finding]
+    lost: np.ndarray | None = None
+    final: np.ndarray | None = None
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self.column[key]
+
+    def __len__(self) -> int:
+        return len(self.column["actions"])
+
+
+def load(path: Path, infos: bool, *, salvage: bool = False, spool: Path | None = None) -> Table:
+    """Read the columns; everything that is wrong with keys, lengths and shapes is collected before giving up.
+
+    Args:
+        path: the HDF5 file.
+        infos: also `infos/*`.
+        salvage: go on where chunks cannot be decompressed; their rows are marked in `lost`.
+        spool: folder for columns as mapped files instead of memory.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadData: it cannot be read; holds all findings.
+    """
+    sources.check_file(path)
+    findings: list[Finding] = []
+    column: dict[str, np.ndarray] = {}
+    holes: list[tuple[int, int]] = []
+    try:
+        file = h5py.File(path, "r")
+    except OSError as problem:
+        raise sources.explain(path, problem) from problem
+    with file:
+        present = _present(file)
+        for key in REQUIRED:
+            if key not in present:
+                findings += sources.missing_key(path, key, present).findings
+        wanted = [key for key in (*REQUIRED, "timeouts", "next_observations") if key in present]
+        wanted += [key for key in ("infos/cut", "infos/final_obs_valid") if key in present and not infos]
+        if infos:
+            wanted += [key for key in present if key.startswith("infos/")]
+        for key in wanted:
+            try:
+                column[key] = _read(present[key], spool, key)
+            except OSError as problem:
+                got, bad, findings_here = _by_chunk(path, key, present[key][0], problem, salvage)
+                findings += findings_here
+                if got is not None:
+                    column[key], holes = got, holes + bad
+    if all(key in column for key in REQUIRED):
+        table = Table(path, column, findings)
+        _shapes(table)
+        if not any(item.severity == "error" for item in findings):
+            _types(table, spool)
+            if holes:
+                table.lost = np.zeros(len(table), bool)
+                for begin, end in holes:
+                    table.lost[begin:end] = True
+            return table
+    stop_on_errors(findings)
+    raise BadData(error("unreadable", f"{path} cannot be read", sources.AGAIN))
+
+
+def _present(file: h5py.File) -> dict[str, list[h5py.Dataset]]:
+    """Key -> its parts: one, or several where the file is chunked into virtual/<k>/<key>."""
+    parts: dict[str, dict[int, h5py.Dataset]] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if not isinstance(item, h5py.Dataset) or name.startswith("metadata/"):  # metadata is never per step
+            return
+        number = 0
+        if name.startswith("virtual/"):
+            _, text, rest = name.split("/", 2)
+            if not text.isdigit():
+                return
+            number, name = int(text), rest
+        parts.setdefault(name, {})[number] = item
+
+    file.visititems(visit)
+    return {key: [found[i] for i in sorted(found)] for key, found in parts.items()}
+
+
+def _read(parts: list[h5py.Dataset], spool: Path | None, key: str) -> np.ndarray:
+    if len(parts) == 1 and (spool is None or parts[0].ndim == 0):
+        return np.asarray(parts[0][()])
+    rows = sum(len(part) for part in parts)
+    shape, dtype = (rows, *parts[0].shape[1:]), parts[0].dtype
+    if spool is None:
+        return np.concatenate([part[()] for part in parts])
+    target = np.memmap(spool / f"{key.replace('/', '.')}.raw", dtype, "w+", shape=shape)
+    at = 0
+    for part in parts:
+        step = max(1, _CHUNK // max(1, int(np.prod(part.shape[1:])) * dtype.itemsize))
+        for begin in range(0, len(part), step):
+            rows_here = part[begin : begin + step]
+            target[at : at + len(rows_here)] = rows_here
+            at += len(rows_here)
+    return target
+
+
+def _by_chunk(
+    path: Path, key: str, dataset: h5py.Dataset, problem: Exception, salvage: bool
+) -> tuple[np.ndarray | None, list[tuple[int, int]], list[Finding]]:
+    """Read chunk by chunk to tell which rows are damaged: (column with holes or None, holes, findings)."""
+    if not dataset.chunks or dataset.ndim == 0:
+        return None, [], sources.unreadable(path, key, problem).findings
+    value = np.zeros(dataset.shape, dataset.dtype)
+    if value.dtype.kind == "f":
+        value[...] = np.nan
+    holes: list[tuple[int, int]] = []
+    step = dataset.chunks[0]
+    for begin in range(0, len(dataset), step):
+        end = min(begin + step, len(dataset))
+        try:
+            value[begin:end] = dataset[begin:end]
+        except OSError:
+            if holes and holes[-1][1] == begin:
+                holes[-1] = (holes[-1][0], end)
+            else:
+                holes.append((begin, end))
+    rows = ", ".join(f"{a:,}–{b - 1:,}" for a, b in holes[:5]) + (" ..." if len(holes) > 5 else "")
+    message = f"{path}: key '{key}' cannot be read: rows {rows} cannot be decompressed"
+    count = sum(b - a for a, b in holes)
+    if salvage:
+        kept = "; whole episodes outside them are kept (salvage)"
+        return value, holes, [warning("damaged_chunk", message + kept, count=count, where=f"row {holes[0][0]}")]
+    repair = "salvage=true keeps the whole episodes outside them; better, download or copy the file again"
+    return None, [], [error("damaged_chunk", message, repair, count=count, where=f"row {holes[0][0]}")]
+
+
+def _shapes(table: Table) -> None:
+    column, findings, path = table.column, table.findings, table.path
+    for key in ("rewards", *_FLAGS):
+        if key in column and column[key].ndim == 2 and column[key].shape[1] == 1:
+            column[key] = column[key][:, 0]
+            findings.append(warning("squeezed", f"{key} has shape (N, 1): read as (N,)"))
+    rows = len(np.atleast_1d(column["actions"]))
+    if not rows:
+        findings.append(error("no_rows", f"{path} has no rows", sources.AGAIN))
+        return
+    for key in list(column):
+        found = len(np.atleast_1d(column[key]))
+        if column[key].ndim and found == rows:
+            if key.startswith("infos/"):
+                continue
+            if column[key].ndim != (2 if key.endswith(("observations", "actions")) else 1):
+                shape = tuple(column[key].shape)
+                findings.append(
+                    error("shape", f"{path}: '{key}' has shape {shape}, expected one row or number per step")
+                )
+            continue
+        if key.startswith("infos/"):
+            del column[key]
+            findings.append(note("no_step_column", f"{key} is no per-step column: left out"))
+        elif key == "observations" and _split_finals(table):
+            continue
+        else:
+            findings.append(
+                error(
+                    "lengths",
+                    f"{path}: '{key}' has {found:,} rows, 'actions' has {rows:,}",
+                    "the columns do not belong together; write the file again",
+                    count=abs(found - rows),
+                )
+            )
+
+
+def _split_finals(table: Table) -> bool:
+    """Observations with T + 1 rows per episode: take the final ones apart, if that fits every episode."""
+    column = table.column
+    obs, rows = column["observations"], len(column["actions"])
+    if obs.ndim != 2 or any(key in column and len(column[key]) != rows for key in _FLAGS):
+        return False
+    ends = column["terminals"].astype(bool).copy()
+    if "timeouts" in column:
+        ends |= column["timeouts"].astype(bool)
+    ends[-1] = True
+    last = np.flatnonzero(ends)
+    if len(obs) != rows + len(last):
+        return False
+    final = last + 1 + np.arange(len(last))
+    keep = np.ones(len(obs), bool)
+    keep[final] = False
+    table.final, column["observations"] = obs[final].astype(np.float32), obs[keep]
+    table.findings.append(
+        warning(
+            "final_rows",
+            f"observations has {len(obs):,} rows for {rows:,} actions: one more for each of the {len(last):,} "
+            "episodes, read as their final observations",
+            count=len(last),
+        )
+    )
+    return True
+
+
+def _types(table: Table, spool: Path | None) -> None:
+    column = table.column
+    for key in _FLAGS:
+        if key in column:
+            column[key] = column[key].astype(bool)
+    for key in ("observations", "actions", "rewards", "next_observations"):
+        if key in column and column[key].dtype != np.float32:
+            column[key] = column[key].astype(np.float32)

@@ -1,0 +1,214 @@
+"""Which format a log is in, and its reader and writer."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from robot_rl.data import sources
+from robot_rl.data.episode import Logs, unnamed_io
+from robot_rl.data.findings import BadData, error, note, warning
+from robot_rl.types import IOSpec
+
+# format -> module of its reader
+_READERS = {
+    "d4rl": "d4rl",
+    "minari": "minari",
+    "robomimic": "robomimic",
+    "lerobot": "lerobot",
+    "rosbag": "rosbag",
+    "csv": "tables",
+    "npz": "npz",
+}
+FORMATS = (*_READERS, "recording", "store")
+WRITERS = ("store", "d4rl", "minari", "lerobot", "recording")
+
+
+def detect(path: str | os.PathLike[str]) -> str:
+    """Which of `FORMATS` a file or folder is in.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        BadData: it is none of them, or a Git LFS pointer.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _folder(path)
+    sources.check_file(path)
+    name = path.name.lower()
+    if name.endswith((".csv", ".csv.gz")):
+        return "csv"
+    by_suffix = {".episodes": "recording", ".npz": "npz", ".pkl": "npz", ".pickle": "npz", ".mcap": "rosbag"}
+    by_suffix |= {".db3": "rosbag"}
+    if path.suffix in by_suffix:
+        return by_suffix[path.suffix]
+    if path.suffix == ".parquet":
+        raise BadData(error("unknown_format", f"{path} is one file of a data set", "name the folder that holds meta/"))
+    if name == "main_data.hdf5":
+        return "minari"
+    return "robomimic" if _is_robomimic(path) else "d4rl"
+
+
+def _folder(path: Path) -> str:
+    if (path / "meta.json").is_file() and (path / "episodes.jsonl").is_file():
+        return "store"
+    if any(path.glob("segment-*.episodes")):
+        return "recording"
+    if (path / "meta").is_dir() and (path / "meta/info.json").exists():
+        return "lerobot"
+    if any(
+        (folder / name).exists() for folder in (path, path / "data") for name in ("metadata.json", "main_data.hdf5")
+    ):
+        return "minari"
+    if any(path.glob("*.mcap")) or any(path.glob("*.db3")) or (path / "metadata.yaml").is_file():
+        return "rosbag"
+    if any(path.rglob("*.csv")) or any(path.rglob("*.csv.gz")):
+        return "csv"
+    raise BadData(
+        error(
+            "unknown_format",
+            f"{path} holds no log that can be read, expected segment-*.episodes (our recordings), meta.json (a store), "
+            "data/main_data.hdf5 (Minari), meta/info.json (LeRobot), metadata.yaml (rosbag2) or .csv files",
+            "for D4RL, robomimic, NPZ and pickles name the file itself",
+        )
+    )
+
+
+def _is_robomimic(path: Path) -> bool:
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            group = file.get("data")
+            return isinstance(group, h5py.Group) and any(name.startswith("demo") for name in group)
+    except OSError:
+        return False  # the D4RL reader says what is wrong
+
+
+def load(path: str | os.PathLike[str], **options: Any) -> Logs:
+    """Read a log of any known format.
+
+    Args:
+        path: file or folder.
+        options: for its reader; those that are None are left at their defaults.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        BadData: it cannot be read; says why.
+        ValueError: the format's reader has no such option.
+    """
+    path, kind = Path(path), detect(path)
+    options = {key: value for key, value in options.items() if value is not None}
+    if kind in _READERS:
+        read = importlib.import_module(f"robot_rl.data.{_READERS[kind]}").read
+        return read(path, **_fitting(kind, read, options))
+    _fitting(kind, None, options)
+    return _recording(path) if kind == "recording" else _store(path)
+
+
+def _fitting(kind: str, read: Callable[..., Logs] | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The options, or an error about one that this format does not have; what is off everywhere is passed over."""
+    parameters = inspect.signature(read).parameters if read is not None else {}
+    known = [name for name, p in parameters.items() if name != "path" and p.kind is not p.VAR_KEYWORD]
+    unknown = [key for key, value in options.items() if key not in known and value is not False]
+    harmless = ("allow_nan", "infos", "spool")
+    unknown = [key for key in unknown if key not in harmless]
+    if unknown:
+        listed = ", ".join(sorted(set(known) - {"allow_nan", "decode", "spool"})) or "none"
+        raise ValueError(f"{unknown[0]}: data in the format '{kind}' has no such option; it has {listed}")
+    return {key: value for key, value in options.items() if key in known}
+
+
+def _recording(path: Path) -> Logs:
+    from robot_rl.data.recorder import Recording
+
+    folder = path if path.is_dir() else path.parent
+    recording = Recording(folder)
+    findings = [
+        warning(
+            "torn",
+            f"{file.name}: {size:,} bytes at {offset:,} are an episode that was never completed: passed over",
+            where=file.name,
+        )
+        for file, offset, size in recording.torn
+    ]
+    episodes = []
+    for i in range(len(recording)):
+        try:
+            episodes.append(recording[i])
+        except ValueError as problem:
+            findings.append(error("damaged", str(problem), "copy the recording again", where=f"episode {i}"))
+    if not episodes:
+        raise BadData([*findings, error("no_rows", f"{folder} has no complete episode")])
+    io = episodes[0].meta.get("io")
+    if not isinstance(io, IOSpec):
+        io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], 20.0)
+    return Logs(episodes, list(findings), io, {"path": str(folder), "format": "recording"})
+
+
+def _store(path: Path) -> Logs:
+    from robot_rl.data.store import open_store
+
+    try:
+        store = open_store(path)
+    except ValueError as problem:
+        raise BadData(error("damaged", str(problem))) from problem
+    facts = {"path": str(path), "format": "store", "name": store.meta.get("name", path.stem)}
+    findings = [note("conversion", line) for line in store.report]
+    return Logs(list(store.episodes()), findings, store.io, facts)
+
+
+def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> None:
+    """Write episodes in one of `WRITERS`.
+
+    Args:
+        path: the file or folder.
+        logs: what to write.
+        to: the format.
+        facts: "sources" and further entries for a store's meta.json.
+
+    Raises:
+        ValueError: there is no such writer, or the format cannot hold the data.
+    """
+    path = Path(path)
+    if to == "store":
+        from robot_rl.data.store import write_store
+
+        made_of = facts.pop("sources", ())
+        report = [str(item) for item in logs.findings]
+        write_store(path, logs.episodes, io=logs.io, report=report, sources=made_of, facts=facts)
+    elif to == "d4rl":
+        from robot_rl.data import d4rl
+
+        d4rl.write(path, logs.episodes)
+    elif to == "minari":
+        from robot_rl.data import minari
+
+        minari.write(path, logs.episodes, dataset_id=path.name)
+    elif to == "lerobot":
+        from robot_rl.data import lerobot_write
+
+        lerobot_write.write(path, logs.episodes, io=logs.io)
+    elif to == "recording":
+        from dataclasses import replace
+
+        from robot_rl.data.recorder import Recorder
+
+        with Recorder(path) as recorder:
+            for episode in logs.episodes:
+                recorder.append(replace(episode, meta={**episode.meta, "io": logs.io}))
+    else:
+        raise ValueError(f"to is '{to}', expected one of {', '.join(WRITERS)}")
+
+
+def guess_writer(path: str | os.PathLike[str]) -> str:
+    """Format of an output by its name: .hdf5 is D4RL, <name>-v<k> Minari, everything else a store."""
+    path = Path(path)
+    if path.suffix in (".hdf5", ".h5"):
+        return "d4rl"
+    head, _, version = path.name.rpartition("-v")
+    return "minari" if head and version.isdigit() else "store"

@@ -1,0 +1,450 @@
+"""LeRobot data sets, v2.1 (one parquet per episode) and v3.0 (many episodes per file): reader.
+
+Row t holds the observation and the action commanded at t; the observation after the last action is not there (unless a
+data set of ours kept it). There is no reward: say where it comes from with `reward`. An end is a true one only where
+success says so; `next.done` marks time limits too and is not believed alone.
+
+Source: huggingface/lerobot, dataset formats v2.1 and v3.0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from robot_rl import extras
+from robot_rl.data import sources, video
+from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
+from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
+from robot_rl.types import Episode, IOSpec
+
+INFO = "meta/info.json"
+_INDEX = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+_STAMP_TOLERANCE = 1e-4
+
+
+@dataclass
+class _Set:
+    """What meta/ says, and what was found."""
+
+    root: Path
+    info: dict[str, Any]
+    version: str
+    tasks: dict[int, str] = field(default_factory=dict)
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # by episode_index
+    findings: list[Finding] = field(default_factory=list)
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    reward: Literal["none", "column", "success_at_end"] = "none",
+    videos: bool = False,
+    image_size: Sequence[int] | None = None,
+    infos: bool = False,
+    salvage: bool = False,
+    **_: Any,
+) -> Logs:
+    """Read a data set.
+
+    Args:
+        path: its folder.
+        reward: "none": zeros, for cloning; "column": `next.reward`; "success_at_end": 1 on the last step of every
+            episode that succeeded (`next.success`; where nothing says so all count as demonstrations that did), which
+            then is a terminal.
+        videos: also decode the cameras, as "image.<camera>".
+        image_size: (height, width) to scale frames to.
+        infos: also further numeric columns, into `meta["columns"]`.
+        salvage: leave out episodes whose file cannot be read, and number the others anew.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        BadData: it is no data set, episodes have gaps, files cannot be read; with the remedy.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root} does not exist; expected the folder of a LeRobot data set")
+    if reward not in ("none", "column", "success_at_end"):
+        raise ValueError(f"reward is '{reward}', expected none, column or success_at_end")
+    data = _meta(root)
+    tables = _tables_v3(data, salvage) if data.version.startswith("v3") else _tables_v2(data, salvage)
+    stop_on_errors(data.findings)
+    if not tables:
+        raise BadData([*data.findings, error("no_rows", f"{root} holds no episode")])
+    cameras = [key for key, item in data.info["features"].items() if item["dtype"] in ("video", "image")]
+    if cameras and not videos:
+        names = ", ".join(c.removeprefix("observation.images.") for c in cameras)
+        data.findings.append(note("videos", f"{len(cameras)} cameras left out ({names}): videos=true decodes them"))
+    _check_rows(data, tables)
+    stop_on_errors(data.findings)
+    episodes = []
+    for number, table in tables.items():
+        images = _images(data, number, len(table["action"]), cameras, image_size) if videos else {}
+        episodes.append(_episode(data, number, table, images, reward, infos))
+    stop_on_errors(data.findings)
+    _reward_facts(data, episodes, reward)
+    lag = action_lag(episodes)
+    if lag is not None:
+        data.findings.append(note("lag", f"states follow actions by {lag} rows ({lag / data.info['fps']:.3g} s)"))
+    facts = {
+        "path": str(root),
+        "format": "lerobot",
+        "version": data.version,
+        "name": root.name,
+        "robot": data.info.get("robot_type"),
+        "rewards": reward,
+    }
+    return Logs(episodes, data.findings, _io(data, episodes[0]), facts)
+
+
+def action_lag(episodes: Sequence[Episode], most: int = 30) -> int | None:
+    """Rows k by which the state follows the action: argmin of mean |a_t - s_(t+k)|.
+
+    None where state and action have different sizes, or no lag stands out (less than 5 % better than none).
+    """
+    first = episodes[0]
+    if "state" not in first.obs or first.obs["state"].shape[1:] != first.action.shape[1:]:
+        return None
+    if len(first.obs) == 0:
+        return None
+    total, count = np.zeros(most + 1), np.zeros(most + 1)
+    for episode in episodes[:50]:
+        state = episode.obs["state"][: len(episode)]
+        for k in range(min(most + 1, len(episode))):
+            total[k] += np.abs(episode.action[: len(episode) - k] - state[k:]).sum()
+            count[k] += len(episode) - k
+    mean = np.where(count > 0, total / np.maximum(count, 1), np.inf)
+    best = int(np.argmin(mean))
+    return best if best and mean[best] < 0.95 * mean[0] else None
+
+
+def _meta(root: Path) -> _Set:
+    try:
+        info = json.loads((root / INFO).read_text())
+        data = _Set(root, info, str(info["codebase_version"]))
+        for key in ("fps", "features", "data_path"):
+            info[key]
+    except (OSError, ValueError, KeyError) as problem:
+        raise BadData(error("metadata", f"{root / INFO} cannot be used: {problem!r}", sources.AGAIN)) from problem
+    if not data.version.startswith(("v2.", "v3.")):
+        raise BadData(
+            error(
+                "version",
+                f"{root} is of LeRobot version {data.version}, known are v2.x and v3.x",
+                "convert it with lerobot",
+            )
+        )
+    if data.version.startswith("v3"):
+        files = sorted((root / "meta/episodes").rglob("*.parquet"))
+        rows = [row for file in files for row in _parquet(file, "episodes of its list").to_pylist()]
+        tasks = root / "meta/tasks.parquet"
+        if tasks.is_file():
+            for row in _parquet(tasks, "the list of tasks").to_pylist():
+                text = row.get("task", row.get("__index_level_0__", ""))
+                data.tasks[int(row["task_index"])] = str(text)
+    else:
+        rows = _lines(root / "meta/episodes.jsonl")
+        data.tasks = {int(r["task_index"]): str(r["task"]) for r in _lines(root / "meta/tasks.jsonl")}
+    data.rows = {int(row["episode_index"]): row for row in rows}
+    numbers = [int(row["episode_index"]) for row in rows]
+    if numbers != list(range(len(numbers))):
+        first = next(i for i, n in enumerate(numbers) if n != i)
+        known = len(numbers) - 1
+        message = f"{root}: episode_index is not 0 ... {known}: row {first} of the list is episode {numbers[first]}"
+        repair = "every later episode would get another one's video; export the data set again (lerobot-edit-dataset)"
+        data.findings.append(error("index_gap", message, repair, where=f"row {first}"))
+    return data
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def _parquet(path: Path, what: str) -> Any:
+    sources.check_file(path)
+    parquet = extras.require("pyarrow.parquet", extra="logs")
+    try:
+        return parquet.read_table(path)
+    except (OSError, ValueError) as problem:  # pyarrow's errors derive from these
+        text = "its footer is missing, so it is cut short" if "footer" in str(problem) else str(problem)
+        raise BadData(error("bad_parquet", f"{path} ({what}) cannot be read: {text}", sources.AGAIN)) from problem
+
+
+def _tables_v2(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
+    tables: dict[int, dict[str, np.ndarray]] = {}
+    missing = []
+    for number in sorted(data.rows):
+        chunk = number // int(data.info.get("chunks_size", 1000))
+        file = data.root / data.info["data_path"].format(episode_chunk=chunk, episode_index=number)
+        if not file.is_file():
+            missing.append(number)
+            continue
+        try:
+            tables[number] = _columns(_parquet(file, f"episode {number}"))
+        except BadData as bad:
+            _broken(data, bad, salvage)
+    if missing:
+        message = f"{len(missing)} of {len(data.rows)} episodes are missing: {_spans(missing)}"
+        data.findings.append(warning("episodes_missing", message, "copy them, or go on without", count=len(missing)))
+    return tables
+
+
+def _tables_v3(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
+    wanted: dict[tuple[int, int], list[int]] = {}
+    for number, row in data.rows.items():
+        wanted.setdefault((int(row["data/chunk_index"]), int(row["data/file_index"])), []).append(number)
+    tables: dict[int, dict[str, np.ndarray]] = {}
+    missing: list[int] = []
+    for (chunk, number), held in sorted(wanted.items()):
+        file = data.root / data.info["data_path"].format(chunk_index=chunk, file_index=number)
+        if not file.is_file():
+            missing += held
+            continue
+        try:
+            columns = _columns(_parquet(file, f"episodes {_spans(held)}"))
+        except BadData as bad:
+            _broken(data, bad, salvage)
+            continue
+        index = columns["episode_index"].reshape(-1)
+        for episode in held:
+            rows = np.flatnonzero(index == episode)
+            if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+                tables[episode] = {key: value[rows[0] : rows[-1] + 1] for key, value in columns.items()}
+            elif len(rows):
+                message = f"{file}: the rows of episode {episode} do not lie together"
+                data.findings.append(
+                    error("index_gap", message, "export the data set again", where=f"episode {episode}")
+                )
+            else:
+                missing.append(episode)
+    if missing:
+        message = f"{len(missing)} of {len(data.rows)} episodes are missing: {_spans(missing)}"
+        data.findings.append(warning("episodes_missing", message, "copy them, or go on without", count=len(missing)))
+    return dict(sorted(tables.items()))
+
+
+def _broken(data: _Set, bad: BadData, salvage: bool) -> None:
+    for item in bad.findings:
+        if salvage:
+            message = item.message + ": left out, the others are numbered anew (salvage)"
+            data.findings.append(replace(item, severity="warning", message=message, repair=""))
+        else:
+            data.findings.append(replace(item, repair=f"salvage=true leaves it out and renumbers; or {sources.AGAIN}"))
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """ "0-3, 7" """
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and parts[-1][1] == n - 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    return ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in parts[:20]) + (" ..." if len(parts) > 20 else "")
+
+
+def _columns(table: Any) -> dict[str, np.ndarray]:
+    """Numeric columns as (T,) or (T, width) arrays."""
+    pa = extras.require("pyarrow", extra="logs")
+    found = {}
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        kind = column.type
+        width: tuple[int, ...] = ()
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            outer = len(column)
+            column = column.flatten()
+            kind = column.type
+            width = (*width, len(column) // outer if outer else 0)
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+            found[name] = np.asarray(column.to_numpy(zero_copy_only=False)).reshape(-1, *width)
+    return found
+
+
+def _check_rows(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
+    features, fps = data.info["features"], float(data.info["fps"])
+    off, worst, first = 0, 0.0, -1
+    for number, table in tables.items():
+        for key in ("action", "timestamp", "frame_index"):
+            if key not in table:
+                data.findings += sources.missing_key(data.root, key, table).findings
+                return
+        rows, said = len(table["action"]), int(data.rows[number].get("length", len(table["action"])))
+        if rows != said:
+            message = f"{data.root}: episode {number} has {rows} rows, its list says {said}"
+            data.findings.append(error("lengths", message, sources.AGAIN, where=f"episode {number}"))
+        for key, item in features.items():
+            if key in table and item["dtype"] not in ("video", "image") and key not in _INDEX:
+                width = int(np.prod(table[key].shape[1:]))
+                if width != int(np.prod(item["shape"])):
+                    message = f"{data.root}: '{key}' has {width} numbers per row, info.json says {item['shape']}"
+                    data.findings.append(error("feature_shape", message, where=f"episode {number}"))
+                    return
+        wrong = np.abs(table["timestamp"].reshape(-1) - table["frame_index"].reshape(-1) / fps)
+        if table["frame_index"].size and int(table["frame_index"].reshape(-1)[0]) != 0:
+            wrong = np.append(wrong, 1.0 / fps)
+        if (wrong > _STAMP_TOLERANCE).any():
+            off, worst = off + int((wrong > _STAMP_TOLERANCE).sum()), max(worst, float(wrong.max()))
+            first = number if first < 0 else first
+    if off:
+        message = (
+            f"{off} time stamps differ from frame_index / {fps:g}, at most by {worst:.3g} s, first in episode {first}"
+        )
+        data.findings.append(warning("stamps_off", message, "video frames may not fit", count=off))
+    _check_stats(data, tables)
+
+
+def _check_stats(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
+    """Do the episodes lie in the range that the stored statistics give?"""
+    said: dict[int, dict[str, Any]] = {}
+    for row in _lines(data.root / "meta/episodes_stats.jsonl"):
+        said[int(row["episode_index"])] = row["stats"]
+    for number, row in data.rows.items():
+        flat = {key: row[f"stats/{key}/max"] for key in ("action",) if row.get(f"stats/{key}/max") is not None}
+        if flat:
+            said[number] = {key: {"max": value} for key, value in flat.items()}
+    count, worst, first = 0, 0.0, -1
+    for number, table in tables.items():
+        stats = said.get(number, {}).get("action")
+        if not stats or not len(table["action"]):
+            continue
+        gap = float(np.abs(np.asarray(stats["max"], np.float64).reshape(-1) - table["action"].max(0).reshape(-1)).max())
+        if gap > 1e-3:
+            count, worst, first = count + 1, max(worst, gap), number if first < 0 else first
+    if count:
+        message = f"{count} episodes differ from their stored statistics, at most by {worst:.3g}, first episode {first}"
+        data.findings.append(warning("metadata", message, count=count, where=f"episode {first}"))
+
+
+def _images(
+    data: _Set, number: int, rows: int, cameras: list[str], size: Sequence[int] | None
+) -> dict[str, np.ndarray]:
+    found = {}
+    row, fps = data.rows[number], float(data.info["fps"])
+    for key in cameras:
+        template, begin = str(data.info["video_path"]), 0.0
+        if data.version.startswith("v3"):
+            begin = float(row[f"videos/{key}/from_timestamp"])
+            where = {
+                "chunk_index": int(row[f"videos/{key}/chunk_index"]),
+                "file_index": int(row[f"videos/{key}/file_index"]),
+            }
+            file = data.root / template.format(video_key=key, **where)
+        else:
+            chunk = number // int(data.info.get("chunks_size", 1000))
+            file = data.root / template.format(video_key=key, episode_chunk=chunk, episode_index=number)
+        try:
+            if file.is_file():
+                length = video.facts(file)[0] - begin
+                if length < rows / fps - 1.5 / fps:
+                    message = f"{file}: {length:.2f} s of video for {rows} rows at {fps:g} Hz ({rows / fps:.2f} s)"
+                    data.findings.append(error("video_short", message, sources.AGAIN, where=f"episode {number}"))
+                    continue
+            frames = video.frames(file, begin_s=begin, count=rows, size=None if size is None else (size[0], size[1]))
+        except BadData as bad:
+            data.findings += bad.findings
+            continue
+        if len(frames) != rows:
+            message = f"{file}: {len(frames)} frames from {begin:.2f} s on, episode {number} has {rows} rows"
+            data.findings.append(error("video_short", message, sources.AGAIN, where=f"episode {number}"))
+            continue
+        found["image." + key.removeprefix("observation.images.").removeprefix("observation.")] = frames
+    return found
+
+
+def _episode(
+    data: _Set, number: int, table: dict[str, np.ndarray], images: dict[str, np.ndarray], mode: str, infos: bool
+) -> Episode:
+    row, steps = data.rows[number], len(table["action"])
+    obs = {key: value.astype(np.float32).reshape(steps, -1) for key, value in table.items() if _is_vector(key, value)}
+    obs = {_short(key): value for key, value in obs.items()} | images
+    final = {
+        _short(k[6:]): np.asarray(v, np.float32) for k, v in row.items() if k.startswith("final/") and v is not None
+    }
+    flat = {key: value.reshape(steps, -1)[:, 0] for key, value in table.items() if value.size == steps}
+    reward = np.zeros(steps, np.float32)
+    success = bool(flat["next.success"][-1]) if "next.success" in flat and steps else None
+    terminated = bool(steps and flat.get("next.terminated", np.zeros(1))[-1]) or success is True
+    if "next.terminated" in flat:
+        terminated = bool(steps and flat["next.terminated"][-1])
+    if mode == "column":
+        if "next.reward" not in flat:
+            raise BadData([*data.findings, *sources.missing_key(data.root, "next.reward", table).findings])
+        reward = flat["next.reward"].astype(np.float32)
+    elif mode == "success_at_end" and success is not False and steps:
+        reward[-1], terminated = 1.0, True
+    truncated = not terminated
+    if "next.truncated" in flat and not terminated and steps:
+        truncated = bool(flat["next.truncated"][-1])
+    tasks = row.get("tasks") or [data.tasks.get(int(flat.get("task_index", [0])[0]), "")]
+    meta: dict[str, Any] = {"id": number, "task": str(tasks[0])}
+    if success is not None:
+        meta["success"] = success
+    if row.get("cut"):
+        meta["cut"] = True
+    known = {*_INDEX, "action", "stamp", "proposed", "intervened"}
+    more = {k: v for k, v in table.items() if k not in known and not k.startswith(("observation", "next."))}
+    if infos and more:
+        meta["columns"] = {k.removeprefix("info."): v for k, v in more.items()}
+    stamp = np.append(table["frame_index"].reshape(-1), steps) / float(data.info["fps"])
+    if "stamp" in flat:
+        stamp = np.append(flat["stamp"], row.get("final_stamp") or stamp[-1])
+    vectors_known = bool(final) and not images and set(final) == set(obs)
+    made = episode_from_columns(
+        obs,
+        table["action"].astype(np.float32).reshape(steps, -1),
+        reward,
+        terminated=terminated,
+        truncated=truncated,
+        final_obs=final if vectors_known else None,
+        proposed=table["proposed"].reshape(steps, -1) if "proposed" in table else None,
+        intervened=flat["intervened"].astype(bool) if "intervened" in flat else None,
+        stamp=stamp,
+        meta=meta,
+    )
+    return made
+
+
+def _is_vector(key: str, value: np.ndarray) -> bool:
+    return key.startswith("observation.") and value.dtype.kind == "f"
+
+
+def _short(key: str) -> str:
+    return key.removeprefix("observation.")
+
+
+def _reward_facts(data: _Set, episodes: list[Episode], mode: str) -> None:
+    if mode == "none":
+        message = "no reward: every step has 0"
+        repair = "TD learning needs reward=column or reward=success_at_end; cloning does not"
+        data.findings.append(warning("no_reward", message, repair))
+    unknown = sum("success" not in e.meta for e in episodes)
+    if mode == "success_at_end" and unknown:
+        message = f"{unknown} episodes do not say whether they succeeded: taken as demonstrations that did"
+        data.findings.append(warning("success_assumed", message, count=unknown))
+
+
+def _io(data: _Set, episode: Episode) -> IOSpec:
+    io = unnamed_io(episode.obs, episode.action.shape[1], float(data.info["fps"]))
+
+    def names(key: str, size: int) -> tuple[str, ...]:
+        given = data.info["features"].get(key, {}).get("names")
+        while isinstance(given, (list, tuple)) and len(given) == 1 and isinstance(given[0], (list, tuple)):
+            given = given[0]
+        if isinstance(given, dict):
+            given = [f"{k}_{i}" for k, v in given.items() for i in (v if isinstance(v, list) else [v])]
+        return tuple(map(str, given)) if isinstance(given, (list, tuple)) and len(given) == size else ()
+
+    actions = names("action", io.action_dim) or io.action_names
+    state = names("observation.state", episode.obs["state"].shape[1]) if "state" in episode.obs else ()
+    return replace(io, action_names=actions, obs_names=state)

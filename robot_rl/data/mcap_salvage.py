@@ -1,0 +1,107 @@
+"""Messages of an MCAP file up to a break, without its index.
+
+A file is a magic number and records of one byte of kind, eight of length and the content; messages lie in chunks, which
+may be compressed. A writer that dies leaves out the end, where the index is, so records are read one after another
+until one is cut.
+
+Source: the MCAP format specification (mcap.dev/spec), records Schema, Channel, Message and Chunk.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from robot_rl import extras
+from robot_rl.data.findings import BadData, error
+
+MAGIC = b"\x89MCAP0\r\n"
+_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK = 3, 4, 5, 6
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One message: topic, type, definition of the type, encoding, time of reception in ns, serialised content."""
+
+    topic: str
+    kind: str
+    definition: str
+    encoding: str
+    received_ns: int
+    data: bytes
+
+
+def messages(path: Path) -> Iterator[Raw]:
+    """Messages in the order of the file, as far as it goes.
+
+    Raises:
+        BadData: it is no MCAP file.
+    """
+    content = path.read_bytes()
+    if not content.startswith(MAGIC):
+        raise BadData(error("unreadable", f"{path} does not begin like an MCAP file", "copy it again"))
+    schemas: dict[int, tuple[str, str]] = {}
+    channels: dict[int, tuple[int, str, str]] = {}
+    yield from _walk(memoryview(content)[len(MAGIC) :], schemas, channels)
+
+
+def _walk(
+    data: memoryview, schemas: dict[int, tuple[str, str]], channels: dict[int, tuple[int, str, str]]
+) -> Iterator[Raw]:
+    at = 0
+    while at + 9 <= len(data):
+        kind, length = data[at], struct.unpack_from("<Q", data, at + 1)[0]
+        at += 9
+        body, whole = data[at : at + length], at + length <= len(data)
+        at += length
+        if not whole and kind != _CHUNK:
+            return
+        if kind == _SCHEMA:
+            number = struct.unpack_from("<H", body)[0]
+            name, offset = _text(body, 2)
+            _, offset = _text(body, offset)
+            size = struct.unpack_from("<I", body, offset)[0]
+            schemas[number] = (name, bytes(body[offset + 4 : offset + 4 + size]).decode("utf-8", "replace"))
+        elif kind == _CHANNEL:
+            number, schema = struct.unpack_from("<HH", body)
+            topic, offset = _text(body, 4)
+            channels[number] = (schema, topic, _text(body, offset)[0])
+        elif kind == _MESSAGE:
+            number, _, logged, _ = struct.unpack_from("<HIQQ", body)
+            if number in channels:
+                schema, topic, encoding = channels[number]
+                name, text = schemas.get(schema, ("", ""))
+                yield Raw(topic, name, text, encoding, logged, bytes(body[22:]))
+        elif kind == _CHUNK and len(body) > 32:
+            name, offset = _text(body, 28)
+            packed = bytes(body[offset + 8 :])
+            yield from _walk(memoryview(_unpack(name, packed)), schemas, channels)
+
+
+def _text(data: memoryview, at: int) -> tuple[str, int]:
+    size = struct.unpack_from("<I", data, at)[0]
+    return bytes(data[at + 4 : at + 4 + size]).decode("utf-8", "replace"), at + 4 + size
+
+
+def _unpack(compression: str, packed: bytes) -> bytes:
+    """As much of a chunk as can be decompressed."""
+    if compression == "":
+        return packed
+    if compression == "lz4":
+        machine: Any = extras.require("lz4.frame", extra="logs").LZ4FrameDecompressor()
+    elif compression == "zstd":
+        machine = extras.require("backports.zstd", extra="logs").ZstdDecompressor()
+    else:
+        raise BadData(error("unreadable", f"a chunk is compressed by '{compression}', expected lz4 or zstd"))
+    found, step = [], 4096
+    try:
+        for begin in range(0, len(packed), step):  # piece by piece: what precedes a break comes out
+            found.append(machine.decompress(packed[begin : begin + step]))
+            if machine.eof:
+                break
+    except Exception:  # the libraries' own errors: the rest is lost
+        return b"".join(found)
+    return b"".join(found)

@@ -1,0 +1,224 @@
+"""NPZ archives and pickles of arrays: reader that executes nothing from the file.
+
+Layouts, with singular or plural names (`observation`/`observations`/`obs` and so on):
+
+- one array per key over all rows, with `index` (NeoRL: first row of every episode), `next_obs` and `done`;
+- one group per episode: `episode_00/observations` ... in an NPZ, or a pickled list of dictionaries.
+
+`done` at the last row of an episode is a true end, unless `timeout`/`timeouts` says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.data import scores, sources
+from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
+from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
+from robot_rl.types import Episode
+
+_NAMES = {
+    "obs": ("observations", "observation", "obs"),
+    "next_obs": ("next_observations", "next_observation", "next_obs"),
+    "action": ("actions", "action"),
+    "reward": ("rewards", "reward"),
+    "done": ("terminals", "terminal", "dones", "done"),
+    "timeout": ("timeouts", "timeout", "truncations", "truncated"),
+}
+_ALLOWED = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("collections", "OrderedDict"),
+    ("_codecs", "encode"),  # how protocol 2 writes bytes
+}
+
+
+def read(path: str | os.PathLike[str], *, name: str | None = None, control_hz: float = 20.0, **_: Any) -> Logs:
+    """Read an archive.
+
+    Args:
+        path: a .npz, .pkl or .pickle file.
+        name: dataset, for scores and sizes; the file's name when None.
+        control_hz: for the interface; the files do not tell.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadData: it is damaged, holds objects or code, or lacks arrays; with the remedy.
+    """
+    path = Path(path)
+    sources.check_file(path)
+    content = _unpickle(path) if path.suffix in (".pkl", ".pickle") else _archive(path)
+    findings: list[Finding] = []
+    groups = _groups(path, content)
+    if groups is None:
+        episodes = _flat(path, content, findings)
+    else:
+        episodes = [_one(path, where, group, findings) for where, group in groups]
+    stop_on_errors(findings)
+    io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
+    facts = {"path": str(path), "format": "npz", "name": (name or path.stem).lower().replace("_", "-")}
+    return Logs(episodes, findings, io, facts)
+
+
+def _archive(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except ValueError as problem:
+        if "allow_pickle" not in str(problem):
+            raise BadData(error("unreadable", f"{path} cannot be read: {problem}", sources.AGAIN)) from problem
+        raise BadData(
+            error(
+                "object_array",
+                f"{path} holds an array of Python objects, which can run code when loaded",
+                "write it again with one plain array per key: numpy.savez(path, observations=..., actions=..., ...)",
+            )
+        ) from problem
+    except (OSError, zipfile.BadZipFile, EOFError, KeyError) as problem:
+        raise BadData(error("unreadable", f"{path} is no readable NPZ archive: {problem}", sources.AGAIN)) from problem
+
+
+class _Unpickler(pickle.Unpickler):
+    """Admits arrays, dtypes, scalars and built-in containers; every other global is an error."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"{module}.{name}")
+        return super().find_class(module, name)
+
+
+def _unpickle(path: Path) -> Any:
+    with open(path, "rb") as file:
+        try:
+            return _Unpickler(file, encoding="latin1").load()
+        except pickle.UnpicklingError as problem:
+            if "." in str(problem) and " " not in str(problem):
+                message = f"{path} asks for '{problem}', which is neither an array nor a plain container: not loaded"
+                repair = "write the arrays with numpy.savez instead; a pickle can run any code"
+                raise BadData(error("pickle_global", message, repair, where=str(problem))) from problem
+            raise BadData(error("unreadable", f"{path} is no readable pickle: {problem}", sources.AGAIN)) from problem
+        except (EOFError, ValueError, AttributeError, ImportError, IndexError, TypeError, UnicodeError) as problem:
+            raise BadData(error("unreadable", f"{path} is no readable pickle: {problem}", sources.AGAIN)) from problem
+
+
+def _groups(path: Path, content: Any) -> list[tuple[str, Mapping[str, Any]]] | None:
+    """One mapping per episode, or None for arrays over all rows."""
+    if isinstance(content, (list, tuple)):
+        if not content or not all(isinstance(item, Mapping) for item in content):
+            raise BadData(error("layout", f"{path} holds a list, expected one dictionary of arrays per episode"))
+        return [(f"[{i}]", item) for i, item in enumerate(content)]
+    if not isinstance(content, Mapping):
+        raise BadData(error("layout", f"{path} holds a {type(content).__name__}, expected arrays by name"))
+    if any(_find(content, kind) for kind in ("obs", "action")):
+        return None
+    inside: dict[str, dict[str, Any]] = {}
+    for key, value in content.items():
+        head, _, rest = str(key).partition("/")
+        if isinstance(value, Mapping):
+            inside[str(key)] = dict(value)
+        elif rest:
+            inside.setdefault(head, {})[rest] = value
+    if not inside:
+        raise sources.missing_key(path, "observations", map(str, content))
+    return sorted(inside.items(), key=lambda item: (len(item[0]), item[0]))
+
+
+def _find(content: Mapping[str, Any], kind: str) -> str | None:
+    return next((name for name in _NAMES[kind] if name in content), None)
+
+
+def _arrays(path: Path, where: str, content: Mapping[str, Any], findings: list[Finding]) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for kind in _NAMES:
+        key = _find(content, kind)
+        if key is None:
+            if kind in ("obs", "action", "reward"):
+                findings.extend(sources.missing_key(path, f"{where}{_NAMES[kind][0]}", map(str, content)).findings)
+            continue
+        value = np.asarray(content[key])
+        if value.dtype.kind not in "biuf":
+            findings.append(error("object_array", f"{path}: '{where}{key}' is {value.dtype}, expected numbers"))
+            continue
+        if kind in ("reward", "done", "timeout") and value.ndim == 2 and value.shape[1] == 1:
+            value = value[:, 0]
+            findings.append(warning("squeezed", f"{where}{key} has shape (N, 1): read as (N,)"))
+        found[kind] = value
+    rows = len(found.get("action", ()))
+    for kind, value in found.items():
+        extra = 1 if kind == "obs" and len(value) == rows + 1 else 0
+        if len(value) != rows + extra:
+            message = f"{path}: '{where}{_find(content, kind)}' has {len(value):,} rows, the actions have {rows:,}"
+            findings.append(error("lengths", message, "the arrays do not belong together", where=where or str(path)))
+    return found
+
+
+def _one(path: Path, where: str, content: Mapping[str, Any], findings: list[Finding]) -> Episode:
+    found = _arrays(path, f"{where}/", content, findings)
+    stop_on_errors(findings)
+    obs, action = found["obs"].astype(np.float32), found["action"].astype(np.float32)
+    final = obs[-1] if len(obs) == len(action) + 1 else None
+    if final is None and "next_obs" in found:
+        final = found["next_obs"][-1].astype(np.float32)
+    stopped = bool("timeout" in found and len(action) and found["timeout"][-1])
+    ended = bool("done" in found and len(action) and found["done"][-1]) and not stopped
+    return episode_from_columns(
+        {"state": obs[: len(action)]},
+        action,
+        found["reward"].astype(np.float32),
+        terminated=ended,
+        truncated=not ended,
+        final_obs=None if final is None else {"state": final},
+        meta={"id": where},
+    )
+
+
+def _flat(path: Path, content: Mapping[str, Any], findings: list[Finding]) -> list[Episode]:
+    found = _arrays(path, "", content, findings)
+    stop_on_errors(findings)
+    rows = len(found["action"])
+    done = found["done"].astype(bool) if "done" in found else np.zeros(rows, bool)
+    timeout = found["timeout"].astype(bool) if "timeout" in found else np.zeros(rows, bool)
+    last = done | timeout
+    if "index" in content:
+        starts = np.asarray(content["index"]).astype(np.int64)
+        last = np.zeros(rows, bool)
+        last[starts[1:] - 1] = True
+    else:
+        limit = scores.episode_limit(path.stem)
+        if not last.any() and (limit is None or rows > limit):
+            message = f"{path} marks no episode's end ('index', 'done' or 'timeout')"
+            raise BadData([*findings, error("no_boundary", message, "add 'index': the first row of every episode")])
+    last[-1] = True
+    findings.append(
+        note("npz", f"{int(last.sum())} episodes told apart by {'index' if 'index' in content else 'done'}")
+    )
+    ends = np.flatnonzero(last)
+    episodes, begin = [], 0
+    for end in (ends + 1).tolist():
+        after = found["next_obs"][end - 1] if "next_obs" in found else None
+        terminated = bool(done[end - 1] and not timeout[end - 1])
+        episodes.append(
+            episode_from_columns(
+                {"state": found["obs"][begin:end].astype(np.float32)},
+                found["action"][begin:end].astype(np.float32),
+                found["reward"][begin:end].astype(np.float32),
+                terminated=terminated,
+                truncated=not terminated,
+                final_obs=None if after is None else {"state": after.astype(np.float32)},
+            )
+        )
+        begin = end
+    return episodes

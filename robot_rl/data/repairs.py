@@ -1,0 +1,168 @@
+"""Repairs of episodes, each only on request, each counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from robot_rl.data import checks
+from robot_rl.data.episode import Logs, split
+from robot_rl.data.findings import BadData, Finding, error, warning
+from robot_rl.types import Episode, IOSpec
+
+
+@dataclass(frozen=True)
+class Repairs:
+    """What a conversion may do to the data.
+
+    Attributes:
+        drop_bad_episodes: leave out episodes with values that are not finite.
+        dedupe: keep one of several equal episodes.
+        action: "clip" to [-1, 1], "rescale" every component from its smallest and largest value to [-1, 1] (the
+            physical range goes into the interface), "keep" values outside as they are, None: refuse them.
+        trust_terminals: keep terminals at the time limit as true ends.
+        split_gaps: cut episodes where stamps run backwards, repeat, or jump by more than 2.5 periods.
+    """
+
+    drop_bad_episodes: bool = False
+    dedupe: bool = False
+    action: Literal["clip", "rescale", "keep"] | None = None
+    trust_terminals: bool = False
+    split_gaps: bool = False
+
+    def __post_init__(self) -> None:
+        if self.action not in (None, "clip", "rescale", "keep"):
+            raise ValueError(f"action is '{self.action}', expected clip, rescale or keep")
+
+
+def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:
+    """The repaired log, and what was done to it.
+
+    Raises:
+        BadData: no episode is left.
+    """
+    done: list[Finding] = []
+    episodes, io = list(logs.episodes), logs.io
+    if repairs.drop_bad_episodes:
+        bad = set(checks.bad_episodes(episodes))
+        if bad:
+            episodes = [e for i, e in enumerate(episodes) if i not in bad]
+            message = f"{len(bad)} episodes with values that are not finite left out, first episode {min(bad)}"
+            done.append(warning("dropped", message, count=len(bad)))
+    if repairs.dedupe:
+        first: dict[bytes, Episode] = {}
+        for episode in episodes:
+            first.setdefault(checks.fingerprint(episode), episode)
+        kept = list(first.values())
+        if len(kept) < len(episodes):
+            count = len(episodes) - len(kept)
+            done.append(warning("deduped", f"{count} copies of episodes left out", count=count))
+        episodes = kept
+    if not episodes:
+        raise BadData([*done, error("nothing_left", "no episode is left after the repairs")])
+    if not repairs.trust_terminals and not logs.meta.get("shuffled"):
+        episodes, more = _untrusted(episodes, str(logs.meta.get("name", "")))
+        done += more
+    if repairs.split_gaps:
+        episodes, more = _split_gaps(episodes)
+        done += more
+    episodes, more = _images(episodes)
+    done += more
+    if repairs.action in ("clip", "rescale"):
+        episodes, io, more = _actions(episodes, io, repairs.action)
+        done += more
+    if episodes[0].obs.keys() == io.obs.keys():
+        obs = {key: (tuple(v.shape[1:]), str(v.dtype)) for key, v in episodes[0].obs.items()}
+        io = replace(io, obs=obs)
+    return replace(logs, episodes=episodes, io=io), done
+
+
+def _untrusted(episodes: list[Episode], name: str) -> tuple[list[Episode], list[Finding]]:
+    found = checks.timeout_as_terminal(episodes, name)
+    if not found:
+        return episodes, []
+    limit = max(len(e) for e in episodes if e.terminated)
+    changed = [
+        replace(e, terminated=False, truncated=True) if e.terminated and len(e) == limit else e for e in episodes
+    ]
+    count = sum(a is not b for a, b in zip(changed, episodes))
+    message = (
+        f"{count} of {len(episodes)} episodes end by terminal at the time limit; treated as truncated "
+        "(trust_terminals=true to keep)"
+    )
+    return changed, [warning("timeout_as_terminal", message, count=count)]
+
+
+def _split_gaps(episodes: list[Episode]) -> tuple[list[Episode], list[Finding]]:
+    pieces: list[Episode] = []
+    cuts = lost = 0
+    for episode in episodes:
+        period = np.diff(episode.stamp)
+        broken = np.union1d(checks.gaps(episode.stamp), np.flatnonzero(period <= 0))
+        if not len(broken):
+            pieces.append(episode)
+            continue
+        # The step that ends beyond the gap leads nowhere known: it is left out, and the piece before it is cut.
+        cuts += len(broken)
+        edges = sorted({0, len(episode), *broken.tolist(), *(broken + 1).tolist()})
+        parts = split(episode, edges[1:-1]) if len(edges) > 2 else [episode]
+        for begin, part in zip(edges, parts):
+            if begin in set(broken.tolist()):
+                lost += 1
+            else:
+                last = begin + len(part) == len(episode)
+                pieces.append(part if last else replace(part, truncated=True, meta={**part.meta, "cut": True}))
+    if not cuts:
+        return episodes, []
+    message = f"episodes cut at {cuts} places where time stamps do not run on; {lost} steps across them left out"
+    return pieces, [warning("split_gaps", message, count=cuts)]
+
+
+def _images(episodes: list[Episode]) -> tuple[list[Episode], list[Finding]]:
+    done = []
+    for key, value in episodes[0].obs.items():
+        if value.ndim != 4:
+            continue
+        layout = checks.image_layout(value.shape[1:])
+        turn = layout == "chw"
+        scale = 1.0
+        if value.dtype.kind == "f":
+            low, top = min(float(e.obs[key].min()) for e in episodes), max(float(e.obs[key].max()) for e in episodes)
+            if layout is None or not (low >= 0.0 and top <= 255.0):
+                continue  # nobody can tell what was meant: the check stops the conversion
+            scale = 255.0 if top <= 1.0 else 1.0
+        elif value.dtype == np.uint8 and not turn:
+            continue
+
+        def mend(frames: Any, turn: bool = turn, scale: float = scale) -> Any:
+            frames = frames.transpose(0, 2, 3, 1) if turn else frames
+            return frames if frames.dtype == np.uint8 else np.rint(frames * scale).clip(0, 255).astype(np.uint8)
+
+        episodes = [replace(e, obs={**e.obs, key: mend(e.obs[key])}) for e in episodes]
+        what = ["transposed to (H, W, C)"] * turn + [f"stored as uint8 (x {scale:g})"] * (value.dtype != np.uint8)
+        count = sum(len(e) + 1 for e in episodes)
+        done.append(warning("images", f"{count} images '{key}' {' and '.join(what)}", count=count))
+    return episodes, done
+
+
+def _actions(episodes: list[Episode], io: IOSpec, how: str) -> tuple[list[Episode], IOSpec, list[Finding]]:
+    if how == "clip":
+        count = sum(int((np.abs(e.action) > 1.0).sum()) for e in episodes)
+        if not count:
+            return episodes, io, []
+        clipped = [replace(e, action=e.action.clip(-1.0, 1.0)) for e in episodes]
+        return clipped, io, [warning("action_clip", f"{count} action components clipped to [-1, 1]", count=count)]
+    low = np.min([e.action.min(0) for e in episodes if len(e)], 0).astype(np.float64)
+    high = np.max([e.action.max(0) for e in episodes if len(e)], 0).astype(np.float64)
+    still = high - low < 1e-9
+    low, high = np.where(still, low - 1.0, low), np.where(still, high + 1.0, high)
+
+    def scaled(value: np.ndarray) -> np.ndarray:
+        return ((value - low) / (high - low) * 2.0 - 1.0).clip(-1.0, 1.0).astype(np.float32)
+
+    episodes = [replace(e, action=scaled(e.action), proposed=scaled(e.proposed)) for e in episodes]
+    io = replace(io, action_low=tuple(low.tolist()), action_high=tuple(high.tolist()))
+    message = f"actions rescaled from their range in the data, {low.min():.4g} to {high.max():.4g}, to [-1, 1]"
+    return episodes, io, [warning("action_rescale", message)]

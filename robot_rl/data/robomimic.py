@@ -1,0 +1,147 @@
+"""robomimic HDF5 demonstrations: reader.
+
+Low-dimensional observations are put one behind another into "state", in the order of their names; images become
+"image.<camera>". `dones` cannot tell success from the end of a demonstration: an end is a true one where the last
+reward reaches `success_reward`, else a cut.
+
+Source: ARISE-Initiative/robomimic docs/datasets/overview.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from robot_rl.data import sources
+from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
+from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
+from robot_rl.types import Episode
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    keys: Sequence[str] | None = None,
+    filter: str | None = None,
+    success_reward: float = 1.0,
+    infos: bool = False,
+    allow_nan: bool = True,
+    control_hz: float = 20.0,
+) -> Logs:
+    """Read demonstrations.
+
+    Args:
+        path: the HDF5 file.
+        keys: observations to keep, in this order; all, by name, when None.
+        filter: name of a mask, such as "train", "valid" or "20_percent".
+        success_reward: reward of the last step from which on a demonstration counts as finished.
+        infos: also the simulator's `states`, as a column.
+        allow_nan: accepted like every reader does; values are examined by `checks`.
+        control_hz: for the interface; the files do not tell.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadData: it is damaged or incomplete; with the remedy.
+        ValueError: the filter or a key does not exist.
+    """
+    path = Path(path)
+    sources.check_file(path)
+    try:
+        file = h5py.File(path, "r")
+    except OSError as problem:
+        raise sources.explain(path, problem) from problem
+    findings: list[Finding] = []
+    with file:
+        if "data" not in file:
+            raise sources.missing_key(path, "data", file)
+        group = file["data"]
+        names = sorted((n for n in group if n.rpartition("_")[2].isdigit()), key=lambda n: int(n.rpartition("_")[2]))
+        if filter is not None:
+            masks = list(file.get("mask", {}))
+            if filter not in masks:
+                raise ValueError(f"{path} has no filter '{filter}'; it has {', '.join(masks) or 'none'}")
+            kept = {bytes(n).decode() for n in file["mask"][filter][()]}
+            names = [name for name in names if name in kept]
+        if not names:
+            raise BadData(error("no_rows", f"{path} has no demonstrations (data/demo_<i>)"))
+        order = list(keys) if keys is not None else sorted(group[names[0]].get("obs", {}))
+        if not order:
+            findings.append(note("states", "no 'obs': the simulator's states are taken as observations"))
+        episodes = [_episode(path, name, group[name], order, success_reward, infos, findings) for name in names]
+        stop_on_errors(findings)
+        facts: dict[str, Any] = {"path": str(path), "format": "robomimic", "filter": filter, "order": order}
+        if "env_args" in group.attrs:
+            facts["env_args"] = json.loads(group.attrs["env_args"])
+            facts["name"] = str(facts["env_args"].get("env_name", path.stem))
+        total = int(group.attrs.get("total", -1))
+    steps = sum(len(e) for e in episodes)
+    if filter is None and total >= 0 and total != steps:
+        findings.append(warning("metadata", f"{path}: data says total {total}, its demonstrations have {steps} steps"))
+    missing = sum(not e.meta.get("final_obs_valid", True) for e in episodes)
+    if missing:
+        message = f"{missing} demonstrations have no next_obs: their last observation was never recorded"
+        findings.append(note("final_obs", message, count=missing))
+    io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
+    return Logs(episodes, findings, io, facts)
+
+
+def _episode(
+    path: Path, name: str, demo: Any, order: list[str], success: float, infos: bool, findings: list[Finding]
+) -> Episode:
+    for key in ("actions", "rewards", "dones"):
+        if key not in demo:
+            raise sources.missing_key(path, f"data/{name}/{key}", [f"data/{name}/{k}" for k in demo])
+    try:
+        action = demo["actions"][()].astype(np.float32)
+        reward, done = demo["rewards"][()].astype(np.float32).reshape(-1), demo["dones"][()].reshape(-1)
+        obs = _observe(path, name, demo, "obs", order)
+        whole = bool(order) and all(key in demo.get("next_obs", {}) for key in order)
+        after = _observe(path, name, demo, "next_obs", order) if whole else None
+        states = demo["states"][()] if "states" in demo else None
+    except OSError as problem:
+        raise sources.unreadable(path, name, problem) from problem
+    rows = {"rewards": reward, "dones": done, **{f"obs/{k}": v for k, v in obs.items()}}
+    for key, value in rows.items():
+        if len(value) != len(action):
+            message = f"{path}: data/{name}/{key} has {len(value)} rows, expected {len(action)} (actions)"
+            findings.append(error("lengths", message, "the demonstration is damaged; leave it out or record it again"))
+    if any(len(value) != len(action) for value in rows.values()):
+        return episode_from_columns(obs, action[:0], reward[:0], terminated=False, truncated=True)
+    finished = bool(len(done) and done[-1] and reward[-1] >= success)
+    columns = {"states": states} if infos and states is not None and len(states) == len(action) else {}
+    meta: dict[str, Any] = {"name": name, "success": bool(len(reward) and reward.max() >= success)}
+    return episode_from_columns(
+        obs,
+        action,
+        reward,
+        terminated=finished,
+        truncated=not finished,
+        final_obs=None if after is None else {key: value[-1] for key, value in after.items()},
+        meta={**meta, "columns": columns} if columns else meta,
+    )
+
+
+def _observe(path: Path, name: str, demo: Any, group: str, order: list[str]) -> dict[str, np.ndarray]:
+    if not order:
+        if "states" not in demo:
+            raise sources.missing_key(path, f"data/{name}/obs", [f"data/{name}/{k}" for k in demo])
+        return {"state": demo["states"][()].astype(np.float32)}
+    found: dict[str, np.ndarray] = {}
+    low = []
+    for key in order:
+        if key not in demo.get(group, {}):
+            raise sources.missing_key(
+                path, f"data/{name}/{group}/{key}", [f"data/{name}/{group}/{k}" for k in demo[group]]
+            )
+        value = demo[group][key][()]
+        if value.ndim >= 3:
+            found[f"image.{key.removesuffix('_image')}"] = value
+        else:
+            low.append(value.reshape(len(value), -1).astype(np.float32))
+    return {"state": np.concatenate(low, 1), **found} if low else found

@@ -1,0 +1,321 @@
+"""Logs as tables of numbers: CSV with a column map, resampled to a control rate.
+
+A map is a YAML file:
+
+    time: time                          # column of seconds; without it rows are one period apart
+    control_hz: 100                     # resample to this rate; null keeps the rows
+    state:                              # in order
+      - {column: pos_meas1, transform: sin}
+      - {column: pos_meas1, transform: cos}
+      - {column: vel_meas1, scale: 0.05}
+    action:
+      - {column: tau_con1, scale: 0.2}
+    info: [tau_con2]                    # kept per step; or {name: column}
+    reward: "..."                       # expression of columns, or the name of one; null for zeros
+    success: "..."                      # expression that has to hold for the last `success_hold_s` seconds
+    success_hold_s: 0.5
+    complete_s: 9.9                     # a shorter recording is a cut one
+    variants: {acrobot: {...}}          # entries that replace those above when the name is part of the path
+
+Expressions know the columns, sin, cos, abs, sqrt, exp, minimum, maximum, pi, comparisons and arithmetic, nothing else.
+Commands are held (the last value before t), other columns interpolated.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import operator
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from robot_rl.data import sources
+from robot_rl.data.episode import Logs
+from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
+from robot_rl.types import Episode, IOSpec
+
+MAPS = Path(__file__).parent / "maps"
+_TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sin": np.sin, "cos": np.cos}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sin": np.sin,
+    "cos": np.cos,
+    "abs": np.abs,
+    "sqrt": np.sqrt,
+    "exp": np.exp,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+}
+_OPERATORS: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+}
+_KEYS = {
+    "time", "control_hz", "state", "action", "info", "reward", "success", "success_hold_s", "complete_s", "variants",
+}  # fmt: skip
+
+
+def read(
+    path: str | os.PathLike[str], *, map: str | os.PathLike[str] | Mapping[str, Any] | None = None, **_: Any
+) -> Logs:
+    """Read a CSV file (plain or .gz), or every one below a folder, each as one episode.
+
+    Args:
+        path: file or folder.
+        map: the column map: a YAML file, one of the maps that come with the package by name (such as
+            "double_pendulum"), or a mapping.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        BadData: no map, a column is missing, a value is no number.
+    """
+    path = Path(path)
+    files = sorted([*path.rglob("*.csv"), *path.rglob("*.csv.gz")]) if path.is_dir() else [path]
+    if not files:
+        raise BadData(error("no_rows", f"{path} holds no .csv or .csv.gz"))
+    for file in files:
+        sources.check_file(file)
+    if map is None:
+        header = ", ".join(_header(files[0]))
+        repair = f"give map=<file.yaml> that names state and action columns; maps of the package: {_known()}"
+        raise BadData(error("no_map", f"{path} has the columns {header}, but nothing says what they are", repair))
+    plan = _plan(map)
+    findings: list[Finding] = []
+    episodes: list[Episode] = []
+    periods: list[tuple[float, float, str]] = []
+    for file in files:
+        made = _episode(file, _variant(plan, file), findings, periods)
+        if made is not None:
+            episodes.append(made)
+    if periods:
+        findings.append(_resampled(periods, float(plan["control_hz"])))
+    stop_on_errors(findings)
+    if not episodes:
+        raise BadData([*findings, error("no_rows", f"{path} has no row of data")])
+    return Logs(episodes, findings, _io(_variant(plan, files[0])), {"path": str(path), "format": "csv"})
+
+
+def evaluate(expression: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Value of an expression of columns; nothing but arithmetic, comparisons and the functions named above.
+
+    Raises:
+        ValueError: it holds anything else, or an unknown name.
+    """
+
+    def value(node: ast.AST) -> Any:
+        if isinstance(node, ast.Expression):
+            return value(node.body)
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+            return float(node.value)
+        if isinstance(node, ast.Name):
+            if node.id == "pi":
+                return np.pi
+            if node.id not in columns:
+                raise ValueError(
+                    f"'{expression}' names '{node.id}', which is no column; there are {', '.join(columns)}"
+                )
+            return columns[node.id]
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](value(node.operand))
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
+            return _OPERATORS[type(node.ops[0])](value(node.left), value(node.comparators[0]))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
+            return _FUNCTIONS[node.func.id](*(value(item) for item in node.args))
+        raise ValueError(f"'{expression}' holds '{ast.unparse(node)}', which is not allowed in an expression")
+
+    try:
+        return np.asarray(value(ast.parse(expression, mode="eval")))
+    except SyntaxError as problem:
+        raise ValueError(f"'{expression}' is no expression: {problem.msg}") from problem
+
+
+def hold(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Last value at or before each time `at` (to a microsecond: stamps are rounded); the first before the first."""
+    return value[np.maximum(np.searchsorted(stamp, at + 1e-6, "right") - 1, 0)]
+
+
+def interpolate(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Linear between samples, (len(at), ...); constant outside."""
+    flat = value.reshape(len(value), -1)
+    return np.stack([np.interp(at, stamp, column) for column in flat.T], 1).reshape(len(at), *value.shape[1:])
+
+
+def _plan(given: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        plan, name = dict(given), "the map"
+    else:
+        file = Path(given)
+        if not file.exists() and (MAPS / f"{given}.yaml").exists():
+            file = MAPS / f"{given}.yaml"
+        if not file.exists():
+            raise ValueError(f"there is no map '{given}'; expected a YAML file or one of {_known()}")
+        plan, name = yaml.safe_load(file.read_text()) or {}, str(file)
+    unknown = set(plan) - _KEYS
+    if unknown or not plan.get("state") or not plan.get("action"):
+        what = f"unknown keys {sorted(unknown)}" if unknown else "no 'state' or no 'action'"
+        raise ValueError(f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}")
+    return plan
+
+
+def _known() -> str:
+    return ", ".join(sorted(p.stem for p in MAPS.glob("*.yaml"))) or "none"
+
+
+def _variant(plan: dict[str, Any], file: Path) -> dict[str, Any]:
+    parts = set(file.parts)
+    for name, changes in (plan.get("variants") or {}).items():
+        if name in parts:
+            return {**plan, **changes}
+    return plan
+
+
+def _header(path: Path) -> list[str]:
+    with _open(path) as file:
+        return [name.strip() for name in file.readline().strip().split(",")]
+
+
+def _open(path: Path) -> Any:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8")
+
+
+def _load(path: Path, findings: list[Finding]) -> dict[str, np.ndarray] | None:
+    try:
+        names = _header(path)
+        with _open(path) as file:
+            file.readline()
+            rows = np.loadtxt(file, delimiter=",", ndmin=2)
+    except (OSError, EOFError, ValueError) as problem:
+        findings.append(error("bad_csv", f"{path} cannot be read: {problem}", sources.AGAIN, where=path.name))
+        return None
+    if not rows.size:
+        findings.append(warning("no_rows", f"{path} has no rows: left out", where=path.name))
+        return None
+    if rows.shape[1] != len(names):
+        message = f"{path} has {rows.shape[1]} columns of data, but {len(names)} names"
+        findings.append(error("bad_csv", message, where=path.name))
+        return None
+    return dict(zip(names, rows.T))
+
+
+def _resampled(periods: list[tuple[float, float, str]], hz: float) -> Finding:
+    """One line about the sampling of all files: usual periods, the largest gap."""
+    low, high = min(p[0] for p in periods) * 1e3, max(p[0] for p in periods) * 1e3
+    gap, where = max((p[1], p[2]) for p in periods)
+    slow = sum(p[0] > 1.5 / hz for p in periods)
+    text = (
+        f"{len(periods)} files with rows every {low:.3g} to {high:.3g} ms (largest gap {gap * 1e3:.3g} ms in {where}), "
+    )
+    text += f"resampled to {hz:g} Hz"
+    if slow:
+        text += f"; {slow} of them are slower than that: states between their rows are interpolated"
+    return note("resampled", text, count=len(periods))
+
+
+def _episode(
+    path: Path, plan: dict[str, Any], findings: list[Finding], periods: list[tuple[float, float, str]]
+) -> Episode | None:
+    columns = _load(path, findings)
+    if columns is None:
+        return None
+    wanted = [item["column"] for item in (*plan["state"], *plan["action"])] + list(_info(plan).values())
+    if plan.get("time"):
+        wanted.append(plan["time"])
+    for name in dict.fromkeys(wanted):
+        if name not in columns:
+            findings.extend(sources.missing_key(path, name, columns).findings)
+    if any(name not in columns for name in wanted):
+        return None
+    hz, stamp = plan.get("control_hz"), columns.get(plan.get("time") or "", None)
+    if stamp is None:
+        stamp = np.arange(len(next(iter(columns.values())))) / (hz or 1.0)
+    backwards = np.flatnonzero(np.diff(stamp) <= 0)
+    if len(backwards):
+        message = f"{path}: {len(backwards)} rows whose time does not increase, first row {backwards[0]}: left out"
+        findings.append(warning("stamps_backwards", message, count=len(backwards), where=f"row {backwards[0]}"))
+        keep = stamp > np.maximum.accumulate(np.concatenate(([-np.inf], stamp[:-1])))
+        stamp, columns = stamp[keep], {name: value[keep] for name, value in columns.items()}
+    commands = {item["column"] for item in plan["action"]} | set(_info(plan).values())
+    if hz:
+        periods.append((float(np.median(np.diff(stamp))), float(np.diff(stamp).max()), path.name))
+        grid = np.arange(stamp[0], stamp[-1] + 1e-9, 1.0 / hz)
+        columns = {
+            name: hold(stamp, value, grid) if name in commands else interpolate(stamp, value, grid)
+            for name, value in columns.items()
+        }
+        stamp = grid
+    if len(stamp) < 2:
+        findings.append(warning("short_episode", f"{path} has fewer than two rows: left out", where=path.name))
+        return None
+    state = np.stack([_take(columns, item) for item in plan["state"]], 1).astype(np.float32)
+    action = np.stack([_take(columns, item) for item in plan["action"]], 1).astype(np.float32)[:-1]
+    # expressions see the columns and, as action0, action1 ..., the scaled actions
+    values = {**columns, **{f"action{i}": np.append(a, a[-1]) for i, a in enumerate(action.T.astype(np.float64))}}
+    reward = np.zeros(len(action), np.float32)
+    if plan.get("reward"):
+        reward = np.broadcast_to(evaluate(str(plan["reward"]), values), stamp.shape)[:-1].astype(np.float32)
+    length = float(stamp[-1] - stamp[0])
+    complete = length >= float(plan.get("complete_s") or 0.0)
+    meta: dict[str, Any] = {"source": "/".join(path.parts[-3:]), "seconds": round(length, 4)}
+    if not complete:
+        meta["cut"] = True
+    if plan.get("success"):
+        good = np.broadcast_to(evaluate(str(plan["success"]), values), stamp.shape).astype(bool)
+        held = stamp >= stamp[-1] - float(plan.get("success_hold_s") or 0.0)
+        meta["success"] = bool(complete and good[held].all())
+    if _info(plan):
+        meta["columns"] = {name: columns[key][:-1].astype(np.float32) for name, key in _info(plan).items()}
+    return Episode(
+        obs={"state": state},
+        action=action,
+        proposed=action,
+        reward=reward,
+        terminated=False,
+        truncated=True,
+        intervened=np.zeros(len(action), bool),
+        stamp=stamp,
+        meta=meta,
+    )
+
+
+def _info(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> column of what is kept per step."""
+    given = plan.get("info") or {}
+    return dict(given) if isinstance(given, Mapping) else {name: name for name in given}
+
+
+def _take(columns: Mapping[str, np.ndarray], item: Mapping[str, Any]) -> np.ndarray:
+    value = columns[item["column"]]
+    if "transform" in item:
+        if item["transform"] not in _TRANSFORMS:
+            raise ValueError(f"transform '{item['transform']}' is unknown; there are {', '.join(_TRANSFORMS)}")
+        value = _TRANSFORMS[item["transform"]](value)
+    return value * float(item.get("scale", 1.0)) + float(item.get("offset", 0.0))
+
+
+def _io(plan: dict[str, Any]) -> IOSpec:
+    """Actions in [-1, 1] mean +-1 / scale in the units of their columns."""
+    scales = [float(item.get("scale", 1.0)) for item in plan["action"]]
+    return IOSpec(
+        obs={"state": ((len(plan["state"]),), "float32")},
+        action_names=tuple(str(item["column"]) for item in plan["action"]),
+        action_low=tuple(-1.0 / s for s in scales),
+        action_high=tuple(1.0 / s for s in scales),
+        action_units=tuple(str(item.get("unit", "1")) for item in plan["action"]),
+        control_hz=float(plan.get("control_hz") or 20.0),
+        obs_names=tuple(f"{item.get('transform', '')}({item['column']})" for item in plan["state"]),
+    )
