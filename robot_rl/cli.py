@@ -257,17 +257,8 @@ def evaluate_offline(cfg: DictConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "ope.json", ope.plain_numbers(report))
     print(f"discounted value (gamma {cfg.gamma:g}), {cfg.confidence:.0%} intervals")
-    _table(
-        {
-            **{e.name: ope.line(e) for e in report.estimates},
-            "logged policy": ope.line(ope.Estimate("", report.behaviour)),
-            "effective episodes": "-" if report.effective is None else report.effective,
-            "outside support": f"{report.outside:.1%} of actions",
-            "numbers": str(folder / "ope.json"),
-        }
-    )
-    for warning in report.warnings:
-        print(f"  {warning}")
+    _table({**ope.table(report), "numbers": str(folder / "ope.json")})
+    print("\n".join(f"  {warning}" for warning in report.warnings))
 
 
 def collect(cfg: DictConfig) -> None:

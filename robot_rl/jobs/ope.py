@@ -362,6 +362,16 @@ def line(estimate: Estimate) -> str:
     return f"{i.value:.4g}  [{i.low:.4g}, {i.high:.4g}]{note}"
 
 
+def table(report: Report) -> dict[str, Any]:
+    """Name -> what the screen shows."""
+    return {
+        **{e.name: line(e) for e in report.estimates},
+        "logged policy": line(Estimate("", report.behaviour)),
+        "effective episodes": "-" if report.effective is None else report.effective,
+        "outside support": f"{report.outside:.1%} of actions",
+    }
+
+
 def plain_numbers(report: Report) -> dict[str, Any]:
     """For JSON."""
 
