@@ -27,6 +27,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   train      train a policy in simulation              robot-rl train env=pick policy=online/rlpd demos=20
   offline    train a policy from a log                 robot-rl offline data=log.hdf5 policy=offline/iql
   eval       evaluate a trained policy, film it        robot-rl eval path=runs/train/<run> episodes=100
+  eval ope   estimate its value from a log alone       robot-rl eval ope path=runs/offline/<run> data=log.hdf5
   collect    record episodes                           robot-rl collect env=pick out=pick.hdf5
   data       info, validate, convert or plot a log     robot-rl data info pick.hdf5
   bench      measure ours against peers                robot-rl bench sac
@@ -267,6 +268,34 @@ def evaluate(cfg: DictConfig) -> None:
     _table({**summary, "video": str(video), "numbers": str(folder / "evaluation.json")})
 
 
+def evaluate_offline(cfg: DictConfig) -> None:
+    """Estimate a policy's value from a log alone."""
+    from robot_rl import checkpoint
+    from robot_rl.checkpoint import write_json
+    from robot_rl.jobs import ope
+
+    _threads(cfg)
+    path = checkpoint.find(Path(cfg.path))
+    policy = _load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+    names = {f.name for f in fields(ope.OpeSettings)}
+    plain: Any = OmegaConf.to_object(cfg)
+    settings = ope.OpeSettings(**{**{k: v for k, v in plain.items() if k in names}, "methods": tuple(cfg.methods)})
+    shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
+    report = ope.run(
+        settings,
+        policy,
+        checkpoint.read_io(path),
+        make_fqe=lambda io, target: instantiate(cfg.ope, _partial_=True)(io, target, **shared),
+        make_behaviour=lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
+    )
+    folder = _run_folder(cfg, "ope", path.parent.parent.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "ope.json", ope.plain_numbers(report))
+    print(f"discounted value (gamma {cfg.gamma:g}), {cfg.confidence:.0%} intervals")
+    _table({**ope.table(report), "numbers": str(folder / "ope.json")})
+    print("\n".join(f"  {warning}" for warning in report.warnings))
+
+
 def collect(cfg: DictConfig) -> None:
     """Record episodes to a file or folder."""
     from tqdm import tqdm
@@ -454,6 +483,7 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "train": ("train", train),
     "offline": ("offline", offline),
     "eval": ("eval", evaluate),
+    "eval ope": ("ope", evaluate_offline),
     "collect": ("collect", collect),
     "bench": ("bench", bench),
     "data": ("data", data),
@@ -524,6 +554,8 @@ def main() -> None:
         text, healthy = diagnose()
         print(text)
         sys.exit(0 if healthy else 1)
+    if verb == "eval" and rest[:1] == ["ope"]:
+        verb, rest = "eval ope", rest[1:]
     if verb not in VERBS:
         print(f"robot-rl: there is no verb '{verb}'\n\n{USAGE}", file=sys.stderr)
         sys.exit(2)

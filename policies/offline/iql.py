@@ -180,7 +180,7 @@ class Iql:
         advantage = q - value
         weight = (self._beta * advantage).exp_().clamp_(max=self._clip)
         actor_loss = self._actor_step(rows, weight)
-        target = torch.addcmul(rows.reward, rows.discount, next_value)
+        target = self._target_of(rows, next_value)
         critic_loss = self._critic_step(x, target)
         self._target_params.blend(self._critic_params, self._tau)
         self._target.refresh()
@@ -201,6 +201,10 @@ class Iql:
     def ensemble(self, out: Tensor) -> Tensor:
         """(S E, B, 1) critic outputs -> (S, E, B)."""
         return out.view(self.seeds, -1, out.shape[1])
+
+    def _target_of(self, rows: Rows, next_value: Tensor) -> Tensor:
+        """(S, B) targets of the critics."""
+        return torch.addcmul(rows.reward, rows.discount, next_value)
 
     def _value_rows(self, rows: Rows, x: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """States (S, B', n) and their targets (S, B') for the value step; the batch itself."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from robot_rl.policies.nets.distributions import SquashedSample
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.initial import small_outputs
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import split, state_size
+from robot_rl.policies.nets.rows import Rows, split, state_size
 from robot_rl.policies.nets.soft_actor import SoftActor
 from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
 
@@ -113,6 +115,10 @@ class SacN:
             self.norm.set(facts.state_mean, facts.state_std)
         self._state.bound = facts.return_bound
 
+    def unbounded(self) -> None:
+        """Values may exceed what the log's rewards allow (rows from a model)."""
+        self._state.bound = math.inf
+
     @torch.no_grad()
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step of temperature, actor, critics and targets on one batch.
@@ -128,7 +134,8 @@ class SacN:
         rows = split(next(batches), 1, self.norm)
         state, action, next_state = rows.state[0], rows.action[0], rows.next_state[0]
         size = len(state)
-        sample = self._actor.draw(self._actor.raw(state))
+        raw = self._actor.raw(state)
+        sample = self._actor.draw(raw)
         self._actor.temper(sample.logp)
         alpha = self._actor.alpha
         q_new = self._critic.forward(torch.cat([state, sample.action], dim=1))[..., 0]
@@ -137,7 +144,7 @@ class SacN:
         d_q = chosen.div_(chosen.sum(0) * -size)
         d_action = self._critic.backward(d_q[..., None], weights=False, inputs=slice(self._size, None))
         assert d_action is not None
-        self._actor.step(sample, d_action, alpha)
+        more = self._actor_step(rows, raw, sample, d_action, alpha)
 
         after = self._actor.draw(self._actor.raw(next_state))
         next_q = self._target.forward(torch.cat([next_state, after.action], dim=1))[..., 0].amin(0)
@@ -152,12 +159,20 @@ class SacN:
         return self._state.report(
             {
                 **metrics,
+                **more,
                 "target": target.mean(),
                 "alpha": alpha,
                 "entropy": -sample.logp.mean(),
                 "actor_loss": (alpha * sample.logp - low).mean(),
             }
         )
+
+    def _actor_step(
+        self, rows: Rows, raw: Tensor, sample: SquashedSample, d_action: Tensor, alpha: Tensor
+    ) -> dict[str, Tensor]:
+        """Move the actor, given the gradient of -mean(min Q) by its actions; further metrics."""
+        self._actor.step(sample, d_action, alpha)
+        return {}
 
     def _critic_step(self, x: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Fill the critics' gradients for rows x (B, n + A) and targets (B,)."""

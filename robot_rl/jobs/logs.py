@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robot_rl.data import info
+from robot_rl.data import formats
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import META, Store, came_from, open_store, store_from_d4rl, write_store
 from robot_rl.types import IOSpec, LogFacts
@@ -22,7 +22,7 @@ class LogSettings:
     """How a log is read.
 
     Attributes:
-        data: a store, a D4RL file, a Minari dataset or a folder of recordings.
+        data: a store, or a file or folder in any format that `robot-rl data info` reads.
         gamma: discount per control step.
         reward: transformation: "none"; "minus_one" (r - 1: AntMaze); "scale_bias" (scale r + bias); "return_range"
             (1000 r / (largest - smallest return of complete episodes): locomotion).
@@ -55,7 +55,7 @@ def open_log(path: str | Path) -> Store:
     path = Path(path)
     if (path / META).is_file():
         return open_store(path)
-    kind = info.detect(path)
+    kind = formats.detect(path)
     out = path.with_suffix(".store") if path.is_file() else path.with_name(path.name + ".store")
     try:
         return _convert(path, kind, out)
@@ -71,12 +71,12 @@ def _convert(path: Path, kind: str, out: Path) -> Store:
         store = open_store(out)
         if came_from(store, path):
             return store
-    logs = info.load(path)
+    logs = formats.load(path)
     return write_store(
         out,
         logs.episodes,
         io=logs.io,
-        report=logs.findings,
+        report=[str(finding) for finding in logs.findings],
         sources=[path],
         facts={"name": str(logs.meta.get("name", path.stem))},
     )

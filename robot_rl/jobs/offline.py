@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tqdm import tqdm
 from robot_rl import checkpoint, report
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.data import scores
+from robot_rl.data.mix import Mix
 from robot_rl.jobs import logs
 from robot_rl.jobs.interrupt import Interrupt
 from robot_rl.jobs.logs import LogSettings
@@ -33,6 +34,7 @@ class OfflineSettings(LogSettings):
     Attributes:
         updates: learner updates in all.
         seed: of everything; evaluation uses its own fixed seeds.
+        expert: a second log, of demonstrations, for methods that imitate; half of every batch comes from it.
         score: dataset whose reference scores normalise the returns; "auto" tries the log's name and the environment's.
         log_every: updates between metric rows.
         eval_every: updates between evaluations; 0 means only at the end.
@@ -47,6 +49,7 @@ class OfflineSettings(LogSettings):
 
     updates: int = 1_000_000
     seed: int = 0
+    expert: str | None = None
     score: str = "auto"
     log_every: int = 1000
     eval_every: int = 5000
@@ -104,7 +107,18 @@ class OfflineJob:
         self.learner: Learner[Any] = make_learner(self.io)
         seeds = getattr(self.learner, "seeds", 1)
         self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds)
-        self.loop = Offline(self.learner, self.sampler, batch_size=getattr(self.learner, "batch_size", 256))
+        self.source: Any = self.sampler
+        if settings.expert is not None:
+            demos, notes = logs.sampler(
+                logs.open_log(settings.expert),
+                replace(settings, data=settings.expert, top_fraction=1.0),
+                seed=settings.seed + 1,
+            )
+            self.findings += notes
+            self.source = Mix({"expert": (demos, 0.5), "other": (self.sampler, 0.5)}, seed=settings.seed)
+        elif getattr(self.learner, "needs_expert", False):
+            raise ValueError("this method imitates: add expert=<log of demonstrations> beside data=<log>")
+        self.loop = Offline(self.learner, self.source, batch_size=getattr(self.learner, "batch_size", 256))
         self.resume_step: int | None = None
         if found is not None:
             self._restore(found)
@@ -209,7 +223,7 @@ class OfflineJob:
             step,
             policy=self.learner.policy.state_dict(),
             learner=self.learner.state_dict(),
-            loop={**self.loop.state_dict(), "sampler": self.sampler.state_dict()},
+            loop={**self.loop.state_dict(), "sampler": self.source.state_dict()},
             io=self.io,
             config=self.config,
             meta={
@@ -240,7 +254,7 @@ class OfflineJob:
         state = checkpoint.load_state(path / "loop.pt")
         self.loop.load_state_dict(state)
         if same:  # another log is drawn from anew
-            self.sampler.load_state_dict(state["sampler"])
+            self.source.load_state_dict(state["sampler"])
         self.resume_step = self.loop.updates
 
     def _finish(self) -> dict[str, Any]:

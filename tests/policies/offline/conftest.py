@@ -47,6 +47,7 @@ def batch() -> Callable[..., Transitions]:
                 "next_action": action.roll(1, 0),
                 "next_action_valid": torch.ones(size),
                 "return_to_go": torch.randn(size, generator=g),
+                "source": torch.arange(size) * 2 // max(size, 2),
             },
         }
         return Transitions(**{**values, **fields})

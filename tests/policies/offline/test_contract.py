@@ -27,6 +27,8 @@ METHODS = {
     "cal_ql.CalQl": {"samples": 2, "critic_hidden": (16, 16)},
     "xql.Xql": {},
     "xql.Xql seeds": {"seeds": 2, "random_actions": 1},
+    "recoil.Recoil": {},
+    "demo_kl.DemoKl": {"clone_updates": 2},
     "f_dvl.FDvl": {},
     "f_dvl.FDvl tv": {"divergence": "tv", "random_actions": 1},
     "f_dvl.FDvl code": {"variant": "code", "seeds": 2},

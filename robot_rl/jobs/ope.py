@@ -1,0 +1,388 @@
+"""The off-policy evaluation job: how good a policy is, from a log alone, with intervals and a warning of support."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from robot_rl.data.log_dataset import LogDataset
+from robot_rl.jobs import logs
+from robot_rl.jobs.logs import LogSettings
+from robot_rl.ope import estimators
+from robot_rl.ope.estimators import Logged
+from robot_rl.ope.intervals import Interval, bootstrap
+from robot_rl.types import IOSpec, Transitions
+
+METHODS = ("fqe", "is", "wis", "pdis", "wpdis", "dr", "wdr")
+_LOGP = ("action_log_probs", "infos/action_log_probs")
+
+
+@dataclass(frozen=True)
+class OpeSettings(LogSettings):
+    """Numbers of an evaluation; with those of `LogSettings` the top-level keys of configs/ope.yaml.
+
+    Attributes:
+        seed: of everything.
+        methods: which estimators.
+        updates: of FQE.
+        behaviour_updates: of the fitted behaviour policy, where the log holds no log-densities.
+        holdout: share of the episodes that the behaviour policy and FQE do not train on; all estimates use them.
+        smooth: standard deviation of a Gaussian around a deterministic policy, which gives it a density.
+        resamples: bootstrap draws.
+        confidence: mass of the intervals.
+        support_quantile: a policy action less likely under the behaviour than this share of logged ones is outside.
+        support_share: more than this share outside is a warning.
+    """
+
+    seed: int = 0
+    methods: tuple[str, ...] = ("fqe", "wis", "wpdis", "wdr")
+    updates: int = 50_000
+    behaviour_updates: int = 5_000
+    holdout: float = 0.2
+    smooth: float | None = None
+    resamples: int = 2000
+    confidence: float = 0.95
+    support_quantile: float = 0.01
+    support_share: float = 0.1
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One estimator's answer.
+
+    Attributes:
+        name: of the estimator.
+        interval: value and bounds, or None where it could not be computed.
+        note: why not, or how far to trust it.
+    """
+
+    name: str
+    interval: Interval | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the job found.
+
+    Attributes:
+        estimates: one per method.
+        behaviour: discounted value of the logged policy itself.
+        effective: effective number of episodes behind the ratios, or None without ratios.
+        outside: share of the policy's actions outside the data's support.
+        warnings: lines for the user.
+        td_error: FQE's root mean square temporal-difference error on episodes it did not train on, or None.
+    """
+
+    estimates: list[Estimate]
+    behaviour: Interval
+    effective: float | None
+    outside: float
+    warnings: list[str]
+    td_error: float | None
+
+
+def run(
+    settings: OpeSettings,
+    policy: Any,
+    io: IOSpec,
+    *,
+    make_fqe: Callable[[IOSpec, Any], Any],
+    make_behaviour: Callable[[IOSpec], Any],
+) -> Report:
+    """Evaluate `policy` on a log.
+
+    Args:
+        settings: numbers.
+        policy: answers tensors with tensors; with `log_prob` where importance weights are wanted.
+        io: its interface.
+        make_fqe: (io, policy) -> learner of Q with `members` value functions.
+        make_behaviour: (io) -> Gaussian cloning learner.
+
+    Raises:
+        ValueError: unknown method, or the log does not fit the policy.
+    """
+    s = settings
+    unknown = [name for name in s.methods if name not in METHODS]
+    if unknown:
+        raise ValueError(f"there is no estimator {', '.join(unknown)}; choose from {', '.join(METHODS)}")
+    store = logs.open_log(s.data)
+    logs.agree(store.io, io)
+    plain = LogSettings(**{f.name: getattr(s, f.name) for f in fields(LogSettings)})
+    data, notes = logs.sampler(store, plain, seed=s.seed)
+    inside, held_out = _split(data.episodes, s.holdout, s.seed)
+    warnings = list(notes)
+
+    mu, estimated = _behaviour(data, inside, s, make_behaviour, io)
+    if estimated:
+        warnings.append("the log holds no log-densities: the behaviour policy is estimated by cloning")
+    outside = _outside(mu, policy, _pick(data, held_out, s), s)
+    if outside > s.support_share:
+        warnings.append(
+            f"WARNING: {outside:.0%} of the policy's actions are less likely under the data than {s.support_quantile:.0%}"
+            " of the logged ones; no estimate from this log can be trusted there"
+        )
+    fqe, td_error = None, None
+    if {"fqe", "dr", "wdr"} & set(s.methods):
+        fqe = make_fqe(io, policy)
+        fqe.prepare(logs.facts(data))
+        batches, start = _halves(data, inside, s, fqe), data.initial_obs()["state"].float()
+        _fit(fqe, batches, s.updates - s.updates // 10, "FQE")
+        early = float(fqe.values(start).mean())
+        _fit(fqe, batches, s.updates // 10, "FQE, last tenth")
+        late = float(fqe.values(start).mean())
+        if abs(late - early) > 0.02 * max(abs(late), abs(early)):
+            warnings.append(
+                f"WARNING: the last tenth of FQE's updates moved its value from {early:.4g} to {late:.4g}; it has not "
+                f"settled, so its interval says nothing: raise updates (now {s.updates}) or ope.lr"
+            )
+        td_error = fqe.td_error(next(iter(_pick(data, held_out, s).ordered(4096))))
+
+    logged, reason = _logged(data, policy, mu, fqe, s)
+    estimates = [_estimate(name, logged, reason, fqe, data, s) for name in s.methods]
+    effective = None if reason else estimators.effective_sample_size(logged)
+    if not reason and estimators.unreliable(logged):
+        warnings.append(
+            f"WARNING: only {effective:.1f} of {len(logged.length)} episodes count behind the importance weights; "
+            "those estimates are unreliable"
+        )
+    returns = logged.returns
+    behaviour = bootstrap(
+        len(returns), lambda i: float(returns[i].mean()), resamples=s.resamples, confidence=s.confidence, seed=s.seed
+    )
+    return Report(estimates, behaviour, effective, outside, warnings, td_error)
+
+
+def _split(episodes: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Episodes to train on and episodes held out; a log of one episode is both."""
+    if len(episodes) < 2 or share <= 0.0:
+        return episodes, episodes
+    order = np.random.default_rng(seed).permutation(episodes)
+    out = min(max(1, round(share * len(episodes))), len(episodes) - 1)
+    return np.sort(order[out:]), np.sort(order[:out])
+
+
+def _pick(data: LogDataset, episodes: np.ndarray, s: OpeSettings, seed: int = 0) -> LogDataset:
+    """The same rewards, other episodes."""
+    return LogDataset(
+        data.store,
+        seed=seed,
+        gamma=s.gamma,
+        episodes=episodes,
+        reward_scale=data.reward_scale,
+        reward_bias=data.reward_bias,
+        action_clip=1.0 if s.action_clip else None,
+    )
+
+
+def _halves(data: LogDataset, inside: np.ndarray, s: OpeSettings, fqe: Any) -> Iterator[Transitions]:
+    """Batches in which every member has rows of its own half of the episodes.
+
+    The spread between halves is that of the bootstrap (delete-d jackknife with d = n/2; Shao and Wu, A General Theory
+    for Jackknife Variance Estimation).
+    """
+    rng, members = np.random.default_rng(s.seed), fqe.seeds
+    parts = []
+    for member in range(members):
+        half = rng.permutation(inside)[: max(1, (len(inside) + 1) // 2)] if members > 1 else inside
+        parts.append(_pick(data, half, s, seed=s.seed + member))
+    streams = [part.batches(fqe.batch_size // members) for part in parts]
+    while True:
+        yield _joined([next(stream) for stream in streams])
+
+
+def _joined(batches: list[Transitions]) -> Transitions:
+    def cat(name: str) -> Tensor:
+        return torch.cat([getattr(b, name) for b in batches])
+
+    names = ("action", "reward", "discount", "terminated", "truncated", "intervened", "mask")
+    obs, after = ({"state": torch.cat([getattr(b, n)["state"] for b in batches])} for n in ("obs", "next_obs"))
+    return Transitions(obs=obs, next_obs=after, **{name: cat(name) for name in names})
+
+
+def _fit(learner: Any, batches: Iterator[Transitions], updates: int, what: str) -> None:
+    with tqdm(total=updates, desc=what, unit="update", file=sys.stderr, dynamic_ncols=True) as bar:
+        for i in range(updates):
+            metrics = learner.update(batches)
+            if (i + 1) % 100 == 0 or i + 1 == updates:
+                bar.update(i + 1 - bar.n)
+                bar.set_postfix({k.removeprefix("train/"): f"{v:.3g}" for k, v in list(metrics.items())[:2]})
+
+
+class _FromColumn:
+    """Log-densities that the log itself holds, for logged actions only."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _behaviour(
+    data: LogDataset,
+    inside: np.ndarray,
+    s: OpeSettings,
+    make: Callable[[IOSpec], Any],
+    io: IOSpec,
+) -> tuple[Any, bool]:
+    """(policy of the behaviour, whether it is the only source of log-densities)."""
+    learner = make(io)
+    learner.prepare(logs.facts(data))
+    _fit(learner, _pick(data, inside, s).batches(learner.batch_size), s.behaviour_updates, "behaviour")
+    column = next((name for name in _LOGP if f"info/{name}" in data.store.names), None)
+    learner.policy.logged = _FromColumn(f"info/{column}") if column else None
+    return learner.policy, column is None
+
+
+def _outside(mu: Any, policy: Any, data: LogDataset, s: OpeSettings) -> float:
+    """Share of the policy's actions that the behaviour would hardly have taken."""
+    batch = next(iter(data.ordered(4096)))
+    state = batch.obs["state"]
+    logged = mu.log_prob({"state": state}, batch.action)
+    chosen = torch.as_tensor(policy.act({"state": state}, deterministic=True).value)
+    limit = torch.quantile(logged, s.support_quantile)
+    return float((mu.log_prob({"state": state}, chosen) < limit).float().mean())
+
+
+def _density(policy: Any, state: Tensor, action: Tensor, smooth: float | None) -> Tensor:
+    """(B,) log pi(a|s).
+
+    Raises:
+        ValueError: the policy is deterministic and `smooth` is None.
+    """
+    if smooth is not None:
+        centre = torch.as_tensor(policy.act({"state": state}, deterministic=True).value)
+        z = (action - centre) / smooth
+        return (-0.5 * z.square() - np.log(smooth) - 0.5 * np.log(2 * np.pi)).sum(-1)
+    refused = "this policy has no density; use FQE, or smooth=0.1 for a Gaussian around its action"
+    if not hasattr(policy, "log_prob"):
+        raise ValueError(refused)
+    try:
+        return policy.log_prob({"state": state}, action)
+    except ValueError as error:  # a deterministic one
+        raise ValueError(refused) from error
+
+
+def _logged(data: LogDataset, policy: Any, mu: Any, fqe: Any, s: OpeSettings) -> tuple[Logged, str]:
+    """Padded episodes, and why there are no ratios (then they are 1), or ""."""
+    store, chosen = data.store, data.episodes
+    count, steps = len(chosen), int(store.length[chosen].max())
+    reward, ratio, q, v = (np.zeros((count, steps)) for _ in range(4))
+    tail, reason = np.zeros(count), ""
+    for row, index in enumerate(chosen.tolist()):
+        episode = store.episode(index)
+        size = len(episode)
+        if not size:
+            continue
+        reward[row, :size] = episode.reward.astype(np.float64) * data.reward_scale + data.reward_bias
+        state = torch.from_numpy(np.array(episode.obs["state"], np.float32))
+        action = torch.from_numpy(np.array(episode.action, np.float32)).clamp(-1.0, 1.0)
+        if not reason:
+            try:
+                target = _density(policy, state[:-1], action, s.smooth)
+            except ValueError as error:
+                reason = str(error)
+            else:
+                ratio[row, :size] = (target - _logged_density(mu, episode, state[:-1], action)).double().numpy()
+        if fqe is not None:
+            q[row, :size] = fqe.q_values(state[:-1], action).mean(0).double().numpy()
+            every = fqe.values(state).mean(0).double().numpy()
+            v[row, :size] = every[:-1]
+            known = store.final_obs_valid[index]
+            tail[row] = 0.0 if episode.terminated or not known else s.gamma**size * every[-1]
+    with_model = fqe is not None
+    logged = Logged(
+        reward,
+        ratio,
+        np.asarray(store.length[chosen]),
+        s.gamma,
+        q=q if with_model else None,
+        v=v if with_model else None,
+        tail=tail if with_model else None,
+    )
+    return logged, reason
+
+
+def _logged_density(mu: Any, episode: Any, state: Tensor, action: Tensor) -> Tensor:
+    source = getattr(mu, "logged", None)
+    if source is None:
+        return mu.log_prob({"state": state}, action)
+    name = source.name.removeprefix("info/")
+    return torch.from_numpy(np.array(episode.meta["columns"][name], np.float32))
+
+
+_ESTIMATORS: dict[str, Callable[[Logged], float]] = {
+    "is": estimators.importance_sampling,
+    "wis": estimators.weighted,
+    "pdis": estimators.per_decision,
+    "wpdis": estimators.weighted_per_decision,
+    "dr": lambda logged: estimators.doubly_robust(logged, self_normalised=False),
+    "wdr": estimators.doubly_robust,
+}
+
+
+def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset, s: OpeSettings) -> Estimate:
+    if name == "fqe":
+        start = data.initial_obs()["state"].float()
+        values = fqe.values(start).double().numpy()  # (M, E)
+        rng = np.random.default_rng(s.seed)
+
+        def draw(index: np.ndarray) -> float:
+            whole = bool((index == np.arange(len(index))).all())
+            rows = values if whole else values[rng.integers(len(values))][None]
+            return float(rows[:, index].mean())
+
+        interval = bootstrap(
+            values.shape[1], draw, resamples=s.resamples, confidence=s.confidence, seed=s.seed
+        )
+        return Estimate(name, interval, f"{len(values)} value functions, each from half of the episodes")
+    if reason:
+        return Estimate(name, None, reason)
+    interval = bootstrap(
+        len(logged.length),
+        lambda index: _ESTIMATORS[name](logged.part(index)),
+        resamples=s.resamples,
+        confidence=s.confidence,
+        seed=s.seed,
+    )
+    return Estimate(name, interval, "unreliable" if estimators.unreliable(logged) else "")
+
+
+def line(estimate: Estimate) -> str:
+    """For the screen."""
+    if estimate.interval is None:
+        return f"- ({estimate.note})"
+    i = estimate.interval
+    note = f"  ({estimate.note})" if estimate.note else ""
+    return f"{i.value:.4g}  [{i.low:.4g}, {i.high:.4g}]{note}"
+
+
+def table(report: Report) -> dict[str, Any]:
+    """Name -> what the screen shows."""
+    return {
+        **{e.name: line(e) for e in report.estimates},
+        "logged policy": line(Estimate("", report.behaviour)),
+        "effective episodes": "-" if report.effective is None else report.effective,
+        "outside support": f"{report.outside:.1%} of actions",
+    }
+
+
+def plain_numbers(report: Report) -> dict[str, Any]:
+    """For JSON."""
+
+    def bounds(interval: Interval | None) -> dict[str, float] | None:
+        return None if interval is None else {"value": interval.value, "low": interval.low, "high": interval.high}
+
+    return {
+        "estimates": {e.name: {**(bounds(e.interval) or {}), "note": e.note} for e in report.estimates},
+        "behaviour": bounds(report.behaviour),
+        "effective_episodes": report.effective,
+        "outside_support": report.outside,
+        "fqe_td_error": report.td_error,
+        "warnings": report.warnings,
+    }

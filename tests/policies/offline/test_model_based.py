@@ -1,0 +1,204 @@
+"""Dynamics, branches and the edge of reach."""
+
+import pytest
+import torch
+
+from robot_rl.policies.nets.branches import Branches, terminated
+from robot_rl.policies.nets.dynamics import Dynamics
+from robot_rl.policies.offline.mopo import Mopo
+from robot_rl.policies.offline.ravl import Ravl
+
+SMALL = {"hidden": (16, 16), "batch_size": 16, "rollout_batch": 32, "rollout_every": 4, "horizon": 2}
+MODEL = {"model_members": 3, "model_elites": 2, "model_hidden": (16, 16), "model_updates": 6}
+
+
+def point_model(state, action):
+    """The true world of the `point` log."""
+    after = (state + 0.3 * action).clamp(-2, 2)
+    zero = torch.zeros(len(state))
+    return after, -after.square().sum(1), zero, zero
+
+
+def test_dynamics_gradient_equals_autograd():
+    g = torch.Generator().manual_seed(0)
+    model = Dynamics(3, 2, generator=g, members=2, elites=1, hidden=(8, 8))
+    rows = [torch.randn(2, 6, k, generator=g) for k in (3, 2, 3)] + [torch.randn(2, 6, generator=g)]
+    model.observe(*(part.flatten(0, 1) for part in rows))
+    before = {name: v.detach().clone().requires_grad_() for name, v in model.params.view.items()}
+    x = model.input_norm(torch.cat(rows[:2], -1))
+    y = model.target_norm(torch.cat([rows[2] - rows[0], rows[3][..., None]], -1))
+    h = x
+    for i in range(2):
+        h = torch.relu(torch.bmm(h, before[f"model.weight{i}"]) + before[f"model.bias{i}"][:, None])
+    out = torch.bmm(h, before["model.weight2"]) + before["model.bias2"][:, None]
+    mu, raw = out[..., :4], out[..., 4:]
+    upper, lower = before["upper"][:, None], before["lower"][:, None]
+    logvar = upper - torch.nn.functional.softplus(upper - raw)
+    logvar = lower + torch.nn.functional.softplus(logvar - lower)
+    loss = (((mu - y).square() * (-logvar).exp()).mean((1, 2)) + logvar.mean((1, 2))).sum()
+    loss = loss + 0.01 * (before["upper"].sum() - before["lower"].sum())
+    for i, decay in enumerate((2.5e-5, 5e-5, 1e-4)):
+        loss = loss + decay * before[f"model.weight{i}"].square().sum()
+    loss.backward()
+    model.fit(*rows)
+    for name, leaf in before.items():
+        torch.testing.assert_close(model.params.grad_view[name], leaf.grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_dynamics_learn_a_linear_world_and_rank_their_members():
+    g = torch.Generator().manual_seed(0)
+    model = Dynamics(2, 2, generator=g, members=3, elites=2, hidden=(32, 32), lr=3e-3)
+
+    def rows(*shape):
+        state = torch.rand(*shape, 2, generator=g) * 2 - 1
+        action = torch.rand(*shape, 2, generator=g) * 2 - 1
+        after = state + 0.3 * action
+        return state, action, after, -after.square().sum(-1)
+
+    for _ in range(20):
+        model.observe(*rows(256))
+    held = rows(256)
+    for i in range(1000):
+        model.fit(*rows(3, 128))
+        if i % 100 == 99:
+            model.validate(*held)
+    model.settle()
+    after, reward, aleatoric, disagreement = model.step(*held[:2])
+    assert (after - held[2]).abs().mean() < 0.08
+    assert (reward - held[3]).abs().mean() < 0.15
+    assert float(aleatoric.mean()) > float(disagreement.mean()) >= 0
+    assert model.best[model.order].diff().min() >= 0
+
+
+def test_branches_end_at_terminations_and_mark_their_edges():
+    """Hopper rule: z <= 0.7 is the end. Half of the rows fall at once; the others reach the second step."""
+    g = torch.Generator().manual_seed(0)
+    store = Branches(11, 3, 100, gamma=0.9, generator=g, termination="hopper")
+    start = torch.zeros(10, 11)
+    start[:, 0] = 1.2
+
+    def model(state, action):
+        after = state.clone()
+        after[: len(after) // 2, 0] = 0.5
+        zero = torch.zeros(len(state))
+        return after, torch.ones(len(state)), zero + 2.0, zero
+
+    about = store.roll(start, lambda s: torch.zeros(len(s), 3), model, horizon=2, penalty=0.25)
+    assert len(store) == 15
+    rows = store.rows[:15]
+    assert rows[:10, -2].tolist() == pytest.approx([0.0] * 5 + [0.9] * 5)
+    assert rows[:, -1].tolist() == [0.0] * 10 + [1.0] * 5
+    assert rows[:, -3].tolist() == pytest.approx([0.5] * 15)  # 1 - 0.25 * 2
+    assert about["edge_share"].item() == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "done"),
+    [
+        ("hopper", [0.69, 0.0], True),
+        ("hopper", [0.71, 0.21], True),
+        ("hopper", [0.71, 0.1], False),
+        ("walker2d", [2.1, 0.0], True),
+        ("walker2d", [1.0, -1.1], True),
+        ("walker2d", [1.0, 0.9], False),
+        ("ant", [0.1, 0.0], True),
+        ("ant", [0.5, 0.0], False),
+        ("halfcheetah", [0.0, 9.0], False),
+    ],
+)
+def test_termination_rules(kind, state, done):
+    assert bool(terminated(kind, torch.tensor([state]))[0]) == done
+
+
+def test_sample_dropout_discards_the_highest_rewards_and_zero_is_the_plain_method():
+    def filled(drop):
+        g = torch.Generator().manual_seed(0)
+        store = Branches(2, 2, 100, gamma=0.9, generator=g, termination="never")
+        start = torch.linspace(-1, 1, 20)[:, None].expand(20, 2).contiguous()
+        store.roll(start, lambda s: torch.zeros(len(s), 2), point_model, horizon=1, drop_top=drop)
+        return store.rows[: len(store)]
+
+    everything, lower = filled(0.0), filled(0.2)
+    assert (len(everything), len(lower)) == (20, 16)
+    assert lower[:, -3].max() == everything[:, -3].sort().values[15]
+    torch.testing.assert_close(filled(0.0), everything, rtol=0, atol=0)
+
+
+def test_log_with_terminations_asks_for_the_rule(io, batch):
+    learner = Mopo(io, **SMALL, **MODEL)
+    data = batch(16, terminated=torch.ones(16, dtype=torch.bool), discount=torch.zeros(16))
+    with pytest.raises(ValueError, match="policy.termination=hopper"):
+        for _ in range(10):
+            learner.update(iter([data] * 99))
+
+
+@pytest.mark.parametrize("kind", [Mopo, Ravl])
+def test_model_based_resume_in_either_phase_is_exact(io, batch, kind):
+    options = {**SMALL, **MODEL, "metrics_every": 1, **({"critics": 3} if kind is Ravl else {})}
+    for cut in (3, 9):
+        one, other = kind(io, seed=1, **options), kind(io, seed=2, **options)
+        for i in range(12):
+            if i == cut:
+                other.load_state_dict(one.state_dict())
+            expected = one.update(iter([batch(16, seed=i * 100 + j) for j in range(99)]))
+            if i >= cut:
+                assert other.update(iter([batch(16, seed=i * 100 + j) for j in range(99)])) == expected
+
+
+def test_mopo_learns_to_walk_home_from_random_actions(point):
+    learner = Mopo(
+        point.io,
+        gamma=point.gamma,
+        hidden=(32, 32),
+        batch_size=128,
+        lr=2e-3,
+        tau=0.02,
+        penalty=0.2,
+        rollout_every=100,
+        rollout_batch=500,
+        horizon=3,
+        model_hidden=(32, 32),
+        model_members=3,
+        model_elites=2,
+        model_updates=300,
+    )
+    assert point.train(learner, 1000) > -3.5
+
+
+@pytest.mark.slow
+def test_ravl_with_true_dynamics_does_not_overestimate_and_one_critic_does(point):
+    """Branches of one step from a narrow set of states: most next states are never acted in, values there are free.
+
+    The true value is never above 0; with one critic the policy finds values far above, with ten diverse ones not.
+    """
+
+    def highest(critics, eta):
+        torch.manual_seed(0)
+        learner = Ravl(
+            point.io,
+            gamma=0.99,
+            hidden=(64, 64),
+            batch_size=128,
+            critics=critics,
+            eta=eta,
+            lr=1e-3,
+            tau=0.02,
+            horizon=1,
+            real_ratio=0.0,
+            rollout_every=200,
+            rollout_batch=500,
+            model=point_model,
+            metrics_every=50,
+        )
+        learner.prepare(point.facts)
+        from dataclasses import replace
+
+        def narrow():
+            for batch in point.sampler().batches(128):
+                yield replace(batch, obs={"state": batch.obs["state"] * 0.1 + 1.0})
+
+        batches = narrow()
+        return max(learner.update(batches)["train/target"] for _ in range(1500) if learner) if critics else 0.0
+
+    assert highest(1, 0.0) > highest(8, 1.0)
+    assert highest(8, 1.0) <= 0.5
