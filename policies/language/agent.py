@@ -379,7 +379,7 @@ class LanguagePolicy:
         self._talk.feed(heard)
         said = self._talk.write(self._tokenizer.stop, self._longest, None if deterministic else self._samples)
         missing = [[] if stopped else [self._tokenizer.stop] for stopped in said.stopped]
-        self._talk.feed(missing)
+        self._talk.append(missing)
         value = np.empty((len(heard), 1), object)
         for row, ids in enumerate(said.ids):
             self._history[row] += [*ids, *missing[row]]
