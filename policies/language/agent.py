@@ -22,6 +22,9 @@ Build = Callable[[tuple[str, ...]], tuple[LanguageModel, Tokenizer]]
 BETAS = (0.9, 0.95)
 """Of Adam in the policy updates. A nearly certain policy has tiny gradients until a rare failure brings a large one;
 with the usual memory of 1000 steps (0.999) that step is up to 32 times the learning rate, with 20 steps at most 4.5."""
+EPS = 3e-5
+"""Of Adam in the policy updates, a tenth of a typical gradient entry: near the optimum, where almost all groups have
+equal outcomes, the usual 1e-8 would blow the little that is left up to whole steps."""
 WARMUP_NORM = 1.0
 """Gradient clip of the imitation."""
 PER_TURN = ("turn_gae", "gigpo", "trloo", "mapo")
@@ -53,6 +56,7 @@ class LanguageAgent:
         lr: learning rate of the policy updates.
         lr_warmup: optimiser steps over which the learning rate rises to `lr`. Adam's first steps move every weight by
             the whole learning rate whatever its gradient; without a slow start they undo part of the imitation.
+        anneal: let the learning rate fall linearly to 0 over the turns of `run`.
         clip_low, clip_high: widths of the ratio clip, for estimators that are no preset.
         value_coef: weight of the value loss.
         entropy_coef: weight of the entropy of the next token.
@@ -93,6 +97,7 @@ class LanguageAgent:
         epochs: int = 2,
         lr: float = 3e-4,
         lr_warmup: int = 30,
+        anneal: bool = False,
         clip_low: float = 0.2,
         clip_high: float = 0.28,
         value_coef: float = 0.5,
@@ -121,6 +126,7 @@ class LanguageAgent:
         self._context, self._longest = context, longest
         self._groups, self._group_size, self._minibatch, self._epochs = groups, group_size, minibatch, epochs
         self._lr, self._lr_warmup, self._updates = lr, lr_warmup, 0
+        self._anneal, self._progress = anneal, 0.0
         self._value_coef, self._entropy_coef, self._norm = value_coef, entropy_coef, max_grad_norm
         self._warm, self._warm_stop = (warmup_dialogues, warmup_steps, warmup_lr), warmup_stop
         self._draw = np.random.default_rng([seed, 1])
@@ -150,7 +156,9 @@ class LanguageAgent:
 
     def _build(self, vocabulary: tuple[str, ...]) -> None:
         self.model, self.tokenizer = self._make(vocabulary)
-        self._optimiser = torch.optim.AdamW(self.model.parameters(), lr=self._lr, betas=BETAS, weight_decay=0.0)
+        self._optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=self._lr, betas=BETAS, eps=EPS, weight_decay=0.0
+        )
         self.policy.follow(self.model, self.tokenizer, vocabulary)
 
     def _make(self, vocabulary: tuple[str, ...]) -> tuple[LanguageModel, Tokenizer]:
@@ -175,7 +183,7 @@ class LanguageAgent:
         if not self.warmed:
             self.warm_up()
         while self.env_steps < total_steps:
-            begin = time.perf_counter()
+            begin, self._progress = time.perf_counter(), self.env_steps / total_steps
             seeds = np.repeat(self._draw.integers(2**31, size=self._groups), self._group_size)
             dialogues = self.collect(seeds)
             turns = sum(len(one.spans) for one in dialogues)
@@ -272,6 +280,7 @@ class LanguageAgent:
         self._updates += 1
         for group in self._optimiser.param_groups:
             group["lr"] = self._lr * min(1.0, self._updates / max(1, self._lr_warmup))
+            group["lr"] *= 1.0 - self._progress if self._anneal else 1.0
         out["gradient_norm"] = self._step(self._optimiser, total, self._norm)
         return out
 

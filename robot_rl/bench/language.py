@@ -50,7 +50,7 @@ class Task:
 
 
 SHARED: dict[str, Any] = {"hidden": 48, "layers": 2, "heads": 2, "groups": 8, "group_size": 8, "minibatch": 32}
-SHARED |= {"epochs": 2, "lr": 5e-4, "warmup_steps": 300}
+SHARED |= {"epochs": 2, "lr": 5e-4, "anneal": True, "warmup_steps": 300}
 TASKS = {
     "guess": Task(
         "robot_rl.sim.worlds.text_guess.TextGuess",
