@@ -69,8 +69,8 @@ TASKS = {
     "maze": Task(
         "robot_rl.sim.worlds.text_maze.TextMaze",
         {"size": 3, "goals": 3, "min_distance": 3, "max_turns": 12},
-        15_000,
-        {**SHARED, "warmup_dialogues": 64, "warmup_lr": 3e-3, "warmup_stop": 0.1},
+        24_000,
+        {**SHARED, "lr": 1e-3, "warmup_dialogues": 64, "warmup_lr": 3e-3, "warmup_stop": 0.12},
         ("turn_gae", "grpo", "gigpo"),
     ),
 }
