@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,14 @@ from robot_rl.policies.language.agent_words import ModelTokenizer, WordTokenizer
 from robot_rl.types import Action, Array, IOSpec, Metrics, Obs
 
 Build = Callable[[tuple[str, ...]], tuple[LanguageModel, Tokenizer]]
+BETAS = (0.9, 0.95)
+"""Of Adam in the policy updates. A nearly certain policy has tiny gradients until a rare failure brings a large one;
+with the usual memory of 1000 steps (0.999) that step is up to 32 times the learning rate, with 20 steps at most 4.5."""
+EPS = 3e-5
+"""Of Adam in the policy updates, a tenth of a typical gradient entry: near the optimum, where almost all groups have
+equal outcomes, the usual 1e-8 would blow the little that is left up to whole steps."""
+WARMUP_NORM = 1.0
+"""Gradient clip of the imitation."""
 PER_TURN = ("turn_gae", "gigpo", "trloo", "mapo")
 """Stages whose `gamma` counts turns; they receive the learner's."""
 
@@ -47,13 +56,16 @@ class LanguageAgent:
         lr: learning rate of the policy updates.
         lr_warmup: optimiser steps over which the learning rate rises to `lr`. Adam's first steps move every weight by
             the whole learning rate whatever its gradient; without a slow start they undo part of the imitation.
+        anneal: let the learning rate fall linearly to 0 over the turns of `run`.
         clip_low, clip_high: widths of the ratio clip, for estimators that are no preset.
         value_coef: weight of the value loss.
         entropy_coef: weight of the entropy of the next token.
-        max_grad_norm: gradient clip.
+        max_grad_norm: gradient clip of the policy updates; typical norms are 0.1 to 0.3, those of rare failures 5.
         warmup_dialogues: dialogues of the expert to imitate.
         warmup_steps: optimiser steps of imitation.
         warmup_lr: their learning rate.
+        warmup_stop: end the imitation early when its loss (nats per token, running mean of 10 steps) falls below
+            this. A certain policy explores nothing: stop before it repeats the expert word for word.
         seed: of weights, tasks and samples.
         device: torch device.
         gamma: discount per turn, used by turn-level estimators; estimators of whole outcomes have none by definition,
@@ -85,14 +97,16 @@ class LanguageAgent:
         epochs: int = 2,
         lr: float = 3e-4,
         lr_warmup: int = 30,
+        anneal: bool = False,
         clip_low: float = 0.2,
         clip_high: float = 0.28,
         value_coef: float = 0.5,
         entropy_coef: float = 0.0,
-        max_grad_norm: float = 1.0,
+        max_grad_norm: float = 0.2,
         warmup_dialogues: int = 32,
         warmup_steps: int = 100,
         warmup_lr: float = 2e-3,
+        warmup_stop: float = 0.0,
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
@@ -112,8 +126,9 @@ class LanguageAgent:
         self._context, self._longest = context, longest
         self._groups, self._group_size, self._minibatch, self._epochs = groups, group_size, minibatch, epochs
         self._lr, self._lr_warmup, self._updates = lr, lr_warmup, 0
+        self._anneal, self._progress = anneal, 0.0
         self._value_coef, self._entropy_coef, self._norm = value_coef, entropy_coef, max_grad_norm
-        self._warm = (warmup_dialogues, warmup_steps, warmup_lr)
+        self._warm, self._warm_stop = (warmup_dialogues, warmup_steps, warmup_lr), warmup_stop
         self._draw = np.random.default_rng([seed, 1])
         self._samples = torch.Generator().manual_seed(seed)
         self._saved: dict[str, Any] | None = None
@@ -141,7 +156,9 @@ class LanguageAgent:
 
     def _build(self, vocabulary: tuple[str, ...]) -> None:
         self.model, self.tokenizer = self._make(vocabulary)
-        self._optimiser = torch.optim.AdamW(self.model.parameters(), lr=self._lr, weight_decay=0.0)
+        self._optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=self._lr, betas=BETAS, eps=EPS, weight_decay=0.0
+        )
         self.policy.follow(self.model, self.tokenizer, vocabulary)
 
     def _make(self, vocabulary: tuple[str, ...]) -> tuple[LanguageModel, Tokenizer]:
@@ -166,7 +183,7 @@ class LanguageAgent:
         if not self.warmed:
             self.warm_up()
         while self.env_steps < total_steps:
-            begin = time.perf_counter()
+            begin, self._progress = time.perf_counter(), self.env_steps / total_steps
             seeds = np.repeat(self._draw.integers(2**31, size=self._groups), self._group_size)
             dialogues = self.collect(seeds)
             turns = sum(len(one.spans) for one in dialogues)
@@ -189,13 +206,16 @@ class LanguageAgent:
         seeds = self._draw.integers(2**31, size=count)
         data = expert_dialogues(self._env, self.tokenizer, [int(seed) for seed in seeds])
         optimiser = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
-        loss = torch.zeros(())
+        loss, recent = torch.zeros(()), deque[float](maxlen=10)
         for _ in range(steps):
             chosen = [data[int(i)] for i in self._draw.integers(count, size=min(self._minibatch, count))]
             logp, _, _ = token_logp(self.model, chosen)
             written = torch.tensor([flag for one in chosen for flag in one.written], device=logp.device)
             loss = -logp[written].mean()
-            self._step(optimiser, loss)
+            self._step(optimiser, loss, WARMUP_NORM)
+            recent.append(float(loss.detach()))
+            if len(recent) == 10 and sum(recent) / 10 < self._warm_stop:
+                break
         return {"warmup/loss": float(loss.detach()), "warmup/turns": float(sum(len(one.spans) for one in data))}
 
     def collect(self, seeds: Sequence[int] | np.ndarray, *, deterministic: bool = False) -> list[Dialogue]:
@@ -240,7 +260,8 @@ class LanguageAgent:
         logp, value, entropy = token_logp(self.model, dialogues)
         mask = rows["mask"]
         if not bool(mask.any()):
-            return {"policy_loss": 0.0, "entropy": 0.0, "kl": 0.0, **({"value_loss": 0.0} if self.critic else {})}
+            nothing = dict.fromkeys(("policy_loss", "entropy", "kl", "gradient_norm"), 0.0)
+            return {**nothing, **({"value_loss": 0.0} if self.critic else {})}
         options = dict(self.pipeline.loss_options)
         options.pop("decoupled", None)  # dialogues are fresh: the proximal policy is the one that acted
         policy = policy_loss(
@@ -259,14 +280,17 @@ class LanguageAgent:
         self._updates += 1
         for group in self._optimiser.param_groups:
             group["lr"] = self._lr * min(1.0, self._updates / max(1, self._lr_warmup))
-        self._step(self._optimiser, total)
+            group["lr"] *= 1.0 - self._progress if self._anneal else 1.0
+        out["gradient_norm"] = self._step(self._optimiser, total, self._norm)
         return out
 
-    def _step(self, optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    def _step(self, optimiser: torch.optim.Optimizer, loss: Tensor, norm: float) -> float:
+        """One step; returns the norm of the gradient before clipping."""
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self._norm)
+        found = nn.utils.clip_grad_norm_(self.model.parameters(), norm)
         optimiser.step()
+        return float(found)
 
     def update(self, batches: Iterator[Any], /) -> Metrics:
         """Refused: the agent plays its own dialogues inside `run`."""
@@ -364,7 +388,7 @@ class LanguagePolicy:
         self._talk.feed(heard)
         said = self._talk.write(self._tokenizer.stop, self._longest, None if deterministic else self._samples)
         missing = [[] if stopped else [self._tokenizer.stop] for stopped in said.stopped]
-        self._talk.feed(missing)
+        self._talk.append(missing)
         value = np.empty((len(heard), 1), object)
         for row, ids in enumerate(said.ids):
             self._history[row] += [*ids, *missing[row]]

@@ -159,6 +159,8 @@ class Conversation:
         self._mask = torch.zeros((rows, 0), dtype=torch.long, device=self._device)
         self.logits = torch.zeros((rows, model.core.config.vocab_size), device=self._device)
         self.value = torch.zeros(rows, device=self._device)
+        # Last tokens of utterances: nothing follows them before the next observation, which takes them along.
+        self._pending: list[list[int]] = [[] for _ in range(rows)]
 
     @property
     def columns(self) -> int:
@@ -172,6 +174,15 @@ class Conversation:
         Args:
             ids: (B) lists; a row with an empty list keeps its logits and value.
         """
+        self.append(ids)
+        ids, self._pending = self._pending, [[] for _ in ids]
+        self._feed(ids)
+
+    def append(self, ids: Sequence[Sequence[int]]) -> None:
+        """Add tokens to every row that the model reads only with the next `feed`."""
+        self._pending = [[*old, *new] for old, new in zip(self._pending, ids)]
+
+    def _feed(self, ids: Sequence[Sequence[int]]) -> None:
         width = max(map(len, ids))
         if not width:
             return
@@ -190,6 +201,8 @@ class Conversation:
     def write(self, stop: int, longest: int, generator: torch.Generator | None) -> Written:
         """Let every row write until the stop or for `longest` tokens; the written tokens enter the cache.
 
+        The last one of each row enters with the next `feed`; until then `logits` and `value` do not know of it.
+
         Args:
             stop: id that ends an utterance.
             longest: tokens at most, the stop included.
@@ -197,7 +210,7 @@ class Conversation:
         """
         rows = len(self.value)
         out = Written([[] for _ in range(rows)], [[] for _ in range(rows)], [[] for _ in range(rows)], [False] * rows)
-        for _ in range(longest):
+        for count in range(longest):
             logp = self.logits.log_softmax(-1)
             if generator is None:
                 chosen = logp.argmax(-1)
@@ -209,14 +222,15 @@ class Conversation:
             for i in range(rows):
                 if out.stopped[i]:
                     continue
-                new[i] = [token[i]]
+                last = token[i] == stop or count == longest - 1
+                (self._pending if last else new)[i] = [token[i]]
                 out.ids[i].append(token[i])
                 out.logp[i].append(taken[i])
                 out.value[i].append(value[i])
                 out.stopped[i] = token[i] == stop
-            self.feed(new)
-            if all(out.stopped):
+            if not any(new):
                 break
+            self._feed(new)
         return out
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -224,3 +238,4 @@ class Conversation:
         index = torch.tensor(rows, device=self._device)
         self._cache.batch_select_indices(index)
         self._mask, self.logits, self.value = self._mask[index], self.logits[index], self.value[index]
+        self._pending = [self._pending[row] for row in rows]

@@ -21,6 +21,7 @@ def plot(
     x: str,
     y: str,
     level: float | None = None,
+    columns: int = 0,
 ) -> None:
     """Write a PNG: one panel per task, one colour per method, thin lines for seeds and a thick one for their mean.
 
@@ -29,6 +30,7 @@ def plot(
         panels: {task: {method: [(x, y) of each seed]}}.
         x, y: labels of the axes.
         level: y of a dashed line.
+        columns: panels beside each other; 0 = all.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -38,9 +40,13 @@ def plot(
     matplotlib = require("matplotlib", extra="report")
     matplotlib.use("Agg")
     plt = require("matplotlib.pyplot", extra="report")
-    figure, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 3.2), squeeze=False, layout="constrained")
+    wide = columns or len(panels)
+    high = -(-len(panels) // wide)
+    figure, axes = plt.subplots(high, wide, figsize=(4 * wide, 3.2 * high), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
     colours = {name: f"C{i}" for i, name in enumerate(sorted({name for panel in panels.values() for name in panel}))}
-    for axis, (title, methods) in zip(axes[0], panels.items()):
+    for axis, (title, methods) in zip(axes.flat, panels.items()):
         for method, lines in methods.items():
             for at, value in lines:
                 axis.plot(at, value, color=colours[method], alpha=0.3, linewidth=0.7)
@@ -53,7 +59,8 @@ def plot(
         axis.set_xlabel(x, fontsize=9)
         axis.tick_params(labelsize=8)
         axis.legend(fontsize=8)
-    axes[0, 0].set_ylabel(y, fontsize=9)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(y, fontsize=9)
     picture = io.BytesIO()
     figure.savefig(picture, dpi=110, format="png")
     plt.close(figure)

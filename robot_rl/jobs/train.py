@@ -21,6 +21,7 @@ from robot_rl.jobs.interrupt import Interrupt
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.on_policy import OnPolicy
+from robot_rl.loops.on_policy_async import AsyncOnPolicy
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Learner, Metrics, Tracker
@@ -127,6 +128,8 @@ class TrainJob:
         consumes = self.learner.consumes
         if consumes == "rollout":
             return OnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
+        if consumes == "stale_rollout":
+            return AsyncOnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
         if consumes == "environment":  # a learner that brings its own loop, such as stable-baselines3's
             own: Any = self.learner
             own.attach(self.env)

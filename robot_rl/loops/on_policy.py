@@ -13,7 +13,7 @@ from torch import Tensor
 
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Array, Learner, Metrics, Obs, Rollout, Step
+from robot_rl.types import Array, Learner, Metrics, Obs, Policy, Rollout, Step
 
 Hook = Callable[[int, Metrics], bool]
 
@@ -57,7 +57,7 @@ class OnPolicy:
             learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed
         self._stepper = Stepper(env, save_to=save_to)
-        self._storage: _Storage | None = None
+        self._storage: RolloutStorage | None = None
         self._started = False
 
     def run(self, total_steps: int, hook: Hook | None = None) -> None:
@@ -107,31 +107,48 @@ class OnPolicy:
         self._started = True
 
     def _collect(self) -> Rollout:
-        policy, stepper, learner = self._learner.policy, self._stepper, self._learner
         if self._storage is None:
-            self._storage = _Storage(learner.rollout_steps)
-        storage = self._storage
-        storage.clear()
-        for _ in range(learner.rollout_steps):
-            action = policy.act(stepper.obs)
-            if action.logp is None:
-                raise ValueError(
-                    f"{type(policy).__name__}.act gave no logp; the on-policy loop needs it of every sample"
-                )
-            step = stepper.step(action.value)
-            raw = action.extras.get("raw", action.value)
-            extras = {name: action.extras[name] for name in getattr(learner, "rollout_extras", ())}
-            if storage.add(step, raw, action.logp, extras):
-                policy.reset(step.terminated | step.truncated)
-            self.stats.add(step)
-        return storage.rollout(learner)
+            self._storage = RolloutStorage(self._learner.rollout_steps)
+        collect(self._stepper, self._learner.policy, self._storage, self.stats, _extras_of(self._learner))
+        return self._storage.rollout(self._learner)
 
 
-class _Storage:
+def collect(
+    stepper: Stepper, policy: Policy, storage: RolloutStorage, stats: EpisodeStats, extras: tuple[str, ...] = ()
+) -> None:
+    """Fill a storage with steps of a policy.
+
+    Args:
+        stepper: the environment.
+        policy: what acts; answers `logp`.
+        storage: emptied first.
+        stats: episodes are counted here.
+        extras: names of further extras of the actions to store.
+
+    Raises:
+        ValueError: the policy gave no logp.
+    """
+    storage.clear()
+    for _ in range(storage.length):
+        action = policy.act(stepper.obs)
+        if action.logp is None:
+            raise ValueError(f"{type(policy).__name__}.act gave no logp; the on-policy loop needs it of every sample")
+        step = stepper.step(action.value)
+        raw = action.extras.get("raw", action.value)
+        if storage.add(step, raw, action.logp, {name: action.extras[name] for name in extras}):
+            policy.reset(step.terminated | step.truncated)
+        stats.add(step)
+
+
+def _extras_of(learner: Any) -> tuple[str, ...]:
+    return tuple(getattr(learner, "rollout_extras", ()))
+
+
+class RolloutStorage:
     """Columns of one rollout, made at the first step and used again in every iteration."""
 
     def __init__(self, length: int) -> None:
-        self._length, self._row = length, 0
+        self.length, self._row = length, 0
         self._obs: dict[str, Any] = {}
         self._columns: dict[str, Any] = {}
         self._extras: dict[str, Any] = {}
@@ -178,8 +195,8 @@ class _Storage:
             value = learner.value(flat).reshape(shape).to(columns["reward"].device)
             boundary = columns["terminated"] | columns["truncated"]
             boundary[-1] = True
-            ends = [end for end in self._ends if end[0] != self._length - 1]
-            ends.append((self._length - 1, np.ones(shape[1], bool), last.next_obs))
+            ends = [end for end in self._ends if end[0] != self.length - 1]
+            ends.append((self.length - 1, np.ones(shape[1], bool), last.next_obs))
             keys = list(flat)
             parts = [[obs[key][_index(rows, obs[key])] for key in keys] for _, rows, obs in ends]
             joined = {key: _cat([part[i] for part in parts]) for i, key in enumerate(keys)}
@@ -205,7 +222,7 @@ class _Storage:
         )
 
     def _column(self, like: Array) -> Array:
-        shape = (self._length, *like.shape)
+        shape = (self.length, *like.shape)
         if isinstance(like, Tensor):
             return torch.empty(shape, dtype=like.dtype, device=like.device)
         return np.empty(shape, like.dtype)

@@ -1,0 +1,205 @@
+"""On-policy training without waiting: one thread steps the environments with the newest weights that it could get,
+the other one learns from rollouts that are a little old."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from robot_rl.loops.episodes import EpisodeStats
+from robot_rl.loops.on_policy import Hook, OnPolicyLearner, RolloutStorage, collect
+from robot_rl.loops.stepping import Stepper
+from robot_rl.types import Policy
+
+WAIT = 0.2
+"""Seconds between looks at the other thread while waiting for it."""
+
+
+class StaleLearner(OnPolicyLearner, Protocol):
+    """A learner that corrects for rollouts of older policies.
+
+    Attributes:
+        lag: act with the policy of this many updates ago, without a thread; None = collect in a thread.
+        queue: finished rollouts that may wait.
+        updates: updates so far: the version of the weights.
+    """
+
+    lag: int | None
+    queue: int
+    updates: int
+
+    def actor(self) -> Policy:
+        """A policy with weights of its own, for the collecting side."""
+        ...
+
+
+class _Weights(NamedTuple):
+    version: int
+    state: dict[str, Any]
+
+
+class _Finished(NamedTuple):
+    storage: RolloutStorage
+    version: int
+    metrics: dict[str, float]
+
+
+class AsyncOnPolicy:
+    """Collects and learns at the same time; every rollout carries the version of the weights that acted.
+
+    With a `lag` everything happens in turns in one thread and is deterministic from the seed: for tests and for
+    studying staleness. Otherwise the order of rollouts and updates depends on the machine, and a resumed run goes on
+    from the same weights and environments but not bit for bit; rollouts that waited in the queue are lost.
+
+    Args:
+        env: vector environment; in a run it belongs to the collecting thread.
+        learner: what learns.
+        seed: seed of the first reset.
+        save_to: folder for the environment's state if it returns NaN.
+
+    Raises:
+        ValueError: the learner was made for another interface than the environment's.
+    """
+
+    def __init__(self, env: Any, learner: StaleLearner, *, seed: int = 0, save_to: str | Path | None = None) -> None:
+        self.env_steps = 0
+        self.iterations = 0
+        self.stats = EpisodeStats(env.num_envs)
+        if hasattr(env, "io"):
+            learner.policy.io.check(env.io)
+        self._learner, self._seed = learner, seed
+        self._stepper = Stepper(env, save_to=save_to)
+        self._actor: Any = learner.actor()
+        self._started = False
+        self._newest = _Weights(learner.updates, {})
+        self._past: deque[_Weights] = deque(maxlen=1 + (learner.lag or 0))
+        self._stop, self._collecting = threading.Event(), threading.Lock()
+        self._failure: BaseException | None = None
+
+    def run(self, total_steps: int, hook: Hook | None = None) -> None:
+        """Train until `env_steps` reaches `total_steps`; see `OnPolicy.run`.
+
+        Raises:
+            Whatever the collecting thread raised.
+        """
+        if not self._started:
+            self._stepper.reset(self._seed)
+            self._started = True
+        self._actor.reset()
+        if self._learner.lag is not None:
+            self._run_in_turns(total_steps, hook)
+        elif self.env_steps < total_steps:
+            self._run_threaded(total_steps, hook)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Environment, statistics, counters, older weights (with a lag) and the actor's noise.
+
+        While a thread collects, this waits until its rollout is complete.
+        """
+        with self._collecting:
+            return {
+                "stepper": self._stepper.state_dict(),
+                "episodes": self.stats.state_dict(),
+                "env_steps": self.env_steps,
+                "iterations": self.iterations,
+                "past": [{"version": old.version, "state": old.state} for old in self._past],
+                "noise": self._actor.generator_state() if hasattr(self._actor, "generator_state") else None,
+            }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken, given the learner's state of the same moment."""
+        self._stepper.load_state_dict(state["stepper"])
+        self.stats.load_state_dict(state["episodes"])
+        self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
+        self._past.extend(_Weights(int(old["version"]), old["state"]) for old in state["past"])
+        if state["noise"] is not None:
+            self._actor.load_generator_state(state["noise"])
+        self._started = True
+
+    def _run_in_turns(self, total_steps: int, hook: Hook | None) -> None:
+        storage = RolloutStorage(self._learner.rollout_steps)
+        while self.env_steps < total_steps:
+            begin = time.perf_counter()
+            self._past.append(self._weights())
+            acting = self._past[0]
+            self._actor.load_state_dict(acting.state)
+            collect(self._stepper, self._actor, storage, self.stats)
+            if self._learn(_Finished(storage, acting.version, self.stats.metrics()), begin, hook):
+                return
+
+    def _run_threaded(self, total_steps: int, hook: Hook | None) -> None:
+        finished: queue.Queue[_Finished] = queue.Queue(self._learner.queue)
+        # Every storage is with one side at a time; the learner hands them back.
+        free: queue.Queue[RolloutStorage] = queue.Queue()
+        for _ in range(self._learner.queue + 2):
+            free.put(RolloutStorage(self._learner.rollout_steps))
+        self._newest, self._failure = self._weights(), None
+        self._stop.clear()
+        thread = threading.Thread(target=self._collect_forever, args=(free, finished), name="rollouts", daemon=True)
+        thread.start()
+        try:
+            while self.env_steps < total_steps:
+                begin = time.perf_counter()
+                try:
+                    item = finished.get(timeout=WAIT)
+                except queue.Empty:
+                    if self._failure is not None:
+                        raise self._failure from None
+                    continue
+                stop = self._learn(item, begin, hook)
+                self._newest = self._weights()
+                free.put(item.storage)
+                if stop:
+                    return
+        finally:
+            self._stop.set()
+            thread.join()
+
+    def _collect_forever(self, free: queue.Queue[RolloutStorage], finished: queue.Queue[_Finished]) -> None:
+        try:
+            while not self._stop.is_set():
+                try:
+                    storage = free.get(timeout=WAIT)
+                except queue.Empty:
+                    continue
+                weights = self._newest  # one reference, so version and state belong together
+                with self._collecting:
+                    self._actor.load_state_dict(weights.state)
+                    collect(self._stepper, self._actor, storage, self.stats)
+                    item = _Finished(storage, weights.version, self.stats.metrics())
+                while not self._stop.is_set():
+                    try:
+                        finished.put(item, timeout=WAIT)
+                        break
+                    except queue.Full:
+                        continue
+        except BaseException as error:  # the learning thread raises it
+            self._failure = error
+
+    def _learn(self, item: _Finished, begin: float, hook: Hook | None) -> bool:
+        learner = self._learner
+        got = time.perf_counter()
+        rollout = item.storage.rollout(learner)
+        staleness = learner.updates - item.version
+        metrics = learner.update(iter((rollout,)))
+        end = time.perf_counter()
+        steps = int(rollout.valid.sum())
+        self.env_steps += steps
+        self.iterations += 1
+        metrics = {
+            **item.metrics,
+            **metrics,
+            "train/staleness": float(staleness),
+            "train/action_std": float(rollout.action.std()),
+            "time/sps": steps / (end - begin),
+            "time/wait_fraction": (got - begin) / (end - begin),
+        }
+        return hook is not None and hook(self.env_steps, metrics)
+
+    def _weights(self) -> _Weights:
+        """The learner's weights and moments now, as copies."""
+        return _Weights(self._learner.updates, dict(self._learner.policy.state_dict()))
