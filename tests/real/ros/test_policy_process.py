@@ -8,6 +8,7 @@ import pytest
 from ros_harness import RT, SLACK, STOP, wait
 
 pytestmark = pytest.mark.ros
+TOY = (RT, "autostart:=true", "loader:=toy_policies:load")
 
 
 @pytest.fixture
@@ -35,9 +36,7 @@ def test_01_policy_killed_while_moving_then_a_new_one_without_reset(driven, proc
     processes.end("policy_node", signal.SIGKILL)
     driven.stopped_after(since, STOP + SLACK)
     driven.wait_state("ARMED")
-    processes.start(
-        "policy_node", RT, "autostart:=true", "loader:=toy_policies:load", f"policy_path:={processes.folder / 'good'}"
-    )
+    processes.start("policy_node", *TOY, f"policy_path:={processes.folder / 'good'}")
     driven.wait_state("ACTIVE", limit=20.0)
     wait(lambda: np.allclose(driven.last.value, 0.5, atol=0.02), what="the target")
     driven.check_limits()
@@ -100,15 +99,7 @@ def test_42_policy_lets_go_and_ends_with_zero(driven, processes):
 def test_chunks_of_the_policy_node_drive_the_robot(live, processes):
     processes.end("policy_node")
     (processes.folder / "good").mkdir(exist_ok=True)
-    processes.start(
-        "policy_node",
-        RT,
-        "autostart:=true",
-        "loader:=toy_policies:load",
-        f"policy_path:={processes.folder / 'good'}",
-        "chunk_steps:=4",
-        "rate:=100.0",
-    )
+    processes.start("policy_node", *TOY, f"policy_path:={processes.folder / 'good'}", "chunk_steps:=4")
     live.wait_state("ACTIVE", limit=20.0)
     wait(lambda: np.allclose(live.last.value, 0.5, atol=0.03), what="the target")
     assert any("r" in item.flags for _, item in live.executed)
