@@ -21,9 +21,11 @@ def driven(live, processes, tmp_path_factory):
     processes.start(
         "policy_node", RT, "autostart:=true", "loader:=toy_policies:load", f"policy_path:={folder / 'good'}"
     )
-    live.wait_state("ACTIVE", limit=20.0)
-    yield live
-    processes.end("policy_node")
+    try:
+        live.wait_state("ACTIVE", limit=60.0)
+        yield live
+    finally:
+        processes.end("policy_node")
 
 
 def loop_rate(live):
@@ -37,7 +39,7 @@ def test_01_policy_killed_while_moving_then_a_new_one_without_reset(driven, proc
     driven.stopped_after(since, STOP + SLACK)
     driven.wait_state("ARMED")
     processes.start("policy_node", *TOY, f"policy_path:={processes.folder / 'good'}")
-    driven.wait_state("ACTIVE", limit=20.0)
+    driven.wait_state("ACTIVE", limit=60.0)
     wait(lambda: np.allclose(driven.last.value, 0.5, atol=0.02), what="the target")
     driven.check_limits()
 
@@ -61,7 +63,7 @@ def test_36_good_policy_is_swapped_in_between_ticks(driven, processes):
     assert not driven.set("policy", policy_path=str(processes.folder / "back"))
     wait(lambda: np.allclose(driven.last.value, -0.5, atol=0.02), what="the second target")
     assert set(driven.states) <= {"ACTIVE"}
-    assert driven.last.trace.startswith("back/")  # recordings know who acted
+    assert driven.last.trace.startswith("back.")  # recordings know who acted
     driven.check_limits()
 
 
@@ -73,7 +75,7 @@ def test_36_bad_policy_is_refused_and_the_old_one_goes_on(driven, processes, nam
     driven.set("policy", policy_path=str(processes.folder / name))
     wait(lambda: reason in driven.diagnostic("policy: policy")[1], what=f"refusal of {name}")
     assert set(driven.states) <= {"ACTIVE"}
-    assert driven.last.trace.startswith("good/")
+    assert driven.last.trace.startswith("good.")
     assert driven.set("policy", policy_path=str(processes.folder / "nowhere"))
 
 
@@ -82,7 +84,7 @@ def test_36_slow_load_costs_no_deadline(driven, processes):
     driven.set("policy", policy_path=str(processes.folder / "slow"))
     time.sleep(3.0)
     assert set(driven.states) <= {"ACTIVE"}
-    wait(lambda: driven.last.trace.startswith("slow/"), what="the slow policy")
+    wait(lambda: driven.last.trace.startswith("slow."), what="the slow policy")
     answer = driven.call("policy/reload", limit=10.0)
     assert answer.success or "loaded" in answer.message
     assert loop_rate(driven) > 70.0
@@ -100,7 +102,7 @@ def test_chunks_of_the_policy_node_drive_the_robot(live, processes):
     processes.end("policy_node")
     (processes.folder / "good").mkdir(exist_ok=True)
     processes.start("policy_node", *TOY, f"policy_path:={processes.folder / 'good'}", "chunk_steps:=4")
-    live.wait_state("ACTIVE", limit=20.0)
+    live.wait_state("ACTIVE", limit=60.0)
     wait(lambda: np.allclose(live.last.value, 0.5, atol=0.03), what="the target")
     assert any("r" in item.flags for _, item in live.executed)
     processes.end("policy_node")
