@@ -30,6 +30,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   eval ope   estimate its value from a log alone       robot-rl eval ope path=runs/offline/<run> data=log.hdf5
   collect    record episodes                           robot-rl collect env=pick out=pick.hdf5
   data       info, validate, convert or plot a log     robot-rl data info pick.hdf5
+  deploy     a policy on a ROS 2 robot, or simulated   robot-rl deploy robot_spec=desk_arm world=reach policy_path=…
   bench      measure ours against peers                robot-rl bench sac
   doctor     versions, devices, what is missing        robot-rl doctor
 
@@ -478,6 +479,13 @@ def data(cfg: DictConfig) -> None:
             print(f"  {item.severity:<8} {item}", file=sys.stderr)
         sys.exit(2)
 
+def deploy(cfg: DictConfig) -> None:
+    """Run robot, supervisor and policy as processes; Ctrl-C brakes first."""
+    arguments = instantiate(cfg.graph)
+    status = hydra.utils.get_method("robot_rl.real.processes.deploy")(arguments)
+    if status:
+        raise Refused(f"the deployment ended because one of its processes did (status {status}); see above")
+
 
 VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "train": ("train", train),
@@ -487,6 +495,7 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "collect": ("collect", collect),
     "bench": ("bench", bench),
     "data": ("data", data),
+    "deploy": ("deploy", deploy),
 }
 
 
