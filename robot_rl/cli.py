@@ -28,6 +28,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   eval       evaluate a trained policy, film it        robot-rl eval path=runs/train/<run> episodes=100
   collect    record episodes                           robot-rl collect env=pick out=pick.hdf5
   data info  what is in a log                          robot-rl data info pick.hdf5
+  deploy     a policy on a ROS 2 robot, or simulated   robot-rl deploy robot_spec=desk_arm world=reach policy_path=…
   bench      measure ours against peers                robot-rl bench sac
   doctor     versions, devices, what is missing        robot-rl doctor
 
@@ -302,11 +303,20 @@ def bench(cfg: DictConfig) -> None:
     print(f"numbers: {path}")
 
 
+def deploy(cfg: DictConfig) -> None:
+    """Run robot, supervisor and policy as processes; Ctrl-C brakes first."""
+    arguments = instantiate(cfg.graph)
+    status = hydra.utils.get_method("robot_rl.real.processes.deploy")(arguments)
+    if status:
+        raise Refused(f"the deployment ended because one of its processes did (status {status}); see above")
+
+
 VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "train": ("train", train),
     "eval": ("eval", evaluate),
     "collect": ("collect", collect),
     "bench": ("bench", bench),
+    "deploy": ("deploy", deploy),
 }
 
 

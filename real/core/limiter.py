@@ -158,6 +158,7 @@ class JointLimiter:
                 raise ValueError(f"{name} is {value}, expected {self.lower.shape} finite numbers")
         self.position, self.velocity = position, velocity
         self.acceleration = np.zeros_like(position)
+        self.moved = 0.0  # length of the last period that was stepped; the reader may set it to 0
         self._target = position
         self.at_limit = np.zeros(position.shape, bool)
         self.at_rate = np.zeros(position.shape, bool)
@@ -290,6 +291,7 @@ class JointLimiter:
 
     def _take(self, speed: Array, period: Any) -> Array:
         self._before = self.position, self.velocity, self.acceleration
+        self.moved = float(period) if np.ndim(period) == 0 else 0.0
         self.acceleration = (speed - self.velocity) / period
         self.position = self.position + speed * period
         self.velocity = speed

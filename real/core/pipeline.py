@@ -49,6 +49,8 @@ class Sent:
         trace: `<source>/<seq>` of the command behind it.
         flags: letters: c clipped, h hold, b braking, r chunk replaced, s stale.
         verdict: of the supervisor.
+        velocity: (J,) commanded [rad/s].
+        period: time over which the command moved [s], 0 when it stood.
     """
 
     value: np.ndarray
@@ -57,6 +59,8 @@ class Sent:
     trace: str
     flags: str
     verdict: Verdict
+    velocity: np.ndarray
+    period: float
 
 
 class CommandPipeline:
@@ -220,14 +224,17 @@ class CommandPipeline:
             command, why = self.door.select(now)
             if why or self._soft:
                 self.safety.soft_stop()
+            limiter = self.safety.limiter
+            limiter.moved = 0.0
             out, verdict = self.safety.filter(command, state, now)
             authority = self.door.authority if verdict.state == State.ACTIVE.value else "none"
             flags = self._flags(verdict)
             if verdict.publish:
-                limiter = self.safety.limiter
                 self.door.executed(now, limiter.position, limiter.velocity, as_asked=verdict.level is Level.OK)
             trace = self.door.trace if authority != "none" else "supervisor/0"
-            return Sent(out.value, verdict.publish, authority, trace, flags, verdict)
+            return Sent(
+                out.value, verdict.publish, authority, trace, flags, verdict, limiter.velocity.copy(), limiter.moved
+            )
 
     def overdue(self, now: float) -> list[str]:
         """Inputs that have been silent for too long, as sentences."""

@@ -324,6 +324,8 @@ class Executed:
         authority: `none`, `external`, `policy` or `human`.
         trace: `<source>/<seq>` of the command behind it.
         flags: letters: c clipped, h hold, b braking, r chunk replaced, s stale.
+        velocity: (J,) commanded [rad/s].
+        period: time over which the command moved to `value` [s], 0 when it stood.
     """
 
     stamp: float
@@ -332,15 +334,25 @@ class Executed:
     authority: str
     trace: str
     flags: str
+    velocity: Array
+    period: float
 
 
 def executed_message(
-    spec: RobotSpec, value: Array, stamp: float, authority: str, trace: str, flags: str
+    spec: RobotSpec,
+    value: Array,
+    stamp: float,
+    authority: str,
+    trace: str,
+    flags: str,
+    *,
+    velocity: Array,
+    period: float,
 ) -> JointTrajectory:
-    """Message of `executed`; see `Executed`."""
+    """Message of `executed`; see `Executed`. The period travels as `time_from_start`."""
     message = JointTrajectory(joint_names=list(spec.names))
     message.header.stamp, message.header.frame_id = time_message(stamp), f"{authority}|{trace}|{flags}"
-    point = JointTrajectoryPoint()
+    point = JointTrajectoryPoint(velocities=velocity.tolist(), time_from_start=duration_message(period))
     setattr(point, FIELDS[spec.mode], value.tolist())
     message.points.append(point)
     return message
@@ -356,7 +368,14 @@ def read_executed(message: JointTrajectory) -> Executed:
     if len(parts) != 3 or len(message.points) != 1:
         raise ValueError(f"frame_id is {message.header.frame_id!r}, expected authority|source/seq|flags and one point")
     point = message.points[0]
-    row = point.positions or point.velocities or point.effort
+    row = point.positions or point.effort or point.velocities
     return Executed(
-        seconds(message.header.stamp), np.array(row, float), tuple(message.joint_names), parts[0], parts[1], parts[2]
+        stamp=seconds(message.header.stamp),
+        value=np.array(row, float),
+        names=tuple(message.joint_names),
+        authority=parts[0],
+        trace=parts[1],
+        flags=parts[2],
+        velocity=np.array(point.velocities, float),
+        period=seconds(point.time_from_start),
     )

@@ -188,16 +188,35 @@ class ControlLoop:
 
 
 def _realtime(priority: int) -> str:
-    """Give the calling thread SCHED_FIFO and lock the memory; "on", "off" or why not."""
+    """Give the calling thread SCHED_FIFO, the process's other threads one priority less, and lock the memory.
+
+    The others too: a control thread that waits for the interpreter lock of an ordinary thread is an ordinary thread.
+
+    Returns:
+        "on", "off" or why not.
+    """
     if priority <= 0:
         return "off"
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+        own = threading.get_native_id()
+        for thread in os.listdir("/proc/self/task"):
+            if int(thread) != own:
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(max(priority - 1, 1)))
     except (OSError, AttributeError) as error:
         return f"not allowed ({error})"
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mlockall(3)  # MCL_CURRENT | MCL_FUTURE
     return "on"
+
+
+def step_back() -> None:
+    """Make the calling thread ordinary and nice: work that must not delay the control thread."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def freeze_garbage() -> None:

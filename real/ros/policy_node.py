@@ -34,6 +34,7 @@ from robot_rl.real.ros.node_base import (
     freeze_garbage,
     publisher,
     run,
+    step_back,
     subscribe,
     thaw_garbage,
 )
@@ -197,6 +198,7 @@ class PolicyNode(LifecycleNode):
 
     def _swap(self, path: str, done: Future | None) -> None:
         """In a worker thread: the running policy keeps every deadline meanwhile."""
+        step_back()
         try:
             self._next = self._load(path)
             self._refused = message = ""

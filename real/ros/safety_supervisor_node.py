@@ -395,7 +395,16 @@ class SafetySupervisorNode(LifecycleNode):
             stamp = 1e-9 * self.get_clock().now().nanoseconds
             self._hardware.publish(hardware_message(self.spec, sent.value, self._period, stamp))
             self._executed.publish(
-                executed_message(self.spec, sent.value, stamp, sent.authority, sent.trace, sent.flags)
+                executed_message(
+                    self.spec,
+                    sent.value,
+                    stamp,
+                    sent.authority,
+                    sent.trace,
+                    sent.flags,
+                    velocity=sent.velocity,
+                    period=sent.period,
+                )
             )
         self._last = sent
         said = (sent.verdict.state, sent.authority)

@@ -75,7 +75,10 @@ class SimRobotNode(Node):
         self.create_service(SetBool, "~/pause", self._on_pause)
         self.add_on_set_parameters_callback(self._on_parameters)
         self.loop = ControlLoop(
-            self._rate, self._tick_lockstep if self._lockstep else self._tick, on_error=self._on_error
+            self._rate,
+            self._tick_lockstep if self._lockstep else self._tick,
+            on_error=self._on_error,
+            priority=int(self._priority),
         )
         self.health.watch_loop(self.loop)
         self.health.add("robot", self._aspect)
@@ -104,6 +107,7 @@ class SimRobotNode(Node):
             )
             for name in ("obs", "action")
         }
+        self._priority = declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         self._loss = declare(self, "drop_prob", 0.0, "lost states and commands", low=0.0, high=1.0, read_only=False)
         self._noise = declare(self, "noise", 0.0, "of positions [rad], velocities tenfold", low=0.0, read_only=False)
         self._timeout = declare(self, "controller_timeout", -1.0, "-1 = as in the RobotSpec, 0 = none [s]", low=-1.0)

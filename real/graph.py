@@ -1,0 +1,271 @@
+"""The processes of a robot as one list: `robot-rl deploy` starts it, launch/*.launch.py map it to launch actions."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+TELEOP = ("none", "joy", "twist", "leader")
+EXECUTABLES = {
+    "sim_robot": "sim_robot_node",
+    "safety_supervisor": "safety_supervisor_node",
+    "policy": "policy_node",
+    "teleop": "teleop_node",
+    "recorder": "recorder_node",
+}
+"""Node name -> executable; the module is robot_rl.real.ros.<executable>."""
+ORDER = ("policy", "teleop", "safety_supervisor", "sim_robot", "recorder")
+"""Order of ending: sources first, then the supervisor brakes, then the robot, and the recorder sees it all."""
+LIFECYCLE = ("safety_supervisor", "policy")
+RESTARTS = ("never", "failure")
+PRIORITY = 40
+"""SCHED_FIFO priority of control loops, below the 50 of ros2_control."""
+
+
+class GraphError(ValueError):
+    """Arguments that make no graph; the message names the argument and what it should be."""
+
+
+@dataclass(frozen=True)
+class GraphArgs:
+    """What can be chosen; launch files declare the same names.
+
+    Args:
+        robot_spec: path of the RobotSpec YAML.
+        sim: simulate the robot.
+        world: world of the simulated robot, e.g. reach.
+        world_options: arguments of the world, JSON.
+        model: MuJoCo model of the robot: simulation without a world, workspace and twists.
+        policy_path: run or checkpoint folder; empty = no policy.
+        policy_root: folder that policies must lie in.
+        teleop: none, joy, twist or leader.
+        record: record the session.
+        record_folder: where.
+        namespace: of every node and topic.
+        params_file: YAML of ROS parameters, `/**` or node names on top.
+        use_sim_time: stamps from /clock, which the simulated robot publishes then.
+        realtime: SCHED_FIFO where it is allowed.
+        autostart: configure and activate lifecycle nodes at once.
+        auto_arm: enable the robot at once; in simulation only.
+        allow_external: accept foreign command topics.
+        chunk_steps: points per chunk of the policy, 1 = steps.
+        rate: ticks per second of supervisor, policy and simulated robot.
+        seed: of the simulation.
+        log_level: debug, info, warn or error.
+    """
+
+    robot_spec: str
+    sim: bool = True
+    world: str = ""
+    world_options: str = "{}"
+    model: str = ""
+    policy_path: str = ""
+    policy_root: str = ""
+    teleop: str = "none"
+    record: bool = False
+    record_folder: str = "runs/record"
+    namespace: str = ""
+    params_file: str = ""
+    use_sim_time: bool = False
+    realtime: bool = True
+    autostart: bool = True
+    auto_arm: bool = False
+    allow_external: bool = False
+    chunk_steps: int = 1
+    rate: float = 100.0
+    seed: int = 0
+    log_level: str = "info"
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """One process.
+
+    Args:
+        name: of the node.
+        executable: of the package robot_rl.
+        namespace: of the node.
+        parameters: ROS parameters, after those of `params_file`.
+        params_file: YAML of parameters, or "".
+        restart: `never` or `failure`.
+        essential: when it ends, everything ends.
+        lifecycle: whether it is a lifecycle node.
+        grace: seconds that it may take to end.
+        log_level: of its logger.
+    """
+
+    name: str
+    executable: str
+    namespace: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    params_file: str = ""
+    restart: str = "never"
+    essential: bool = False
+    lifecycle: bool = False
+    grace: float = 3.0
+    log_level: str = "info"
+
+    @property
+    def module(self) -> str:
+        """Python module of the executable."""
+        return f"robot_rl.real.ros.{self.executable}"
+
+    def arguments(self) -> list[str]:
+        """Command line for the executable: `--ros-args …`."""
+        out = ["--ros-args", "--log-level", self.log_level, "-r", f"__node:={self.name}"]
+        if self.namespace:
+            out += ["-r", f"__ns:=/{self.namespace.strip('/')}"]
+        if self.params_file:
+            out += ["--params-file", self.params_file]
+        for key, value in self.parameters.items():
+            out += ["-p", f"{key}:={_literal(value)}"]
+        return out
+
+
+def graph(args: GraphArgs) -> list[NodeSpec]:
+    """The processes for these arguments, in the order of starting.
+
+    Raises:
+        GraphError: names the argument.
+    """
+    args = replace(args, robot_spec=find_file(args.robot_spec), params_file=find_file(args.params_file))
+    _check(args)
+    shared: dict[str, Any] = {"robot_spec": str(Path(args.robot_spec).expanduser().resolve())}
+    if args.use_sim_time:
+        shared["use_sim_time"] = True
+    priority = PRIORITY if args.realtime else 0
+    made: list[NodeSpec] = []
+
+    def add(name: str, parameters: Mapping[str, Any], **rest: Any) -> None:
+        made.append(
+            NodeSpec(
+                name,
+                EXECUTABLES[name],
+                args.namespace,
+                {**shared, **parameters},
+                args.params_file,
+                lifecycle=name in LIFECYCLE,
+                log_level=args.log_level,
+                **rest,
+            )
+        )
+
+    if args.sim:
+        robot: dict[str, Any] = {"rate": args.rate, "seed": args.seed, "realtime": priority}
+        if args.world:
+            robot |= {"world": args.world, "world_options": args.world_options}
+        elif args.model:
+            robot["model"] = args.model
+        if args.use_sim_time:
+            robot["publish_clock"] = True
+        add("sim_robot", robot, essential=True)
+        if args.use_sim_time:  # it makes the time and must not wait for it
+            made[-1].parameters.pop("use_sim_time")
+    supervisor: dict[str, Any] = {"rate": args.rate, "realtime": priority, "autostart": args.autostart}
+    if args.model:
+        supervisor["model"] = args.model
+    if args.auto_arm:
+        supervisor["auto_arm"] = True
+    if args.allow_external:
+        supervisor["allow_external"] = True
+    add("safety_supervisor", supervisor, essential=True)
+    if args.policy_path:
+        policy: dict[str, Any] = {
+            "policy_path": str(Path(args.policy_path).expanduser().resolve()),
+            "rate": args.rate,
+            "realtime": priority,
+            "autostart": args.autostart,
+            "chunk_steps": args.chunk_steps,
+        }
+        if args.policy_root:
+            policy["policy_root"] = str(Path(args.policy_root).expanduser().resolve())
+        add("policy", policy)
+    if args.teleop != "none":
+        add("teleop", {"mode": args.teleop, **({"model": args.model} if args.model else {})}, restart="failure")
+    if args.record:
+        add("recorder", {"folder": str(Path(args.record_folder).expanduser().resolve())}, grace=5.0)
+    return made
+
+
+def find_file(name: str) -> str:
+    """Path of a YAML file: as given, or by bare name among those that come with the package (desk_arm, bridge).
+
+    Returns:
+        The path found, or `name` as it was.
+    """
+    if not name or Path(name).expanduser().is_file() or "/" in name:
+        return name
+    file = name if name.endswith(".yaml") else f"{name}.yaml"
+    prefixes = [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
+    places = [Path(__file__).resolve().parents[1] / "launch" / "params"]
+    places += [Path(prefix) / "share" / "robot_rl" / "config" for prefix in prefixes if prefix]
+    return next((str(place / file) for place in places if (place / file).is_file()), name)
+
+
+def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment for the processes: discovery on this machine only unless the user says otherwise, one BLAS thread."""
+    made = dict(os.environ if base is None else base)
+    for name, value in (
+        ("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST"),
+        ("OMP_NUM_THREADS", "1"),
+        ("MKL_NUM_THREADS", "1"),
+    ):
+        made.setdefault(name, value)
+    return made
+
+
+def _check(args: GraphArgs) -> None:
+    if not args.robot_spec:
+        raise GraphError("robot_spec is empty; give the path of the robot's YAML, e.g. robot_spec=arm.yaml")
+    for name in ("robot_spec", "params_file"):
+        path = getattr(args, name)
+        if path and not Path(path).expanduser().is_file():
+            raise GraphError(f"{name} is {path}, which is no file")
+    for name in ("policy_path", "policy_root"):
+        path = getattr(args, name)
+        if path and not Path(path).expanduser().is_dir():
+            raise GraphError(f"{name} is {path}, which is no folder")
+    if args.teleop not in TELEOP:
+        raise GraphError(f"teleop is {args.teleop!r}, expected one of {', '.join(TELEOP)}")
+    if args.auto_arm and not args.sim:
+        raise GraphError("auto_arm is for simulation only: a real robot is enabled by a person")
+    if args.world and not args.sim:
+        raise GraphError("world belongs to the simulated robot; leave it out with sim=false")
+    if args.use_sim_time and not args.sim:
+        raise GraphError("use_sim_time needs the simulated robot, which publishes /clock")
+    if args.world and args.model:
+        raise GraphError("give world or model for the simulated robot, not both")
+    if not args.rate > 0.0 or args.chunk_steps < 1:
+        raise GraphError(f"rate is {args.rate} and chunk_steps {args.chunk_steps}, expected > 0 and >= 1")
+
+
+def from_strings(values: Mapping[str, str]) -> GraphArgs:
+    """Arguments from texts, as launch and the command line have them.
+
+    Raises:
+        GraphError: an unknown name, or a text that is no number or truth value.
+    """
+    kinds = {item.name: str(item.type) for item in fields(GraphArgs)}
+    made: dict[str, Any] = {}
+    for name, text in values.items():
+        if name not in kinds:
+            raise GraphError(f"{name} is no argument; they are {', '.join(kinds)}")
+        kind = kinds[name]
+        try:
+            if kind == "bool":
+                made[name] = {"true": True, "false": False}[text.lower()]
+            else:
+                made[name] = {"float": float, "int": int, "str": str}[kind](text)
+        except (KeyError, ValueError) as error:
+            wanted = "true or false" if kind == "bool" else "a number"
+            raise GraphError(f"{name} is {text!r}, expected {wanted}") from error
+    return GraphArgs(**{"robot_spec": "", **made})
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value)  # YAML reads JSON; texts must be quoted, or "1" would become a number

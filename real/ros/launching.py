@@ -1,0 +1,86 @@
+"""Maps the graph of real/graph.py to actions of ROS 2 launch; imported by launch/*.launch.py only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from robot_rl.real.graph import TELEOP, GraphArgs, NodeSpec, environment, from_strings, graph
+
+CHOICES = {"teleop": TELEOP, "log_level": ("debug", "info", "warn", "error")}
+
+
+def descriptions() -> dict[str, str]:
+    """Argument -> description, from the docstring of GraphArgs."""
+    found: dict[str, str] = {}
+    for line in (GraphArgs.__doc__ or "").split("Args:")[1].splitlines():
+        name, colon, text = line.strip().partition(": ")
+        if colon:
+            found[name] = text
+    return found
+
+
+def description(defaults: Mapping[str, Any] | None = None, *, fixed: Mapping[str, Any] | None = None) -> Any:
+    """A LaunchDescription with every argument of the graph declared.
+
+    Args:
+        defaults: argument -> default other than that of GraphArgs.
+        fixed: arguments that this launch file decides itself.
+    """
+    from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
+
+    from launch import LaunchDescription
+
+    fixed = dict(fixed or {})
+    texts, declared = descriptions(), []
+    for item in fields(GraphArgs):
+        if item.name in fixed:
+            continue
+        default = (defaults or {}).get(item.name, "" if item.name == "robot_spec" else item.default)
+        required = item.name == "robot_spec" and not default
+        choices = CHOICES.get(item.name) or (("true", "false") if str(item.type) == "bool" else None)
+        declared.append(
+            DeclareLaunchArgument(
+                item.name,
+                **({} if required else {"default_value": _text(default)}),
+                **({"choices": list(choices)} if choices else {}),
+                description=texts[item.name],
+            )
+        )
+    variables = [SetEnvironmentVariable(name, value) for name, value in environment({}).items()]
+
+    def make(context: Any) -> list[Any]:
+        values = {
+            item.name: context.launch_configurations[item.name] for item in fields(GraphArgs) if item.name not in fixed
+        }
+        args = from_strings({**values, **{name: _text(value) for name, value in fixed.items()}})
+        return [action(node) for node in graph(args)]
+
+    return LaunchDescription([*declared, *variables, OpaqueFunction(function=make)])
+
+
+def action(node: NodeSpec) -> Any:
+    """One process as an action: an essential node that ends shuts everything down."""
+    from launch.actions import Shutdown
+    from launch_ros.actions import Node
+
+    parameters: list[Any] = [node.params_file] if node.params_file else []
+    return Node(
+        package="robot_rl",
+        executable=node.executable,
+        name=node.name,
+        namespace=node.namespace,
+        parameters=[*parameters, node.parameters],
+        arguments=["--ros-args", "--log-level", node.log_level],
+        output="screen",
+        emulate_tty=True,
+        respawn=node.restart == "failure",
+        respawn_delay=1.0,
+        sigterm_timeout=str(node.grace),
+        on_exit=[Shutdown(reason=f"{node.name} has ended")] if node.essential else None,
+    )
+
+
+def _text(value: Any) -> str:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
