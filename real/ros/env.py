@@ -56,6 +56,7 @@ class Ros2Env(gymnasium.Env):
         freeze_time: seconds of identical pictures that count as a frozen camera; 0 = not watched.
         namespace: of the robot's graph.
         use_sim_time: stamps from /clock.
+        realtime: SCHED_FIFO priority of the threads that talk to the robot, 0 = ordinary.
         latency_mode: what is done about latency, for `info`: `trained`, `predicted` or `none`.
 
     Raises:
@@ -90,9 +91,10 @@ class Ros2Env(gymnasium.Env):
         freeze_time: float = 1.0,
         namespace: str = "",
         use_sim_time: bool = False,
+        realtime: int = 0,
         latency_mode: str = "none",
     ) -> None:
-        self.spec = spec = robot_spec if isinstance(robot_spec, RobotSpec) else RobotSpec.load(Path(robot_spec))
+        self.robot = spec = robot_spec if isinstance(robot_spec, RobotSpec) else RobotSpec.load(Path(robot_spec))
         if reset_mode not in MODES:
             raise ValueError(f"reset_mode is {reset_mode!r}, expected one of {', '.join(MODES)}")
         if port is None:
@@ -129,6 +131,7 @@ class Ros2Env(gymnasium.Env):
             use_sim_time=use_sim_time,
             state_timeout=state_timeout,
             freeze_time=freeze_time,
+            realtime=realtime,
         )
         self._way = StartWay(
             self.link,
@@ -396,7 +399,7 @@ class Ros2Env(gymnasium.Env):
                 self.close()
                 lines = "\n  - ".join(missing)
                 raise RobotUnavailable(
-                    f"{self.spec.name} is not there after {timeout:g} s:\n  - {lines}\nrobot-rl doctor ros says more"
+                    f"{self.robot.name} is not there after {timeout:g} s:\n  - {lines}\nrobot-rl doctor ros says more"
                 )
             time.sleep(0.02)
 
@@ -413,7 +416,7 @@ class Ros2Env(gymnasium.Env):
 
     def _passport(self, size: Sequence[int]) -> IOSpec:
         own = self.port.io.to_dict()
-        own["obs"] |= {f"image.{name}": {"shape": [*map(int, size), 3], "dtype": "uint8"} for name in self.spec.cameras}
+        own["obs"] |= {f"image.{name}": {"shape": [*map(int, size), 3], "dtype": "uint8"} for name in self.robot.cameras}
         return IOSpec.from_dict(own)
 
 

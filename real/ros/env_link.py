@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -55,6 +56,8 @@ class EnvLink:
         use_sim_time: take stamps from /clock.
         state_timeout: oldest state on which setpoints are sent [s].
         freeze_time: seconds of identical pictures that count as a frozen camera; 0 = not watched.
+        realtime: SCHED_FIFO priority of the two threads, 0 = ordinary. The caller's thread, which may be a learner's,
+            stays as it is.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class EnvLink:
         use_sim_time: bool = False,
         state_timeout: float = 0.1,
         freeze_time: float = 1.0,
+        realtime: int = 0,
     ) -> None:
         self.spec, self.external, self.state_timeout = spec, external, state_timeout
         self.context = Context()
@@ -111,8 +115,8 @@ class EnvLink:
         self._lock = threading.Lock()
         self._from = self._to = np.zeros(len(spec.joints))
         self._begin = self._end = self._until = -np.inf
+        self.stalls, self.fifo = 0, "off"
         health.add("env", self._aspect)
-        self.stalls = 0
         self._over = threading.Event()
         self._executor = SingleThreadedExecutor(context=self.context)
         self._executor.add_node(node)
@@ -120,6 +124,7 @@ class EnvLink:
         self._spinning.start()
         self.loop = ControlLoop(rate, self._tick, on_error=self._on_error)
         self.loop.start()
+        self.fifo = _lift(realtime, ("control", "callbacks"))
 
     # ------------------------------------------------------------ reading
 
@@ -326,7 +331,21 @@ class EnvLink:
             "authority": self.authority,
             "sent": self._seq,
             "stalls": self.stalls,
+            "fifo": self.fifo,
             **{f"camera_{name}_errors": camera.errors for name, camera in self.cameras.items()},
         }
         problem = self.camera_fault()
         return (WARN, problem, dict(values)) if problem else (OK, "ready", dict(values))
+
+
+def _lift(priority: int, names: tuple[str, ...]) -> str:
+    """Give this process's threads of these names SCHED_FIFO; "on", "off" or why not."""
+    if priority <= 0:
+        return "off"
+    try:
+        for thread in threading.enumerate():
+            if thread.name in names and thread.native_id is not None:
+                os.sched_setscheduler(thread.native_id, os.SCHED_FIFO, os.sched_param(priority))
+    except (OSError, AttributeError) as error:
+        return f"not allowed ({error})"
+    return "on"

@@ -91,10 +91,8 @@ class StartWay:
                 cause,
                 f"the supervisor is in {link.state} ({cause}); remove the cause, then call safety_supervisor/reset",
             )
-        if self._arm and self._wait(lambda: link.state != "STARTUP", deadline) and link.state == "IDLE":
-            done, why = link.call("safety_supervisor/enable", data=True)
-            if not done:
-                raise ResetFailed(f"the supervisor refuses to be enabled: {why}")
+        if self._arm and self._wait(lambda: link.state != "STARTUP", deadline):
+            self._enable(deadline)
         if not self._wait(lambda: link.state == "ARMED" and self._at_rest(), deadline):
             hint = "; an operator has to call safety_supervisor/enable" if link.state == "IDLE" else ""
             raise ResetFailed(f"the robot did not come to rest in ARMED within {self._timeout:g} s: {link.state}{hint}")
@@ -113,6 +111,17 @@ class StartWay:
         if mode == "home":
             self._go_home(deadline, rng)
         link.label, link.success = None, None
+
+    def _enable(self, deadline: float) -> None:
+        """Ask until it is granted: what blocks (a state that has to settle) may pass by itself."""
+        while self._link.state == "IDLE":
+            done, why = self._link.call("safety_supervisor/enable", data=True)
+            if done:
+                return
+            if time.monotonic() > deadline:
+                raise ResetFailed(f"the supervisor refuses to be enabled: {why}")
+            patience = min(deadline, time.monotonic() + 0.2)
+            self._wait(lambda patience=patience: time.monotonic() >= patience, patience)
 
     def _go_home(self, deadline: float, rng: np.random.Generator) -> None:
         """Minimum-time quintic to the start, inside the limits of speed and acceleration."""

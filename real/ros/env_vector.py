@@ -38,6 +38,7 @@ def make(
     freeze_time: float = 1.0,
     namespace: str = "",
     use_sim_time: bool = False,
+    realtime: int = 0,
     render_mode: str | None = None,
 ) -> Ros2VectorEnv:
     """The robot of a live graph as a vector environment of one.
@@ -67,6 +68,7 @@ def make(
         freeze_time: see `Ros2Env`.
         namespace: see `Ros2Env`.
         use_sim_time: see `Ros2Env`.
+        realtime: see `Ros2Env`.
         render_mode: "rgb_array" shows the first camera.
 
     Raises:
@@ -95,6 +97,7 @@ def make(
         "freeze_time": freeze_time,
         "namespace": namespace,
         "use_sim_time": use_sim_time,
+        "realtime": realtime,
     }
     key = (namespace, robot_spec)
     shared = _robots.get(key)
