@@ -31,6 +31,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   deploy     a policy on a ROS 2 robot, or simulated   robot-rl deploy robot_spec=desk_arm world=reach policy_path=…
   bench      measure ours against peers                robot-rl bench sac
   doctor     versions, devices, what is missing        robot-rl doctor
+  doctor ros a robot's topics, QoS, clocks, state      robot-rl doctor ros desk_arm
 
 robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error."""
 
@@ -355,8 +356,19 @@ def readable(error: BaseException) -> str:
 
 
 def _data(arguments: list[str]) -> int:
+    if arguments and arguments[0] in ("convert", "join", "recover"):  # of recorded robot sessions
+        try:
+            print(importlib.import_module("robot_rl.real.session_tools").main(arguments[0], arguments[1:]))
+        except (OSError, ValueError, ImportError) as error:
+            print(f"robot-rl: {error}", file=sys.stderr)
+            return 1
+        return 0
     if len(arguments) != 2 or arguments[0] != "info":
-        print("usage: robot-rl data info <file or folder>", file=sys.stderr)
+        print(
+            "usage: robot-rl data info <file or folder>\n"
+            "       robot-rl data convert|join|recover ...   of recorded robot sessions; alone for more",
+            file=sys.stderr,
+        )
         return 2
     from robot_rl.data import info
 
@@ -367,6 +379,27 @@ def _data(arguments: list[str]) -> int:
         return 1
     print(text)
     return 0
+
+
+def _doctor_ros(arguments: list[str]) -> int:
+    """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3]."""
+    plain = [item for item in arguments if "=" not in item]
+    options = dict(item.split("=", 1) for item in arguments if "=" in item)
+    if len(plain) != 1 or not options.keys() <= {"namespace", "listen"}:
+        print(
+            "usage: robot-rl doctor ros <robot spec: path, or a name such as desk_arm> [namespace=/left] [listen=3.0]",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        spec = importlib.import_module("robot_rl.real.graph").find_file(plain[0])
+        examine = importlib.import_module("robot_rl.real.ros.doctor").examine
+        found = examine(spec, namespace=options.get("namespace", ""), listen=float(options.get("listen", "3")))
+    except (OSError, ValueError, ImportError) as error:
+        print(f"robot-rl: {error}", file=sys.stderr)
+        return 2
+    print(found.text())
+    return 1 if found.problems else 0
 
 
 def main() -> None:
@@ -381,6 +414,8 @@ def main() -> None:
     if verb in ("--version", "-V"):
         print(f"robot_rl {__version__}")
         return
+    if verb == "doctor" and rest[:1] == ["ros"]:
+        sys.exit(_doctor_ros(rest[1:]))
     if verb == "doctor":
         from robot_rl.jobs.doctor import diagnose
 

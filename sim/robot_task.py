@@ -25,6 +25,11 @@ class WorldTask(WorldPort):
         return np.clip(np.asarray(self.world.expert(obs["state"]), np.float32), -1.0, 1.0)
 
 
-def world_task(world: str | Mapping[str, Any]) -> Callable[[Sequence[str]], WorldTask]:
-    """Maker of the task of a world for the joints of a robot; `world` as in `WorldPort`."""
-    return lambda joints: WorldTask(world, joints)
+def world_task(world: str = "reach", options: Mapping[str, Any] | None = None) -> Callable[[Sequence[str]], WorldTask]:
+    """Maker of the task of a world for the joints of a robot.
+
+    Args:
+        world: class path, or name of a file in sim/worlds.
+        options: arguments of the world.
+    """
+    return lambda joints: WorldTask({"_target_": world, **dict(options or {})}, joints)

@@ -416,7 +416,9 @@ class Ros2Env(gymnasium.Env):
 
     def _passport(self, size: Sequence[int]) -> IOSpec:
         own = self.port.io.to_dict()
-        own["obs"] |= {f"image.{name}": {"shape": [*map(int, size), 3], "dtype": "uint8"} for name in self.robot.cameras}
+        own["obs"] |= {
+            f"image.{name}": {"shape": [*map(int, size), 3], "dtype": "uint8"} for name in self.robot.cameras
+        }
         return IOSpec.from_dict(own)
 
 
