@@ -13,7 +13,7 @@ from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
 
 USAGE = {
-    "convert": """robot-rl data convert <bag> <out.hdf5> robot_spec=<yaml or name> [key=value ...]
+    "convert": """robot-rl data session convert <bag> <out.hdf5> robot_spec=<yaml or name> [key=value ...]
 
   ticks=executed      what one step is: executed, rate or command
   rate=100            decisions per second
@@ -21,18 +21,20 @@ USAGE = {
   namespace=          of the robot's topics
   tasks=goal          recorded task variables, comma-separated
   <role>=<topic>      where a third party's bag has other names: joints=/js executed=/cmd camera:wrist=/cam""",
-    "join": "robot-rl data join <session folder or episode.hdf5 ...> <out.hdf5>",
-    "recover": "robot-rl data recover <bag without metadata.yaml> <new bag>",
+    "join": "robot-rl data session join <session folder or episode.hdf5 ...> <out.hdf5>",
+    "recover": "robot-rl data session recover <bag without metadata.yaml> <new bag>",
 }
 
 
 def main(verb: str, arguments: Sequence[str]) -> str:
-    """Carry out `data convert`, `data join` or `data recover`; returns what to print.
+    """Carry out `data session` convert, join or recover; returns what to print.
 
     Raises:
         ValueError: wrong arguments or data; the message says what to do.
         OSError: a file is missing or exists already.
     """
+    if verb not in USAGE:
+        raise ValueError("usage: " + "\n       ".join(USAGE.values()))
     plain = [item for item in arguments if "=" not in item]
     options = dict(item.split("=", 1) for item in arguments if "=" in item)
     if verb == "recover" and len(plain) == 2:

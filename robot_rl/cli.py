@@ -29,6 +29,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   collect    record episodes                           robot-rl collect env=pick out=pick.hdf5
   data info  what is in a log                          robot-rl data info pick.hdf5
   deploy     a policy on a ROS 2 robot, or simulated   robot-rl deploy robot_spec=desk_arm world=reach policy_path=…
+  data session  recorded robot sessions                robot-rl data session convert <bag> out.hdf5 ...
   bench      measure ours against peers                robot-rl bench sac
   doctor     versions, devices, what is missing        robot-rl doctor
   doctor ros a robot's topics, QoS, clocks, state      robot-rl doctor ros desk_arm
@@ -356,19 +357,8 @@ def readable(error: BaseException) -> str:
 
 
 def _data(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("convert", "join", "recover"):  # of recorded robot sessions
-        try:
-            print(importlib.import_module("robot_rl.real.session_tools").main(arguments[0], arguments[1:]))
-        except (OSError, ValueError, ImportError) as error:
-            print(f"robot-rl: {error}", file=sys.stderr)
-            return 1
-        return 0
     if len(arguments) != 2 or arguments[0] != "info":
-        print(
-            "usage: robot-rl data info <file or folder>\n"
-            "       robot-rl data convert|join|recover ...   of recorded robot sessions; alone for more",
-            file=sys.stderr,
-        )
+        print("usage: robot-rl data info <file or folder>", file=sys.stderr)
         return 2
     from robot_rl.data import info
 
@@ -378,6 +368,17 @@ def _data(arguments: list[str]) -> int:
         print(f"robot-rl: {error}", file=sys.stderr)
         return 1
     print(text)
+    return 0
+
+
+def _data_session(arguments: list[str]) -> int:
+    """Recorded robot sessions: robot-rl data session convert|join|recover …"""
+    try:
+        tools = importlib.import_module("robot_rl.real.session_tools")
+        print(tools.main(arguments[0] if arguments else "", arguments[1:]))
+    except (OSError, ValueError, ImportError) as error:
+        print(f"robot-rl: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -422,6 +423,8 @@ def main() -> None:
         text, healthy = diagnose()
         print(text)
         sys.exit(0 if healthy else 1)
+    if verb == "data" and rest[:1] == ["session"]:
+        sys.exit(_data_session(rest[1:]))
     if verb == "data":
         sys.exit(_data(rest))
     if verb not in VERBS:

@@ -204,8 +204,8 @@ class EnvLink:
         """Let go: the supervisor brakes and holds."""
         with self._lock:
             self._until = -np.inf
-        with contextlib.suppress(Exception):
-            self._publish(None)
+            with contextlib.suppress(Exception):
+                self._publish(None)
 
     def call(self, name: str, *, data: bool | None = None, timeout: float = 3.0) -> tuple[bool, str]:
         """Call a Trigger service, or a SetBool one with `data`; success and message."""
@@ -255,9 +255,9 @@ class EnvLink:
             state = self.inputs.latest(now)
             if state is None or now - state.stamp > self.state_timeout:
                 return None
-            value = self.setpoint(now)
-        self._publish(value, age=now - state.stamp)
-        return now - state.stamp
+            # inside the lock: after `release` not one setpoint more may go out
+            self._publish(self.setpoint(now), age=now - state.stamp)
+            return now - state.stamp
 
     def _publish(self, value: np.ndarray | None, *, age: float = 0.0) -> None:
         self._seq += 1

@@ -85,15 +85,12 @@ class StartWay:
         if operator_reset and link.state in LATCHED:
             link.call("safety_supervisor/reset")
             self._wait(lambda: link.state not in LATCHED, min(deadline, time.monotonic() + 1.0))
-        if link.state in LATCHED:
-            cause = link.fault or link.state
-            raise ResetBlocked(
-                cause,
-                f"the supervisor is in {link.state} ({cause}); remove the cause, then call safety_supervisor/reset",
-            )
+        self._refuse_latched()
         if self._arm and self._wait(lambda: link.state != "STARTUP", deadline):
             self._enable(deadline)
-        if not self._wait(lambda: link.state == "ARMED" and self._at_rest(), deadline):
+        ready = self._wait(lambda: link.state in LATCHED or (link.state == "ARMED" and self._at_rest()), deadline)
+        self._refuse_latched()
+        if not ready:
             hint = "; an operator has to call safety_supervisor/enable" if link.state == "IDLE" else ""
             raise ResetFailed(f"the robot did not come to rest in ARMED within {self._timeout:g} s: {link.state}{hint}")
         if mode == "manual":
@@ -111,6 +108,16 @@ class StartWay:
         if mode == "home":
             self._go_home(deadline, rng)
         link.label, link.success = None, None
+
+    def _refuse_latched(self) -> None:
+        link = self._link
+        if link.state in LATCHED:
+            self._wait(lambda: bool(link.fault), time.monotonic() + 0.5)  # the code follows with the diagnostics
+            cause = link.fault or link.state
+            raise ResetBlocked(
+                cause,
+                f"the supervisor is in {link.state} ({cause}); remove the cause, then call safety_supervisor/reset",
+            )
 
     def _enable(self, deadline: float) -> None:
         """Ask until it is granted: what blocks (a state that has to settle) may pass by itself."""
@@ -151,8 +158,7 @@ class StartWay:
             return newest is not None and bool((np.abs(newest.position - goal) <= self._tolerance).all())
 
         arrived = self._wait(lambda: (there() and self._at_rest()) or link.state in LATCHED, deadline)
-        if link.state in LATCHED:
-            raise ResetBlocked(link.fault or link.state, f"{link.state} ({link.fault}) on the way to the start")
+        self._refuse_latched()
         if not arrived:
             raise ResetFailed(f"the start was not reached within {self._timeout:g} s; state {link.state}")
 
