@@ -18,8 +18,13 @@ EXTRAS = {
     "logs": ["h5py", "pyarrow", "av"],
     "fast": ["numba"],
     "language": ["transformers>=5"],
+    "ros": [  # ROS 2 Kilted from PyPI; leave it out where a system ROS is sourced
+        "ros-rclpy[fastrtps]",
+        *(f"ros-{name}-msgs" for name in ("sensor", "geometry", "trajectory", "std", "nav", "diagnostic", "rosgraph")),
+        "ros-std-srvs",
+    ],
 }
-EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})
+EXTRAS["all"] = sorted({package for name, packages in EXTRAS.items() if name != "ros" for package in packages})
 EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis"]  # without it colcon test runs nothing
 
 
@@ -53,6 +58,7 @@ setup(
         ("share/robot_rl", ["package.xml"]),
         ("share/robot_rl/launch", glob("launch/*.launch.py")),
         ("share/robot_rl/config", glob("launch/params/*.yaml")),
+        ("lib/robot_rl", sorted(glob("launch/bin/*"))),  # ros2 run and ros2 launch look there; pip fills only bin
     ],
     install_requires=["torch>=2.4", "numpy", "gymnasium>=1.1", "hydra-core>=1.3", "tqdm", "psutil", "pyyaml"],
     extras_require=EXTRAS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -48,7 +49,9 @@ def description(defaults: Mapping[str, Any] | None = None, *, fixed: Mapping[str
                 description=texts[item.name],
             )
         )
-    variables = [SetEnvironmentVariable(name, value) for name, value in environment({}).items()]
+    variables = [
+        SetEnvironmentVariable(name, value) for name, value in environment({}).items() if name not in os.environ
+    ]
 
     def make(context: Any) -> list[Any]:
         values = {

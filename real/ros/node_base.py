@@ -355,13 +355,21 @@ def run(make: Callable[[], Any], args: Sequence[str] | None = None) -> int:
         Exit status: 0 after an orderly end, 1 when the callback thread died, 2 when the node could not be made.
     """
     ending, over = threading.Event(), threading.Event()
+    made = False
+
+    def on_signal(*_: Any) -> None:
+        ending.set()
+        if not made:  # nothing moves yet: give up at once instead of first finishing to load
+            raise KeyboardInterrupt
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ending.set())
+        signal.signal(number, on_signal)
     parent = int(os.environ.get(PARENT) or 0)
     rclpy.init(args=list(args) if args is not None else None, signal_handler_options=SignalHandlerOptions.NO)
     node = None
     try:
         node = make()
+        made = True
         executor = SingleThreadedExecutor()
         executor.add_node(node)
         spinning = threading.Thread(target=_spin, args=(executor, over), name="callbacks", daemon=True)
@@ -375,6 +383,8 @@ def run(make: Callable[[], Any], args: Sequence[str] | None = None) -> int:
         executor.shutdown(timeout_sec=1.0)
         spinning.join(1.0)
         return 0 if healthy else 1
+    except KeyboardInterrupt:
+        return 0
     except (ValueError, OSError, ImportError) as error:
         sys.stderr.write(f"{sys.argv[0].rsplit('/', 1)[-1]}: {error}\n")
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import secrets
 import sys
 import threading
 import time
@@ -65,6 +66,7 @@ class PolicyNode(LifecycleNode):
         declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         declare(self, "autostart", False, "configure and activate at once")
         self._problem = ""
+        self._instance = secrets.token_hex(2)  # a restarted process counts from 1 again and must not look like a replay
         self.pilot: Pilot | None = None
         self.loop: ControlLoop | None = None
         self._next: Pilot | None = None
@@ -187,7 +189,7 @@ class PolicyNode(LifecycleNode):
         return Pilot(
             policy,
             port,
-            identity=identity.replace("|", "_"),
+            identity=f"{identity.replace('|', '_')}.{self._instance}",
             rate=self._value("rate"),
             mode=self.spec.mode,
             deterministic=bool(self._value("deterministic")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import secrets
 import sys
 import time
 from typing import Any
@@ -76,7 +77,7 @@ class TeleopNode(Node):
         self._held: tuple[bool, float] = (False, -np.inf)
         self._present: tuple[np.ndarray, float] | None = None
         self._edges = {name: Edge() for name in ("estop", "success", "failure")}
-        self._seq, self._was_held, self._tag = 0, False, f"teleop-{self._mode}"
+        self._seq, self._was_held, self._tag = 0, False, f"teleop-{self._mode}.{secrets.token_hex(2)}"
         self._open()
         self.loop = ControlLoop(self._rate, self._tick, on_error=self._on_error)
         self.health.watch_loop(self.loop)

@@ -1,0 +1,49 @@
+"""Loader of small policies for the policy node; the folder's name says what kind."""
+
+import time
+
+import numpy as np
+
+from robot_rl.types import Action, IOSpec
+
+RATE = 50.0
+
+
+def io(joints=3, low=-2.0):
+    return IOSpec(
+        obs={"state": ((2 * joints,), "float32")},
+        action_names=tuple(f"j{i}_absolute" for i in range(joints)),
+        action_low=(low + 0.02,) * joints,
+        action_high=(-low - 0.02,) * joints,
+        action_units=("rad",) * joints,
+        control_hz=RATE,
+        obs_names=tuple(f"{key}_{i}" for key in ("joint_positions", "joint_velocities") for i in range(joints)),
+    )
+
+
+class Toward:
+    """Steps towards a target, at most 0.02 rad per decision from where the robot is."""
+
+    def __init__(self, target, bad=False):
+        self.io, self.target, self.bad = io(), target, bad
+
+    def reset(self, rows=None):
+        pass
+
+    def act(self, obs, *, deterministic=False):
+        place = np.asarray(obs["state"])[:, :3]
+        goal = place + np.clip(self.target - place, -0.05, 0.05)
+        value = np.clip(goal / 1.98, -1.0, 1.0).astype(np.float32)
+        return Action(value * np.nan if self.bad else value)
+
+
+def load(path, *, device, threads):
+    name = path.rsplit("/", 1)[-1]
+    if name == "slow":
+        time.sleep(3.0)
+    if name == "corrupt":
+        raise ValueError("policy.pt cannot be read as tensors and plain values")
+    if name == "wrong":
+        return Toward(0.5), io(2), None, name
+    target = {"good": 0.5, "back": -0.5}.get(name, 0.0)
+    return Toward(target, bad=name == "nan"), io(), None, name
