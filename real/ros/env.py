@@ -21,7 +21,7 @@ from robot_rl.real.core.codec import ActionCodec
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.port import Port, SpecPort
 from robot_rl.real.robot import RobotState
-from robot_rl.real.ros.env_link import EnvLink
+from robot_rl.real.ros.env_link import EnvLink, lift
 from robot_rl.real.ros.env_reset import LATCHED, MODES, EnvClosed, ResetFailed, RobotUnavailable, StartWay
 from robot_rl.types import IOSpec, Obs
 
@@ -57,6 +57,9 @@ class Ros2Env(gymnasium.Env):
         namespace: of the robot's graph.
         use_sim_time: stamps from /clock.
         realtime: SCHED_FIFO priority of the threads that talk to the robot, 0 = ordinary.
+        realtime_caller: give the thread that calls `reset` the same priority: for processes that only act. A thread of
+            ordinary priority that is put aside while it holds the interpreter's lock stops the others, too; a learner
+            at real-time priority would stop the machine.
         latency_mode: what is done about latency, for `info`: `trained`, `predicted` or `none`.
 
     Raises:
@@ -92,6 +95,7 @@ class Ros2Env(gymnasium.Env):
         namespace: str = "",
         use_sim_time: bool = False,
         realtime: int = 0,
+        realtime_caller: bool = False,
         latency_mode: str = "none",
     ) -> None:
         self.robot = spec = robot_spec if isinstance(robot_spec, RobotSpec) else RobotSpec.load(Path(robot_spec))
@@ -114,6 +118,7 @@ class Ros2Env(gymnasium.Env):
         self._mode, self._arm = reset_mode, arm
         self._end_on_success, self._end_on_takeover = terminate_on_success, takeover_ends_episode
         self._max_hold, self._state_timeout = max_hold, state_timeout
+        self._priority = realtime if realtime_caller else 0
         self._size, self._latency_mode = tuple(image_size), latency_mode
         self._busy, self._closing = threading.Lock(), threading.Event()
         self._closed = False
@@ -169,6 +174,7 @@ class Ros2Env(gymnasium.Env):
         if mode not in MODES:
             raise ValueError(f"reset mode is {mode!r}, expected one of {', '.join(MODES)}")
         with self._alone("reset"):
+            lift(self._priority)
             self._needs_reset = "the last reset failed; call reset() again"
             try:
                 self._way.bring(mode, operator_reset=bool(options.get("operator_reset", False)), rng=self.np_random)

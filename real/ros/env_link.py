@@ -124,7 +124,7 @@ class EnvLink:
         self._spinning.start()
         self.loop = ControlLoop(rate, self._tick, on_error=self._on_error)
         self.loop.start()
-        self.fifo = _lift(realtime, ("control", "callbacks"))
+        self.fifo = lift(realtime, ("control", "callbacks"))
 
     # ------------------------------------------------------------ reading
 
@@ -338,14 +338,15 @@ class EnvLink:
         return (WARN, problem, dict(values)) if problem else (OK, "ready", dict(values))
 
 
-def _lift(priority: int, names: tuple[str, ...]) -> str:
-    """Give this process's threads of these names SCHED_FIFO; "on", "off" or why not."""
+def lift(priority: int, names: tuple[str, ...] = ()) -> str:
+    """Give this process's threads of these names, or the calling one, SCHED_FIFO; "on", "off" or why not."""
     if priority <= 0:
         return "off"
+    threads = [t.native_id for t in threading.enumerate() if t.name in names] if names else [0]
     try:
-        for thread in threading.enumerate():
-            if thread.name in names and thread.native_id is not None:
-                os.sched_setscheduler(thread.native_id, os.SCHED_FIFO, os.sched_param(priority))
+        for thread in threads:
+            if thread is not None:
+                os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
     except (OSError, AttributeError) as error:
         return f"not allowed ({error})"
     return "on"

@@ -39,6 +39,7 @@ def make(
     namespace: str = "",
     use_sim_time: bool = False,
     realtime: int = 0,
+    realtime_caller: bool = False,
     render_mode: str | None = None,
 ) -> Ros2VectorEnv:
     """The robot of a live graph as a vector environment of one.
@@ -69,6 +70,7 @@ def make(
         namespace: see `Ros2Env`.
         use_sim_time: see `Ros2Env`.
         realtime: see `Ros2Env`.
+        realtime_caller: see `Ros2Env`.
         render_mode: "rgb_array" shows the first camera.
 
     Raises:
@@ -98,6 +100,7 @@ def make(
         "namespace": namespace,
         "use_sim_time": use_sim_time,
         "realtime": realtime,
+        "realtime_caller": realtime_caller,
     }
     key = (namespace, robot_spec)
     shared = _robots.get(key)
