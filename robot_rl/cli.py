@@ -31,8 +31,10 @@ USAGE = """robot-rl <verb> [key=value ...]
   collect    record episodes                           robot-rl collect env=pick out=pick.hdf5
   data       info, validate, convert or plot a log     robot-rl data info pick.hdf5
   deploy     a policy on a ROS 2 robot, or simulated   robot-rl deploy robot_spec=desk_arm world=reach policy_path=…
+  data session  recorded robot sessions                robot-rl data session convert <bag> out.hdf5 ...
   bench      measure ours against peers                robot-rl bench sac
   doctor     versions, devices, what is missing        robot-rl doctor
+  doctor ros a robot's topics, QoS, clocks, state      robot-rl doctor ros desk_arm
 
 robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error."""
 
@@ -545,6 +547,38 @@ def _positional(arguments: list[str]) -> list[str]:
     return found
 
 
+def _data_session(arguments: list[str]) -> int:
+    """Recorded robot sessions: robot-rl data session convert|join|recover …"""
+    try:
+        tools = importlib.import_module("robot_rl.real.session_tools")
+        print(tools.main(arguments[0] if arguments else "", arguments[1:]))
+    except (OSError, ValueError, ImportError) as error:
+        print(f"robot-rl: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _doctor_ros(arguments: list[str]) -> int:
+    """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3]."""
+    plain = [item for item in arguments if "=" not in item]
+    options = dict(item.split("=", 1) for item in arguments if "=" in item)
+    if len(plain) != 1 or not options.keys() <= {"namespace", "listen"}:
+        print(
+            "usage: robot-rl doctor ros <robot spec: path, or a name such as desk_arm> [namespace=/left] [listen=3.0]",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        spec = importlib.import_module("robot_rl.real.graph").find_file(plain[0])
+        examine = importlib.import_module("robot_rl.real.ros.doctor").examine
+        found = examine(spec, namespace=options.get("namespace", ""), listen=float(options.get("listen", "3")))
+    except (OSError, ValueError, ImportError) as error:
+        print(f"robot-rl: {error}", file=sys.stderr)
+        return 2
+    print(found.text())
+    return 1 if found.problems else 0
+
+
 def main() -> None:
     """Entry point of the console script."""
     arguments = sys.argv[1:]
@@ -557,12 +591,16 @@ def main() -> None:
     if verb in ("--version", "-V"):
         print(f"robot_rl {__version__}")
         return
+    if verb == "doctor" and rest[:1] == ["ros"]:
+        sys.exit(_doctor_ros(rest[1:]))
     if verb == "doctor":
         from robot_rl.jobs.doctor import diagnose
 
         text, healthy = diagnose()
         print(text)
         sys.exit(0 if healthy else 1)
+    if verb == "data" and rest[:1] == ["session"]:
+        sys.exit(_data_session(rest[1:]))
     if verb == "eval" and rest[:1] == ["ope"]:
         verb, rest = "eval ope", rest[1:]
     if verb not in VERBS:

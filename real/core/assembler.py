@@ -232,14 +232,17 @@ class Assembler:
         }
         for name in self._sensors:
             values = [row.state.sensors.get(name) for row in rows]
-            if all(value is not None and np.shape(value) == np.shape(values[0]) for value in values):
-                columns[f"infos/sensor_{name}"] = np.stack(values).astype(np.float32)  # type: ignore[arg-type]
+            known = [value for value in values if value is not None]
+            if len(known) == len(rows) and len({value.shape for value in known}) == 1:
+                columns[f"infos/sensor_{name}"] = np.stack(known).astype(np.float32)
         for camera in {name for row in rows for name in row.images}:
             shots = [row.images.get(camera) for row in rows]
             if all(isinstance(shot, bytes) for shot in shots):
                 columns[f"images/{camera}"] = shots
-            elif all(isinstance(shot, np.ndarray) and shot.shape == shots[0].shape for shot in shots):
-                columns[f"images/{camera}"] = np.stack(shots)  # type: ignore[arg-type]
+                continue
+            arrays = [shot for shot in shots if isinstance(shot, np.ndarray)]
+            if len(arrays) == len(rows) and len({shot.shape for shot in arrays}) == 1:
+                columns[f"images/{camera}"] = np.stack(arrays)
         return columns
 
     # ------------------------------------------------------------ steps

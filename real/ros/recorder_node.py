@@ -82,7 +82,7 @@ class RecorderNode(Node):
             ("discard", self.recorder.discard),
         ):
             self.create_service(Trigger, f"~/{name}", lambda _, answer, act=act: _answer(act, answer))
-        if declare(self, "autostart", False, "begin an episode at once"):
+        if declare(self, "autostart", True, "begin an episode at once"):
             self.recorder.start()
 
     def wind_down(self) -> None:

@@ -244,7 +244,7 @@ def _reader(path: str | Path) -> Any:
     if not (path / "metadata.yaml").exists():
         if path.is_dir() and any(path.glob("*.mcap")):
             raise ValueError(
-                f"{path} has no metadata.yaml: its recorder was killed; robot-rl data recover {path} <new>"
+                f"{path} has no metadata.yaml: its recorder was killed; robot-rl data session recover {path} <new>"
             )
         raise ValueError(f"{path} is no rosbag2 folder, expected one with a metadata.yaml")
     parts = [

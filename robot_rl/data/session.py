@@ -168,7 +168,8 @@ def join(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str])
             file.visititems(lambda k, v, keys=keys: keys.add(k) if isinstance(v, h5py.Dataset) else None)
             shared = keys if not i else shared & keys
             for key in ("observations", "actions"):
-                shape = tuple(file[key].shape[1:])
+                item: Any = file[key]
+                shape = tuple(item.shape[1:])
                 if widths.setdefault(key, shape) != shape:
                     raise ValueError(f"{path}: {key} has shape {shape}, the first episode {widths[key]}")
     out.parent.mkdir(parents=True, exist_ok=True)

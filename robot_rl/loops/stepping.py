@@ -144,6 +144,8 @@ def step(
             current = _reset_rows(env, current, over)
             if not _finite(current):
                 _report(env, "reset", obs, executed, current, reward, save_to)
+    if valid is None:  # a robot's fault makes a step that nobody should learn from
+        valid = info.get("valid")
     return Step(
         obs,
         info.get("executed", executed),

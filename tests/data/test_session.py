@@ -151,7 +151,7 @@ def test_bag_of_a_killed_writer_is_refused_and_recovered(tmp_path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, env=env)
     assert done.returncode == -signal.SIGKILL
-    with pytest.raises(ValueError, match="data recover"):
+    with pytest.raises(ValueError, match="data session recover"):
         list(bag.read(tmp_path / "b"))
     count = bag.recover(tmp_path / "b", tmp_path / "c")
     assert count > 150_000  # all but the chunk that was being filled

@@ -1,0 +1,290 @@
+"""`robot-rl doctor ros`: what is on the wire of a robot, and what keeps it from moving; looks, never acts."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from robot_rl.extras import require
+
+require("rclpy", extra="ros")
+
+import rclpy  # noqa: E402  (after the check that it is there)
+from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
+from rclpy.context import Context  # noqa: E402
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
+from rclpy.node import Node  # noqa: E402
+from rclpy.qos import QoSCompatibility, QoSProfile, ReliabilityPolicy, qos_check_compatible  # noqa: E402
+from rclpy.serialization import deserialize_message  # noqa: E402
+from rclpy.signals import SignalHandlerOptions  # noqa: E402
+from std_msgs.msg import String  # noqa: E402
+
+from robot_rl.real.core.recording import topic_table  # noqa: E402
+from robot_rl.real.core.spec import RobotSpec  # noqa: E402
+from robot_rl.real.ros.io import hardware_type, message_type, qos, seconds  # noqa: E402
+
+POLICY_SIDE = ("policy", "teleop", "robot_env")
+LEVELS = ("OK", "WARN", "ERROR", "STALE")
+
+
+@dataclass
+class Heard:
+    """Messages of one topic while we listened."""
+
+    kind: Any
+    times: list[float] = field(default_factory=list)
+    stamps: list[tuple[float, bytes]] = field(default_factory=list)
+
+    def take(self, raw: bytes) -> None:
+        """Note one message."""
+        self.times.append(time.monotonic())
+        if len(self.stamps) < 200:
+            self.stamps.append((time.time(), raw))
+
+    def rate(self) -> float:
+        """Messages per second, nan below two."""
+        return (len(self.times) - 1) / (self.times[-1] - self.times[0]) if len(self.times) > 1 else np.nan
+
+    def offset(self) -> float:
+        """Smallest receipt - stamp [s]: the sender's clock behind ours, plus the shortest way; nan without stamps."""
+        gaps = []
+        for when, raw in self.stamps:
+            header = getattr(deserialize_message(raw, self.kind), "header", None)
+            if header is not None and (stamp := seconds(header.stamp)) > 0.0:
+                gaps.append(when - stamp)
+        return min(gaps, default=np.nan)
+
+
+@dataclass
+class Findings:
+    """What the doctor saw.
+
+    Attributes:
+        lines: report, in order.
+        problems: what has to be mended, with the remedy; empty when the robot may be armed.
+        topics: topic -> rate, age, offset, publishers and subscribers.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    topics: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The report with the problems at its end."""
+        end = (
+            ["", "problems"] + [f"  - {line}" for line in self.problems] if self.problems else ["", "no problems found"]
+        )
+        return "\n".join([*self.lines, *end])
+
+
+def examine(robot_spec: str | RobotSpec, *, namespace: str = "", listen: float = 3.0, timing: bool = True) -> Findings:
+    """Look at the graph of a robot.
+
+    Args:
+        robot_spec: path of the RobotSpec, or the spec.
+        namespace: of the robot's graph.
+        listen: seconds to listen.
+        timing: also measure how well this machine wakes up.
+
+    Raises:
+        ValueError: the RobotSpec is wrong.
+        OSError: there is no such file.
+    """
+    spec = robot_spec if isinstance(robot_spec, RobotSpec) else RobotSpec.load(robot_spec)
+    found = Findings()
+    _platform(found, timing)
+    context = Context()
+    rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
+    node = rclpy.create_node("doctor", context=context, namespace=namespace or None, enable_rosout=False)
+    executor = SingleThreadedExecutor(context=context)
+    executor.add_node(node)
+    over = threading.Event()
+
+    def spin() -> None:
+        with contextlib.suppress(ExternalShutdownException):
+            while not over.is_set():
+                executor.spin_once(timeout_sec=0.1)
+
+    thread = threading.Thread(target=spin, daemon=True)
+    thread.start()
+    try:
+        _listen(node, spec, namespace, listen, found)
+    finally:
+        over.set()
+        thread.join(2.0)
+        executor.shutdown(timeout_sec=0.5)
+        node.destroy_node()
+        rclpy.try_shutdown(context=context)
+    return found
+
+
+def _platform(found: Findings, timing: bool) -> None:
+    value = os.environ.get
+    found.lines += [
+        f"rclpy {importlib.metadata.version('rclpy')}  domain {value('ROS_DOMAIN_ID', '0')}"
+        f"  discovery {value('ROS_AUTOMATIC_DISCOVERY_RANGE', 'SUBNET')}"
+        f"  security {'on' if value('ROS_SECURITY_ENABLE', '') == 'true' else 'off'}",
+        f"Fast DDS profile {value('FASTDDS_DEFAULT_PROFILES_FILE') or 'default'}",
+    ]
+    allowed = "yes"
+    before = os.sched_getscheduler(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.sched_setscheduler(0, before, os.sched_param(0))
+    except (OSError, AttributeError) as error:
+        allowed = f"no ({error}); loops run without real-time priority"
+    line = f"SCHED_FIFO allowed: {allowed}"
+    if timing:
+        late = _wake_up()
+        line += f"   wake-up lateness p50 {late[0]:.2f} ms, p99 {late[1]:.2f} ms, worst {late[2]:.2f} ms"
+    found.lines.append(line)
+
+
+def _wake_up(count: int = 100, period: float = 0.005) -> np.ndarray:
+    """p50, p99 and worst lateness of an ordinary thread [ms]."""
+    begin, late = time.monotonic(), np.empty(count)
+    for k in range(count):
+        due = begin + (k + 1) * period
+        time.sleep(max(due - time.monotonic(), 0.0))
+        late[k] = time.monotonic() - due
+    return 1e3 * np.percentile(late, [50, 99, 100])
+
+
+def _listen(node: Node, spec: RobotSpec, namespace: str, listen: float, found: Findings) -> None:
+    table = topic_table(spec, namespace=namespace or "/")
+    hardware = node.resolve_topic_name(spec.controller_topic)
+    heard: dict[str, Heard] = {}
+    offers = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
+    for role, (topic, kind) in table.items():
+        if role.startswith(("joints", "sensor", "camera", "executed", "command")):
+            cls = _class(kind)
+            heard[topic] = Heard(cls)
+            node.create_subscription(cls, topic, heard[topic].take, offers, raw=True)
+    states: list[str] = []
+    reports: dict[str, Any] = {}
+    node.create_subscription(String, table["safety"][0], lambda m: states.append(m.data), qos("latched"))
+    node.create_subscription(
+        DiagnosticArray, "/diagnostics", lambda m: reports.update({status.name: status for status in m.status}), 50
+    )
+    time.sleep(listen)
+    names = sorted(f"{space.rstrip('/')}/{name}" for name, space in node.get_node_names_and_namespaces())
+    names = [name for name in names if not name.endswith("/doctor")]
+    found.lines += ["", f"nodes ({len(names)})", *(f"  {name}" for name in names)]
+    if not names:
+        found.problems.append(
+            "no nodes discovered: same ROS_DOMAIN_ID and ROS_AUTOMATIC_DISCOVERY_RANGE on both sides?"
+        )
+    found.lines += ["", f"{'topic':44} {'rate':>8} {'age':>9} {'clock':>10}  publishers -> subscribers"]
+    for role, (topic, _) in table.items():
+        _topic(node, role, topic, heard.get(topic), spec, found)
+    _hardware(node, hardware, spec, found)
+    _safety(states, reports, spec, found)
+
+
+def _topic(node: Node, role: str, topic: str, heard: Heard | None, spec: RobotSpec, found: Findings) -> None:
+    publishers = node.get_publishers_info_by_topic(topic)
+    subscribers = [s for s in node.get_subscriptions_info_by_topic(topic) if s.node_name != "doctor"]
+    rate, age, offset = np.nan, np.nan, np.nan
+    if heard is not None and heard.times:
+        rate, age, offset = heard.rate(), time.monotonic() - heard.times[-1], heard.offset()
+    found.topics[topic] = {
+        "rate": rate,
+        "age": age,
+        "offset": offset,
+        "publishers": [p.node_name for p in publishers],
+        "subscribers": [s.node_name for s in subscribers],
+    }
+    sides = f"{_names(publishers)} -> {_names(subscribers)}"
+    cells = f"{_cell(rate, ' Hz', 1):>8} {_cell(1e3 * age, ' ms', 1):>9} {_cell(1e3 * offset, ' ms', 1):>10}"
+    found.lines.append(f"{topic:44} {cells}  {sides}")
+    required, timeout = _needed(role, spec)
+    if required and not publishers:
+        found.problems.append(f"{topic}: nobody publishes it; start the robot's driver, or remap it in the RobotSpec")
+    elif required and heard is not None and not heard.times:
+        found.problems.append(f"{topic}: {_names(publishers)} announces it, but nothing arrives")
+    elif required and age > timeout:
+        found.problems.append(f"{topic}: silent for {age:.2f} s, allowed {timeout:g} s")
+    if abs(offset) > 0.5:
+        found.lines.append(f"  the clock of {_names(publishers)} differs by {offset:+.3f} s; ages are corrected for it")
+    for p in publishers:
+        for s in subscribers:
+            verdict, reason = qos_check_compatible(p.qos_profile, s.qos_profile)
+            if verdict == QoSCompatibility.ERROR:
+                found.problems.append(
+                    f"{topic}: QoS of publisher {p.node_name} does not match subscriber {s.node_name}: "
+                    f"{_policy(reason)}; no message will pass"
+                )
+    if role.startswith("command:"):
+        for p in publishers:
+            if p.node_name not in POLICY_SIDE:
+                found.problems.append(f"{topic}: unexpected publisher {p.node_name}; the supervisor refuses to arm")
+
+
+def _needed(role: str, spec: RobotSpec) -> tuple[bool, float]:
+    group, _, name = role.partition(":")
+    if group in ("joints", "sensor", "camera"):
+        sensor = (spec.cameras if group == "camera" else spec.sensors).get(name)
+        return (sensor.required, sensor.timeout) if sensor is not None else (True, 0.1)
+    return False, np.inf
+
+
+def _hardware(node: Node, topic: str, spec: RobotSpec, found: Findings) -> None:
+    publishers = node.get_publishers_info_by_topic(topic)
+    subscribers = [s for s in node.get_subscriptions_info_by_topic(topic) if s.node_name != "doctor"]
+    found.lines += ["", f"command topic {topic} ({hardware_type(spec).__name__})"]
+    found.lines.append(f"  {_names(publishers)} -> {_names(subscribers)}")
+    strangers = [p.node_name for p in publishers if p.node_name != "safety_supervisor"]
+    if strangers:
+        found.problems.append(
+            f"{topic}: {', '.join(strangers)} publishes commands beside the supervisor; end it before arming"
+        )
+    if not any(p.node_name == "safety_supervisor" for p in publishers):
+        found.problems.append(f"{topic}: the safety supervisor does not publish it; start safety_supervisor_node")
+    if len(subscribers) != 1:
+        found.problems.append(f"{topic}: {len(subscribers)} subscribers, expected exactly one controller")
+    for p in publishers:
+        for s in subscribers:
+            if p.topic_type != s.topic_type:
+                found.problems.append(
+                    f"{topic}: {p.node_name} sends {p.topic_type}, {s.node_name} wants {s.topic_type}"
+                )
+
+
+def _safety(states: list[str], reports: dict[str, Any], spec: RobotSpec, found: Findings) -> None:
+    found.lines += ["", f"supervisor: {states[-1] if states else 'silent'}"]
+    if not states:
+        found.problems.append("no safety state is published: is the supervisor configured and active?")
+    for name, status in sorted(reports.items()):
+        if status.hardware_id not in ("", spec.name):
+            continue
+        level = LEVELS[min(status.level[0], 3)]
+        found.lines.append(f"  {level:5} {name}: {status.message}")
+        if level == "ERROR":
+            found.problems.append(f"{name}: {status.message}")
+
+
+def _class(kind: str) -> Any:
+    with contextlib.suppress(ValueError):
+        return message_type(kind)
+    package, _, name = kind.replace("/msg/", "/").partition("/")
+    return getattr(importlib.import_module(f"{package}.msg"), name)
+
+
+def _names(endpoints: Any) -> str:
+    return ", ".join(sorted({endpoint.node_name for endpoint in endpoints})) or "nobody"
+
+
+def _cell(value: float, unit: str, digits: int) -> str:
+    return "-" if not np.isfinite(value) else f"{value:.{digits}f}{unit}"
+
+
+def _policy(reason: str) -> str:
+    return reason.replace("ERROR: ", "").strip().rstrip(";") or "unknown policy"

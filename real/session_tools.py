@@ -1,0 +1,75 @@
+"""Command line around recorded sessions: bags to data sets, joined episodes, recordings brought back after a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from robot_rl.data import bag, session
+from robot_rl.real.core.assembler import StepRules
+from robot_rl.real.core.recording import convert
+from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.graph import find_file
+
+USAGE = {
+    "convert": """robot-rl data session convert <bag> <out.hdf5> robot_spec=<yaml or name> [key=value ...]
+
+  ticks=executed      what one step is: executed, rate or command
+  rate=100            decisions per second
+  tolerance=0         oldest observation [s]; 0 = 1.5 periods
+  namespace=          of the robot's topics
+  tasks=goal          recorded task variables, comma-separated
+  <role>=<topic>      where a third party's bag has other names: joints=/js executed=/cmd camera:wrist=/cam""",
+    "join": "robot-rl data session join <session folder or episode.hdf5 ...> <out.hdf5>",
+    "recover": "robot-rl data session recover <bag without metadata.yaml> <new bag>",
+}
+
+
+def main(verb: str, arguments: Sequence[str]) -> str:
+    """Carry out `data session` convert, join or recover; returns what to print.
+
+    Raises:
+        ValueError: wrong arguments or data; the message says what to do.
+        OSError: a file is missing or exists already.
+    """
+    if verb not in USAGE:
+        raise ValueError("usage: " + "\n       ".join(USAGE.values()))
+    plain = [item for item in arguments if "=" not in item]
+    options = dict(item.split("=", 1) for item in arguments if "=" in item)
+    if verb == "recover" and len(plain) == 2:
+        count = bag.recover(plain[0], plain[1])
+        return f"{count} messages recovered into {plain[1]}"
+    if verb == "join" and len(plain) >= 2:
+        rows = session.join(plain[:-1], plain[-1])
+        return f"{rows} steps written to {plain[-1]}"
+    if verb == "convert" and len(plain) == 2 and "robot_spec" in options:
+        return _convert(plain[0], plain[1], options)
+    raise ValueError(f"usage: {USAGE[verb]}")
+
+
+def _convert(source: str, out: str, options: dict[str, str]) -> str:
+    spec = RobotSpec.load(find_file(options.pop("robot_spec")))
+    known = {item.name: item.default for item in fields(StepRules)}
+    rules: dict[str, object] = {}
+    for key in [key for key in options if key in known]:
+        text = options.pop(key)
+        try:
+            rules[key] = type(known[key])(text)
+        except ValueError:
+            raise ValueError(f"{key} is {text!r}, expected a number") from None
+    namespace = options.pop("namespace", "/")
+    tasks = [name for name in options.pop("tasks", "").split(",") if name]
+    odd = [key for key in options if not options[key].startswith("/")]
+    if odd:
+        raise ValueError(f"{odd[0]}={options[odd[0]]} is no option and no <role>=/topic\nusage: {USAGE['convert']}")
+    rows = convert(
+        Path(source),
+        out,
+        spec,
+        StepRules(**rules),
+        topics=options,
+        namespace=namespace,
+        tasks=tasks,  # type: ignore[arg-type]
+    )
+    return f"{rows} steps written to {out}"

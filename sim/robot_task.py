@@ -1,0 +1,35 @@
+"""A world's whole task on measured joints: what its reward and success say of a real robot or of one behind topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from robot_rl.sim.port import WorldPort
+
+
+class WorldTask(WorldPort):
+    """`WorldPort` that also judges; arguments are those of `WorldPort`."""
+
+    def judge(self) -> tuple[float, bool, bool]:
+        """Reward, true end and success of the state that was observed last."""
+        view, world = self._window.view, self.world
+        parts = (world.reward(view), world.terminated(view), world.success(view))
+        reward, terminated, success = (np.asarray(part)[0] for part in parts)
+        return float(reward), bool(terminated), bool(success)
+
+    def expert(self, obs: Mapping[str, Any]) -> np.ndarray:
+        """(1, A) action of the world's scripted controller for an observation with "state" (1, S)."""
+        return np.clip(np.asarray(self.world.expert(obs["state"]), np.float32), -1.0, 1.0)
+
+
+def world_task(world: str = "reach", options: Mapping[str, Any] | None = None) -> Callable[[Sequence[str]], WorldTask]:
+    """Maker of the task of a world for the joints of a robot.
+
+    Args:
+        world: class path, or name of a file in sim/worlds.
+        options: arguments of the world.
+    """
+    return lambda joints: WorldTask({"_target_": world, **dict(options or {})}, joints)
