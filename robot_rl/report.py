@@ -17,9 +17,18 @@ from robot_rl import __version__
 from robot_rl.checkpoint import git_commit, write_bytes
 from robot_rl.extras import require
 
-CURVES = ("eval/success", "rollout/success", "eval/return", "rollout/return", "train/critic_loss", "time/sps")
+CURVES = (
+    "eval/success",
+    "rollout/success",
+    "rollout/intervention_rate",
+    "eval/return",
+    "rollout/return",
+    "train/critic_loss",
+    "time/sps",
+)
 TITLES = {
     "success": "success rate",
+    "intervention_rate": "share of steps that the person drove",
     "return": "return",
     "critic_loss": "critic loss",
     "sps": "environment steps per second",

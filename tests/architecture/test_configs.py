@@ -10,7 +10,7 @@ import yaml
 from hydra import compose, initialize_config_module
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("train", "eval", "collect", "bench")
+VERBS = ("train", "hil", "eval", "collect", "bench")
 GROUPS = sorted(
     p.relative_to(ROOT / "configs")
     for p in (ROOT / "configs").rglob("*.yaml")
