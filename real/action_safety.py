@@ -227,6 +227,8 @@ class ActionSafety:
             out = np.concatenate([out[: self._moves], self._resting()])
         self._last = out
         reasons = verdict.reasons if finite else (*verdict.reasons, "bad_command")
+        if follows and not reasons and np.abs(out - np.clip(asked, -1.0, 1.0)).max() > 1e-6:
+            reasons = ("rate",)  # the limiter names the speed limit alone; what else changes a command is acceleration
         bits = sum(1 << BITS.index(reason) for reason in set(reasons) if reason in BITS)
         size = float(np.abs(asked).sum()) if finite else 0.0
         clip = float(np.abs(np.where(np.isfinite(asked), asked, 0.0) - out).sum())

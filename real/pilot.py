@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ class Pilot:
         self._next = self.clock.now()
         self.late = 0
         """Ticks that came more than half a period late."""
-        self._unlock = False
+        self._unlock = self._demo = False
 
     @property
     def driver(self) -> str:
@@ -125,13 +125,14 @@ class Pilot:
                 prepare(demo)
             self.human.begin(self.clock.now())
         self.takeover.begin()
+        self._demo = demo
         refused = ["never tried"]
         for _ in range(12):
             self.safety.watch(self._axes(), self.clock.now())
             refused = self.safety.enable()
+            self.clock.sleep_until(self.clock.now() + self._period)
             if not refused:
                 break
-            self.clock.sleep_until(self.clock.now() + self._period)
         self._next = self.clock.now()
         return refused
 
@@ -164,6 +165,10 @@ class Pilot:
             self.safety.estop()
         decision = self.takeover.tick(now, reading, np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0))
         command = decision.action
+        if self._demo and decision.driver in (Driver.POLICY, Driver.RETURN):
+            # in a demonstration nobody but the person drives: between their moves the robot holds
+            decision = replace(decision, moving=False, human=False, driver=Driver.HOLD)
+            command = np.zeros_like(command)
         if decision.moving and not decision.human and not np.isfinite(proposal).all():
             command = np.asarray(proposal, np.float32)  # the safety layer has to see it
         self._seen = self._axes()

@@ -226,7 +226,7 @@ class HumanInTheLoop:
             draft.add(step)
             self._note(step)
             self._count(facts, step, driven, gaps)
-            held = held + 1 if not driven.moving else 0
+            held = held + 1 if not (driven.moving or demo) else 0
             if over != EndReason.NONE:
                 draft.close(over)
             elif held >= self.options.max_hold_steps:

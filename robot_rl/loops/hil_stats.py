@@ -27,7 +27,8 @@ def wilson(successes: int, trials: int, z: float = 1.959963984540054) -> tuple[f
     share, square = successes / trials, z * z
     middle = (share + square / (2 * trials)) / (1 + square / trials)
     half = z * math.sqrt(share * (1 - share) / trials + square / (4 * trials * trials)) / (1 + square / trials)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    low = 0.0 if successes == 0 else max(0.0, middle - half)
+    return low, 1.0 if successes == trials else min(1.0, middle + half)
 
 
 @dataclass
