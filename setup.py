@@ -17,10 +17,12 @@ EXTRAS = {
     "report": ["matplotlib", "jinja2", "av", "pillow"],
     "logs": ["h5py", "pyarrow", "av"],
     "fast": ["numba"],
+    "console": ["aiohttp>=3.9", "pillow"],
+    "teleop": ["pygame"],
     "language": ["transformers>=5"],
 }
 EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})
-EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis"]  # without it colcon test runs nothing
+EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis", "selenium", "websockets"]  # without it colcon test runs nothing
 
 
 def data(room: str, pattern: str) -> list:
@@ -46,6 +48,7 @@ setup(
     package_data={
         "robot_rl": ["py.typed", "report.html.j2"],
         "robot_rl.sim": data("sim", "assets/**/*.*"),
+        "robot_rl.real": data("real", "console/*.*"),
         "robot_rl.configs": data("configs", "**/*.yaml"),
     },
     data_files=[

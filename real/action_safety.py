@@ -162,6 +162,7 @@ class ActionSafety:
             jump_factor=5.0,
             limit_slack=0.03,
             rest_velocity=0.05,
+            overrun_ticks=1000,  # the pilot holds long before that, see Pilot.wait
         )
         self.supervisor = SafetySupervisor(spec, self._settings)
         self._neutral = self._rest(io)

@@ -103,7 +103,7 @@ class Pilot:
         self._next = self.clock.now()
         self.late = 0
         """Ticks that came more than half a period late."""
-        self._unlock = self._demo = False
+        self._unlock = self._demo = self._overrun = False
 
     @property
     def driver(self) -> str:
@@ -134,6 +134,7 @@ class Pilot:
             if not refused:
                 break
         self._next = self.clock.now()
+        self._overrun = False
         return refused
 
     def end(self) -> None:
@@ -164,6 +165,12 @@ class Pilot:
         if any(press.kind == "estop" for press in reading.presses):
             self.safety.estop()
         decision = self.takeover.tick(now, reading, np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0))
+        if self._overrun:
+            self._overrun = False
+            self.takeover.hold()
+            decision = replace(
+                decision, driver=self.takeover.driver, moving=False, lost=True, warning="the loop was late"
+            )
         command = decision.action
         if self._demo and decision.driver in (Driver.POLICY, Driver.RETURN):
             # in a demonstration nobody but the person drives: between their moves the robot holds
@@ -233,6 +240,8 @@ class Pilot:
         now = self.clock.now()
         if now > self._next + 0.5 * self._period:
             self.late += 1
+            # nobody steered for 5 periods: the robot has come to rest by itself, and a person has to resume
+            self._overrun = self._overrun or now > self._next + 5.0 * self._period
             self._next = now
         self.clock.sleep_until(self._next)
 

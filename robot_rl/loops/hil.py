@@ -245,21 +245,19 @@ class HumanInTheLoop:
         if not self._stepper.obs:
             self._stepper.reset(seed=self.seed)
             self.learner.policy.reset()
-        refused = self.pilot.begin(demo)
-        while (refused or self.pilot.driver in ("HOLD", "STOPPED")) and not self._stop:
-            obs = {name: np.array(value[0]) for name, value in self._stepper.obs.items()}
-            was = self.pilot.driver
-            self.pilot.idle(obs)
+        while not self._stop:
+            refused: list[str] = []
+            if self.pilot.driver not in ("HOLD", "STOPPED"):
+                refused = self.pilot.begin(demo)
+                if not refused:
+                    return True
+            self.pilot.idle({name: np.array(value[0]) for name, value in self._stepper.obs.items()})
             self.pilot.show(self._telemetry(demo, None, "; ".join(refused)), self._frame)
             self.pilot.wait()
-            if not self.pilot.realtime and self.pilot.driver in ("HOLD", "STOPPED"):
-                raise RuntimeError(
-                    f"the robot is in {self.pilot.driver} and nobody is there to resume"
-                    + (f" ({'; '.join(refused)})" if refused else "")
-                )
-            if self.pilot.driver not in ("HOLD", "STOPPED") and (refused or was != self.pilot.driver):
-                refused = self.pilot.begin(demo)
-        return not self._stop
+            if not self.pilot.realtime and (refused or self.pilot.driver in ("HOLD", "STOPPED")):
+                why = f" ({'; '.join(refused)})" if refused else ""
+                raise RuntimeError(f"the robot is in {self.pilot.driver} and nobody is there to resume{why}")
+        return False
 
     def _propose(self) -> np.ndarray:
         if self.env_steps < self.options.random_steps:
