@@ -22,7 +22,13 @@ EXTRAS = {
     "language": ["transformers>=5"],
 }
 EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})
-EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis", "selenium", "websockets"]  # without it colcon test runs nothing
+EXTRAS["test"] = [
+    "pytest",
+    "pytest-timeout",
+    "hypothesis",
+    "selenium",
+    "websockets",
+]  # without it colcon test runs nothing
 
 
 def data(room: str, pattern: str) -> list:

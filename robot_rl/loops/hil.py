@@ -86,6 +86,7 @@ class HilOptions:
         max_hold_steps: ticks without a driver before the episode is given up.
         promote_success: steps of successes without help join the demonstrations.
         random_steps: own steps with uniform random proposals at the start.
+        grip_penalty: cost of opening or closing the gripper; read by grasp critics alone, never part of the reward.
     """
 
     task_reward: str = "success"
@@ -94,6 +95,7 @@ class HilOptions:
     max_hold_steps: int = 3
     promote_success: bool = False
     random_steps: int = 0
+    grip_penalty: float = 0.02
 
     def __post_init__(self) -> None:
         if self.task_reward not in ("success", "env", "labels"):
@@ -148,6 +150,7 @@ class HumanInTheLoop:
         self._frame = frame
         self._updated_ns = pilot.now_ns()
         self._stop = self._world_ended = False
+        self._grip = 1.0  # last gripper command of the episode; open at the start
 
     def stop(self) -> None:
         """End after the episode under way (from a signal handler)."""
@@ -203,6 +206,8 @@ class HumanInTheLoop:
         draft = EpisodeDraft(self.rules, self.env.io.control_hz)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
         gaps: list[float] = []
+        self.learner.policy.reset()
+        self._grip = 1.0
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
             obs = {name: np.array(value[0]) for name, value in self._stepper.obs.items()}
@@ -220,6 +225,7 @@ class HumanInTheLoop:
                 break
             t_cmd = self.pilot.now_ns()
             row = self._stepper.step(driven.executed[None], proposed=proposal[None])
+            _tell(self.learner.policy, driven.executed)
             self.pilot.wait()
             self._world_ended = bool(row.terminated[0] or row.truncated[0])
             step, over = self._record(obs, proposal, driven, row, (t_obs, t_cmd, self.pilot.now_ns()))
@@ -312,7 +318,17 @@ class HumanInTheLoop:
             valid=valid,
             invalid_reason=invalid,
         )
+        if "grip" in self.env.io.action_names[-1]:
+            self._grasp(step)
         return step, over
+
+    def _grasp(self, step: ControlStep) -> None:
+        """Discrete choice and cost of the gripper: once per real switch, whoever drives."""
+        command = float(step.action_cmd[-1])
+        step.grip_action = (command > 0.5) - (command < -0.5)
+        if step.grip_action and step.grip_action != self._grip:
+            step.grip_penalty = -self.options.grip_penalty
+            self._grip = step.grip_action
 
     def _outcome(self, reward: float, success: bool, terminated: bool, truncated: bool) -> tuple[float, EndReason]:
         kind = self.options.task_reward
@@ -336,6 +352,7 @@ class HumanInTheLoop:
         facts.steps += 1
         facts.human_steps += step.human
         facts.held += not driven.moving
+        facts.grip_switches += step.grip_penalty < 0
         facts.clipped += step.clip_frac > 1e-3
         facts.clip_frac += (step.clip_frac - facts.clip_frac) / facts.steps
         facts.policy_lag_ms += (step.policy_lag_ms - facts.policy_lag_ms) / facts.steps
@@ -489,6 +506,13 @@ class HumanInTheLoop:
             self._stepper.reset(seed=self.seed + 1 + len(self.log.manifest))
 
 
+def _tell(policy: Any, executed: np.ndarray) -> None:
+    """Policies that remember their last command hear what was really done."""
+    call = getattr(policy, "executed", None)
+    if call is not None:
+        call(executed[None])
+
+
 def trials(
     env: Any,
     policy: Policy,
@@ -522,6 +546,7 @@ def trials(
             proposal = np.asarray(policy.act(stepper.obs, deterministic=deterministic).value[0], np.float32)
             obs = {name: value[0] for name, value in stepper.obs.items()}
             driven = pilot.drive(obs, proposal)
+            _tell(policy, driven.executed)
             if driven.stopped:
                 out.stops += 1
                 break

@@ -81,6 +81,7 @@ class EpisodeFacts:
             "hil/clipped": float(self.clipped),
             "hil/clip_frac": self.clip_frac,
             "hil/held": float(self.held),
+            "hil/grip_switches": float(self.grip_switches),
             "hil/policy_lag_ms": self.policy_lag_ms,
         }
         if self.spans:
