@@ -18,6 +18,8 @@ EXTRAS = {
     "report": ["matplotlib", "jinja2", "av", "pillow"],
     "logs": ["h5py", "pyarrow", "av", "rosbags"],
     "fast": ["numba"],
+    "console": ["aiohttp>=3.9", "pillow"],
+    "teleop": ["pygame"],
     "language": ["transformers>=5"],
     "ros": [  # ROS 2 Kilted from PyPI; leave it out where a system ROS is sourced
         "ros-rclpy[fastrtps]",
@@ -26,7 +28,8 @@ EXTRAS = {
     ],
 }
 EXTRAS["all"] = sorted({package for name, packages in EXTRAS.items() if name != "ros" for package in packages})
-EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis"]  # without it colcon test runs nothing
+# without it colcon test runs nothing
+EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis", "selenium", "websockets"]
 
 
 def data(room: str, pattern: str) -> list:
@@ -52,6 +55,7 @@ setup(
     package_data={
         "robot_rl": ["py.typed", "report.html.j2", "data/maps/*.yaml"],
         "robot_rl.sim": data("sim", "assets/**/*.*"),
+        "robot_rl.real": data("real", "console/*.*"),
         "robot_rl.configs": data("configs", "**/*.yaml"),
     },
     data_files=[

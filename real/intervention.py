@@ -199,11 +199,14 @@ class Takeover:
         self._blend = 0
         self._debounce = Debounce(self.settings.debounce_ms * 1e-3)
 
-    def begin(self, start: Driver = Driver.POLICY) -> None:
-        """New episode: forget blends. STOPPED stays; HOLD stays too, a person has to resume."""
+    def begin(self) -> None:
+        """New episode: the policy drives until somebody takes over. STOPPED and HOLD stay; a person has to resume."""
         self._blend = 0
+        device = self._device
+        device.enabled, device.above, device.below_since = False, 0, None
+        device.last = np.zeros(self._actions, np.float32)
         if self.driver not in (Driver.STOPPED, Driver.HOLD):
-            self.driver = start if self.driver is not Driver.HUMAN else Driver.HUMAN
+            self.driver = Driver.POLICY
 
     def stop(self) -> None:
         """Latch STOPPED (safety fault, e-stop)."""

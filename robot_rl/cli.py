@@ -26,6 +26,7 @@ USAGE = """robot-rl <verb> [key=value ...]
 
   train      train a policy in simulation              robot-rl train env=pick policy=online/rlpd demos=20
   offline    train a policy from a log                 robot-rl offline data=log.hdf5 policy=offline/iql
+  hil        teach a robot, with a person in the loop   robot-rl hil env=insert human=browser
   eval       evaluate a trained policy, film it        robot-rl eval path=runs/train/<run> episodes=100
   eval ope   estimate its value from a log alone       robot-rl eval ope path=runs/offline/<run> data=log.hdf5
   collect    record episodes                           robot-rl collect env=pick out=pick.hdf5
@@ -225,6 +226,60 @@ def offline(cfg: DictConfig) -> None:
         summary = job.run()
     except KeyboardInterrupt:
         print(f"\ninterrupted and saved; continue with: robot-rl offline resume={folder}")
+        sys.exit(130)
+    _table(summary)
+
+
+def hil(cfg: DictConfig) -> None:
+    """Teach a robot with a person in the loop; Ctrl-C saves and says how to go on."""
+    from robot_rl.jobs.hil import HilJob, HilSettings
+
+    resume = cfg.resume is not None
+    if resume:
+        folder = Path(cfg.resume)
+        saved = folder / "config.yaml"
+        if not saved.exists():
+            raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/hil/<run>")
+        changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
+        groups = [item for item in changes if item.split("=")[0].lstrip("+~") in ("env", "policy", "human", "track")]
+        if groups:
+            raise Refused(f"{groups[0]}: a resumed run keeps its env, policy, human and track; start a new run")
+        cfg = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
+    else:
+        name = f"{_choice('env')}_{_choice('policy').split('/')[-1]}_{_choice('human')}_seed{cfg.seed}"
+        folder = _run_folder(cfg, "hil", name)
+    _threads(cfg)
+    settings = HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)})
+    config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
+    plain: Any = OmegaConf.to_container(cfg, resolve=True)
+
+    def make_pilot(env: Any, with_person: bool) -> Any:
+        human = None
+        if with_person:
+            human = instantiate(cfg.human, _partial_=True)(io=env.io, expert=getattr(env, "expert", None))
+        return instantiate(cfg.pilot, _partial_=True, _convert_="all")(env=env, human=human)
+
+    make_pilot.pictures = "console" in cfg.human._target_  # type: ignore[attr-defined]
+
+    def make_tracker(resume_step: int | None) -> Any:
+        extra = {"config": plain} if "wandb" in cfg.track._target_ else {}
+        return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
+
+    print(f"run folder: {folder}", flush=True)
+    job = HilJob(
+        settings,
+        folder,
+        make_env=_env_factory(cfg),
+        make_learner=_learner_factory(cfg),
+        make_pilot=make_pilot,
+        make_tracker=make_tracker,
+        config=config,
+        resume=resume,
+    )
+    try:
+        summary = job.run()
+    except KeyboardInterrupt:
+        print(f"\ninterrupted and saved; continue with: robot-rl hil resume={folder}")
         sys.exit(130)
     _table(summary)
 
@@ -492,6 +547,7 @@ def deploy(cfg: DictConfig) -> None:
 VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "train": ("train", train),
     "offline": ("offline", offline),
+    "hil": ("hil", hil),
     "eval": ("eval", evaluate),
     "eval ope": ("ope", evaluate_offline),
     "collect": ("collect", collect),

@@ -18,11 +18,12 @@ from robot_rl.checkpoint import git_commit, write_bytes
 from robot_rl.extras import require
 
 CURVES = (
-    *("eval/success", "rollout/success", "eval/score", "eval/return", "rollout/return"),
+    *("eval/success", "rollout/success", "rollout/intervention_rate", "eval/score", "eval/return", "rollout/return"),
     *("train/q", "train/critic_loss", "time/sps", "time/ups"),
 )
 TITLES = {
     "success": "success rate",
+    "intervention_rate": "share of steps that the person drove",
     "return": "return",
     "score": "normalised score",
     "q": "mean Q",

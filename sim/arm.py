@@ -24,6 +24,8 @@ HOME = (0.0, 0.1, 0.9, 0.0, 0.57, 0.0)
 STROKE = 0.08
 """Metres between the open fingers."""
 
+_YAW = 1.2  # rad either way
+
 # Scales that bring the state to about unit size; learners see it as it is.
 _TIP, _SPEED, _LAG, _JOINT, _JOINT_LAG = 0.15, 0.3, 0.02, 0.5, 0.1
 
@@ -161,7 +163,7 @@ class Arm:
             target = xp.minimum(xp.maximum(target, low), high)
             yaw = xp.zeros_like(delta[:, 0])
             if self.yaw:
-                yaw = xp.clip(_yaw(xp, linearised[1]) + delta[:, 3], -1.2, 1.2)
+                yaw = xp.clip(_yaw(xp, linearised[1]) + delta[:, 3], -_YAW, _YAW)
             turn = downward(yaw)
             joints = self.chain.correct(command, linearised, target, turn)
             joints = self.chain.solve(joints, target, turn, iterations=1)
@@ -207,6 +209,24 @@ class Arm:
             home = xp.asarray(HOME, dtype=tip.dtype, device=array_api_compat.device(tip))
             parts += [(measured - home) / _JOINT, (task["command"] - measured) / _JOINT_LAG]
         return parts
+
+    def tool(self, view: View) -> dict[str, Array]:
+        """Where the axes of the actions that are moves stand, for a safety layer outside the simulation.
+
+        Returns:
+            "position" and "velocity" (N, D), "low" and "high" (D,): tip and yaw [m, rad], or the six joints [rad].
+        """
+        xp, task = view.xp, view.task
+        if self.mode == "joint":
+            low, high = xp.asarray(self.chain.low), xp.asarray(self.chain.high)
+            return {"position": view.qpos[:, :6], "velocity": view.qvel[:, :6], "low": low, "high": high}
+        position, velocity = [task["tip"]], [task["tip_velocity"]]
+        if self.yaw:
+            position.append(task["yaw"][:, None])
+            velocity.append(xp.zeros_like(task["yaw"])[:, None])
+        limits = (*self.low, *(-_YAW,) * self.yaw), (*self.high, *(_YAW,) * self.yaw)
+        low, high = (xp.asarray(limit, dtype=task["tip"].dtype) for limit in limits)
+        return {"position": xp.concat(position, 1), "velocity": xp.concat(velocity, 1), "low": low, "high": high}
 
     def opening(self, view: View) -> Array:
         """(N,) distance of the finger pads, m."""

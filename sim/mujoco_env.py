@@ -262,6 +262,15 @@ class MujocoVectorEnv(VectorEnv):
         state = obs["state"] if obs is not None and "state" in obs else self._state_obs
         return np.clip(np.asarray(self.world.expert(state), np.float32), -1.0, 1.0)
 
+    def tool(self) -> dict[str, np.ndarray] | None:
+        """Where the robot's commanded axes stand, for a safety layer; None where the world has none.
+
+        Returns:
+            "position" and "velocity" (N, D) and "low" and "high" (D,) of the first D actions, which are moves.
+        """
+        call = getattr(self.world, "tool", None)
+        return None if call is None else {key: np.array(value, float) for key, value in call(self._view).items()}
+
     def render(self) -> tuple[np.ndarray, ...] | None:
         """One (height, width, 3) uint8 frame per environment, or None without render_mode."""
         if self.render_mode is None:

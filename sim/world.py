@@ -91,6 +91,8 @@ class World(Protocol):
         reset_after(draw, view) -> Reset: in place of `reset` when an episode ended by itself; `view` is the final state
             of the n environments that reset, so that the next start may depend on it (practice without a person).
         adopt(view): takes the measured `qpos` as the start, for worlds whose policies run on a robot.
+        tool(view) -> dict: "position", "velocity" (N, D), "low", "high" (D,) of the first D actions where these are
+            moves: what a safety layer between policy and simulation watches.
     """
 
     @property

@@ -164,6 +164,7 @@ class Sac:
         self.policy.follow_encoder(self._critic_params)
         self.updates = 0
         self._metrics: Metrics = {}
+        self._seen: tuple[Tensor, Transitions] | None = None
 
     @property
     def alpha(self) -> float:
@@ -222,6 +223,8 @@ class Sac:
             noise = torch.randn(len(rows), self.io.action_dim, generator=self._generator, device=self._device)
             sample = squash(raw, noise)
             alpha = self.alpha
+            if both:
+                self._seen = (raw[size:], batch)
             target = self._bootstrap(next_target_feature, sample.action[:size], sample.logp[:size], batch, alpha)
 
             width = 0 if encoded is None else encoded.shape[1]
@@ -251,7 +254,7 @@ class Sac:
             members = order[: self._subset].tolist()
         value = self._head.value(self._target.forward(torch.cat([feature, action], dim=1), members)).amin(0)
         if self._backup_entropy:
-            value = value.sub_(logp, alpha=alpha)
+            value = value.sub_(self._entropy_cost(feature, action, logp, alpha))
         reward = batch.reward
         if self._reward_scale is not None:
             self._reward_scale.observe(reward, batch.discount)
@@ -273,7 +276,7 @@ class Sac:
             self._head.value_grad(out, d_value), weights=False, inputs=slice(self._features, None)
         )
         assert d_action is not None
-        d_raw = squash_grad(sample, d_action, alpha / size)
+        d_raw = self._actor_grad(feature, sample, d_action, alpha)
         self._actor.backward(d_raw[None], rows=slice(size, 2 * size))
         self._actor_params.adam(self._actor_lr)
         self._actor.refresh()
@@ -285,6 +288,17 @@ class Sac:
             q = value.amin(0) if self._actor_reduce == "min" else value.mean(0)
             metrics["actor_loss"] = alpha * mean_logp - q.mean()
             metrics["entropy"] = -mean_logp
+
+    def _entropy_cost(self, feature: Tensor, action: Tensor, logp: Tensor, alpha: float) -> Tensor:
+        """(B,) what the backup subtracts from the value of s'; methods that extend this one add to it."""
+        return alpha * logp
+
+    def _actor_grad(self, feature: Tensor, sample: SquashedSample, d_action: Tensor, alpha: float) -> Tensor:
+        """(B, 2A) gradient of the actor's loss by its output; methods that extend this one add terms.
+
+        `self._seen` holds the actor's output (B, 2A) at `feature` and the batch that it came from.
+        """
+        return squash_grad(sample, d_action, alpha / len(feature))
 
     def _state(self, batch: Transitions) -> tuple[Tensor | None, Tensor | None]:
         state, next_state = batch.obs.get("state"), batch.next_obs.get("state")

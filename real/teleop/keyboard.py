@@ -110,7 +110,8 @@ class KeyboardTeleop:
                     axes[axis] = axes.get(axis, 0.0) + sign
             value, norm = self._map(axes)
             presses, self._presses = tuple(self._presses), []
-            return Reading(now, value, norm, toggles=self._toggles, presses=presses)
+            held = self._toggles % 2 == 1  # so that it also works where a dead-man is asked for
+            return Reading(now, value, norm, held, self._toggles, presses)
 
     def close(self) -> None:
         """Give the terminal back."""

@@ -77,6 +77,11 @@ class ScriptedHuman:
         self._rng = np.random.default_rng(seed)
         self._tick = self._driving = self._rest = 0
         self._watches = True
+        self._demo = False
+
+    def prepare(self, demo: bool) -> None:
+        """The next episode is a demonstration: the person drives all of it."""
+        self._demo = demo
 
     def begin(self, now: float) -> None:
         """A new episode."""
@@ -90,13 +95,15 @@ class ScriptedHuman:
         """What the person does now; see `Teleop.read`."""
         self._tick += 1
         value = np.zeros(self._actions, np.float32)
-        if self._expert is None or self._help == "never":
+        if self._expert is None or (self._help == "never" and not self._demo):
             return Reading(now, value)
         batch = {key: np.asarray(item)[None] for key, item in obs.items()}
         self._seen.append(np.asarray(self._expert(batch), np.float32)[0])
         advice = self._seen[0]
         self._window.append(float(np.abs(advice - policy).max()))
-        if self._driving > 0:
+        if self._demo:
+            self._driving = 1
+        elif self._driving > 0:
             self._driving -= 1
             if self._driving == 0:
                 self._rest = self._patience

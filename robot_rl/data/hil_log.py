@@ -238,6 +238,7 @@ def _line(episode: Episode, segment: str) -> dict[str, Any]:
         "steps": len(episode),
         "valid": int(columns["valid"].sum()),
         "human_steps": int(episode.intervened.sum()),
+        "demo": bool(episode.meta.get("demo", False)),
         "end_reason": EndReason(episode.meta["end_reason"]).name.lower(),
         "sha256": digest.hexdigest(),
     }

@@ -16,11 +16,15 @@ from robot_rl.data.hil_record import ControlStep, Source
 from robot_rl.types import IOSpec, Obs, Transitions
 
 VIEWS = ("online", "demo", "human")
-_FLOATS = ("reward", "discount", "imitate", "grip_penalty")
+_EXTRAS = ("imitate", "grip_penalty", "reward_task", "reward_rlif")
+_FLOATS = ("reward", "discount", *_EXTRAS)
 
 
 class HilMemory:
     """Ring of control steps with views.
+
+    The extras of a batch, (B,) each: "imitate" weight for imitation losses (0 for the policy's own steps),
+    "grip_penalty", "reward_task" and "reward_rlif" (-1 where a person took over at the next step).
 
     Args:
         io: interface of the robot.
@@ -130,7 +134,7 @@ class HilMemory:
             truncated=flags[:, 1],
             intervened=flags[:, 2],
             mask=torch.ones(len(rows), dtype=torch.bool),
-            extras={name: torch.from_numpy(self._floats[name][slot]) for name in ("imitate", "grip_penalty")},
+            extras={name: torch.from_numpy(self._floats[name][slot]) for name in _EXTRAS},
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -154,7 +158,7 @@ class HilMemory:
         self._refs[slot] = here, there
         self._action[slot] = step.action_cmd if self._learn_from == "cmd" else step.action_exec
         self._flags[slot] = step.terminated, step.truncated, step.human
-        values = {"reward": step.reward, "discount": step.discount, "grip_penalty": step.grip_penalty}
+        values = {name: getattr(step, name) for name in _FLOATS if name != "imitate"}
         values["imitate"] = self._imitation(step, demo)
         for name, value in values.items():
             self._floats[name][slot] = value

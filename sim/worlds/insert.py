@@ -127,6 +127,10 @@ class Insert:
         """Pose and speed of the peg's end."""
         self._arm.update(view)
 
+    def tool(self, view: View) -> dict[str, Array]:
+        """Place and limits of the axes that actions move; see `Arm.tool`."""
+        return self._arm.tool(view)
+
     def observe(self, view: View) -> Array:
         """The arm, the vector from the peg's end to the mouth of the hole, and the angle between them."""
         offset, turn = self._to_hole(view)

@@ -92,6 +92,10 @@ class Pick:
         """The tip's pose and speed."""
         self._arm.update(view)
 
+    def tool(self, view: View) -> dict[str, Array]:
+        """Place and limits of the axes that actions move; see `Arm.tool`."""
+        return self._arm.tool(view)
+
     def observe(self, view: View) -> Array:
         """The arm, the vector from tip to cube and the one from cube to goal."""
         cube = view.qpos[:, 8:11]

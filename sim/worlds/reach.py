@@ -75,6 +75,10 @@ class Reach:
         """The tip's pose and speed."""
         self._arm.update(view)
 
+    def tool(self, view: View) -> dict[str, Array]:
+        """Place and limits of the axes that actions move; see `Arm.tool`."""
+        return self._arm.tool(view)
+
     def observe(self, view: View) -> Array:
         """The arm and the vector to the goal."""
         parts = [*self._arm.state(view), (view.task["goal"] - view.task["tip"]) / _DISTANCE]

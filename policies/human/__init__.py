@@ -1,0 +1,1 @@
+"""Learners with a person in the loop."""

@@ -1,0 +1,222 @@
+"""RLPD with imitation: behaviour-cloned start, imitation beside the RL loss, and a leash to the demonstrations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robot_rl.policies.nets.distributions import SquashedSample, squash_grad
+from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.imitation import imitation_grad, log_density
+from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+from robot_rl.policies.online.sac import Sac
+from robot_rl.types import IOSpec, Metrics, Transitions
+
+
+class ImitationSac(Sac):
+    """Soft actor-critic on half demonstrations, with three uses of them in the loss; each can be switched off.
+
+    - `bc_steps` of behaviour cloning before the first own step, then `warmup_steps` critic steps with a fixed actor;
+    - `il_weight` times the negative log-likelihood of human actions beside the RL loss, fading over `il_fade` updates;
+      the policy's own steps never count, a span's first two steps count less (`Transitions.extras["imitate"]`);
+    - `kl_weight` lambda: maximise the return minus lambda KL(pi || pi_BC), where pi_BC is the frozen result of the
+      cloning.
+
+    With bc_steps, il_weight and kl_weight all 0 every update equals `Sac` bit for bit.
+
+    Source: Ball et al., Efficient Online RL with Offline Data (RLPD); Tiapkin et al., Demonstration-Regularized RL (the
+    KL term); Rajeswaran et al., DAPG (fading imitation term). Where we differ from the last: the log-likelihood is
+    weighted per row, not by the advantage.
+    """
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        gamma: float = 0.97,
+        batch_size: int = 256,
+        hidden: tuple[int, ...] = (256, 256),
+        critics: int = 4,
+        subset: int | None = 2,
+        utd: int = 2,
+        lr: float = 3e-4,
+        tau: float = 0.005,
+        init_alpha: float = 0.01,
+        target_entropy: float | str = "half",
+        backup_entropy: bool = False,
+        normalize_obs: bool = True,
+        bc_steps: int = 1000,
+        warmup_steps: int = 0,
+        il_weight: float = 0.1,
+        il_fade: int = 20_000,
+        il_min_std: float = 0.1,
+        q_filter: bool = False,
+        kl_weight: float = 0.0,
+        kl_floor: float = 20.0,
+        metrics_every: int = 100,
+    ) -> None:
+        """Build networks for `io`; options that are not listed are those of `Sac`.
+
+        Args:
+            io: observation "state"; images go through `Sac`'s encoder.
+            seed: of weights and noise.
+            device: torch device.
+            gamma: discount per step, part of every learner's signature.
+            batch_size: rows per critic step.
+            hidden: widths of actor and critics.
+            critics: E, with LayerNorm.
+            subset: critics in the target's minimum.
+            utd: critic steps per update.
+            lr: of everything.
+            tau: of the targets.
+            init_alpha: first temperature.
+            target_entropy: "half" is -A / 2.
+            backup_entropy: whether the target contains the entropy.
+            normalize_obs: standardise the state.
+            bc_steps: updates of behaviour cloning before the first own step.
+            warmup_steps: critic steps after that with the actor fixed.
+            il_weight: of the imitation term beside the RL loss.
+            il_fade: updates over which it falls linearly to 0; 0 = never.
+            il_min_std: floor of the standard deviation inside imitation losses.
+            q_filter: imitate only where the critics prefer the human's action to the policy's.
+            kl_weight: lambda of the leash to pi_BC.
+            kl_floor: log pi_BC is cut below at minus this times A.
+            metrics_every: as in `Sac`.
+
+        Raises:
+            ValueError: an option outside its range.
+        """
+        super().__init__(
+            io,
+            seed=seed,
+            device=device,
+            gamma=gamma,
+            batch_size=batch_size,
+            hidden=hidden,
+            critics=critics,
+            subset=subset,
+            layer_norm=True,
+            utd=utd,
+            actor_reduce="mean",
+            lr=lr,
+            tau=tau,
+            init_alpha=init_alpha,
+            target_entropy=target_entropy,
+            backup_entropy=backup_entropy,
+            normalize_obs=normalize_obs,
+            metrics_every=metrics_every,
+        )
+        if min(bc_steps, warmup_steps, il_fade) < 0 or min(il_weight, kl_weight) < 0.0:
+            raise ValueError("bc_steps, warmup_steps, il_fade, il_weight and kl_weight must not be negative")
+        if not il_min_std > 0.0 or not kl_floor > 0.0:
+            raise ValueError(f"il_min_std is {il_min_std} and kl_floor {kl_floor}, expected positive numbers")
+        if kl_weight > 0.0 and not bc_steps:
+            raise ValueError("kl_weight needs a cloned policy to stay near; set bc_steps above 0")
+        self._bc_steps, self._warmup = bc_steps, warmup_steps
+        self._il_weight, self._il_fade, self._min_std, self._q_filter = il_weight, il_fade, il_min_std, q_filter
+        self._kl_weight, self._kl_floor = kl_weight, kl_floor * io.action_dim
+        self._shape = MlpShape(1, self._features, tuple(hidden), 2 * io.action_dim, False, "actor.")
+        self._clone_params = FlatParams(self._shape.shapes(), device=self._device, trainable=False)
+        self._clone = build_mlp(self._shape, self._clone_params)
+        self._cloned = False
+        self._extra: Metrics = {}
+
+    def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
+        """Behaviour cloning on demonstrations, then critic steps with the actor fixed.
+
+        Args:
+            batches: demonstrations and human steps.
+
+        Returns:
+            pretrain/nll of the last batch before and after.
+        """
+        first = last = math.nan
+        for _ in range(self._bc_steps):
+            batch = next(batches)
+            raw = self._actor.forward(self._bc_feature(batch))[0]
+            grad, loss = imitation_grad(raw, batch.action, batch.extras["imitate"], min_std=self._min_std)
+            self._actor.backward(grad[None])
+            self._actor_params.adam(self._actor_lr)
+            self._actor.refresh()
+            last = float(loss)
+            first = last if math.isnan(first) else first
+        if self._bc_steps:
+            self._clone_params.flat.copy_(self._actor_params.flat)
+            self._clone.refresh()
+            self._cloned = True
+        for _ in range(self._warmup):
+            self._critic_step(next(batches), False, None)
+        self.policy.follow_encoder(self._critic_params)
+        return {"pretrain/nll_first": first, "pretrain/nll": last} if self._bc_steps else {}
+
+    def update(self, batches: Iterator[Transitions], /) -> Metrics:
+        """As `Sac.update`; adds train/il_loss, train/il_weight and train/kl."""
+        return {**super().update(batches), **self._extra}
+
+    @property
+    def il_weight(self) -> float:
+        """Weight of the imitation term in this update."""
+        left = 1.0 if not self._il_fade else max(0.0, 1.0 - self.updates / self._il_fade)
+        return self._il_weight * left
+
+    def _bc_feature(self, batch: Transitions) -> Tensor:
+        state, _ = self._state(batch)
+        if self._encoder is None:
+            assert state is not None
+            return state
+        with torch.no_grad():
+            seen = self._encoder(self._images(batch.obs))
+        return seen if state is None else torch.cat([seen, state], dim=1)
+
+    def _entropy_cost(self, feature: Tensor, action: Tensor, logp: Tensor, alpha: float) -> Tensor:
+        cost = super()._entropy_cost(feature, action, logp, alpha)
+        if self._kl_weight > 0.0 and self._cloned:
+            known = log_density(self._clone.forward(feature)[0], action, min_std=0.1).clamp_min(-self._kl_floor)
+            cost = cost + self._kl_weight * (logp - known)
+        return cost
+
+    def _actor_grad(self, feature: Tensor, sample: SquashedSample, d_action: Tensor, alpha: float) -> Tensor:
+        size, weight = len(feature), self.il_weight
+        leash = self._kl_weight if self._cloned else 0.0
+        if leash > 0.0:
+            with torch.enable_grad():
+                action = sample.action.detach().requires_grad_(True)
+                with torch.no_grad():
+                    clone = self._clone.forward(feature)[0]
+                known = log_density(clone, action, min_std=0.1).clamp_min(-self._kl_floor)
+                (d_known,) = torch.autograd.grad(known.sum(), action)
+            d_action = d_action - d_known * (leash / size)
+            self._extra["train/kl"] = float((sample.logp - known.detach()).mean())
+        d_raw = squash_grad(sample, d_action, (alpha + leash) / size)
+        if weight > 0.0 and self._seen is not None:
+            raw, batch = self._seen
+            rows = batch.extras["imitate"]
+            if self._q_filter:
+                rows = rows * self._better(feature, batch.action, sample.action)
+            grad, loss = imitation_grad(raw, batch.action, rows, min_std=self._min_std)
+            d_raw = d_raw + weight * grad
+            self._extra |= {"train/il_loss": float(loss), "train/il_weight": weight}
+        return d_raw
+
+    def _better(self, feature: Tensor, human: Tensor, own: Tensor) -> Tensor:
+        """(B,) 1 where the mean critic prefers the recorded action."""
+        # the target network: a forward pass of the critics would overwrite what their backward pass needs
+        values = [self._head.value(self._target.forward(torch.cat([feature, a], dim=1))).mean(0) for a in (human, own)]
+        return (values[0] > values[1]).to(feature.dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `Sac`, with the cloned policy."""
+        return {**super().state_dict(), "clone": self._clone_params.state_dict(), "cloned": self._cloned}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place."""
+        super().load_state_dict(state)
+        self._clone_params.load_state_dict(state["clone"])
+        self._clone.refresh()
+        self._cloned = bool(state["cloned"])

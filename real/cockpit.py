@@ -1,0 +1,330 @@
+"""Everything between a policy's proposal and the robot: the device, who drives, and the safety layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from robot_rl.real.action_safety import ActionSafety, Axes, SafetyLimits
+from robot_rl.real.core.clock import Clock, ManualClock, SteadyClock
+from robot_rl.real.core.spec import SpecError
+from robot_rl.real.intervention import Driver, Reading, Takeover, TakeoverSettings
+from robot_rl.real.teleop.mapping import Teleop
+from robot_rl.types import IOSpec, Obs
+
+
+@dataclass(frozen=True)
+class Driven:
+    """One tick's command and how it came about; times in seconds.
+
+    Attributes:
+        executed: (A,) what the safety layer let through.
+        command: (A,) what was asked for.
+        human_action: (A,) of the device, zeros without one.
+        human_valid: the device gave a command.
+        human: a person drives.
+        moving: somebody drives.
+        started: first step of an intervention.
+        driver: name of the state of the takeover machine.
+        disagreement: between policy and person, nan without one.
+        lost: the device was lost while it was needed.
+        presses: (kind, time) of discrete keys.
+        enable: dead-man.
+        norm: of the device.
+        level: of the safety verdict, 0 to 3.
+        bits: of its reasons.
+        reasons: in words.
+        clip_frac: share of the command that was cut.
+        finite: the command was finite.
+        stopped: a stop is latched.
+        warning: about the device.
+    """
+
+    executed: np.ndarray
+    command: np.ndarray
+    human_action: np.ndarray
+    human_valid: bool
+    human: bool
+    moving: bool
+    started: bool
+    driver: str
+    disagreement: float
+    lost: bool
+    presses: tuple[tuple[str, float], ...]
+    enable: bool
+    norm: float
+    level: int
+    bits: int
+    reasons: tuple[str, ...]
+    clip_frac: float
+    finite: bool
+    stopped: bool
+    warning: str
+
+
+class Pilot:
+    """Joins a device, the takeover machine and the safety layer.
+
+    Args:
+        io: interface of the robot.
+        human: the device, or None: the policy drives alone (evaluation).
+        axes: () -> place of the robot's axes, or None; see `ActionSafety`.
+        takeover: settings; a device that is needed for motion starts in HOLD.
+        limits: of the safety layer.
+        clock: default: the machine's steady clock, or simulated time when the device does not need real time.
+        teleports: the robot may be put elsewhere at the end of an episode, as simulated ones are.
+    """
+
+    def __init__(
+        self,
+        io: IOSpec,
+        human: Teleop | None,
+        *,
+        axes: Callable[[], Axes | None] | None = None,
+        takeover: TakeoverSettings | None = None,
+        limits: SafetyLimits | None = None,
+        clock: Clock | None = None,
+        teleports: bool = False,
+    ) -> None:
+        self.io, self.human = io, human
+        self._teleports = teleports
+        self._seen: Axes | None = None
+        self.realtime = bool(getattr(human, "realtime", False))
+        self.clock: Clock = clock or (SteadyClock() if self.realtime else ManualClock())
+        self._axes = axes or (lambda: None)
+        self.safety = ActionSafety(io, self._axes(), limits)
+        start = Driver.HOLD if self.realtime else Driver.POLICY
+        self.takeover = Takeover(io.action_dim, takeover, start=start)
+        self._period = 1.0 / io.control_hz
+        self._next = self.clock.now()
+        self.late = 0
+        """Ticks that came more than half a period late."""
+        self._unlock = self._demo = self._overrun = False
+
+    @property
+    def driver(self) -> str:
+        """State of the takeover machine."""
+        return self.takeover.driver.value
+
+    def begin(self, demo: bool = False) -> list[str]:
+        """Before an episode: let the safety layer see the robot at rest and allow motion.
+
+        Args:
+            demo: the person is to drive the whole episode.
+
+        Returns:
+            What stands against motion; empty when the episode may start.
+        """
+        if self.human is not None:
+            prepare = getattr(self.human, "prepare", None)
+            if prepare is not None:
+                prepare(demo)
+            self.human.begin(self.clock.now())
+        self.takeover.begin()
+        self._demo = demo
+        refused = ["never tried"]
+        for _ in range(12):
+            self.safety.watch(self._axes(), self.clock.now())
+            refused = self.safety.enable()
+            self.clock.sleep_until(self.clock.now() + self._period)
+            if not refused:
+                break
+        self._next = self.clock.now()
+        self._overrun = False
+        return refused
+
+    def end(self) -> None:
+        """After an episode: brake and hold, so that the reset and the learner's pauses move nothing."""
+        self.safety.disable()
+        for _ in range(20):
+            if self.safety.supervisor.state != "STOPPING":
+                return
+            # a simulated robot has been put elsewhere by now; what brakes is the one that was seen last
+            self.safety.watch(self._seen if self._teleports else self._axes(), self.clock.now())
+            self.clock.sleep_until(self.clock.now() + self._period)
+
+    def now_ns(self) -> int:
+        """The clock in whole nanoseconds."""
+        return round(self.clock.now() * 1e9)
+
+    def drive(self, obs: Obs, proposal: np.ndarray) -> Driven:
+        """One tick: who drives, and what the robot gets.
+
+        Args:
+            obs: without a batch axis.
+            proposal: (A,) of the policy, also while a person drives.
+        """
+        now = self.clock.now()
+        reading = self._read(now, obs, proposal)
+        if not np.isfinite(reading.value).all():
+            reading = Reading(reading.stamp, np.zeros_like(reading.value), connected=False)
+        if any(press.kind == "estop" for press in reading.presses):
+            self.safety.estop()
+        decision = self.takeover.tick(now, reading, np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0))
+        if self._overrun:
+            self._overrun = False
+            self.takeover.hold()
+            decision = replace(
+                decision, driver=self.takeover.driver, moving=False, lost=True, warning="the loop was late"
+            )
+        command = decision.action
+        if self._demo and decision.driver in (Driver.POLICY, Driver.RETURN):
+            # in a demonstration nobody but the person drives: between their moves the robot holds
+            decision = replace(decision, moving=False, human=False, driver=Driver.HOLD)
+            command = np.zeros_like(command)
+        if decision.moving and not decision.human and not np.isfinite(proposal).all():
+            command = np.asarray(proposal, np.float32)  # the safety layer has to see it
+        self._seen = self._axes()
+        done = self.safety.filter(command, self._seen, now, moving=decision.moving, human=decision.human)
+        if self.safety.stopped:
+            self.takeover.stop()
+        return Driven(
+            executed=done.action,
+            command=np.asarray(command, np.float32),
+            human_action=np.asarray(reading.value, np.float32),
+            human_valid=bool(reading.connected and (reading.enable or reading.norm > 0 or decision.human)),
+            human=decision.human,
+            moving=decision.moving,
+            started=decision.started,
+            driver=decision.driver.value,
+            disagreement=decision.disagreement,
+            lost=decision.lost,
+            presses=tuple((press.kind, press.time) for press in decision.presses),
+            enable=reading.enable,
+            norm=reading.norm,
+            level=int(done.level),
+            bits=done.bits,
+            reasons=done.reasons,
+            clip_frac=done.clip_frac,
+            finite=done.finite,
+            stopped=self.safety.stopped,
+            warning=decision.warning,
+        )
+
+    def idle(self, obs: Obs) -> tuple[tuple[str, float], ...]:
+        """One tick in which the robot holds: keys are heard, the robot is watched, nothing moves.
+
+        Returns:
+            (kind, time) of the keys.
+        """
+        now = self.clock.now()
+        reading = self._read(now, obs, np.zeros(self.io.action_dim, np.float32))
+        kinds = [press.kind for press in reading.presses]
+        self.safety.watch(self._axes(), now)
+        if "estop" in kinds:
+            self.safety.estop()
+        if "reset" in kinds:
+            self._unlock = True
+            self.safety.estop(pressed=False)
+        stopped = self.safety.stopped
+        if self._unlock and stopped and not self.safety.rearm():
+            stopped = False
+        if self._unlock and not stopped:
+            self._unlock = False
+            self.takeover.tick(now, Reading(now, reading.value, presses=reading.presses), np.zeros_like(reading.value))
+            if self.takeover.driver is Driver.STOPPED:
+                self.takeover.driver = Driver.HOLD
+        elif not stopped:
+            self.takeover.tick(now, reading, np.zeros_like(reading.value))
+        if stopped:
+            self.takeover.stop()
+        return tuple((press.kind, press.time) for press in reading.presses)
+
+    def wait(self) -> None:
+        """Until the next tick is due; a late tick is counted, never made up for."""
+        self._next += self._period
+        now = self.clock.now()
+        if now > self._next + 0.5 * self._period:
+            self.late += 1
+            # nobody steered for 5 periods: the robot has come to rest by itself, and a person has to resume
+            self._overrun = self._overrun or now > self._next + 5.0 * self._period
+            self._next = now
+        self.clock.sleep_until(self._next)
+
+    def spare(self) -> float:
+        """Seconds until the next tick is due; infinite in simulated time."""
+        return self._next + self._period - self.clock.now() if self.realtime else math.inf
+
+    def show(self, telemetry: dict[str, Any], frame: Callable[[], Any] | None = None) -> None:
+        """Hand telemetry to a device that has a screen."""
+        show = getattr(self.human, "show", None)
+        if show is not None:
+            show(telemetry, frame)
+
+    def close(self) -> None:
+        """Stop, and release the device."""
+        self.safety.disable()
+        if self.human is not None:
+            self.human.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Clock and a scripted person's generator; between episodes."""
+        state: dict[str, Any] = {"now": None if self.realtime else self.clock.now()}
+        save = getattr(self.human, "state_dict", None)
+        if save is not None:
+            state["human"] = save()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue simulated time and the scripted person."""
+        if state["now"] is not None and isinstance(self.clock, ManualClock):
+            self.clock.sleep_until(float(state["now"]))
+            self._next = self.clock.now()
+        load = getattr(self.human, "load_state_dict", None)
+        if load is not None and "human" in state:
+            load(state["human"])
+
+    def _read(self, now: float, obs: Obs, proposal: np.ndarray) -> Reading:
+        if self.human is None:
+            return Reading(now, np.zeros(self.io.action_dim, np.float32))
+        return self.human.read(now, obs, proposal)
+
+
+def simulated(
+    env: Any,
+    human: Teleop | None,
+    *,
+    takeover: dict[str, Any] | None = None,
+    limits: dict[str, Any] | None = None,
+    clock: Clock | None = None,
+) -> Pilot:
+    """A pilot for one simulated robot: environment of one copy, with `tool()` where its actions are moves.
+
+    Args:
+        env: vector environment with one copy.
+        human: the device, or None.
+        takeover: arguments of `TakeoverSettings`.
+        limits: arguments of `SafetyLimits`.
+        clock: of the pilot.
+
+    Raises:
+        ValueError: more than one copy, or unknown settings.
+    """
+    if env.num_envs != 1:
+        raise ValueError(f"a person drives one robot, the environment has {env.num_envs} copies; use num_envs=1")
+    call = getattr(env, "tool", None)
+
+    def axes() -> Axes | None:
+        found = call() if call is not None else None
+        if found is None:
+            return None
+        return Axes(found["position"][0], found["velocity"][0], found["low"], found["high"])
+
+    if call is not None:
+        env.reset()  # a place to read limits from
+    try:
+        return Pilot(
+            env.io,
+            human,
+            axes=axes,
+            takeover=TakeoverSettings(**(takeover or {})),
+            limits=SafetyLimits(**(limits or {})),
+            clock=clock,
+            teleports=True,
+        )
+    except (TypeError, SpecError) as error:
+        raise ValueError(f"the takeover or safety settings are wrong: {error}") from error

@@ -1,0 +1,1 @@
+"""The operator's web page: camera, take-over, labels, stop, curves."""

@@ -1,0 +1,258 @@
+"""A small web server beside the control loop: serves the page, takes commands, shows what happens.
+
+It listens on the loopback interface, asks for a token, and accepts WebSockets only from its own page (Host and Origin),
+so that no other web page of the operator's browser can drive the robot. The control loop never waits for it: telemetry
+and pictures are overwritten by newer ones until a client has taken them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import secrets
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from robot_rl.extras import require
+
+FOLDER = Path(__file__).parent
+FILES = {"/console.js": "text/javascript", "/console.css": "text/css"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+LARGEST_MESSAGE = 4096
+
+
+class ConsoleServer:
+    """Serves one operator, and viewers.
+
+    Args:
+        on_message: called in the server's thread with every message of the operator (a dict with "type").
+        on_leave: called when the operator is gone.
+        host: address to listen on.
+        port: 0 takes a free one.
+        token: what clients must know; None makes one.
+        certificate: PEM file with certificate chain; with `key` the console speaks TLS.
+        key: PEM file with the private key.
+
+    Raises:
+        ImportError: aiohttp is not installed.
+        ValueError: an address other than loopback without TLS.
+        RuntimeError: the port is taken.
+    """
+
+    def __init__(
+        self,
+        on_message: Callable[[dict[str, Any]], None],
+        on_leave: Callable[[], None],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8765,
+        token: str | None = None,
+        certificate: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        self._web: Any = require("aiohttp.web", extra="console")
+        if not _loopback(host) and not certificate:
+            raise ValueError(
+                f"host is {host}: commands would cross the network in the clear. Use an SSH tunnel to 127.0.0.1, or "
+                "give a TLS certificate and key"
+            )
+        self.token = token or secrets.token_urlsafe(18)
+        self._host, self._port = host, port
+        self._ssl = None
+        if certificate:
+            self._ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._ssl.load_cert_chain(certificate, key)
+        self._on_message, self._on_leave = on_message, on_leave
+        self._operator: Any = None
+        self._clients: dict[Any, asyncio.Event] = {}
+        self._telemetry, self._picture, self._number = "{}", b"", 0
+        self._history: list[dict[str, Any]] = []
+        self._loop: Any = None
+        self._failure: BaseException | None = None
+        self._ready, self._done = threading.Event(), None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="console")
+        self._thread.start()
+        self._ready.wait(20.0)
+        if self._failure is not None:
+            raise RuntimeError(f"the console cannot listen on {host}:{port}: {self._failure}") from self._failure
+
+    @property
+    def port(self) -> int:
+        """The port that was taken."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """Address to open, with the token."""
+        scheme = "https" if self._ssl else "http"
+        return f"{scheme}://{self._host}:{self._port}/?token={self.token}"
+
+    @property
+    def watched(self) -> bool:
+        """Somebody looks at the page."""
+        return bool(self._clients)
+
+    def publish(self, telemetry: dict[str, Any], picture: bytes | None = None) -> None:
+        """Newest numbers, and a JPEG; never blocks."""
+        text = json.dumps({"type": "state", **telemetry}, allow_nan=False, default=str)
+        self._call(self._set, text, picture)
+
+    def remember(self, point: dict[str, Any]) -> None:
+        """A point of the curves: one per episode; new clients get them all."""
+        self._call(self._append, point)
+
+    def close(self) -> None:
+        """Stop serving."""
+        if self._done is not None:
+            self._call(self._done.set)
+        self._thread.join(5.0)
+
+    # ------------------------------------------------------------ in the server's thread
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _set(self, text: str, picture: bytes | None) -> None:
+        self._telemetry = text
+        if picture is not None:
+            self._picture, self._number = picture, self._number + 1
+        for event in self._clients.values():
+            event.set()
+
+    def _append(self, point: dict[str, Any]) -> None:
+        self._history.append(point)
+        del self._history[:-5000]
+        for client in list(self._clients):
+            task = asyncio.ensure_future(_send(client, json.dumps({"type": "history", "points": [point]})))
+            task.add_done_callback(lambda done: done.exception())
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # the thread that made us has to know
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        web = self._web
+        self._loop, self._done = asyncio.get_running_loop(), asyncio.Event()
+        app = web.Application(middlewares=[self._guard()])
+        app.router.add_get("/", self._page)
+        for path in FILES:
+            app.router.add_get(path, self._file)
+        app.router.add_get("/socket", self._socket)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, self._host, self._port, ssl_context=self._ssl)
+            await site.start()
+            self._port = runner.addresses[0][1]
+            self._ready.set()
+            await self._done.wait()
+            for client in list(self._clients):
+                await client.close()
+        finally:
+            await runner.cleanup()
+
+    def _guard(self) -> Any:
+        web = self._web
+
+        @web.middleware
+        async def guard(request: Any, handler: Any) -> Any:
+            # a foreign name in Host is how DNS rebinding looks
+            name = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+            if name not in (self._host, "localhost", "127.0.0.1", "::1"):
+                raise web.HTTPForbidden(text="this host name is not served here")
+            response = await handler(request)
+            if not response.prepared:
+                response.headers.update(HEADERS)
+            return response
+
+        return guard
+
+    def _known(self, request: Any) -> bool:
+        return hmac.compare_digest(request.query.get("token", "").encode(), self.token.encode())
+
+    async def _page(self, request: Any) -> Any:
+        if not self._known(request):
+            raise self._web.HTTPForbidden(text="open the address that robot-rl printed: it holds the token")
+        return self._web.Response(text=(FOLDER / "page.html").read_text(), content_type="text/html")
+
+    async def _file(self, request: Any) -> Any:
+        return self._web.Response(text=(FOLDER / request.path[1:]).read_text(), content_type=FILES[request.path])
+
+    async def _socket(self, request: Any) -> Any:
+        web = self._web
+        origin = urlsplit(request.headers.get("Origin", ""))
+        if origin.netloc != request.headers.get("Host") or not self._known(request):
+            raise web.HTTPForbidden(text="wrong origin or token")
+        client = web.WebSocketResponse(heartbeat=2.0, max_msg_size=LARGEST_MESSAGE)
+        await client.prepare(request)
+        drives = self._operator is None
+        if drives:
+            self._operator = client
+        self._clients[client] = asyncio.Event()
+        await client.send_str(json.dumps({"type": "role", "operator": drives}))
+        await client.send_str(json.dumps({"type": "history", "points": self._history}))
+        sender = asyncio.ensure_future(self._send(client))
+        try:
+            async for message in client:
+                if message.type.name == "TEXT" and client is self._operator:
+                    await self._take(client, message.data)
+        finally:
+            sender.cancel()
+            self._clients.pop(client, None)
+            if client is self._operator:
+                self._operator = None
+                self._on_leave()
+        return client
+
+    async def _take(self, client: Any, text: str) -> None:
+        try:
+            message = json.loads(text)
+            if not isinstance(message, dict):
+                raise ValueError("expected an object")
+            self._on_message(message)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            await _send(client, json.dumps({"type": "refused", "why": str(error)[:200]}))
+            return
+        if "sent" in message:
+            await _send(client, json.dumps({"type": "echo", "sent": message["sent"]}))
+
+    async def _send(self, client: Any) -> None:
+        """Newest numbers and picture to one client, at its pace."""
+        shown = 0
+        while True:
+            event = self._clients[client]
+            await event.wait()
+            event.clear()
+            await client.send_str(self._telemetry)
+            if self._number != shown:
+                shown = self._number
+                await client.send_bytes(self._picture)
+
+
+async def _send(client: Any, text: str) -> None:
+    if not client.closed:
+        await client.send_str(text)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

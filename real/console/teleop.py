@@ -1,0 +1,139 @@
+"""The browser as a device: what the operator does there, and what they see."""
+
+from __future__ import annotations
+
+import io as bytes_io
+import math
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from robot_rl.extras import require
+from robot_rl.real.console.server import ConsoleServer
+from robot_rl.real.core.clock import Clock
+from robot_rl.real.intervention import Reading
+from robot_rl.real.teleop.remote import RemoteTeleop
+from robot_rl.types import IOSpec, Obs
+
+
+class BrowserTeleop(RemoteTeleop):
+    """Keyboard, mouse and gamepad of a web page, and its screen.
+
+    Args:
+        io: interface of the policy.
+        host: see `ConsoleServer`; likewise port, token, certificate and key.
+        port: 0 takes a free one.
+        token: None makes one.
+        certificate: for TLS.
+        key: for TLS.
+        speed: factor on the axes.
+        frame_every: ticks per camera picture.
+        quality: of the JPEGs, 1 to 95; only for the screen, learners never see them.
+        clock: of the control loop.
+        announce: print the address.
+    """
+
+    realtime = True
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8765,
+        token: str | None = None,
+        certificate: str | None = None,
+        key: str | None = None,
+        speed: float = 0.6,
+        frame_every: int = 2,
+        quality: int = 75,
+        clock: Clock | None = None,
+        announce: bool = True,
+    ) -> None:
+        super().__init__(io, clock=clock, speed=speed)
+        if frame_every < 1 or not 1 <= quality <= 95:
+            raise ValueError(f"frame_every is {frame_every} and quality {quality}, expected >= 1 and in [1, 95]")
+        self._every, self._quality, self._tick = frame_every, quality, 0
+        self._ages: deque[float] = deque(maxlen=200)
+        self._episodes = -1
+        self._image: Any = require("PIL.Image", extra="console")
+        self.server = ConsoleServer(
+            self._message, self.disconnect, host=host, port=port, token=token, certificate=certificate, key=key
+        )
+        if announce:
+            sys.stderr.write(f"console: {self.server.url}\n")
+            sys.stderr.flush()
+
+    def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
+        """The newest message; its age counts as latency while the operator drives."""
+        reading = super().read(now, obs, policy)
+        if reading.enable and reading.connected and math.isfinite(reading.stamp):
+            self._ages.append(1e3 * max(now - reading.stamp, 0.0))
+        return reading
+
+    def show(self, telemetry: dict[str, Any], frame: Callable[[], Any] | None = None) -> None:
+        """Numbers at every tick, a picture at every `frame_every`-th; nothing is rendered while nobody looks."""
+        self._tick += 1
+        picture = None
+        if frame is not None and self.server.watched and self._tick % self._every == 0:
+            picture = self._encode(frame())
+        if self._ages:
+            p50, p95 = np.percentile(self._ages, (50, 95))
+            telemetry = {**telemetry, "input_ms": [round(float(p50), 1), round(float(p95), 1)]}
+        self.server.publish(telemetry, picture)
+        if telemetry["episodes"] != self._episodes:
+            self._episodes = telemetry["episodes"]
+            if telemetry["success"] is not None:
+                names = ("episodes", "steps", "success", "intervention_rate", "human_seconds")
+                self.server.remember({name: telemetry[name] for name in names})
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.server.close()
+
+    def _encode(self, pixels: Any) -> bytes:
+        out = bytes_io.BytesIO()
+        self._image.fromarray(np.asarray(pixels)).save(out, "JPEG", quality=self._quality)
+        return out.getvalue()
+
+    def _message(self, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        if kind == "input":
+            axes = message.get("axes", {})
+            if not isinstance(axes, dict) or len(axes) > 16:
+                raise ValueError("axes is no small object of numbers")
+            self.message(int(message["seq"]), {str(k): float(v) for k, v in axes.items()}, bool(message.get("enable")))
+        elif kind == "press":
+            self.press(str(message["kind"]))
+        else:
+            raise ValueError(f"message type '{kind}' is unknown, expected input or press")
+
+
+def make(
+    io: IOSpec,
+    expert: Any = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    token: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
+    speed: float = 0.6,
+    frame_every: int = 2,
+    quality: int = 75,
+) -> BrowserTeleop:
+    """The console; see `BrowserTeleop`."""
+    return BrowserTeleop(
+        io,
+        host=host,
+        port=port,
+        token=token,
+        certificate=certificate,
+        key=key,
+        speed=speed,
+        frame_every=frame_every,
+        quality=quality,
+    )

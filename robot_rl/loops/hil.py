@@ -1,0 +1,565 @@
+"""The human-in-the-loop loop: one robot, one person, one learner, in one process."""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
+from robot_rl.data.hil_log import HilLog
+from robot_rl.data.hil_memory import HilMemory
+from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
+from robot_rl.loops.hil_stats import EpisodeFacts, HilStats, Trials
+from robot_rl.loops.stepping import Stepper
+from robot_rl.types import Learner, Metrics, Obs, Policy, Sampler, Step, Transitions
+
+Hook = Callable[[int, Metrics], bool]
+_BACKOFF = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+class Pilot(Protocol):
+    """Device, takeover and safety layer between the policy and the robot; see `robot_rl.real.cockpit`."""
+
+    realtime: bool
+
+    @property
+    def driver(self) -> str:
+        """Who drives."""
+        ...
+
+    def begin(self, demo: bool = False) -> list[str]:
+        """Before an episode; what stands against motion."""
+        ...
+
+    def end(self) -> None:
+        """After an episode."""
+        ...
+
+    def now_ns(self) -> int:
+        """The clock."""
+        ...
+
+    def drive(self, obs: Obs, proposal: np.ndarray) -> Any:
+        """One tick."""
+        ...
+
+    def idle(self, obs: Obs) -> tuple[tuple[str, float], ...]:
+        """One tick without motion."""
+        ...
+
+    def wait(self) -> None:
+        """Until the next tick."""
+        ...
+
+    def spare(self) -> float:
+        """Seconds until then."""
+        ...
+
+    def show(self, telemetry: dict[str, Any], frame: Callable[[], Any] | None = None) -> None:
+        """Telemetry for a screen."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between episodes."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Continue."""
+        ...
+
+
+@dataclass(frozen=True)
+class HilOptions:
+    """Numbers of the loop.
+
+    Attributes:
+        task_reward: "success" pays 1 and ends the episode when the world says success; "env" takes the world's reward
+            and ends; "labels" knows only the person's keys.
+        learning_starts: own steps before the first update.
+        updates_per_step: learner updates per own step.
+        max_hold_steps: ticks without a driver before the episode is given up.
+        promote_success: steps of successes without help join the demonstrations.
+        random_steps: own steps with uniform random proposals at the start.
+        grip_penalty: cost of opening or closing the gripper; read by grasp critics alone, never part of the reward.
+    """
+
+    task_reward: str = "success"
+    learning_starts: int = 100
+    updates_per_step: float = 1.0
+    max_hold_steps: int = 3
+    promote_success: bool = False
+    random_steps: int = 0
+    grip_penalty: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.task_reward not in ("success", "env", "labels"):
+            raise ValueError(f"task_reward is '{self.task_reward}', expected success, env or labels")
+        if self.updates_per_step < 0 or self.max_hold_steps < 1:
+            raise ValueError("updates_per_step must be >= 0 and max_hold_steps >= 1")
+
+
+class HumanInTheLoop:
+    """Drives, records, learns. Between episodes its state can be saved and continued exactly.
+
+    Args:
+        env: vector environment of one copy.
+        learner: improves its policy from transitions.
+        pilot: everything between proposal and robot.
+        log: where episodes go.
+        memory: where batches come from.
+        sampler: of the memory's views, e.g. a `Mix`.
+        rules: rewards and ends.
+        options: numbers.
+        batch_size: rows per batch.
+        seed: of the environment's first reset and of random proposals.
+        frame: () -> picture for the person's screen, or None.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        learner: Learner[Transitions],
+        pilot: Pilot,
+        *,
+        log: HilLog,
+        memory: HilMemory,
+        sampler: Sampler,
+        rules: EpisodeRules,
+        options: HilOptions,
+        batch_size: int,
+        seed: int = 0,
+        frame: Callable[[], Any] | None = None,
+    ) -> None:
+        self.env, self.learner, self.pilot = env, learner, pilot
+        self.log, self.memory, self.sampler = log, memory, sampler
+        self.rules, self.options, self.seed = rules, options, seed
+        self.stats = HilStats(env.io.control_hz)
+        self.env_steps = self.updates = self.demos = self.version = self.skipped = 0
+        self.problem = ""
+        self._batches: Iterator[Transitions] = sampler.batches(batch_size)
+        self._credit = 0.0
+        self._rng = np.random.default_rng(seed)
+        self._stepper = Stepper(env)
+        self._metrics: Metrics = {}
+        self._frame = frame
+        self._updated_ns = pilot.now_ns()
+        self._stop = self._world_ended = False
+        self._grip = 1.0  # last gripper command of the episode; open at the start
+
+    def stop(self) -> None:
+        """End after the episode under way (from a signal handler)."""
+        self._stop = True
+
+    def collect_demos(self, wanted: int, on_demo: Callable[[int], object] | None = None, tries: int = 5) -> None:
+        """The person drives until `wanted` successful demonstrations are stored.
+
+        Raises:
+            RuntimeError: too few successes in `tries * wanted` episodes.
+        """
+        for _ in range(tries * wanted):
+            if self.demos >= wanted or self._stop:
+                return
+            self._episode(demo=True)
+            if on_demo is not None:
+                on_demo(self.demos)
+        if self.demos < wanted and not self._stop:
+            raise RuntimeError(
+                f"only {self.demos} of {tries * wanted} demonstrations ended in success, wanted {wanted}; ask for "
+                "fewer, or for a better person (human.skill, human.noise)"
+            )
+
+    def run(self, total_steps: int, hook: Hook) -> None:
+        """Drive and learn until `total_steps` own steps, the hook says stop, or `stop()`.
+
+        Args:
+            total_steps: driven steps, demonstrations not counted.
+            hook: called after every episode with (steps so far, metrics); True stops.
+        """
+        mark, steps = time.perf_counter(), self.env_steps
+        while self.env_steps < total_steps and not self._stop:
+            facts = self._episode(demo=False)
+            if facts is None:
+                continue
+            now = time.perf_counter()
+            speed = (self.env_steps - steps) / max(now - mark, 1e-9)
+            mark, steps = now, self.env_steps
+            effective = self.updates / max(self.env_steps, 1)
+            extra = {"time/sps": speed, "train/updates": float(self.updates), "train/updates_per_step": effective}
+            row = {**self._metrics, **facts.metrics(), **self.stats.metrics(), **extra}
+            row |= {f"buffer/{name}": float(len(view)) for name, view in self.memory.views.items()}
+            if hook(self.env_steps, row):
+                return
+
+    # ------------------------------------------------------------ one episode
+
+    def _episode(self, demo: bool) -> EpisodeFacts | None:
+        """One episode; None when it could not begin."""
+        if not self._ready(demo):
+            return None
+        key, self._world_ended = self.log.begin(), False
+        draft = EpisodeDraft(self.rules, self.env.io.control_hz)
+        facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
+        gaps: list[float] = []
+        self.learner.policy.reset()
+        self._grip = 1.0
+        while draft.end_reason == EndReason.NONE:
+            begun, t_obs = time.perf_counter(), self.pilot.now_ns()
+            obs = {name: np.array(value[0]) for name, value in self._stepper.obs.items()}
+            proposal = self._propose()
+            driven = self.pilot.drive(obs, proposal)
+            discard = self._keys(draft, driven.presses) or discard
+            if draft.end_reason != EndReason.NONE:
+                break
+            if driven.lost:
+                draft.close(EndReason.COMMS)
+                break
+            if driven.stopped:
+                pressed = any(kind == "estop" for kind, _ in driven.presses)
+                draft.close(EndReason.HUMAN_STOP if pressed else EndReason.SAFETY_STOP)
+                break
+            t_cmd = self.pilot.now_ns()
+            row = self._stepper.step(driven.executed[None], proposed=proposal[None])
+            _tell(self.learner.policy, driven.executed)
+            self.pilot.wait()
+            self._world_ended = bool(row.terminated[0] or row.truncated[0])
+            step, over = self._record(obs, proposal, driven, row, (t_obs, t_cmd, self.pilot.now_ns()))
+            draft.add(step)
+            self._note(step)
+            self._count(facts, step, driven, gaps)
+            held = held + 1 if not (driven.moving or demo) else 0
+            if over != EndReason.NONE:
+                draft.close(over)
+            elif held >= self.options.max_hold_steps:
+                draft.close(EndReason.HUMAN_STOP)
+            if not demo:
+                self.env_steps += 1
+                self.memory.extend(draft.settled())
+                self._learn()
+            facts.tick_ms.append(1e3 * (time.perf_counter() - begun))
+            self._show(demo, driven, key.episode_id)
+        self.pilot.end()
+        return self._finish(draft, facts, gaps, demo, discard, first_row)
+
+    def _ready(self, demo: bool) -> bool:
+        """Reset the robot, and wait until a person lets it move."""
+        if not self._stepper.obs:
+            self._stepper.reset(seed=self.seed)
+            self.learner.policy.reset()
+        while not self._stop:
+            refused: list[str] = []
+            if self.pilot.driver not in ("HOLD", "STOPPED"):
+                refused = self.pilot.begin(demo)
+                if not refused:
+                    return True
+            self.pilot.idle({name: np.array(value[0]) for name, value in self._stepper.obs.items()})
+            self.pilot.show(self._telemetry(demo, None, "; ".join(refused)), self._frame)
+            self.pilot.wait()
+            if not self.pilot.realtime and (refused or self.pilot.driver in ("HOLD", "STOPPED")):
+                why = f" ({'; '.join(refused)})" if refused else ""
+                raise RuntimeError(f"the robot is in {self.pilot.driver} and nobody is there to resume{why}")
+        return False
+
+    def _propose(self) -> np.ndarray:
+        if self.env_steps < self.options.random_steps:
+            return self._rng.uniform(-1.0, 1.0, self.env.io.action_dim).astype(np.float32)
+        return np.asarray(self.learner.policy.act(self._stepper.obs).value[0], np.float32)
+
+    def _keys(self, draft: EpisodeDraft, presses: tuple[tuple[str, float], ...]) -> bool:
+        """Labels of the person; True when the episode is to be thrown away."""
+        for kind, when in presses:
+            if kind in ("success", "failure") and len(draft):
+                draft.label(kind == "success", round(when * 1e9))
+            elif kind in ("abort", "rerecord"):
+                draft.close(EndReason.HUMAN_STOP)
+                return kind == "rerecord"
+        return False
+
+    def _record(
+        self, obs: Obs, proposal: np.ndarray, driven: Any, row: Step, times: tuple[int, int, int]
+    ) -> tuple[ControlStep, EndReason]:
+        """The step as it is stored, and whether the world ended the episode."""
+        t_obs, t_cmd, t_next = times
+        success = bool(row.info["success"][0]) if "success" in row.info else False
+        terminated, truncated = bool(row.terminated[0]), bool(row.truncated[0])
+        reward, over = self._outcome(float(row.reward[0]), success, terminated, truncated)
+        source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
+        valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
+        if not driven.finite:
+            valid, invalid = False, Invalid.NONFINITE
+            proposal = np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0)
+        command = np.nan_to_num(np.clip(driven.command, -1.0, 1.0))
+        step = ControlStep(
+            obs=obs,
+            next_obs={name: np.array(value[0]) for name, value in row.next_obs.items()},
+            action_policy=proposal,
+            action_human=driven.human_action,
+            action_cmd=command.astype(np.float32),
+            action_exec=driven.executed,
+            source=source,
+            t_obs=t_obs,
+            t_cmd=t_cmd,
+            t_next=t_next,
+            human_valid=driven.human_valid,
+            intv_start=driven.started,
+            deadman=driven.enable,
+            input_norm=driven.norm,
+            reward_task=reward,
+            reward_source=RewardSource.NONE if self.options.task_reward == "labels" else RewardSource.ENV,
+            policy_version=self.version,
+            policy_lag_ms=(t_obs - self._updated_ns) * 1e-6,
+            safety_bits=driven.bits,
+            clip_frac=driven.clip_frac,
+            valid=valid,
+            invalid_reason=invalid,
+        )
+        if "grip" in self.env.io.action_names[-1]:
+            self._grasp(step)
+        return step, over
+
+    def _grasp(self, step: ControlStep) -> None:
+        """Discrete choice and cost of the gripper: once per real switch, whoever drives."""
+        command = float(step.action_cmd[-1])
+        step.grip_action = (command > 0.5) - (command < -0.5)
+        if step.grip_action and step.grip_action != self._grip:
+            step.grip_penalty = -self.options.grip_penalty
+            self._grip = step.grip_action
+
+    def _outcome(self, reward: float, success: bool, terminated: bool, truncated: bool) -> tuple[float, EndReason]:
+        kind = self.options.task_reward
+        ends = EndReason.TIMEOUT if truncated else EndReason.FAILURE if terminated else EndReason.NONE
+        if kind == "labels":  # what the world thinks of it does not count, its time limit does
+            return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
+        if kind == "env":
+            return reward, EndReason.SUCCESS if terminated and success else ends
+        return (1.0, EndReason.SUCCESS) if success else (0.0, ends)
+
+    def _note(self, step: ControlStep) -> None:
+        try:
+            self.log.journal(step)
+            self.problem = ""
+        except OSError as error:
+            if error.errno not in _BACKOFF:
+                raise
+            self.problem = f"the journal cannot be written ({error}); free some space. The episode is kept in memory"
+
+    def _count(self, facts: EpisodeFacts, step: ControlStep, driven: Any, gaps: list[float]) -> None:
+        facts.steps += 1
+        facts.human_steps += step.human
+        facts.held += not driven.moving
+        facts.grip_switches += step.grip_penalty < 0
+        facts.clipped += step.clip_frac > 1e-3
+        facts.clip_frac += (step.clip_frac - facts.clip_frac) / facts.steps
+        facts.policy_lag_ms += (step.policy_lag_ms - facts.policy_lag_ms) / facts.steps
+        if step.intv_start:
+            facts.first_span = facts.steps - 1 if facts.spans == 0 else facts.first_span
+            facts.spans += 1
+            if math.isfinite(driven.disagreement):
+                gaps.append(driven.disagreement)
+
+    def _finish(
+        self, draft: EpisodeDraft, facts: EpisodeFacts, gaps: list[float], demo: bool, discard: bool, first_row: int
+    ) -> EpisodeFacts:
+        reason = draft.end_reason
+        facts.success = reason == EndReason.SUCCESS
+        facts.end_reason = reason.name.lower()
+        facts.autonomous = facts.human_steps == 0 and reason not in (EndReason.HUMAN_STOP, EndReason.COMMS)
+        facts.returned = sum(step.reward_task for step in draft.steps if step.valid)
+        facts.disagreement = float(np.mean(gaps)) if gaps else math.nan
+        useful = demo and facts.success and not discard
+        steps = draft.settled()
+        if useful or not demo:
+            self.memory.extend(steps, demo=demo)
+        self._commit(draft, {"demo": useful, "discarded": discard or (demo and not useful)})
+        if useful:
+            self.demos += 1
+        if demo:
+            self.stats.add_demo(facts.human_steps)
+        else:
+            self.stats.add(facts)
+            if self.options.promote_success and facts.success and facts.autonomous:
+                self.memory.promote(range(first_row, self.memory.count))
+        if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
+            self._stepper.reset()
+        return facts
+
+    def _commit(self, draft: EpisodeDraft, facts: dict[str, Any]) -> None:
+        """To disk; with a full disk the robot holds until there is room: nothing is dropped silently."""
+        while True:
+            try:
+                self.log.commit(draft, facts)
+                self.problem = ""
+                return
+            except OSError as error:
+                if error.errno not in _BACKOFF or self._stop or not self.pilot.realtime:
+                    raise
+                self.problem = f"the episode cannot be written ({error}); the robot holds until there is room"
+                self.pilot.show(self._telemetry(False, None, self.problem), self._frame)
+                self.pilot.wait()
+
+    def _learn(self) -> None:
+        o = self.options
+        if len(self.memory.views["online"]) < max(o.learning_starts, 1):
+            return
+        self._credit += o.updates_per_step
+        while self._credit >= 1.0 and (not self.pilot.realtime or self.pilot.spare() > 0.0):
+            self._credit -= 1.0
+            try:
+                self._metrics.update(self.learner.update(self._batches))
+            except FloatingPointError:
+                self.skipped += 1
+                if self.skipped >= 10:
+                    raise
+            else:
+                self.skipped = 0
+            self.updates += 1
+            self.version, self._updated_ns = self.updates, self.pilot.now_ns()
+        self._credit = min(self._credit, 50.0 * max(o.updates_per_step, 1.0))
+
+    # ------------------------------------------------------------ screen
+
+    def _telemetry(self, demo: bool, driven: Any, problem: str = "") -> dict[str, Any]:
+        rolling = self.stats.metrics()
+        return {
+            "phase": "demonstration" if demo else "training",
+            "demos": self.demos,
+            "driver": self.pilot.driver if driven is None else driven.driver,
+            "level": 2 if driven is None else driven.level,
+            "reasons": [] if driven is None else list(driven.reasons),
+            "problem": problem or self.problem or ("" if driven is None else driven.warning),
+            "steps": self.env_steps,
+            "updates": self.updates,
+            "episodes": self.stats.episodes,
+            "intervention_rate": rolling.get("rollout/intervention_rate"),
+            "success": rolling.get("rollout/success"),
+            "human_seconds": self.stats.human_seconds,
+            "buffers": {name: len(view) for name, view in self.memory.views.items()},
+            "late": getattr(self.pilot, "late", 0),
+        }
+
+    def _show(self, demo: bool, driven: Any, episode: int) -> None:
+        if self.pilot.realtime:
+            self.pilot.show({**self._telemetry(demo, driven), "episode": episode}, self._frame)
+
+    # ------------------------------------------------------------ state
+
+    def restore_memory(self) -> None:
+        """Fill the memory from the log: the log is the buffer."""
+        for episode in self.log.episodes():
+            facts = episode.meta
+            if facts.get("discarded"):
+                continue
+            demo = bool(facts.get("demo"))
+            first = self.memory.count
+            steps = to_steps(episode)
+            self.memory.extend(steps, demo=demo)
+            alone = facts.get("success") and not any(step.human for step in steps)
+            if self.options.promote_success and alone and not demo:
+                self.memory.promote(range(first, self.memory.count))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that continuation needs besides learner, sampler and log; between episodes."""
+        rng = self._rng.bit_generator.state
+        return {
+            "kind": "hil",
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "demos": self.demos,
+            "version": self.version,
+            "credit": self._credit,
+            "updated_ns": self._updated_ns,
+            "rng": {**rng, "state": {key: int(value) for key, value in rng["state"].items()}},
+            "stats": self.stats.state_dict(),
+            "pilot": self.pilot.state_dict(),
+            "episodes": len(self.log.manifest),
+            "rows": self.memory.count,
+            "memory": self.memory.state_dict(),
+            "stepper": self._stepper.state_dict() if hasattr(self.env, "state_dict") and self._stepper.obs else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue. Episodes that were recorded after the checkpoint are kept and count as own steps.
+
+        Raises:
+            ValueError: a state of another loop.
+        """
+        if state.get("kind") != "hil":
+            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected hil")
+        for name in ("env_steps", "updates", "demos", "version"):
+            setattr(self, name, int(state[name]))
+        self._credit, self._updated_ns = float(state["credit"]), int(state["updated_ns"])
+        self._rng.bit_generator.state = state["rng"]
+        self.stats.load_state_dict(state["stats"])
+        self.pilot.load_state_dict(state["pilot"])
+        self.memory.load_state_dict(state["memory"])
+        later = self.log.manifest[int(state["episodes"]) :]
+        self.env_steps += sum(line["steps"] for line in later if not line["demo"])
+        if state["stepper"] is not None:
+            self._stepper.reset(seed=self.seed)
+            self._stepper.load_state_dict(state["stepper"])
+        if later:  # what was driven after the checkpoint must not be driven again from the same starts
+            self._stepper.reset(seed=self.seed + 1 + len(self.log.manifest))
+
+
+def _tell(policy: Any, executed: np.ndarray) -> None:
+    """Policies that remember their last command hear what was really done."""
+    call = getattr(policy, "executed", None)
+    if call is not None:
+        call(executed[None])
+
+
+def trials(
+    env: Any,
+    policy: Policy,
+    pilot: Pilot,
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool = True,
+    on_trial: Callable[[int], object] | None = None,
+) -> Trials:
+    """Autonomous trials with frozen weights through the same safety layer; a trial ends at its first success.
+
+    Args:
+        env: of one copy, natural starts.
+        policy: what acts.
+        pilot: without a person.
+        episodes: how many.
+        seed: of the first reset.
+        deterministic: the policy's mode.
+        on_trial: called with the number of finished trials.
+    """
+    out, stepper = Trials(deterministic=deterministic), Stepper(env)
+    stepper.reset(seed=seed)
+    for number in range(episodes):
+        refused = pilot.begin()
+        if refused:
+            raise RuntimeError(f"the safety layer does not allow a trial: {', '.join(refused)}")
+        policy.reset()
+        steps, success, ended = 0, False, False
+        while not (ended or success):
+            proposal = np.asarray(policy.act(stepper.obs, deterministic=deterministic).value[0], np.float32)
+            obs = {name: value[0] for name, value in stepper.obs.items()}
+            driven = pilot.drive(obs, proposal)
+            _tell(policy, driven.executed)
+            if driven.stopped:
+                out.stops += 1
+                break
+            row = stepper.step(driven.executed[None])
+            pilot.wait()
+            steps += 1
+            success = bool(row.info["success"][0]) if "success" in row.info else False
+            ended = bool(row.terminated[0] or row.truncated[0])
+        pilot.end()
+        if not ended:
+            stepper.reset()
+        out.successes.append(success)
+        out.steps.append(steps)
+        if on_trial is not None:
+            on_trial(number + 1)
+    return out

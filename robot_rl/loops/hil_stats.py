@@ -1,0 +1,229 @@
+"""What a human-in-the-loop run reports: per episode, rolling, and over blocks of autonomous trials."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from robot_rl.types import Metrics
+
+
+def wilson(successes: int, trials: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Confidence interval of a success rate; (0, 1) without trials.
+
+    Args:
+        successes: of `trials`.
+        trials: n.
+        z: quantile; 1.96 is 95 %.
+
+    Source: Wilson, Probable Inference, the Law of Succession, and Statistical Inference.
+    """
+    if trials < 1:
+        return 0.0, 1.0
+    share, square = successes / trials, z * z
+    middle = (share + square / (2 * trials)) / (1 + square / trials)
+    half = z * math.sqrt(share * (1 - share) / trials + square / (4 * trials * trials)) / (1 + square / trials)
+    low = 0.0 if successes == 0 else max(0.0, middle - half)
+    return low, 1.0 if successes == trials else min(1.0, middle + half)
+
+
+@dataclass
+class EpisodeFacts:
+    """One episode in numbers.
+
+    Attributes:
+        success: it ended in success.
+        end_reason: why it ended.
+        autonomous: no human step.
+        steps: driven steps.
+        returned: undiscounted task reward.
+        human_steps: of them driven by the person.
+        spans: interventions.
+        first_span: step of the first intervention, -1 without one.
+        disagreement: mean over the first steps of the interventions, nan without one.
+        clipped: steps that the safety layer changed.
+        clip_frac: mean share that it cut.
+        held: steps in which nobody drove.
+        policy_lag_ms: age of the parameters, mean.
+        grip_switches: changes of the gripper command.
+        tick_ms: compute time of every tick.
+    """
+
+    success: bool = False
+    end_reason: str = "none"
+    autonomous: bool = True
+    steps: int = 0
+    returned: float = 0.0
+    human_steps: int = 0
+    spans: int = 0
+    first_span: int = -1
+    disagreement: float = math.nan
+    clipped: int = 0
+    clip_frac: float = 0.0
+    held: int = 0
+    policy_lag_ms: float = 0.0
+    grip_switches: int = 0
+    tick_ms: list[float] = field(default_factory=list)
+
+    def metrics(self) -> Metrics:
+        """hil/... of this episode."""
+        row = {
+            "hil/success": float(self.success),
+            "hil/autonomous": float(self.autonomous),
+            "hil/episode_steps": float(self.steps),
+            "hil/return": self.returned,
+            "hil/human_steps": float(self.human_steps),
+            "hil/spans": float(self.spans),
+            "hil/clipped": float(self.clipped),
+            "hil/clip_frac": self.clip_frac,
+            "hil/held": float(self.held),
+            "hil/grip_switches": float(self.grip_switches),
+            "hil/policy_lag_ms": self.policy_lag_ms,
+        }
+        if self.spans:
+            row["hil/first_span"] = float(self.first_span)
+            row["hil/disagreement"] = self.disagreement
+            row["hil/mean_span"] = self.human_steps / self.spans
+        if self.tick_ms:
+            for q in (50, 95, 99):
+                row[f"hil/tick_ms_p{q}"] = float(np.percentile(self.tick_ms, q))
+        return row
+
+
+class HilStats:
+    """Rolling numbers of a run.
+
+    Args:
+        control_hz: decisions per second, for the human seconds.
+        window: episodes looked back at.
+    """
+
+    def __init__(self, control_hz: float, window: int = 20) -> None:
+        self._hz = control_hz
+        self._last: deque[EpisodeFacts] = deque(maxlen=window)
+        self.episodes = 0
+        self.demo_steps = 0
+        """Steps that the person drove for demonstrations."""
+        self.human_steps = 0
+        """Steps that the person drove as interventions."""
+        self.steps = 0
+        self.reasons: dict[str, int] = {}
+
+    @property
+    def human_seconds(self) -> float:
+        """Time that the person drove, demonstrations included: the cost axis."""
+        return (self.human_steps + self.demo_steps) / self._hz
+
+    def add(self, facts: EpisodeFacts) -> None:
+        """Count an episode that is no demonstration."""
+        self._last.append(facts)
+        self.episodes += 1
+        self.human_steps += facts.human_steps
+        self.steps += facts.steps
+        self.reasons[facts.end_reason] = self.reasons.get(facts.end_reason, 0) + 1
+
+    def add_demo(self, steps: int) -> None:
+        """Count a demonstration."""
+        self.demo_steps += steps
+
+    def metrics(self) -> Metrics:
+        """rollout/... over the window and totals."""
+        last = list(self._last)
+        row: Metrics = {
+            "hil/human_seconds": self.human_seconds,
+            "hil/robot_minutes": (self.steps + self.demo_steps) / self._hz / 60.0,
+            "hil/episodes": float(self.episodes),
+        }
+        if not last:
+            return row
+        steps, human = sum(f.steps for f in last), sum(f.human_steps for f in last)
+        spans = sum(f.spans for f in last)
+        alone = [f for f in last if f.autonomous]
+        low, high = wilson(sum(f.success for f in alone), len(alone))
+        row |= {
+            "rollout/success": float(np.mean([f.success for f in last])),
+            "rollout/autonomous_success": sum(f.success and f.autonomous for f in last) / len(last),
+            "rollout/autonomous_low": low,
+            "rollout/autonomous_high": high,
+            "rollout/intervention_rate": human / max(steps, 1),
+            "rollout/spans": spans / len(last),
+            "rollout/return": float(np.mean([f.returned for f in last])),
+            "rollout/seconds_between_interventions": steps / self._hz / max(spans, 1),
+        }
+        cycle = [f.steps for f in last if f.success]
+        if cycle:
+            row["rollout/cycle_s"] = float(np.mean(cycle)) / self._hz
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        names = ("episodes", "demo_steps", "human_steps", "steps")
+        kept = [{**asdict(facts), "tick_ms": []} for facts in self._last]
+        return {**{name: getattr(self, name) for name in names}, "reasons": dict(self.reasons), "last": kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue."""
+        for name in ("episodes", "demo_steps", "human_steps", "steps"):
+            setattr(self, name, int(state[name]))
+        self.reasons = dict(state["reasons"])
+        self._last.clear()
+        self._last.extend(EpisodeFacts(**facts) for facts in state["last"])
+
+
+@dataclass
+class Trials:
+    """A block of autonomous trials with frozen weights: natural starts, no help.
+
+    Attributes:
+        successes: one entry per trial.
+        steps: length of each.
+        deterministic: the policy's mode, not samples.
+        stops: safety stops.
+    """
+
+    successes: list[bool] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    deterministic: bool = True
+    stops: int = 0
+
+    def metrics(self) -> Metrics:
+        """eval/success with its 95 % interval, n, longest run of successes, mean length of the successes."""
+        good = [n for n, success in zip(self.steps, self.successes) if success]
+        low, high = wilson(sum(self.successes), len(self.successes))
+        streak = best = 0
+        for success in self.successes:
+            streak = streak + 1 if success else 0
+            best = max(best, streak)
+        return {
+            "eval/success": sum(self.successes) / max(len(self.successes), 1),
+            "eval/success_low": low,
+            "eval/success_high": high,
+            "eval/episodes": float(len(self.successes)),
+            "eval/streak": float(best),
+            "eval/safety_stops": float(self.stops),
+            "eval/length": float(np.mean(good)) if good else math.nan,
+        }
+
+    def gate(self, threshold: float, tick_p99_ms: float, period_ms: float) -> list[str]:
+        """What stands against unattended operation; empty when nothing does.
+
+        Args:
+            threshold: of the lower bound of the success rate.
+            tick_p99_ms: 99th percentile of the tick's compute time.
+            period_ms: control period.
+        """
+        low = wilson(sum(self.successes), len(self.successes))[0]
+        out = []
+        if len(self.successes) < 20:
+            out.append(f"{len(self.successes)} trials, expected at least 20")
+        if low < threshold:
+            out.append(f"lower bound of success {low:.3f}, expected at least {threshold:g}")
+        if self.stops:
+            out.append(f"{self.stops} safety stops, expected none")
+        if tick_p99_ms >= period_ms:
+            out.append(f"p99 of the tick is {tick_p99_ms:.1f} ms, expected below the period of {period_ms:.1f} ms")
+        return out

@@ -1,0 +1,315 @@
+"""Learners with a person in the loop: reductions, known answers, gradients, state."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from robot_rl.policies.human.hg_dagger import HgDagger
+from robot_rl.policies.human.hil_serl import HilSerl, choice_of
+from robot_rl.policies.human.imitation_sac import ImitationSac
+from robot_rl.policies.human.rlif import Rlif
+from robot_rl.policies.nets.distributions import squash
+from robot_rl.policies.nets.imitation import imitation_grad, log_density
+from robot_rl.policies.online.sac import Sac
+from robot_rl.types import IOSpec, Transitions
+
+SMALL = {"batch_size": 32, "hidden": (16, 16)}
+
+
+def spec(actions=("a", "b"), state=3):
+    size = len(actions)
+    return IOSpec({"state": ((state,), "float32")}, actions, (-1.0,) * size, (1.0,) * size, ("1",) * size, 10.0)
+
+
+def batch(size=32, seed=0, actions=2, imitate=None, state=3):
+    g = torch.Generator().manual_seed(seed)
+    off = torch.zeros(size, dtype=torch.bool)
+    extras = {
+        "imitate": torch.ones(size) if imitate is None else imitate,
+        "reward_task": torch.rand(size, generator=g),
+        "reward_rlif": -(torch.rand(size, generator=g) > 0.7).float(),
+        "grip_penalty": torch.zeros(size),
+    }
+    return Transitions(
+        obs={"state": torch.randn(size, state, generator=g)},
+        action=torch.rand(size, actions, generator=g) * 1.8 - 0.9,
+        reward=torch.rand(size, generator=g),
+        discount=torch.full((size,), 0.97),
+        next_obs={"state": torch.randn(size, state, generator=g)},
+        terminated=off,
+        truncated=off,
+        intervened=off,
+        mask=~off,
+        extras=extras,
+    )
+
+
+def stream(**options):
+    seed = 0
+    while True:
+        yield batch(seed=seed, **options)
+        seed += 1
+
+
+def test_log_density_agrees_with_torch():
+    g = torch.Generator().manual_seed(0)
+    raw, action = torch.randn(40, 6, generator=g).double(), (torch.rand(40, 3, generator=g) * 1.9 - 0.95).double()
+    mean, log_std = raw.chunk(2, -1)
+    known = torch.distributions.TransformedDistribution(
+        torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp()), torch.distributions.TanhTransform()
+    )
+    torch.testing.assert_close(log_density(raw, action), known.log_prob(action).sum(-1))
+    sample = squash(raw, torch.randn(40, 3, generator=g).double())
+    torch.testing.assert_close(log_density(raw, sample.action, edge=1e-12), sample.logp, rtol=1e-4, atol=1e-4)
+
+
+def test_imitation_grad_ignores_rows_without_weight_and_survives_the_edge():
+    raw, action = torch.randn(4, 4), torch.tensor([[1.0, -1.0], [0.5, 0.0], [1.0, 1.0], [0.0, 0.2]])
+    grad, loss = imitation_grad(raw, action, torch.tensor([0.0, 1.0, 1.0, 0.0]), min_std=0.1)
+    assert (grad[[0, 3]] == 0).all()
+    assert torch.isfinite(grad).all()
+    assert torch.isfinite(loss)
+    nothing, loss = imitation_grad(raw, action, torch.zeros(4), min_std=0.1)
+    assert (nothing == 0).all()
+    assert loss == 0
+
+
+@pytest.mark.parametrize("backup", [True, False])
+def test_without_its_terms_imitation_sac_is_sac_bit_for_bit(backup):
+    options = {**SMALL, "critics": 2, "utd": 1, "backup_entropy": backup, "init_alpha": 1.0, "metrics_every": 1}
+    plain = Sac(spec(), layer_norm=True, actor_reduce="mean", target_entropy="half", normalize_obs=True, **options)
+    ours = ImitationSac(spec(), subset=None, bc_steps=0, il_weight=0.0, kl_weight=0.0, **options)
+    data, same = stream(), stream()
+    ours.pretrain(stream())
+    for _ in range(5):
+        plain.update(data)
+        ours.update(same)
+    for name in ("actor", "critic", "target", "alpha"):
+        assert torch.equal(plain.state_dict()[name]["flat"], ours.state_dict()[name]["flat"]), name
+
+
+def test_leash_of_zero_changes_nothing_and_a_strong_one_keeps_the_policy_near_the_clone():
+    def trained(kl):
+        learner = ImitationSac(
+            spec(), critics=2, utd=1, bc_steps=300, il_weight=0.0, kl_weight=kl, lr=3e-3, init_alpha=1e-4, **SMALL
+        )
+
+        # the person always does 0.5; the reward pays for going to -1
+        def data():
+            for row in stream():
+                yield replace(row, reward=-row.action.sum(1), discount=torch.zeros(32))
+
+        def demos():
+            for row in stream():
+                yield replace(row, action=torch.full((32, 2), 0.5))
+
+        learner.pretrain(demos())
+        rows = data()
+        for _ in range(300):
+            learner.update(rows)
+        return learner.policy.act({"state": batch(200).obs["state"]}, deterministic=True).value.mean()
+
+    assert trained(0.0) < -0.5
+    assert trained(10.0) > 0.2
+
+
+def test_pretraining_clones_the_person():
+    learner = ImitationSac(spec(), bc_steps=400, lr=3e-3, **SMALL)
+
+    def demos():
+        for row in stream():
+            yield replace(row, action=0.8 * torch.tanh(row.obs["state"][:, :2]))
+
+    metrics = learner.pretrain(demos())
+    assert metrics["pretrain/nll"] < metrics["pretrain/nll_first"] - 1.0
+    test = batch(200, seed=999)
+    acted = learner.policy.act(test.obs, deterministic=True).value
+    assert (acted - 0.8 * torch.tanh(test.obs["state"][:, :2])).abs().mean() < 0.08
+
+
+def test_imitation_pulls_towards_human_rows_only():
+    weight = torch.zeros(32)
+    weight[:8] = 1.0
+    learner = ImitationSac(
+        spec(), critics=2, utd=1, bc_steps=0, il_weight=5.0, il_fade=0, lr=3e-3, init_alpha=1e-4, **SMALL
+    )
+
+    def data():
+        for row in stream(imitate=weight):
+            action = torch.full((32, 2), -0.6)
+            action[:8] = 0.6  # the person's rows; no reward anywhere
+            yield replace(row, action=action, reward=torch.zeros(32))
+
+    rows = data()
+    for _ in range(200):
+        metrics = learner.update(rows)
+    assert learner.policy.act(batch(100, seed=5).obs, deterministic=True).value.mean() > 0.4
+    assert metrics["train/il_weight"] == 5.0
+
+
+def test_imitation_fades():
+    learner = ImitationSac(spec(), il_weight=1.0, il_fade=10, bc_steps=0, critics=2, utd=1, **SMALL)
+    data, seen = stream(), []
+    for _ in range(12):
+        seen.append(learner.il_weight)
+        learner.update(data)
+    assert seen[0] == 1.0
+    assert seen[5] == pytest.approx(0.5)
+    assert seen[11] == 0.0
+
+
+def test_q_filter_leaves_out_actions_that_the_critics_like_less():
+    options = {**SMALL, "critics": 2, "utd": 1, "bc_steps": 0, "il_weight": 1.0, "il_fade": 0}
+    one, other = (ImitationSac(spec(), q_filter=flag, **options) for flag in (True, False))
+    row = batch()
+    assert set(one._better(row.obs["state"], row.action, -row.action).tolist()) <= {0.0, 1.0}
+    for learner in (one, other):
+        learner.update(iter([row]))
+    assert not torch.equal(one.state_dict()["actor"]["flat"], other.state_dict()["actor"]["flat"])
+
+
+def test_rlif_relabels_from_what_was_recorded():
+    row = batch()
+    learner = Rlif(spec(), w_task=2.0, w_rlif=0.5, terminal_on_takeover=True, **SMALL)
+    out = learner.relabel(row)
+    torch.testing.assert_close(out.reward, 2.0 * row.extras["reward_task"] + 0.5 * row.extras["reward_rlif"])
+    assert (out.discount[row.extras["reward_rlif"] < 0] == 0).all()
+    assert (out.discount[row.extras["reward_rlif"] == 0] > 0.9).all()
+
+
+def test_rlif_avoids_what_makes_people_take_over():
+    # a takeover follows every action above 0; the person's own actions (all 0.9, poor ones) are no target
+    learner = Rlif(spec(("a",), 1), critics=2, utd=1, lr=3e-3, **SMALL)
+
+    def data():
+        for row in stream(actions=1, state=1):
+            bad = -(row.action[:, 0] > 0).float()
+            human = torch.arange(32) % 4 == 0
+            action = torch.where(human[:, None], torch.tensor(0.9), row.action)
+            label = torch.where(human, torch.tensor(0.0), bad)
+            extras = {**row.extras, "reward_rlif": label, "reward_task": torch.zeros(32)}
+            yield replace(
+                row, action=torch.where(action > 0.85, action, action), extras=extras, discount=torch.zeros(32)
+            )
+
+    rows = data()
+    for _ in range(400):
+        learner.update(rows)
+    acted = learner.policy.act({"state": torch.zeros(64, 1)}, deterministic=True).value
+    assert acted.max() < 0.0
+
+
+def test_hg_dagger_learns_from_human_rows_alone():
+    weight = torch.zeros(32)
+    weight[:16] = 1.0
+    learner = HgDagger(spec(), bc_steps=0, lr=3e-3, **SMALL)
+
+    def data():
+        for row in stream(imitate=weight):
+            action = torch.full((32, 2), -0.7)
+            action[:16] = 0.4
+            yield replace(row, action=action)
+
+    rows = data()
+    for _ in range(300):
+        learner.update(rows)
+    assert learner.policy.act(batch(100).obs, deterministic=True).value.mean() == pytest.approx(0.4, abs=0.05)
+
+
+def test_choice_of_gripper_commands():
+    assert choice_of(torch.tensor([-1.0, -0.5, 0.0, 0.5, 0.51, 1.0])).tolist() == [0, 1, 1, 1, 2, 2]
+
+
+def grasping(**options):
+    return HilSerl(spec(("x", "gripper_opening"), 1), critics=2, utd=1, lr=3e-3, **SMALL, **options)
+
+
+def grasp_data(penalty):
+    for row in stream(state=1):
+        where = row.obs["state"][:, 0] > 0
+        choice = torch.randint(0, 3, (32,), generator=torch.Generator().manual_seed(int(row.reward[0] * 1e6)))
+        right = torch.where(where, choice == 0, choice == 2)
+        action = torch.stack([row.action[:, 0], choice - 1.0], 1)
+        extras = {**row.extras, "grip_penalty": penalty * (choice != 1).float()}
+        yield replace(row, action=action, reward=right.float(), discount=torch.zeros(32), extras=extras)
+
+
+def test_grasp_critic_closes_and_opens_where_it_pays():
+    learner = grasping()
+    rows = grasp_data(0.0)
+    for _ in range(300):
+        learner.update(rows)
+    states = torch.linspace(-2, 2, 41)[:, None]
+    states = states[states[:, 0].abs() > 0.3]
+    acted = learner.policy.act({"state": states}, deterministic=True).value
+    assert acted.shape == (len(states), 2)
+    assert (acted[:, 1] == torch.where(states[:, 0] > 0, -1.0, 1.0)).float().mean() > 0.9
+
+
+def test_grasp_penalty_enters_its_own_target_in_every_update_and_no_other():
+    # LeRobot drops the penalty in its last critic batch, which is every batch at one critic step per update
+    plain, dear = grasping(metrics_every=1), grasping(metrics_every=1)
+    one, other = grasp_data(0.0), grasp_data(-5.0)
+    for _ in range(20):
+        a, b = plain.update(one), dear.update(other)
+        assert b["train/grasp_q"] < a["train/grasp_q"] - 1.0
+    assert torch.equal(plain.state_dict()["critic"]["flat"], dear.state_dict()["critic"]["flat"])
+    rows = grasp_data(-5.0)
+    for _ in range(300):
+        dear.update(rows)
+    assert (dear._grasp_of({"state": torch.randn(50, 1)}) == 1).all()  # staying is all that is left
+
+
+def test_stay_keeps_what_was_really_done():
+    learner = grasping()
+    learner.policy._grasp = lambda obs: torch.ones(1, dtype=torch.long)  # stay
+    obs = {"state": np.zeros((1, 1), np.float32)}
+    assert learner.policy.act(obs).value[0, 1] == 1.0  # open at the start
+    learner.policy.executed(np.array([[0.0, -1.0]]))  # a person closed it
+    assert learner.policy.act(obs).value[0, 1] == -1.0
+    learner.policy.reset()
+    assert learner.policy.act(obs).value[0, 1] == 1.0
+
+
+def test_entropy_target_leaves_the_gripper_out():
+    assert grasping()._target_entropy == pytest.approx(-0.5)  # one continuous action of two
+
+
+def test_hil_serl_needs_a_gripper():
+    with pytest.raises(ValueError, match="gripper"):
+        HilSerl(spec())
+
+
+@pytest.mark.parametrize("kind", [ImitationSac, Rlif, HgDagger, HilSerl])
+def test_saved_and_loaded_learner_makes_the_same_next_update(kind):
+    io = spec(("x", "gripper_opening")) if kind is HilSerl else spec()
+
+    def make(seed):
+        more = {} if kind in (HgDagger,) else {"critics": 2}
+        return kind(io, seed=seed, utd=2, **SMALL, **more)
+
+    first, second = make(0), make(1)
+    if hasattr(first, "pretrain"):
+        first._bc_steps = 5
+        first.pretrain(stream())
+    rows = stream()
+    for _ in range(3):
+        first.update(rows)
+    second.load_state_dict(first.state_dict())
+    third = list(zip(range(4), stream()))
+    for learner in (first, second):
+        learner.update(iter([row for _, row in third]))
+        learner.update(iter([row for _, row in third]))
+    obs = {"state": np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)}
+    np.testing.assert_array_equal(first.policy.act(obs).value, second.policy.act(obs).value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [(ImitationSac, {"il_weight": -1.0}), (ImitationSac, {"kl_weight": 1.0, "bc_steps": 0}), (HgDagger, {"utd": 0})],
+)
+def test_options_out_of_range_are_refused(kind, wrong):
+    with pytest.raises(ValueError, match="must|needs"):
+        kind(spec(), **wrong)
