@@ -180,7 +180,7 @@ def peer() -> Any:
         importlib.import_module("sklearn.neighbors")
     except ImportError:
         outer, inner = types.ModuleType("sklearn"), types.ModuleType("sklearn.neighbors")
-        setattr(inner, "NearestNeighbors", object)  # noqa: B010  (a module has no such attribute to type)
+        setattr(inner, "NearestNeighbors", lambda **_: None)  # noqa: B010  (a module has no such attribute to type)
         sys.modules["sklearn"], sys.modules["sklearn.neighbors"] = outer, inner
         borrowed = ["sklearn", "sklearn.neighbors"]
     try:

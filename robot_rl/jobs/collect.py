@@ -111,12 +111,13 @@ def episodes_of(env: Any, policy: Policy, *, episodes: int, seed: int, determini
         if not builders:  # not every environment knows success
             columns = ("success",) if "success" in row.info else ()
             builders.append(EpisodeBuilder(count, meta={"io": env.io.to_dict()}, columns=columns))
+        success = row.info.get("success")  # some environments say it at the end of an episode only
         ended = np.flatnonzero((_flags(row.terminated) | _flags(row.truncated)) & _flags(row.valid))
         whole = [e for e in builders[0].add(row) if e.terminated or e.truncated]
         for i, episode in zip(ended.tolist(), whole):
             if quota[i] > 0:
                 quota[i] -= 1
-                found.append(_finished(episode, env.io.control_hz))
+                found.append(_finished(episode, env.io.control_hz, None if success is None else success[i]))
 
     evaluate(env, policy, episodes=episodes, seed=seed, deterministic=deterministic, on_step=store)
     return found
@@ -126,10 +127,12 @@ def _flags(value: Any) -> np.ndarray:
     return np.asarray(value.cpu() if hasattr(value, "cpu") else value).astype(bool)
 
 
-def _finished(episode: Episode, control_hz: float) -> Episode:
+def _finished(episode: Episode, control_hz: float, success: Any = None) -> Episode:
     """Stamps in seconds, and success at the end of the episode in `meta`."""
     meta = dict(episode.meta)
-    success = meta.get("columns", {}).get("success")
-    if success is not None:
-        meta["success"] = bool(success[-1])
+    column = meta.get("columns", {}).get("success")
+    if column is not None:
+        meta["success"] = bool(column[-1])
+    elif success is not None:
+        meta["success"] = bool(success)
     return replace(episode, stamp=episode.stamp / control_hz, meta=meta)
