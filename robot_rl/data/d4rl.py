@@ -133,18 +133,23 @@ def qlearning_dataset(
         if not limit:
             raise ValueError(f"{path} has no 'timeouts' and names no known task; give episode_length")
         final = _limit_rows(table["terminals"], limit) == limit - 1
-    rows = np.arange(count - 1)
-    terminal = table["terminals"].copy()
+    terminal = table["terminals"]
+    kept: np.ndarray | None = None
     if terminate_on_end:
-        terminal |= final
-    else:
-        rows = rows[~final[:-1]]
+        terminal = terminal | final
+    elif final[:-1].any():
+        kept = np.flatnonzero(~final[:-1])
+
+    def rows(value: np.ndarray, shift: int = 0) -> np.ndarray:
+        value = value[shift : count - 1 + shift]
+        return value if kept is None else value.take(kept, 0)
+
     return {
-        "observations": table["observations"][rows],
-        "actions": table["actions"][rows],
-        "next_observations": table["observations"][rows + 1],
-        "rewards": table["rewards"][rows],
-        "terminals": terminal[rows],
+        "observations": rows(table["observations"]),
+        "actions": rows(table["actions"]),
+        "next_observations": rows(table["observations"], 1),
+        "rewards": rows(table["rewards"]),
+        "terminals": rows(terminal),
     }
 
 

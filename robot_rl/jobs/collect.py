@@ -111,6 +111,7 @@ def episodes_of(env: Any, policy: Policy, *, episodes: int, seed: int, determini
         if not builders:  # not every environment knows success
             columns = ("success",) if "success" in row.info else ()
             builders.append(EpisodeBuilder(count, meta={"io": env.io.to_dict()}, columns=columns))
+        success = row.info.get("success")  # some environments say it at the end of an episode only
         ended = np.flatnonzero((_flags(row.terminated) | _flags(row.truncated)) & _flags(row.valid))
         whole = [e for e in builders[0].add(row) if e.terminated or e.truncated]
         success = row.info.get("success")  # some environments say it at the end of an episode only

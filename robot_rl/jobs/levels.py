@@ -146,7 +146,8 @@ def collect_level(
     summary: dict[str, tuple[int, int, float]] = {}
     for number, part in enumerate(parts):
         before = sum(len(e) for e in episodes)
-        wanted = round(steps * sum(p.share for p in parts[: number + 1])) - before
+        # Every part gets a round at least, also where whole episodes of those before overshot their shares.
+        wanted = max(1, round(steps * sum(p.share for p in parts[: number + 1])) - before)
 
         def told(count: int, before: int = before) -> None:
             if on_steps is not None:

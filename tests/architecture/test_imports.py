@@ -41,7 +41,7 @@ THIRD = {
     "wandb": ("robot_rl/track.py",),
     "hydra": ("robot_rl/cli.py",),
     "omegaconf": ("robot_rl/cli.py",),
-    "h5py": ("robot_rl/data/",),
+    "h5py": ("robot_rl/data/", "robot_rl/bench/"),
     "pyarrow": ("robot_rl/data/lerobot.py", "robot_rl/data/lerobot_write.py"),
     "rosbags": ("robot_rl/data/rosbag.py", "robot_rl/data/bag.py"),
     "av": ("robot_rl/data/video.py", "robot_rl/report.py", "robot_rl/jobs/", "sim/", "real/"),
