@@ -140,9 +140,12 @@ def _tracker_factory(cfg: DictConfig, folder: Path) -> Callable[[int | None], An
 
 def train(cfg: DictConfig) -> None:
     """Train a policy; Ctrl-C saves and says how to go on."""
+    from robot_rl import checkpoint
     from robot_rl.jobs.train import TrainJob, TrainSettings
 
     cfg, folder = _begin(cfg, "train", ("env", "policy", "track", "experiment"))
+    if cfg.init is not None and cfg.resume is None:  # the offline run's own learner goes on
+        cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
     _threads(cfg)
     settings = TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)})
     print(f"run folder: {folder}")

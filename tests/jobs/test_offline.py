@@ -211,3 +211,25 @@ def test_offline_wrong_learner_and_missing_log_are_one_paragraph(tmp_path, robot
         assert done.returncode == 1, done.stdout
         assert words in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_offline_run_is_fine_tuned_beside_its_log_and_resumes(tmp_path, robot_rl):
+    log(tmp_path / "log.hdf5", reach=True)
+    small = [item for item in TINY if not item.startswith(("policy.batch", "updates=", "eval_envs", "final"))]
+    small += ["policy.critic_hidden=[16,16]", "policy.samples=2", "policy.batch_size=16", "final_episodes=2"]
+    first = robot_rl(
+        "offline", "data=log.hdf5", "env=reach", "policy=offline/cal_ql", *small, "updates=60", "reward=minus_one", "name=a"
+    )
+    assert first.returncode == 0, first.stderr
+    run = next(tmp_path.glob("runs/offline/*_a"))
+    online = ["env=reach", f"init={run}", "log=log.hdf5", "total_steps=80", "learning_starts=20", "log_every=40"]
+    online += ["eval_every=0", "final_episodes=2", "video_episodes=0", "track.tensorboard=false", "name=b"]
+    done = robot_rl("train", *online)
+    assert done.returncode == 0, done.stderr
+    tuned = next(tmp_path.glob("runs/train/*_b"))
+    before = checkpoint.load_state(checkpoint.find(run) / "learner.pt")
+    after = checkpoint.load_state(checkpoint.find(tuned) / "learner.pt")
+    assert after["updates"] == 60 + 61  # one per step from the twentieth on
+    assert not torch.equal(before["critic"]["flat"], after["critic"]["flat"])
+    more = robot_rl("train", f"resume={tuned}", "total_steps=100")
+    assert more.returncode == 0, more.stderr

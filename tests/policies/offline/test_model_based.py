@@ -111,17 +111,17 @@ def test_termination_rules(kind, state, done):
 
 
 def test_sample_dropout_discards_the_highest_rewards_and_zero_is_the_plain_method():
-    def filled(drop):
+    def filled(**options):
         g = torch.Generator().manual_seed(0)
         store = Branches(2, 2, 100, gamma=0.9, generator=g, termination="never")
         start = torch.linspace(-1, 1, 20)[:, None].expand(20, 2).contiguous()
-        store.roll(start, lambda s: torch.zeros(len(s), 2), point_model, horizon=1, drop_top=drop)
+        store.roll(start, lambda s: torch.zeros(len(s), 2), point_model, horizon=1, **options)
         return store.rows[: len(store)]
 
-    everything, lower = filled(0.0), filled(0.2)
+    everything, lower = filled(), filled(drop_top=0.2)
     assert (len(everything), len(lower)) == (20, 16)
     assert lower[:, -3].max() == everything[:, -3].sort().values[15]
-    torch.testing.assert_close(filled(0.0), everything, rtol=0, atol=0)
+    assert torch.equal(filled(drop_top=0.0), everything)
 
 
 def test_log_with_terminations_asks_for_the_rule(io, batch):
