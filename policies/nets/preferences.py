@@ -134,9 +134,7 @@ def make_pairs(
     return Pairs(states, actions, torch.tensor(preferred))
 
 
-def query(
-    probabilities: Tensor | None, count: int, choose: int, *, rule: str = "uniform", seed: int = 0
-) -> np.ndarray:
+def query(probabilities: Tensor | None, count: int, choose: int, *, rule: str = "uniform", seed: int = 0) -> np.ndarray:
     """Which candidate pairs to ask about.
 
     Args:

@@ -121,9 +121,7 @@ class Cpl:
             d_mean, metrics = d_clone, {"loss": error.mean()}
         else:
             advantage = -self._alpha * error.view(count, 2, steps).sum(-1)
-            loss, d_first, d_second = contrastive_loss(
-                advantage[:, 0], advantage[:, 1], drawn.preferred, self._bias
-            )
+            loss, d_first, d_second = contrastive_loss(advantage[:, 0], advantage[:, 1], drawn.preferred, self._bias)
             d_error = torch.stack([d_first, d_second], 1)[..., None].expand(-1, -1, steps) * (-self._alpha / count)
             d_mean = 2.0 * diff * d_error.reshape(-1, 1) + self._bc_weight * d_clone
             right = (advantage[:, 1] > advantage[:, 0]) == (drawn.preferred > 0.5)

@@ -109,9 +109,7 @@ def sampler(store: Store, settings: LogSettings, *, seed: int, seeds: int = 1) -
     episodes = None
     if s.top_fraction < 1.0:
         episodes = store.top_episodes(s.top_fraction, unit=s.top_unit)
-        notes.append(
-            f"{len(episodes)} of {len(store)} episodes kept (top_fraction={s.top_fraction:g} of {s.top_unit})"
-        )
+        notes.append(f"{len(episodes)} of {len(store)} episodes kept (top_fraction={s.top_fraction:g} of {s.top_unit})")
     data = LogDataset(
         store,
         seed=seed,

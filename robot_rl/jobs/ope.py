@@ -126,8 +126,8 @@ def run(
     outside = _outside(mu, policy, _pick(data, held_out, s), s)
     if outside > s.support_share:
         warnings.append(
-            f"WARNING: {outside:.0%} of the policy's actions are less likely under the data than {s.support_quantile:.0%}"
-            " of the logged ones; no estimate from this log can be trusted there"
+            f"WARNING: {outside:.0%} of the policy's actions are less likely under the data than "
+            f"{s.support_quantile:.0%} of the logged ones; no estimate from this log can be trusted there"
         )
     fqe, td_error = None, None
     if {"fqe", "dr", "wdr"} & set(s.methods):
@@ -337,9 +337,7 @@ def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset
             rows = values if whole else values[rng.integers(len(values))][None]
             return float(rows[:, index].mean())
 
-        interval = bootstrap(
-            values.shape[1], draw, resamples=s.resamples, confidence=s.confidence, seed=s.seed
-        )
+        interval = bootstrap(values.shape[1], draw, resamples=s.resamples, confidence=s.confidence, seed=s.seed)
         return Estimate(name, interval, f"{len(values)} value functions, each from half of the episodes")
     if reason:
         return Estimate(name, None, reason)

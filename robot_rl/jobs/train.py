@@ -179,9 +179,7 @@ class TrainJob:
         reward = {"scale": 1.0, "bias": 0.0}
         if s.init is not None:
             reward |= checkpoint.read_meta(checkpoint.find(Path(s.init))).get("reward", {})
-        settings = LogSettings(
-            path, s.gamma, "scale_bias", reward["scale"], reward["bias"], action_clip=True
-        )
+        settings = LogSettings(path, s.gamma, "scale_bias", reward["scale"], reward["bias"], action_clip=True)
         data, _ = logs.sampler(store, settings, seed=s.seed + 1)
         own = Rescaled(self.buffer, scale=reward["scale"], bias=reward["bias"])
         return Mix({"online": (own, 1.0 - s.log_share), "log": (data, s.log_share)}, seed=s.seed)

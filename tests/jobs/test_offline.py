@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 
 from robot_rl import checkpoint
 from robot_rl.data import d4rl
-from robot_rl.jobs.offline import OfflineJob, OfflineSettings
 from robot_rl.jobs.logs import LogSettings, open_log, sampler
+from robot_rl.jobs.offline import OfflineJob, OfflineSettings
 from robot_rl.track import read_metrics
 from robot_rl.types import Episode
 
@@ -31,7 +31,7 @@ TINY = [
 def log(path: Path, *, scale: float = 1.0, seed: int = 0, reach: bool = False) -> Path:
     """A D4RL file of 20 random episodes of 10 steps."""
     rng = np.random.default_rng(seed)
-    width, actions = (reach_sizes() if reach else (3, 2))
+    width, actions = reach_sizes() if reach else (3, 2)
     episodes = []
     for i in range(20):
         action = rng.uniform(-scale, scale, (10, actions)).astype(np.float32)
@@ -127,7 +127,13 @@ def test_offline_interrupted_and_resumed_equals_uninterrupted(make_offline, tmp_
 def test_offline_evaluates_every_seed_in_the_environment(make_offline, tmp_path):
     path = log(tmp_path / "log.hdf5", reach=True)
     summary = make_offline(
-        tmp_path / "run", f"data={path}", "env=reach", "policy.seeds=3", "updates=50", "eval_every=50", "eval_episodes=2"
+        tmp_path / "run",
+        f"data={path}",
+        "env=reach",
+        "policy.seeds=3",
+        "updates=50",
+        "eval_every=50",
+        "eval_episodes=2",
     ).run()
     numbers = json.loads((tmp_path / "run/evaluation.json").read_text())
     assert [len(returns) for returns in numbers["returns"]] == [2, 2, 2]
@@ -218,7 +224,14 @@ def test_offline_run_is_fine_tuned_beside_its_log_and_resumes(tmp_path, robot_rl
     small = [item for item in TINY if not item.startswith(("policy.batch", "updates=", "eval_envs", "final"))]
     small += ["policy.critic_hidden=[16,16]", "policy.samples=2", "policy.batch_size=16", "final_episodes=2"]
     first = robot_rl(
-        "offline", "data=log.hdf5", "env=reach", "policy=offline/cal_ql", *small, "updates=60", "reward=minus_one", "name=a"
+        "offline",
+        "data=log.hdf5",
+        "env=reach",
+        "policy=offline/cal_ql",
+        *small,
+        "updates=60",
+        "reward=minus_one",
+        "name=a",
     )
     assert first.returncode == 0, first.stderr
     run = next(tmp_path.glob("runs/offline/*_a"))

@@ -1,5 +1,7 @@
 """Dynamics, branches and the edge of reach."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -127,9 +129,10 @@ def test_sample_dropout_discards_the_highest_rewards_and_zero_is_the_plain_metho
 def test_log_with_terminations_asks_for_the_rule(io, batch):
     learner = Mopo(io, **SMALL, **MODEL)
     data = batch(16, terminated=torch.ones(16, dtype=torch.bool), discount=torch.zeros(16))
-    with pytest.raises(ValueError, match="policy.termination=hopper"):
-        for _ in range(10):
-            learner.update(iter([data] * 99))
+    for _ in range(6):
+        learner.update(iter([data] * 99))  # the model is fitted all the same
+    with pytest.raises(ValueError, match=r"policy\.termination=hopper"):
+        learner.update(iter([data] * 99))
 
 
 @pytest.mark.parametrize("kind", [Mopo, Ravl])
@@ -173,7 +176,6 @@ def test_ravl_with_true_dynamics_does_not_overestimate_and_one_critic_does(point
     """
 
     def highest(critics, eta):
-        torch.manual_seed(0)
         learner = Ravl(
             point.io,
             gamma=0.99,
@@ -191,14 +193,13 @@ def test_ravl_with_true_dynamics_does_not_overestimate_and_one_critic_does(point
             metrics_every=50,
         )
         learner.prepare(point.facts)
-        from dataclasses import replace
 
         def narrow():
             for batch in point.sampler().batches(128):
                 yield replace(batch, obs={"state": batch.obs["state"] * 0.1 + 1.0})
 
         batches = narrow()
-        return max(learner.update(batches)["train/target"] for _ in range(1500) if learner) if critics else 0.0
+        return max(learner.update(batches)["train/target"] for _ in range(1500))
 
     assert highest(1, 0.0) > highest(8, 1.0)
     assert highest(8, 1.0) <= 0.5

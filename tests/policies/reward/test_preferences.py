@@ -158,7 +158,14 @@ def test_labels_asked_in_both_orders_drop_a_position_bias():
 
 @pytest.mark.parametrize(
     ("text", "label"),
-    [("Image 2 is tidier.\n1", 1), ("both alike\n-1", TIE), ("0", 0), ("I cannot tell", TIE), ("", TIE), ("1 or 0", TIE)],
+    [
+        ("Image 2 is tidier.\n1", 1),
+        ("both alike\n-1", TIE),
+        ("0", 0),
+        ("I cannot tell", TIE),
+        ("", TIE),
+        ("1 or 0", TIE),
+    ],
 )
 def test_model_answers_are_parsed_from_the_last_line(text, label):
     assert parse_answer(text) == label
