@@ -31,6 +31,7 @@ class ReBrac:
     """
 
     consumes = "transitions"
+    reads = ("next_action",)
 
     def __init__(
         self,

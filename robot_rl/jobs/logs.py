@@ -82,7 +82,9 @@ def _convert(path: Path, kind: str, out: Path) -> Store:
     )
 
 
-def sampler(store: Store, settings: LogSettings, *, seed: int, seeds: int = 1) -> tuple[LogDataset, list[str]]:
+def sampler(
+    store: Store, settings: LogSettings, *, seed: int, seeds: int = 1, reads: tuple[str, ...] = ()
+) -> tuple[LogDataset, list[str]]:
     """The data set that a learner draws from, and what was assumed, repaired or left out.
 
     Args:
@@ -90,6 +92,7 @@ def sampler(store: Store, settings: LogSettings, *, seed: int, seeds: int = 1) -
         settings: how it is read.
         seed: of the sampling.
         seeds: independent streams in one batch.
+        reads: what the learner wants besides transitions: "next_action", "return_to_go".
 
     Raises:
         ValueError: an option out of range, or actions outside [-1, 1] without `action_clip`.
@@ -116,8 +119,8 @@ def sampler(store: Store, settings: LogSettings, *, seed: int, seeds: int = 1) -
         gamma=s.gamma,
         seeds=seeds,
         episodes=episodes,
-        next_action=True,
-        return_to_go=True,
+        next_action="next_action" in reads,
+        return_to_go="return_to_go" in reads,
         reward_scale=scale,
         reward_bias=bias,
         action_clip=1.0 if s.action_clip else None,
