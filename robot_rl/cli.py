@@ -63,11 +63,15 @@ def _learner_factory(cfg: DictConfig) -> Callable[[Any], Any]:
     return make
 
 
-def _load_policy(cfg: DictConfig, run_config: DictConfig, path: Path) -> Any:
+def _load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any = None) -> Any:
     from robot_rl import checkpoint
+    from robot_rl.jobs.logs import agree
 
+    io = checkpoint.read_io(path)
+    if world is not None:  # a policy from a log that names nothing fits any world of its sizes
+        io = agree(io, world)
     made = OmegaConf.merge(run_config, {"device": cfg.device})
-    learner = _learner_factory(made)(checkpoint.read_io(path))  # type: ignore[arg-type]
+    learner = _learner_factory(made)(io)  # type: ignore[arg-type]
     learner.policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
     return learner.policy
 
@@ -105,9 +109,8 @@ def _begin(cfg: DictConfig, verb: str, groups: tuple[str, ...]) -> tuple[DictCon
         source = [Path(str(cfg.data)).stem] if verb == "offline" else []
         name = "_".join([*source, *world, _choice("policy").split("/")[-1], f"seed{cfg.seed}"])
         return cfg, _run_folder(cfg, verb, name)
-    folder = Path(cfg.resume)
-    if folder.parent.name == "checkpoints":
-        folder = folder.parent.parent
+    given = Path(cfg.resume)
+    folder = given.parent.parent if given.parent.name == "checkpoints" else given
     saved = folder / "config.yaml"
     if not saved.exists():
         raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/{verb}/<run>")
@@ -210,13 +213,15 @@ def evaluate(cfg: DictConfig) -> None:
         path = checkpoint.find(path)
         run_config = OmegaConf.load(path / "config.yaml")
         if cfg.get("env") is None:
-            cfg = OmegaConf.merge(cfg, {"env": run_config.env})  # type: ignore[assignment]
+            cfg = OmegaConf.merge(cfg, {"env": run_config.get("env")})  # type: ignore[assignment]
+        if cfg.get("env") is None:
+            raise Refused("this run was trained without an environment; add env=…, or use robot-rl eval ope")
     elif cfg.get("env") is None:
         raise Refused(f"policy={_choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
     make_env = _env_factory(cfg)
     env = make_env(cfg.num_envs, cfg.seed, False)
     if cfg.get("policy") is None:
-        policy = _load_policy(cfg, run_config, path)
+        policy = _load_policy(cfg, run_config, path, env.io)
     else:
         policy = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
@@ -245,9 +250,7 @@ def evaluate_offline(cfg: DictConfig) -> None:
     _threads(cfg)
     path = checkpoint.find(Path(cfg.path))
     policy = _load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
-    names = {f.name for f in fields(ope.OpeSettings)}
-    plain: Any = OmegaConf.to_object(cfg)
-    settings = ope.OpeSettings(**{**{k: v for k, v in plain.items() if k in names}, "methods": tuple(cfg.methods)})
+    settings = ope.settings_of(OmegaConf.to_object(cfg))  # type: ignore[arg-type]
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     report = ope.run(
         settings,
@@ -257,7 +260,6 @@ def evaluate_offline(cfg: DictConfig) -> None:
         make_behaviour=lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
     )
     folder = _run_folder(cfg, "ope", path.parent.parent.name)
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "ope.json", ope.plain_numbers(report))
     print(f"discounted value (gamma {cfg.gamma:g}), {cfg.confidence:.0%} intervals")
     _table({**ope.table(report), "numbers": str(folder / "ope.json")})
@@ -280,7 +282,7 @@ def collect(cfg: DictConfig) -> None:
         path = checkpoint.find(Path(cfg.path))
         run_config: Any = OmegaConf.load(path / "config.yaml")
         env = _env_factory(cfg)(cfg.num_envs, cfg.seed, False)
-        policy = _load_policy(cfg, run_config, path)
+        policy = _load_policy(cfg, run_config, path, env.io)
     else:
         env = _env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         if cfg.get("policy") is None:

@@ -53,6 +53,12 @@ class OpeSettings(LogSettings):
     support_share: float = 0.1
 
 
+def settings_of(plain: dict[str, Any]) -> OpeSettings:
+    """From a configuration that holds more."""
+    known = {f.name: plain[f.name] for f in fields(OpeSettings) if f.name in plain}
+    return OpeSettings(**{**known, "methods": tuple(known["methods"])})
+
+
 @dataclass(frozen=True)
 class Estimate:
     """One estimator's answer.

@@ -236,6 +236,7 @@ def test_offline_run_is_fine_tuned_beside_its_log_and_resumes(tmp_path, robot_rl
     assert first.returncode == 0, first.stderr
     run = next(tmp_path.glob("runs/offline/*_a"))
     online = ["env=reach", f"init={run}", "log=log.hdf5", "total_steps=80", "learning_starts=20", "log_every=40"]
+    online += ["buffer_size=70"]
     online += ["eval_every=0", "final_episodes=2", "video_episodes=0", "track.tensorboard=false", "name=b"]
     done = robot_rl("train", *online)
     assert done.returncode == 0, done.stderr
@@ -246,3 +247,19 @@ def test_offline_run_is_fine_tuned_beside_its_log_and_resumes(tmp_path, robot_rl
     assert not torch.equal(before["critic"]["flat"], after["critic"]["flat"])
     more = robot_rl("train", f"resume={tuned}", "total_steps=100")
     assert more.returncode == 0, more.stderr
+
+
+def test_offline_run_without_environment_is_evaluated_in_any_world_of_its_sizes(tmp_path, robot_rl):
+    log(tmp_path / "log.hdf5", reach=True)
+    small = [item for item in TINY if not item.startswith("updates=")]
+    done = robot_rl("offline", "data=log.hdf5", "policy=offline/bc", *small, "updates=20", "name=x")
+    assert done.returncode == 0, done.stderr
+    run = next(tmp_path.glob("runs/offline/*_x"))
+    refused = robot_rl("eval", f"path={run}", "episodes=2")
+    assert refused.returncode == 1
+    assert "trained without an environment" in refused.stderr
+    shown = robot_rl("eval", f"path={run}", "env=reach", "episodes=2", "video_episodes=0")
+    assert shown.returncode == 0, shown.stderr
+    other = robot_rl("eval", f"path={run}", "env=double_pendulum", "episodes=2", "video_episodes=0")
+    assert other.returncode == 1
+    assert "choose the environment that the log was made in" in other.stderr
