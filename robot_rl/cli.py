@@ -1,4 +1,4 @@
-"""robot-rl <verb> [key=value ...]: the command line, and the only file that knows Hydra."""
+"""robot-rl <verb> [key=value ...]: the command line; with cli_build.py the only file that knows Hydra."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import fields
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import hydra
-import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import __version__
+from robot_rl.cli_build import (
+    Refused,
+    begin,
+    choice,
+    env_factory,
+    learner_factory,
+    load_policy,
+    run_folder,
+    saved_config,
+    threads,
+    tracker_factory,
+)
 
 USAGE = """robot-rl <verb> [key=value ...]
 
@@ -36,106 +44,10 @@ USAGE = """robot-rl <verb> [key=value ...]
 robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error."""
 
 
-class Refused(Exception):
-    """The request cannot be carried out; the message is the paragraph that the user reads."""
-
-
-# ---------------------------------------------------------------- building objects from configuration
-
-
-def _env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
-    """(num_envs, seed, render) -> environment."""
-
-    def make(num_envs: int, seed: int, render: bool) -> Any:
-        extra = {"render_mode": "rgb_array"} if render else {}
-        return instantiate(cfg.env, num_envs=num_envs, seed=seed, device=cfg.device, **extra)
-
-    return make
-
-
-def _learner_factory(cfg: DictConfig) -> Callable[[Any], Any]:
-    """(io) -> learner."""
-
-    def make(io: Any) -> Any:
-        # the passport is an object, not configuration: a partial keeps OmegaConf away from it
-        return instantiate(cfg.policy, _partial_=True)(io, seed=cfg.seed, device=cfg.device, gamma=cfg.gamma)
-
-    return make
-
-
-def _load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any = None) -> Any:
-    from robot_rl import checkpoint
-    from robot_rl.jobs.logs import agree
-
-    io = checkpoint.read_io(path)
-    if world is not None:  # a policy from a log that names nothing fits any world of its sizes
-        io = agree(io, world)
-    made = OmegaConf.merge(run_config, {"device": cfg.device})
-    learner = _learner_factory(made)(io)  # type: ignore[arg-type]
-    learner.policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
-    return learner.policy
-
-
-def _run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        return Path(HydraConfig.get().runtime.output_dir)
-    name = re.sub(r"[^\w.=-]+", "-", str(cfg.name or default_name))
-    stem = Path(cfg.output) / verb / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}"
-    folder, number = stem, 2
-    while folder.exists():
-        folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
-    return folder
-
-
-def _choice(group: str) -> str:
-    return str(HydraConfig.get().runtime.choices.get(group) or "")
-
-
-def _threads(cfg: DictConfig) -> None:
-    if cfg.threads:
-        torch.set_num_threads(int(cfg.threads))
-
-
 def _table(rows: dict[str, Any]) -> None:
     width = max((len(name) for name in rows), default=0)
     for name, value in rows.items():
         print(f"  {name:<{width}}  {value:.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
-
-
-def _begin(cfg: DictConfig, verb: str, groups: tuple[str, ...]) -> tuple[DictConfig, Path]:
-    """Configuration and folder of a new run, or of the run that is to be resumed."""
-    if cfg.resume is None:
-        world = [f"{_choice('env')}{'-' + str(cfg.id) if cfg.id else ''}"] if _choice("env") else []
-        source = [Path(str(cfg.data)).stem] if verb == "offline" else []
-        name = "_".join([*source, *world, _choice("policy").split("/")[-1], f"seed{cfg.seed}"])
-        return cfg, _run_folder(cfg, verb, name)
-    given = Path(cfg.resume)
-    folder = given.parent.parent if given.parent.name == "checkpoints" else given
-    saved = folder / "config.yaml"
-    if not saved.exists():
-        raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/{verb}/<run>")
-    changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
-    fixed = [item for item in changes if item.split("=")[0].lstrip("+~") in groups]
-    if fixed:
-        names = ", ".join(groups[:-1]) + " and " + groups[-1]
-        raise Refused(f"{fixed[0]}: a resumed run keeps its {names}; start a new run")
-    merged = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes), {"resume": str(folder)})
-    return merged, folder  # type: ignore[return-value]
-
-
-def _saved_config(cfg: DictConfig) -> str:
-    return OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
-
-
-def _tracker_factory(cfg: DictConfig, folder: Path) -> Callable[[int | None], Any]:
-    """(resume step or None) -> tracker."""
-    plain = OmegaConf.to_container(cfg, resolve=True)
-
-    def make(resume_step: int | None) -> Any:
-        extra = {"config": plain} if "wandb" in cfg.track._target_ else {}
-        return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
-
-    return make
 
 
 # ---------------------------------------------------------------- verbs
@@ -146,19 +58,19 @@ def train(cfg: DictConfig) -> None:
     from robot_rl import checkpoint
     from robot_rl.jobs.train import TrainJob, TrainSettings
 
-    cfg, folder = _begin(cfg, "train", ("env", "policy", "track", "experiment"))
+    cfg, folder = begin(cfg, "train", ("env", "policy", "track", "experiment"))
     if cfg.init is not None and cfg.resume is None:  # the offline run's own learner goes on
         cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
-    _threads(cfg)
+    threads(cfg)
     settings = TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)})
     print(f"run folder: {folder}")
     job = TrainJob(
         settings,
         folder,
-        make_env=_env_factory(cfg),
-        make_learner=_learner_factory(cfg),
-        make_tracker=_tracker_factory(cfg, folder),
-        config=_saved_config(cfg),
+        make_env=env_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_tracker=tracker_factory(cfg, folder),
+        config=saved_config(cfg),
         resume=cfg.resume is not None,
     )
     try:
@@ -173,17 +85,17 @@ def offline(cfg: DictConfig) -> None:
     """Train a policy from a log; Ctrl-C saves and says how to go on."""
     from robot_rl.jobs.offline import OfflineJob, OfflineSettings
 
-    cfg, folder = _begin(cfg, "offline", ("env", "policy", "track"))
-    _threads(cfg)
+    cfg, folder = begin(cfg, "offline", ("env", "policy", "track"))
+    threads(cfg)
     settings = OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)})
     print(f"run folder: {folder}")
     job = OfflineJob(
         settings,
         folder,
-        make_env=None if cfg.get("env") is None else _env_factory(cfg),
-        make_learner=_learner_factory(cfg),
-        make_tracker=_tracker_factory(cfg, folder),
-        config=_saved_config(cfg),
+        make_env=None if cfg.get("env") is None else env_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_tracker=tracker_factory(cfg, folder),
+        config=saved_config(cfg),
         env_name=str(cfg.id or ""),
         resume=cfg.resume is not None,
     )
@@ -206,7 +118,7 @@ def evaluate(cfg: DictConfig) -> None:
     from robot_rl.jobs.train import record_video
     from robot_rl.loops.evaluate import evaluate as run_evaluation
 
-    _threads(cfg)
+    threads(cfg)
     path = Path(cfg.path)
     run_config: Any = None
     if cfg.get("policy") is None:
@@ -217,11 +129,11 @@ def evaluate(cfg: DictConfig) -> None:
         if cfg.get("env") is None:
             raise Refused("this run was trained without an environment; add env=…, or use robot-rl eval ope")
     elif cfg.get("env") is None:
-        raise Refused(f"policy={_choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
-    make_env = _env_factory(cfg)
+        raise Refused(f"policy={choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
+    make_env = env_factory(cfg)
     env = make_env(cfg.num_envs, cfg.seed, False)
     if cfg.get("policy") is None:
-        policy = _load_policy(cfg, run_config, path, env.io)
+        policy = load_policy(cfg, run_config, path, env.io)
     else:
         policy = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
@@ -233,7 +145,7 @@ def evaluate(cfg: DictConfig) -> None:
             deterministic=cfg.deterministic,
             on_episode=lambda done: bar.update(done - bar.n),
         )
-    folder = _run_folder(cfg, "eval", path.stem)
+    folder = run_folder(cfg, "eval", path.stem)
     folder.mkdir(parents=True, exist_ok=True)
     video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed)
     summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}
@@ -247,9 +159,9 @@ def evaluate_offline(cfg: DictConfig) -> None:
     from robot_rl.checkpoint import write_json
     from robot_rl.jobs import ope
 
-    _threads(cfg)
+    threads(cfg)
     path = checkpoint.find(Path(cfg.path))
-    policy = _load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+    policy = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
     settings = ope.settings_of(OmegaConf.to_object(cfg))  # type: ignore[arg-type]
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     report = ope.run(
@@ -259,7 +171,7 @@ def evaluate_offline(cfg: DictConfig) -> None:
         make_fqe=lambda io, target: instantiate(cfg.ope, _partial_=True)(io, target, **shared),
         make_behaviour=lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
     )
-    folder = _run_folder(cfg, "ope", path.parent.parent.name)
+    folder = run_folder(cfg, "ope", path.parent.parent.name)
     write_json(folder / "ope.json", ope.plain_numbers(report))
     print(f"discounted value (gamma {cfg.gamma:g}), {cfg.confidence:.0%} intervals")
     _table({**ope.table(report), "numbers": str(folder / "ope.json")})
@@ -274,21 +186,24 @@ def collect(cfg: DictConfig) -> None:
     from robot_rl.data import d4rl, recorder
     from robot_rl.jobs.collect import ExpertPolicy, keep_steps
 
-    _threads(cfg)
+    threads(cfg)
     out = Path(cfg.out)
     if out.exists():
         raise Refused(f"{out} exists already; choose another name or remove it first (nothing is overwritten)")
     if cfg.path is not None and cfg.get("policy") is None:
         path = checkpoint.find(Path(cfg.path))
         run_config: Any = OmegaConf.load(path / "config.yaml")
-        env = _env_factory(cfg)(cfg.num_envs, cfg.seed, False)
-        policy = _load_policy(cfg, run_config, path, env.io)
+        env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+        policy = load_policy(cfg, run_config, path, env.io)
     else:
-        env = _env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+        env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         if cfg.get("policy") is None:
             policy = ExpertPolicy(env, noise=cfg.noise, seed=cfg.seed)
         else:
             policy = instantiate(cfg.policy, _partial_=True)(path=str(cfg.path), io=env.io, device=cfg.device)
+    if cfg.level is not None:
+        _collect_level(cfg, env, policy, out)
+        return
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
         episodes = keep_steps(
             env,
@@ -317,6 +232,46 @@ def collect(cfg: DictConfig) -> None:
     )
 
 
+def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
+    from tqdm import tqdm
+
+    from robot_rl import checkpoint
+    from robot_rl.jobs.levels import collect_level
+
+    if out.suffix not in (".hdf5", ".h5"):
+        raise Refused(f"level={cfg.level} writes a D4RL file; name it out=<file>.hdf5, not {out}")
+    medium: Any = None
+    if cfg.medium_path is not None:
+        path = Path(cfg.medium_path)
+        if path.suffix == ".zip":
+            medium = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
+        else:
+            path = checkpoint.find(path)
+            medium = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+    facts = {"env": str(cfg.id or choice("env")), "agent": Path(str(cfg.path)).name if cfg.path else "expert"}
+    facts["medium_agent"] = Path(str(cfg.medium_path)).name if cfg.medium_path else None
+    with tqdm(total=cfg.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
+        summary = collect_level(
+            env,
+            policy,
+            out,
+            level=cfg.level,
+            steps=cfg.steps,
+            seed=cfg.seed + 30_000,
+            medium=medium,
+            medium_fraction=cfg.medium_fraction,
+            medium_noise=cfg.medium_noise,
+            facts=facts,
+            on_steps=lambda done: bar.update(min(done, cfg.steps) - bar.n),
+        )
+    rows: dict[str, Any] = {"file": str(out)}
+    for name, (episodes, steps, mean) in summary.parts.items():
+        rows[name] = f"{episodes} episodes, {steps:,} steps, mean return {mean:.4g}"
+    if summary.noise is not None:
+        rows["medium is"] = f"the agent with Gaussian noise of {summary.noise:.3g} on its actions"
+    _table(rows)
+
+
 def bench(cfg: DictConfig) -> None:
     """Run one suite, print its table, write its JSON."""
     from robot_rl.bench import report as bench_report
@@ -330,7 +285,7 @@ def bench(cfg: DictConfig) -> None:
     known = {"suite", "quick", "debug", "name", "output"}
     extra: dict[str, Any] = {key: OmegaConf.to_object(cfg)[key] for key in cfg if key not in known}  # type: ignore[index,call-overload]
     extra = {key: tuple(value) if isinstance(value, list) else value for key, value in extra.items()}
-    folder = _run_folder(cfg, "bench", str(cfg.suite))
+    folder = run_folder(cfg, "bench", str(cfg.suite))
     if cfg.suite == "learning":
         extra.setdefault("out", str(folder / "runs"))
     else:

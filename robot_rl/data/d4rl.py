@@ -15,6 +15,7 @@ Source: Farama-Foundation/D4RL d4rl/offline_env.py and scripts/generation.
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Sequence
@@ -132,22 +133,33 @@ def qlearning_dataset(
         if not limit:
             raise ValueError(f"{path} has no 'timeouts' and names no known task; give episode_length")
         final = _limit_rows(table["terminals"], limit) == limit - 1
-    rows = np.arange(count - 1)
-    terminal = table["terminals"].copy()
+    terminal = table["terminals"]
+    kept: np.ndarray | None = None
     if terminate_on_end:
-        terminal |= final
-    else:
-        rows = rows[~final[:-1]]
+        terminal = terminal | final
+    elif final[:-1].any():
+        kept = np.flatnonzero(~final[:-1])
+
+    def rows(value: np.ndarray, shift: int = 0) -> np.ndarray:
+        value = value[shift : count - 1 + shift]
+        return value if kept is None else value.take(kept, 0)
+
     return {
-        "observations": table["observations"][rows],
-        "actions": table["actions"][rows],
-        "next_observations": table["observations"][rows + 1],
-        "rewards": table["rewards"][rows],
-        "terminals": terminal[rows],
+        "observations": rows(table["observations"]),
+        "actions": rows(table["actions"]),
+        "next_observations": rows(table["observations"], 1),
+        "rewards": rows(table["rewards"]),
+        "terminals": rows(terminal),
     }
 
 
-def write(path: str | os.PathLike[str], episodes: Sequence[Episode], *, compress: bool = True) -> None:
+def write(
+    path: str | os.PathLike[str],
+    episodes: Sequence[Episode],
+    *,
+    compress: bool = True,
+    metadata: dict[str, Any] | None = None,
+) -> None:
     """Write episodes as a D4RL file (gym v2 layout), which D4RL's own reader loads.
 
     Episodes that neither terminated nor were truncated are marked by a timeout, because the format has no other
@@ -159,6 +171,7 @@ def write(path: str | os.PathLike[str], episodes: Sequence[Episode], *, compress
         path: the file; it appears when it is complete.
         episodes: with one vector observation, or several, which are put one behind another.
         compress: gzip, as D4RL does.
+        metadata: name -> plain value, kept as `metadata/<name>` (numbers and texts as they are, others as JSON).
 
     Raises:
         ValueError: there are no episodes, or an observation is not a vector of numbers.
@@ -208,6 +221,8 @@ def write(path: str | os.PathLike[str], episodes: Sequence[Episode], *, compress
         with h5py.File(temporary, "x") as file:
             for key, value in columns.items():
                 file.create_dataset(key, data=value, compression="gzip" if compress else None)
+            for key, value in (metadata or {}).items():
+                file[f"metadata/{key}"] = value if isinstance(value, (int, float, str)) else json.dumps(value)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

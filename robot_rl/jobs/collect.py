@@ -75,17 +75,9 @@ def keep_steps(
     kept: list[Episode] = []
     tried = 0
     for round_ in range(max_rounds):
-        finished: list[Episode] = []
-        builders: list[EpisodeBuilder] = []
-
-        def store(row: Step, builders: list[EpisodeBuilder] = builders, finished: list[Episode] = finished) -> None:
-            if not builders:  # not every environment knows success
-                columns = ("success",) if "success" in row.info else ()
-                builders.append(EpisodeBuilder(env.num_envs, meta={"io": env.io.to_dict()}, columns=columns))
-            finished.extend(_finished(episode, env.io.control_hz) for episode in builders[0].add(row))
-
-        wanted = episodes - len(kept)
-        evaluate(env, policy, episodes=wanted, seed=seed + round_, deterministic=deterministic, on_step=store)
+        finished = episodes_of(
+            env, policy, episodes=episodes - len(kept), seed=seed + round_, deterministic=deterministic
+        )
         tried += len(finished)
         for episode in finished:
             if len(kept) < episodes and (not only_success or episode.meta.get("success", False)):
@@ -97,10 +89,50 @@ def keep_steps(
     raise RuntimeError(f"only {len(kept)} of {tried} episodes ended in success, wanted {episodes}; ask for fewer")
 
 
-def _finished(episode: Episode, control_hz: float) -> Episode:
+def episodes_of(env: Any, policy: Policy, *, episodes: int, seed: int, deterministic: bool = False) -> list[Episode]:
+    """Run a policy for a fixed number of episodes and return them with stamps in seconds.
+
+    Every environment gives its share, whatever the length of its episodes: taking those that end first would prefer
+    short ones.
+
+    Args:
+        env: vector environment; it is reset here.
+        policy: what acts.
+        episodes: how many.
+        seed: of the reset.
+        deterministic: the policy's mode instead of samples.
+    """
+    count = env.num_envs
+    quota = np.full(count, episodes // count) + (np.arange(count) < episodes % count)
+    found: list[Episode] = []
+    builders: list[EpisodeBuilder] = []
+
+    def store(row: Step) -> None:
+        if not builders:  # not every environment knows success
+            columns = ("success",) if "success" in row.info else ()
+            builders.append(EpisodeBuilder(count, meta={"io": env.io.to_dict()}, columns=columns))
+        success = row.info.get("success")  # some environments say it at the end of an episode only
+        ended = np.flatnonzero((_flags(row.terminated) | _flags(row.truncated)) & _flags(row.valid))
+        whole = [e for e in builders[0].add(row) if e.terminated or e.truncated]
+        for i, episode in zip(ended.tolist(), whole):
+            if quota[i] > 0:
+                quota[i] -= 1
+                found.append(_finished(episode, env.io.control_hz, None if success is None else success[i]))
+
+    evaluate(env, policy, episodes=episodes, seed=seed, deterministic=deterministic, on_step=store)
+    return found
+
+
+def _flags(value: Any) -> np.ndarray:
+    return np.asarray(value.cpu() if hasattr(value, "cpu") else value).astype(bool)
+
+
+def _finished(episode: Episode, control_hz: float, success: Any = None) -> Episode:
     """Stamps in seconds, and success at the end of the episode in `meta`."""
     meta = dict(episode.meta)
-    success = meta.get("columns", {}).get("success")
-    if success is not None:
-        meta["success"] = bool(success[-1])
+    column = meta.get("columns", {}).get("success")
+    if column is not None:
+        meta["success"] = bool(column[-1])
+    elif success is not None:
+        meta["success"] = bool(success)
     return replace(episode, stamp=episode.stamp / control_hz, meta=meta)

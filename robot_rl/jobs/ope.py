@@ -205,12 +205,12 @@ def _halves(data: LogDataset, inside: np.ndarray, s: OpeSettings, fqe: Any) -> I
 
 
 def _joined(batches: list[Transitions]) -> Transitions:
-    def cat(name: str) -> Tensor:
-        return torch.cat([getattr(b, name) for b in batches])
-
+    """One batch out of several, row after row, without extras."""
     names = ("action", "reward", "discount", "terminated", "truncated", "intervened", "mask")
-    obs, after = ({"state": torch.cat([getattr(b, n)["state"] for b in batches])} for n in ("obs", "next_obs"))
-    return Transitions(obs=obs, next_obs=after, **{name: cat(name) for name in names})
+    columns: dict[str, Any] = {name: torch.cat([getattr(b, name) for b in batches]) for name in names}
+    for name in ("obs", "next_obs"):
+        columns[name] = {"state": torch.cat([getattr(b, name)["state"] for b in batches])}
+    return Transitions(**columns)
 
 
 def _fit(learner: Any, batches: Iterator[Transitions], updates: int, what: str) -> None:

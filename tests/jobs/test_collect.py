@@ -1,14 +1,17 @@
 """Recorded episodes are what happened."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 from robot_rl.data.recorder import Recording
-from robot_rl.jobs.collect import ExpertPolicy, keep_steps
+from robot_rl.jobs.collect import ExpertPolicy, episodes_of, keep_steps
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
+from robot_rl.types import Action, IOSpec
 
 
 def test_keep_steps_successful_expert_episodes_only() -> None:
@@ -42,6 +45,38 @@ def test_keep_steps_without_success_gives_up_with_a_count() -> None:
 
     with pytest.raises(RuntimeError, match=r"only 0 of \d+ episodes ended in success, wanted 2"):
         keep_steps(env, Still(env), episodes=2, seed=0, only_success=True, max_rounds=2)
+
+
+def test_short_episodes_are_not_preferred() -> None:
+    """Environment 0 ends every 2 steps, environment 1 every 10: two episodes are one of each."""
+
+    class Uneven:
+        num_envs = 2
+        io = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
+        metadata: ClassVar[dict] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+        def reset(self, *, seed=None, options=None):
+            self.t = np.zeros(2, int)
+            return {"state": np.zeros((2, 1), np.float32)}, {}
+
+        def step(self, action):
+            self.t += 1
+            cut = self.t >= np.array([2, 10])
+            self.t[cut] = 0
+            obs = {"state": np.zeros((2, 1), np.float32)}
+            info = {"final_obs": obs, "_final_obs": cut}
+            return obs, np.ones(2, np.float32), np.zeros(2, bool), cut, info
+
+    class Still:
+        io = Uneven.io
+
+        def reset(self, rows=None):
+            pass
+
+        def act(self, obs, *, deterministic=False):
+            return Action(np.zeros((2, 1), np.float32))
+
+    assert sorted(len(e) for e in episodes_of(Uneven(), Still(), episodes=2, seed=0)) == [2, 10]
 
 
 def test_expert_without_one_says_what_to_do() -> None:

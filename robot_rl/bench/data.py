@@ -1,0 +1,207 @@
+"""Loading and sampling of logs: the store against D4RL's own way, d3rlpy where it can be imported, and plain arrays.
+
+One gzip-compressed file in D4RL's layout (17 -> 6, episodes of 1000 steps), its pages in the cache; contestants take
+turns within every round. The reference loop follows D4RL's `get_dataset` and `qlearning_dataset`: read every key, then
+one Python step per row.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from robot_rl.data import d4rl
+from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.store import open_store, store_from_d4rl
+
+BATCH = 256
+_STATE, _ACTION, _LENGTH = 17, 6, 1000
+
+
+def run(quick: bool = False, rows: int | None = None, rounds: int | None = None) -> dict[str, Any]:
+    """Measure seconds from a file to a first batch, and microseconds per batch after that.
+
+    Args:
+        quick: a fifth of the rows, one round.
+        rows: steps in the file; 1,000,000 when None.
+        rounds: repetitions; 3 when None.
+
+    Returns:
+        {"rows": [{"case", "seconds" or "us", "ours_over": how many times longer than ours}], ...}.
+    """
+    rows = rows or (200_000 if quick else 1_000_000)
+    rounds = rounds or (1 if quick else 3)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = _write(Path(folder) / "halfcheetah-bench-v2.hdf5", rows)
+            loading = _loading(path, rounds)
+            sampling = _sampling(path, max(3, 3 * rounds), 200 if quick else 1000)
+        return {"rows": loading + sampling, "transitions": rows, "rounds": rounds}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _write(path: Path, rows: int) -> Path:
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=(rows + 1, _STATE)).astype(np.float32)
+    last = np.arange(rows) % _LENGTH == _LENGTH - 1
+    columns = {
+        "observations": state[:-1],
+        "next_observations": state[1:],
+        "actions": rng.uniform(-1, 1, (rows, _ACTION)).astype(np.float32),
+        "rewards": rng.normal(size=rows).astype(np.float32),
+        "terminals": np.zeros(rows, bool),
+        "timeouts": last,
+    }
+    with h5py.File(path, "w") as file:
+        for key, value in columns.items():
+            file.create_dataset(key, data=value, compression="gzip")
+    return path
+
+
+def _loading(path: Path, rounds: int) -> list[dict[str, Any]]:
+    store = path.with_suffix(".store")
+
+    def first_time() -> None:
+        shutil.rmtree(store, ignore_errors=True)
+        LogDataset(store_from_d4rl(path)).sample(BATCH)
+
+    contestants: dict[str, Callable[[], Any]] = {
+        "ours: file to store to first batch": first_time,
+        "ours: file to episodes (arrays only)": lambda: d4rl.read(path),
+        "ours: open the store, first batch": lambda: LogDataset(open_store(store)).sample(BATCH),
+        "ours: store_from_d4rl again": lambda: store_from_d4rl(path),
+        "D4RL's loader (row loop)": lambda: reference_loop(path),
+        "arrays by h5py alone": lambda: _arrays(path),
+    }
+    library = peer()
+    if library is not None:
+        contestants["d3rlpy (h5py, MDPDataset, first batch)"] = lambda: _peer_load(library, path)
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, call in contestants.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    ours = median(seconds["ours: file to store to first batch"])
+    return [
+        {"case": f"load, {name}", "seconds": median(values), "ours_over": median(values) / ours}
+        for name, values in seconds.items()
+    ]
+
+
+def _sampling(path: Path, rounds: int, calls: int) -> list[dict[str, Any]]:
+    store = store_from_d4rl(path)
+    batches = LogDataset(store).batches(BATCH)
+    with_more = LogDataset(store, n_step=3, next_action=True, return_to_go=True).batches(BATCH)
+    columns = {key: torch.from_numpy(value) for key, value in _arrays(path).items()}
+    generator = torch.Generator().manual_seed(0)
+
+    def plain() -> None:
+        """Five tensors indexed by one draw, as single-file implementations do."""
+        index = torch.randint(len(columns["rewards"]), (BATCH,), generator=generator)
+        for value in columns.values():
+            value[index]
+
+    contestants: dict[str, Callable[[], Any]] = {
+        "ours from mapped files": lambda: next(batches),
+        "ours, 3 steps, next action, return to go": lambda: next(with_more),
+        "plain tensors in memory": plain,
+    }
+    library = peer()
+    if library is not None:
+        data = _peer_load(library, path)
+        contestants["d3rlpy"] = lambda: data.sample_transition_batch(BATCH)
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, call in contestants.items():
+            count = max(1, calls // (20 if name == "d3rlpy" else 1))
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            times[name].append((time.perf_counter() - start) / count * 1e6)
+    ours = median(times["ours from mapped files"])
+    return [
+        {"case": f"batch of {BATCH}, {name}", "us": median(values), "ours_over": median(values) / ours}
+        for name, values in times.items()
+    ]
+
+
+def reference_loop(path: Path) -> dict[str, np.ndarray]:
+    """Transitions the way D4RL makes them: every key read whole, then a Python loop over rows."""
+    data: dict[str, np.ndarray] = {}
+    with h5py.File(path, "r") as file:
+        for key in file:
+            data[key] = file[key][:]
+    lists: dict[str, list[Any]] = {key: [] for key in ("obs", "next_obs", "action", "reward", "done")}
+    for i in range(len(data["rewards"]) - 1):
+        obs, after = data["observations"][i].astype(np.float32), data["observations"][i + 1].astype(np.float32)
+        action, reward = data["actions"][i].astype(np.float32), data["rewards"][i].astype(np.float32)
+        done = bool(data["terminals"][i])
+        if bool(data["timeouts"][i]):
+            continue
+        lists["obs"].append(obs)
+        lists["next_obs"].append(after)
+        lists["action"].append(action)
+        lists["reward"].append(reward)
+        lists["done"].append(done)
+    return {key: np.array(value) for key, value in lists.items()}
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    names = ("observations", "actions", "rewards", "terminals", "next_observations")
+    with h5py.File(path, "r") as file:
+        return {key: file[key][()] for key in names}
+
+
+def peer() -> Any:
+    """d3rlpy, or None where it cannot be imported.
+
+    It imports scikit-learn for a method that is not measured here; where that is missing an empty stand-in is enough.
+    """
+    if "d3rlpy" in sys.modules:
+        return sys.modules["d3rlpy"]
+    borrowed: list[str] = []
+    try:
+        importlib.import_module("sklearn.neighbors")
+    except ImportError:
+        outer, inner = types.ModuleType("sklearn"), types.ModuleType("sklearn.neighbors")
+        setattr(inner, "NearestNeighbors", lambda **_: None)  # noqa: B010  (a module has no such attribute to type)
+        sys.modules["sklearn"], sys.modules["sklearn.neighbors"] = outer, inner
+        borrowed = ["sklearn", "sklearn.neighbors"]
+    try:
+        return importlib.import_module("d3rlpy")
+    except ImportError:
+        return None
+    finally:
+        for name in borrowed:
+            del sys.modules[name]
+
+
+def _peer_load(library: Any, path: Path) -> Any:
+    with h5py.File(path, "r") as file:
+        data = {key: file[key][()] for key in file}
+    data["timeouts"][-1] = True  # it wants the last row to end an episode
+    made = library.dataset.MDPDataset(
+        observations=data["observations"],
+        actions=data["actions"],
+        rewards=data["rewards"],
+        terminals=data["terminals"].astype(np.float32),
+        timeouts=data["timeouts"].astype(np.float32),
+    )
+    made.sample_transition_batch(BATCH)
+    return made

@@ -1,0 +1,252 @@
+"""Data sets of graded quality from one agent, in the manner of D4RL.
+
+What the names mean here, which is not what they mean in D4RL (there: policies and the replay buffer of a SAC run):
+
+- random: uniform actions.
+- expert: the agent, its mode at every step.
+- medium: an earlier checkpoint or a weaker agent where one is given; else the agent with Gaussian noise on its actions,
+  of a size found by bisection so that the return lies `medium_fraction` of the way from random to expert.
+- medium-replay: ten equal shares of episodes from random to medium: in share k every action is uniform with probability
+  1 - k / 9, else that of medium.
+- medium-expert: one half of the steps medium, the other expert.
+
+The file says which it is (`metadata/*`), and of every step by which behaviour it was made (`infos/behaviour`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.checkpoint import write_json
+from robot_rl.data import d4rl
+from robot_rl.data.recorder import Recorder, Recording
+from robot_rl.jobs.collect import episodes_of
+from robot_rl.loops.evaluate import evaluate
+from robot_rl.types import Action, Episode, Obs, Policy
+
+LEVELS = ("random", "medium", "medium-replay", "medium-expert", "expert")
+_RUNGS = 10
+_NOISE_RANGE = 2.0
+_BISECTIONS = 7
+
+
+class Behaviour:
+    """A policy with noise: uniform actions with probability `random`, else the policy's mode plus Gaussian noise."""
+
+    def __init__(self, policy: Policy, *, noise: float = 0.0, random: float = 0.0, seed: int = 0) -> None:
+        """Wrap `policy`.
+
+        Args:
+            policy: acts deterministically below.
+            noise: standard deviation on actions in [-1, 1], which are clipped.
+            random: probability of a uniform action, per step and environment.
+            seed: of both.
+        """
+        self.io, self._policy, self.noise, self.random = policy.io, policy, noise, random
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        """Begin the noise anew."""
+        self._rng = np.random.default_rng(seed)
+
+    def reset(self, rows: Any = None) -> None:
+        """Forget memory of these rows."""
+        self._policy.reset(rows)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """The policy's mode, spoilt."""
+        first = next(iter(obs.values()))
+        shape = (len(first), self.io.action_dim)
+        # The numbers are drawn whether they are used or not: the stream does not depend on the agent.
+        uniform, normal = self._rng.uniform(-1.0, 1.0, shape), self._rng.normal(size=shape)
+        chance = self._rng.random(shape[0]) < self.random
+        if self.random >= 1.0:
+            return Action(uniform.astype(np.float32))
+        action = np.asarray(self._policy.act(obs, deterministic=True).value, np.float32) + self.noise * normal
+        return Action(np.where(chance[:, None], uniform, action).clip(-1.0, 1.0).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A share of the steps and who makes them."""
+
+    name: str
+    share: float
+    behaviour: Behaviour
+
+
+@dataclass(frozen=True)
+class LevelSummary:
+    """What was collected: name of the part -> (episodes, steps, mean return), and the noise of medium."""
+
+    parts: dict[str, tuple[int, int, float]]
+    noise: float | None
+
+
+def collect_level(
+    env: Any,
+    expert: Policy,
+    out: Path,
+    *,
+    level: str,
+    steps: int,
+    seed: int,
+    medium: Policy | None = None,
+    medium_fraction: float = 0.4,
+    medium_noise: float | None = None,
+    facts: dict[str, Any] | None = None,
+    on_steps: Callable[[int], object] | None = None,
+) -> LevelSummary:
+    """Collect a data set and write it as a D4RL file.
+
+    Interrupted work is kept in a folder beside `out` and continued by the same call; the result is then the same to the
+    last bit, because every round of episodes has its own seeds.
+
+    Args:
+        env: vector environment; used alone here.
+        expert: the agent.
+        out: a new .hdf5 file.
+        level: one of `LEVELS`.
+        steps: at least this many in all; episodes are whole.
+        seed: of resets and noise.
+        medium: a weaker agent for the medium parts.
+        medium_fraction: return of medium between random (0) and expert (1), where noise makes it.
+        medium_noise: standard deviation of that noise; found by bisection when None.
+        facts: plain values for the file's metadata and for telling whether interrupted work belongs to this call.
+        on_steps: called with the number of steps collected so far.
+
+    Raises:
+        ValueError: an argument is out of range, or interrupted work beside `out` is of other settings.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"level is '{level}', expected one of {', '.join(LEVELS)}")
+    if steps < 1 or not 0.0 < medium_fraction < 1.0:
+        raise ValueError(f"steps is {steps} and medium_fraction {medium_fraction}; expected at least 1 and (0, 1)")
+    work = out.with_name(f".{out.name}.work")
+    settings = {"level": level, "seed": seed, "num_envs": env.num_envs, "medium_fraction": medium_fraction}
+    settings |= {"medium_noise": medium_noise, "own_medium": medium is not None, **(facts or {})}
+    settings = json.loads(json.dumps(settings))
+    state = _resume(work, settings)
+    noise = medium_noise
+    if medium is None and level.startswith("medium"):
+        if noise is None:
+            noise = state.get("noise")
+        if noise is None:
+            noise = calibrate(env, expert, fraction=medium_fraction, seed=seed + 7)
+        write_json(work / "state.json", {"settings": settings, "noise": noise})
+    parts = _parts(level, expert, medium, noise or 0.0)
+    episodes: list[Episode] = []
+    summary: dict[str, tuple[int, int, float]] = {}
+    for number, part in enumerate(parts):
+        before = sum(len(e) for e in episodes)
+        wanted = round(steps * sum(p.share for p in parts[: number + 1])) - before
+
+        def told(count: int, before: int = before) -> None:
+            if on_steps is not None:
+                on_steps(before + count)
+
+        made = _run(env, part.behaviour, work / f"part-{number}", wanted, seed + 1_000_003 * (number + 1), told)
+        episodes += [_marked(e, number) for e in made]
+        mean = float(np.mean([e.reward.sum(dtype=np.float64) for e in made]))
+        summary[part.name] = (len(made), sum(len(e) for e in made), mean)
+    described = {name: {"episodes": n, "steps": t, "return": r} for name, (n, t, r) in summary.items()}
+    metadata = {**settings, "noise": noise, "parts": described, "meaning": __doc__.split("\n\n")[1]}
+    d4rl.write(out, episodes, metadata=metadata)
+    shutil.rmtree(work)
+    return LevelSummary(summary, noise)
+
+
+def calibrate(env: Any, policy: Policy, *, fraction: float, seed: int, episodes: int | None = None) -> float:
+    """Standard deviation of action noise at which the return lies `fraction` of the way from random to the policy's.
+
+    Bisection over [0, 2] with the same resets and noise at every trial.
+
+    Raises:
+        ValueError: the policy is no better than random actions.
+    """
+    count = max(episodes or 8, env.num_envs)
+
+    def measure(**spoilt: float) -> float:
+        behaviour = Behaviour(policy, seed=seed, **spoilt)
+        return float(np.mean(evaluate(env, behaviour, episodes=count, seed=seed, deterministic=False).returns))
+
+    best, worst = measure(), measure(random=1.0)
+    if not best > worst:
+        raise ValueError(f"the agent returns {best:.4g}, uniform actions {worst:.4g}: there is nothing in between")
+    target = worst + fraction * (best - worst)
+    low, high = 0.0, _NOISE_RANGE
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if measure(noise=middle) > target else (low, middle)
+    return 0.5 * (low + high)
+
+
+def _parts(level: str, expert: Policy, medium: Policy | None, noise: float) -> list[Part]:
+    weaker, size = (expert, noise) if medium is None else (medium, 0.0)
+    middle = Behaviour(weaker, noise=size)
+    if level == "random":
+        return [Part("random", 1.0, Behaviour(expert, random=1.0))]
+    if level == "expert":
+        return [Part("expert", 1.0, Behaviour(expert))]
+    if level == "medium":
+        return [Part("medium", 1.0, middle)]
+    if level == "medium-expert":
+        return [Part("medium", 0.5, middle), Part("expert", 0.5, Behaviour(expert))]
+    chances = [1.0 - k / (_RUNGS - 1) for k in range(_RUNGS)]
+    return [Part(f"{1 - p:.0%} medium", 1 / _RUNGS, Behaviour(weaker, noise=size, random=p)) for p in chances]
+
+
+def _resume(work: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    file = work / "state.json"
+    if file.is_file():
+        state = json.loads(file.read_text())
+        if state["settings"] != settings:
+            differing = [k for k in settings if state["settings"].get(k) != settings[k]]
+            raise ValueError(
+                f"{work} holds interrupted work with another {', '.join(differing) or 'set of facts'}; "
+                "remove it, or repeat the call that began it"
+            )
+        return state
+    work.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"settings": settings, "noise": None})
+    return {"settings": settings, "noise": None}
+
+
+def _run(
+    env: Any, behaviour: Behaviour, folder: Path, steps: int, seed: int, on_steps: Callable[[int], object]
+) -> list[Episode]:
+    """Rounds of one episode per environment until there are enough steps; finished rounds are read, not repeated."""
+    kept: list[Episode] = []
+    finished = 0
+    if any(folder.glob("segment-*.episodes")):
+        rounds: dict[int, list[Episode]] = {}
+        for episode in Recording(folder):
+            rounds.setdefault(int(episode.meta["round"]), []).append(episode)
+        while len(rounds.get(finished, [])) >= env.num_envs:  # a round that was cut and repeated is there twice
+            kept += rounds[finished][-env.num_envs :]
+            finished += 1
+    count = sum(len(e) for e in kept)
+    on_steps(count)
+    with Recorder(folder) as recorder:
+        while count < steps:
+            behaviour.reseed(seed + finished)
+            for episode in episodes_of(env, behaviour, episodes=env.num_envs, seed=seed + finished):
+                one = replace(episode, meta={**episode.meta, "round": finished})
+                recorder.append(one)
+                kept.append(one)
+                count += len(one)
+            finished += 1
+            on_steps(count)
+    return kept
+
+
+def _marked(episode: Episode, number: int) -> Episode:
+    columns = {**episode.meta.get("columns", {}), "behaviour": np.full(len(episode), number, np.int8)}
+    return replace(episode, meta={**episode.meta, "columns": columns})

@@ -1,0 +1,152 @@
+"""CSV logs by a column map, and archives of arrays."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.data import formats, npz, tables
+from robot_rl.data.findings import BadData
+
+PENDULUM = next(
+    (p for p in (up / "shared/data/double_pendulum" for up in Path(__file__).parents) if p.exists()), Path("absent")
+)
+DOOR = next(
+    (p for p in (up / "shared/data/adroit/door_human_demos.npz" for up in Path(__file__).parents) if p.exists()),
+    Path("absent"),
+)
+MAP: dict[str, Any] = {
+    "time": "t",
+    "control_hz": 10,
+    "state": [{"column": "q", "transform": "sin"}, {"column": "w", "scale": 0.5, "offset": 1.0}],
+    "action": [{"column": "u", "scale": 0.1, "unit": "N*m"}],
+    "info": {"heat": "c"},
+    "reward": "2 * w - action0 ** 2",
+    "success": "q > 0.5",
+    "success_hold_s": 0.25,
+    "complete_s": 0.9,
+}
+
+
+def csv(path: Path, *, end: float = 1.0, rows: str | None = None) -> Path:
+    """q(t) = t and w(t) = 10 t at irregular times, u steps from 1 to 5 at t = 0.5."""
+    t = np.array([0.0, 0.03, 0.12, 0.29, 0.33, 0.48, 0.5, 0.71, 0.88, 1.0])
+    t = t[t <= end]
+    lines = [f"{a:.3f},{a:.3f},{10 * a:.3f},{1 if a < 0.5 else 5},{7}" for a in t]
+    path.write_text(rows or "t,q,w,u,c\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def test_csv_is_resampled_held_and_interpolated(tmp_path: Path) -> None:
+    logs = tables.read(csv(tmp_path / "a.csv"), map=MAP)
+    (one,) = logs.episodes
+    t = np.arange(11) / 10
+    np.testing.assert_allclose(one.stamp, t)
+    np.testing.assert_allclose(one.obs["state"][:, 0], np.sin(t), atol=1e-6)
+    np.testing.assert_allclose(one.obs["state"][:, 1], 5 * t + 1, atol=1e-6)
+    np.testing.assert_allclose(one.action[:, 0], [0.1] * 5 + [0.5] * 5, rtol=1e-6)  # held: 0.48 still 1, 0.5 is 5
+    np.testing.assert_allclose(one.reward, 20 * t[:-1] - one.action[:, 0] ** 2, atol=1e-5)
+    assert one.meta["columns"]["heat"].tolist() == [7] * 10
+    assert (one.meta["success"], one.truncated, one.meta.get("cut")) == (True, True, None)
+    assert (logs.io.action_low, logs.io.action_high, logs.io.action_units) == ((-10.0,), (10.0,), ("N*m",))
+    assert "largest gap 210 ms" in str(logs.findings[0])
+
+
+def test_csv_short_recording_is_cut_and_no_success(tmp_path: Path) -> None:
+    (one,) = tables.read(csv(tmp_path / "a.csv", end=0.72), map=MAP).episodes
+    assert (one.meta["cut"], one.meta["success"]) == (True, False)
+
+
+def test_csv_folder_variants_and_gzip(tmp_path: Path) -> None:
+    (tmp_path / "left").mkdir()
+    text = csv(tmp_path / "left/a.csv").read_text()
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(text.encode()))
+    plan = {**MAP, "variants": {"left": {"action": [{"column": "c", "scale": 0.1}]}}}
+    other, left = tables.read(tmp_path, map=plan).episodes
+    assert left.action[0, 0] == pytest.approx(0.7)
+    assert other.action[0, 0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("t,q,w,u\n0,0,0,0\n1,1,1,1\n", "'c' is missing"),
+        ("t,q,w,u,c\n0,0,x,0,0\n", "cannot be read"),
+        ("t,q,w,u,c\n0,0,0\n", "3 columns of data, but 5 names"),
+    ],
+)
+def test_csv_what_is_wrong_is_named(tmp_path: Path, rows: str, message: str) -> None:
+    with pytest.raises(BadData, match=message):
+        tables.read(csv(tmp_path / "a.csv", rows=rows), map=MAP)
+
+
+def test_csv_without_a_map_lists_the_columns(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"has the columns t, q, w, u, c, .*maps of the package: double_pendulum"):
+        formats.load(csv(tmp_path / "a.csv"))
+    with pytest.raises(ValueError, match="unknown keys"):
+        tables.read(csv(tmp_path / "a.csv"), map={"states": []})
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "q.real", "[q]", "open(1)", "lambda: 1", "q if q else w", "q; w"])
+def test_expression_runs_nothing_but_arithmetic(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not allowed|no expression"):
+        tables.evaluate(text, {"q": np.zeros(2), "w": np.zeros(2)})
+
+
+def test_expression_of_columns() -> None:
+    got = tables.evaluate(
+        "-(0.2 * cos(q) + maximum(w, 1)) / 2 > -1", {"q": np.array([0.0, np.pi]), "w": np.array([0, 3])}
+    )
+    assert got.tolist() == [True, False]  # -(0.2 + 1) / 2 = -0.6, -(-0.2 + 3) / 2 = -1.4
+
+
+@pytest.mark.skipif(not PENDULUM.exists(), reason="the folder shared/data/double_pendulum is absent")
+def test_real_pendulum_logs_succeed_as_their_owners_say() -> None:
+    logs = tables.read(PENDULUM, map="double_pendulum")
+    assert len(logs.episodes) == 35
+    won: dict[str, int] = {}
+    for e in logs.episodes:
+        group = "/".join(e.meta["source"].split("/")[:2])
+        won[group] = won.get(group, 0) + e.meta["success"]
+    # of ten experiments 10, 10, 8, 10 and 4 were successes; seven of each group are here
+    assert won["acrobot/ilqr_tvlqr_lqr"] == won["acrobot/mcpilco"] == won["pendubot/mcpilco"] == 7
+    assert 5 <= won["pendubot/ilqr_tvlqr_lqr"] <= 7
+    assert 1 <= won["pendubot/sac_lqr"] <= 4
+    state = np.concatenate([e.obs["state"] for e in logs.episodes])
+    np.testing.assert_allclose(state[:, 0] ** 2 + state[:, 1] ** 2, 1.0, atol=1e-5)
+    assert np.abs(np.concatenate([e.action for e in logs.episodes])).max() <= 1.0
+    hanging = logs.episodes[0]
+    assert hanging.reward[0] == pytest.approx(-1.0, abs=0.01)  # both links down: h = -0.5
+
+
+def test_npz_by_index_keeps_starts_and_successors(tmp_path: Path) -> None:
+    n = np.arange(7, dtype=np.float32)
+    np.savez(
+        tmp_path / "x.npz", obs=n[:, None], next_obs=n[:, None] + 1, action=n[:, None] / 10, reward=n[:, None],
+        done=np.array([0, 0, 1, 0, 0, 0, 0])[:, None], index=np.array([0, 3]),
+    )  # fmt: skip
+    logs = npz.read(tmp_path / "x.npz")
+    assert [(len(e), e.terminated, e.truncated) for e in logs.episodes] == [(3, True, False), (4, False, True)]
+    assert logs.episodes[1].obs["state"][:, 0].tolist() == [3, 4, 5, 6, 7]
+
+
+def test_pickled_list_of_episodes_is_read(tmp_path: Path) -> None:
+    common = {"actions": np.zeros((4, 1)), "rewards": np.arange(4.0)}
+    paths = [{**common, "observations": np.ones((4, 2)) * i, "terminals": [0, 0, 0, i]} for i in range(2)]
+    for protocol in (2, 5):
+        (tmp_path / "x.pkl").write_bytes(pickle.dumps(paths, protocol))
+        logs = formats.load(tmp_path / "x.pkl")
+        assert [(len(e), e.terminated) for e in logs.episodes] == [(4, False), (4, True)]
+
+
+@pytest.mark.skipif(not DOOR.exists(), reason="the folder shared/data/adroit is absent")
+def test_real_door_demonstrations() -> None:
+    logs = formats.load(DOOR)
+    assert len(logs.episodes) == 15
+    assert logs.io.action_dim == 28
+    assert logs.episodes[0].obs["state"].shape == (301, 39)

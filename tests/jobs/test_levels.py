@@ -1,0 +1,109 @@
+"""Graded data sets: ordered in return, said what they are, the same after an interruption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from robot_rl.data import d4rl
+from robot_rl.jobs import levels
+from robot_rl.jobs.collect import ExpertPolicy
+from robot_rl.jobs.levels import Behaviour, calibrate, collect_level
+from robot_rl.sim.mujoco_env import make
+from robot_rl.sim.worlds.reach import Reach
+from robot_rl.types import Action
+
+
+def expert() -> tuple[object, ExpertPolicy]:
+    env = make(4, 0, world=Reach())
+    return env, ExpertPolicy(env)
+
+
+def test_behaviour_is_uniform_or_the_mode_with_noise() -> None:
+    class Half:
+        io = expert()[0].io  # pyright: ignore[reportAttributeAccessIssue]
+
+        def reset(self, rows=None):
+            pass
+
+        def act(self, obs, *, deterministic=False):
+            assert deterministic
+            return Action(np.full((len(obs["state"]), self.io.action_dim), 0.5, np.float32))
+
+    obs = {"state": np.zeros((4000, 3), np.float32)}
+    noisy = np.asarray(Behaviour(Half(), noise=0.1).act(obs).value)  # pyright: ignore[reportArgumentType]
+    assert (noisy.mean(), noisy.std()) == (pytest.approx(0.5, abs=0.01), pytest.approx(0.1, abs=0.01))
+    mixed = np.asarray(Behaviour(Half(), random=0.3).act(obs).value)  # pyright: ignore[reportArgumentType]
+    assert (mixed != 0.5).any(1).mean() == pytest.approx(0.3, abs=0.03)
+    free = np.asarray(Behaviour(Half(), random=1.0).act(obs).value)  # pyright: ignore[reportArgumentType]
+    assert (free.min(), free.max(), free.mean()) == (
+        pytest.approx(-1, abs=0.01),
+        pytest.approx(1, abs=0.01),
+        pytest.approx(0, abs=0.02),
+    )
+
+
+def test_levels_are_ordered_and_say_what_they_are(tmp_path: Path) -> None:
+    env, policy = expert()
+    mean = {}
+    for level in levels.LEVELS:
+        path = tmp_path / f"{level}.hdf5"
+        summary = collect_level(env, policy, path, level=level, steps=2000, seed=1, medium_noise=0.7)
+        logs = d4rl.read(path, infos=True)
+        mean[level] = np.mean([e.reward.sum() for e in logs.episodes])
+        assert sum(len(e) for e in logs.episodes) >= 2000
+        assert len(summary.parts) == {"medium-replay": 10, "medium-expert": 2}.get(level, 1)
+        with h5py.File(path) as file:
+            assert file["metadata/level"][()].decode() == level
+            parts = json.loads(file["metadata/parts"][()])
+        assert sum(p["steps"] for p in parts.values()) == sum(len(e) for e in logs.episodes)
+        kinds = {int(e.meta["columns"]["infos/behaviour"][0]) for e in logs.episodes}
+        assert kinds == set(range(len(summary.parts)))
+    assert mean["random"] < mean["medium"] < mean["medium-expert"] < mean["expert"]
+    assert mean["random"] < mean["medium-replay"] < mean["medium"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"{level}.hdf5" for level in levels.LEVELS)
+
+
+def test_noise_is_found_for_the_wanted_return() -> None:
+    env, policy = expert()
+    noise = calibrate(env, policy, fraction=0.5, seed=3)
+
+    def mean(behaviour: Behaviour) -> float:
+        return float(np.mean(levels.evaluate(env, behaviour, episodes=40, seed=9, deterministic=False).returns))
+
+    low, high = mean(Behaviour(policy, random=1.0)), mean(Behaviour(policy))
+    assert 0.25 < (mean(Behaviour(policy, noise=noise)) - low) / (high - low) < 0.75
+
+
+def test_interrupted_collection_continues_to_the_same_file(tmp_path: Path) -> None:
+    options = {"level": "medium-expert", "steps": 1500, "seed": 1, "medium_noise": 0.7}
+    env, policy = expert()
+    collect_level(env, policy, tmp_path / "whole.hdf5", **options)  # pyright: ignore[reportArgumentType]
+
+    def stop(count: int) -> None:
+        if count > 1000:
+            raise KeyboardInterrupt
+
+    env, policy = expert()
+    with pytest.raises(KeyboardInterrupt):
+        collect_level(env, policy, tmp_path / "cut.hdf5", **options, on_steps=stop)  # pyright: ignore
+    assert not (tmp_path / "cut.hdf5").exists()
+    with pytest.raises(ValueError, match="interrupted work with another seed"):
+        collect_level(env, policy, tmp_path / "cut.hdf5", **{**options, "seed": 2})  # pyright: ignore
+    env, policy = expert()
+    collect_level(env, policy, tmp_path / "cut.hdf5", **options)  # pyright: ignore[reportArgumentType]
+    a, b = (d4rl.read(tmp_path / f"{name}.hdf5").episodes for name in ("whole", "cut"))
+    assert len(a) == len(b)
+    for one, two in zip(a, b):
+        np.testing.assert_array_equal(one.obs["state"], two.obs["state"])
+        np.testing.assert_array_equal(one.action, two.action)
+
+
+def test_unknown_level_is_refused(tmp_path: Path) -> None:
+    env, policy = expert()
+    with pytest.raises(ValueError, match="expected one of random, medium"):
+        collect_level(env, policy, tmp_path / "x.hdf5", level="good", steps=10, seed=0)
