@@ -1,7 +1,7 @@
 """The edge of reach: values of one-step branches in the true world, with one critic, two, and many diverse ones.
 
-A point is pushed on a plane, x' = clip(x + 0.3 a, -2, 2), reward -|x'|^2. Branches of one step begin in one corner only,
-so every successor lies at the edge: it is bootstrapped from and never acted in. The model is the world itself.
+A point is pushed on a plane, x' = clip(x + 0.3 a, -2, 2), reward -|x'|^2. Branches of one step begin in one corner, so
+every successor lies at the edge: it is bootstrapped from and never acted in. The model is the world itself.
 """
 
 from __future__ import annotations
