@@ -1,4 +1,4 @@
-"""robot-rl <verb> [key=value ...]: the command line, and the only file that knows Hydra."""
+"""robot-rl <verb> [key=value ...]: the command line; with cli_build.py the only file that knows Hydra."""
 
 from __future__ import annotations
 
@@ -9,126 +9,39 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import fields
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import hydra
-import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import __version__
+from robot_rl.cli_build import (
+    Refused,
+    begin,
+    choice,
+    env_factory,
+    learner_factory,
+    load_policy,
+    run_folder,
+    saved_config,
+    threads,
+    tracker_factory,
+)
 
 USAGE = """robot-rl <verb> [key=value ...]
 
   train      train a policy in simulation              robot-rl train env=pick policy=online/rlpd demos=20
   offline    train a policy from a log                 robot-rl offline data=log.hdf5 policy=offline/iql
-  hil        teach a robot, with a person in the loop   robot-rl hil env=insert human=browser
   eval       evaluate a trained policy, film it        robot-rl eval path=runs/train/<run> episodes=100
   eval ope   estimate its value from a log alone       robot-rl eval ope path=runs/offline/<run> data=log.hdf5
   collect    record episodes                           robot-rl collect env=pick out=pick.hdf5
   data       info, validate, convert or plot a log     robot-rl data info pick.hdf5
-  deploy     a policy on a ROS 2 robot, or simulated   robot-rl deploy robot_spec=desk_arm world=reach policy_path=…
-  data session  recorded robot sessions                robot-rl data session convert <bag> out.hdf5 ...
   bench      measure ours against peers                robot-rl bench sac
   doctor     versions, devices, what is missing        robot-rl doctor
-  doctor ros a robot's topics, QoS, clocks, state      robot-rl doctor ros desk_arm
 
 robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error."""
-
-
-class Refused(Exception):
-    """The request cannot be carried out; the message is the paragraph that the user reads."""
-
-
-# ---------------------------------------------------------------- building objects from configuration
-
-
-def _env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
-    """(num_envs, seed, render) -> environment."""
-
-    def make(num_envs: int, seed: int, render: bool) -> Any:
-        extra = {"render_mode": "rgb_array"} if render else {}
-        return instantiate(cfg.env, num_envs=num_envs, seed=seed, device=cfg.device, **extra)
-
-    return make
-
-
-def _learner_factory(cfg: DictConfig) -> Callable[[Any], Any]:
-    """(io) -> learner."""
-
-    def make(io: Any) -> Any:
-        # the passport is an object, not configuration: a partial keeps OmegaConf away from it
-        return instantiate(cfg.policy, _partial_=True)(io, seed=cfg.seed, device=cfg.device, gamma=cfg.gamma)
-
-    return make
-
-
-def _load_policy(cfg: DictConfig, run_config: DictConfig, path: Path) -> Any:
-    from robot_rl import checkpoint
-
-    made = OmegaConf.merge(run_config, {"device": cfg.device})
-    learner = _learner_factory(made)(checkpoint.read_io(path))  # type: ignore[arg-type]
-    learner.policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
-    return learner.policy
-
-
-def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> tuple[Any, Any, Any, str]:
-    """A trained policy for the robot: what the policy node runs.
-
-    Args:
-        path: run or checkpoint folder.
-        device: where the policy computes.
-        threads: CPU threads of torch.
-
-    Returns:
-        The policy; its IOSpec; (joints) -> port of the world that it was trained in, or None where it was trained in
-        something else; an identity such as "reach_ros@15000" for recordings.
-
-    Raises:
-        CheckpointError: no complete checkpoint there.
-    """
-    from robot_rl import checkpoint
-
-    torch.set_num_threads(threads)
-    folder = checkpoint.find(Path(path))
-    run_config: Any = OmegaConf.load(folder / "config.yaml")
-    policy = _load_policy(OmegaConf.create({"device": device}), run_config, folder)
-    io = checkpoint.read_io(folder)
-    world = OmegaConf.select(run_config, "env.world")
-    make_port = None
-    if world is not None:
-        kind = hydra.utils.get_class("robot_rl.sim.port.WorldPort")
-        plain = OmegaConf.to_container(world, resolve=True)
-
-        def make_port(joints: tuple[str, ...]) -> Any:
-            return kind(plain, joints, io)
-
-    run = folder.parent.parent.name if folder.parent.name == "checkpoints" else folder.parent.name
-    return policy, io, make_port, f"{run}@{int(folder.name.removeprefix('step_') or 0)}".replace("/", "_")
-
-
-def _run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        return Path(HydraConfig.get().runtime.output_dir)
-    name = re.sub(r"[^\w.=-]+", "-", str(cfg.name or default_name))
-    stem = Path(cfg.output) / verb / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}"
-    folder, number = stem, 2
-    while folder.exists():
-        folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
-    return folder
-
-
-def _choice(group: str) -> str:
-    return str(HydraConfig.get().runtime.choices.get(group) or "")
-
-
-def _threads(cfg: DictConfig) -> None:
-    if cfg.threads:
-        torch.set_num_threads(int(cfg.threads))
 
 
 def _table(rows: dict[str, Any]) -> None:
@@ -137,61 +50,27 @@ def _table(rows: dict[str, Any]) -> None:
         print(f"  {name:<{width}}  {value:.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
 
 
-def _begin(cfg: DictConfig, verb: str, groups: tuple[str, ...]) -> tuple[DictConfig, Path]:
-    """Configuration and folder of a new run, or of the run that is to be resumed."""
-    if cfg.resume is None:
-        world = [f"{_choice('env')}{'-' + str(cfg.id) if cfg.id else ''}"] if _choice("env") else []
-        source = [Path(str(cfg.data)).stem] if verb == "offline" else []
-        name = "_".join([*source, *world, _choice("policy").split("/")[-1], f"seed{cfg.seed}"])
-        return cfg, _run_folder(cfg, verb, name)
-    folder = Path(cfg.resume)
-    if folder.parent.name == "checkpoints":
-        folder = folder.parent.parent
-    saved = folder / "config.yaml"
-    if not saved.exists():
-        raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/{verb}/<run>")
-    changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
-    fixed = [item for item in changes if item.split("=")[0].lstrip("+~") in groups]
-    if fixed:
-        names = ", ".join(groups[:-1]) + " and " + groups[-1]
-        raise Refused(f"{fixed[0]}: a resumed run keeps its {names}; start a new run")
-    merged = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes), {"resume": str(folder)})
-    return merged, folder  # type: ignore[return-value]
-
-
-def _saved_config(cfg: DictConfig) -> str:
-    return OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
-
-
-def _tracker_factory(cfg: DictConfig, folder: Path) -> Callable[[int | None], Any]:
-    """(resume step or None) -> tracker."""
-    plain = OmegaConf.to_container(cfg, resolve=True)
-
-    def make(resume_step: int | None) -> Any:
-        extra = {"config": plain} if "wandb" in cfg.track._target_ else {}
-        return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
-
-    return make
-
-
 # ---------------------------------------------------------------- verbs
 
 
 def train(cfg: DictConfig) -> None:
     """Train a policy; Ctrl-C saves and says how to go on."""
+    from robot_rl import checkpoint
     from robot_rl.jobs.train import TrainJob, TrainSettings
 
-    cfg, folder = _begin(cfg, "train", ("env", "policy", "track", "experiment"))
-    _threads(cfg)
+    cfg, folder = begin(cfg, "train", ("env", "policy", "track", "experiment"))
+    if cfg.init is not None and cfg.resume is None:  # the offline run's own learner goes on
+        cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
+    threads(cfg)
     settings = TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)})
     print(f"run folder: {folder}")
     job = TrainJob(
         settings,
         folder,
-        make_env=_env_factory(cfg),
-        make_learner=_learner_factory(cfg),
-        make_tracker=_tracker_factory(cfg, folder),
-        config=_saved_config(cfg),
+        make_env=env_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_tracker=tracker_factory(cfg, folder),
+        config=saved_config(cfg),
         resume=cfg.resume is not None,
     )
     try:
@@ -206,17 +85,17 @@ def offline(cfg: DictConfig) -> None:
     """Train a policy from a log; Ctrl-C saves and says how to go on."""
     from robot_rl.jobs.offline import OfflineJob, OfflineSettings
 
-    cfg, folder = _begin(cfg, "offline", ("env", "policy", "track"))
-    _threads(cfg)
+    cfg, folder = begin(cfg, "offline", ("env", "policy", "track"))
+    threads(cfg)
     settings = OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)})
     print(f"run folder: {folder}")
     job = OfflineJob(
         settings,
         folder,
-        make_env=None if cfg.get("env") is None else _env_factory(cfg),
-        make_learner=_learner_factory(cfg),
-        make_tracker=_tracker_factory(cfg, folder),
-        config=_saved_config(cfg),
+        make_env=None if cfg.get("env") is None else env_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_tracker=tracker_factory(cfg, folder),
+        config=saved_config(cfg),
         env_name=str(cfg.id or ""),
         resume=cfg.resume is not None,
     )
@@ -230,60 +109,6 @@ def offline(cfg: DictConfig) -> None:
     _table(summary)
 
 
-def hil(cfg: DictConfig) -> None:
-    """Teach a robot with a person in the loop; Ctrl-C saves and says how to go on."""
-    from robot_rl.jobs.hil import HilJob, HilSettings
-
-    resume = cfg.resume is not None
-    if resume:
-        folder = Path(cfg.resume)
-        saved = folder / "config.yaml"
-        if not saved.exists():
-            raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/hil/<run>")
-        changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
-        groups = [item for item in changes if item.split("=")[0].lstrip("+~") in ("env", "policy", "human", "track")]
-        if groups:
-            raise Refused(f"{groups[0]}: a resumed run keeps its env, policy, human and track; start a new run")
-        cfg = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
-    else:
-        name = f"{_choice('env')}_{_choice('policy').split('/')[-1]}_{_choice('human')}_seed{cfg.seed}"
-        folder = _run_folder(cfg, "hil", name)
-    _threads(cfg)
-    settings = HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)})
-    config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
-    plain: Any = OmegaConf.to_container(cfg, resolve=True)
-
-    def make_pilot(env: Any, with_person: bool) -> Any:
-        human = None
-        if with_person:
-            human = instantiate(cfg.human, _partial_=True)(io=env.io, expert=getattr(env, "expert", None))
-        return instantiate(cfg.pilot, _partial_=True, _convert_="all")(env=env, human=human)
-
-    make_pilot.pictures = "console" in cfg.human._target_  # type: ignore[attr-defined]
-
-    def make_tracker(resume_step: int | None) -> Any:
-        extra = {"config": plain} if "wandb" in cfg.track._target_ else {}
-        return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
-
-    print(f"run folder: {folder}", flush=True)
-    job = HilJob(
-        settings,
-        folder,
-        make_env=_env_factory(cfg),
-        make_learner=_learner_factory(cfg),
-        make_pilot=make_pilot,
-        make_tracker=make_tracker,
-        config=config,
-        resume=resume,
-    )
-    try:
-        summary = job.run()
-    except KeyboardInterrupt:
-        print(f"\ninterrupted and saved; continue with: robot-rl hil resume={folder}")
-        sys.exit(130)
-    _table(summary)
-
-
 def evaluate(cfg: DictConfig) -> None:
     """Evaluate a checkpoint or a foreign policy."""
     from tqdm import tqdm
@@ -293,20 +118,22 @@ def evaluate(cfg: DictConfig) -> None:
     from robot_rl.jobs.train import record_video
     from robot_rl.loops.evaluate import evaluate as run_evaluation
 
-    _threads(cfg)
+    threads(cfg)
     path = Path(cfg.path)
     run_config: Any = None
     if cfg.get("policy") is None:
         path = checkpoint.find(path)
         run_config = OmegaConf.load(path / "config.yaml")
         if cfg.get("env") is None:
-            cfg = OmegaConf.merge(cfg, {"env": run_config.env})  # type: ignore[assignment]
+            cfg = OmegaConf.merge(cfg, {"env": run_config.get("env")})  # type: ignore[assignment]
+        if cfg.get("env") is None:
+            raise Refused("this run was trained without an environment; add env=…, or use robot-rl eval ope")
     elif cfg.get("env") is None:
-        raise Refused(f"policy={_choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
-    make_env = _env_factory(cfg)
+        raise Refused(f"policy={choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
+    make_env = env_factory(cfg)
     env = make_env(cfg.num_envs, cfg.seed, False)
     if cfg.get("policy") is None:
-        policy = _load_policy(cfg, run_config, path)
+        policy = load_policy(cfg, run_config, path, env.io)
     else:
         policy = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
@@ -318,7 +145,7 @@ def evaluate(cfg: DictConfig) -> None:
             deterministic=cfg.deterministic,
             on_episode=lambda done: bar.update(done - bar.n),
         )
-    folder = _run_folder(cfg, "eval", path.stem)
+    folder = run_folder(cfg, "eval", path.stem)
     folder.mkdir(parents=True, exist_ok=True)
     video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed)
     summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}
@@ -332,12 +159,10 @@ def evaluate_offline(cfg: DictConfig) -> None:
     from robot_rl.checkpoint import write_json
     from robot_rl.jobs import ope
 
-    _threads(cfg)
+    threads(cfg)
     path = checkpoint.find(Path(cfg.path))
-    policy = _load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
-    names = {f.name for f in fields(ope.OpeSettings)}
-    plain: Any = OmegaConf.to_object(cfg)
-    settings = ope.OpeSettings(**{**{k: v for k, v in plain.items() if k in names}, "methods": tuple(cfg.methods)})
+    policy = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+    settings = ope.settings_of(OmegaConf.to_object(cfg))  # type: ignore[arg-type]
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     report = ope.run(
         settings,
@@ -346,8 +171,7 @@ def evaluate_offline(cfg: DictConfig) -> None:
         make_fqe=lambda io, target: instantiate(cfg.ope, _partial_=True)(io, target, **shared),
         make_behaviour=lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
     )
-    folder = _run_folder(cfg, "ope", path.parent.parent.name)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = run_folder(cfg, "ope", path.parent.parent.name)
     write_json(folder / "ope.json", ope.plain_numbers(report))
     print(f"discounted value (gamma {cfg.gamma:g}), {cfg.confidence:.0%} intervals")
     _table({**ope.table(report), "numbers": str(folder / "ope.json")})
@@ -362,17 +186,17 @@ def collect(cfg: DictConfig) -> None:
     from robot_rl.data import d4rl, recorder
     from robot_rl.jobs.collect import ExpertPolicy, keep_steps
 
-    _threads(cfg)
+    threads(cfg)
     out = Path(cfg.out)
     if out.exists():
         raise Refused(f"{out} exists already; choose another name or remove it first (nothing is overwritten)")
     if cfg.path is not None and cfg.get("policy") is None:
         path = checkpoint.find(Path(cfg.path))
         run_config: Any = OmegaConf.load(path / "config.yaml")
-        env = _env_factory(cfg)(cfg.num_envs, cfg.seed, False)
-        policy = _load_policy(cfg, run_config, path)
+        env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+        policy = load_policy(cfg, run_config, path, env.io)
     else:
-        env = _env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+        env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         if cfg.get("policy") is None:
             policy = ExpertPolicy(env, noise=cfg.noise, seed=cfg.seed)
         else:
@@ -423,8 +247,8 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             medium = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
         else:
             path = checkpoint.find(path)
-            medium = _load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
-    facts = {"env": str(cfg.id or _choice("env")), "agent": Path(str(cfg.path)).name if cfg.path else "expert"}
+            medium = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+    facts = {"env": str(cfg.id or choice("env")), "agent": Path(str(cfg.path)).name if cfg.path else "expert"}
     facts["medium_agent"] = Path(str(cfg.medium_path)).name if cfg.medium_path else None
     with tqdm(total=cfg.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
         summary = collect_level(
@@ -461,19 +285,16 @@ def bench(cfg: DictConfig) -> None:
     known = {"suite", "quick", "debug", "name", "output"}
     extra: dict[str, Any] = {key: OmegaConf.to_object(cfg)[key] for key in cfg if key not in known}  # type: ignore[index,call-overload]
     extra = {key: tuple(value) if isinstance(value, list) else value for key, value in extra.items()}
-    folder = _run_folder(cfg, "bench", str(cfg.suite))
-    if cfg.suite in RESUMABLE:
+    folder = run_folder(cfg, "bench", str(cfg.suite))
+    if cfg.suite == "learning":
         extra.setdefault("out", str(folder / "runs"))
-    if cfg.suite != "learning":
+    else:
         extra["quick"] = bool(cfg.quick)
     result = run(**extra)
     print(bench_report.table(result))
     path = bench_report.write(folder, str(cfg.suite), result, versions())
     print(f"numbers: {path}")
 
-
-RESUMABLE = ("learning", "language", "advantage_learning")
-"""Suites with one result file per run in the folder `out`; given again, they continue."""
 
 _READING = (
     "episode_length", "antmaze_terminal", "maze2d_shift", "terminals", "shuffled", "salvage", "infos", "keys", "filter",
@@ -536,24 +357,15 @@ def data(cfg: DictConfig) -> None:
             print(f"  {item.severity:<8} {item}", file=sys.stderr)
         sys.exit(2)
 
-def deploy(cfg: DictConfig) -> None:
-    """Run robot, supervisor and policy as processes; Ctrl-C brakes first."""
-    arguments = instantiate(cfg.graph)
-    status = hydra.utils.get_method("robot_rl.real.processes.deploy")(arguments)
-    if status:
-        raise Refused(f"the deployment ended because one of its processes did (status {status}); see above")
-
 
 VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "train": ("train", train),
     "offline": ("offline", offline),
-    "hil": ("hil", hil),
     "eval": ("eval", evaluate),
     "eval ope": ("ope", evaluate_offline),
     "collect": ("collect", collect),
     "bench": ("bench", bench),
     "data": ("data", data),
-    "deploy": ("deploy", deploy),
 }
 
 
@@ -603,38 +415,6 @@ def _positional(arguments: list[str]) -> list[str]:
     return found
 
 
-def _data_session(arguments: list[str]) -> int:
-    """Recorded robot sessions: robot-rl data session convert|join|recover …"""
-    try:
-        tools = importlib.import_module("robot_rl.real.session_tools")
-        print(tools.main(arguments[0] if arguments else "", arguments[1:]))
-    except (OSError, ValueError, ImportError) as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _doctor_ros(arguments: list[str]) -> int:
-    """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3]."""
-    plain = [item for item in arguments if "=" not in item]
-    options = dict(item.split("=", 1) for item in arguments if "=" in item)
-    if len(plain) != 1 or not options.keys() <= {"namespace", "listen"}:
-        print(
-            "usage: robot-rl doctor ros <robot spec: path, or a name such as desk_arm> [namespace=/left] [listen=3.0]",
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        spec = importlib.import_module("robot_rl.real.graph").find_file(plain[0])
-        examine = importlib.import_module("robot_rl.real.ros.doctor").examine
-        found = examine(spec, namespace=options.get("namespace", ""), listen=float(options.get("listen", "3")))
-    except (OSError, ValueError, ImportError) as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
-        return 2
-    print(found.text())
-    return 1 if found.problems else 0
-
-
 def main() -> None:
     """Entry point of the console script."""
     arguments = sys.argv[1:]
@@ -647,16 +427,12 @@ def main() -> None:
     if verb in ("--version", "-V"):
         print(f"robot_rl {__version__}")
         return
-    if verb == "doctor" and rest[:1] == ["ros"]:
-        sys.exit(_doctor_ros(rest[1:]))
     if verb == "doctor":
         from robot_rl.jobs.doctor import diagnose
 
         text, healthy = diagnose()
         print(text)
         sys.exit(0 if healthy else 1)
-    if verb == "data" and rest[:1] == ["session"]:
-        sys.exit(_data_session(rest[1:]))
     if verb == "eval" and rest[:1] == ["ope"]:
         verb, rest = "eval ope", rest[1:]
     if verb not in VERBS:

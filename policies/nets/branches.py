@@ -124,9 +124,7 @@ class Branches:
         logged = round(real * size)
         while True:
             batch = next(batches)
-            index = torch.randint(
-                len(self), (size - logged,), generator=self._generator, device=self.rows.device
-            )
+            index = torch.randint(len(self), (size - logged,), generator=self._generator, device=self.rows.device)
             drawn = self.rows[index]
             n, a = self._n, self._a
             no = torch.zeros(size, dtype=torch.bool, device=drawn.device)

@@ -67,7 +67,12 @@ class Dynamics:
 
     def parts(self) -> dict[str, Any]:
         """What a learner saves of it."""
-        return {"model": self.params, "model_kept": self._kept, "model_in": self.input_norm, "model_out": self.target_norm}
+        return {
+            "model": self.params,
+            "model_kept": self._kept,
+            "model_in": self.input_norm,
+            "model_out": self.target_norm,
+        }
 
     @torch.no_grad()
     def observe(self, state: Tensor, action: Tensor, next_state: Tensor, reward: Tensor) -> None:

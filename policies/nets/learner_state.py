@@ -23,9 +23,7 @@ class LearnerState:
         bound: largest possible |return| of the data, or inf while unknown.
     """
 
-    def __init__(
-        self, method: str, *, metrics_every: int, parts: dict[str, Any], networks: Iterable[Any] = ()
-    ) -> None:
+    def __init__(self, method: str, *, metrics_every: int, parts: dict[str, Any], networks: Iterable[Any] = ()) -> None:
         """Join the parts.
 
         Args:

@@ -147,7 +147,9 @@ class ModelPhase:
         """Continue where the saved phase was."""
         self._steps, self._stale, self._since, terminal, ready = (int(x) for x in state["counts"])
         self._terminal, self.ready = bool(terminal), bool(ready)
-        self._held = [tuple(row[str(j)] for j in range(len(row))) for _, row in sorted(state["held"].items(), key=_number)]
+        self._held = [
+            tuple(row[str(j)] for j in range(len(row))) for _, row in sorted(state["held"].items(), key=_number)
+        ]
         self._latest = dict(state["latest"])
 
 

@@ -24,6 +24,7 @@ class CalQl(Cql):
     """
 
     method = "Cal-QL"
+    reads = ("return_to_go",)
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ def gaussian_kl(raw: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def squashed_nll_grad(raw: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Negative log-density (B,) of actions under the squashed Gaussian up to its tanh term, and its gradient by `raw`."""
+    """Negative log-density (B,) under the squashed Gaussian, without its tanh term, and its gradient by `raw`."""
     mean, wide = raw.chunk(2, -1)
     log_std = wide.clamp(_LOW, _HIGH)
     u = torch.atanh(action.clamp(-1 + 1e-3, 1 - 1e-3))

@@ -22,8 +22,8 @@ def dual_loss(diff: Tensor, weight: float, divergence: str, variant: str = "exac
         diff: (...) Q - V.
         weight: lambda in (0, 1).
         divergence: "chi2" or "tv".
-        variant: "exact", or "code": what the public code computes for chi^2, max(x + x^2 / 4, 0), whose gradient is that
-            of the first term alone for -4 < x < 0 and grows again below.
+        variant: "exact", or "code": what the public code computes for chi^2, max(x + x^2 / 4, 0), whose gradient is
+            that of the first term alone for -4 < x < 0 and grows again below.
 
     Returns:
         The loss with V written as -x (both up to a constant in Q), and its derivative by V, both (...).

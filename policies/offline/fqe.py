@@ -92,9 +92,7 @@ class Fqe:
         parts: dict[str, Any] = {"q": self._params, "target": self._target_params}
         if self.norm is not None:
             parts["norm"] = self.norm
-        self._state = LearnerState(
-            "FQE", metrics_every=metrics_every, parts=parts, networks=(self._q, self._target)
-        )
+        self._state = LearnerState("FQE", metrics_every=metrics_every, parts=parts, networks=(self._q, self._target))
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the data's moments and the limits of all values."""

@@ -31,6 +31,7 @@ class ReBrac:
     """
 
     consumes = "transitions"
+    reads = ("next_action",)
 
     def __init__(
         self,
@@ -200,9 +201,7 @@ class ReBrac:
             weight = 1.0 / low.abs().mean(1, keepdim=True).clamp_min(1e-8)
         chosen = (q == low[:, None]).to(q.dtype)
         d_q = chosen / chosen.sum(1, keepdim=True) * (weight * (-1.0 / size))[:, None]
-        d_action = self._critic.backward(
-            d_q.view(-1, size, 1), weights=False, inputs=slice(self._size, None)
-        )
+        d_action = self._critic.backward(d_q.view(-1, size, 1), weights=False, inputs=slice(self._size, None))
         assert d_action is not None
         d_action.add_(diff, alpha=2.0 * self._beta1 / size)
         if metrics is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class Table:
 def mlp(sizes: list[int], last: nn.Module | None = None) -> nn.Sequential:
     """Linear layers with ReLU between them."""
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(sizes, sizes[1:])):
+    for i, (a, b) in enumerate(pairwise(sizes)):
         layers += [nn.Linear(a, b), *([nn.ReLU()] if i < len(sizes) - 2 else [])]
     return nn.Sequential(*layers, *([last] if last else []))
 

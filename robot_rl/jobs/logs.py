@@ -82,7 +82,9 @@ def _convert(path: Path, kind: str, out: Path) -> Store:
     )
 
 
-def sampler(store: Store, settings: LogSettings, *, seed: int, seeds: int = 1) -> tuple[LogDataset, list[str]]:
+def sampler(
+    store: Store, settings: LogSettings, *, seed: int, seeds: int = 1, reads: tuple[str, ...] = ()
+) -> tuple[LogDataset, list[str]]:
     """The data set that a learner draws from, and what was assumed, repaired or left out.
 
     Args:
@@ -90,6 +92,7 @@ def sampler(store: Store, settings: LogSettings, *, seed: int, seeds: int = 1) -
         settings: how it is read.
         seed: of the sampling.
         seeds: independent streams in one batch.
+        reads: what the learner wants besides transitions: "next_action", "return_to_go".
 
     Raises:
         ValueError: an option out of range, or actions outside [-1, 1] without `action_clip`.
@@ -109,17 +112,15 @@ def sampler(store: Store, settings: LogSettings, *, seed: int, seeds: int = 1) -
     episodes = None
     if s.top_fraction < 1.0:
         episodes = store.top_episodes(s.top_fraction, unit=s.top_unit)
-        notes.append(
-            f"{len(episodes)} of {len(store)} episodes kept (top_fraction={s.top_fraction:g} of {s.top_unit})"
-        )
+        notes.append(f"{len(episodes)} of {len(store)} episodes kept (top_fraction={s.top_fraction:g} of {s.top_unit})")
     data = LogDataset(
         store,
         seed=seed,
         gamma=s.gamma,
         seeds=seeds,
         episodes=episodes,
-        next_action=True,
-        return_to_go=True,
+        next_action="next_action" in reads,
+        return_to_go="return_to_go" in reads,
         reward_scale=scale,
         reward_bias=bias,
         action_clip=1.0 if s.action_clip else None,

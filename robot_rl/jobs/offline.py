@@ -105,14 +105,15 @@ class OfflineJob:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "config.yaml", config.encode())
         self.learner: Learner[Any] = make_learner(self.io)
-        seeds = getattr(self.learner, "seeds", 1)
-        self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds)
+        seeds, reads = getattr(self.learner, "seeds", 1), getattr(self.learner, "reads", ())
+        self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds, reads=reads)
         self.source: Any = self.sampler
         if settings.expert is not None:
             demos, notes = logs.sampler(
                 logs.open_log(settings.expert),
                 replace(settings, data=settings.expert, top_fraction=1.0),
                 seed=settings.seed + 1,
+                reads=reads,
             )
             self.findings += notes
             self.source = Mix({"expert": (demos, 0.5), "other": (self.sampler, 0.5)}, seed=settings.seed)

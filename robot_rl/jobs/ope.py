@@ -53,6 +53,12 @@ class OpeSettings(LogSettings):
     support_share: float = 0.1
 
 
+def settings_of(plain: dict[str, Any]) -> OpeSettings:
+    """From a configuration that holds more."""
+    known = {f.name: plain[f.name] for f in fields(OpeSettings) if f.name in plain}
+    return OpeSettings(**{**known, "methods": tuple(known["methods"])})
+
+
 @dataclass(frozen=True)
 class Estimate:
     """One estimator's answer.
@@ -126,8 +132,8 @@ def run(
     outside = _outside(mu, policy, _pick(data, held_out, s), s)
     if outside > s.support_share:
         warnings.append(
-            f"WARNING: {outside:.0%} of the policy's actions are less likely under the data than {s.support_quantile:.0%}"
-            " of the logged ones; no estimate from this log can be trusted there"
+            f"WARNING: {outside:.0%} of the policy's actions are less likely under the data than "
+            f"{s.support_quantile:.0%} of the logged ones; no estimate from this log can be trusted there"
         )
     fqe, td_error = None, None
     if {"fqe", "dr", "wdr"} & set(s.methods):
@@ -199,12 +205,12 @@ def _halves(data: LogDataset, inside: np.ndarray, s: OpeSettings, fqe: Any) -> I
 
 
 def _joined(batches: list[Transitions]) -> Transitions:
-    def cat(name: str) -> Tensor:
-        return torch.cat([getattr(b, name) for b in batches])
-
+    """One batch out of several, row after row, without extras."""
     names = ("action", "reward", "discount", "terminated", "truncated", "intervened", "mask")
-    obs, after = ({"state": torch.cat([getattr(b, n)["state"] for b in batches])} for n in ("obs", "next_obs"))
-    return Transitions(obs=obs, next_obs=after, **{name: cat(name) for name in names})
+    columns: dict[str, Any] = {name: torch.cat([getattr(b, name) for b in batches]) for name in names}
+    for name in ("obs", "next_obs"):
+        columns[name] = {"state": torch.cat([getattr(b, name)["state"] for b in batches])}
+    return Transitions(**columns)
 
 
 def _fit(learner: Any, batches: Iterator[Transitions], updates: int, what: str) -> None:
@@ -337,9 +343,7 @@ def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset
             rows = values if whole else values[rng.integers(len(values))][None]
             return float(rows[:, index].mean())
 
-        interval = bootstrap(
-            values.shape[1], draw, resamples=s.resamples, confidence=s.confidence, seed=s.seed
-        )
+        interval = bootstrap(values.shape[1], draw, resamples=s.resamples, confidence=s.confidence, seed=s.seed)
         return Estimate(name, interval, f"{len(values)} value functions, each from half of the episodes")
     if reason:
         return Estimate(name, None, reason)

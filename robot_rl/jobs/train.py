@@ -16,8 +16,11 @@ from robot_rl import checkpoint, report
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.mix import Mix
+from robot_rl.data.rescale import Rescaled
+from robot_rl.jobs import logs
 from robot_rl.jobs.collect import ExpertPolicy, keep_steps
 from robot_rl.jobs.interrupt import Interrupt
+from robot_rl.jobs.logs import LogSettings
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.on_policy import OnPolicy
@@ -42,6 +45,9 @@ class TrainSettings:
         updates_per_step: learner updates per transition.
         demos: successful scripted-expert episodes collected before training and sampled beside the run's own data.
         demo_share: share of every batch that comes from them.
+        init: an offline run whose learner goes on from here (fine-tuning); its actions are taken from the first step.
+        log: a log that is sampled beside the run's own data, in the reward units of `init`.
+        log_share: share of every batch that comes from it.
         log_every: steps between metric rows.
         eval_every: steps between evaluations; 0 means only at the end.
         eval_episodes: episodes of an evaluation in mid-run.
@@ -63,6 +69,9 @@ class TrainSettings:
     updates_per_step: float = 1.0
     demos: int = 0
     demo_share: float = 0.5
+    init: str | None = None
+    log: str | None = None
+    log_share: float = 0.5
     log_every: int = 1000
     eval_every: int = 10_000
     eval_episodes: int = 10
@@ -115,6 +124,8 @@ class TrainJob:
         self.resume_step: int | None = None
         if found is not None:
             self._restore(found)
+        elif settings.init is not None:
+            self._begin_from(checkpoint.find(Path(settings.init)))
         self.tracker = make_tracker(self.resume_step)
         self._eval_env: Any = None
         self._watch = Stopwatch()
@@ -145,6 +156,8 @@ class TrainJob:
         sampler: Any = self.buffer
         if s.demos:
             sampler = Mix({"online": (self.buffer, 1.0 - s.demo_share), "demos": (self._demos(), s.demo_share)})
+        elif s.log is not None:
+            sampler = self._beside_log(s.log)
         return OffPolicy(
             self.env,
             self.learner,
@@ -152,10 +165,38 @@ class TrainJob:
             sampler=sampler,
             batch_size=getattr(self.learner, "batch_size", 256),
             learning_starts=s.learning_starts,
+            random_steps=None if s.init is None else 0,
             updates_per_step=s.updates_per_step,
             seed=s.seed,
             failure_folder=folder,
         )
+
+    def _beside_log(self, path: str) -> Mix:
+        """The run's own transitions and those of a log, rewards alike."""
+        s = self.settings
+        assert self.buffer is not None
+        if s.n_step != 1:
+            raise ValueError(f"n_step is {s.n_step}; beside a log it has to be 1")
+        store = logs.open_log(path)
+        logs.agree(store.io, self.env.io)
+        reward = {"scale": 1.0, "bias": 0.0}
+        if s.init is not None:
+            reward |= checkpoint.read_meta(checkpoint.find(Path(s.init))).get("reward", {})
+        settings = LogSettings(path, s.gamma, "scale_bias", reward["scale"], reward["bias"], action_clip=True)
+        data, _ = logs.sampler(store, settings, seed=s.seed + 1)
+        own = Rescaled(self.buffer, scale=reward["scale"], bias=reward["bias"])
+        return Mix({"online": (own, 1.0 - s.log_share), "log": (data, s.log_share)}, seed=s.seed)
+
+    def _begin_from(self, path: Path) -> None:
+        """Take over the learner of an offline run.
+
+        Raises:
+            CheckpointError: it was made for another interface.
+        """
+        differences = checkpoint.read_io(path).differences(self.env.io)
+        if differences:
+            raise CheckpointError(f"{path} does not fit this environment:\n  - " + "\n  - ".join(differences))
+        self.learner.load_state_dict(checkpoint.load_state(path / "learner.pt"))
 
     def _demos(self) -> ReplayBuffer:
         """Successful episodes of the scripted expert; the same for the same seed, so a resume makes them anew."""
@@ -260,7 +301,7 @@ class TrainJob:
         self.buffer.save(path, base=earlier[-1] / "buffer" if earlier else None)
         if self.loop.sampler is not self.buffer:
             state = self.loop.sampler.state_dict()
-            del state["parts"]["online"]  # the buffer just saved
+            state["parts"].pop("online", None)  # the buffer just saved
             checkpoint.save_state(path.with_name("sampler.pt"), state)
 
     def _restore(self, path: Path) -> None:

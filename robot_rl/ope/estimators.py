@@ -77,7 +77,7 @@ def importance_sampling(logged: Logged) -> float:
 
 
 def weighted(logged: Logged) -> float:
-    """As `importance_sampling`, divided by the sum of ratios instead of their number: biased, bounded by the returns."""
+    """As `importance_sampling`, divided by the sum of ratios, not by their number: biased, bounded by the returns."""
     weight = logged.ratio[:, -1]
     return float((weight * logged.returns).sum() / weight.sum())
 

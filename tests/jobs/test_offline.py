@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 
 from robot_rl import checkpoint
 from robot_rl.data import d4rl
-from robot_rl.jobs.offline import OfflineJob, OfflineSettings
 from robot_rl.jobs.logs import LogSettings, open_log, sampler
+from robot_rl.jobs.offline import OfflineJob, OfflineSettings
 from robot_rl.track import read_metrics
 from robot_rl.types import Episode
 
@@ -31,7 +31,7 @@ TINY = [
 def log(path: Path, *, scale: float = 1.0, seed: int = 0, reach: bool = False) -> Path:
     """A D4RL file of 20 random episodes of 10 steps."""
     rng = np.random.default_rng(seed)
-    width, actions = (reach_sizes() if reach else (3, 2))
+    width, actions = reach_sizes() if reach else (3, 2)
     episodes = []
     for i in range(20):
         action = rng.uniform(-scale, scale, (10, actions)).astype(np.float32)
@@ -127,7 +127,13 @@ def test_offline_interrupted_and_resumed_equals_uninterrupted(make_offline, tmp_
 def test_offline_evaluates_every_seed_in_the_environment(make_offline, tmp_path):
     path = log(tmp_path / "log.hdf5", reach=True)
     summary = make_offline(
-        tmp_path / "run", f"data={path}", "env=reach", "policy.seeds=3", "updates=50", "eval_every=50", "eval_episodes=2"
+        tmp_path / "run",
+        f"data={path}",
+        "env=reach",
+        "policy.seeds=3",
+        "updates=50",
+        "eval_every=50",
+        "eval_episodes=2",
     ).run()
     numbers = json.loads((tmp_path / "run/evaluation.json").read_text())
     assert [len(returns) for returns in numbers["returns"]] == [2, 2, 2]
@@ -211,3 +217,49 @@ def test_offline_wrong_learner_and_missing_log_are_one_paragraph(tmp_path, robot
         assert done.returncode == 1, done.stdout
         assert words in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_offline_run_is_fine_tuned_beside_its_log_and_resumes(tmp_path, robot_rl):
+    log(tmp_path / "log.hdf5", reach=True)
+    small = [item for item in TINY if not item.startswith(("policy.batch", "updates=", "eval_envs", "final"))]
+    small += ["policy.critic_hidden=[16,16]", "policy.samples=2", "policy.batch_size=16", "final_episodes=2"]
+    first = robot_rl(
+        "offline",
+        "data=log.hdf5",
+        "env=reach",
+        "policy=offline/cal_ql",
+        *small,
+        "updates=60",
+        "reward=minus_one",
+        "name=a",
+    )
+    assert first.returncode == 0, first.stderr
+    run = next(tmp_path.glob("runs/offline/*_a"))
+    online = ["env=reach", f"init={run}", "log=log.hdf5", "total_steps=80", "learning_starts=20", "log_every=40"]
+    online += ["buffer_size=70"]
+    online += ["eval_every=0", "final_episodes=2", "video_episodes=0", "track.tensorboard=false", "name=b"]
+    done = robot_rl("train", *online)
+    assert done.returncode == 0, done.stderr
+    tuned = next(tmp_path.glob("runs/train/*_b"))
+    before = checkpoint.load_state(checkpoint.find(run) / "learner.pt")
+    after = checkpoint.load_state(checkpoint.find(tuned) / "learner.pt")
+    assert after["updates"] == 60 + 61  # one per step from the twentieth on
+    assert not torch.equal(before["critic"]["flat"], after["critic"]["flat"])
+    more = robot_rl("train", f"resume={tuned}", "total_steps=100")
+    assert more.returncode == 0, more.stderr
+
+
+def test_offline_run_without_environment_is_evaluated_in_any_world_of_its_sizes(tmp_path, robot_rl):
+    log(tmp_path / "log.hdf5", reach=True)
+    small = [item for item in TINY if not item.startswith("updates=")]
+    done = robot_rl("offline", "data=log.hdf5", "policy=offline/bc", *small, "updates=20", "name=x")
+    assert done.returncode == 0, done.stderr
+    run = next(tmp_path.glob("runs/offline/*_x"))
+    refused = robot_rl("eval", f"path={run}", "episodes=2")
+    assert refused.returncode == 1
+    assert "trained without an environment" in refused.stderr
+    shown = robot_rl("eval", f"path={run}", "env=reach", "episodes=2", "video_episodes=0")
+    assert shown.returncode == 0, shown.stderr
+    other = robot_rl("eval", f"path={run}", "env=double_pendulum", "episodes=2", "video_episodes=0")
+    assert other.returncode == 1
+    assert "choose the environment that the log was made in" in other.stderr

@@ -87,7 +87,9 @@ def test_masked_rows_are_not_learnt_from(name, options, io, batch):
     data = batch(learner.batch_size)
     mask = torch.ones(learner.batch_size, dtype=torch.bool)
     mask[1::2] = False
-    poisoned = replace(data, reward=torch.where(mask, data.reward, torch.full_like(data.reward, float("nan"))), mask=mask)
+    poisoned = replace(
+        data, reward=torch.where(mask, data.reward, torch.full_like(data.reward, float("nan"))), mask=mask
+    )
     learner.update(iter([poisoned] * 9))
     assert all(torch.isfinite(v).all() for v in learner.policy.state_dict().values() if isinstance(v, torch.Tensor))
 

@@ -107,7 +107,9 @@ def test_fqe_targets_stay_inside_what_rewards_allow():
 
 
 def test_fqe_divergence_is_named():
-    learner = Fqe(chain_io(), Constant(chain_io(), 0.5), gamma=0.9, members=1, hidden=(8,), batch_size=4, metrics_every=1)
+    learner = Fqe(
+        chain_io(), Constant(chain_io(), 0.5), gamma=0.9, members=1, hidden=(8,), batch_size=4, metrics_every=1
+    )
     learner.prepare(LogFacts(np.zeros(5), np.ones(5), 0.0, 1.0, 0.9, 20))
     learner._params.view["q.bias1"].fill_(1e5)
     with pytest.raises(FloatingPointError, match="FQE diverged"):

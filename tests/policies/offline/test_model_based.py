@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from robot_rl.bench.edge import run
 from robot_rl.policies.nets.branches import Branches, terminated
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.offline.mopo import Mopo
@@ -111,25 +112,26 @@ def test_termination_rules(kind, state, done):
 
 
 def test_sample_dropout_discards_the_highest_rewards_and_zero_is_the_plain_method():
-    def filled(drop):
+    def filled(**options):
         g = torch.Generator().manual_seed(0)
         store = Branches(2, 2, 100, gamma=0.9, generator=g, termination="never")
         start = torch.linspace(-1, 1, 20)[:, None].expand(20, 2).contiguous()
-        store.roll(start, lambda s: torch.zeros(len(s), 2), point_model, horizon=1, drop_top=drop)
+        store.roll(start, lambda s: torch.zeros(len(s), 2), point_model, horizon=1, **options)
         return store.rows[: len(store)]
 
-    everything, lower = filled(0.0), filled(0.2)
+    everything, lower = filled(), filled(drop_top=0.2)
     assert (len(everything), len(lower)) == (20, 16)
     assert lower[:, -3].max() == everything[:, -3].sort().values[15]
-    torch.testing.assert_close(filled(0.0), everything, rtol=0, atol=0)
+    assert torch.equal(filled(drop_top=0.0), everything)
 
 
 def test_log_with_terminations_asks_for_the_rule(io, batch):
     learner = Mopo(io, **SMALL, **MODEL)
     data = batch(16, terminated=torch.ones(16, dtype=torch.bool), discount=torch.zeros(16))
-    with pytest.raises(ValueError, match="policy.termination=hopper"):
-        for _ in range(10):
-            learner.update(iter([data] * 99))
+    for _ in range(6):
+        learner.update(iter([data] * 99))  # the model is fitted all the same
+    with pytest.raises(ValueError, match=r"policy\.termination=hopper"):
+        learner.update(iter([data] * 99))
 
 
 @pytest.mark.parametrize("kind", [Mopo, Ravl])
@@ -166,39 +168,9 @@ def test_mopo_learns_to_walk_home_from_random_actions(point):
 
 
 @pytest.mark.slow
-def test_ravl_with_true_dynamics_does_not_overestimate_and_one_critic_does(point):
-    """Branches of one step from a narrow set of states: most next states are never acted in, values there are free.
-
-    The true value is never above 0; with one critic the policy finds values far above, with ten diverse ones not.
-    """
-
-    def highest(critics, eta):
-        torch.manual_seed(0)
-        learner = Ravl(
-            point.io,
-            gamma=0.99,
-            hidden=(64, 64),
-            batch_size=128,
-            critics=critics,
-            eta=eta,
-            lr=1e-3,
-            tau=0.02,
-            horizon=1,
-            real_ratio=0.0,
-            rollout_every=200,
-            rollout_batch=500,
-            model=point_model,
-            metrics_every=50,
-        )
-        learner.prepare(point.facts)
-        from dataclasses import replace
-
-        def narrow():
-            for batch in point.sampler().batches(128):
-                yield replace(batch, obs={"state": batch.obs["state"] * 0.1 + 1.0})
-
-        batches = narrow()
-        return max(learner.update(batches)["train/target"] for _ in range(1500) if learner) if critics else 0.0
-
-    assert highest(1, 0.0) > highest(8, 1.0)
-    assert highest(8, 1.0) <= 0.5
+def test_ravl_with_true_dynamics_does_not_overestimate_and_one_critic_does():
+    """Branches of one step from one corner: every successor is at the edge. Promised minus achieved value."""
+    rows = run(updates=600, every=600)["rows"]
+    gap = {row["case"]: row["gap"] for row in rows}
+    assert gap["1 critic"] > 10.0
+    assert gap["RAVL, 8 diverse critics"] < 0.5 * gap["1 critic"]

@@ -162,7 +162,7 @@ def reference_cql(learner, rows, target, here, there, floor=None):
             x = h
             for i in range(2):
                 x = (x @ view[f"critic.weight{i}"][e] + view[f"critic.bias{i}"][e]).relu()
-            out.append((x @ view[f"critic.weight2"][e] + view["critic.bias2"][e])[..., 0])
+            out.append((x @ view["critic.weight2"][e] + view["critic.bias2"][e])[..., 0])
         return torch.stack(out)
 
     state, action = rows.state[0], rows.action[0]
@@ -315,7 +315,9 @@ def test_f_dvl_code_variant_differs_only_below_zero():
     _, exact = dual_loss(x, 0.7, "chi2")
     _, code = dual_loss(x, 0.7, "chi2", "code")
     torch.testing.assert_close(exact[:2], code[:2])
-    torch.testing.assert_close(code[2:], torch.tensor([0.3, 0.3 - 0.7 * (1 - 2.5)]))  # (1 - lambda); pushes V down again
+    torch.testing.assert_close(
+        code[2:], torch.tensor([0.3, 0.3 - 0.7 * (1 - 2.5)])
+    )  # (1 - lambda); pushes V down again
 
 
 def test_f_dvl_total_variation_slope_and_derivative():

@@ -1,0 +1,1 @@
+"""Learned and shaped rewards, and policies learnt from preferences."""

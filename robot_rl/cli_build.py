@@ -1,0 +1,113 @@
+"""Objects out of configuration: environments, learners, policies, run folders; shared by the verbs of cli.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+
+class Refused(Exception):
+    """The request cannot be carried out; the message is the paragraph that the user reads."""
+
+
+def env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
+    """(num_envs, seed, render) -> environment."""
+
+    def make(num_envs: int, seed: int, render: bool) -> Any:
+        extra = {"render_mode": "rgb_array"} if render else {}
+        return instantiate(cfg.env, num_envs=num_envs, seed=seed, device=cfg.device, **extra)
+
+    return make
+
+
+def learner_factory(cfg: DictConfig) -> Callable[[Any], Any]:
+    """(io) -> learner."""
+
+    def make(io: Any) -> Any:
+        # the passport is an object, not configuration: a partial keeps OmegaConf away from it
+        return instantiate(cfg.policy, _partial_=True)(io, seed=cfg.seed, device=cfg.device, gamma=cfg.gamma)
+
+    return make
+
+
+def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any = None) -> Any:
+    """The policy of a checkpoint, for its own interface or, where that names nothing, for `world`'s."""
+    from robot_rl import checkpoint
+    from robot_rl.jobs.logs import agree
+
+    io = checkpoint.read_io(path)
+    if world is not None:  # a policy from a log that names nothing fits any world of its sizes
+        io = agree(io, world)
+    made = OmegaConf.merge(run_config, {"device": cfg.device})
+    learner = learner_factory(made)(io)  # type: ignore[arg-type]
+    learner.policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
+    return learner.policy
+
+
+def run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:
+    """A new folder for a run, not made yet."""
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return Path(HydraConfig.get().runtime.output_dir)
+    name = re.sub(r"[^\w.=-]+", "-", str(cfg.name or default_name))
+    stem = Path(cfg.output) / verb / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}"
+    folder, number = stem, 2
+    while folder.exists():
+        folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
+    return folder
+
+
+def choice(group: str) -> str:
+    """Which option of a group was chosen, or ""."""
+    return str(HydraConfig.get().runtime.choices.get(group) or "")
+
+
+def threads(cfg: DictConfig) -> None:
+    """Set torch's threads."""
+    if cfg.threads:
+        torch.set_num_threads(int(cfg.threads))
+
+
+def begin(cfg: DictConfig, verb: str, groups: tuple[str, ...]) -> tuple[DictConfig, Path]:
+    """Configuration and folder of a new run, or of the run that is to be resumed."""
+    if cfg.resume is None:
+        world = [f"{choice('env')}{'-' + str(cfg.id) if cfg.id else ''}"] if choice("env") else []
+        source = [Path(str(cfg.data)).stem] if verb == "offline" else []
+        name = "_".join([*source, *world, choice("policy").split("/")[-1], f"seed{cfg.seed}"])
+        return cfg, run_folder(cfg, verb, name)
+    given = Path(cfg.resume)
+    folder = given.parent.parent if given.parent.name == "checkpoints" else given
+    saved = folder / "config.yaml"
+    if not saved.exists():
+        raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/{verb}/<run>")
+    changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
+    fixed = [item for item in changes if item.split("=")[0].lstrip("+~") in groups]
+    if fixed:
+        names = ", ".join(groups[:-1]) + " and " + groups[-1]
+        raise Refused(f"{fixed[0]}: a resumed run keeps its {names}; start a new run")
+    merged = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes), {"resume": str(folder)})
+    return merged, folder  # type: ignore[return-value]
+
+
+def saved_config(cfg: DictConfig) -> str:
+    """The composed configuration as a run keeps it."""
+    return OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
+
+
+def tracker_factory(cfg: DictConfig, folder: Path) -> Callable[[int | None], Any]:
+    """(resume step or None) -> tracker."""
+    plain = OmegaConf.to_container(cfg, resolve=True)
+
+    def make(resume_step: int | None) -> Any:
+        extra = {"config": plain} if "wandb" in cfg.track._target_ else {}
+        return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
+
+    return make

@@ -1,0 +1,29 @@
+"""Online transitions in the reward units of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from robot_rl.types import Sampler, Transitions
+
+
+class Rescaled:
+    """A sampler whose rewards are scale * r + bias.
+
+    Args:
+        source: of the batches, single steps: a bias does not pass through sums over several.
+        scale: factor.
+        bias: added afterwards.
+    """
+
+    def __init__(self, source: Sampler, *, scale: float = 1.0, bias: float = 0.0) -> None:
+        self.source, self.scale, self.bias = source, scale, bias
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batches(self, size: int) -> Iterator[Transitions]:
+        """Endless batches of `size` rows."""
+        for batch in self.source.batches(size):
+            yield replace(batch, reward=batch.reward * self.scale + self.bias)
