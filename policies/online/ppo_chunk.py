@@ -20,9 +20,7 @@ from robot_rl.advantage import (
     to_turns,
     turn_gae,
 )
-from robot_rl.policies.online.ppo import Ppo
-from robot_rl.policies.online.ppo_kernel import Minibatch
-from robot_rl.policies.online.ppo_policy import PpoPolicy
+from robot_rl.policies.online.ppo import Minibatch, Ppo, PpoPolicy
 from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Rollout
 
 ESTIMATORS = ("smdp_gae", "step_gae", "turn_gae", "hae", "grpo", "rloo", "gigpo")

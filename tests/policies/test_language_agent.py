@@ -288,7 +288,7 @@ def test_first_update_has_ratio_one_and_learning_rate_rises_then_falls():
         return out
 
     agent._update = watch  # type: ignore[method-assign]
-    agent.run(60)
+    agent.run(400)
     assert kls[0] == pytest.approx(0.0, abs=1e-5)  # the policy that acted is the one that learns
     assert rates[0] == pytest.approx(0.02 / 4)
     assert max(rates) <= 0.02
