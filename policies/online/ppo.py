@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from robot_rl.advantage import reverse_linear_scan, rollout_gae
-from robot_rl.policies.online.ppo_kernel import ACTIVATIONS, Adam, Kernel, Layout, Loss, Minibatch, autograd_loss
+from robot_rl.policies.online.ppo_kernel import (
+    ACTIVATIONS,
+    Adam,
+    Kernel,
+    Layout,
+    Loss,
+    Minibatch,
+    autograd_loss,
+    gaussian_logp,
+    torch_forward,
+)
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
 from robot_rl.types import Array, IOSpec, Metrics, Obs, Rollout
 
@@ -204,6 +214,13 @@ class Ppo:
             *(rows(x).to(self._params.device) for x in columns),
         )
         return data, torch.cat([obs[key] for key in sorted(obs)], dim=-1)
+
+    @torch.no_grad()
+    def _logp(self, data: Minibatch) -> Tensor:
+        """(M,) log-probability of the rows' samples under the present policy."""
+        views = self._layout.views(self._params)
+        mean, log_std, _ = torch_forward(views, self._layout, data.obs, self._activation)
+        return gaussian_logp(data.action, mean, log_std)
 
     def _advantage(self, rollout: Rollout, reward: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and value targets (T, N)."""

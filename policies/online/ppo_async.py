@@ -11,9 +11,7 @@ from torch import Tensor
 
 from robot_rl.advantage import whiten
 from robot_rl.advantage.importance import bounded_weight, effective_sample_size
-from robot_rl.policies.online.ppo import Ppo
-from robot_rl.policies.online.ppo_kernel import Minibatch, gaussian_logp, torch_forward
-from robot_rl.policies.online.ppo_policy import PpoPolicy
+from robot_rl.policies.online.ppo import Minibatch, Ppo, PpoPolicy
 from robot_rl.types import IOSpec, Metrics, Rollout
 
 CORRECTIONS = ("decoupled", "naive")
@@ -130,10 +128,7 @@ class PpoAsync(Ppo):
 
     def _rows(self, rollout: Rollout, reward: Tensor) -> tuple[Minibatch, Tensor]:
         data, raw = super()._rows(rollout, reward)
-        with torch.no_grad():
-            views = self._layout.views(self._params)
-            mean, log_std, _ = torch_forward(views, self._layout, data.obs, self._activation)
-            proximal = gaussian_logp(data.action, mean, log_std)
+        proximal = self._logp(data)
         weight = (proximal - data.logp).clamp(-20.0, 20.0).exp()
         bounded = bounded_weight(weight, "clamp", cap=self._cap)
         every = torch.ones_like(weight, dtype=torch.bool)

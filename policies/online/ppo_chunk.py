@@ -20,9 +20,7 @@ from robot_rl.advantage import (
     to_turns,
     turn_gae,
 )
-from robot_rl.policies.online.ppo import Ppo
-from robot_rl.policies.online.ppo_kernel import Minibatch
-from robot_rl.policies.online.ppo_policy import PpoPolicy
+from robot_rl.policies.online.ppo import Minibatch, Ppo, PpoPolicy
 from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Rollout
 
 ESTIMATORS = ("smdp_gae", "step_gae", "turn_gae", "hae", "grpo", "rloo", "gigpo")
@@ -294,8 +292,20 @@ def temporal_credit(
     else:
         # One critic for both levels: an option differs from the next one only by where traces stop.
         options = option_of(t, option)
-        shared = (t.value, t.value, t.value, t.next_value, t.next_value, *flags, options)
-        found = hae(t.reward, *shared, gamma=gamma, lambda_low=gae_lambda, lambda_high=gae_lambda)
+        found = hae(
+            t.reward,
+            t.value,
+            t.value,
+            t.value,
+            t.next_value,
+            t.next_value,
+            t.terminated,
+            t.boundary,
+            options,
+            gamma=gamma,
+            lambda_low=gae_lambda,
+            lambda_high=gae_lambda,
+        )
         advantage, target = found.low, found.low_target
     return to_turns(advantage, t.turn, "mean", turns=count), target[t.start]
 

@@ -371,8 +371,12 @@ def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Arr
     ids = episode if turn is None else combine_ids(episode, as_array(turn, prob))[0]
     total = xp.cumsum(norm, 0)
     first = ~xp.flip(continues(xp.flip(ids, (0,))), (0,))
+    # What had been added up before a block began is taken off again.
+    if isinstance(total, np.ndarray):
+        start = np.flatnonzero(first)
+        total -= np.repeat(total[start] - norm[start], np.diff(start, append=len(total)))
+        return cast(total, prob)
     block = xp.cumsum(integer(first), 0) - 1
-    # What had been added up before the block began is taken off again.
     return cast(total - (total - norm)[first][block], prob)
 
 
@@ -402,13 +406,15 @@ def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_positi
     require_rows(int(value.shape[0]), weight=weight)
     x = double(value)
     use = (cells >= 0) & ~xp.isnan(x)
-    cells = xp.where(cells >= 0, cells, 0)
-    x, weight = xp.where(use, x, 0.0), xp.where(use, weight, 0.0)
+    every = isinstance(use, np.ndarray) and bool(use.all())  # the usual case; five passes less over the rows
+    if not every:
+        cells = xp.where(cells >= 0, cells, 0)
+        x, weight = xp.where(use, x, 0.0), xp.where(use, weight, 0.0)
     total = seg_sum(weight, cells, count)
     baseline = seg_sum(weight * x, cells, count) / xp.where(total > 0, total, 1.0)
-    alone = seg_count(cells, count, mask=use) < 2
+    # NaN marks cells with a single member: nothing is larger than NaN, so that their rows become 0 below.
+    baseline = xp.where(seg_count(cells, count, mask=None if every else use) < 2, float("nan"), baseline)
     out = x - baseline[cells]
     # What is equal to its baseline up to float residue is equal: cells without spread give exactly 0.
-    size = xp.abs(x)
-    residue = xp.abs(out) <= RESIDUE * xp.where(size > 1.0, size, 1.0)
-    return cast(xp.where(use & ~alone[cells] & ~residue, out, 0.0), value)
+    apart = xp.abs(out) > RESIDUE * xp.clip(xp.abs(x), 1.0, None)
+    return cast(xp.where(apart if every else apart & use, out, 0.0), value)

@@ -57,7 +57,7 @@ WORLDS = {
     "reach": World(
         "robot_rl.sim.worlds.reach.Reach",
         {},
-        38_400,
+        19_200,
         16,
         {"rollout_steps": 80, "lr": 1e-3, "epochs": 10, "minibatch": 64, "anchor_obs": (9, 10, 11)},
     ),

@@ -50,7 +50,7 @@ class Task:
 
 
 SHARED: dict[str, Any] = {"hidden": 48, "layers": 2, "heads": 2, "groups": 8, "group_size": 8, "minibatch": 32}
-SHARED |= {"epochs": 2, "lr": 5e-4, "anneal": True, "warmup_steps": 300}
+SHARED |= {"epochs": 2, "lr": 1e-3, "anneal": True, "warmup_steps": 300}
 TASKS = {
     "guess": Task(
         "robot_rl.sim.worlds.text_guess.TextGuess",
@@ -69,8 +69,8 @@ TASKS = {
     "maze": Task(
         "robot_rl.sim.worlds.text_maze.TextMaze",
         {"size": 3, "goals": 3, "min_distance": 3, "max_turns": 12},
-        24_000,
-        {**SHARED, "lr": 1e-3, "warmup_dialogues": 64, "warmup_lr": 3e-3, "warmup_stop": 0.12},
+        12_000,
+        {**SHARED, "warmup_dialogues": 64, "warmup_lr": 3e-3, "warmup_stop": 0.12},
         ("turn_gae", "grpo", "gigpo"),
     ),
 }

@@ -156,6 +156,7 @@ class RolloutStorage:
         self._last: Step | None = None
 
     def clear(self) -> None:
+        """Begin anew; the columns stay."""
         self._row = 0
         self._ends.clear()
 

@@ -276,6 +276,57 @@ def test_local_model_folder_is_used_without_network(tmp_path):
     np.testing.assert_allclose(np.array(one.logp)[written], logp.detach().numpy()[written], atol=2e-4)
 
 
+def test_first_update_has_ratio_one_and_learning_rate_rises_then_falls():
+    agent, _ = agent_on(TextGuess(numbers=2), lr=0.02, lr_warmup=4, anneal=True, minibatch=6, warmup_steps=0)
+    rates, kls = [], []
+    update = agent._update
+
+    def watch(dialogues, rows):
+        out = update(dialogues, rows)
+        rates.append(agent._optimiser.param_groups[0]["lr"])
+        kls.append(out["kl"])
+        return out
+
+    agent._update = watch  # type: ignore[method-assign]
+    agent.run(400)
+    assert kls[0] == pytest.approx(0.0, abs=1e-5)  # the policy that acted is the one that learns
+    assert rates[0] == pytest.approx(0.02 / 4)
+    assert max(rates) <= 0.02
+    assert rates[-1] < max(rates)
+
+
+def test_imitation_stops_at_its_loss():
+    agent, _ = agent_on(TextGuess(numbers=2), warmup_dialogues=4, warmup_steps=400, warmup_lr=0.01, warmup_stop=0.8)
+    steps = []
+    step = agent._step
+    agent._step = lambda *given: steps.append(1) or step(*given)  # type: ignore[method-assign]
+    loss = agent.warm_up()["warmup/loss"]
+    assert len(steps) < 400
+    assert 0.2 < loss < 1.2
+
+
+def test_groups_by_prompt_pool_what_the_player_cannot_tell_apart():
+    agent, _ = agent_on(TextGuess(numbers=4))
+    dialogues = agent.collect([1, 2, 3, 3])
+    assert to_batch(dialogues, critic=False).episodes.group_id.tolist() == [0, 1, 2, 2]
+    assert to_batch(dialogues, critic=False, group_by="prompt").episodes.group_id.tolist() == [0, 0, 0, 0]
+    with pytest.raises(ValueError, match="group_by is 'luck'"):
+        agent_on(TextGuess(), group_by="luck")
+
+
+def test_last_token_of_an_utterance_waits_for_the_next_feed():
+    agent, _ = agent_on(TextGuess(numbers=4))
+    talk = Conversation(agent.model, 2)
+    talk.feed([agent.tokenizer.observation("numbers 4")] * 2)
+    before = talk.columns
+    said = talk.write(agent.tokenizer.stop, 3, None)
+    assert talk.columns == before + max(len(ids) for ids in said.ids) - 1
+    talk.feed([agent.tokenizer.observation("yes"), []])
+    alone = Conversation(agent.model, 1)
+    alone.feed([[*agent.tokenizer.observation("numbers 4"), *said.ids[1]]])
+    torch.testing.assert_close(talk.logits[1], alone.logits[0], atol=1e-5, rtol=1e-4)
+
+
 def test_wrong_use_is_refused():
     env = TextVectorEnv(TextGuess(), 1, 0)
     agent = LanguageAgent(env.io)

@@ -1,4 +1,4 @@
-"""PPO on action chunks: which ticks form a decision, what a decision is worth, and a world where the answer is known."""
+"""PPO on action chunks: which ticks form a decision, what it is worth, and a world where the answer is known."""
 
 from __future__ import annotations
 
