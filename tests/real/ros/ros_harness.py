@@ -34,7 +34,7 @@ joints:
   - {{name: j2, lower: -2.0, upper: 2.0, velocity: 1.0, acceleration: 5.0, effort: 10.0}}
 home: [0.0, 0.0, 0.0]
 """
-TIMEOUT = 0.2  # of commands and states here; the machine may be loaded
+TIMEOUT = 0.4  # of commands and states here; the machine may be loaded
 STOP = TIMEOUT + 1.0 / 5.0 + 2 * 0.01  # timeout + v / a + 2 dt
 SLACK = 0.4  # for a loaded machine and for the way of a message to us
 
@@ -52,6 +52,19 @@ def fifo(priority=30):
     """Real-time priority for the calling thread where allowed: late test threads look like faults."""
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+
+
+def stream(publisher, make, seconds, rate=50.0):
+    """Publish `make()` for a while, on time even on a busy machine."""
+    fifo()
+    try:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            publisher.publish(make())
+            time.sleep(1.0 / rate)
+    finally:
+        with contextlib.suppress(OSError, AttributeError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 class Driver(threading.Thread):
@@ -176,14 +189,14 @@ class Station:
 
     def call(self, name, request=None, limit=10.0):
         client = self.services[name]
-        wait(client.service_is_ready, limit, f"service {name}")
+        wait(client.service_is_ready, 60.0, f"service {name}")
         if request is None:
             request = Trigger.Request()
         end = time.monotonic() + 3.0 * limit
         while True:  # a killed server stays in discovery for a while and swallows requests: ask again
             future = client.call_async(request)
             try:
-                wait(future.done, 2.0, f"answer of {name}")
+                wait(future.done, 4.0, f"answer of {name}")
                 break
             except AssertionError:
                 client.remove_pending_request(future)
@@ -226,16 +239,16 @@ class Station:
         self.estop.publish(Bool(data=False))
         self.inject(**INJECT)
         self.set("sim_robot", obs_delay=0.0, obs_jitter=0.0, drop_prob=0.0, noise=0.0)
-        wait(lambda: self.state, what="a supervisor")
+        wait(lambda: self.state, limit=60.0, what="a supervisor")
         if self.state in ("ARMED", "ACTIVE", "STOPPING"):
             self.enable(False)
             wait(lambda: self.state in ("IDLE", "FAULT", "ESTOP"), what="the end of motion")
         if self.state in ("FAULT", "ESTOP"):
-            wait(lambda: self.reset().success or self.state == "IDLE", what="a reset")
-        self.wait_state("IDLE")
+            wait(lambda: self.reset().success or self.state == "IDLE", limit=30.0, what="a reset")
+        self.wait_state("IDLE", limit=60.0)
         self.call("sim_robot/reset")
         wait(lambda: self.joints is not None and np.abs(self.position).max() < 1e-3, what="home")
-        time.sleep(0.1)  # the supervisor has seen the jump home too, and takes it for the truth while IDLE
+        time.sleep(0.3)  # the supervisor has seen the jump home too, and takes it for the truth while IDLE
         self.executed.clear()
         if arm:
             wait(lambda: self.enable().success, what="enable")
@@ -345,6 +358,7 @@ SUPERVISOR = (
     f"state_timeout:={TIMEOUT}",
     f"command_timeout:={TIMEOUT}",
     "settle_time:=0.3",
+    "lead_fault_time:=1.0",  # a silent state is found first
     "max_rearm_per_minute:=1000",
     "overrun_ticks:=40",
     "fault_injection:=true",
