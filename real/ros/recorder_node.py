@@ -50,6 +50,7 @@ class RecorderNode(Node):
             ticks=declare(self, "ticks", "executed", f"what one step is: {', '.join(TICKS)}"),
             rate=declare(self, "rate", 100.0, "decisions per second", low=0.1, high=2000.0),
             tolerance=declare(self, "tolerance", 0.0, "largest age of an observation [s]; 0 = 1.5 periods", low=0.0),
+            end_on_success=declare(self, "end_on_success", False, "the first success message ends the episode"),
         )
         task = declare(self, "task", "", "what the session is about")
         settings = RecordSettings(
