@@ -198,3 +198,31 @@ def test_bench_sees_a_limiter_without_braking_bound(monkeypatch):
     monkeypatch.setattr("robot_rl.real.core.limiter.Naive", Naive, raising=False)
     result = safety.run(quick=True, joints=320, steps=1_200, limiter="robot_rl.real.core.limiter.Naive")
     assert result["violations"] > 1000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_few_joints_in_floats_equal_arrays_bit_for_bit(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 9))
+    limits = {"velocity": rng.uniform(0.1, 5, n), "acceleration": 10.0 ** rng.uniform(-1, 2, n)}
+    limits["lower"] = -rng.uniform(0.1, 3, n)
+    limits["upper"] = limits["lower"] + rng.uniform(0.1, 5, n)
+    limits |= {"continuous": rng.random(n) < 0.3, "period": 0.01, "min_period": 0.005}
+    floats, arrays = JointLimiter(**limits), JointLimiter(**limits)
+    assert floats._few is not None
+    arrays._few = None
+    for limiter in (floats, arrays):
+        limiter.reset(np.clip(0.0, limits["lower"], limits["upper"]))
+    junk = np.array([np.nan, np.inf, -np.inf, 1e300, -1e300, 0.0])
+    for _ in range(300):
+        period = float(rng.uniform(0.005, 0.02))
+        target = np.where(rng.random(n) < 0.2, rng.choice(junk, n), rng.normal(size=n) * 10.0 ** rng.uniform(-3, 1))
+        if seed % 2:
+            floats.step(target, period)
+            arrays.step(target, period)
+        else:
+            measured = floats.position + rng.normal(size=n) * 1e-3
+            floats.step_velocity(target, measured, latency=0.02, period=period)
+            arrays.step_velocity(target, measured, latency=0.02, period=period)
+        for name in ("position", "velocity", "acceleration", "at_limit", "at_rate"):
+            assert np.array_equal(getattr(floats, name), getattr(arrays, name)), name

@@ -47,3 +47,24 @@ def load(path, *, device, threads):
         return Toward(0.5), io(2), None, name
     target = {"good": 0.5, "back": -0.5}.get(name, 0.0)
     return Toward(target, bad=name == "nan"), io(), None, name
+
+
+class Expert:
+    """The scripted controller of a world as a policy."""
+
+    def __init__(self, world, spec):
+        self.world, self.io = world, spec
+
+    def reset(self, rows=None):
+        pass
+
+    def act(self, obs, *, deterministic=False):
+        return Action(np.clip(np.asarray(self.world.expert(obs["state"])), -1.0, 1.0).astype(np.float32))
+
+
+def expert(path, *, device, threads):
+    from robot_rl.sim.port import WorldPort
+
+    joints = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
+    port = WorldPort("reach", joints)
+    return Expert(port.world, port.io), port.io, lambda names: WorldPort("reach", names, port.io), "expert"

@@ -1,0 +1,109 @@
+"""Foreign clients, unmodified, and a game pad drive the robot under the same limits."""
+
+import time
+
+import numpy as np
+import pytest
+from ros_harness import NAMES, RT, SLACK, wait
+from sensor_msgs.msg import Joy
+from std_msgs.msg import Float64MultiArray
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+from robot_rl.real.ros.io import JointState
+
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(240)]
+
+
+def stream(publisher, make, seconds, rate=50.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        publisher.publish(make())
+        time.sleep(1.0 / rate)
+
+
+@pytest.mark.parametrize("kind", ["commands", "joint_command"])
+def test_plain_publisher_of_positions_drives_within_the_limits(live, kind):
+    topic = f"robot_rl/external/{kind}"
+    begin = time.monotonic()
+
+    def goal():
+        return [0.4 * np.sin(min(time.monotonic() - begin, 1.5))] * 3
+
+    def message():
+        return Float64MultiArray(data=goal()) if kind == "commands" else JointState(name=NAMES, position=goal())
+
+    publisher = live.node.create_publisher(type(message()), topic, 10)
+    wait(lambda: publisher.get_subscription_count() == 1, what="the supervisor")
+    begin = time.monotonic()
+    stream(publisher, message, 1.5)
+    assert live.last.authority == "external"
+    assert live.last.value[0] > 0.25
+    live.check_limits()
+    since = time.monotonic()
+    live.stopped_after(since)  # silence brakes
+    live.node.destroy_publisher(publisher)
+
+
+def test_one_trajectory_without_stamp_is_travelled_and_ends_at_rest(live):
+    publisher = live.node.create_publisher(JointTrajectory, "robot_rl/external/joint_trajectory", 10)
+    wait(lambda: publisher.get_subscription_count() == 1, what="the supervisor")
+    point = JointTrajectoryPoint(positions=[0.5, -0.5, 0.25])
+    point.time_from_start.sec = 2
+    publisher.publish(JointTrajectory(joint_names=NAMES, points=[point]))
+    wait(lambda: live.state == "ACTIVE", what="motion")
+    wait(lambda: np.allclose(live.last.value, [0.5, -0.5, 0.25], atol=5e-3), what="the goal")
+    live.wait_state("ARMED")
+    assert np.allclose(live.last.value, [0.5, -0.5, 0.25], atol=5e-3)
+    live.check_limits()
+    live.node.destroy_publisher(publisher)
+
+
+def test_external_yields_to_the_policy(live):
+    publisher = live.node.create_publisher(Float64MultiArray, "robot_rl/external/commands", 10)
+    wait(lambda: publisher.get_subscription_count() == 1, what="the supervisor")
+    live.active()
+    stream(publisher, lambda: Float64MultiArray(data=[0.05] * 3), 0.5)
+    assert live.last.authority == "policy"
+    assert np.abs(live.last.value).max() < 1e-6
+    live.node.destroy_publisher(publisher)
+
+
+def test_24_29_game_pad_drives_behind_its_dead_mans_switch_and_its_button_is_an_estop(live, processes):
+    processes.start("teleop_node", "joint_scale:=[0.5, 0.5, 0.5]", "teleop_timeout:=0.4")
+    joy = live.node.create_publisher(Joy, "joy", 10)
+    wait(lambda: joy.get_subscription_count() == 1, limit=60.0, what="the teleop node")
+
+    def message(held, axis=1.0, estop=0):
+        return Joy(axes=[axis, 0.0, 0.0], buttons=[0, estop, 0, 0, int(held)])
+
+    stream(joy, lambda: message(False), 0.5)
+    assert np.abs(live.last.value).max() < 1e-6  # full deflection, but nobody holds the switch
+    stream(joy, lambda: message(True), 1.5)
+    assert live.last.authority == "human"
+    assert live.last.value[0] > 0.1
+    assert np.abs(live.last.value[1:]).max() < 1e-6
+    since = time.monotonic()  # now silence: as good as released
+    live.stopped_after(since, 0.4 + 0.3 + 0.25 + SLACK)
+    live.check_limits()
+    stream(joy, lambda: message(True), 0.5)
+    stream(joy, lambda: message(True, estop=1), 0.3)
+    live.wait_state("ESTOP", limit=2.0)
+    processes.end("teleop_node")
+    live.node.destroy_publisher(joy)
+
+
+def test_29_teleop_process_killed_with_the_switch_held_is_a_soft_stop(live, processes):
+    import signal
+
+    processes.start("teleop_node", RT)
+    joy = live.node.create_publisher(Joy, "joy", 10)
+    wait(lambda: joy.get_subscription_count() == 1, limit=60.0, what="the teleop node")
+    stream(joy, lambda: Joy(axes=[1.0, 1.0, 1.0], buttons=[0, 0, 0, 0, 1]), 1.0)
+    assert live.last.authority == "human"
+    since = time.monotonic()
+    processes.end("teleop_node", signal.SIGKILL)
+    live.stopped_after(since, 0.3 + 0.25 + 0.2 + SLACK)
+    live.wait_state("ARMED")
+    wait(lambda: live.authority[-1] == "none", what="nobody's turn")
+    live.check_limits()
+    live.node.destroy_publisher(joy)

@@ -1,0 +1,108 @@
+"""`robot-rl deploy` as its user runs it: starts everything, drives, ends in order and leaves nobody behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from ros_harness import ROOT, Station, wait
+from std_msgs.msg import Float64MultiArray
+
+from robot_rl.real.graph import GraphArgs, find_file, graph
+from robot_rl.real.processes import Launcher
+
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(280)]
+JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
+HERE = str(Path(__file__).parent)
+
+
+def deploy(*arguments):
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}
+    command = [sys.executable, "-m", "robot_rl", "deploy", "robot_spec=desk_arm", *arguments]
+    return subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def family(process):
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_42_end_of_the_launcher_leaves_no_process(sign):
+    process = deploy("teleop=joy")
+    try:
+        children = wait(lambda: len(family(process)) == 3 and family(process), limit=60.0, what="three processes")
+        if sign is not signal.SIGKILL:
+            time.sleep(5.0)  # handlers are in place; the other tests end nodes that drive
+        process.send_signal(sign)
+        code = process.wait(20.0)
+        _, alive = psutil.wait_procs(children, timeout=40.0)
+        assert not alive
+        if sign is not signal.SIGKILL:
+            said = process.stderr.read()
+            assert code == 0
+            order = [said.index(f"{name}: ended") for name in ("teleop", "safety_supervisor", "sim_robot")]
+            assert order == sorted(order)
+    finally:
+        process.kill()
+
+
+def test_arguments_that_make_no_sense_are_one_clear_line():
+    process = deploy("sim=false", "auto_arm=true")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said.strip().splitlines()[-1].startswith("robot-rl: auto_arm is for simulation only")
+
+
+def test_essential_process_that_ends_ends_the_rest_and_teleop_is_restarted():
+    lines = []
+    nodes = graph(GraphArgs(robot_spec=find_file("desk_arm"), teleop="joy"))
+    codes = {"sim_robot": "time.sleep(60)", "safety_supervisor": "time.sleep(3); sys.exit(7)", "teleop": "sys.exit(1)"}
+    launcher = Launcher(
+        nodes,
+        say=lines.append,
+        command=lambda node: [sys.executable, "-S", "-c", f"import sys, time; {codes[node.name]}"],
+    )
+    assert launcher.run() == 7
+    assert sum("teleop: started" in line for line in lines) == 6  # once, and five times after failures
+    assert any("not restarted" in line for line in lines)
+    assert not launcher.children
+
+
+def test_three_processes_reach_goals_at_100_hz(tmp_path):
+    """Simulated arm, supervisor, policy (the world's expert); a trained policy: docs/ros2.md."""
+    station = Station()
+    params = tmp_path / "params.yaml"
+    params.write_text(
+        "/**/policy:\n  ros__parameters: {loader: 'toy_policies:expert'}\n"
+        "/**/safety_supervisor:\n  ros__parameters: {overrun_ticks: 40, state_timeout: 0.3, command_timeout: 0.3}\n"
+    )
+    from robot_rl.sim.arm import scene
+    from robot_rl.sim.tool import Tool
+
+    tool = Tool(scene(), "tip", JOINTS)
+    goal = [np.zeros(3)]
+    station.node.create_subscription(
+        Float64MultiArray, "robot_rl/task/goal", lambda m: goal.__setitem__(0, np.array(m.data)), 1
+    )
+    process = deploy("world=reach", "auto_arm=true", f"policy_path={tmp_path}", f"params_file={params}")
+
+    def distance():
+        joints = station.joints
+        place = np.array([joints[name] for name in JOINTS])
+        return float(np.linalg.norm(tool.position(place) - goal[0]))
+
+    try:
+        station.wait_state("ACTIVE", limit=90.0)
+        for _ in range(3):
+            wait(lambda: station.joints and distance() < 0.02, limit=20.0, what="the goal")
+            station.call("sim_robot/next_task")
+        assert station.state == "ACTIVE"
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30.0) == 0
+        station.close()

@@ -1,0 +1,128 @@
+"""Messages to arrays and back, and what the QoS table promises."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rclpy.qos import DurabilityPolicy, LivelinessPolicy, ReliabilityPolicy
+
+from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.ros import io
+
+pytestmark = pytest.mark.ros
+NAMES = ("a", "b", "c")
+finite = st.floats(-1e6, 1e6)
+rows = st.lists(finite, min_size=3, max_size=3)
+
+
+def spec(mode):
+    joint = {"lower": -2.0, "upper": 2.0, "velocity": 1.0, "acceleration": 5.0, "effort": 10.0}
+    raw = {"name": "arm", "joints": [{"name": n, **joint} for n in NAMES], "command_mode": mode}
+    return RobotSpec.from_dict(raw)
+
+
+@given(st.floats(0, 4e9))
+def test_time_round_trip_to_nanoseconds(value):
+    assert io.seconds(io.time_message(value)) == pytest.approx(value, abs=1e-6)
+    assert 0 <= io.time_message(value).nanosec < 10**9
+
+
+def test_time_message_carries_over_whole_seconds():
+    stamp = io.time_message(1.9999999999)
+    assert (stamp.sec, stamp.nanosec) == (2, 0)
+
+
+@given(st.lists(rows, min_size=1, max_size=5), st.integers(0, 10**9))
+@settings(max_examples=30, deadline=None)
+def test_command_round_trip(values, seq):
+    times = 0.1 * np.arange(1, len(values) + 1)
+    message = io.trajectory(NAMES, 12.5, "run@100", seq, times.tolist(), np.array(values), "positions")
+    back = io.read_command(message, "policy")
+    assert (back.tag, back.seq, back.names, back.stamp) == ("policy:run@100", seq, NAMES, 12.5)
+    assert np.allclose(back.times, times)
+    assert np.array_equal(back.fields["positions"], values)
+
+
+@pytest.mark.parametrize("frame", ["", "/", "x", "x/", "x/-1", "x/1e3", "x/٣", "x/" + "9" * 40, "日本/7"])
+def test_command_with_an_odd_tag_is_read_without_error(frame):
+    message = io.trajectory(NAMES, 1.0, "t", 1, [0.1], np.zeros((1, 3)), "positions")
+    message.header.frame_id = frame
+    assert io.read_command(message, "policy").seq == (7 if frame.endswith("/7") else 0)
+
+
+def test_command_with_ragged_points_is_no_command():
+    message = io.trajectory(NAMES, 1.0, "t", 1, [0.1, 0.2], np.zeros((2, 3)), "positions")
+    message.points[1].positions = [1.0]
+    assert io.read_command(message, "policy").fields["positions"].shape == (2, 0)
+
+
+@pytest.mark.parametrize("mode", ["forward_position", "forward_velocity", "jtc", "joint_command"])
+def test_hardware_command_round_trip(mode):
+    made = spec(mode)
+    message = io.hardware_message(made, np.array([1.0, 2.0, 3.0]), 0.01, 5.0)
+    assert isinstance(message, io.hardware_type(made))
+    assert io.hardware_values(made, message).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_controller_drops_what_does_not_fit():
+    made = spec("forward_position")
+    assert io.hardware_values(made, io.Float64MultiArray(data=[1.0])) is None
+    assert io.hardware_values(made, io.Float64MultiArray(data=[1.0, np.nan, 0.0])) is None
+    assert io.hardware_values(spec("jtc"), io.JointTrajectory(joint_names=["a"])) is None
+
+
+@pytest.mark.parametrize("mode", ["forward_position", "forward_velocity"])
+def test_executed_round_trip(mode):
+    message = io.executed_message(
+        spec(mode), np.ones(3), 7.25, "policy", "run/3", "cr", velocity=np.ones(3), period=0.0125
+    )
+    back = io.read_executed(message)
+    assert (back.stamp, back.authority, back.trace, back.flags, back.period) == (7.25, "policy", "run/3", "cr", 0.0125)
+    assert back.value.tolist() == back.velocity.tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(ValueError, match="authority"):
+        io.read_executed(io.JointTrajectory())
+
+
+def test_joint_state_round_trip_and_empty_fields():
+    names, position, velocity, effort = io.joint_arrays(io.joint_state(NAMES, np.arange(3), None, np.ones(3), 1.0))
+    assert (names, position.tolist(), velocity, effort.tolist()) == (list(NAMES), [0, 1, 2], None, [1, 1, 1])
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize(("encoding", "kind"), [("16UC1", "u2"), ("32FC1", "f4"), ("mono8", "u1"), ("rgb8", "u1")])
+def test_image_honours_step_and_byte_order(encoding, kind, big):
+    channels = 3 if encoding == "rgb8" else 1
+    pixels = (
+        np.arange(2 * 3 * channels).reshape(2, 3 * channels).astype(np.dtype(kind).newbyteorder(">" if big else "<"))
+    )
+    padded = np.concatenate([pixels.view(np.uint8).reshape(2, -1), np.zeros((2, 5), np.uint8)], axis=1)
+    message = io.Image(height=2, width=3, encoding=encoding, step=padded.shape[1], is_bigendian=big)
+    message.data = padded.tobytes()
+    found = io.image_array(message)
+    assert found.shape == ((2, 3, 3) if channels == 3 else (2, 3))
+    assert np.array_equal(found.ravel(), pixels.astype(found.dtype).ravel())
+    message.data = padded.tobytes()[:-9]
+    with pytest.raises(ValueError, match="step"):
+        io.image_array(message)
+
+
+def test_imu_without_orientation_says_so():
+    message = io.Imu()
+    message.orientation_covariance[0] = -1.0
+    assert np.isnan(io.imu_array(message)[:4]).all()
+
+
+def test_qos_table():
+    state, command, latched = io.qos("state"), io.qos("command"), io.qos("latched")
+    assert state.reliability == ReliabilityPolicy.BEST_EFFORT  # matches reliable publishers too
+    assert command.liveliness == LivelinessPolicy.MANUAL_BY_TOPIC
+    assert io.seconds(io.duration_message(io.LEASE)) == command.liveliness_lease_duration.nanoseconds * 1e-9
+    assert latched.durability == DurabilityPolicy.TRANSIENT_LOCAL
+    with pytest.raises(KeyError):
+        io.qos("nothing")
+
+
+def test_unknown_sensor_type_lists_the_known():
+    with pytest.raises(ValueError, match="sensor_msgs/Imu"):
+        io.message_type("sensor_msgs/LaserScan")
+    assert io.message_type("sensor_msgs/msg/Imu") is io.Imu

@@ -1,0 +1,228 @@
+"""What a policy sees and commands, how a person steers, and what the graph consists of; no ROS."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robot_rl.real.graph import EXECUTABLES, ORDER, GraphArgs, GraphError, environment, find_file, from_strings, graph
+from robot_rl.real.operator import Edge, JointSteer, deadband
+from robot_rl.real.pilot import Pilot, Unfit, prove
+from robot_rl.real.port import SpecPort
+from robot_rl.types import Action
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Constant:
+    """A policy with one answer."""
+
+    def __init__(self, io, value):
+        self.io, self.value, self.resets = io, np.asarray(value, np.float32), 0
+
+    def reset(self, rows=None):
+        self.resets += 1
+
+    def act(self, obs, *, deterministic=False):
+        return Action(self.value[None])
+
+
+def pilot(spec, value, **options):
+    port = SpecPort(spec, 10.0)
+    return Pilot(Constant(port.io, value), port, identity="p", **{"rate": 50.0, **options})
+
+
+def values(made, ticks, place=(0.0, 0.0, 0.0)):
+    found = [made.tick(np.array(place), np.zeros(3), {}) for _ in range(ticks)]
+    return [None if item is None else item.values[0, 0] for item in found]
+
+
+def test_pilot_goes_straight_from_target_to_target(make_arm):
+    # absolute mapping: range -1.98 .. 1.98, so 0.5 is 0.99 rad; five ticks per decision
+    made = pilot(make_arm(), [0.5, 0.0, 0.0])
+    assert values(made, 6) == pytest.approx([0.198, 0.396, 0.594, 0.792, 0.99, 0.99])
+
+
+def test_pilot_without_interpolation_commands_the_target_at_once(make_arm):
+    assert values(pilot(make_arm(), [0.5, 0.0, 0.0], interpolate=False), 2) == pytest.approx([0.99, 0.99])
+
+
+def test_pilot_chunk_covers_the_decision_and_half_of_the_next(make_arm):
+    made = pilot(make_arm(), [0.5, 0.0, 0.0], chunk_steps=4)
+    first = made.tick(np.zeros(3), np.zeros(3), {})
+    assert first.times == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.125, 0.15])
+    assert first.values[:, 0] == pytest.approx([0.2475, 0.495, 0.7425, 0.99, 0.99, 0.99])
+    assert values(made, 4) == [None] * 4
+    assert made.tick(np.zeros(3), np.zeros(3), {}) is not None
+
+
+def test_pilot_swap_fades_over_the_blend(make_arm):
+    spec = make_arm()
+    old, new = pilot(spec, [0.5, 0.0, 0.0]), pilot(spec, [-0.5, 0.0, 0.0], blend_steps=3, interpolate=False)
+    values(old, 5)
+    new.follow(old)
+    targets = values(new, 25)[::5]
+    # shares of the new policy: 1/4, 2/4, 3/4, then all of it
+    assert targets == pytest.approx([0.495, 0.0, -0.495, -0.99, -0.99])
+
+
+def test_pilot_refuses_a_rate_that_does_not_fit(make_arm):
+    with pytest.raises(Unfit, match="whole multiple"):
+        pilot(make_arm(), np.zeros(3), rate=25.0)
+
+
+def test_prove_refuses_what_must_not_drive(make_arm):
+    port = SpecPort(make_arm(), 10.0)
+    prove(Constant(port.io, np.zeros(3)), port, port.io, 3)
+    with pytest.raises(Unfit, match="not finite"):
+        prove(Constant(port.io, [0.0, np.nan, 0.0]), port, port.io, 3)
+    with pytest.raises(Unfit, match="shape"):
+        prove(Constant(port.io, [0.0]), port, port.io, 3)
+    other = SpecPort(make_arm(), 20.0).io
+    with pytest.raises(Unfit, match="20 Hz"):
+        prove(Constant(other, np.zeros(3)), port, other, 3)
+
+
+@pytest.mark.parametrize(
+    ("action", "mode", "expected"),
+    [
+        ({"mapping": "delta", "scale": [0.1]}, "forward_position", 0.35),
+        ({"mapping": "velocity", "scale": [0.4]}, "forward_position", 0.32),
+        ({"mapping": "velocity", "scale": [0.4]}, "forward_velocity", 0.2),
+    ],
+)
+def test_spec_port_maps_actions_hand_worked(make_arm, action, mode, expected):
+    # half an action from 0.3 rad: 0.3 + 0.5 * 0.1; 0.3 + 0.5 * 0.4 / 10 Hz; 0.5 * 0.4 rad/s
+    port = SpecPort(make_arm(action=action, command_mode=mode), 10.0)
+    port.reset(np.array([0.3, 0.0, 0.0]), np.zeros(3), {})
+    assert port.act(np.array([[0.5, 0.0, 0.0]]))[0] == pytest.approx(expected)
+
+
+def test_deadband_cuts_the_middle_and_keeps_the_ends():
+    assert deadband(np.array([0.05, -0.03, 1.0, -1.0, 0.525, np.nan])) == pytest.approx([0, 0, 1, -1, 0.5, 0])
+
+
+def test_edge_counts_a_press_once_and_not_one_from_before():
+    edge = Edge()
+    assert [edge(x) for x in (True, False, True, True, False, True)] == [False, False, True, False, False, True]
+
+
+def test_steer_begins_at_the_present_command_and_follows_a_twist(make_arm):
+    jacobian = np.zeros((6, 3))
+    jacobian[:3] = np.eye(3)
+    steer = JointSteer(make_arm(), 50.0, jacobian=lambda q: jacobian, damping=1e-6)
+    start = np.array([0.5, 0.0, 0.0])
+    assert steer.joints(np.array([0.5, 0.0, 0.0]), start)[0] == pytest.approx(0.51)
+    steer.release()
+    moved = steer.twist(np.array([0.1, 0.2, 0.0, 0.0, 0.0, 0.0]), start)
+    assert moved == pytest.approx([0.502, 0.004, 0.0], abs=1e-6)
+    steer.release()  # twice too fast: slower, in the same direction
+    assert steer.twist(np.array([2.0, 1.0, 0, 0, 0, 0]), np.zeros(3)) == pytest.approx([0.02, 0.01, 0], abs=1e-6)
+
+
+# ---------------------------------------------------------------- graph
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    (tmp_path / "arm.yaml").write_text("name: arm")
+    (tmp_path / "run").mkdir()
+    return {"robot_spec": str(tmp_path / "arm.yaml"), "policy_path": str(tmp_path / "run")}
+
+
+def names(args):
+    return [node.name for node in graph(args)]
+
+
+def test_graph_of_every_choice(arguments):
+    assert names(GraphArgs(**arguments)) == ["sim_robot", "safety_supervisor", "policy"]
+    assert names(GraphArgs(**{**arguments, "policy_path": ""}, sim=False)) == ["safety_supervisor"]
+    full = GraphArgs(**arguments, teleop="joy", record=True, namespace="left")
+    assert names(full) == ["sim_robot", "safety_supervisor", "policy", "teleop", "recorder"]
+    assert all("__ns:=/left" in node.arguments() for node in graph(full))
+    assert set(names(full)) == set(ORDER) == set(EXECUTABLES)
+
+
+def test_graph_the_robot_makes_the_time_and_the_others_follow_it(arguments):
+    nodes = {node.name: node.parameters for node in graph(GraphArgs(**arguments, use_sim_time=True))}
+    assert nodes["sim_robot"]["publish_clock"]
+    assert "use_sim_time" not in nodes["sim_robot"]
+    assert nodes["policy"]["use_sim_time"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"robot_spec": ""}, "robot_spec is empty"),
+        ({"robot_spec": "nothing.yaml"}, "no file"),
+        ({"policy_path": "nowhere"}, "no folder"),
+        ({"teleop": "wheel"}, "expected one of none, joy"),
+        ({"sim": False, "auto_arm": True}, "simulation only"),
+        ({"sim": False, "world": "reach"}, "simulated robot"),
+        ({"world": "reach", "model": "arm.xml"}, "not both"),
+    ],
+)
+def test_graph_refuses_what_makes_no_sense(arguments, change, word):
+    with pytest.raises(GraphError, match=word):
+        graph(GraphArgs(**{**arguments, **change}))
+
+
+def test_arguments_from_texts(arguments):
+    made = from_strings({**arguments, "sim": "False", "rate": "200", "chunk_steps": "4"})
+    assert (made.sim, made.rate, made.chunk_steps) == (False, 200.0, 4)
+    for wrong, word in (({"sim": "yes"}, "true or false"), ({"rate": "fast"}, "a number"), ({"speed": "1"}, "no argu")):
+        with pytest.raises(GraphError, match=word):
+            from_strings(wrong)
+
+
+def test_shipped_files_are_found_by_name():
+    assert Path(find_file("desk_arm")).name == "desk_arm.yaml"
+    assert find_file("nothing") == "nothing"
+
+
+def test_discovery_stays_on_this_machine_unless_the_user_says_otherwise():
+    assert environment({})["ROS_AUTOMATIC_DISCOVERY_RANGE"] == "LOCALHOST"
+    assert environment({"ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET"})["ROS_AUTOMATIC_DISCOVERY_RANGE"] == "SUBNET"
+
+
+def test_wrappers_and_modules_agree_with_the_graph():
+    for executable in EXECUTABLES.values():
+        wrapper, module = ROOT / "launch" / "bin" / executable, ROOT / "real" / "ros" / f"{executable}.py"
+        if executable == "recorder_node" and not module.exists():
+            continue
+        assert module.exists()
+        assert os.access(wrapper, os.X_OK), f"{wrapper} cannot be executed"
+        assert f"robot_rl.real.ros.{executable}" in wrapper.read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "launch").glob("*.launch.py")), ids=lambda p: p.name)
+def test_launch_file_parses(path):
+    tree = ast.parse(path.read_text())
+    assert any(isinstance(n, ast.FunctionDef) and n.name == "generate_launch_description" for n in tree.body)
+
+
+def test_no_executor_that_deadlocks_or_drops():
+    # EventsExecutor deadlocks as soon as a peer publishes, MultiThreadedExecutor drops most messages at 500 Hz
+    for path in (ROOT / "real").rglob("*.py"):
+        assert not {"EventsExecutor", "MultiThreadedExecutor"} & set(path.read_text().replace("(", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("robot_rl.real", "rclpy"),
+        ("robot_rl.real.graph", "rclpy"),
+        ("robot_rl.real.core.pipeline", "torch"),
+        ("robot_rl.real.ros.safety_supervisor_node", "torch"),
+        ("robot_rl.sim.tool", "torch"),
+    ],
+)
+def test_import_stays_light(module, absent):
+    if ".ros." in module:
+        pytest.importorskip("rclpy", reason="rclpy is not installed")
+    code = f"import sys, {module}; sys.exit('{absent}' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -1,0 +1,172 @@
+"""Events around the supervisor: controller, watchdogs, e-stop sources, dead senders; with an injected clock."""
+
+import numpy as np
+import pytest
+
+from robot_rl.real.core.intake import CommandMessage
+from robot_rl.real.core.pipeline import CommandPipeline, Controller
+from robot_rl.real.core.settings import SafetySettings
+from robot_rl.real.robot import RobotState
+
+NAMES = ("j0", "j1", "j2")
+
+
+class Bench:
+    """Ticks of 10 ms with a robot that is where it is told to be."""
+
+    def __init__(self, spec, **options):
+        self.pipe = CommandPipeline(spec, SafetySettings(), **options)
+        self.now, self.seq, self.place = 100.0, 0, np.zeros(3)
+        self.pipe.controller(Controller(1))
+        self.each = lambda: None
+        self.sent = None
+
+    def run(self, seconds, value=None, times=(0.01,)):
+        for k in range(round(seconds / 0.01)):
+            self.now += 0.01
+            self.each()
+            if value is not None and (len(times) == 1 or k == 0):
+                self.seq += 1
+                rows = np.tile(np.asarray(value, float), (len(times), 1))
+                message = CommandMessage(
+                    "policy", "policy:p", self.seq, NAMES, self.now, np.array(times), {"positions": rows}
+                )
+                self.pipe.offer(message, self.now)
+            self.sent = self.pipe.tick(self.now, RobotState(self.now, self.place.copy(), np.zeros(3)))
+            if self.sent.publish:
+                self.place = self.sent.value.copy()
+        return self
+
+    @property
+    def state(self):
+        return self.pipe.safety.state
+
+    def active(self):
+        self.run(0.6)
+        assert self.pipe.enable() == []
+        self.run(0.05, np.zeros(3))
+        assert self.state == "ACTIVE"
+        return self
+
+
+@pytest.fixture
+def bench(make_arm):
+    return lambda **options: Bench(make_arm(), **options)
+
+
+@pytest.mark.parametrize(
+    ("view", "word"),
+    [
+        (Controller(0), "nobody listens"),
+        (Controller(2), "2 subscribers"),
+        (Controller(1, rivals=("/other",)), "duplicate publisher: /other"),
+        (Controller(1, strangers=("/spy on command",)), "/spy"),
+    ],
+)
+def test_12_33_34_platform_conditions_keep_it_in_startup_and_are_named(bench, view, word):
+    made = bench()
+    made.pipe.controller(view)
+    made.run(1.0)
+    assert made.state == "STARTUP"
+    assert word in "; ".join(made.pipe.enable())
+    made.pipe.controller(Controller(1))
+    made.run(0.02)
+    assert made.state == "IDLE"
+
+
+@pytest.mark.parametrize(
+    ("view", "code"), [(Controller(0), "controller_gone"), (Controller(1, rivals=("/x",)), "duplicate_publisher")]
+)
+def test_33_34_platform_faults_while_active_latch_and_block_the_reset(bench, view, code):
+    made = bench().active()
+    made.pipe.controller(view)
+    made.run(0.6)
+    assert (made.state, made.pipe.safety.faults) == ("FAULT", (code,))
+    assert made.pipe.reset()
+    made.pipe.controller(Controller(1))
+    made.run(0.6)
+    assert made.pipe.reset() == []
+
+
+def test_watched_sensor_that_falls_silent_is_a_fault(bench):
+    made = bench(watched={"wrench": 0.1}, start=100.0)
+    made.run(0.6)
+    assert made.state == "STARTUP"
+    assert "wrench: never came" in made.pipe.blocking
+    made.each = lambda: made.pipe.alive("wrench", made.now)
+    made.active()
+    made.each = lambda: None
+    made.run(0.2, np.zeros(3))
+    assert made.pipe.safety.faults == ("state_stale",)
+
+
+def test_first_message_timeout_ends_the_patience(bench):
+    made = bench(watched={"wrench": 0.1}, first_message_timeout=2.0, start=100.0)
+    made.run(1.0)
+    assert made.pipe.patient
+    assert made.pipe.overdue(made.now) == []
+    made.run(1.5)
+    assert not made.pipe.patient
+    assert made.pipe.overdue(made.now) == ["wrench never came"]
+
+
+def test_estop_heartbeat_that_stops_is_an_estop_and_its_return_clears_nothing(bench):
+    made = bench(estop_heartbeat=0.1, start=100.0)
+    made.each = lambda: made.pipe.alive("estop_heartbeat", made.now)
+    made.active()
+    made.each = lambda: None
+    made.run(0.2, np.zeros(3))
+    assert (made.state, made.pipe.safety.faults) == ("ESTOP", ("estop_heartbeat",))
+    made.each = lambda: made.pipe.alive("estop_heartbeat", made.now)
+    made.run(0.3)
+    assert made.state == "ESTOP"
+    made.run(0.5)
+    assert made.pipe.reset() == []
+
+
+def test_24_two_estop_sources_must_both_be_released(bench):
+    made = bench().active()
+    made.pipe.estop("topic", pressed=True)
+    made.pipe.estop("button", pressed=True)
+    made.run(0.5)
+    made.pipe.estop("button", pressed=False)
+    made.run(1.0)
+    assert "estop is pressed" in made.pipe.reset()
+    made.pipe.estop("topic", pressed=False)
+    made.run(0.6)
+    assert made.pipe.reset() == []
+
+
+def test_sender_that_dies_in_mid_chunk_is_a_soft_stop(bench):
+    made = bench().active()
+    made.run(0.3, np.full(3, 0.05), times=tuple(0.5 * np.arange(1, 9)))
+    assert made.state == "ACTIVE"
+    made.pipe.source_lost("policy")
+    made.run(0.3)
+    assert made.state == "ARMED"
+    assert "s" in made.sent.flags
+
+
+def test_21_time_jump_is_a_soft_stop(bench):
+    made = bench().active()
+    made.pipe.soft_stop("clock_jump")
+    made.run(0.3)
+    assert made.state == "ARMED"
+
+
+def test_trace_and_flags_tell_whose_command_it_was(bench):
+    made = bench().active()
+    made.run(0.02, np.full(3, 0.001))
+    assert (made.sent.authority, made.sent.trace) == ("policy", f"p/{made.seq}")
+    made.run(0.05, np.full(3, 5.0))
+    assert "c" in made.sent.flags
+    made.run(0.5)
+    assert (made.sent.authority, made.sent.trace) == ("none", "supervisor/0")
+    assert "h" in made.sent.flags
+
+
+def test_lowered_timeouts_act_at_once(bench):
+    made = bench().active()
+    made.pipe.lower({"command_timeout": 0.03, "takeover_timeout": 0.1})
+    made.run(0.06)
+    assert made.state in ("STOPPING", "ARMED")
