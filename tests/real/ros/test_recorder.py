@@ -26,7 +26,12 @@ class Recorder:
     def __init__(self, processes, station, folder, *parameters) -> None:
         self.processes, self.station, self.folder = processes, station, folder
         self.process = processes.start(
-            "recorder_node", f"folder:={folder}", "autostart:=false", *parameters, key=f"recorder-{folder.name}"
+            "recorder_node",
+            f"folder:={folder}",
+            "autostart:=false",
+            "realtime:=35",
+            *parameters,
+            key=f"recorder-{folder.name}",
         )
         self.clients = {
             name: station.node.create_client(Trigger, f"recorder/{name}") for name in ("start", "stop", "discard")
