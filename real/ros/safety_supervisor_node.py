@@ -202,6 +202,7 @@ class SafetySupervisorNode(LifecycleNode):
             start=now,
         )
         self._watched = tuple(watched)
+        self._nameless: dict[bytes, float] = {}
         self._simulated_time = bool(self._value("use_sim_time"))
         self._last: Sent | None = None
         self._said: tuple[Any, ...] = ()
@@ -358,14 +359,20 @@ class SafetySupervisorNode(LifecycleNode):
             for item in self.get_publishers_info_by_topic(topic)
             if (item.node_name, item.node_namespace) != own
         ]
-        names = set(self._value("command_nodes"))
+        # a publisher is discovered a little before the name of its node: nameless ones get 2 s
+        now, names = time.monotonic(), set(self._value("command_nodes"))
         strangers = [
             f"{item.node_namespace.rstrip('/')}/{item.node_name} on {where}"
             for where in ("robot_rl/command/policy", "robot_rl/command/teleop")
             for item in self.get_publishers_info_by_topic(self.resolve_topic_name(where))
-            if item.node_name not in names
+            if item.node_name not in names and self._is_known(item, now)
         ]
         self._rivals, self._strangers = tuple(rivals), tuple(strangers)
+
+    def _is_known(self, item: Any, now: float) -> bool:
+        if item.node_name != "_NODE_NAME_UNKNOWN_":
+            return True
+        return now - self._nameless.setdefault(bytes(item.endpoint_gid), now) > 2.0
 
     _rivals: tuple[str, ...] = ()
     _strangers: tuple[str, ...] = ()

@@ -121,3 +121,23 @@ def test_without_seed_nothing_plays():
 def test_velocity_chunk_is_linear_and_zero_after_the_end():
     times, knots = np.array([1.0, 2.0]), np.array([[0.0], [4.0]])
     assert [play_velocity(t, times, knots)[0] for t in (0.5, 1.25, 2.0, 2.01)] == [0.0, 1.0, 4.0, 0.0]
+
+
+def test_37_border_jerk_of_smooth_chunks_is_that_of_their_inside():
+    # chunks of a smooth path, each computed 0.1 s ago, replace one another every 0.25 s: the border may not kick
+    player = ChunkPlayer(1, period=0.01, horizon=5.0)
+    player.reseed(0.0, np.zeros(1))
+    acceleration = []
+    for k in range(1500):
+        t = 0.01 * k
+        if k % 25 == 0:
+            times = t - 0.1 + 0.05 * np.arange(1, 11)
+            assert player.offer(t, times, 0.3 * (1.0 - np.cos(1.5 * times))[:, None]) == ""
+        acceleration.append(player.at(t).acceleration[0])
+    jerk = np.abs(np.diff(acceleration)) / 0.01
+    near = np.zeros(len(jerk), bool)
+    for border in range(100, len(jerk), 25):
+        near[border : border + 3] = True
+    inside = ~near
+    inside[:100] = False
+    assert np.percentile(jerk[near], 99) < np.percentile(jerk[inside], 99) < 100.0

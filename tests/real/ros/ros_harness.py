@@ -34,7 +34,7 @@ joints:
   - {{name: j2, lower: -2.0, upper: 2.0, velocity: 1.0, acceleration: 5.0, effort: 10.0}}
 home: [0.0, 0.0, 0.0]
 """
-TIMEOUT = 0.2  # of commands and states here; the machine may be loaded
+TIMEOUT = 0.4  # of commands and states here; the machine may be loaded
 STOP = TIMEOUT + 1.0 / 5.0 + 2 * 0.01  # timeout + v / a + 2 dt
 SLACK = 0.4  # for a loaded machine and for the way of a message to us
 
@@ -176,14 +176,14 @@ class Station:
 
     def call(self, name, request=None, limit=10.0):
         client = self.services[name]
-        wait(client.service_is_ready, limit, f"service {name}")
+        wait(client.service_is_ready, 60.0, f"service {name}")
         if request is None:
             request = Trigger.Request()
         end = time.monotonic() + 3.0 * limit
         while True:  # a killed server stays in discovery for a while and swallows requests: ask again
             future = client.call_async(request)
             try:
-                wait(future.done, 2.0, f"answer of {name}")
+                wait(future.done, 4.0, f"answer of {name}")
                 break
             except AssertionError:
                 client.remove_pending_request(future)
@@ -226,13 +226,13 @@ class Station:
         self.estop.publish(Bool(data=False))
         self.inject(**INJECT)
         self.set("sim_robot", obs_delay=0.0, obs_jitter=0.0, drop_prob=0.0, noise=0.0)
-        wait(lambda: self.state, what="a supervisor")
+        wait(lambda: self.state, limit=60.0, what="a supervisor")
         if self.state in ("ARMED", "ACTIVE", "STOPPING"):
             self.enable(False)
             wait(lambda: self.state in ("IDLE", "FAULT", "ESTOP"), what="the end of motion")
         if self.state in ("FAULT", "ESTOP"):
             wait(lambda: self.reset().success or self.state == "IDLE", what="a reset")
-        self.wait_state("IDLE")
+        self.wait_state("IDLE", limit=60.0)
         self.call("sim_robot/reset")
         wait(lambda: self.joints is not None and np.abs(self.position).max() < 1e-3, what="home")
         time.sleep(0.1)  # the supervisor has seen the jump home too, and takes it for the truth while IDLE

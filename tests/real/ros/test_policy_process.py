@@ -40,7 +40,13 @@ def driven(graph, processes):
 
 
 def swap(graph, processes, name):
-    wait(lambda: not graph.set("policy", policy_path=str(processes.folder / name)), what="a swap")
+    said = []
+
+    def accepted():  # one load at a time
+        said[:] = graph.set("policy", policy_path=str(processes.folder / name))
+        return not said
+
+    wait(accepted, limit=20.0, what=f"a swap ({said})")
 
 
 def moving(graph, processes):
