@@ -17,6 +17,13 @@ from robot_rl.real.ros.env import Ros2Env
 wait = pytest.importorskip("ros_harness").wait
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patience(graph):
+    """Two processes may take a minute to start on a busy machine."""
+    wait(graph.services["sim_robot/set_parameters"].service_is_ready, 120.0, "the simulated robot")
+    wait(lambda: graph.state not in ("", "STARTUP"), 120.0, "the supervisor")
+
+
 def test_doctor_finds_nothing_on_a_healthy_graph(live, processes) -> None:
     found = examine(processes.folder / "arm.yaml", listen=2.0, timing=False)
     assert found.problems == [], found.text()

@@ -20,6 +20,13 @@ pytest.importorskip("rosbags")
 wait = pytest.importorskip("ros_harness").wait
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patience(graph):
+    """Two processes may take a minute to start on a busy machine."""
+    wait(graph.services["sim_robot/set_parameters"].service_is_ready, 120.0, "the simulated robot")
+    wait(lambda: graph.state not in ("", "STARTUP"), 120.0, "the supervisor")
+
+
 class Recorder:
     """A recorder process and the way to its services."""
 
