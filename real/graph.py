@@ -186,7 +186,8 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
             policy["policy_root"] = str(Path(args.policy_root).expanduser().resolve())
         add("policy", policy)
     if args.teleop != "none":
-        add("teleop", {"mode": args.teleop, **({"model": args.model} if args.model else {})}, restart="failure")
+        steering = {"mode": args.teleop, "realtime": priority, **({"model": args.model} if args.model else {})}
+        add("teleop", steering, restart="failure")
     if args.record:
         add("recorder", {"folder": str(Path(args.record_folder).expanduser().resolve())}, grace=5.0)
     return made

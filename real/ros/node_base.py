@@ -211,14 +211,6 @@ def _realtime(priority: int) -> str:
     return "on"
 
 
-def step_back() -> None:
-    """Make the calling thread ordinary and nice: work that must not delay the control thread."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-
 def freeze_garbage() -> None:
     """Collect once, then keep the collector from running inside control ticks."""
     gc.collect()

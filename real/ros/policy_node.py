@@ -35,7 +35,6 @@ from robot_rl.real.ros.node_base import (
     freeze_garbage,
     publisher,
     run,
-    step_back,
     subscribe,
     thaw_garbage,
 )
@@ -199,8 +198,9 @@ class PolicyNode(LifecycleNode):
         )
 
     def _swap(self, path: str, done: Future | None) -> None:
-        """In a worker thread: the running policy keeps every deadline meanwhile."""
-        step_back()
+        """In a worker thread; it keeps the priority of its process, because a nice thread that holds the interpreter
+        lock while others have the processor stops the control thread too.
+        """
         try:
             self._next = self._load(path)
             self._refused = message = ""

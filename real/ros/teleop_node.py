@@ -57,6 +57,7 @@ class TeleopNode(Node):
         self._twist_axes = declare(self, "twist_axes", [-1] * 6, "axes of vx vy vz wx wy wz; any >= 0 steers the tool")
         self._twist_scale = declare(self, "twist_scale", [0.1] * 3 + [0.5] * 3, "speeds at full deflection")
         self._band = declare(self, "deadband", 0.05, "ignored middle of every axis", low=0.0, high=0.5)
+        priority = declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         model = declare(self, "model", "", "MuJoCo model of the robot, for twists")
         site = declare(self, "site", "tip", "its tool site")
         kinematics = declare(self, "kinematics", "robot_rl.sim.tool:Tool", "module:class (model, site, joints)")
@@ -79,7 +80,7 @@ class TeleopNode(Node):
         self._edges = {name: Edge() for name in ("estop", "success", "failure")}
         self._seq, self._was_held, self._tag = 0, False, f"teleop-{self._mode}.{secrets.token_hex(2)}"
         self._open()
-        self.loop = ControlLoop(self._rate, self._tick, on_error=self._on_error)
+        self.loop = ControlLoop(self._rate, self._tick, on_error=self._on_error, priority=int(priority))
         self.health.watch_loop(self.loop)
         self.health.add("operator", self._aspect)
         self.loop.start()

@@ -54,6 +54,19 @@ def fifo(priority=30):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
 
 
+def stream(publisher, make, seconds, rate=50.0):
+    """Publish `make()` for a while, on time even on a busy machine."""
+    fifo()
+    try:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            publisher.publish(make())
+            time.sleep(1.0 / rate)
+    finally:
+        with contextlib.suppress(OSError, AttributeError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 class Driver(threading.Thread):
     """Sends commands at a rate, as a policy would; every part of the message can be changed while it runs."""
 

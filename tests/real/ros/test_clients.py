@@ -1,10 +1,11 @@
 """Foreign clients, unmodified, and a game pad drive the robot under the same limits."""
 
+import signal
 import time
 
 import numpy as np
 import pytest
-from ros_harness import NAMES, RT, SLACK, wait
+from ros_harness import NAMES, RT, SLACK, stream, wait
 from sensor_msgs.msg import Joy
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
@@ -12,13 +13,6 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 from robot_rl.real.ros.io import JointState
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(240)]
-
-
-def stream(publisher, make, seconds, rate=50.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        publisher.publish(make())
-        time.sleep(1.0 / rate)
 
 
 @pytest.mark.parametrize("kind", ["commands", "joint_command"])
@@ -69,7 +63,7 @@ def test_external_yields_to_the_policy(live):
 
 
 def test_24_29_game_pad_drives_behind_its_dead_mans_switch_and_its_button_is_an_estop(live, processes):
-    processes.start("teleop_node", "joint_scale:=[0.5, 0.5, 0.5]", "teleop_timeout:=0.4")
+    processes.start("teleop_node", RT, "joint_scale:=[0.5, 0.5, 0.5]", "teleop_timeout:=0.4")
     joy = live.node.create_publisher(Joy, "joy", 10)
     wait(lambda: joy.get_subscription_count() == 1, limit=60.0, what="the teleop node")
 
@@ -93,8 +87,6 @@ def test_24_29_game_pad_drives_behind_its_dead_mans_switch_and_its_button_is_an_
 
 
 def test_29_teleop_process_killed_with_the_switch_held_is_a_soft_stop(live, processes):
-    import signal
-
     processes.start("teleop_node", RT)
     joy = live.node.create_publisher(Joy, "joy", 10)
     wait(lambda: joy.get_subscription_count() == 1, limit=60.0, what="the teleop node")
