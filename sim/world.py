@@ -86,7 +86,11 @@ class World(Protocol):
     Optional attribute, read where present:
         markers: name of a mocap body -> name of a (N, 3) variable of `task`, its position [m] in pictures (a goal that
             cameras should see). Only drawn: give its geoms contype="0" conaffinity="0" and put no sensor on it.
-        adopt: method (view) that takes the measured `qpos` as the start, for worlds whose policies run on a robot.
+
+    Optional methods, called where present:
+        adopt(view): takes the measured `qpos` as the start, for worlds whose policies run on a robot.
+        reset_after(draw, view) -> Reset: in place of `reset` when an episode ended by itself; `view` is the final state
+            of the n environments that reset, so that the next start may depend on it (practice without a person).
     """
 
     @property

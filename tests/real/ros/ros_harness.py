@@ -244,11 +244,11 @@ class Station:
             self.enable(False)
             wait(lambda: self.state in ("IDLE", "FAULT", "ESTOP"), what="the end of motion")
         if self.state in ("FAULT", "ESTOP"):
-            wait(lambda: self.reset().success or self.state == "IDLE", what="a reset")
+            wait(lambda: self.reset().success or self.state == "IDLE", limit=30.0, what="a reset")
         self.wait_state("IDLE", limit=60.0)
         self.call("sim_robot/reset")
         wait(lambda: self.joints is not None and np.abs(self.position).max() < 1e-3, what="home")
-        time.sleep(0.1)  # the supervisor has seen the jump home too, and takes it for the truth while IDLE
+        time.sleep(0.3)  # the supervisor has seen the jump home too, and takes it for the truth while IDLE
         self.executed.clear()
         if arm:
             wait(lambda: self.enable().success, what="enable")
@@ -358,6 +358,7 @@ SUPERVISOR = (
     f"state_timeout:={TIMEOUT}",
     f"command_timeout:={TIMEOUT}",
     "settle_time:=0.3",
+    "lead_fault_time:=1.0",  # a silent state is found first
     "max_rearm_per_minute:=1000",
     "overrun_ticks:=40",
     "fault_injection:=true",

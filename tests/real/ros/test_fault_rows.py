@@ -172,8 +172,8 @@ def test_13_to_23_bad_state_latches_its_fault(live, row, change, fault):
     live.moving()
     since = time.monotonic()
     live.inject(**change)
-    live.wait_state("FAULT", limit=3.0)
-    live.stopped_after(since, 2.0 + SLACK)
+    live.wait_state("FAULT", limit=5.0)
+    live.stopped_after(since, 4.0 + SLACK)
     found = wait(lambda: live.diagnostic("safety_supervisor: safety")[2].get("fault"), what="a fault")
     assert found in fault
     if row == 22:
