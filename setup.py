@@ -21,6 +21,7 @@ EXTRAS = {
     "console": ["aiohttp>=3.9", "pillow"],
     "teleop": ["pygame"],
     "language": ["transformers>=5"],
+    "bag": ["rosbags>=0.10", "h5py"],
     "ros": [  # ROS 2 Kilted from PyPI; leave it out where a system ROS is sourced
         "ros-rclpy[fastrtps]",
         *(f"ros-{name}-msgs" for name in ("sensor", "geometry", "trajectory", "std", "nav", "diagnostic", "rosgraph")),
@@ -62,7 +63,7 @@ setup(
         ("share/ament_index/resource_index/packages", ["resource/robot_rl"]),
         ("share/robot_rl", ["package.xml"]),
         ("share/robot_rl/launch", glob("launch/*.launch.py")),
-        ("share/robot_rl/config", glob("launch/params/*.yaml")),
+        ("share/robot_rl/config", sorted(glob("launch/params/*.yaml") + glob("launch/params/*.xml"))),
         ("lib/robot_rl", sorted(glob("launch/bin/*"))),  # ros2 run and ros2 launch look there; pip fills only bin
     ],
     install_requires=["torch>=2.4", "numpy", "gymnasium>=1.1", "hydra-core>=1.3", "tqdm", "psutil", "pyyaml"],

@@ -201,7 +201,7 @@ def find_file(name: str) -> str:
     """
     if not name or Path(name).expanduser().is_file() or "/" in name:
         return name
-    file = name if name.endswith(".yaml") else f"{name}.yaml"
+    file = name if name.endswith((".yaml", ".xml")) else f"{name}.yaml"
     prefixes = [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
     places = [Path(__file__).resolve().parents[1] / "launch" / "params"]
     places += [Path(prefix) / "share" / "robot_rl" / "config" for prefix in prefixes if prefix]
@@ -217,6 +217,9 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
         ("MKL_NUM_THREADS", "1"),
     ):
         made.setdefault(name, value)
+    profile = find_file("fastdds_shm.xml")  # raw camera images do not pass Fast DDS's defaults
+    if "FASTRTPS_DEFAULT_PROFILES_FILE" not in made and Path(profile).is_file():
+        made.setdefault("FASTDDS_DEFAULT_PROFILES_FILE", profile)
     return made
 
 

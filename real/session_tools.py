@@ -18,6 +18,7 @@ USAGE = {
   ticks=executed      what one step is: executed, rate or command
   rate=100            decisions per second
   tolerance=0         oldest observation [s]; 0 = 1.5 periods
+  end_on_success=false  the first success message ends the episode
   namespace=          of the robot's topics
   tasks=goal          recorded task variables, comma-separated
   <role>=<topic>      where a third party's bag has other names: joints=/js executed=/cmd camera:wrist=/cam""",
@@ -55,7 +56,7 @@ def _convert(source: str, out: str, options: dict[str, str]) -> str:
     for key in [key for key in options if key in known]:
         text = options.pop(key)
         try:
-            rules[key] = type(known[key])(text)
+            rules[key] = text.lower() in ("true", "1") if isinstance(known[key], bool) else type(known[key])(text)
         except ValueError:
             raise ValueError(f"{key} is {text!r}, expected a number") from None
     namespace = options.pop("namespace", "/")

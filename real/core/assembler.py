@@ -27,6 +27,7 @@ class StepRules:
             command.
         rate: decisions per second; scales delta actions.
         tolerance: largest age of an observation [s]; 0 = 1.5 periods. Older ones make a step invalid.
+        end_on_success: the first `success` is the task's end; otherwise it is a level that is noted with every step.
 
     Raises:
         ValueError: names the rule.
@@ -35,6 +36,7 @@ class StepRules:
     ticks: str = "executed"
     rate: float = 100.0
     tolerance: float = 0.0
+    end_on_success: bool = False
 
     def __post_init__(self) -> None:
         if self.ticks not in TICKS:
@@ -72,7 +74,7 @@ class Assembler:
     """Collects samples in the order of their receipt and makes D4RL columns of one episode.
 
     All times are seconds of the recorder's clock. An observation is the newest state at or before its tick; rewards
-    belong to the step in whose period they arrive; the first `success` ends the episode.
+    belong to the step in whose period they arrive. Without any reward message a step in success is worth 1.
 
     Args:
         spec: of the robot.
@@ -104,7 +106,7 @@ class Assembler:
         self._finals: list[np.ndarray] = []
         self._row: _Row | None = None
         self._last = np.zeros(len(self.spec.joints), np.float32)
-        self.succeeded = False
+        self.succeeded = self._level = False
         self._due = -np.inf
         self._rewarded = False
 
@@ -163,9 +165,13 @@ class Assembler:
             self._rewarded = True
 
     def success(self, value: bool) -> None:
-        """Outcome that arrives now; the first True ends the episode."""
-        if value and self._row is not None and not self.succeeded:
-            self._row.success = self.succeeded = True
+        """Outcome that arrives now and stands until the next one."""
+        if self.succeeded:
+            return
+        self._level = value
+        if self._row is not None:
+            self._row.success = value
+            self.succeeded = value and self.rules.end_on_success
 
     def executed(self, time: float, value: np.ndarray, authority: str, trace: str, flags: str) -> None:
         """A message of the supervisor: what the robot was told at `time`; the first one only says where it stands."""
@@ -285,6 +291,7 @@ class Assembler:
             value=self._sent,
             authority=authority,
             trace=trace,
+            success=self._level,
             valid=bool(age <= self.rules.patience and np.isfinite(values).all()),
             images=dict(self._images),
         )

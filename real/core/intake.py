@@ -107,6 +107,7 @@ class Intake:
         self._align = external_align
         self._easing = False
         self.trace = ""
+        self._releasing = ""
         self.replaced = 0
         self._held_at = -np.inf
         self._takeover = False
@@ -178,6 +179,9 @@ class Intake:
         for name in reversed([name for name in self._sources if name != "human"]):
             plan = self._plans[name]
             if plan is None:
+                if name == before and self._releasing == name:  # it said so: not a command that got lost
+                    self._releasing = ""
+                    return self._let_go(name, now), ""
                 continue
             if before != name and not self._joins(name, plan, now):
                 self.authority = "none"
@@ -237,6 +241,7 @@ class Intake:
         self._last_seq[message.tag] = message.seq
         if not n:
             self._plans[message.source] = None
+            self._releasing = message.source
             self._players[message.source].reseed(arrival, self._position, self._own)
             return ""
         order = [names.index(name) for name in own]

@@ -459,9 +459,8 @@ def convert(
         feeder.feed(role, message, 1e-9 * when)
     columns = assembler.end(terminated=terminated)
     if columns is None:
-        lacking = [
-            f"{role} ({table[role]})" for role in table if role not in found and role[:6] in ("joints", "execut")
-        ]
+        needed = [role for role in table if role.startswith(("joints", "executed"))]
+        lacking = [f"{role} ({table[role]})" for role in needed if role not in found]
         raise ValueError(f"{path} gave no step; it lacks {', '.join(lacking) or 'states before the first command'}")
     session.write(out, columns, attributes(spec, settings))
     return len(columns["actions"])

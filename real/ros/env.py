@@ -21,8 +21,9 @@ from robot_rl.real.core.codec import ActionCodec
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.port import Port, SpecPort
 from robot_rl.real.robot import RobotState
-from robot_rl.real.ros.env_link import EnvLink, lift
+from robot_rl.real.ros.env_link import EnvLink
 from robot_rl.real.ros.env_reset import LATCHED, MODES, EnvClosed, ResetFailed, RobotUnavailable, StartWay
+from robot_rl.real.ros.priority import lift
 from robot_rl.types import IOSpec, Obs
 
 

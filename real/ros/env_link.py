@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -40,6 +39,7 @@ from robot_rl.real.ros.io import (  # noqa: E402
     trajectory,
 )
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, subscribe  # noqa: E402
+from robot_rl.real.ros.priority import lift  # noqa: E402
 
 
 class EnvLink:
@@ -336,17 +336,3 @@ class EnvLink:
         }
         problem = self.camera_fault()
         return (WARN, problem, dict(values)) if problem else (OK, "ready", dict(values))
-
-
-def lift(priority: int, names: tuple[str, ...] = ()) -> str:
-    """Give this process's threads of these names, or the calling one, SCHED_FIFO; "on", "off" or why not."""
-    if priority <= 0:
-        return "off"
-    threads = [t.native_id for t in threading.enumerate() if t.name in names] if names else [0]
-    try:
-        for thread in threads:
-            if thread is not None:
-                os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
-    except (OSError, AttributeError) as error:
-        return f"not allowed ({error})"
-    return "on"

@@ -22,6 +22,7 @@ from robot_rl.real.core.recording import RecordSettings, SessionRecorder, topic_
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import qos  # noqa: E402
 from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, declare, run  # noqa: E402
+from robot_rl.real.ros.priority import lift  # noqa: E402
 
 LOW_DISK = 1 << 30
 
@@ -50,6 +51,7 @@ class RecorderNode(Node):
             ticks=declare(self, "ticks", "executed", f"what one step is: {', '.join(TICKS)}"),
             rate=declare(self, "rate", 100.0, "decisions per second", low=0.1, high=2000.0),
             tolerance=declare(self, "tolerance", 0.0, "largest age of an observation [s]; 0 = 1.5 periods", low=0.0),
+            end_on_success=declare(self, "end_on_success", False, "the first success message ends the episode"),
         )
         task = declare(self, "task", "", "what the session is about")
         settings = RecordSettings(
@@ -82,12 +84,23 @@ class RecorderNode(Node):
             ("discard", self.recorder.discard),
         ):
             self.create_service(Trigger, f"~/{name}", lambda _, answer, act=act: _answer(act, answer))
+        priority = int(
+            declare(self, "realtime", 0, "SCHED_FIFO priority of receiving and writing, 0 = ordinary", high=38)
+        )
+        self._lifting = self.create_timer(0.1, lambda: self._lift(priority)) if priority else None
         if declare(self, "autostart", True, "begin an episode at once"):
             self.recorder.start()
 
     def wind_down(self) -> None:
         """Finish the open episode."""
         self.recorder.close()
+
+    def _lift(self, priority: int) -> None:
+        """In the callback thread, once: a recorder that is put aside for half a second loses messages."""
+        assert self._lifting is not None
+        self._lifting.cancel()
+        lift(priority)
+        lift(priority, ("recorder",))
 
     def _listen(self, role: str, topic: str, kind: str) -> Any:
         put = self.recorder.put

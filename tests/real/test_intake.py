@@ -107,6 +107,28 @@ def policy_of(door, goal=1.0):
     return send
 
 
+def test_empty_message_releases_at_once_and_counts_as_no_lost_command(make_loop):
+    """A source that lets go says so: braking begins in the same tick, and twenty of them in a row are no fault."""
+    loop, door, send = started(make_loop)
+    for _ in range(20):
+        run(loop, door, 0.2, send)
+        assert loop.safety.state == "ACTIVE"
+        last = door._last_seq["p"]
+        door.offer(message(loop.now, last + 1, times=()), loop.now)
+        run(loop, door, 0.01)
+        assert loop.safety.state == "STOPPING"
+        run(loop, door, 0.5)
+        assert loop.safety.state == "ARMED"
+        here = loop.safety.limiter.position.copy()
+        first = [last + 1]
+
+        def send(now, k, first=first, here=here):
+            first[0] += 1
+            door.offer(message(now, first[0], here + 0.001 * k), now)
+
+    assert loop.safety.faults == ()
+
+
 def test_27_takeover_and_release_in_motion_are_continuous(make_loop):
     loop, door, policy = started(make_loop)
     run(loop, door, 0.5, policy)

@@ -81,7 +81,7 @@ def feed(assembler, time, position, velocity=0.0):
 
 def test_assembler_executed_ticks_by_hand(make_arm) -> None:
     """States at 0.00 and 0.10 s; executed at 0.01, 0.11, 0.21: the first executed message only says where it stands."""
-    a = Assembler(make_arm(), StepRules(ticks="executed", rate=10.0))
+    a = Assembler(make_arm(), StepRules(ticks="executed", rate=10.0, end_on_success=True))
     feed(a, 0.00, 0.1)
     a.executed(0.01, np.full(3, 0.0), "policy", "p/1", "")
     feed(a, 0.10, 0.2)
@@ -102,6 +102,23 @@ def test_assembler_executed_ticks_by_hand(make_arm) -> None:
     np.testing.assert_array_equal(c["infos/clipped"], [True, False])
     assert c["infos/policy_id"].tolist() == [b"p", b"t"]
     np.testing.assert_allclose(c["infos/obs_age"], 0.01, atol=1e-9)
+
+
+def test_assembler_success_is_a_level_unless_it_ends_the_episode(make_arm) -> None:
+    a = Assembler(make_arm(), StepRules(rate=10.0))
+    feed(a, 0.0, 0.0)
+    for k, outcome in enumerate((None, None, True, None, False, None)):
+        if outcome is not None:
+            a.success(outcome)
+        feed(a, 0.1 * k, 0.0)
+        a.executed(0.1 * k, np.zeros(3), "policy", "p/1", "")
+    c = a.end()
+    assert c is not None
+    # rows begin at 0.1 ... 0.5 s; success came within the first, went within the third
+    np.testing.assert_array_equal(c["infos/success"], [True, True, False, False, False])
+    np.testing.assert_array_equal(c["rewards"], [1, 1, 0, 0, 0])
+    assert not c["terminals"].any()
+    assert c["timeouts"][-1]
 
 
 def test_assembler_rate_ticks_join_several_executed_messages(make_arm) -> None:
@@ -204,7 +221,7 @@ class Stream:
 @pytest.mark.parametrize("ticks", ["executed", "rate", "command"])
 def test_bag_converts_to_the_online_file(tmp_path, make_arm, ticks) -> None:
     spec = make_arm(observation=["joint_positions", "joint_velocities", "last_action"])
-    rules = StepRules(ticks=ticks, rate=500.0)
+    rules = StepRules(ticks=ticks, rate=500.0, end_on_success=True)
     stream = Stream(spec)
     recorder = SessionRecorder(spec, stream.table, RecordSettings(str(tmp_path), rules=rules))
     stream.play(recorder, 20)  # before the episode: what is known then belongs to its first step

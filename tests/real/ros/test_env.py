@@ -21,6 +21,13 @@ INFO = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patience(graph):
+    """Two processes may take a minute to start on a busy machine."""
+    wait(graph.services["sim_robot/set_parameters"].service_is_ready, 120.0, "the simulated robot")
+    wait(lambda: graph.state not in ("", "STARTUP"), 120.0, "the supervisor")
+
+
 def spec(processes, **changes) -> RobotSpec:
     import yaml
 
@@ -202,13 +209,13 @@ def test_vector_env_views_share_the_robot_and_cut_each_other(live, processes) ->
         with pytest.raises(ValueError, match="one robot"):
             make(2, 0, **options)
         train.reset()
-        obs, reward, terminated, truncated, info = train.step(np.zeros((1, 3), np.float32))
+        obs, _, _, truncated, info = train.step(np.zeros((1, 3), np.float32))
         assert obs["state"].shape == (1, 6)
         assert info["valid"].all()
         assert info["executed"].shape == (1, 3)
         evaluation.reset()
         evaluation.step(np.zeros((1, 3), np.float32))
-        *_, terminated, truncated, info = train.step(np.zeros((1, 3), np.float32))
+        *_, truncated, info = train.step(np.zeros((1, 3), np.float32))
         assert truncated.all()
         assert not info["valid"].any()
         assert "another view" in info["robot"]["fault"]

@@ -1,0 +1,20 @@
+"""Real-time priority for single threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+
+def lift(priority: int, names: tuple[str, ...] = ()) -> str:
+    """Give this process's threads of these names, or the calling one, SCHED_FIFO; "on", "off" or why not."""
+    if priority <= 0:
+        return "off"
+    threads = [t.native_id for t in threading.enumerate() if t.name in names] if names else [0]
+    try:
+        for thread in threads:
+            if thread is not None:
+                os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
+    except (OSError, AttributeError) as error:
+        return f"not allowed ({error})"
+    return "on"
