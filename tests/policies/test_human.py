@@ -93,7 +93,7 @@ def test_without_its_terms_imitation_sac_is_sac_bit_for_bit(backup):
 def test_leash_of_zero_changes_nothing_and_a_strong_one_keeps_the_policy_near_the_clone():
     def trained(kl):
         learner = ImitationSac(
-            spec(), critics=2, utd=1, bc_steps=300, il_weight=0.0, kl_weight=kl, lr=3e-3, init_alpha=1e-4, **SMALL
+            spec(), critics=2, utd=1, bc_steps=150, il_weight=0.0, kl_weight=kl, lr=5e-3, init_alpha=1e-4, **SMALL
         )
 
         # the person always does 0.5; the reward pays for going to -1
@@ -107,7 +107,7 @@ def test_leash_of_zero_changes_nothing_and_a_strong_one_keeps_the_policy_near_th
 
         learner.pretrain(demos())
         rows = data()
-        for _ in range(300):
+        for _ in range(120):
             learner.update(rows)
         return learner.policy.act({"state": batch(200).obs["state"]}, deterministic=True).value.mean()
 
@@ -195,7 +195,7 @@ def test_rlif_avoids_what_makes_people_take_over():
             )
 
     rows = data()
-    for _ in range(400):
+    for _ in range(200):
         learner.update(rows)
     acted = learner.policy.act({"state": torch.zeros(64, 1)}, deterministic=True).value
     assert acted.max() < 0.0
@@ -311,5 +311,5 @@ def test_saved_and_loaded_learner_makes_the_same_next_update(kind):
     [(ImitationSac, {"il_weight": -1.0}), (ImitationSac, {"kl_weight": 1.0, "bc_steps": 0}), (HgDagger, {"utd": 0})],
 )
 def test_options_out_of_range_are_refused(kind, wrong):
-    with pytest.raises(ValueError, match="must|needs"):
+    with pytest.raises(ValueError, match=r"must|needs"):
         kind(spec(), **wrong)
