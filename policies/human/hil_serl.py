@@ -24,8 +24,8 @@ CHOICES = (-1.0, 0.0, 1.0)
 class HilSerl(Sac):
     """Sample-efficient actor-critic with a grasp critic.
 
-    The last action must be the gripper's. The other actions are learned by SAC (two LayerNorm critics, entropy target of
-    the continuous actions alone). The gripper has three choices, valued by a double DQN with
+    The last action must be the gripper's. The other actions are learned by SAC (two LayerNorm critics, entropy target
+    of the continuous actions alone). The gripper has three choices, valued by a double DQN with
     y_g = (r + penalty) + discount Q'_g(s', argmax Q_g(s')); the penalty for switching enters there and nowhere else,
     in every update. Greedy: exploration comes from people.
 

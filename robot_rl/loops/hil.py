@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import math
 import time
@@ -141,7 +142,11 @@ class HumanInTheLoop:
         self.rules, self.options, self.seed = rules, options, seed
         self.stats = HilStats(env.io.control_hz)
         self.env_steps = self.updates = self.demos = self.version = self.skipped = 0
+        self.rollbacks = 0
+        """How often the learner diverged and was put back."""
         self.problem = ""
+        self._good: list[Any] = []  # the learner after the last two episodes in which all was finite
+        self._poisoned = False
         self._batches: Iterator[Transitions] = sampler.batches(batch_size)
         self._credit = 0.0
         self._rng = np.random.default_rng(seed)
@@ -290,6 +295,7 @@ class HumanInTheLoop:
         reward, over = self._outcome(float(row.reward[0]), success, terminated, truncated)
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
         valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
+        self._poisoned = self._poisoned or not np.isfinite(proposal).all()
         if not driven.finite:
             valid, invalid = False, Invalid.NONFINITE
             proposal = np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0)
@@ -342,7 +348,6 @@ class HumanInTheLoop:
     def _note(self, step: ControlStep) -> None:
         try:
             self.log.journal(step)
-            self.problem = ""
         except OSError as error:
             if error.errno not in _BACKOFF:
                 raise
@@ -384,6 +389,8 @@ class HumanInTheLoop:
             self.stats.add(facts)
             if self.options.promote_success and facts.success and facts.autonomous:
                 self.memory.promote(range(first_row, self.memory.count))
+        if not demo:
+            self._keep()
         if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
             self._stepper.reset()
         return facts
@@ -411,15 +418,38 @@ class HumanInTheLoop:
             self._credit -= 1.0
             try:
                 self._metrics.update(self.learner.update(self._batches))
-            except FloatingPointError:
+            except FloatingPointError as error:
                 self.skipped += 1
                 if self.skipped >= 10:
-                    raise
+                    self._roll_back(error)
             else:
                 self.skipped = 0
             self.updates += 1
             self.version, self._updated_ns = self.updates, self.pilot.now_ns()
         self._credit = min(self._credit, 50.0 * max(o.updates_per_step, 1.0))
+
+    def _keep(self) -> None:
+        """Remember the learner of an episode without anything non-finite; put a diverged one back."""
+        if self._poisoned:
+            self._roll_back(FloatingPointError("the policy proposed an action that is not finite"))
+        elif self.skipped == 0 and self.updates:
+            self._good = [*self._good[-1:], copy.deepcopy(self.learner.state_dict())]
+        self._poisoned = False
+
+    def _roll_back(self, error: FloatingPointError) -> None:
+        """The learner as it was one good episode before the last, with half the step size.
+
+        Raises:
+            FloatingPointError: nothing to go back to, or the third time.
+        """
+        if not self._good or self.rollbacks >= 3:
+            raise error
+        self.rollbacks, self.skipped = self.rollbacks + 1, 0
+        self.learner.load_state_dict(self._good[0])
+        calm = getattr(self.learner, "calm", None)
+        if calm is not None:
+            calm()
+        self.problem = f"the learner diverged ({error}) and was put back, with half the step size"
 
     # ------------------------------------------------------------ screen
 

@@ -261,6 +261,24 @@ def test_fault_learner_with_a_nan_loss_skips_and_gives_up_after_ten(tmp_path):
         loop.run(120, lambda *_: False)
 
 
+def test_fault_diverged_policy_stops_the_robot_and_is_put_back(tmp_path):
+    env = LineEnv()
+    learner = small(env.io)
+    loop = build(tmp_path, None, env=env, learner=learner)
+    loop.collect_demos(0)
+    loop.run(90, lambda *_: False)
+    step = learner._lr
+    learner._actor_params.flat[:] = math.nan
+    loop._episode(demo=False)  # three bad actions: stopped, and nothing of it is learned from
+    assert loop.stats.reasons["safety_stop"] == 1
+    assert loop.rollbacks == 1
+    assert learner._lr == pytest.approx(0.5 * step)
+    assert np.isfinite(learner.policy.act({"state": np.zeros((1, 2), np.float32)}).value).all()
+    assert "diverged" in loop.problem
+    batch = loop.memory.take(loop.memory.views["online"].rows())
+    assert torch.isfinite(batch.action).all()
+
+
 # ---------------------------------------------------------------- continuation
 
 
