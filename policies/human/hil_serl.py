@@ -129,7 +129,9 @@ class HilSerl(Sac):
         here, there = self._look(batch.obs), self._look(batch.next_obs)
         best = self._grasp.forward(there)[0].argmax(1, keepdim=True)
         after = self._grasp_target.forward(there)[0].gather(1, best)[:, 0]
-        target = batch.reward + batch.extras["grip_penalty"] + batch.discount * after
+        penalty = batch.extras.get("grip_penalty")
+        reward = batch.reward if penalty is None else batch.reward + penalty
+        target = reward + batch.discount * after
         chosen = choice_of(batch.action[:, -1])[:, None]
         values = self._grasp.forward(here)[0]
         error = values.gather(1, chosen)[:, 0] - target

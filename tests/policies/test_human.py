@@ -11,7 +11,7 @@ from robot_rl.policies.human.hil_serl import HilSerl, choice_of
 from robot_rl.policies.human.imitation_sac import ImitationSac
 from robot_rl.policies.human.rlif import Rlif
 from robot_rl.policies.nets.distributions import squash
-from robot_rl.policies.nets.imitation import imitation_grad, log_density
+from robot_rl.policies.nets.imitation import human_rows, imitation_grad, log_density
 from robot_rl.policies.online.sac import Sac
 from robot_rl.types import IOSpec, Transitions
 
@@ -74,6 +74,15 @@ def test_imitation_grad_ignores_rows_without_weight_and_survives_the_edge():
     nothing, loss = imitation_grad(raw, action, torch.zeros(4), min_std=0.1)
     assert (nothing == 0).all()
     assert loss == 0
+
+
+def test_rows_of_demonstrations_are_found_without_the_memorys_weights():
+    row = batch(4)
+    human = torch.tensor([True, False, False, False])
+    source = torch.tensor([0, 0, 1, 1])
+    assert human_rows(replace(row, extras={}, intervened=human)).tolist() == [1, 0, 0, 0]
+    assert human_rows(replace(row, extras={"source": source}, intervened=human)).tolist() == [1, 0, 1, 1]
+    assert human_rows(row).tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("backup", [True, False])
