@@ -39,8 +39,8 @@ def log_density(raw: Tensor, action: Tensor, *, min_std: float | None = None, ed
 def human_rows(batch: Transitions) -> Tensor:
     """(B,) weight of every row in imitation losses.
 
-    Extras "imitate" where the human-in-the-loop memory made the batch; else 1 for rows that a person drove and for those
-    of a mix's second part (the demonstrations of `robot-rl train demos=…`), 0 for the rest.
+    Extras "imitate" where the human-in-the-loop memory made the batch; else 1 for rows that a person drove and for
+    those of a mix's second part (the demonstrations of `robot-rl train demos=…`), 0 for the rest.
     """
     if "imitate" in batch.extras:
         return batch.extras["imitate"]
