@@ -381,6 +381,9 @@ class HumanInTheLoop:
     def _keep(self) -> None:
         """Remember the learner of an episode without anything non-finite; put a diverged one back."""
         if self._poisoned:
+            if not self._good:  # the robot has stopped or held; there is no better learner to go back to
+                self.problem = "the policy proposes actions that are not finite"
+                return
             self._roll_back(FloatingPointError("the policy proposed an action that is not finite"))
         elif self.skipped == 0 and self.updates:
             self._good = [*self._good[-1:], copy.deepcopy(self.learner.state_dict())]

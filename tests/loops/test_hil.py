@@ -244,7 +244,7 @@ def test_fault_full_disk_in_the_journal_keeps_the_episode(tmp_path, monkeypatch)
     assert loop.log.manifest[0]["valid"] == 30
 
 
-def test_fault_learner_with_a_nan_loss_skips_and_gives_up_after_ten(tmp_path):
+def test_fault_learner_with_a_nan_loss_skips_then_goes_back_then_gives_up(tmp_path):
     learner = Fixed(LineEnv().io, 0.0)
     fails = {"left": 9}
 
@@ -257,9 +257,14 @@ def test_fault_learner_with_a_nan_loss_skips_and_gives_up_after_ten(tmp_path):
     learner.update = update
     loop = build(tmp_path, None, learner=learner)
     loop.run(60, lambda *_: False)  # nine in a row are skipped
+    assert loop.rollbacks == 0
     fails["left"] = 10
+    loop.run(120, lambda *_: False)  # ten put the learner back
+    assert loop.rollbacks == 1
+    fails["left"] = 1000
     with pytest.raises(FloatingPointError):
-        loop.run(120, lambda *_: False)
+        loop.run(400, lambda *_: False)
+    assert loop.rollbacks == 3
 
 
 def test_fault_diverged_policy_stops_the_robot_and_is_put_back(tmp_path):
