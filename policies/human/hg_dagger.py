@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.imitation import imitation_grad
+from robot_rl.policies.nets.imitation import human_rows, imitation_grad
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
@@ -96,7 +96,7 @@ class HgDagger:
             state = self._norm(state)
         with torch.no_grad():
             raw = self._actor.forward(state)[0]
-            grad, loss = imitation_grad(raw, batch.action, batch.extras["imitate"], min_std=self._min_std)
+            grad, loss = imitation_grad(raw, batch.action, human_rows(batch), min_std=self._min_std)
             self._actor.backward(grad[None])
             self._params.adam(self._lr)
             self._actor.refresh()

@@ -24,8 +24,8 @@ CHOICES = (-1.0, 0.0, 1.0)
 class HilSerl(Sac):
     """Sample-efficient actor-critic with a grasp critic.
 
-    The last action must be the gripper's. The other actions are learned by SAC (two LayerNorm critics, entropy target of
-    the continuous actions alone). The gripper has three choices, valued by a double DQN with
+    The last action must be the gripper's. The other actions are learned by SAC (two LayerNorm critics, entropy target
+    of the continuous actions alone). The gripper has three choices, valued by a double DQN with
     y_g = (r + penalty) + discount Q'_g(s', argmax Q_g(s')); the penalty for switching enters there and nowhere else,
     in every update. Greedy: exploration comes from people.
 
@@ -129,7 +129,9 @@ class HilSerl(Sac):
         here, there = self._look(batch.obs), self._look(batch.next_obs)
         best = self._grasp.forward(there)[0].argmax(1, keepdim=True)
         after = self._grasp_target.forward(there)[0].gather(1, best)[:, 0]
-        target = batch.reward + batch.extras["grip_penalty"] + batch.discount * after
+        penalty = batch.extras.get("grip_penalty")
+        reward = batch.reward if penalty is None else batch.reward + penalty
+        target = reward + batch.discount * after
         chosen = choice_of(batch.action[:, -1])[:, None]
         values = self._grasp.forward(here)[0]
         error = values.gather(1, chosen)[:, 0] - target

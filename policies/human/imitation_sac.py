@@ -11,7 +11,7 @@ from torch import Tensor
 
 from robot_rl.policies.nets.distributions import SquashedSample, squash_grad
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.imitation import imitation_grad, log_density
+from robot_rl.policies.nets.imitation import human_rows, imitation_grad, log_density
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.online.sac import Sac
 from robot_rl.types import IOSpec, Metrics, Transitions
@@ -140,7 +140,7 @@ class ImitationSac(Sac):
         for _ in range(self._bc_steps):
             batch = next(batches)
             raw = self._actor.forward(self._bc_feature(batch))[0]
-            grad, loss = imitation_grad(raw, batch.action, batch.extras["imitate"], min_std=self._min_std)
+            grad, loss = imitation_grad(raw, batch.action, human_rows(batch), min_std=self._min_std)
             self._actor.backward(grad[None])
             self._actor_params.adam(self._actor_lr)
             self._actor.refresh()
@@ -196,7 +196,7 @@ class ImitationSac(Sac):
         d_raw = squash_grad(sample, d_action, (alpha + leash) / size)
         if weight > 0.0 and self._seen is not None:
             raw, batch = self._seen
-            rows = batch.extras["imitate"]
+            rows = human_rows(batch)
             if self._q_filter:
                 rows = rows * self._better(feature, batch.action, sample.action)
             grad, loss = imitation_grad(raw, batch.action, rows, min_std=self._min_std)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.distributions import LOG_STD_MAX, LOG_STD_MIN
+from robot_rl.types import Transitions
 
 EDGE = 1e-4
 """Recorded actions are kept this far from the bounds, where the density of a squashed Gaussian has no limit."""
@@ -33,6 +34,20 @@ def log_density(raw: Tensor, action: Tensor, *, min_std: float | None = None, ed
     z = (u - mean) * (-log_std).exp()
     density = -0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi) - torch.log1p(-kept.square())
     return density.sum(-1)
+
+
+def human_rows(batch: Transitions) -> Tensor:
+    """(B,) weight of every row in imitation losses.
+
+    Extras "imitate" where the human-in-the-loop memory made the batch; else 1 for rows that a person drove and for
+    those of a mix's second part (the demonstrations of `robot-rl train demos=…`), 0 for the rest.
+    """
+    if "imitate" in batch.extras:
+        return batch.extras["imitate"]
+    rows = batch.intervened
+    if "source" in batch.extras:
+        rows = rows | (batch.extras["source"] > 0)
+    return rows.to(batch.reward.dtype)
 
 
 def imitation_grad(raw: Tensor, action: Tensor, weight: Tensor, *, min_std: float) -> tuple[Tensor, Tensor]:

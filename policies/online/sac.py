@@ -325,6 +325,10 @@ class Sac:
             )
         return values
 
+    def calm(self) -> None:
+        """Halve all step sizes: after a divergence."""
+        self._lr, self._actor_lr, self._alpha_lr = 0.5 * self._lr, 0.5 * self._actor_lr, 0.5 * self._alpha_lr
+
     def state_dict(self) -> dict[str, Any]:
         """Weights, targets, optimisers, generators, moments and counters: tensors and numbers."""
         state: dict[str, Any] = {

@@ -227,9 +227,9 @@ def _line(episode: Episode, segment: str) -> dict[str, Any]:
     key = episode_key(episode.meta)
     digest = hashlib.sha256()
     for name in sorted(episode.obs):
-        digest.update(np.ascontiguousarray(episode.obs[name]))
+        digest.update(np.ascontiguousarray(episode.obs[name]).tobytes())
     for array in (episode.action, episode.proposed, episode.reward):
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).tobytes())
     return {
         "run_id": key.run_id,
         "actor_id": key.actor_id,

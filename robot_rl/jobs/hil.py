@@ -18,8 +18,9 @@ from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.mix import Mix
-from robot_rl.loops.hil import HilOptions, HumanInTheLoop, trials
+from robot_rl.loops.hil import HilOptions, HumanInTheLoop
 from robot_rl.loops.hil_stats import Trials
+from robot_rl.loops.trials import trials
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Learner, Metrics, Tracker

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,63 +16,13 @@ from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
-from robot_rl.loops.hil_stats import EpisodeFacts, HilStats, Trials
+from robot_rl.loops.hil_stats import EpisodeFacts, HilStats
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Learner, Metrics, Obs, Policy, Sampler, Step, Transitions
+from robot_rl.loops.trials import Pilot, tell
+from robot_rl.types import Learner, Metrics, Obs, Sampler, Step, Transitions
 
 Hook = Callable[[int, Metrics], bool]
 _BACKOFF = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-
-
-class Pilot(Protocol):
-    """Device, takeover and safety layer between the policy and the robot; see `robot_rl.real.cockpit`."""
-
-    realtime: bool
-
-    @property
-    def driver(self) -> str:
-        """Who drives."""
-        ...
-
-    def begin(self, demo: bool = False) -> list[str]:
-        """Before an episode; what stands against motion."""
-        ...
-
-    def end(self) -> None:
-        """After an episode."""
-        ...
-
-    def now_ns(self) -> int:
-        """The clock."""
-        ...
-
-    def drive(self, obs: Obs, proposal: np.ndarray) -> Any:
-        """One tick."""
-        ...
-
-    def idle(self, obs: Obs) -> tuple[tuple[str, float], ...]:
-        """One tick without motion."""
-        ...
-
-    def wait(self) -> None:
-        """Until the next tick."""
-        ...
-
-    def spare(self) -> float:
-        """Seconds until then."""
-        ...
-
-    def show(self, telemetry: dict[str, Any], frame: Callable[[], Any] | None = None) -> None:
-        """Telemetry for a screen."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Between episodes."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Continue."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -141,7 +92,11 @@ class HumanInTheLoop:
         self.rules, self.options, self.seed = rules, options, seed
         self.stats = HilStats(env.io.control_hz)
         self.env_steps = self.updates = self.demos = self.version = self.skipped = 0
+        self.rollbacks = 0
+        """How often the learner diverged and was put back."""
         self.problem = ""
+        self._good: list[Any] = []  # the learner after the last two episodes in which all was finite
+        self._poisoned = False
         self._batches: Iterator[Transitions] = sampler.batches(batch_size)
         self._credit = 0.0
         self._rng = np.random.default_rng(seed)
@@ -225,7 +180,7 @@ class HumanInTheLoop:
                 break
             t_cmd = self.pilot.now_ns()
             row = self._stepper.step(driven.executed[None], proposed=proposal[None])
-            _tell(self.learner.policy, driven.executed)
+            tell(self.learner.policy, driven.executed)
             self.pilot.wait()
             self._world_ended = bool(row.terminated[0] or row.truncated[0])
             step, over = self._record(obs, proposal, driven, row, (t_obs, t_cmd, self.pilot.now_ns()))
@@ -290,6 +245,7 @@ class HumanInTheLoop:
         reward, over = self._outcome(float(row.reward[0]), success, terminated, truncated)
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
         valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
+        self._poisoned = self._poisoned or not np.isfinite(proposal).all()
         if not driven.finite:
             valid, invalid = False, Invalid.NONFINITE
             proposal = np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0)
@@ -342,7 +298,6 @@ class HumanInTheLoop:
     def _note(self, step: ControlStep) -> None:
         try:
             self.log.journal(step)
-            self.problem = ""
         except OSError as error:
             if error.errno not in _BACKOFF:
                 raise
@@ -384,6 +339,8 @@ class HumanInTheLoop:
             self.stats.add(facts)
             if self.options.promote_success and facts.success and facts.autonomous:
                 self.memory.promote(range(first_row, self.memory.count))
+        if not demo:
+            self._keep()
         if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
             self._stepper.reset()
         return facts
@@ -411,15 +368,41 @@ class HumanInTheLoop:
             self._credit -= 1.0
             try:
                 self._metrics.update(self.learner.update(self._batches))
-            except FloatingPointError:
+            except FloatingPointError as error:
                 self.skipped += 1
                 if self.skipped >= 10:
-                    raise
+                    self._roll_back(error)
             else:
                 self.skipped = 0
             self.updates += 1
             self.version, self._updated_ns = self.updates, self.pilot.now_ns()
         self._credit = min(self._credit, 50.0 * max(o.updates_per_step, 1.0))
+
+    def _keep(self) -> None:
+        """Remember the learner of an episode without anything non-finite; put a diverged one back."""
+        if self._poisoned:
+            if not self._good:  # the robot has stopped or held; there is no better learner to go back to
+                self.problem = "the policy proposes actions that are not finite"
+                return
+            self._roll_back(FloatingPointError("the policy proposed an action that is not finite"))
+        elif self.skipped == 0 and self.updates:
+            self._good = [*self._good[-1:], copy.deepcopy(self.learner.state_dict())]
+        self._poisoned = False
+
+    def _roll_back(self, error: FloatingPointError) -> None:
+        """The learner as it was one good episode before the last, with half the step size.
+
+        Raises:
+            FloatingPointError: nothing to go back to, or the third time.
+        """
+        if not self._good or self.rollbacks >= 3:
+            raise error
+        self.rollbacks, self.skipped = self.rollbacks + 1, 0
+        self.learner.load_state_dict(self._good[0])
+        calm = getattr(self.learner, "calm", None)
+        if calm is not None:
+            calm()
+        self.problem = f"the learner diverged ({error}) and was put back, with half the step size"
 
     # ------------------------------------------------------------ screen
 
@@ -504,62 +487,3 @@ class HumanInTheLoop:
             self._stepper.load_state_dict(state["stepper"])
         if later:  # what was driven after the checkpoint must not be driven again from the same starts
             self._stepper.reset(seed=self.seed + 1 + len(self.log.manifest))
-
-
-def _tell(policy: Any, executed: np.ndarray) -> None:
-    """Policies that remember their last command hear what was really done."""
-    call = getattr(policy, "executed", None)
-    if call is not None:
-        call(executed[None])
-
-
-def trials(
-    env: Any,
-    policy: Policy,
-    pilot: Pilot,
-    *,
-    episodes: int,
-    seed: int,
-    deterministic: bool = True,
-    on_trial: Callable[[int], object] | None = None,
-) -> Trials:
-    """Autonomous trials with frozen weights through the same safety layer; a trial ends at its first success.
-
-    Args:
-        env: of one copy, natural starts.
-        policy: what acts.
-        pilot: without a person.
-        episodes: how many.
-        seed: of the first reset.
-        deterministic: the policy's mode.
-        on_trial: called with the number of finished trials.
-    """
-    out, stepper = Trials(deterministic=deterministic), Stepper(env)
-    stepper.reset(seed=seed)
-    for number in range(episodes):
-        refused = pilot.begin()
-        if refused:
-            raise RuntimeError(f"the safety layer does not allow a trial: {', '.join(refused)}")
-        policy.reset()
-        steps, success, ended = 0, False, False
-        while not (ended or success):
-            proposal = np.asarray(policy.act(stepper.obs, deterministic=deterministic).value[0], np.float32)
-            obs = {name: value[0] for name, value in stepper.obs.items()}
-            driven = pilot.drive(obs, proposal)
-            _tell(policy, driven.executed)
-            if driven.stopped:
-                out.stops += 1
-                break
-            row = stepper.step(driven.executed[None])
-            pilot.wait()
-            steps += 1
-            success = bool(row.info["success"][0]) if "success" in row.info else False
-            ended = bool(row.terminated[0] or row.truncated[0])
-        pilot.end()
-        if not ended:
-            stepper.reset()
-        out.successes.append(success)
-        out.steps.append(steps)
-        if on_trial is not None:
-            on_trial(number + 1)
-    return out

@@ -14,8 +14,9 @@ from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import EndReason, Invalid, Source
 from robot_rl.data.mix import Mix
-from robot_rl.loops.hil import HilOptions, HumanInTheLoop, trials
+from robot_rl.loops.hil import HilOptions, HumanInTheLoop
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats, Trials, wilson
+from robot_rl.loops.trials import trials
 from robot_rl.policies.human.imitation_sac import ImitationSac
 from robot_rl.real.intervention import Press, Reading
 from robot_rl.real.cockpit import simulated
@@ -243,7 +244,7 @@ def test_fault_full_disk_in_the_journal_keeps_the_episode(tmp_path, monkeypatch)
     assert loop.log.manifest[0]["valid"] == 30
 
 
-def test_fault_learner_with_a_nan_loss_skips_and_gives_up_after_ten(tmp_path):
+def test_fault_learner_with_a_nan_loss_skips_then_goes_back_then_gives_up(tmp_path):
     learner = Fixed(LineEnv().io, 0.0)
     fails = {"left": 9}
 
@@ -256,9 +257,32 @@ def test_fault_learner_with_a_nan_loss_skips_and_gives_up_after_ten(tmp_path):
     learner.update = update
     loop = build(tmp_path, None, learner=learner)
     loop.run(60, lambda *_: False)  # nine in a row are skipped
+    assert loop.rollbacks == 0
     fails["left"] = 10
+    loop.run(120, lambda *_: False)  # ten put the learner back
+    assert loop.rollbacks == 1
+    fails["left"] = 1000
     with pytest.raises(FloatingPointError):
-        loop.run(120, lambda *_: False)
+        loop.run(400, lambda *_: False)
+    assert loop.rollbacks == 3
+
+
+def test_fault_diverged_policy_stops_the_robot_and_is_put_back(tmp_path):
+    env = LineEnv()
+    learner = small(env.io)
+    loop = build(tmp_path, None, env=env, learner=learner)
+    loop.collect_demos(0)
+    loop.run(90, lambda *_: False)
+    step = learner._lr
+    learner._actor_params.flat[:] = math.nan
+    loop._episode(demo=False)  # three bad actions: stopped, and nothing of it is learned from
+    assert loop.stats.reasons["safety_stop"] == 1
+    assert loop.rollbacks == 1
+    assert learner._lr == pytest.approx(0.5 * step)
+    assert np.isfinite(learner.policy.act({"state": np.zeros((1, 2), np.float32)}).value).all()
+    assert "diverged" in loop.problem
+    batch = loop.memory.take(loop.memory.views["online"].rows())
+    assert torch.isfinite(batch.action).all()
 
 
 # ---------------------------------------------------------------- continuation

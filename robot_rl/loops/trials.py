@@ -1,0 +1,122 @@
+"""Autonomous trials of a policy through the safety layer, and the interface to what lies between policy and robot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from robot_rl.loops.hil_stats import Trials
+from robot_rl.loops.stepping import Stepper
+from robot_rl.types import Obs, Policy
+
+
+class Pilot(Protocol):
+    """Device, takeover and safety layer between the policy and the robot; see `robot_rl.real.cockpit`."""
+
+    realtime: bool
+
+    @property
+    def driver(self) -> str:
+        """Who drives."""
+        ...
+
+    def begin(self, demo: bool = False) -> list[str]:
+        """Before an episode; what stands against motion."""
+        ...
+
+    def end(self) -> None:
+        """After an episode."""
+        ...
+
+    def now_ns(self) -> int:
+        """The clock."""
+        ...
+
+    def drive(self, obs: Obs, proposal: np.ndarray) -> Any:
+        """One tick."""
+        ...
+
+    def idle(self, obs: Obs) -> tuple[tuple[str, float], ...]:
+        """One tick without motion."""
+        ...
+
+    def wait(self) -> None:
+        """Until the next tick."""
+        ...
+
+    def spare(self) -> float:
+        """Seconds until then."""
+        ...
+
+    def show(self, telemetry: dict[str, Any], frame: Callable[[], Any] | None = None) -> None:
+        """Telemetry for a screen."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between episodes."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Continue."""
+        ...
+
+
+def tell(policy: Any, executed: np.ndarray) -> None:
+    """Policies that remember their last command hear what was really done."""
+    call = getattr(policy, "executed", None)
+    if call is not None:
+        call(executed[None])
+
+
+def trials(
+    env: Any,
+    policy: Policy,
+    pilot: Pilot,
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool = True,
+    on_trial: Callable[[int], object] | None = None,
+) -> Trials:
+    """Autonomous trials with frozen weights through the same safety layer; a trial ends at its first success.
+
+    Args:
+        env: of one copy, natural starts.
+        policy: what acts.
+        pilot: without a person.
+        episodes: how many.
+        seed: of the first reset.
+        deterministic: the policy's mode.
+        on_trial: called with the number of finished trials.
+    """
+    out, stepper = Trials(deterministic=deterministic), Stepper(env)
+    stepper.reset(seed=seed)
+    for number in range(episodes):
+        refused = pilot.begin()
+        if refused:
+            raise RuntimeError(f"the safety layer does not allow a trial: {', '.join(refused)}")
+        policy.reset()
+        steps, success, ended = 0, False, False
+        while not (ended or success):
+            proposal = np.asarray(policy.act(stepper.obs, deterministic=deterministic).value[0], np.float32)
+            obs = {name: value[0] for name, value in stepper.obs.items()}
+            driven = pilot.drive(obs, proposal)
+            tell(policy, driven.executed)
+            if driven.stopped:
+                out.stops += 1
+                break
+            row = stepper.step(driven.executed[None])
+            pilot.wait()
+            steps += 1
+            success = bool(row.info["success"][0]) if "success" in row.info else False
+            ended = bool(row.terminated[0] or row.truncated[0])
+        pilot.end()
+        if not ended:
+            stepper.reset()
+        out.successes.append(success)
+        out.steps.append(steps)
+        if on_trial is not None:
+            on_trial(number + 1)
+    return out

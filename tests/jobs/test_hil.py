@@ -1,0 +1,129 @@
+"""robot-rl hil as its user runs it: folder, numbers, resume."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from robot_rl.data.hil_log import read_manifest
+from robot_rl.jobs.hil import HilJob, HilSettings
+
+TINY = [
+    "env=insert",
+    "human=scripted",
+    "demos=2",
+    "total_steps=120",
+    "learning_starts=40",
+    "updates_per_step=0.5",
+    "policy.hidden=[16,16]",
+    "policy.batch_size=16",
+    "policy.bc_steps=20",
+    "policy.critics=2",
+    "policy.utd=1",
+    "eval_every=60",
+    "eval_episodes=1",
+    "final_episodes=1",
+    "checkpoint_every=60",
+    "track.tensorboard=false",
+    "name=tiny",
+]
+
+
+def make(folder: Path, *overrides: str, resume: bool = False) -> HilJob:
+    """The job as the command line builds it."""
+    with initialize_config_module("robot_rl.configs", version_base="1.3"):
+        cfg = compose("hil", overrides=[*TINY, *overrides])
+
+    def make_pilot(env: Any, with_person: bool) -> Any:
+        human = instantiate(cfg.human, _partial_=True)(io=env.io, expert=env.expert) if with_person else None
+        return instantiate(cfg.pilot, _partial_=True, _convert_="all")(env=env, human=human)
+
+    return HilJob(
+        HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)}),
+        folder,
+        make_env=lambda n, seed, render: instantiate(cfg.env, num_envs=n, seed=seed, device="cpu"),
+        make_learner=lambda io: instantiate(cfg.policy, _partial_=True)(
+            io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
+        ),
+        make_pilot=make_pilot,
+        make_tracker=lambda step: instantiate(cfg.track, _partial_=True)(str(folder), resume_step=step),
+        config=OmegaConf.to_yaml(cfg, resolve=True),
+        resume=resume,
+    )
+
+
+def test_hil_runs_reports_and_continues(tmp_path):
+    run = tmp_path / "run"
+    summary = make(run).run()
+    for name in ("report.html", "curve.png", "metrics.jsonl", "evaluation.json", "log/manifest.jsonl", "config.yaml"):
+        assert (run / name).exists(), name
+    lines = read_manifest(run / "log")
+    assert sum(line["demo"] for line in lines) == 2
+    steps = sum(line["steps"] for line in lines if not line["demo"])
+    assert json.loads((run / "evaluation.json").read_text())["steps"] == summary["steps"] == steps >= 120
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    episode = next(row for row in rows if "hil/human_steps" in row)
+    for name in ("rollout/intervention_rate", "rollout/autonomous_low", "hil/human_seconds", "hil/tick_ms_p99"):
+        assert name in episode, name
+    make(run, "total_steps=160", resume=True).run()
+    assert len(read_manifest(run / "log")) > len(lines)
+
+    # the newest checkpoint is damaged: the one before serves, and what was driven since then is kept
+    newest = sorted((run / "checkpoints").glob("step_*"))[-1]
+    (newest / "learner.pt").write_bytes(b"torn")
+    before = read_manifest(run / "log")
+    job = make(run, "total_steps=180", resume=True)
+    assert job.loop.env_steps == sum(line["steps"] for line in before if not line["demo"])
+    job.run()
+    assert read_manifest(run / "log")[: len(before)] == before
+
+
+@pytest.mark.timeout(600)
+def test_killed_run_loses_nothing_that_was_reported(tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "robot_rl", "hil", *TINY[:3], "total_steps=100000", *TINY[4:]]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    run = tmp_path / process.stdout.readline().split(": ")[1].strip()
+    manifest = run / "log" / "manifest.jsonl"
+    end = time.monotonic() + 300
+    while time.monotonic() < end and not (manifest.exists() and len(read_manifest(run / "log")) >= 6):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = read_manifest(run / "log")
+    assert len(before) >= 6
+    resumed = subprocess.run(
+        [*command[:4], f"resume={run}", "total_steps=200"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    after = read_manifest(run / "log")
+    assert after[: len(before)] == before
+    keys = [line["episode_id"] for line in after]
+    assert keys == sorted(set(keys))
+
+
+@pytest.mark.timeout(600)
+def test_hil_refuses_a_world_without_an_expert(robot_rl):
+    out = robot_rl("hil", "env=gym", "id=Pendulum-v1", "demos=0")
+    assert out.returncode == 1
+    assert "scripted expert" in out.stderr
+    assert "Traceback" not in out.stderr
