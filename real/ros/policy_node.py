@@ -51,7 +51,7 @@ class PolicyNode(LifecycleNode):
         declare(self, "robot_spec", "", "path of the RobotSpec YAML")
         declare(self, "policy_path", "", "run or checkpoint folder", read_only=False)
         declare(self, "policy_root", "", "folder that policies must lie in; empty = anywhere")
-        declare(self, "loader", "robot_rl.cli:load_for_robot", "module:function that loads a checkpoint")
+        declare(self, "loader", "robot_rl.verbs.build:load_for_robot", "module:function that loads a checkpoint")
         declare(self, "device", "cpu", "where the policy computes")
         declare(self, "threads", 1, "CPU threads of torch", low=1, high=256)
         declare(self, "rate", 100.0, "commands per second", low=1.0, high=1000.0)

@@ -23,7 +23,7 @@ from robot_rl.loops.evaluate import evaluate
 
 PRIORITY = 40
 LATENCY, TRIAL, GRAPH = "robot_rl.real.ros.latency", "robot_rl.real.ros.trial", "robot_rl.real.processes"
-LOADER, SIMULATION = "robot_rl.cli.load_for_robot", "robot_rl.sim.mujoco_env.make"
+LOADER, SIMULATION = "robot_rl.verbs.build.load_for_robot", "robot_rl.sim.mujoco_env.make"
 
 
 def run(

@@ -18,8 +18,8 @@ from robot_rl.loops.hil import HilOptions, HumanInTheLoop
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats, Trials, wilson
 from robot_rl.loops.trials import trials
 from robot_rl.policies.human.imitation_sac import ImitationSac
-from robot_rl.real.intervention import Press, Reading
 from robot_rl.real.cockpit import simulated
+from robot_rl.real.intervention import Press, Reading
 from robot_rl.real.teleop.scripted import ScriptedHuman
 from tests.loops.hil_world import LineEnv
 

@@ -1,4 +1,4 @@
-"""Objects out of configuration: environments, learners, policies, run folders; shared by the verbs of cli.py."""
+"""Objects, folders and tables out of configuration: what the verbs share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -111,3 +112,45 @@ def tracker_factory(cfg: DictConfig, folder: Path) -> Callable[[int | None], Any
         return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
 
     return make
+
+
+def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> tuple[Any, Any, Any, str]:
+    """A trained policy for the robot: what the policy node runs.
+
+    Args:
+        path: run or checkpoint folder.
+        device: where the policy computes.
+        threads: CPU threads of torch.
+
+    Returns:
+        The policy; its IOSpec; (joints) -> port of the world that it was trained in, or None where it was trained in
+        something else; an identity such as "reach_ros@15000" for recordings.
+
+    Raises:
+        CheckpointError: no complete checkpoint there.
+    """
+    from robot_rl import checkpoint
+
+    torch.set_num_threads(threads)
+    folder = checkpoint.find(Path(path))
+    run_config: Any = OmegaConf.load(folder / "config.yaml")
+    policy = load_policy(OmegaConf.create({"device": device}), run_config, folder)
+    io = checkpoint.read_io(folder)
+    world = OmegaConf.select(run_config, "env.world")
+    make_port = None
+    if world is not None:
+        kind = hydra.utils.get_class("robot_rl.sim.port.WorldPort")
+        plain = OmegaConf.to_container(world, resolve=True)
+
+        def make_port(joints: tuple[str, ...]) -> Any:
+            return kind(plain, joints, io)
+
+    run = folder.parent.parent.name if folder.parent.name == "checkpoints" else folder.parent.name
+    return policy, io, make_port, f"{run}@{int(folder.name.removeprefix('step_') or 0)}".replace("/", "_")
+
+
+def table(rows: dict[str, Any]) -> None:
+    """Print names and values in two columns."""
+    width = max((len(name) for name in rows), default=0)
+    for name, value in rows.items():
+        print(f"  {name:<{width}}  {value:.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")

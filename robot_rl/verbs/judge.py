@@ -1,0 +1,212 @@
+"""Verbs that measure and record: eval, eval ope, collect, bench."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl.verbs.build import (
+    Refused,
+    choice,
+    env_factory,
+    load_policy,
+    run_folder,
+    table,
+    threads,
+)
+
+
+def evaluate(cfg: DictConfig) -> None:
+    """Evaluate a checkpoint or a foreign policy."""
+    from tqdm import tqdm
+
+    from robot_rl import checkpoint
+    from robot_rl.checkpoint import write_json
+    from robot_rl.jobs.train import record_video
+    from robot_rl.loops.evaluate import evaluate as run_evaluation
+
+    threads(cfg)
+    path = Path(cfg.path)
+    run_config: Any = None
+    if cfg.get("policy") is None:
+        path = checkpoint.find(path)
+        run_config = OmegaConf.load(path / "config.yaml")
+        if cfg.get("env") is None:
+            cfg = OmegaConf.merge(cfg, {"env": run_config.get("env")})  # type: ignore[assignment]
+        if cfg.get("env") is None:
+            raise Refused("this run was trained without an environment; add env=…, or use robot-rl eval ope")
+    elif cfg.get("env") is None:
+        raise Refused(f"policy={choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
+    make_env = env_factory(cfg)
+    env = make_env(cfg.num_envs, cfg.seed, False)
+    if cfg.get("policy") is None:
+        policy = load_policy(cfg, run_config, path, env.io)
+    else:
+        policy = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
+    with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
+        result = run_evaluation(
+            env,
+            policy,
+            episodes=cfg.episodes,
+            seed=cfg.seed + 10_000,
+            deterministic=cfg.deterministic,
+            on_episode=lambda done: bar.update(done - bar.n),
+        )
+    folder = run_folder(cfg, "eval", path.stem)
+    folder.mkdir(parents=True, exist_ok=True)
+    video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed)
+    summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}
+    write_json(folder / "evaluation.json", {**summary, "returns": result.returns, "successes": result.successes})
+    table({**summary, "video": str(video), "numbers": str(folder / "evaluation.json")})
+
+
+def evaluate_offline(cfg: DictConfig) -> None:
+    """Estimate a policy's value from a log alone."""
+    from robot_rl import checkpoint
+    from robot_rl.checkpoint import write_json
+    from robot_rl.jobs import ope
+
+    threads(cfg)
+    path = checkpoint.find(Path(cfg.path))
+    policy = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+    settings = ope.settings_of(OmegaConf.to_object(cfg))  # type: ignore[arg-type]
+    shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
+    report = ope.run(
+        settings,
+        policy,
+        checkpoint.read_io(path),
+        make_fqe=lambda io, target: instantiate(cfg.ope, _partial_=True)(io, target, **shared),
+        make_behaviour=lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
+    )
+    folder = run_folder(cfg, "ope", path.parent.parent.name)
+    write_json(folder / "ope.json", ope.plain_numbers(report))
+    print(f"discounted value (gamma {cfg.gamma:g}), {cfg.confidence:.0%} intervals")
+    table({**ope.table(report), "numbers": str(folder / "ope.json")})
+    print("\n".join(f"  {warning}" for warning in report.warnings))
+
+
+def collect(cfg: DictConfig) -> None:
+    """Record episodes to a file or folder."""
+    from tqdm import tqdm
+
+    from robot_rl import checkpoint
+    from robot_rl.data import d4rl, recorder
+    from robot_rl.jobs.collect import ExpertPolicy, keep_steps
+
+    threads(cfg)
+    out = Path(cfg.out)
+    if out.exists():
+        raise Refused(f"{out} exists already; choose another name or remove it first (nothing is overwritten)")
+    if cfg.path is not None and cfg.get("policy") is None:
+        path = checkpoint.find(Path(cfg.path))
+        run_config: Any = OmegaConf.load(path / "config.yaml")
+        env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+        policy = load_policy(cfg, run_config, path, env.io)
+    else:
+        env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+        if cfg.get("policy") is None:
+            policy = ExpertPolicy(env, noise=cfg.noise, seed=cfg.seed)
+        else:
+            policy = instantiate(cfg.policy, _partial_=True)(path=str(cfg.path), io=env.io, device=cfg.device)
+    if cfg.level is not None:
+        _collect_level(cfg, env, policy, out)
+        return
+    with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
+        episodes = keep_steps(
+            env,
+            policy,
+            episodes=cfg.episodes,
+            seed=cfg.seed + 30_000,
+            only_success=cfg.only_success,
+            deterministic=cfg.deterministic,
+            on_episode=lambda done: bar.update(done - bar.n),
+        )
+    if out.suffix in (".hdf5", ".h5"):
+        d4rl.write(out, episodes)
+    else:
+        with recorder.Recorder(out) as writer:
+            for episode in episodes:
+                writer.append(episode)
+    successes = [bool(episode.meta["success"]) for episode in episodes if "success" in episode.meta]
+    table(
+        {
+            "file": str(out),
+            "episodes": len(episodes),
+            "steps": sum(len(episode) for episode in episodes),
+            "return": float(sum(float(episode.reward.sum()) for episode in episodes) / len(episodes)),
+            **({"success": sum(successes) / len(successes)} if successes else {}),
+        }
+    )
+
+
+def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
+    from tqdm import tqdm
+
+    from robot_rl import checkpoint
+    from robot_rl.jobs.levels import collect_level
+
+    if out.suffix not in (".hdf5", ".h5"):
+        raise Refused(f"level={cfg.level} writes a D4RL file; name it out=<file>.hdf5, not {out}")
+    medium: Any = None
+    if cfg.medium_path is not None:
+        path = Path(cfg.medium_path)
+        if path.suffix == ".zip":
+            medium = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
+        else:
+            path = checkpoint.find(path)
+            medium = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+    facts = {"env": str(cfg.id or choice("env")), "agent": Path(str(cfg.path)).name if cfg.path else "expert"}
+    facts["medium_agent"] = Path(str(cfg.medium_path)).name if cfg.medium_path else None
+    with tqdm(total=cfg.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
+        summary = collect_level(
+            env,
+            policy,
+            out,
+            level=cfg.level,
+            steps=cfg.steps,
+            seed=cfg.seed + 30_000,
+            medium=medium,
+            medium_fraction=cfg.medium_fraction,
+            medium_noise=cfg.medium_noise,
+            facts=facts,
+            on_steps=lambda done: bar.update(min(done, cfg.steps) - bar.n),
+        )
+    rows: dict[str, Any] = {"file": str(out)}
+    for name, (episodes, steps, mean) in summary.parts.items():
+        rows[name] = f"{episodes} episodes, {steps:,} steps, mean return {mean:.4g}"
+    if summary.noise is not None:
+        rows["medium is"] = f"the agent with Gaussian noise of {summary.noise:.3g} on its actions"
+    table(rows)
+
+
+RESUMABLE = ("learning", "language", "advantage_learning")
+"""Suites with one result file per run in the folder `out`; given again, they continue."""
+
+
+def bench(cfg: DictConfig) -> None:
+    """Run one suite, print its table, write its JSON."""
+    from robot_rl.bench import report as bench_report
+    from robot_rl.report import versions
+
+    try:
+        module = importlib.import_module(f"robot_rl.bench.{cfg.suite}")
+        run = module.run
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise Refused(f"there is no suite '{cfg.suite}'; robot-rl bench --help lists them ({error})") from error
+    known = {"suite", "quick", "debug", "name", "output"}
+    extra: dict[str, Any] = {key: OmegaConf.to_object(cfg)[key] for key in cfg if key not in known}  # type: ignore[index,call-overload]
+    extra = {key: tuple(value) if isinstance(value, list) else value for key, value in extra.items()}
+    folder = run_folder(cfg, "bench", str(cfg.suite))
+    if cfg.suite in RESUMABLE:
+        extra.setdefault("out", str(folder / "runs"))
+    if cfg.suite != "learning":
+        extra["quick"] = bool(cfg.quick)
+    result = run(**extra)
+    print(bench_report.table(result))
+    path = bench_report.write(folder, str(cfg.suite), result, versions())
+    print(f"numbers: {path}")

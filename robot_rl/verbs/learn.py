@@ -1,0 +1,135 @@
+"""Verbs that train: train, offline, hil."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl.verbs.build import (
+    Refused,
+    begin,
+    choice,
+    env_factory,
+    learner_factory,
+    run_folder,
+    saved_config,
+    table,
+    threads,
+    tracker_factory,
+)
+
+
+def train(cfg: DictConfig) -> None:
+    """Train a policy; Ctrl-C saves and says how to go on."""
+    from robot_rl import checkpoint
+    from robot_rl.jobs.train import TrainJob, TrainSettings
+
+    cfg, folder = begin(cfg, "train", ("env", "policy", "track", "experiment"))
+    if cfg.init is not None and cfg.resume is None:  # the offline run's own learner goes on
+        cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
+    threads(cfg)
+    settings = TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)})
+    print(f"run folder: {folder}")
+    job = TrainJob(
+        settings,
+        folder,
+        make_env=env_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_tracker=tracker_factory(cfg, folder),
+        config=saved_config(cfg),
+        resume=cfg.resume is not None,
+    )
+    try:
+        summary = job.run()
+    except KeyboardInterrupt:
+        print(f"\ninterrupted and saved; continue with: robot-rl train resume={folder}")
+        sys.exit(130)
+    table(summary)
+
+
+def offline(cfg: DictConfig) -> None:
+    """Train a policy from a log; Ctrl-C saves and says how to go on."""
+    from robot_rl.jobs.offline import OfflineJob, OfflineSettings
+
+    cfg, folder = begin(cfg, "offline", ("env", "policy", "track"))
+    threads(cfg)
+    settings = OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)})
+    print(f"run folder: {folder}")
+    job = OfflineJob(
+        settings,
+        folder,
+        make_env=None if cfg.get("env") is None else env_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_tracker=tracker_factory(cfg, folder),
+        config=saved_config(cfg),
+        env_name=str(cfg.id or ""),
+        resume=cfg.resume is not None,
+    )
+    for line in job.findings:
+        print(f"  log: {line}")
+    try:
+        summary = job.run()
+    except KeyboardInterrupt:
+        print(f"\ninterrupted and saved; continue with: robot-rl offline resume={folder}")
+        sys.exit(130)
+    table(summary)
+
+
+def hil(cfg: DictConfig) -> None:
+    """Teach a robot with a person in the loop; Ctrl-C saves and says how to go on."""
+    from robot_rl.jobs.hil import HilJob, HilSettings
+
+    resume = cfg.resume is not None
+    if resume:
+        folder = Path(cfg.resume)
+        saved = folder / "config.yaml"
+        if not saved.exists():
+            raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/hil/<run>")
+        changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
+        groups = [item for item in changes if item.split("=")[0].lstrip("+~") in ("env", "policy", "human", "track")]
+        if groups:
+            raise Refused(f"{groups[0]}: a resumed run keeps its env, policy, human and track; start a new run")
+        cfg = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
+    else:
+        name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
+        folder = run_folder(cfg, "hil", name)
+    threads(cfg)
+    settings = HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)})
+    config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
+    plain: Any = OmegaConf.to_container(cfg, resolve=True)
+
+    def make_pilot(env: Any, with_person: bool) -> Any:
+        human = None
+        if with_person:
+            human = instantiate(cfg.human, _partial_=True)(io=env.io, expert=getattr(env, "expert", None))
+        return instantiate(cfg.pilot, _partial_=True, _convert_="all")(env=env, human=human)
+
+    make_pilot.pictures = "console" in cfg.human._target_  # type: ignore[attr-defined]
+
+    def make_tracker(resume_step: int | None) -> Any:
+        extra = {"config": plain} if "wandb" in cfg.track._target_ else {}
+        return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
+
+    print(f"run folder: {folder}", flush=True)
+    job = HilJob(
+        settings,
+        folder,
+        make_env=env_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_pilot=make_pilot,
+        make_tracker=make_tracker,
+        config=config,
+        resume=resume,
+    )
+    try:
+        summary = job.run()
+    except KeyboardInterrupt:
+        print(f"\ninterrupted and saved; continue with: robot-rl hil resume={folder}")
+        sys.exit(130)
+    table(summary)

@@ -1,0 +1,100 @@
+"""Verbs about logs: data info, validate, convert, plot and session."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from dataclasses import fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl.verbs.build import (
+    Refused,
+)
+
+_READING = (
+    "episode_length", "antmaze_terminal", "maze2d_shift", "terminals", "shuffled", "salvage", "infos", "keys", "filter",
+    "success_reward", "map", "ros_distro", "reward", "videos", "image_size", "control_hz",
+)  # fmt: skip
+_DATA = ("info", "validate", "convert", "plot")
+
+
+def data(cfg: DictConfig) -> None:
+    """Look at a log, validate it, convert it, plot it."""
+    import json
+
+    from robot_rl.data import convert as conversion
+    from robot_rl.data import formats, info
+    from robot_rl.data.findings import BadData, Finding, exit_code
+    from robot_rl.data.repairs import Repairs
+
+    if cfg.what not in _DATA:
+        raise Refused(f"there is no 'data {cfg.what}'; choose {', '.join(_DATA)}")
+    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    options = {key: plain[key] for key in _READING if plain[key] not in (None, False)}
+    if plain["dataset"] is not None:
+        options["name"] = plain["dataset"]
+
+    def show(findings: list[Finding]) -> None:
+        for item in findings:
+            print(f"  {item.severity:<8} {item.message}")
+            if item.repair:
+                print(f"  {'':<8}   -> {item.repair}")
+
+    try:
+        if cfg.what == "info":
+            facts = info.info(cfg.path, **options)
+            print(json.dumps(facts, indent=1) if cfg.json else info.report(facts))
+        elif cfg.what == "validate":
+            findings = conversion.validate(cfg.path, batch=cfg.batch, **options)
+            if cfg.json:
+                print(json.dumps([item.to_dict() for item in findings], indent=1))
+            else:
+                print(cfg.path)
+                show(findings)
+                count = {kind: sum(f.severity == kind for f in findings) for kind in ("error", "warning", "note")}
+                print(f"  {count['error']} errors, {count['warning']} warnings, {count['note']} notes")
+            sys.exit(exit_code(findings))
+        elif cfg.what == "convert":
+            if cfg.out is None:
+                raise Refused("convert needs out=<name>; a name without .hdf5 becomes a store, see --help")
+            chosen = {field.name: plain[field.name] for field in fields(Repairs)}
+            findings = conversion.convert(cfg.path, cfg.out, to=cfg.to, mend=Repairs(**chosen), **options)
+            show(findings)
+            print(f"  written  {cfg.out} ({cfg.to or formats.guess_writer(cfg.out)})")
+        else:
+            from robot_rl.data import plot
+
+            picture = plot.plot(formats.load(cfg.path, allow_nan=True, **options), cfg.out or "data.png")
+            print(f"  picture  {picture}")
+    except BadData as bad:
+        print(f"robot-rl: {cfg.path} cannot be used as it is:", file=sys.stderr)
+        for item in bad.findings:
+            print(f"  {item.severity:<8} {item}", file=sys.stderr)
+        sys.exit(2)
+
+
+def positional(arguments: list[str]) -> list[str]:
+    """`info file key=value` as `what=info path=file key=value`."""
+    named = iter(("what", "path"))
+    found = []
+    for item in arguments:
+        free = not item.startswith("-") and (os.path.exists(item) or not re.match(r"[+~]*\w+=", item))
+        key = next(named, None) if free else None
+        # Hydra's grammar gives braces, commas and equals signs a meaning; quoted text has none
+        found.append(item if key is None else f"{key}='{item}'")
+    return found
+
+
+def session(arguments: list[str]) -> int:
+    """Recorded robot sessions: robot-rl data session convert|join|recover …"""
+    try:
+        tools = importlib.import_module("robot_rl.real.session_tools")
+        print(tools.main(arguments[0] if arguments else "", arguments[1:]))
+    except (OSError, ValueError, ImportError) as error:
+        print(f"robot-rl: {error}", file=sys.stderr)
+        return 1
+    return 0
