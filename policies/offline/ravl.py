@@ -23,7 +23,7 @@ class Ravl:
     never corrected, and a policy that maximises them makes values grow without bound even in a perfect model. N diverse
     critics (EDAC) disagree there, and their minimum keeps the values down; the model's uncertainty is not used.
 
-    Source: Sims, Lu, Foerster and Teh, The Edge-of-Reach Problem in Offline Model-Based Reinforcement Learning; sizes
+    Source: Sims et al., The Edge-of-Reach Problem in Offline Model-Based Reinforcement Learning; sizes
     of its code, whose values per data set could not be verified.
     """
 
