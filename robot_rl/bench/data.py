@@ -153,8 +153,9 @@ def reference_loop(path: Path) -> dict[str, np.ndarray]:
     """Transitions the way D4RL makes them: every key read whole, then a Python loop over rows."""
     data: dict[str, np.ndarray] = {}
     with h5py.File(path, "r") as file:
-        for key in file:
-            data[key] = file[key][:]
+        items: dict[str, Any] = dict(file.items())
+        for key, item in items.items():
+            data[key] = item[:]
     lists: dict[str, list[Any]] = {key: [] for key in ("obs", "next_obs", "action", "reward", "done")}
     for i in range(len(data["rewards"]) - 1):
         obs, after = data["observations"][i].astype(np.float32), data["observations"][i + 1].astype(np.float32)
@@ -173,7 +174,8 @@ def reference_loop(path: Path) -> dict[str, np.ndarray]:
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     names = ("observations", "actions", "rewards", "terminals", "next_observations")
     with h5py.File(path, "r") as file:
-        return {key: file[key][()] for key in names}
+        items: dict[str, Any] = dict(file.items())
+        return {key: items[key][()] for key in names}
 
 
 def peer() -> Any:
@@ -202,7 +204,8 @@ def peer() -> Any:
 
 def _peer_load(library: Any, path: Path) -> Any:
     with h5py.File(path, "r") as file:
-        data = {key: file[key][()] for key in file}
+        items: dict[str, Any] = dict(file.items())
+        data: dict[str, np.ndarray] = {key: item[()] for key, item in items.items()}
     data["timeouts"][-1] = True  # it wants the last row to end an episode
     made = library.dataset.MDPDataset(
         observations=data["observations"],

@@ -84,7 +84,7 @@ def _is_robomimic(path: Path) -> bool:
     try:
         with h5py.File(path, "r") as file:
             group = file.get("data")
-            return isinstance(group, h5py.Group) and any(name.startswith("demo") for name in group)
+            return isinstance(group, h5py.Group) and any(str(name).startswith("demo") for name in group)
     except OSError:
         return False  # the D4RL reader says what is wrong
 

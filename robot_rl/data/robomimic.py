@@ -60,13 +60,14 @@ def read(
     with file:
         if "data" not in file:
             raise sources.missing_key(path, "data", file)
-        group = file["data"]
+        group: Any = file["data"]
+        masked: Any = file.get("mask", {})
         names = sorted((n for n in group if n.rpartition("_")[2].isdigit()), key=lambda n: int(n.rpartition("_")[2]))
         if filter is not None:
-            masks = list(file.get("mask", {}))
+            masks = list(masked)
             if filter not in masks:
                 raise ValueError(f"{path} has no filter '{filter}'; it has {', '.join(masks) or 'none'}")
-            kept = {bytes(n).decode() for n in file["mask"][filter][()]}
+            kept = {bytes(n).decode() for n in masked[filter][()]}
             names = [name for name in names if name in kept]
         if not names:
             raise BadData(error("no_rows", f"{path} has no demonstrations (data/demo_<i>)"))

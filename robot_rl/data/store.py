@@ -55,7 +55,12 @@ def store_from_d4rl(path: str | os.PathLike[str], out: str | os.PathLike[str] | 
     logs = d4rl.read(path, **options)
     name = str(logs.meta.get("name", path.stem))
     return write_store(
-        out, logs.episodes, io=logs.io, report=logs.findings, sources=[path], facts={**facts, "name": name}
+        out,
+        logs.episodes,
+        io=logs.io,
+        report=[str(item) for item in logs.findings],
+        sources=[path],
+        facts={**facts, "name": name},
     )
 
 

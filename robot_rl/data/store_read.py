@@ -237,7 +237,7 @@ def open_store(path: str | os.PathLike[str], *, verify: bool = False) -> Store:
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+        return _digest(file)
 
 
 def _digest(file: Any) -> str:

@@ -9,7 +9,7 @@ A map is a YAML file:
       - {column: pos_meas1, transform: cos}
       - {column: vel_meas1, scale: 0.05}
     action:
-      - {column: tau_con1, scale: 0.2}
+      - {column: tau_con1, scale: 0.2, name: tau, unit: "N*m"}
     info: [tau_con2]                    # kept per step; or {name: column}
     reward: "..."                       # expression of columns, or the name of one; null for zeros
     success: "..."                      # expression that has to hold for the last `success_hold_s` seconds
@@ -307,15 +307,20 @@ def _take(columns: Mapping[str, np.ndarray], item: Mapping[str, Any]) -> np.ndar
     return value * float(item.get("scale", 1.0)) + float(item.get("offset", 0.0))
 
 
+def _name(item: Mapping[str, Any]) -> str:
+    name = str(item.get("name", item["column"]))
+    return f"{item['transform']}({name})" if "transform" in item else name
+
+
 def _io(plan: dict[str, Any]) -> IOSpec:
     """Actions in [-1, 1] mean +-1 / scale in the units of their columns."""
     scales = [float(item.get("scale", 1.0)) for item in plan["action"]]
     return IOSpec(
         obs={"state": ((len(plan["state"]),), "float32")},
-        action_names=tuple(str(item["column"]) for item in plan["action"]),
+        action_names=tuple(_name(item) for item in plan["action"]),
         action_low=tuple(-1.0 / s for s in scales),
         action_high=tuple(1.0 / s for s in scales),
         action_units=tuple(str(item.get("unit", "1")) for item in plan["action"]),
         control_hz=float(plan.get("control_hz") or 20.0),
-        obs_names=tuple(f"{item.get('transform', '')}({item['column']})" for item in plan["state"]),
+        obs_names=tuple(_name(item) for item in plan["state"]),
     )

@@ -158,7 +158,12 @@ def collect_level(
         mean = float(np.mean([e.reward.sum(dtype=np.float64) for e in made]))
         summary[part.name] = (len(made), sum(len(e) for e in made), mean)
     described = {name: {"episodes": n, "steps": t, "return": r} for name, (n, t, r) in summary.items()}
-    metadata = {**settings, "noise": noise, "parts": described, "meaning": __doc__.split("\n\n")[1]}
+    metadata = {
+        **settings,
+        "noise": noise,
+        "parts": described,
+        "meaning": "\n".join((__doc__ or "").split("\n\n")[1:2]),
+    }
     d4rl.write(out, episodes, metadata=metadata)
     shutil.rmtree(work)
     return LevelSummary(summary, noise)

@@ -18,7 +18,7 @@ from robot_rl.data import d4rl, minari, scores
 from robot_rl.data.convert import convert, validate
 from robot_rl.data.episode import episode_from_columns
 from robot_rl.data.log_dataset import LogDataset
-from robot_rl.data.store import open_store, write_store
+from robot_rl.data.store import open_store, store_from_d4rl, write_store
 
 
 def rows(n: int, terminals: tuple[int, ...] = (), timeouts: tuple[int, ...] | None = ()) -> dict[str, Any]:
@@ -168,3 +168,11 @@ def test_infinite_rewards_and_masks_do_not_touch_the_source(tmp_path: Path) -> N
     with h5py.File(path) as file:
         assert file["rewards"].shape == (600,)
     assert open_store(tmp_path / "s.store").meta["sources"][0]["name"] == "x.hdf5"
+
+
+def test_store_of_a_file_with_findings_is_made_once(tmp_path: Path) -> None:
+    path = hdf5(tmp_path / "x.hdf5", rows(10, timeouts=(3,)))
+    store = store_from_d4rl(path)
+    assert any("its last 6 rows" in line for line in store.report)
+    made = (store.path / "meta.json").stat().st_mtime_ns
+    assert (store_from_d4rl(path).path / "meta.json").stat().st_mtime_ns == made
