@@ -9,11 +9,15 @@ STAMP := $(VENV)/.ready
 setup: $(STAMP)
 
 # Rebuilt only when the lock file changes; the interpreter is checked so that a broken venv is made anew.
-$(STAMP): requirements.lock
+$(STAMP): requirements.lock requirements-ros.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python >= 3.10 is needed, this is " + sys.version)'
 	@$(BIN)/python -c 'pass' 2>/dev/null || { echo "creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing pinned packages (a minute or two)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@# rclpy: a sourced ROS brings its own; wheels exist for some Pythons only
+	@if [ -z "$$ROS_DISTRO" ] && [ "$$(uname -sm)" = "Linux x86_64" ] && $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))'; \
+	then $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-ros.lock; \
+	else echo "no ROS wheels installed: a ROS is sourced, or this Python has none (3.11 and 3.12 do)"; fi
 	@# the checkout itself, by path: no build step, and edits take effect at once
 	@$(BIN)/python -c 'import site; open(site.getsitepackages()[0] + "/robot_rl_checkout.pth", "w").write("$(CURDIR)\n")'
 	@printf '#!/bin/sh\nexec "%s" -m robot_rl "$$@"\n' "$(abspath $(BIN))/python" > $(BIN)/robot-rl && chmod +x $(BIN)/robot-rl
@@ -33,7 +37,7 @@ test-all: setup
 
 # Our worlds on the next major MuJoCo; it is laid beside the pinned one, which gymnasium-robotics needs.
 mujoco4: setup
-	@test -d $(VENV)-mujoco4/mujoco || $(BIN)/python -m pip install -q --no-deps --target $(VENV)-mujoco4 mujoco==4.0.0
+	@test -d $(VENV)-mujoco4/mujoco || $(BIN)/python -m pip install -q --no-deps --target $(VENV)-mujoco4 mujoco==4.0.0 mujoco-core==4.0.0
 	@PYTHONPATH=$(VENV)-mujoco4 $(BIN)/python -c 'import mujoco; print("mujoco", mujoco.__version__)'
 	@PYTHONPATH=$(VENV)-mujoco4 $(BIN)/python -m pytest -q -m "not slow" tests/sim tests/jobs
 
@@ -49,6 +53,8 @@ types: setup
 lock: setup
 	@$(PYTHON) -m pip install --quiet uv && $(PYTHON) -m uv pip compile --universal --python-version 3.10 --no-header --no-annotate requirements.in \
 	| grep -vE '^(nvidia-|triton|cuda-)' > requirements.lock
+	@$(PYTHON) -m uv pip compile --python-version 3.11 --no-header --no-annotate -c requirements.lock requirements-ros.in \
+	| grep -E '^(ros-|empy|lark)' > requirements-ros.lock
 
 wheel: setup
 	@$(BIN)/python tests/release/check_artifacts.py

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+HERE = Path(__file__).resolve().parent  # colcon --symlink-install runs a link to this file elsewhere, without the README
 ROOMS = ("sim", "real", "policies", "configs")
 VERSION = re.search(r'__version__ = "(.+?)"', Path("robot_rl/__init__.py").read_text()).group(1)
 
@@ -35,7 +36,7 @@ setup(
     name="robot_rl",
     version=VERSION,
     description="Train, improve and deploy robot control policies, from simulation to the robot",
-    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     maintainer="robot_rl engineers",

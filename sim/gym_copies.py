@@ -218,6 +218,7 @@ class Copies:
         arrays, elapsed, limit, flat = self.arrays, self.elapsed, self._limit, self._flat
         state, reward = arrays["state"], arrays["reward"]
         terminated, truncated, success = arrays["terminated"], arrays["truncated"], arrays["success"]
+        known = arrays["knows_success"]
         for before in self._before:
             before.keep()
         for i, step in enumerate(self._steps):
@@ -231,7 +232,11 @@ class Copies:
                 cut = True
             terminated[i] = end
             truncated[i] = cut and not end
-            success[i] = bool(info) and _succeeded(info)
+            if info and any(name in info for name in SUCCESS):
+                known[i] = True
+                success[i] = _succeeded(info)
+            else:
+                success[i] = False
             if end or cut:
                 ended = True
                 for key, array in arrays.items():

@@ -134,7 +134,7 @@ class GymVectorEnv(VectorEnv):
         self.metadata["render_fps"] = max(1, round(self.io.control_hz))
 
         if episode_steps is None:
-            episode_steps = gymnasium.spec(id).max_episode_steps
+            episode_steps = gymnasium.spec(id.rpartition(":")[2]).max_episode_steps
         options = {"id": id, "kwargs": kwargs, "episode_steps": episode_steps, "render_mode": render_mode}
         shapes = _shapes(num_envs, actions, obs)
         self._workers: list[_Worker] = []
@@ -173,7 +173,8 @@ class GymVectorEnv(VectorEnv):
         chosen, self._seeds = self._seeds, None
         self._call("reset", [(int(i), chosen[i] if chosen else None) for i in rows])
         self._started = True
-        return self.observe(), {"success": np.zeros(self.num_envs, bool)}
+        known = self._arrays["knows_success"].any()
+        return self.observe(), {"success": np.zeros(self.num_envs, bool)} if known else {}
 
     def step(self, actions: Any) -> tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Advance all environments by one step; see `mujoco_env` for the contents of `info`.
@@ -213,10 +214,11 @@ class GymVectorEnv(VectorEnv):
         info = {
             "final_obs": final,
             "_final_obs": done,
-            "success": arrays["success"].copy(),
             "executed": action,
             "intervened": np.zeros(self.num_envs, bool),
         }
+        if arrays["knows_success"].any():  # most Gymnasium tasks have no notion of success: then none is reported
+            info["success"] = arrays["success"].copy()
         return dict(obs), reward, terminated, truncated, info
 
     def observe(self) -> Obs:
@@ -399,7 +401,7 @@ def _shapes(
     for key, (shape, dtype) in seen.items():
         out[key] = out[f"final.{key}"] = ((num_envs, *shape), dtype)
     out["reward"] = ((num_envs,), "float32")
-    for key in ("terminated", "truncated", "success"):
+    for key in ("terminated", "truncated", "success", "knows_success"):
         out[key] = ((num_envs,), "bool")
     return out
 

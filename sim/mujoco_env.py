@@ -235,7 +235,7 @@ class MujocoVectorEnv(VectorEnv):
         obs = final
         if done.any():
             rows = np.flatnonzero(done)
-            self._reset_rows(rows)
+            self._reset_rows(rows, ended=True)
             obs = self._assemble(rows, final)
         self._last = obs
         info = {
@@ -328,11 +328,15 @@ class MujocoVectorEnv(VectorEnv):
             physics.scale(self._rows, self._random.factors)
         self._last = self._assemble(self._rows, None, fresh=False) if bool(state["started"]) else None
 
-    def _reset_rows(self, rows: np.ndarray) -> None:
+    def _reset_rows(self, rows: np.ndarray, *, ended: bool = False) -> None:
         view, count = self._view, len(rows)
         if not count:
             return
-        start: Reset = self.world.reset(self._streams.draw(rows), count, xp)
+        follow = getattr(self.world, "reset_after", None) if ended else None
+        if follow is None:
+            start: Reset = self.world.reset(self._streams.draw(rows), count, xp)
+        else:
+            start = follow(self._streams.draw(rows), _select(view, rows))
         for name, value, width in (
             ("qpos", start.qpos, self.physics.model.nq),
             ("qvel", start.qvel, self.physics.model.nv),

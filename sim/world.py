@@ -86,6 +86,10 @@ class World(Protocol):
     Optional attribute, read where present:
         markers: name of a mocap body -> name of a (N, 3) variable of `task`, its position [m] in pictures (a goal that
             cameras should see). Only drawn: give its geoms contype="0" conaffinity="0" and put no sensor on it.
+
+    Optional method, called where present:
+        reset_after(draw, view) -> Reset: in place of `reset` when an episode ended by itself; `view` is the final state
+            of the n environments that reset, so that the next start may depend on it (practice without a person).
     """
 
     @property

@@ -59,7 +59,7 @@ def main(job: dict[str, Any]) -> None:
         curve.append(
             {"step": step, "return_mean": float(np.mean(returns)), "returns": returns, "wall_s": watch.read()[0]}
         )
-        print(f"sb3 {job['algorithm']} seed {job['seed']}: step {step}, return {np.mean(returns):.0f}", flush=True)
+        sys.stderr.write(f"sb3 {job['algorithm']} seed {job['seed']}: step {step}, return {np.mean(returns):.0f}\n")
         watch.resume()
 
     watch.resume()

@@ -42,6 +42,8 @@ def table(result: dict[str, Any]) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_cell(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return " ".join(_cell(item) for item in value)
     return str(value)

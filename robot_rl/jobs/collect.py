@@ -82,7 +82,11 @@ def keep_steps(
             if not builders:  # not every environment knows success
                 columns = ("success",) if "success" in row.info else ()
                 builders.append(EpisodeBuilder(env.num_envs, meta={"io": env.io.to_dict()}, columns=columns))
-            finished.extend(_finished(episode, env.io.control_hz) for episode in builders[0].add(row))
+            done = builders[0].add(row)
+            success = row.info.get("success")  # some environments say it at the end of an episode only
+            ended = np.flatnonzero((row.terminated | row.truncated) & row.valid)
+            known = [None] * len(done) if success is None or len(ended) != len(done) else [success[i] for i in ended]
+            finished.extend(_finished(episode, env.io.control_hz, flag) for episode, flag in zip(done, known))
 
         wanted = episodes - len(kept)
         evaluate(env, policy, episodes=wanted, seed=seed + round_, deterministic=deterministic, on_step=store)
@@ -97,10 +101,12 @@ def keep_steps(
     raise RuntimeError(f"only {len(kept)} of {tried} episodes ended in success, wanted {episodes}; ask for fewer")
 
 
-def _finished(episode: Episode, control_hz: float) -> Episode:
+def _finished(episode: Episode, control_hz: float, success: Any = None) -> Episode:
     """Stamps in seconds, and success at the end of the episode in `meta`."""
     meta = dict(episode.meta)
-    success = meta.get("columns", {}).get("success")
-    if success is not None:
-        meta["success"] = bool(success[-1])
+    column = meta.get("columns", {}).get("success")
+    if column is not None:
+        meta["success"] = bool(column[-1])
+    elif success is not None:
+        meta["success"] = bool(success)
     return replace(episode, stamp=episode.stamp / control_hz, meta=meta)

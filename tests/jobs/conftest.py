@@ -69,8 +69,9 @@ def make_job() -> Callable[..., TrainJob]:
 def robot_rl(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command line in a scratch folder."""
 
-    def run(*arguments: str, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    def run(*arguments: str, cwd: Path = tmp_path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+        found = os.pathsep.join([str(ROOT), *([str(path)] if path else [])])
+        env = {**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "robot_rl", *arguments]
         return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
 

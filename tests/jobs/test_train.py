@@ -190,6 +190,43 @@ def test_train_full_disk_is_one_paragraph_and_keeps_the_last_checkpoint(tmp_path
         subprocess.run(["umount", str(disk)], check=True)
 
 
+BROKEN_WORLD = """
+import gymnasium, numpy as np
+
+class Broken(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (3,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    count = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        Broken.count += 1
+        value = np.nan if Broken.count == 150 else 0.5
+        return np.array([0.5, value, 0.5], np.float32), 1.0, False, Broken.count % 20 == 0, {}
+
+gymnasium.register("Broken-v0", Broken)
+"""
+
+
+def test_train_nan_from_the_environment_is_one_paragraph_and_loses_nothing(tmp_path: Path, robot_rl) -> None:
+    (tmp_path / "broken_world.py").write_text(BROKEN_WORLD)
+    overrides = [item for item in CLI_TINY if not item.startswith(("env=", "num_envs="))]
+    command = ["train", "env=gym", "id=broken_world:Broken-v0", "num_envs=1", *overrides, f"output={tmp_path}"]
+    done = robot_rl(*command, "total_steps=1000", "checkpoint_every=100", path=tmp_path)
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    for part in ("environment 0", "nan", "component 1", "expected finite"):
+        assert part in last, done.stderr
+    assert "Traceback" not in done.stderr
+    folder = checkpoint.find(next(tmp_path.glob("train/*")))
+    assert folder.name == "step_000000100"
+    for path in folder.glob("*.pt"):
+        checkpoint.load_state(path)
+
+
 def test_eval_in_another_world_is_refused_with_every_difference(make_job, tmp_path: Path, robot_rl) -> None:
     make_job(tmp_path / "run", "total_steps=80").run()
     fine = robot_rl("eval", f"path={tmp_path / 'run'}", "episodes=2", "video_episodes=0")

@@ -130,6 +130,14 @@ def test_ended_episodes_return_successor_and_reset(workers):
     env.close()
 
 
+def test_tasks_without_a_notion_of_success_report_none():
+    env = make(1, 0, id="HalfCheetah-v5")
+    _, info = env.reset()
+    assert "success" not in info
+    assert "success" not in env.step(np.zeros((1, 6)))[4]
+    env.close()
+
+
 def test_termination_and_success_are_reported():
     env = make(2, 0, id="Puzzle-v0")
     env.reset()

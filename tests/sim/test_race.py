@@ -274,3 +274,25 @@ def test_wrong_options_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Race(**options)
     assert len(load_points("club")) >= 4
+
+
+def test_the_engine_lets_the_world_choose_the_start_after_an_episode():
+    world = Race(practice=True)
+    asked = []
+    follow = world.reset_after
+
+    def reset_after(draw, view):
+        asked.append(len(view.step))
+        return follow(draw, view)
+
+    world.reset_after = reset_after
+    env = make(4, 0, world=world)
+    env.reset(seed=0)
+    env.reset(options={"reset_mask": np.array([True, False, False, False])})
+    assert asked == []  # resets from outside start anew
+    for _ in range(400):
+        _, _, terminated, truncated, _ = env.step(np.ones((4, 2), np.float32))  # hard to the left, into the wall
+        if (terminated | truncated).any():
+            break
+    assert asked == [int((terminated | truncated).sum())]
+    env.close()
