@@ -246,7 +246,10 @@ class Ticks:
             steps = len(rollout.reward)
             first = torch.arange(len(running), device=start.device)[running.to(start.device)] * steps
             whole[episode[torch.searchsorted(start, first)]] = False
-        return cls(*columns, boundary, begins.long().cumsum(0) - 1, start, end, episode, whole)
+        reward, value, next_value, terminated = columns
+        return cls(
+            reward, value, next_value, terminated, boundary, begins.long().cumsum(0) - 1, start, end, episode, whole
+        )
 
     @property
     def duration(self) -> Tensor:
