@@ -62,7 +62,7 @@ class Window:
             begin = int(model.sensor_adr[i])
             sensors[model.sensor(i).name] = self._sensordata[:, begin : begin + int(model.sensor_dim[i])]
         actions = len(world.action_names)
-        self.view = View(
+        self.view: Any = View(  # arrays here are NumPy, whatever the contract allows
             xp=xp,
             qpos=np.zeros((1, model.nq)),
             qvel=np.zeros((1, model.nv)),
