@@ -88,9 +88,7 @@ class Probe:
         self.sent = 0
         self._warm = int(0.5 * rate)  # the thread gets its priority and its memory locked first
         self.done = threading.Event()
-        self.loop = ControlLoop(
-            rate, self._tick, on_error=lambda error: sys.stderr.write(f"{error}\n") and None, priority=priority
-        )
+        self.loop = ControlLoop(rate, self._tick, on_error=_complain, priority=priority)
 
     def _tick(self, tick: Tick) -> None:
         if self.sent >= len(self.rows):
@@ -131,6 +129,10 @@ class Probe:
                 key = f"{name}_{'max' if q == 100 else f'p{q}'}_ms"
                 out[key] = float(1e3 * np.percentile(known, q)) if len(known) else float("nan")
         return out
+
+
+def _complain(error: Exception) -> None:
+    sys.stderr.write(f"{type(error).__name__}: {error}\n")
 
 
 def _spin(executor: SingleThreadedExecutor, over: threading.Event) -> None:

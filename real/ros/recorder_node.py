@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from robot_rl.extras import require
@@ -103,10 +104,8 @@ class RecorderNode(Node):
         lift(priority, ("recorder",))
 
     def _listen(self, role: str, topic: str, kind: str) -> Any:
-        put = self.recorder.put
-        return self.create_subscription(
-            _message_class(kind), topic, lambda raw, role=role: put(role, raw), qos("record"), raw=True
-        )
+        take = partial(self.recorder.put, role)
+        return self.create_subscription(_message_class(kind), topic, take, qos("record"), raw=True)
 
     def _aspect(self) -> tuple[int, str, dict[str, Any]]:
         report = self.recorder.report

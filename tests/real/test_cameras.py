@@ -1,4 +1,5 @@
 """Pictures as cameras send them, and as broken cameras send them."""
+# pyright: reportArgumentType=false
 
 from types import SimpleNamespace
 

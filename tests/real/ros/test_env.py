@@ -1,4 +1,5 @@
 """`Ros2Env` on a live graph: simulated robot and supervisor as processes, over DDS on loopback."""
+# pyright: reportPossiblyUnboundVariable=false
 
 import threading
 import time

@@ -1,4 +1,5 @@
 """Rows 35 and 39, and the doctor: what is said of mismatched QoS, second publishers and broken cameras."""
+# pyright: reportPossiblyUnboundVariable=false
 
 import threading
 import time
