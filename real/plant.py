@@ -15,7 +15,10 @@ from robot_rl.real.robot import Command
 class Plant(Protocol):
     """Joints in the order of a RobotSpec; `robot_rl.sim.plant` has MuJoCo models and worlds of this kind."""
 
-    blocked: np.ndarray
+    @property
+    def blocked(self) -> np.ndarray:
+        """(J,) bool, joints that do not move whatever is commanded; set elements to block."""
+        ...
 
     @property
     def position(self) -> np.ndarray:

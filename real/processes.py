@@ -130,7 +130,11 @@ def deploy(arguments: GraphArgs) -> int:
     """
     nodes = graph(arguments)
     require("rclpy", extra="ros")
-    launcher = Launcher(nodes, say=lambda line: sys.stderr.write(f"[deploy] {line}\n"))
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"[deploy] {line}\n")
+
+    launcher = Launcher(nodes, say=say)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, lambda *_: launcher.stop())

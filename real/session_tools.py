@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from robot_rl.data import bag, session
 from robot_rl.real.core.assembler import StepRules
@@ -52,7 +53,7 @@ def main(verb: str, arguments: Sequence[str]) -> str:
 def _convert(source: str, out: str, options: dict[str, str]) -> str:
     spec = RobotSpec.load(find_file(options.pop("robot_spec")))
     known = {item.name: item.default for item in fields(StepRules)}
-    rules: dict[str, object] = {}
+    rules: dict[str, Any] = {}
     for key in [key for key in options if key in known]:
         text = options.pop(key)
         try:

@@ -117,7 +117,8 @@ class JointLimiter:
         self._few: ScalarLimits | None = None
         if not self._jerky and len(shape) == 1 and shape[0] <= FEW:
             rows = (self.lower, self.upper, self.max_velocity, self.max_acceleration, self._coast, self.continuous)
-            self._few = ScalarLimits(*(row.tolist() for row in rows), self.min_period)
+            lower, upper, velocity, acceleration, coast, continuous = (row.tolist() for row in rows)
+            self._few = ScalarLimits(lower, upper, velocity, acceleration, coast, continuous, self.min_period)
         self.reset(np.where(self.continuous, 0.0, np.clip(0.0, self.lower, self.upper)))
 
     def _check(self, shape: tuple[int, ...]) -> None:

@@ -1,4 +1,6 @@
 """Messages to arrays and back, and the quality of service of every topic."""
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportArgumentType=false
+# (fields of messages are lists in truth; rclpy's stubs say less)
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
 """Maps the graph of real/graph.py to actions of ROS 2 launch; imported by launch/*.launch.py only."""
+# pyright: reportAttributeAccessIssue=false
+# (launch is not installed where types are checked)
 
 from __future__ import annotations
 

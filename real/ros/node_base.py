@@ -1,4 +1,6 @@
 """What every node shares: parameters with ranges, the control thread, diagnostics, and a life that ends in order."""
+# pyright: reportAttributeAccessIssue=false
+# (fields of messages are lists in truth; rclpy's stubs say less)
 
 from __future__ import annotations
 

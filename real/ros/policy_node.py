@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import secrets
 import sys
@@ -75,7 +76,7 @@ class PolicyNode(LifecycleNode):
         self._swaps, self._refused = 0, ""
         self._worker: threading.Thread | None = None
         self._finished: list[tuple[Future, str]] = []
-        self.create_service(Trigger, "~/reload", self._on_reload)
+        self.create_service(Trigger, "~/reload", self._on_reload)  # type: ignore[arg-type]  # rclpy awaits coroutines
         self._poll = self.create_timer(0.05, self._answer)
         self.add_on_set_parameters_callback(self._on_parameters)
         if self._value("autostart"):
@@ -183,7 +184,7 @@ class PolicyNode(LifecycleNode):
         for task in port.external:
             if task not in self._task_topics:
                 self._task_topics[task] = self.create_subscription(
-                    Float64MultiArray, f"robot_rl/task/{task}", lambda m, task=task: self._on_task(task, m), 1
+                    Float64MultiArray, f"robot_rl/task/{task}", functools.partial(self._on_task, task), 1
                 )
         return Pilot(
             policy,
@@ -283,7 +284,8 @@ class PolicyNode(LifecycleNode):
         late = wanted is not None and ready > due and wanted.decided
         if late:  # constant latency: a late result waits for the next period, the last command goes on
             self._misses += 1
-            self._pending, wanted, stamp = (wanted, stamp), *(self._pending or (None, stamp))  # type: ignore[assignment]
+            held, self._pending = self._pending, (wanted, stamp)
+            wanted, stamp = held if held is not None else (None, stamp)
         if ready < due:
             time.sleep(due - ready)
         if wanted is not None:

@@ -1,4 +1,6 @@
 """A person's hands on the robot's topics: game pad, twist stream or leader arm, always behind a dead-man's switch."""
+# pyright: reportIndexIssue=false
+# (fields of messages are lists in truth; rclpy's stubs say less)
 
 from __future__ import annotations
 

@@ -137,13 +137,15 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> tuple
     policy = load_policy(OmegaConf.create({"device": device}), run_config, folder)
     io = checkpoint.read_io(folder)
     world = OmegaConf.select(run_config, "env.world")
-    make_port = None
+    make_port: Callable[[tuple[str, ...]], Any] | None = None
     if world is not None:
         kind = hydra.utils.get_class("robot_rl.sim.port.WorldPort")
         plain = OmegaConf.to_container(world, resolve=True)
 
-        def make_port(joints: tuple[str, ...]) -> Any:
+        def of_world(joints: tuple[str, ...]) -> Any:
             return kind(plain, joints, io)
+
+        make_port = of_world
 
     run = folder.parent.parent.name if folder.parent.name == "checkpoints" else folder.parent.name
     return policy, io, make_port, f"{run}@{int(folder.name.removeprefix('step_') or 0)}".replace("/", "_")

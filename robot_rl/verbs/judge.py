@@ -160,7 +160,10 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
         else:
             path = checkpoint.find(path)
             medium = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
-    facts = {"env": str(cfg.id or choice("env")), "agent": Path(str(cfg.path)).name if cfg.path else "expert"}
+    facts: dict[str, Any] = {
+        "env": str(cfg.id or choice("env")),
+        "agent": Path(str(cfg.path)).name if cfg.path else "expert",
+    }
     facts["medium_agent"] = Path(str(cfg.medium_path)).name if cfg.medium_path else None
     with tqdm(total=cfg.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
         summary = collect_level(
@@ -199,8 +202,9 @@ def bench(cfg: DictConfig) -> None:
     except (ModuleNotFoundError, AttributeError) as error:
         raise Refused(f"there is no suite '{cfg.suite}'; robot-rl bench --help lists them ({error})") from error
     known = {"suite", "quick", "debug", "name", "output"}
-    extra: dict[str, Any] = {key: OmegaConf.to_object(cfg)[key] for key in cfg if key not in known}  # type: ignore[index,call-overload]
-    extra = {key: tuple(value) if isinstance(value, list) else value for key, value in extra.items()}
+    plain: Any = OmegaConf.to_object(cfg)
+    given = {key: value for key, value in plain.items() if key not in known}
+    extra: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     folder = run_folder(cfg, "bench", str(cfg.suite))
     if cfg.suite in RESUMABLE:
         extra.setdefault("out", str(folder / "runs"))

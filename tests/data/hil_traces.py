@@ -1,4 +1,5 @@
 """Hand-made control steps for the human-in-the-loop tests: every observation is a number that names its moment."""
+# pyright: reportArgumentType=false
 
 import numpy as np
 

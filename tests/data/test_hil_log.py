@@ -1,4 +1,5 @@
 """Episodes on disk survive kills: nothing lost, nothing twice."""
+# pyright: reportArgumentType=false
 
 import os
 import random

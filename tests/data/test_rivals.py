@@ -1,4 +1,5 @@
 """Defects of the tools that others read these formats with, each as a test that ours has not got it."""
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """The columnar store: what goes in comes out, and what is sampled is what a literal loop would pick."""
+# pyright: reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Every row of the validation table: a broken file, the message, the exit code, and that the input stays as it is."""
+# pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Graded data sets: ordered in return, said what they are, the same after an interruption."""
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """A log becomes a policy; an interrupted run continues bit for bit; wrong input is explained."""
+# pyright: reportArgumentType=false
 
 import json
 import os

@@ -1,4 +1,5 @@
 """The human-in-the-loop loop: routing, ends, faults with injection, exact continuation."""
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
 import math
 import shutil

@@ -1,4 +1,5 @@
 """Learners with a person in the loop: reductions, known answers, gradients, state."""
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
 """Explicit gradients against autograd, bfloat16 against float32, and the fused optimiser against torch's."""
+# pyright: reportOptionalSubscript=false
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
 """The safety layer at the level of actions: limits for every input, latched stops, the same for people."""
+# pyright: reportPossiblyUnboundVariable=false
 
 import math
 

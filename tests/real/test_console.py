@@ -1,4 +1,5 @@
 """The operator's page: who may talk to it, and a real browser that drives, labels, is lost and comes back."""
+# pyright: reportArgumentType=false
 
 import contextlib
 import json

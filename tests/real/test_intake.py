@@ -1,4 +1,5 @@
 """Commands from the network: rows 3 to 7, 27 to 29 and 37 of the fault list, with the supervisor behind the door."""
+# pyright: reportAssignmentType=false
 # pyright: reportOptionalMemberAccess=false
 
 import numpy as np

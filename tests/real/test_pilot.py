@@ -1,4 +1,5 @@
 """What a policy sees and commands, how a person steers, and what the graph consists of; no ROS."""
+# pyright: reportOptionalMemberAccess=false
 
 import ast
 import os

@@ -1,4 +1,5 @@
 """The race: track geometry, checkpoints, reward, collisions, practice starts, the scripted driver."""
+# pyright: reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportPossiblyUnboundVariable=false
 # (MuJoCo's compiled modules carry no type information; the arrays of a View are NumPy here)

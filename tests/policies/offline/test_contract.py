@@ -1,4 +1,5 @@
 """What holds for every learner from logs: it saves and continues bit for bit, survives small and masked batches."""
+# pyright: reportPossiblyUnboundVariable=false
 
 import importlib
 from dataclasses import replace

@@ -1,4 +1,5 @@
 """Golden values of the losses: worked out by hand, by a slow reference, or in the limit."""
+# pyright: reportArgumentType=false, reportOptionalOperand=false
 
 import math
 

@@ -1,4 +1,5 @@
 """Rewards and policies from preferences: numbers by hand, cautious combinations, a scripted teacher."""
+# pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
 
 import math
 

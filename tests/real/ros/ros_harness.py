@@ -1,4 +1,5 @@
 """Processes, commands and a station that plays operator, policy and observer: what the ROS tests are made of."""
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false
 
 import contextlib
 import os

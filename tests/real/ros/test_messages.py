@@ -1,4 +1,5 @@
 """Messages to arrays and back, and what the QoS table promises."""
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 
 import numpy as np
 import pytest
