@@ -281,8 +281,10 @@ class PolicyNode(LifecycleNode):
         self._latency.add(time.monotonic() - begin)
         due = tick.deadline + self._phase / self.loop.rate
         ready = time.monotonic()
-        late = wanted is not None and ready > due and wanted.decided
-        if late:  # constant latency: a late result waits for the next period, the last command goes on
+        late = False
+        if wanted is not None and ready > due and wanted.decided:
+            # constant latency: a late result waits for the next period, the last command goes on
+            late = True
             self._misses += 1
             held, self._pending = self._pending, (wanted, stamp)
             wanted, stamp = held if held is not None else (None, stamp)

@@ -194,7 +194,7 @@ class SimRobotNode(Node):
 
     def _act_on(self, name: str, value: Any) -> None:
         if name == "blocked":
-            self.plant.blocked = np.full(len(self.spec.joints), bool(value))
+            self.plant.blocked[:] = bool(value)
         elif name == "push" and value:
             offset = np.zeros(len(self.spec.joints))
             offset[0] = value
