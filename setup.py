@@ -6,7 +6,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-HERE = (
+HERE = Path(__file__).resolve().parent  # colcon --symlink-install runs a link to this file, without the README
     Path(__file__).resolve().parent
 )  # colcon --symlink-install runs a link to this file elsewhere, without the README
 ROOMS = ("sim", "real", "policies", "configs")
