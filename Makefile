@@ -34,10 +34,13 @@ test: setup
 	&& apt-get install -y -qq chromium chromium-driver >/dev/null 2>&1; } || echo "no chromium: the console's browser tests skip"
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell README.md CHANGELOG.md docs robot_rl sim real launch policies configs tests
 	@$(BIN)/pyright --pythonpath $(BIN)/python
-	@$(BIN)/python -m pytest -q -m "not slow and not gpu and not isaac"
+	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --ignore tests/real/ros -m "not slow and not gpu and not isaac"
+	@# robots in real time want the machine to themselves
+	@$(BIN)/python -m pytest -q tests/real/ros -m "not slow and not gpu and not isaac"
 
 test-all: setup
-	@$(BIN)/python -m pytest -q -m "not gpu and not isaac"
+	@$(BIN)/python -m pytest -q --ignore tests/real/ros -m "not gpu and not isaac"
+	@$(BIN)/python -m pytest -q tests/real/ros -m "not gpu and not isaac"
 	@$(MAKE) mujoco4 wheel
 
 # Our worlds on the next major MuJoCo; it is laid beside the pinned one, which gymnasium-robotics needs.
