@@ -158,9 +158,30 @@ def _wake_up(count: int = 100, period: float = 0.005) -> np.ndarray:
     return 1e3 * np.percentile(late, [50, 99, 100])
 
 
+def _settle(node: Node, topics: list[str], limit: float = 5.0, quiet: float = 0.7) -> None:
+    """Wait until discovery has come to rest: endpoints come before the names of their nodes, nodes one by one."""
+    end, seen, since = time.monotonic() + limit, None, time.monotonic()
+    while time.monotonic() < end:
+        names = tuple(sorted(node.get_node_names_and_namespaces()))
+        ends = tuple(
+            sorted(
+                info.node_name
+                for topic in topics
+                for info in (*node.get_publishers_info_by_topic(topic), *node.get_subscriptions_info_by_topic(topic))
+            )
+        )
+        if (names, ends) != seen:
+            seen, since = (names, ends), time.monotonic()
+        complete = len(names) > 1 and not any("UNKNOWN" in name for name in ends)
+        if complete and time.monotonic() - since >= quiet:
+            return
+        time.sleep(0.1)
+
+
 def _listen(node: Node, spec: RobotSpec, namespace: str, listen: float, found: Findings) -> None:
     table = topic_table(spec, namespace=namespace or "/")
     hardware = node.resolve_topic_name(spec.controller_topic)
+    _settle(node, [topic for topic, _ in table.values()])
     heard: dict[str, Heard] = {}
     offers = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
     for role, (topic, kind) in table.items():
