@@ -7,8 +7,6 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent  # colcon --symlink-install runs a link to this file, without the README
-    Path(__file__).resolve().parent
-)  # colcon --symlink-install runs a link to this file elsewhere, without the README
 ROOMS = ("sim", "real", "policies", "configs")
 VERSION = re.search(r'__version__ = "(.+?)"', Path("robot_rl/__init__.py").read_text()).group(1)
 

@@ -54,6 +54,8 @@ def test_readme_begins_with_the_two_commands() -> None:
     assert text.index("make demo") < 300
 
 
-@pytest.mark.parametrize("verb", ["train", "hil", "offline", "eval", "eval ope", "collect", "data", "deploy", "bench", "doctor ros"])
+@pytest.mark.parametrize(
+    "verb", ["train", "hil", "offline", "eval", "eval ope", "collect", "data", "deploy", "bench", "doctor ros"]
+)
 def test_readme_shows_every_verb(verb: str) -> None:
     assert f"robot-rl {verb}" in (ROOT / "README.md").read_text()
