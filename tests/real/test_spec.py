@@ -96,3 +96,11 @@ def test_load_never_builds_objects_and_names_the_file(tmp_path):
 def test_wrong_setting_is_named(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         SafetySettings(**change)
+
+
+def test_relative_actions_need_a_scale(tmp_path):
+    text = GOOD.replace("action: {mapping: delta, scale: [0.05]}", "action: {mapping: delta}")
+    path = tmp_path / "arm.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=r"action.scale is missing.*1 rad per decision"):
+        RobotSpec.load(path)
