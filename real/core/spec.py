@@ -283,7 +283,7 @@ def _check(spec: RobotSpec) -> None:
         raise SpecError(f"action.mapping is {spec.action.mapping!r}, expected one of {', '.join(MAPPINGS)}")
     if spec.action.mapping != "absolute" and not spec.action.scale:
         raise SpecError(
-            f"action.scale is missing: with mapping {spec.action.mapping} an action of 1 would be 1 rad per decision or "
+            f"action.scale is missing: with {spec.action.mapping} an action of 1 would be 1 rad per decision or "
             "second; give what 1 shall mean, e.g. scale: [0.05]"
         )
     if spec.action.scale and len(spec.action.scale) not in (1, len(spec.joints)):
