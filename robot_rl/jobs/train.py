@@ -65,7 +65,7 @@ class TrainSettings:
     gamma: float = 0.99
     n_step: int = 1
     buffer_size: int = 1_000_000
-    learning_starts: int = 1000
+    learning_starts: int = 100
     updates_per_step: float = 1.0
     demos: int = 0
     demo_share: float = 0.5

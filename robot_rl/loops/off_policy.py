@@ -31,7 +31,7 @@ class OffPolicy:
         *,
         sampler: Sampler | None = None,
         batch_size: int = 256,
-        learning_starts: int = 1000,
+        learning_starts: int = 100,
         random_steps: int | None = None,
         updates_per_step: float = 1.0,
         seed: int = 0,
