@@ -142,7 +142,7 @@ def test_40_kill_in_mid_episode_costs_that_episode_and_control_goes_on(live, rec
     record.ask("start")
     _, value = wander(live)
     live.active(value)
-    time.sleep(1.0)
+    time.sleep(4.0)  # after many other tests discovery takes a while
     assert record.ask("stop").success
     record.ask("start")
     time.sleep(1.0)
@@ -162,7 +162,7 @@ def test_40_full_disk_stops_the_recording_and_nothing_else(live, recorder) -> No
     record.ask("start")
     _, value = wander(live)
     live.active(value)
-    time.sleep(1.0)
+    time.sleep(4.0)  # after many other tests discovery takes a while
     assert record.ask("stop").success
     record.ask("start")
     soft = 5_000
@@ -187,7 +187,7 @@ def test_42_sigterm_finishes_the_episode(live, recorder) -> None:
     record.ask("start")
     _, value = wander(live)
     live.active(value)
-    time.sleep(1.0)
+    time.sleep(4.0)
     assert record.end(signal.SIGTERM) == 0
     columns = session.read(session.episodes(record.folder)[0])[0]
     assert columns["timeouts"][-1]
