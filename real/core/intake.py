@@ -70,6 +70,7 @@ class Intake:
     Attributes:
         authority: who is followed: `none`, `external`, `policy` or `human`.
         trace: `<tag>/<seq>` of the command followed last.
+        mismatch: whether the newest command of a source could not begin, too far from the robot.
         replaced: chunks that have taken over from a running one, so far.
         dropped: reason -> messages.
 
@@ -108,6 +109,7 @@ class Intake:
         self._easing = False
         self.trace = ""
         self._releasing = ""
+        self.mismatch = False
         self.replaced = 0
         self._held_at = -np.inf
         self._takeover = False
@@ -143,6 +145,14 @@ class Intake:
         """Forget what a source wanted; its next message starts anew."""
         self._plans[source] = None
 
+    def rest(self) -> None:
+        """Nobody may move the robot: forget what all sources want, so that enabling it executes nothing from before."""
+        for source in SOURCES:
+            self._plans[source] = None
+            self._floods[source].clear()
+            self._drops[source].clear()
+        self.authority, self._releasing = "none", ""
+
     def drop_all(self) -> None:
         """Forget all plans and clock offsets, e.g. when simulated time has jumped."""
         for source in SOURCES:
@@ -162,7 +172,7 @@ class Intake:
             The command (empty value: brake and hold; None: nothing from anybody) and the reason for a soft stop:
             `cmd_flood`, `cmd_drops`, `takeover_silent`, or "".
         """
-        before = self.authority
+        before, self.mismatch = self.authority, False
         silent = self._takeover and now - self._held_at > self._takeover_timeout
         if silent:
             self.authority = "none"
@@ -184,7 +194,7 @@ class Intake:
                     return self._let_go(name, now), ""
                 continue
             if before != name and not self._joins(name, plan, now):
-                self.authority = "none"
+                self.authority, self.mismatch = "none", True
                 return self._let_go(name, now), ""
             self._grant(name, now)
             return self._due(name, now), ""

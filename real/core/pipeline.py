@@ -227,11 +227,15 @@ class CommandPipeline:
             limiter = self.safety.limiter
             limiter.moved = 0.0
             out, verdict = self.safety.filter(command, state, now)
+            if self.door.mismatch and verdict.state == State.ARMED.value:
+                verdict = replace(verdict, reasons=tuple(dict.fromkeys((*verdict.reasons, "start_mismatch"))))
             authority = self.door.authority if verdict.state == State.ACTIVE.value else "none"
             flags = self._flags(verdict)
             if verdict.publish:
                 self.door.executed(now, limiter.position, limiter.velocity, as_asked=verdict.level is Level.OK)
             trace = self.door.trace if authority != "none" else "supervisor/0"
+            if State(verdict.state) not in MOVABLE:
+                self.door.rest()
             return Sent(
                 out.value, verdict.publish, authority, trace, flags, verdict, limiter.velocity.copy(), limiter.moved
             )

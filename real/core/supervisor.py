@@ -142,6 +142,9 @@ class SafetySupervisor:
     def enable(self, on: bool = True) -> list[str]:
         """Allow motion (IDLE -> ARMED), or brake and return to IDLE.
 
+        Commands stamped before the last tick are void from then on: nothing that was asked of a robot at rest happens
+        once it may move.
+
         Returns:
             Reasons for a refusal; empty when it was done.
         """
@@ -155,6 +158,7 @@ class SafetySupervisor:
             last = self._monitor.last
             if not refused and was is State.IDLE and last is not None:
                 self._settle_on(last.position)
+                self._heard = max(self._heard, self._now)
             return refused
 
     def rearm(self) -> list[str]:

@@ -75,6 +75,7 @@ class PolicyNode(LifecycleNode):
         self._made: list[Any] = []
         self._swaps, self._refused = 0, ""
         self._worker: threading.Thread | None = None
+        self._loading = ""
         self._finished: list[tuple[Future, str]] = []
         self.create_service(Trigger, "~/reload", self._on_reload)  # type: ignore[arg-type]  # rclpy awaits coroutines
         self._poll = self.create_timer(0.05, self._answer)
@@ -214,7 +215,10 @@ class PolicyNode(LifecycleNode):
         if self.pilot is None:
             return "not configured yet"
         if self._worker is not None and self._worker.is_alive():
+            if done is None and path == self._loading:
+                return ""  # asked twice, e.g. because the answer was late: one load serves both
             return "another policy is being loaded"
+        self._loading = path
         self._worker = threading.Thread(target=self._swap, args=(path, done), name="load", daemon=True)
         self._worker.start()
         return ""

@@ -170,3 +170,52 @@ def test_lowered_timeouts_act_at_once(bench):
     made.pipe.lower({"command_timeout": 0.03, "takeover_timeout": 0.1})
     made.run(0.06)
     assert made.state in ("STOPPING", "ARMED")
+
+
+@pytest.mark.parametrize("times", [(0.01,), (0.5, 1.0, 2.0)], ids=["step", "chunk"])
+@pytest.mark.parametrize("way", ["enable", "estop"])
+def test_what_was_asked_of_a_robot_at_rest_does_not_happen_once_it_may_move(bench, times, way):
+    made = bench()
+    if way == "estop":
+        made.active()
+        made.pipe.estop_once("service")
+    made.run(0.6)
+    made.run(0.05, np.full(3, 0.04), times)  # near enough to start from, still fresh, the chunk for two seconds
+    assert made.state in ("IDLE", "ESTOP")
+    if way == "estop":
+        assert made.run(0.6, None).pipe.reset() == []
+        made.run(0.05, np.full(3, 0.04), times)
+    assert made.pipe.enable() == []
+    states = set()
+    made.each = lambda: states.add(made.state)
+    made.run(0.5)
+    assert states == {"ARMED"}
+    assert np.abs(made.place).max() < 1e-9
+    made.run(0.05, np.full(3, 0.04))  # and a new command is followed
+    assert made.state == "ACTIVE"
+
+
+def test_messages_dropped_while_the_robot_rests_do_not_stop_it_later(bench):
+    made = bench().run(0.6)
+    old = made.now - 10.0
+    for k in range(30):  # stale ones, more than are forgiven in motion
+        message = CommandMessage(
+            "policy", "policy:p", k + 1, NAMES, old, np.array([0.01]), {"positions": np.ones((1, 3))}
+        )
+        made.pipe.offer(message, made.now)
+        made.run(0.01)
+    made.seq = 30
+    assert made.pipe.enable() == []
+    states = []
+    made.each = lambda: states.append(made.state)
+    made.run(0.3, np.zeros(3))
+    assert "STOPPING" not in states
+    assert made.state == "ACTIVE"
+
+
+def test_first_command_far_from_the_robot_says_so_whoever_spoke_before(bench):
+    made = bench().run(0.6)
+    assert made.pipe.enable() == []
+    made.run(0.1, np.full(3, 0.5))
+    assert made.state == "ARMED"
+    assert "start_mismatch" in made.sent.verdict.reasons

@@ -233,8 +233,6 @@ class Station:
         self.driver.on, self.driver.rate = False, 100.0
         self.driver.alter = lambda fields: fields
 
-    NEAR = 0.101  # lead_soft
-
     def ready(self, arm=True):
         """Everything undone: robot at home, nothing injected, ARMED with a silent policy."""
         self.quiet()
@@ -256,9 +254,7 @@ class Station:
         if arm:
             wait(lambda: self.enable().success, what="enable")
             self.wait_state("ARMED")
-            # within the soft lead the supervisor keeps what it last commanded instead of following the measured joints
-            near = self.NEAR
-            wait(lambda: self.executed and np.abs(self.last.value).max() < near, what="holding near home")
+            wait(lambda: self.executed and np.abs(self.last.value).max() < 1e-3, what="holding at home")
         return self
 
     def active(self, value=None):
