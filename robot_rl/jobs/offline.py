@@ -107,6 +107,8 @@ class OfflineJob:
         self.learner: Learner[Any] = make_learner(self.io)
         seeds, reads = getattr(self.learner, "seeds", 1), getattr(self.learner, "reads", ())
         self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds, reads=reads)
+        if not getattr(self.learner, "rewardless", False):
+            logs.check_rewards(self.sampler)
         self.source: Any = self.sampler
         if settings.expert is not None:
             demos, notes = logs.sampler(

@@ -123,6 +123,7 @@ def run(
     logs.agree(store.io, io)
     plain = LogSettings(**{f.name: getattr(s, f.name) for f in fields(LogSettings)})
     data, notes = logs.sampler(store, plain, seed=s.seed)
+    logs.check_rewards(data)
     inside, held_out = _split(data.episodes, s.holdout, s.seed)
     warnings = list(notes)
 

@@ -29,8 +29,16 @@ TINY = [
 ]
 
 
-def log(path: Path, *, scale: float = 1.0, seed: int = 0, reach: bool = False) -> Path:
-    """A D4RL file of 20 random episodes of 10 steps."""
+def log(
+    path: Path,
+    *,
+    scale: float = 1.0,
+    seed: int = 0,
+    reach: bool = False,
+    reward: float | None = None,
+    ends: bool = True,
+) -> Path:
+    """A D4RL file of 20 random episodes of 10 steps; half of them end by themselves, unless `ends` is False."""
     rng = np.random.default_rng(seed)
     width, actions = reach_sizes() if reach else (3, 2)
     episodes = []
@@ -41,9 +49,9 @@ def log(path: Path, *, scale: float = 1.0, seed: int = 0, reach: bool = False) -
                 obs={"state": rng.normal(size=(11, width)).astype(np.float32)},
                 action=action,
                 proposed=action,
-                reward=np.full(10, float(i), np.float32),
-                terminated=i % 2 == 0,
-                truncated=i % 2 == 1,
+                reward=np.full(10, float(i) if reward is None else reward, np.float32),
+                terminated=ends and i % 2 == 0,
+                truncated=not ends or i % 2 == 1,
                 intervened=np.zeros(10, bool),
                 stamp=np.arange(11.0),
             )
@@ -154,6 +162,17 @@ def test_offline_resume_on_another_log_is_refused_unless_allowed(make_offline, t
 def test_offline_environment_of_another_size_is_refused(make_offline, tmp_path):
     with pytest.raises(ValueError, match="choose the environment that the log was made in"):
         make_offline(tmp_path / "run", f"data={log(tmp_path / 'a.hdf5')}", "env=reach")
+
+
+@pytest.mark.parametrize(("reward", "ends", "refused"), [(0.0, True, True), (1.0, False, True), (1.0, True, False)])
+def test_offline_value_learning_without_any_reward_is_refused(make_offline, tmp_path, reward, ends, refused):
+    path = log(tmp_path / "log.hdf5", reward=reward, ends=ends)
+    if refused:
+        with pytest.raises(ValueError, match=r"there is no value to learn.*data convert"):
+            make_offline(tmp_path / "a", f"data={path}", "policy=offline/iql")
+    else:
+        make_offline(tmp_path / "a", f"data={path}", "policy=offline/iql")
+    make_offline(tmp_path / "b", f"data={path}", "policy=offline/bc")  # cloning never asks
 
 
 def test_offline_actions_outside_the_bounds_need_a_decision(tmp_path):
