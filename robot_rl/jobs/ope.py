@@ -75,6 +75,28 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Support:
+    """Where the policy stays with the data and where it leaves them, at logged states (at most 4,096).
+
+    Attributes:
+        state: (N, n).
+        logged: (N, A) the data's actions.
+        chosen: (N, A) the policy's.
+        outside: (N,) bool: the behaviour would hardly have taken the policy's action.
+    """
+
+    state: np.ndarray
+    logged: np.ndarray
+    chosen: np.ndarray
+    outside: np.ndarray
+
+    @property
+    def share(self) -> float:
+        """Of the actions that are outside."""
+        return float(self.outside.mean())
+
+
+@dataclass(frozen=True)
 class Report:
     """What the job found.
 
@@ -85,6 +107,7 @@ class Report:
         outside: share of the policy's actions outside the data's support.
         warnings: lines for the user.
         td_error: FQE's root mean square temporal-difference error on episodes it did not train on, or None.
+        support: what `outside` is made of.
     """
 
     estimates: list[Estimate]
@@ -93,6 +116,7 @@ class Report:
     outside: float
     warnings: list[str]
     td_error: float | None
+    support: Support
 
 
 def run(
@@ -130,7 +154,8 @@ def run(
     mu, estimated = _behaviour(data, inside, s, make_behaviour, io)
     if estimated:
         warnings.append("the log holds no log-densities: the behaviour policy is estimated by cloning")
-    outside = _outside(mu, policy, _pick(data, held_out, s), s)
+    support = _support(mu, policy, _pick(data, held_out, s), s)
+    outside = support.share
     if outside > s.support_share:
         warnings.append(
             f"WARNING: {outside:.0%} of the policy's actions are less likely under the data than "
@@ -164,7 +189,7 @@ def run(
     behaviour = bootstrap(
         len(returns), lambda i: float(returns[i].mean()), resamples=s.resamples, confidence=s.confidence, seed=s.seed
     )
-    return Report(estimates, behaviour, effective, outside, warnings, td_error)
+    return Report(estimates, behaviour, effective, outside, warnings, td_error, support)
 
 
 def _split(episodes: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -246,14 +271,14 @@ def _behaviour(
     return learner.policy, column is None
 
 
-def _outside(mu: Any, policy: Any, data: LogDataset, s: OpeSettings) -> float:
-    """Share of the policy's actions that the behaviour would hardly have taken."""
+def _support(mu: Any, policy: Any, data: LogDataset, s: OpeSettings) -> Support:
+    """Which of the policy's actions the behaviour would hardly have taken."""
     batch = next(iter(data.ordered(4096)))
     state = batch.obs["state"]
-    logged = mu.log_prob({"state": state}, batch.action)
     chosen = torch.as_tensor(policy.act({"state": state}, deterministic=True).value)
-    limit = torch.quantile(logged, s.support_quantile)
-    return float((mu.log_prob({"state": state}, chosen) < limit).float().mean())
+    limit = torch.quantile(mu.log_prob({"state": state}, batch.action), s.support_quantile)
+    outside = mu.log_prob({"state": state}, chosen) < limit
+    return Support(*(part.detach().cpu().numpy() for part in (state, batch.action, chosen, outside)))
 
 
 def _density(policy: Any, state: Tensor, action: Tensor, smooth: float | None) -> Tensor:
