@@ -301,17 +301,28 @@ def _density(policy: Any, state: Tensor, action: Tensor, smooth: float | None) -
 
 
 def _logged(data: LogDataset, policy: Any, mu: Any, fqe: Any, s: OpeSettings) -> tuple[Logged, str]:
-    """Padded episodes, and why there are no ratios (then they are 1), or ""."""
+    """Padded episodes, and why there are no ratios (then they are 1), or "".
+
+    Only what the wanted methods read is computed: values of every logged state take longer than FQE itself on a large
+    log.
+    """
     store, chosen = data.store, data.episodes
+    ratios, with_model = set(s.methods) != {"fqe"}, bool({"dr", "wdr"} & set(s.methods))
     count, steps = len(chosen), int(store.length[chosen].max())
-    reward, ratio, q, v = (np.zeros((count, steps)) for _ in range(4))
-    tail, reason = np.zeros(count), ""
+    reward = np.zeros((count, steps))
+    ratio, q, v = (np.zeros((count, steps) if wanted else (count, 1)) for wanted in (ratios, with_model, with_model))
+    ends: dict[int, np.ndarray] = {}  # row -> where an episode was cut
+    reason = "" if ratios else "not asked for"
     for row, index in enumerate(chosen.tolist()):
         episode = store.episode(index)
         size = len(episode)
         if not size:
             continue
         reward[row, :size] = episode.reward.astype(np.float64) * data.reward_scale + data.reward_bias
+        if not episode.terminated and store.final_obs_valid[index]:
+            ends[row] = np.array(episode.obs["state"][-1], np.float32)
+        if reason and not with_model:
+            continue
         state = torch.from_numpy(np.array(episode.obs["state"], np.float32))
         action = torch.from_numpy(np.array(episode.action, np.float32)).clamp(-1.0, 1.0)
         if not reason:
@@ -321,21 +332,22 @@ def _logged(data: LogDataset, policy: Any, mu: Any, fqe: Any, s: OpeSettings) ->
                 reason = str(error)
             else:
                 ratio[row, :size] = (target - _logged_density(mu, episode, state[:-1], action)).double().numpy()
-        if fqe is not None:
+        if with_model:
             q[row, :size] = fqe.q_values(state[:-1], action).mean(0).double().numpy()
-            every = fqe.values(state).mean(0).double().numpy()
-            v[row, :size] = every[:-1]
-            known = store.final_obs_valid[index]
-            tail[row] = 0.0 if episode.terminated or not known else s.gamma**size * every[-1]
-    with_model = fqe is not None
+            v[row, :size] = fqe.values(state[:-1]).mean(0).double().numpy()
+    tail = np.zeros(count)
+    if fqe is not None and ends:
+        rows = np.array(list(ends))
+        value = fqe.values(torch.from_numpy(np.stack(list(ends.values())))).mean(0).double().numpy()
+        tail[rows] = s.gamma ** store.length[chosen][rows].astype(np.float64) * value
     logged = Logged(
         reward,
-        ratio,
+        ratio if ratios else np.zeros((count, steps)),
         np.asarray(store.length[chosen]),
         s.gamma,
         q=q if with_model else None,
         v=v if with_model else None,
-        tail=tail if with_model else None,
+        tail=tail if fqe is not None else None,
     )
     return logged, reason
 
