@@ -1,4 +1,4 @@
-"""A log that is larger than memory: written, then learnt from by a process that may not allocate more than it is told."""
+"""A log that is larger than memory: written, then learnt from by a process that may not allocate more than a limit."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def run(
     Args:
         quick: a twentieth of the size and of the memory.
         gigabytes: size of the store.
-        memory_gib: RLIMIT_DATA of the learner: heap and private mappings, without the pages of the mapped log, which the
-            system may drop at any time.
+        memory_gib: RLIMIT_DATA of the learner: heap and private mappings, without the pages of the mapped log, which
+            the system may drop at any time.
         updates: of the learner; the estimate at the end is part of the run.
         policy: which learner.
         overrides: further options of `robot-rl offline`.
