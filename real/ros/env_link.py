@@ -38,7 +38,7 @@ from robot_rl.real.ros.io import (  # noqa: E402
     read_executed,
     trajectory,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, subscribe  # noqa: E402
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, hardware_id, publisher, subscribe  # noqa: E402
 from robot_rl.real.ros.priority import lift  # noqa: E402
 
 
@@ -82,6 +82,7 @@ class EnvLink:
             parameter_overrides=[Parameter("use_sim_time", value=use_sim_time)],
         )
         node = self.node
+        self._robot = hardware_id(spec.name, node.get_namespace())
         self.health = health = Health(node, spec.name)
         self.inputs = RobotInputs(node, spec, health)
         self.executed: tuple[Executed, float] | None = None
@@ -301,7 +302,7 @@ class EnvLink:
 
     def _on_diagnostics(self, message: DiagnosticArray) -> None:
         for status in message.status:
-            if status.name == "robot_rl/safety_supervisor: safety" and status.hardware_id == self.spec.name:
+            if status.name == "robot_rl/safety_supervisor: safety" and status.hardware_id == self._robot:
                 table = {item.key: item.value for item in status.values}
                 self.fault = table.get("faults", "").split(",")[0].strip()
 

@@ -10,7 +10,7 @@ import numpy as np
 from rclpy.node import Node
 
 from robot_rl.real.core.alignment import JointMerger, SourceClock
-from robot_rl.real.core.spec import RobotSpec, SensorSpec
+from robot_rl.real.core.spec import AXES, MOTION, TWIST, RobotSpec, SensorSpec
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.io import JointState, WrenchStamped, joint_arrays, message_type, seconds, sensor_array
 from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, subscribe
@@ -38,7 +38,11 @@ class RobotInputs:
     def __init__(self, node: Node, spec: RobotSpec, health: Health, *, future_tolerance: float = 0.05) -> None:
         self.spec, self._node, self._health = spec, node, health
         self._sensors = {name: s for name, s in spec.sensors.items() if "Image" not in s.type}
-        if not any(s.type.replace("/msg/", "/") == JOINTS for s in self._sensors.values()):
+        self._motion = ""  # in a twist mode the sensor that tells how the robot moves
+        if spec.mode == TWIST:
+            kinds = {name: s.type.replace("/msg/", "/") for name, s in self._sensors.items() if s.required}
+            self._motion = next(name for name, kind in kinds.items() if kind in MOTION)
+        elif not any(s.type.replace("/msg/", "/") == JOINTS for s in self._sensors.values()):
             self._sensors = {"joint_states": SensorSpec("joint_states", JOINTS), **self._sensors}
         self.required = [name for name, s in self._sensors.items() if s.required]
         self.dropped: dict[str, int] = {}
@@ -87,6 +91,8 @@ class RobotInputs:
                 self._heard[name] = when
             if isinstance(message, WrenchStamped) and now - arrival <= self._sensors[name].timeout:
                 wrench = known[1]
+        if self._motion:
+            return self._moving(wrench)
         oldest = float(self._merger.time.min())
         if not np.isfinite(oldest):
             return None
@@ -99,6 +105,15 @@ class RobotInputs:
             wrench,
             {name: value for name, (_, value) in self._values.items()},
         )
+
+    def _moving(self, wrench: np.ndarray | None) -> RobotState | None:
+        """State of a robot without joints: velocities along its axes, and no positions worth a limit."""
+        if self._motion not in self._values:
+            return None
+        speeds = dict(zip(AXES, self._values[self._motion][1][-6:]))  # the last six of an odometry, or all of a twist
+        velocity = np.array([speeds[name] for name in self.spec.names], float)
+        sensors = {name: value for name, (_, value) in self._values.items()}
+        return RobotState(self._heard[self._motion], np.zeros(len(velocity)), velocity, None, wrench, sensors)
 
     def age(self, name: str, now: float) -> float:
         """Seconds since a sensor's newest reading was acquired; infinite before the first."""
@@ -117,6 +132,8 @@ class RobotInputs:
 
     def missing(self) -> list[str]:
         """Joints that have never been heard."""
+        if self._motion:
+            return [] if self._motion in self._values else list(self.spec.names)
         return [name for name, when in zip(self.spec.names, self._merger.time) if not np.isfinite(when)]
 
     def clock_faults(self) -> int:
@@ -172,8 +189,9 @@ class RobotInputs:
         now = time.monotonic()
         values: dict[str, Any] = {}
         problems = [f"{topic}: QoS {policy} does not match" for topic, policy in self._health.mismatches.items()]
-        ages = now - self._merger.time
-        timeout = min(s.timeout for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS)
+        ages = np.full(len(self.spec.names), self.age(self._motion, now)) if self._motion else now - self._merger.time
+        joints = [s.timeout for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS]
+        timeout = np.inf if self._motion else min(joints)
         silent = [name for name, age in zip(self.spec.names, ages) if age > timeout]
         if silent:
             topics = [s.topic for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS]
