@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from geometry_msgs.msg import Twist, TwistStamped
@@ -10,6 +11,7 @@ from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.lifecycle import LifecycleNode
 from std_msgs.msg import Float64MultiArray
 
+from robot_rl.real.core.alignment import SimulatedStamps
 from robot_rl.real.core.intake import CommandMessage
 from robot_rl.real.core.pipeline import CommandPipeline
 from robot_rl.real.core.spec import FIELDS, TWIST, RobotSpec
@@ -53,6 +55,7 @@ class CommandTopics:
     ) -> None:
         self._node, self._spec, self._pipeline, self._health = node, spec, pipeline, health
         self._simulated, self._hold = simulated_time, external_hold
+        self._stamps = {source: SimulatedStamps() for source in SOURCES.values()}
         self.made: list[Any] = []
         for end, source in SOURCES.items():
             self._listen(f"robot_rl/command/{end}", JointTrajectory, source)
@@ -82,9 +85,10 @@ class CommandTopics:
         self.made.append(self._node.create_subscription(kind, topic, take, qos("command"), event_callbacks=events))
 
     def _offer(self, command: CommandMessage, arrival: float) -> None:
-        if command.stamp and self._simulated:  # stamps of a clock that does not run like ours
-            age = 1e-9 * self._node.get_clock().now().nanoseconds - command.stamp
-            command = type(command)(**{**vars(command), "stamp": arrival - age})
+        if self._simulated:
+            now = 1e-9 * self._node.get_clock().now().nanoseconds
+            stamp = self._stamps[command.source].steady(arrival, now, command.stamp)
+            command = replace(command, stamp=stamp)
         self._pipeline.offer(command, arrival)
 
     # ------------------------------------------------------------ foreign clients, without our stamps and numbers
@@ -105,7 +109,7 @@ class CommandTopics:
 
     def _trajectory(self, message: JointTrajectory) -> None:
         command = read_command(message, "external")
-        self._pipeline.offer(type(command)(**{**vars(command), "stamp": 0.0}), time.monotonic())
+        self._pipeline.offer(replace(command, stamp=0.0), time.monotonic())
 
     def _step(self, names: Any, values: Any) -> None:
         assert self._hold is not None
@@ -114,4 +118,4 @@ class CommandTopics:
     def _twist(self, message: Twist | TwistStamped) -> None:
         assert self._hold is not None
         command = read_twist(message, self._spec.names, "external", hold=self._hold)
-        self._pipeline.offer(type(command)(**{**vars(command), "stamp": 0.0}), time.monotonic())
+        self._pipeline.offer(replace(command, stamp=0.0), time.monotonic())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rclpy.node import Node
 
-from robot_rl.real.core.alignment import JointMerger, SourceClock
+from robot_rl.real.core.alignment import JointMerger, SimulatedStamps, SourceClock
 from robot_rl.real.core.spec import AXES, MOTION, TWIST, RobotSpec, SensorSpec
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.io import JointState, WrenchStamped, joint_arrays, message_type, seconds, sensor_array
@@ -50,8 +50,10 @@ class RobotInputs:
         self._merger = JointMerger(spec.names)
         self._effort = np.full(len(spec.joints), np.nan)
         self._index = {name: i for i, name in enumerate(spec.names)}
-        self._queue: deque[tuple[Any, float]] = deque(maxlen=64)
-        self._newest: dict[str, tuple[Any, float]] = {}
+        self._queue: deque[tuple[Any, float, float]] = deque(maxlen=64)
+        self._newest: dict[str, tuple[Any, float, float]] = {}
+        self._simulated = bool(node.get_parameter("use_sim_time").value)
+        self._stamps: dict[Any, SimulatedStamps] = {}
         self._values: dict[str, tuple[float, np.ndarray]] = {}
         self._clocks: dict[Any, SourceClock] = {}
         self._counts = dict.fromkeys(self._sensors, 0)
@@ -80,13 +82,12 @@ class RobotInputs:
             now: [s of the steady clock].
         """
         while self._queue:
-            message, arrival = self._queue.popleft()
-            self._take_joints(message, arrival)
+            self._take_joints(*self._queue.popleft())
         wrench = None
-        for name, (message, arrival) in list(self._newest.items()):
+        for name, (message, arrival, told) in list(self._newest.items()):
             known = self._values.get(name)
             if known is None or known[0] != arrival:
-                when = self._clock(name).arrive(arrival, self._stamp(message)).time
+                when = self._clock(name).arrive(arrival, self._stamp(name, message, arrival, told)).time
                 self._values[name] = known = (arrival, sensor_array(message))
                 self._heard[name] = when
             if isinstance(message, WrenchStamped) and now - arrival <= self._sensors[name].timeout:
@@ -153,11 +154,15 @@ class RobotInputs:
 
     def _keep_joints(self, name: str, message: JointState, arrival: float) -> None:
         self._counts[name] += 1
-        self._queue.append((message, arrival))
+        self._queue.append((message, arrival, self._told()))
 
     def _keep(self, name: str, message: Any, arrival: float) -> None:
         self._counts[name] += 1
-        self._newest[name] = (message, arrival)
+        self._newest[name] = (message, arrival, self._told())
+
+    def _told(self) -> float:
+        """Simulated time now [s]; 0 when time is that of the wall, because nobody asks for it then."""
+        return 1e-9 * self._node.get_clock().now().nanoseconds if self._simulated else 0.0
 
     # ------------------------------------------------------------ in the control tick
 
@@ -166,17 +171,21 @@ class RobotInputs:
             self._clocks[key] = SourceClock(future_tolerance=self._tolerance)
         return self._clocks[key]
 
-    def _stamp(self, message: Any) -> float:
+    def _stamp(self, key: Any, message: Any, arrival: float, told: float) -> float:
         header = getattr(message, "header", None)
-        return 0.0 if header is None else seconds(header.stamp)
+        stamp = 0.0 if header is None else seconds(header.stamp)
+        if not self._simulated:
+            return stamp
+        return self._stamps.setdefault(key, SimulatedStamps()).steady(arrival, told, stamp)
 
-    def _take_joints(self, message: JointState, arrival: float) -> None:
+    def _take_joints(self, message: JointState, arrival: float, told: float) -> None:
         names, position, velocity, effort = joint_arrays(message)
         # parts of the joints may come from hosts with different clocks; the set of names tells the senders apart
         key = f"joints of {names[0]} and {len(names) - 1} more" if names else "no joints"
         if len(self._clocks) > 64:
             self._clocks.clear()
-        when = self._clock(key).arrive(arrival, self._stamp(message)).time
+            self._stamps.clear()
+        when = self._clock(key).arrive(arrival, self._stamp(key, message, arrival, told)).time
         reason = self._merger.add(when, names, position, velocity)
         if reason:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1

@@ -62,7 +62,7 @@ _QOS: dict[str, tuple[bool, bool, int]] = {
     "estop_in": (True, False, 10),  # volatile, so that any publisher matches
     "event": (True, False, 10),
     "record": (False, False, 50),
-    "clock": (False, False, 1),
+    "clock": (True, False, 1),
 }
 
 

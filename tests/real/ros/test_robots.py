@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry
-from rosgraph_msgs.msg import Clock
 from ros_harness import RT, SLACK, SPEC, SUPERVISOR, Station, stream, wait
+from rosgraph_msgs.msg import Clock
 from std_msgs.msg import Float64MultiArray
 
 from robot_rl.real.ros.io import JointState, qos, seconds, time_message
