@@ -1,6 +1,6 @@
 """Counts successes of a policy that drives a simulated robot over DDS: a task, some seconds, a look at `success`.
 
-With `--farewell` it then says "moving", watches the graph being ended, and reports the last command that went out.
+It says "active" when the graph is ready. With `--farewell` it then says "moving", watches the graph being ended, and reports the last command that went out.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def trial(
             if seen["state"] == "IDLE":
                 call("safety_supervisor/enable", SetBool, SetBool.Request(data=True))
             spin(time.monotonic() + 0.3)
+        _say("active")
         results, begin = [], time.monotonic()
         seen["states"], seen["executed"], seen["period"] = [], 0, []
         for episode in range(episodes):
@@ -127,8 +128,7 @@ def trial(
             call("sim_robot/next_task", Trigger, Trigger.Request())
             spin(time.monotonic() + 0.4)
             found["velocity_moving"] = max(float(np.abs(item.velocity).max()) for _, item in last[-20:])
-            sys.stdout.write("moving\n")
-            sys.stdout.flush()
+            _say("moving")
             end = time.monotonic() + 60.0
             while time.monotonic() - last[-1][0] < SILENCE and time.monotonic() < end:
                 spin(time.monotonic() + 0.1)
@@ -138,6 +138,11 @@ def trial(
         executor.shutdown(timeout_sec=1.0)
         node.destroy_node()
         rclpy.try_shutdown()
+
+
+def _say(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
 
 
 def _median(values: Sequence[float]) -> float:

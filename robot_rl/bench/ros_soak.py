@@ -44,7 +44,7 @@ def soak(
         robot_spec: of the robot in that world.
         world: its name.
         task_seconds: between goals.
-        settle: seconds at the start that the slopes leave out, at most a fifth of the time.
+        settle: seconds after the graph is ready that the slopes leave out, at most a fifth of the time.
         record_seconds: per file of the recorder.
         options: further arguments of `robot-rl deploy`.
 
@@ -70,12 +70,12 @@ def soak(
         trial = [sys.executable, "-m", TRIAL, "--episodes", str(episodes), "--seconds", str(task_seconds), "--farewell"]
         trial += ["--record-every", str(max(round(record_seconds / task_seconds), 1))]
         driver = subprocess.Popen(trial, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        moving = threading.Event()
+        active, moving = threading.Event(), threading.Event()
         words: list[str] = []
-        listening = threading.Thread(target=_listen, args=(driver, words, moving), daemon=True)
+        listening = threading.Thread(target=_listen, args=(driver, words, active, moving), daemon=True)
         listening.start()
         try:
-            series = _sample(launcher, said, moving, driver, limit=120.0 * minutes + 300.0)
+            series = _sample(launcher, said, active, moving, driver, limit=120.0 * minutes + 300.0)
             family = psutil.Process(launcher.pid).children(recursive=True)
             begin = time.monotonic()
             launcher.send_signal(signal.SIGINT)
@@ -119,23 +119,24 @@ def _read(process: subprocess.Popen[str], said: list[str]) -> None:
         del said[:-500]
 
 
-def _listen(process: subprocess.Popen[str], words: list[str], moving: threading.Event) -> None:
+def _listen(process: subprocess.Popen[str], words: list[str], active: threading.Event, moving: threading.Event) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         words.append(line.strip())
-        if line.strip() == "moving":
-            moving.set()
+        if line.strip() in ("active", "moving"):
+            (active if line.strip() == "active" else moving).set()
 
 
 def _sample(
     launcher: subprocess.Popen[str],
     said: list[str],
+    active: threading.Event,
     moving: threading.Event,
     driver: subprocess.Popen[str],
     *,
     limit: float,
 ) -> dict[str, list[tuple[float, float, float]]]:
-    """Process -> rows of time [s], resident memory [MB], processor time [s], one a second until the driver is done."""
+    """Process -> rows of time [s], resident memory [MB], processor time [s], one a second while the driver is at work."""
     series: dict[str, list[tuple[float, float, float]]] = {}
     begin = time.monotonic()
     while not moving.wait(1.0):
@@ -143,6 +144,8 @@ def _sample(
             raise RuntimeError(f"the trial has failed: {(driver.stderr or sys.stderr).read()[-500:]}")
         if time.monotonic() - begin > limit:
             raise RuntimeError(f"the trial has not ended within {limit:g} s")
+        if not active.is_set():
+            continue
         known = {match[1]: int(match[2]) for line in list(said) if (match := STARTED.search(line))}
         for name, pid in {"launcher": launcher.pid, **known}.items():
             process = psutil.Process(pid)
