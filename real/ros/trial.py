@@ -1,6 +1,7 @@
 """Counts successes of a policy that drives a simulated robot over DDS: a task, some seconds, a look at `success`.
 
-It says "active" when the graph is ready. With `--farewell` it then says "moving", watches the graph being ended, and reports the last command that went out.
+It says "active" when the graph is ready. With `--farewell` it then says "moving", watches the graph being ended, and
+reports the last command that went out.
 """
 
 from __future__ import annotations

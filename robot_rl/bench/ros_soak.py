@@ -136,7 +136,7 @@ def _sample(
     *,
     limit: float,
 ) -> dict[str, list[tuple[float, float, float]]]:
-    """Process -> rows of time [s], resident memory [MB], processor time [s], one a second while the driver is at work."""
+    """Process -> rows of time [s], resident memory [MB], processor time [s], one a second while it is driven."""
     series: dict[str, list[tuple[float, float, float]]] = {}
     begin = time.monotonic()
     while not moving.wait(1.0):
