@@ -31,7 +31,13 @@ SILENCE = 1.5  # seconds without a command after which the supervisor has ended
 
 
 def trial(
-    episodes: int, seconds: float, *, patience: float = 60.0, record_every: int = 0, farewell: bool = False
+    episodes: int,
+    seconds: float,
+    *,
+    patience: float = 60.0,
+    limit: float = 0.0,
+    record_seconds: float = 0.0,
+    farewell: bool = False,
 ) -> dict[str, Any]:
     """Run episodes on a graph that is up: simulated robot with a world, supervisor, and policy.
 
@@ -39,7 +45,8 @@ def trial(
         episodes: how many.
         seconds: of each.
         patience: for the graph to be ready [s].
-        record_every: episodes after which the recorder ends its file and begins another; 0 = leave it alone.
+        limit: of all episodes together [s]; 0 = none. Their number on a busy machine is not known in advance.
+        record_seconds: after which the recorder ends its file and begins another; 0 = leave it alone.
         farewell: afterwards give one more task, print "moving" and watch until no more commands come.
 
     Returns:
@@ -106,8 +113,12 @@ def trial(
         _say("active")
         results, begin = [], time.monotonic()
         seen["states"], seen["executed"], seen["period"] = [], 0, []
-        for episode in range(episodes):
-            if record_every and episode and episode % record_every == 0:
+        recorded = begin
+        for _ in range(episodes):
+            if limit and time.monotonic() - begin >= limit:
+                break
+            if record_seconds and time.monotonic() - recorded >= record_seconds:
+                recorded = time.monotonic()
                 for name in ("recorder/stop", "recorder/start"):
                     call(name, Trigger, Trigger.Request())
             seen["success"] = False
@@ -155,11 +166,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--record-every", type=int, default=0, help="episodes per file of the recorder")
+    parser.add_argument("--limit", type=float, default=0.0, help="seconds of all episodes, 0 = none")
+    parser.add_argument("--record-seconds", type=float, default=0.0, help="seconds per file of the recorder")
     parser.add_argument("--farewell", action="store_true", help="watch the graph being ended afterwards")
     args = parser.parse_args(arguments)
     try:
-        found = trial(args.episodes, args.seconds, record_every=args.record_every, farewell=args.farewell)
+        options = {"limit": args.limit, "record_seconds": args.record_seconds, "farewell": args.farewell}
+        found = trial(args.episodes, args.seconds, **options)
         sys.stdout.write(json.dumps(found) + "\n")
     except RuntimeError as error:
         sys.stderr.write(f"{error}\n")

@@ -66,9 +66,8 @@ def soak(
         said: list[str] = []
         reading = threading.Thread(target=_read, args=(launcher, said), daemon=True)
         reading.start()
-        episodes = max(round(60.0 * minutes / task_seconds), 1)
-        trial = [sys.executable, "-m", TRIAL, "--episodes", str(episodes), "--seconds", str(task_seconds), "--farewell"]
-        trial += ["--record-every", str(max(round(record_seconds / task_seconds), 1))]
+        trial = [sys.executable, "-m", TRIAL, "--episodes", "1000000", "--seconds", str(task_seconds), "--farewell"]
+        trial += ["--limit", str(60.0 * minutes), "--record-seconds", str(record_seconds)]
         driver = subprocess.Popen(trial, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         active, moving = threading.Event(), threading.Event()
         words: list[str] = []

@@ -99,7 +99,9 @@ def test_efforts_drive_the_joints_and_silence_brakes_them(one):
     rows = np.array([item.value for _, item in list(robot.executed)])
     assert np.abs(rows).max() <= 10.0
     steps = [item.period for _, item in list(robot.executed)][1:]
-    assert (np.abs(np.diff(rows, axis=0)).max(axis=1) <= 100.0 * np.maximum(steps, 0.02) + 1e-6).all()
+    # efforts grow no faster than allowed; beyond the velocity limit they are cut at once
+    growth = np.diff(np.abs(rows), axis=0).max(axis=1)
+    assert (growth <= 100.0 * np.maximum(steps, 0.02) + 1e-6).all()
 
 
 def test_twists_drive_a_base_from_us_and_from_a_plain_cmd_vel_publisher(one):
