@@ -58,7 +58,9 @@ def test_two_robots_in_namespaces_know_nothing_of_each_other(pair):
     time.sleep(0.3)
     assert right.state == "ACTIVE"
     wait(lambda: left.diagnostic("safety_supervisor: safety")[2].get("state") == "ESTOP", what="left's diagnostics")
-    assert right.diagnostic("safety_supervisor: safety")[2]["state"] == "ACTIVE"  # told apart by their hardware id
+    told = "safety_supervisor: safety"  # once a second, told apart by their hardware id
+    wait(lambda: right.diagnostic(told)[2].get("state") == "ACTIVE", what="right's diagnostics")
+    assert left.diagnostic(told)[2]["state"] == "ESTOP"
     right.quiet()
 
 
