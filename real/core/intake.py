@@ -224,7 +224,7 @@ class Intake:
         n = len(message.times)
         array = np.zeros((0, len(own)))
         if n:
-            if len(names) != len(own) or set(names) != set(own):
+            if names != own and (len(names) != len(own) or set(names) != set(own)):
                 return "joint_names"
             if tuple(message.fields) != (FIELDS[self._spec.mode],):
                 return "field"
@@ -239,7 +239,7 @@ class Intake:
         if stamping.fault and not foreign:
             return "stamp"
         times = np.asarray(message.times, float)
-        if n and not (np.isfinite(times).all() and times[0] > 0.0 and (np.diff(times) > 0.0).all()):
+        if n and not (np.isfinite(times).all() and times[0] > 0.0 and (n == 1 or (np.diff(times) > 0.0).all())):
             return "times"
         if n and times[-1] > self._horizon:
             return "horizon"
@@ -253,11 +253,17 @@ class Intake:
             self._releasing = message.source
             self._players[message.source].reseed(arrival, self._position, self._own)
             return ""
-        order = [names.index(name) for name in own]
         trace = f"{message.tag.split(':', 1)[-1]}/{message.seq}"
         # a foreign trajectory of one point says when to be there: it is a motion, not a step
         chunk = n > 1 or (foreign and times[0] > self._external_timeout + 1e-9)
-        plan = _Plan(trace, message.seq, stamping.time, stamping.time + times, array[:, order], chunk)
+        plan = _Plan(
+            trace,
+            message.seq,
+            stamping.time,
+            stamping.time + times,
+            array if names == own else array[:, [names.index(name) for name in own]],
+            chunk,
+        )
         return self._keep(message.source, plan, arrival)
 
     def _keep(self, source: str, plan: _Plan, arrival: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -140,12 +141,12 @@ class RobotSpec:
             object.__setattr__(self, "joints", joints)
         _check(self)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Joint names in order."""
         return tuple(joint.name for joint in self.joints)
 
-    @property
+    @cached_property
     def mode(self) -> str:
         """`position`, `velocity`, `effort` or `twist`."""
         return MODES[self.command_mode]
