@@ -144,13 +144,15 @@ def test_12_joint_states_never_start(live, processes):
     live.states.clear()
     live.diagnostics.clear()
     processes.start("safety_supervisor_node", *SUPERVISOR_QUICK)
-    live.wait_state("STARTUP")
-    wait(lambda: live.diagnostic("safety_supervisor: safety")[0] == 2, what="an error in the diagnostics")
-    assert "joint_states never came" in live.diagnostic("safety_supervisor: safety")[1]
-    answer = live.enable()
-    assert not answer.success
-    assert "state_never" in answer.message
-    processes.end("safety_supervisor_node")
+    try:
+        live.wait_state("STARTUP", limit=60.0)  # a process has to start
+        wait(lambda: live.diagnostic("safety_supervisor: safety")[0] == 2, what="an error in the diagnostics")
+        assert "joint_states never came" in live.diagnostic("safety_supervisor: safety")[1]
+        answer = live.enable()
+        assert not answer.success
+        assert "state_never" in answer.message
+    finally:  # the tests that follow want one with their own patience
+        processes.end("safety_supervisor_node")
 
 
 SUPERVISOR_QUICK = ("autostart:=true", "first_message_timeout:=0.5", "realtime:=40")
