@@ -189,7 +189,7 @@ class EnvLink:
     # ------------------------------------------------------------ speaking
 
     def aim(self, start: np.ndarray, target: np.ndarray, begin: float, end: float, until: float) -> None:
-        """Run from `start` to `target` (J,) between `begin` and `end`, hold there, fall silent at `until` [s]."""
+        """Run from `start` to `target` (J,) between `begin` and `end`, hold there, let go at `until` [s]."""
         with self._lock:
             self._from, self._to = np.array(start, float), np.array(target, float)
             self._begin, self._end, self._until = begin, end, until
@@ -252,6 +252,9 @@ class EnvLink:
         with self._lock:
             now = time.monotonic()
             if now > self._until:
+                if np.isfinite(self._until):  # the learner is late: say so, or it counts as a lost command
+                    self._until = -np.inf
+                    self._publish(None)
                 return None
             state = self.inputs.latest(now)
             if state is None or now - state.stamp > self.state_timeout:
