@@ -8,15 +8,19 @@ from collections import deque
 import numpy as np
 
 from robot_rl.real.core.clock import Clock, SteadyClock
-from robot_rl.real.core.spec import VELOCITY, RobotSpec
+from robot_rl.real.core.spec import EFFORT, POSITION, RobotSpec
 from robot_rl.real.robot import Command, RobotState, StaleState
+
+FRICTION = 0.5
+"""Of joints under effort commands [1/s]."""
 
 
 class FakeRobot:
     """The Robot contract on integrated joints, for tests, demonstrations and jobs without a robot.
 
-    Joints follow position commands with a first-order lag and velocity commands at once, never faster than 1.2 times
-    their largest speed and never through their hard stops.
+    Joints follow position commands with a first-order lag and velocity commands (or a twist) at once; efforts
+    accelerate them, the largest effort with the largest acceleration, against a friction that stops them in about 2 s.
+    Never faster than 1.2 times their largest speed and never through their hard stops.
 
     Args:
         spec: of the robot.
@@ -63,13 +67,15 @@ class FakeRobot:
         self._timeout, self._dt = state_timeout, physics_dt
         self._rng = np.random.default_rng(seed)
         self._lower, self._upper = spec.hard_bounds()
-        middle = np.where(np.isfinite(self._lower), 0.5 * (self._lower + self._upper), 0.0)
+        ranged = np.isfinite(self._lower)
+        middle = 0.5 * (np.where(ranged, self._lower, 0.0) + np.where(ranged, self._upper, 0.0))
         self.position = np.array(start if start is not None else (spec.home or middle), float)
         if self.position.shape != self._lower.shape:
             raise ValueError(f"start has shape {self.position.shape}, expected {self._lower.shape}: one per joint")
         self.velocity = np.zeros_like(self.position)
         self._fast = 1.2 * spec.array("velocity")
-        self._goal = self.position.copy() if spec.mode != VELOCITY else np.zeros_like(self.position)
+        self._goal = self.position.copy() if spec.mode == POSITION else np.zeros_like(self.position)
+        self._mass = spec.array("effort") / spec.array("acceleration")
         self._time = self._clock.now()
         self._on_the_way: list[tuple[float, np.ndarray]] = []
         self._history: deque[tuple[float, RobotState]] = deque([(self._time, self._measure(self._time))], maxlen=4096)
@@ -116,7 +122,7 @@ class FakeRobot:
         with self._lock:
             self._run(self._clock.now())
             self._on_the_way.clear()
-            self._goal = np.zeros_like(self.position) if self.spec.mode == VELOCITY else self.position.copy()
+            self._goal = self.position.copy() if self.spec.mode == POSITION else np.zeros_like(self.position)
 
     def push(self, offset: np.ndarray) -> None:
         """Displace the joints by (J,) [rad], as somebody leaning on the arm would; the servo pulls back."""
@@ -136,7 +142,9 @@ class FakeRobot:
             self._time += self._dt
             while self._on_the_way and self._on_the_way[0][0] <= self._time + 1e-12:
                 self._goal = self._on_the_way.pop(0)[1]
-            if self.spec.mode == VELOCITY:
+            if self.spec.mode == EFFORT:
+                speed = self.velocity + (self._goal / self._mass - FRICTION * self.velocity) * self._dt
+            elif self.spec.mode != POSITION:
                 speed = self._goal
             else:
                 speed = (self._goal - self.position) / max(self._lag, self._dt)

@@ -45,7 +45,7 @@ class GraphArgs:
         policy_root: folder that policies must lie in.
         teleop: none, joy, twist or leader.
         record: record the session.
-        record_folder: where.
+        record_folder: folder that recordings go to.
         namespace: of every node and topic.
         params_file: YAML of ROS parameters, `/**` or node names on top.
         use_sim_time: stamps from /clock, which the simulated robot publishes then.

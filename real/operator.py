@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from robot_rl.real.core.spec import VELOCITY, RobotSpec
+from robot_rl.real.core.spec import EFFORT, POSITION, RobotSpec
 
 Array = np.ndarray
 
@@ -75,7 +75,9 @@ class JointSteer:
             (J,) positions [rad], or velocities in a velocity mode.
         """
         speed = np.clip(speed, -self._speed, self._speed)
-        if self._spec.mode == VELOCITY:
+        if self._spec.mode == EFFORT:
+            raise ValueError("steering by hand gives speeds; an effort mode takes none")
+        if self._spec.mode != POSITION:
             return speed
         if self._command is None:
             self._command = np.array(present, float)

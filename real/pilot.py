@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from robot_rl.real.core.spec import VELOCITY
+from robot_rl.real.core.spec import POSITION
 from robot_rl.real.port import Port
 from robot_rl.types import IOSpec, Policy
 
@@ -43,7 +43,7 @@ class Pilot:
         port: of the robot.
         identity: for recordings.
         rate: ticks per second; a whole multiple of the policy's rate.
-        mode: `position` or `velocity`.
+        mode: of the RobotSpec: `position`, `velocity`, `effort` or `twist`.
         deterministic: the policy's mean instead of a sample.
         interpolate: go straight to the next target; False commands it at once.
         chunk_steps: points per chunk, 1 = steps.
@@ -73,8 +73,8 @@ class Pilot:
         self.every = round(ratio)
         self._period = 1.0 / port.io.control_hz
         self._deterministic, self._blend_steps = deterministic, blend_steps
-        self._interpolate = interpolate and mode != VELOCITY
-        self._velocity = mode == VELOCITY
+        self._interpolate = interpolate and mode == POSITION
+        self._direct = mode != POSITION
         self._chunk = chunk_steps
         self._count = 0
         self._from = self._to = np.zeros(0)
@@ -111,7 +111,7 @@ class Pilot:
         if step == 0:
             self._decide(position, velocity, task)
             decided = True
-        if self._chunk > 1 and not self._velocity:
+        if self._chunk > 1 and not self._direct:
             return self._as_chunk() if decided else None
         share = (step + 1) / self.every if self._interpolate else 1.0
         value = self._from + share * (self._to - self._from)
@@ -123,7 +123,7 @@ class Pilot:
             self.policy.reset()
             self._started = True
             if not (self._blend_from and len(self._to)):
-                self._to = np.zeros(len(position)) if self._velocity else np.array(position, float)
+                self._to = np.zeros(len(position)) if self._direct else np.array(position, float)
         target = self._ask(self.policy, self.port, position, velocity, task)
         if self._blend_from is not None:
             old = self._ask(*self._blend_from, position, velocity, task)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from robot_rl.real.core.clock import ManualClock
-from robot_rl.real.core.spec import VELOCITY, RobotSpec
+from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.fake_robot import FakeRobot
 from robot_rl.real.robot import Command
 
@@ -71,7 +71,8 @@ class Plant(Protocol):
 
 
 class KinematicPlant:
-    """Joints without mass that follow commands with a first-order lag; needs no simulator.
+    """Joints without mass that follow commands with a first-order lag, axes of a base that follow its twist, or joints
+    that efforts accelerate; needs no simulator.
 
     Args:
         spec: of the robot.
@@ -120,8 +121,7 @@ class KinematicPlant:
 
     def command(self, value: np.ndarray) -> None:
         """Take (J,) positions or velocities from now on."""
-        name = "velocity" if self._spec.mode == VELOCITY else "position"
-        self._robot.write(Command(self._clock.now(), np.asarray(value, float), name))
+        self._robot.write(Command(self._clock.now(), np.asarray(value, float), self._spec.mode))
 
     def push(self, offset: np.ndarray) -> None:
         """Displace the joints by (J,) [rad]."""

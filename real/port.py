@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from robot_rl.real.core.spec import VELOCITY, RobotSpec
+from robot_rl.real.core.spec import POSITION, RobotSpec, check_mapping
 from robot_rl.types import IOSpec
 
+UNITS = {"absolute": "rad", "delta": "rad", "velocity": "rad/s", "effort": "N m"}
 _PARTS = ("joint_positions", "joint_velocities", "last_action")
 
 
@@ -40,7 +41,8 @@ class SpecPort:
 
     - `absolute`: middle of the joint's range + action * half of it,
     - `delta`: last command + action * scale [rad],
-    - `velocity`: action * scale [rad/s]; in position mode integrated from the last command.
+    - `velocity`: action * scale [rad/s]; in position mode integrated from the last command,
+    - `effort`: action * scale [N m].
 
     Args:
         spec: of the robot.
@@ -60,8 +62,7 @@ class SpecPort:
         if unknown:
             raise ValueError(f"observation has {unknown}, expected {', '.join(sizes)}")
         mapping = spec.action.mapping
-        if spec.mode == VELOCITY and mapping != "velocity":
-            raise ValueError(f"action.mapping is {mapping}, expected velocity in a velocity mode")
+        check_mapping(spec)
         self.external = tuple(key for key in self._keys if key not in _PARTS)
         lower, upper = spec.bounds()
         scale = np.array(spec.action.scale or (1.0,), float) * np.ones(count)
@@ -71,7 +72,7 @@ class SpecPort:
                 raise ValueError("action.mapping absolute needs position limits; use delta or velocity")
             self._scale, low, high, unit = 0.5 * (upper - lower), lower, upper, "rad"
         else:
-            self._scale, low, high, unit = scale, -scale, scale, "rad" if mapping == "delta" else "rad/s"
+            self._scale, low, high, unit = scale, -scale, scale, UNITS[mapping]
         self.io = IOSpec(
             obs={"state": ((sum(sizes[key] for key in self._keys),), "float32")},
             action_names=tuple(f"{name}_{mapping}" for name in spec.names),
@@ -94,11 +95,11 @@ class SpecPort:
         return {"state": np.concatenate([np.asarray(parts[key], float) for key in self._keys])[None].astype(np.float32)}
 
     def act(self, action: np.ndarray) -> np.ndarray:
-        """(1, A) in [-1, 1] -> (J,) positions [rad] or velocities [rad/s]."""
+        """(1, A) in [-1, 1] -> (J,) positions [rad], velocities [rad/s] or efforts [N m]."""
         self._action = np.clip(np.asarray(action, float)[0], -1.0, 1.0)
         move = self._action * self._scale
         mapping = self.spec.action.mapping
-        if self.spec.mode == VELOCITY:
+        if self.spec.mode != POSITION:
             return move
         if mapping == "absolute":
             self._command = 0.5 * (self._lower + self._upper) + move

@@ -85,6 +85,34 @@ class SourceClock:
         self._last = -np.inf
 
 
+class SimulatedStamps:
+    """Stamps of a simulated clock, which runs at a pace of its own, as times of our steady clock.
+
+    Ages are taken in simulated time at the moment of receipt. The simulated time that we know comes in steps and late,
+    so what it makes of two stamps in order may be out of order; that is mended here, a stamp that itself goes back is
+    not.
+    """
+
+    def __init__(self) -> None:
+        self._raw = self._steady = -np.inf
+
+    def steady(self, arrival: float, now: float, stamp: float) -> float:
+        """Time of a stamp on our steady clock [s]; 0 stays 0, unstamped.
+
+        Args:
+            arrival: time of receipt on our steady clock [s].
+            now: simulated time then [s].
+            stamp: in simulated time [s].
+        """
+        if stamp == 0.0:
+            return 0.0
+        made = arrival - max(now - stamp, 0.0)
+        if stamp >= self._raw:
+            made = max(made, min(self._steady, arrival))
+        self._raw, self._steady = stamp, made
+        return made
+
+
 class Timeline(Generic[Item]):
     """The last samples of one source, looked up by time.
 

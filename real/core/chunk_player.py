@@ -222,6 +222,21 @@ class ChunkPlayer:
         return [first, *rest]
 
 
+def play_effort(time: float, times: Array, knots: Array) -> Array:
+    """Effort of a chunk of efforts: each knot holds until its time, the first one from the start, zero after the last.
+
+    Args:
+        time: [s].
+        times: (n,) increasing [s].
+        knots: (n, J).
+
+    Returns:
+        (J,).
+    """
+    place = int(np.searchsorted(times, time))
+    return np.zeros(knots.shape[1]) if place >= len(times) else knots[place].copy()
+
+
 def play_velocity(time: float, times: Array, knots: Array) -> Array:
     """Velocity of a chunk of velocities: linear between knots, the first one before them, zero after the last.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from robot_rl.real.core.spec import VELOCITY, RobotSpec, SpecError
+from robot_rl.real.core.spec import POSITION, RobotSpec, SpecError, check_mapping
 from robot_rl.real.robot import RobotState
 
 STATE = ("joint_positions", "joint_velocities")
@@ -18,7 +18,7 @@ class ActionCodec:
 
     `absolute`: -1 and 1 are the ends of a joint's range inside its margin; `delta`: a move of `scale` [rad] from the
     last command; `velocity`: a speed of `scale` [rad/s], which a position controller gets as last command + speed *
-    period.
+    period; `effort`: `scale` [N m].
 
     Args:
         spec: of the robot.
@@ -34,8 +34,7 @@ class ActionCodec:
 
     def __init__(self, spec: RobotSpec, period: float) -> None:
         self.spec, self.period, self.mapping = spec, period, spec.action.mapping
-        if spec.mode == VELOCITY and self.mapping != "velocity":
-            raise SpecError(f"action.mapping is {self.mapping!r}, but the controller takes velocities: use velocity")
+        check_mapping(spec)
         self._lower, self._upper = spec.bounds()
         if self.mapping == "absolute":
             if not np.isfinite(self._lower).all():
@@ -49,7 +48,7 @@ class ActionCodec:
     def command(self, action: np.ndarray, last: np.ndarray) -> np.ndarray:
         """Command (J,) of an action (J,) after the command `last` (J,)."""
         value = self._middle + self._half * np.clip(np.asarray(action, float), -1.0, 1.0)
-        if self.spec.mode == VELOCITY or self.mapping == "absolute":
+        if self.spec.mode != POSITION or self.mapping == "absolute":
             return value
         move = value if self.mapping == "delta" else value * self.period
         return np.clip(last + move, self._lower, self._upper)
@@ -57,7 +56,7 @@ class ActionCodec:
     def action(self, command: np.ndarray, last: np.ndarray) -> np.ndarray:
         """(J,) float32 action in [-1, 1] that a command (J,) after `last` (J,) stands for."""
         value = np.asarray(command, float)
-        if self.spec.mode != VELOCITY and self.mapping != "absolute":
+        if self.spec.mode == POSITION and self.mapping != "absolute":
             value = (value - last) / (1.0 if self.mapping == "delta" else self.period)
         return np.clip((value - self._middle) / self._half, -1.0, 1.0).astype(np.float32)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from robot_rl.real.core.alignment import SourceClock
-from robot_rl.real.core.chunk_player import ChunkPlayer, play_velocity
+from robot_rl.real.core.chunk_player import ChunkPlayer, play_effort, play_velocity
 from robot_rl.real.core.settings import SafetySettings
-from robot_rl.real.core.spec import VELOCITY, RobotSpec
+from robot_rl.real.core.spec import EFFORT, FIELDS, POSITION, RobotSpec
 from robot_rl.real.core.watchdogs import Burst
 from robot_rl.real.robot import Command
 
@@ -29,7 +29,7 @@ class CommandMessage:
         names: joints, in the sender's order.
         stamp: of the observation the command was computed from [s of the sender's clock]; 0 = none.
         times: (n,) seconds after the stamp, > 0 and increasing; n = 1 a step, n > 1 a chunk, n = 0 "let go".
-        fields: name -> (n, J); exactly one of `positions`, `velocities`, `efforts`.
+        fields: name -> (n, J); exactly one of `positions`, `velocities`, `effort`.
     """
 
     source: str
@@ -91,7 +91,8 @@ class Intake:
         external_align: bool = False,
     ) -> None:
         self._spec, self._set = spec, settings or SafetySettings()
-        self._velocity = spec.mode == VELOCITY
+        self._direct = spec.mode != POSITION  # velocities, efforts, twists: nothing to begin near, nothing to splice
+        self._play = play_effort if spec.mode == EFFORT else play_velocity
         self._sources = SOURCES if allow_external else SOURCES[1:]
         self._teleop_timeout, self._takeover_timeout, self._horizon = teleop_timeout, takeover_timeout, horizon
         period = 1.0 / self._set.rate
@@ -210,7 +211,7 @@ class Intake:
             if name != self.authority or not as_asked:
                 player.reseed(now, self._position, self._own)
                 plan = self._plans[name]
-                if name == self.authority and plan is not None and plan.chunk and not self._velocity:
+                if name == self.authority and plan is not None and plan.chunk and not self._direct:
                     player.offer(now, plan.times, plan.knots)
 
     # ------------------------------------------------------------ acceptance
@@ -223,11 +224,9 @@ class Intake:
         n = len(message.times)
         array = np.zeros((0, len(own)))
         if n:
-            if len(names) != len(own) or set(names) != set(own):
+            if names != own and (len(names) != len(own) or set(names) != set(own)):
                 return "joint_names"
-            if len(message.fields) != 1 or next(iter(message.fields)) != (
-                "velocities" if self._velocity else "positions"
-            ):
+            if tuple(message.fields) != (FIELDS[self._spec.mode],):
                 return "field"
             array = np.asarray(next(iter(message.fields.values())), float)
             if array.shape != (n, len(own)) or n > 1000:
@@ -240,7 +239,7 @@ class Intake:
         if stamping.fault and not foreign:
             return "stamp"
         times = np.asarray(message.times, float)
-        if n and not (np.isfinite(times).all() and times[0] > 0.0 and (np.diff(times) > 0.0).all()):
+        if n and not (np.isfinite(times).all() and times[0] > 0.0 and (n == 1 or (np.diff(times) > 0.0).all())):
             return "times"
         if n and times[-1] > self._horizon:
             return "horizon"
@@ -254,11 +253,17 @@ class Intake:
             self._releasing = message.source
             self._players[message.source].reseed(arrival, self._position, self._own)
             return ""
-        order = [names.index(name) for name in own]
         trace = f"{message.tag.split(':', 1)[-1]}/{message.seq}"
         # a foreign trajectory of one point says when to be there: it is a motion, not a step
         chunk = n > 1 or (foreign and times[0] > self._external_timeout + 1e-9)
-        plan = _Plan(trace, message.seq, stamping.time, stamping.time + times, array[:, order], chunk)
+        plan = _Plan(
+            trace,
+            message.seq,
+            stamping.time,
+            stamping.time + times,
+            array if names == own else array[:, [names.index(name) for name in own]],
+            chunk,
+        )
         return self._keep(message.source, plan, arrival)
 
     def _keep(self, source: str, plan: _Plan, arrival: float) -> str:
@@ -267,7 +272,7 @@ class Intake:
                 plan = self._motion(plan, arrival)
             if plan.times[-1] <= arrival + self._period:
                 return "chunk_late"
-            if not self._velocity and source == self.authority:
+            if not self._direct and source == self.authority:
                 refused = self._players[source].offer(arrival, plan.times, plan.knots)
                 if refused:
                     return "chunk_late" if refused == "chunk too late" else "chunk"
@@ -287,7 +292,7 @@ class Intake:
 
     def _joins(self, name: str, plan: _Plan, now: float) -> bool:
         """A source may begin only where the robot's command is; a foreign trajectory also where it can be in time."""
-        if self._velocity:
+        if self._direct:
             return True
         reach = np.full(len(self._position), self._set.start_tolerance)
         if name == "external" and plan.chunk:
@@ -302,7 +307,7 @@ class Intake:
         self.authority, self._easing = name, name == "external" and self._align
         self._players[name].reseed(now - self._period, self._position, self._own)
         plan = self._plans[name]
-        if plan is not None and plan.chunk and not self._velocity:
+        if plan is not None and plan.chunk and not self._direct:
             self._players[name].offer(now, plan.times, plan.knots)
 
     def _due(self, name: str, now: float) -> Command | None:
@@ -315,7 +320,7 @@ class Intake:
                 if now > plan.stamp + self._external_timeout:
                     self._plans[name] = None
                     return self._let_go(name, now)
-                if self._easing and not self._velocity:  # begin where the robot is; the limiter does the approach
+                if self._easing and not self._direct:  # begin where the robot is; the limiter does the approach
                     self._easing = False
                     return Command(now, self._position.copy(), name, plan.seq)
                 return Command(now, plan.knots[0], name, plan.seq)
@@ -325,11 +330,11 @@ class Intake:
                 return None
             grace = patience - self._set.command_timeout
             return Command(min(plan.stamp + max(grace, 0.0), now), plan.knots[0], name, plan.seq)
-        if self._velocity:
+        if self._direct:
             if now > plan.times[-1]:
                 self._plans[name] = None
                 return self._let_go(name, now)
-            return Command(now, play_velocity(now, plan.times, plan.knots), name, plan.seq)
+            return Command(now, self._play(now, plan.times, plan.knots), name, plan.seq)
         setpoint = self._players[name].at(now)
         if setpoint.underrun:
             self._plans[name] = None

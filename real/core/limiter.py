@@ -172,6 +172,16 @@ class JointLimiter:
         self.at_limit = np.zeros(position.shape, bool)
         self.at_rate = np.zeros(position.shape, bool)
 
+    @property
+    def still(self) -> bool:
+        """Whether the commanded velocity is zero, up to 1e-4."""
+        return bool((np.abs(self.velocity) < 1e-4).all())
+
+    @property
+    def stop_seconds(self) -> float:
+        """Time that `brake` takes from here [s]."""
+        return float((np.abs(self.velocity) / self.stop_acceleration).max())
+
     def step(self, target: Any, period: Any = None) -> Array:
         """Next position command.
 

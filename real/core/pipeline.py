@@ -15,7 +15,7 @@ import numpy as np
 from robot_rl.real.core.intake import CommandMessage, Intake
 from robot_rl.real.core.machine import LATCHED, MOVABLE, State
 from robot_rl.real.core.settings import SafetySettings
-from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.core.spec import TWIST, RobotSpec
 from robot_rl.real.core.supervisor import SafetySupervisor
 from robot_rl.real.core.watchdogs import Watchdogs
 from robot_rl.real.robot import Level, RobotState, Verdict
@@ -49,7 +49,7 @@ class Sent:
         trace: `<source>/<seq>` of the command behind it.
         flags: letters: c clipped, h hold, b braking, r chunk replaced, s stale.
         verdict: of the supervisor.
-        velocity: (J,) commanded [rad/s].
+        velocity: (J,) commanded [rad/s]; measured in effort mode.
         period: time over which the command moved [s], 0 when it stood.
     """
 
@@ -98,7 +98,8 @@ class CommandPipeline:
         limits = {name: (timeout, "fault") for name, timeout in (watched or {}).items()}
         if estop_heartbeat > 0.0:
             limits[HEARTBEAT] = (estop_heartbeat, "estop")
-        limits["joint_states"] = (self.settings.state_timeout, "monitor")  # the state monitor reacts itself
+        self._state_name = "joint_states" if spec.mode != TWIST else "motion"
+        limits[self._state_name] = (self.settings.state_timeout, "monitor")  # the state monitor reacts itself
         self.watchdogs = Watchdogs(limits, first_timeout=first_message_timeout, start=start)
         self.blocking: tuple[str, ...] = ()
         self.clock_faults = 0
@@ -196,8 +197,8 @@ class CommandPipeline:
 
     @property
     def resting(self) -> bool:
-        """Whether the commanded velocity is zero."""
-        return float(np.abs(self.safety.limiter.velocity).max()) < 1e-4
+        """Whether nothing is commanded that moves."""
+        return self.safety.still
 
     @property
     def clip_ratio(self) -> float:
@@ -219,26 +220,24 @@ class CommandPipeline:
             while self._events:
                 self._events.popleft()()
             if state is not None:
-                self.watchdogs.feed("joint_states", state.stamp)
+                self.watchdogs.feed(self._state_name, state.stamp)
             self._watch(now, mismatches)
             command, why = self.door.select(now)
             if why or self._soft:
                 self.safety.soft_stop()
-            limiter = self.safety.limiter
-            limiter.moved = 0.0
+            self.safety.stand()
             out, verdict = self.safety.filter(command, state, now)
             if self.door.mismatch and verdict.state == State.ARMED.value:
                 verdict = replace(verdict, reasons=tuple(dict.fromkeys((*verdict.reasons, "start_mismatch"))))
             authority = self.door.authority if verdict.state == State.ACTIVE.value else "none"
             flags = self._flags(verdict)
             if verdict.publish:
+                limiter = self.safety.limiter
                 self.door.executed(now, limiter.position, limiter.velocity, as_asked=verdict.level is Level.OK)
             trace = self.door.trace if authority != "none" else "supervisor/0"
             if State(verdict.state) not in MOVABLE:
                 self.door.rest()
-            return Sent(
-                out.value, verdict.publish, authority, trace, flags, verdict, limiter.velocity.copy(), limiter.moved
-            )
+            return Sent(out.value, verdict.publish, authority, trace, flags, verdict, *self.safety.motion)
 
     def overdue(self, now: float) -> list[str]:
         """Inputs that have been silent for too long, as sentences."""

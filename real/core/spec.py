@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,13 @@ MODES = {
     "twist": TWIST,
     "servo": TWIST,
 }
-MAPPINGS = ("absolute", "delta", "velocity")
+MAPPINGS = ("absolute", "delta", "velocity", "effort")
+FIELDS = {POSITION: "positions", VELOCITY: "velocities", EFFORT: "effort", TWIST: "velocities"}
+"""Mode -> field of a trajectory point."""
+AXES = ("linear_x", "linear_y", "linear_z", "angular_x", "angular_y", "angular_z")
+"""What the joints of a RobotSpec are called in a twist mode, in the order of a Twist."""
+MOTION = ("nav_msgs/Odometry", "geometry_msgs/TwistStamped")
+"""Sensor types that tell how a robot in a twist mode moves."""
 
 
 class SpecError(ValueError):
@@ -38,18 +45,19 @@ class JointSpec:
         upper: largest position.
         velocity: largest speed [rad/s or m/s].
         acceleration: largest acceleration; has no default, because none is not infinity.
-        effort: largest effort [N m or N].
+        effort: largest effort [N m or N]; has no default either, but axes of a twist have none.
         jerk: largest change of acceleration, or None.
         stop_acceleration: deceleration of stops, at least `acceleration`; None = the same.
         continuous: turns for ever.
         kp: gain of the simulated servo.
-        kd: damping of the simulated servo.
+        kd: damping of the simulated servo; kp and kd are also the wall of effort mode.
+        effort_rate: largest change of a commanded effort [N m/s]; None = `effort` in 0.1 s.
     """
 
     name: str
     velocity: float
     acceleration: float
-    effort: float
+    effort: float = math.nan
     lower: float = -math.inf
     upper: float = math.inf
     jerk: float | None = None
@@ -57,6 +65,7 @@ class JointSpec:
     continuous: bool = False
     kp: float = 0.0
     kd: float = 0.0
+    effort_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """How actions in [-1, 1] become commands: `absolute`, `delta` or `velocity`, times `scale` per joint."""
+    """How actions in [-1, 1] become commands: `absolute`, `delta`, `velocity` or `effort`, times `scale` per joint."""
 
     mapping: str = "absolute"
     scale: tuple[float, ...] = ()
@@ -92,7 +101,7 @@ class RobotSpec:
 
     Args:
         name: of the robot.
-        joints: in the order of commands and observations.
+        joints: in the order of commands and observations; in a twist mode the axes that may move, named as in AXES.
         command_mode: forward_position, forward_velocity, forward_effort, jtc, joint_command, twist or servo.
         controller_topic: where the supervisor sends commands.
         controller_timeout: seconds after which the robot's own controller stops without commands; 0 = never.
@@ -104,6 +113,8 @@ class RobotSpec:
         force: largest force at the tool [N], or None.
         observation: keys in the order that the policy reads.
         action: from [-1, 1] to commands.
+        stamped: a twist mode sends TwistStamped; False = Twist.
+        frame: of the twists that are sent.
     """
 
     name: str
@@ -119,19 +130,31 @@ class RobotSpec:
     force: float | None = None
     observation: tuple[str, ...] = ()
     action: ActionSpec = field(default_factory=ActionSpec)
+    stamped: bool = True
+    frame: str = "base_link"
 
     def __post_init__(self) -> None:
+        if self.command_mode in MODES and self.mode == TWIST:  # a twist's axes turn and roll for ever
+            joints = tuple(
+                replace(j, continuous=True, effort=1.0 if math.isnan(j.effort) else j.effort) for j in self.joints
+            )
+            object.__setattr__(self, "joints", joints)
         _check(self)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Joint names in order."""
         return tuple(joint.name for joint in self.joints)
 
-    @property
+    @cached_property
     def mode(self) -> str:
         """`position`, `velocity`, `effort` or `twist`."""
         return MODES[self.command_mode]
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether commands are joint positions or velocities, whose way can be told in advance."""
+        return self.mode in (POSITION, VELOCITY)
 
     def array(self, key: str) -> np.ndarray:
         """One number of every joint as (J,) float64, e.g. `array("velocity")`; None becomes nan."""
@@ -188,6 +211,20 @@ class RobotSpec:
             raise SpecError(f"{path}: not readable as YAML: {error}") from error
         except SpecError as error:
             raise SpecError(f"{path}: {error}") from error
+
+
+def check_mapping(spec: RobotSpec) -> None:
+    """Refuse an action mapping that the controller's mode cannot take.
+
+    Raises:
+        SpecError: names both.
+    """
+    wanted = {VELOCITY: ("velocity",), TWIST: ("velocity",), EFFORT: ("effort",)}
+    allowed = wanted.get(spec.mode, ("absolute", "delta", "velocity"))
+    if spec.action.mapping not in allowed:
+        raise SpecError(
+            f"action.mapping is {spec.action.mapping!r}, but {spec.command_mode} takes {' or '.join(allowed)}"
+        )
 
 
 def _mapping(raw: Any, where: str) -> Mapping[str, Any]:
@@ -256,7 +293,9 @@ def _check(spec: RobotSpec) -> None:
         where = f"joints[{i}] ({joint.name})"
         if not joint.name:
             raise SpecError(f"joints[{i}].name is empty, expected the name in the joint states")
-        for key in ("velocity", "acceleration", "effort", "jerk", "stop_acceleration"):
+        if math.isnan(joint.effort):
+            raise SpecError(f"{where}.effort is missing; write it down, there is no safe default")
+        for key in ("velocity", "acceleration", "effort", "jerk", "stop_acceleration", "effort_rate"):
             _positive(getattr(joint, key), f"{where}.{key}")
         if joint.stop_acceleration is not None and joint.stop_acceleration < joint.acceleration:
             raise SpecError(f"{where}.stop_acceleration is {joint.stop_acceleration}, expected >= acceleration")
@@ -271,6 +310,12 @@ def _check(spec: RobotSpec) -> None:
         raise SpecError(f"joints: the name {doubles[0]} occurs more than once, expected unique names")
     if spec.command_mode not in MODES:
         raise SpecError(f"command_mode is {spec.command_mode!r}, expected one of {', '.join(MODES)}")
+    if spec.mode == TWIST:
+        odd = [name for name in spec.names if name not in AXES]
+        if odd:
+            raise SpecError(f"joints: {odd[0]} is no axis of a twist, expected names among {', '.join(AXES)}")
+        if not any(s.type.replace("/msg/", "/") in MOTION and s.required for s in spec.sensors.values()):
+            raise SpecError(f"sensors: a twist mode needs a required one of type {' or '.join(MOTION)}: how it moves")
     if not (math.isfinite(spec.margin) and spec.margin >= 0.0):
         raise SpecError(f"margin is {spec.margin}, expected a finite number >= 0")
     if not (math.isfinite(spec.controller_timeout) and spec.controller_timeout >= 0.0):

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from robot_rl.real.core.limiter import JointLimiter, wrap
+from robot_rl.real.core.limiter_effort import EffortLimiter
 from robot_rl.real.core.machine import MOVABLE, Event, SafetyMachine, State
 from robot_rl.real.core.monitor import UNTRUSTED, StateMonitor
 from robot_rl.real.core.settings import SafetySettings
-from robot_rl.real.core.spec import POSITION, VELOCITY, RobotSpec
+from robot_rl.real.core.spec import EFFORT, POSITION, RobotSpec
 from robot_rl.real.core.watchdogs import Overrun
 from robot_rl.real.core.workspace import WorkspaceGuard
 from robot_rl.real.robot import Command, Level, RobotState, Verdict
@@ -43,14 +44,15 @@ class SafetySupervisor:
     function: a hardware e-stop is required.
 
     Args:
-        spec: of the robot; position and velocity command modes.
+        spec: of the robot. In a twist mode its joints are the axes of the twist; in effort mode zero effort is what
+            rest means, so the robot's own controller has to compensate gravity.
         settings: times and tolerances.
         forward: joint positions (J,) -> tool position (3,) [m], needed when the spec has a workspace.
         arm_on_start: enable by itself once after start-up; for simulation only.
 
     Raises:
-        ValueError: command mode not supported here, velocity mode on a controller without timeout, or a workspace
-            without forward kinematics.
+        ValueError: a velocity, effort or twist mode on a controller without timeout, a workspace without forward
+            kinematics, or one that cannot be kept in this mode.
 
     Source: specification of the bridge, safety supervisor.
     """
@@ -64,16 +66,16 @@ class SafetySupervisor:
         arm_on_start: bool = False,
     ) -> None:
         self.spec, self.settings = spec, settings or SafetySettings()
-        if spec.mode not in (POSITION, VELOCITY):
-            raise ValueError(f"command_mode {spec.command_mode} is not filtered here; use a position or velocity mode")
-        untimed = spec.mode == VELOCITY and spec.controller_timeout == 0.0
+        untimed = spec.mode != POSITION and spec.controller_timeout == 0.0
         if untimed and not self.settings.allow_untimed_controller:
             raise ValueError(
-                "velocity mode needs controller_timeout > 0: without one the last velocity would hold for ever when "
+                f"{spec.mode} mode needs controller_timeout > 0: without one the last command would hold for ever when "
                 "this process dies; set it in the RobotSpec, or allow_untimed_controller"
             )
         if spec.workspace is not None and forward is None:
             raise ValueError("the spec has a workspace; pass forward=, joint positions -> tool position")
+        if spec.workspace is not None and not spec.has_positions:
+            raise ValueError(f"a workspace cannot be kept in {spec.mode} mode; leave it out")
         period = 1.0 / self.settings.rate
         lower, upper = spec.bounds()
         jerk, stop = spec.array("jerk"), spec.array("stop_acceleration")
@@ -89,6 +91,8 @@ class SafetySupervisor:
             jerk=np.where(np.isnan(jerk), np.inf, jerk),
             continuous=[joint.continuous for joint in spec.joints],
         )
+        self._efforts = EffortLimiter(spec, period=period) if spec.mode == EFFORT else None
+        self._stilled = True  # effort mode: has come to rest since it was last driven
         self._lower, self._upper = lower, upper
         self._turning = self.limiter.continuous
         self._period, self._longest = period, 2.0 * period
@@ -115,6 +119,21 @@ class SafetySupervisor:
     def state(self) -> str:
         """Name of the state of the safety machine."""
         return self._machine.state.value
+
+    @property
+    def still(self) -> bool:
+        """Whether nothing is commanded that moves: no velocity, no effort."""
+        return (self._efforts or self.limiter).still
+
+    @property
+    def motion(self) -> tuple[np.ndarray, float]:
+        """(J,) commanded velocity [rad/s], measured in effort mode, and the period it was held for [s], 0 at rest."""
+        limiter = self._efforts or self.limiter
+        return limiter.velocity.copy(), limiter.moved
+
+    def stand(self) -> None:
+        """Forget the period of the last motion, before a tick that may not move at all."""
+        (self._efforts or self.limiter).moved = 0.0
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -287,12 +306,12 @@ class SafetySupervisor:
             self._target = None
             self._begin_stop()
         if self._machine.state is State.STOPPING:
-            slow = float(np.abs(self.limiter.velocity).max()) < 1e-4
+            slow = self._monitor.resting() if self._efforts else self.limiter.still
             if slow or now > self._stop_by:
                 self._machine.handle(Event.STOPPED, now)
 
     def _near(self, target: np.ndarray) -> bool:
-        if self.spec.mode == VELOCITY:
+        if self.spec.mode != POSITION:
             return True
         last = self._monitor.last
         assert last is not None
@@ -317,6 +336,8 @@ class SafetySupervisor:
             if not self._zeroed:
                 self._settle_on(self.limiter.position)
             self._zeroed = True
+        elif self._efforts is not None:
+            self._brake_efforts(self._efforts, period, now)
         elif machine.state is not State.ARMED or np.any(self.limiter.velocity):
             self.limiter.brake(period)
         if machine.state is State.ARMED:
@@ -330,7 +351,9 @@ class SafetySupervisor:
         limiter, last = self.limiter, self._monitor.last
         assert last is not None
         before = limiter.position
-        if self.spec.mode == VELOCITY:
+        if self._efforts is not None:
+            return self._follow_efforts(self._efforts, target, last, period, reasons)
+        if self.spec.mode != POSITION:
             before = last.position
             limiter.step_velocity(target, before, latency=2.0 * self._period + self._monitor.age(now), period=period)
         else:
@@ -343,6 +366,27 @@ class SafetySupervisor:
             reasons.append("workspace")
         self._sent = self._resting()
         return self._sent, Level.CLIPPED if reasons else Level.OK
+
+    def _follow_efforts(
+        self, limiter: EffortLimiter, target: np.ndarray, last: RobotState, period: float, reasons: list[str]
+    ) -> tuple[np.ndarray, Level]:
+        self._stilled = False
+        self._sent = limiter.step(target, last.position, last.velocity, period).copy()
+        if limiter.at_limit.any():
+            reasons.append("limit")
+        if limiter.at_rate.any():
+            reasons.append("rate")
+        return self._sent, Level.CLIPPED if reasons else Level.OK
+
+    def _brake_efforts(self, limiter: EffortLimiter, period: float, now: float) -> None:
+        """Damp the measured motion until it has come to rest, then fade to zero; fade at once without a good state."""
+        last = self._monitor.last
+        trusted = last is not None and not UNTRUSTED & set(self._codes)
+        self._stilled |= self._monitor.resting() or not trusted or self._machine.state is State.ARMED
+        if last is None or self._stilled or self._monitor.age(now) > self.settings.state_timeout:
+            limiter.brake(None, None, period)
+        else:
+            limiter.brake(last.position, last.velocity, period)
 
     def _lead(self, target: np.ndarray, last: RobotState, now: float, reasons: list[str]) -> np.ndarray:
         """Target held near the robot once the command has run ahead of it; a robot that does not follow is a fault."""
@@ -373,10 +417,14 @@ class SafetySupervisor:
 
     def _resting(self) -> np.ndarray:
         """The limiter's present command in the mode of the robot."""
-        return (self.limiter.velocity if self.spec.mode == VELOCITY else self.limiter.position).copy()
+        if self._efforts is not None:
+            return self._efforts.effort.copy()
+        return (self.limiter.position if self.spec.mode == POSITION else self.limiter.velocity).copy()
 
     def _settle_on(self, position: np.ndarray) -> None:
         self.limiter.reset(position)
+        if self._efforts is not None:
+            self._efforts.reset(position)
         self._sent = self._resting()
         self._target = None
         self._lead_since = self._stuck_since = np.inf
@@ -391,7 +439,7 @@ class SafetySupervisor:
 
     def _begin_stop(self) -> None:
         if self._machine.state is State.STOPPING:
-            slowest = float((np.abs(self.limiter.velocity) / self.limiter.stop_acceleration).max())
+            slowest = (self._efforts or self.limiter).stop_seconds
             self._stop_by = self._now + 1.5 * slowest + 2.0 * self._period
 
     def _blockers(self) -> list[str]:
@@ -425,6 +473,8 @@ class SafetySupervisor:
         self._machine.handle(Event.FAULT, self._now, code="internal")
         if np.all(np.isfinite(self.limiter.velocity)) and np.isfinite(self._moved_at):
             self.limiter.brake()
+            if self._efforts is not None:
+                self._efforts.brake(None, None)
             self._sent = self._resting()
         quiet = self._machine.state is State.STARTUP
         self._moved_at = self._now

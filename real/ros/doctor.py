@@ -30,6 +30,7 @@ from std_msgs.msg import String  # noqa: E402
 from robot_rl.real.core.recording import topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import hardware_type, message_type, qos, seconds  # noqa: E402
+from robot_rl.real.ros.node_base import hardware_id  # noqa: E402
 
 POLICY_SIDE = ("policy", "teleop", "robot_env")
 LEVELS = ("OK", "WARN", "ERROR", "STALE")
@@ -191,9 +192,13 @@ def _listen(node: Node, spec: RobotSpec, namespace: str, listen: float, found: F
             node.create_subscription(cls, topic, heard[topic].take, offers, raw=True)
     states: list[str] = []
     reports: dict[str, Any] = {}
+    ours = ("", hardware_id(spec.name, node.get_namespace()))
     node.create_subscription(String, table["safety"][0], lambda m: states.append(m.data), qos("latched"))
     node.create_subscription(
-        DiagnosticArray, "/diagnostics", lambda m: reports.update({status.name: status for status in m.status}), 50
+        DiagnosticArray,
+        "/diagnostics",
+        lambda m: reports.update({s.name: s for s in m.status if s.hardware_id in ours}),
+        50,
     )
     time.sleep(listen)
     names = sorted(f"{space.rstrip('/')}/{name}" for name, space in node.get_node_names_and_namespaces())
@@ -207,7 +212,7 @@ def _listen(node: Node, spec: RobotSpec, namespace: str, listen: float, found: F
     for role, (topic, _) in table.items():
         _topic(node, role, topic, heard.get(topic), spec, found)
     _hardware(node, hardware, spec, found)
-    _safety(states, reports, spec, found)
+    _safety(states, reports, found)
 
 
 def _topic(node: Node, role: str, topic: str, heard: Heard | None, spec: RobotSpec, found: Findings) -> None:
@@ -279,13 +284,11 @@ def _hardware(node: Node, topic: str, spec: RobotSpec, found: Findings) -> None:
                 )
 
 
-def _safety(states: list[str], reports: dict[str, Any], spec: RobotSpec, found: Findings) -> None:
+def _safety(states: list[str], reports: dict[str, Any], found: Findings) -> None:
     found.lines += ["", f"supervisor: {states[-1] if states else 'silent'}"]
     if not states:
         found.problems.append("no safety state is published: is the supervisor configured and active?")
     for name, status in sorted(reports.items()):
-        if status.hardware_id not in ("", spec.name):
-            continue
         level = LEVELS[min(status.level[0], 3)]
         found.lines.append(f"  {level:5} {name}: {status.message}")
         if level == "ERROR":

@@ -247,7 +247,7 @@ class Ros2Env(gymnasium.Env):
     def _step(self, action: np.ndarray) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         link, now = self.link, time.monotonic()
         late = now - self._deadline
-        if late > self._max_hold:  # the stream has ended meanwhile and the supervisor has braked
+        if late > self._max_hold:  # the stream has let go meanwhile and the supervisor has braked
             link.stalls += 1
             return self._truncate(action, "learner_stall")
         skipped = max(math.floor(late / self.period + 1e-9), 0) if self._steps else 0
@@ -258,7 +258,7 @@ class Ros2Env(gymnasium.Env):
         target = np.asarray(self.port.act(action[None]), float)
         link.flags = set()
         self._published = time.monotonic()
-        # silent after max_hold, so that the supervisor stops a robot whose learner does not come back
+        # lets go before max_hold, so that the supervisor stops a robot whose learner does not come back
         until = self._deadline + max(self._max_hold - 0.15, 0.0)
         link.aim(link.setpoint(now) if self._steps else before, target, now, self._deadline, until)
         period = self._deadline - now

@@ -38,7 +38,7 @@ from robot_rl.real.ros.io import (  # noqa: E402
     read_executed,
     trajectory,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, subscribe  # noqa: E402
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, hardware_id, publisher, subscribe  # noqa: E402
 from robot_rl.real.ros.priority import lift  # noqa: E402
 
 
@@ -82,6 +82,7 @@ class EnvLink:
             parameter_overrides=[Parameter("use_sim_time", value=use_sim_time)],
         )
         node = self.node
+        self._robot = hardware_id(spec.name, node.get_namespace())
         self.health = health = Health(node, spec.name)
         self.inputs = RobotInputs(node, spec, health)
         self.executed: tuple[Executed, float] | None = None
@@ -188,7 +189,7 @@ class EnvLink:
     # ------------------------------------------------------------ speaking
 
     def aim(self, start: np.ndarray, target: np.ndarray, begin: float, end: float, until: float) -> None:
-        """Run from `start` to `target` (J,) between `begin` and `end`, hold there, fall silent at `until` [s]."""
+        """Run from `start` to `target` (J,) between `begin` and `end`, hold there, let go at `until` [s]."""
         with self._lock:
             self._from, self._to = np.array(start, float), np.array(target, float)
             self._begin, self._end, self._until = begin, end, until
@@ -251,6 +252,9 @@ class EnvLink:
         with self._lock:
             now = time.monotonic()
             if now > self._until:
+                if np.isfinite(self._until):  # the learner is late: say so, or it counts as a lost command
+                    self._until = -np.inf
+                    self._publish(None)
                 return None
             state = self.inputs.latest(now)
             if state is None or now - state.stamp > self.state_timeout:
@@ -301,7 +305,7 @@ class EnvLink:
 
     def _on_diagnostics(self, message: DiagnosticArray) -> None:
         for status in message.status:
-            if status.name == "robot_rl/safety_supervisor: safety" and status.hardware_id == self.spec.name:
+            if status.name == "robot_rl/safety_supervisor: safety" and status.hardware_id == self._robot:
                 table = {item.key: item.value for item in status.values}
                 self.fault = table.get("faults", "").split(",")[0].strip()
 

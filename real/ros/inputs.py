@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from rclpy.node import Node
 
-from robot_rl.real.core.alignment import JointMerger, SourceClock
-from robot_rl.real.core.spec import RobotSpec, SensorSpec
+from robot_rl.real.core.alignment import JointMerger, SimulatedStamps, SourceClock
+from robot_rl.real.core.spec import AXES, MOTION, TWIST, RobotSpec, SensorSpec
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.io import JointState, WrenchStamped, joint_arrays, message_type, seconds, sensor_array
 from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, subscribe
@@ -38,7 +38,11 @@ class RobotInputs:
     def __init__(self, node: Node, spec: RobotSpec, health: Health, *, future_tolerance: float = 0.05) -> None:
         self.spec, self._node, self._health = spec, node, health
         self._sensors = {name: s for name, s in spec.sensors.items() if "Image" not in s.type}
-        if not any(s.type.replace("/msg/", "/") == JOINTS for s in self._sensors.values()):
+        self._motion = ""  # in a twist mode the sensor that tells how the robot moves
+        if spec.mode == TWIST:
+            kinds = {name: s.type.replace("/msg/", "/") for name, s in self._sensors.items() if s.required}
+            self._motion = next(name for name, kind in kinds.items() if kind in MOTION)
+        elif not any(s.type.replace("/msg/", "/") == JOINTS for s in self._sensors.values()):
             self._sensors = {"joint_states": SensorSpec("joint_states", JOINTS), **self._sensors}
         self.required = [name for name, s in self._sensors.items() if s.required]
         self.dropped: dict[str, int] = {}
@@ -46,8 +50,10 @@ class RobotInputs:
         self._merger = JointMerger(spec.names)
         self._effort = np.full(len(spec.joints), np.nan)
         self._index = {name: i for i, name in enumerate(spec.names)}
-        self._queue: deque[tuple[Any, float]] = deque(maxlen=64)
-        self._newest: dict[str, tuple[Any, float]] = {}
+        self._queue: deque[tuple[Any, float, float]] = deque(maxlen=64)
+        self._newest: dict[str, tuple[Any, float, float]] = {}
+        self._simulated = bool(node.get_parameter("use_sim_time").value)
+        self._stamps: dict[Any, SimulatedStamps] = {}
         self._values: dict[str, tuple[float, np.ndarray]] = {}
         self._clocks: dict[Any, SourceClock] = {}
         self._counts = dict.fromkeys(self._sensors, 0)
@@ -76,17 +82,18 @@ class RobotInputs:
             now: [s of the steady clock].
         """
         while self._queue:
-            message, arrival = self._queue.popleft()
-            self._take_joints(message, arrival)
+            self._take_joints(*self._queue.popleft())
         wrench = None
-        for name, (message, arrival) in list(self._newest.items()):
+        for name, (message, arrival, told) in list(self._newest.items()):
             known = self._values.get(name)
             if known is None or known[0] != arrival:
-                when = self._clock(name).arrive(arrival, self._stamp(message)).time
+                when = self._clock(name).arrive(arrival, self._stamp(name, message, arrival, told)).time
                 self._values[name] = known = (arrival, sensor_array(message))
                 self._heard[name] = when
             if isinstance(message, WrenchStamped) and now - arrival <= self._sensors[name].timeout:
                 wrench = known[1]
+        if self._motion:
+            return self._moving(wrench)
         oldest = float(self._merger.time.min())
         if not np.isfinite(oldest):
             return None
@@ -99,6 +106,15 @@ class RobotInputs:
             wrench,
             {name: value for name, (_, value) in self._values.items()},
         )
+
+    def _moving(self, wrench: np.ndarray | None) -> RobotState | None:
+        """State of a robot without joints: velocities along its axes, and no positions worth a limit."""
+        if self._motion not in self._values:
+            return None
+        speeds = dict(zip(AXES, self._values[self._motion][1][-6:]))  # the last six of an odometry, or all of a twist
+        velocity = np.array([speeds[name] for name in self.spec.names], float)
+        sensors = {name: value for name, (_, value) in self._values.items()}
+        return RobotState(self._heard[self._motion], np.zeros(len(velocity)), velocity, None, wrench, sensors)
 
     def age(self, name: str, now: float) -> float:
         """Seconds since a sensor's newest reading was acquired; infinite before the first."""
@@ -117,6 +133,8 @@ class RobotInputs:
 
     def missing(self) -> list[str]:
         """Joints that have never been heard."""
+        if self._motion:
+            return [] if self._motion in self._values else list(self.spec.names)
         return [name for name, when in zip(self.spec.names, self._merger.time) if not np.isfinite(when)]
 
     def clock_faults(self) -> int:
@@ -136,11 +154,15 @@ class RobotInputs:
 
     def _keep_joints(self, name: str, message: JointState, arrival: float) -> None:
         self._counts[name] += 1
-        self._queue.append((message, arrival))
+        self._queue.append((message, arrival, self._told()))
 
     def _keep(self, name: str, message: Any, arrival: float) -> None:
         self._counts[name] += 1
-        self._newest[name] = (message, arrival)
+        self._newest[name] = (message, arrival, self._told())
+
+    def _told(self) -> float:
+        """Simulated time now [s]; 0 when time is that of the wall, because nobody asks for it then."""
+        return 1e-9 * self._node.get_clock().now().nanoseconds if self._simulated else 0.0
 
     # ------------------------------------------------------------ in the control tick
 
@@ -149,17 +171,21 @@ class RobotInputs:
             self._clocks[key] = SourceClock(future_tolerance=self._tolerance)
         return self._clocks[key]
 
-    def _stamp(self, message: Any) -> float:
+    def _stamp(self, key: Any, message: Any, arrival: float, told: float) -> float:
         header = getattr(message, "header", None)
-        return 0.0 if header is None else seconds(header.stamp)
+        stamp = 0.0 if header is None else seconds(header.stamp)
+        if not self._simulated:
+            return stamp
+        return self._stamps.setdefault(key, SimulatedStamps()).steady(arrival, told, stamp)
 
-    def _take_joints(self, message: JointState, arrival: float) -> None:
+    def _take_joints(self, message: JointState, arrival: float, told: float) -> None:
         names, position, velocity, effort = joint_arrays(message)
         # parts of the joints may come from hosts with different clocks; the set of names tells the senders apart
         key = f"joints of {names[0]} and {len(names) - 1} more" if names else "no joints"
         if len(self._clocks) > 64:
             self._clocks.clear()
-        when = self._clock(key).arrive(arrival, self._stamp(message)).time
+            self._stamps.clear()
+        when = self._clock(key).arrive(arrival, self._stamp(key, message, arrival, told)).time
         reason = self._merger.add(when, names, position, velocity)
         if reason:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
@@ -172,8 +198,9 @@ class RobotInputs:
         now = time.monotonic()
         values: dict[str, Any] = {}
         problems = [f"{topic}: QoS {policy} does not match" for topic, policy in self._health.mismatches.items()]
-        ages = now - self._merger.time
-        timeout = min(s.timeout for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS)
+        ages = np.full(len(self.spec.names), self.age(self._motion, now)) if self._motion else now - self._merger.time
+        joints = [s.timeout for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS]
+        timeout = np.inf if self._motion else min(joints)
         silent = [name for name, age in zip(self.spec.names, ages) if age > timeout]
         if silent:
             topics = [s.topic for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS]

@@ -13,7 +13,7 @@ import numpy as np
 from robot_rl.extras import require
 from robot_rl.real.cameras import raw_pixels
 from robot_rl.real.core.intake import CommandMessage
-from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.core.spec import AXES, FIELDS, TWIST, RobotSpec
 
 require("rclpy", extra="ros")
 
@@ -35,8 +35,6 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint  # noqa: E
 Array = np.ndarray
 LEASE = 0.5
 """Seconds without a sign of life after which a command source counts as dead; a second watchdog below ours."""
-FIELDS = {"position": "positions", "velocity": "velocities", "effort": "effort"}
-"""Command mode -> field of a trajectory point."""
 TYPES: dict[str, Any] = {
     "sensor_msgs/JointState": JointState,
     "sensor_msgs/Imu": Imu,
@@ -64,7 +62,7 @@ _QOS: dict[str, tuple[bool, bool, int]] = {
     "estop_in": (True, False, 10),  # volatile, so that any publisher matches
     "event": (True, False, 10),
     "record": (False, False, 50),
-    "clock": (False, False, 1),
+    "clock": (True, False, 1),
 }
 
 
@@ -168,6 +166,33 @@ def twist_array(message: Twist | TwistStamped) -> Array:
     )
 
 
+def motion_message(
+    kind: Any, velocity: Sequence[float], pose: Sequence[float], stamp: float, frame: str
+) -> Odometry | TwistStamped:
+    """How a base moves.
+
+    Args:
+        kind: Odometry or TwistStamped.
+        velocity: (6,) linear [m/s] and angular [rad/s], in the base's own frame.
+        pose: x [m], y [m], yaw [rad] in the frame `odom`.
+        stamp: [s].
+        frame: of the base.
+    """
+    twist = Twist()
+    twist.linear.x, twist.linear.y, twist.linear.z = velocity[:3]
+    twist.angular.x, twist.angular.y, twist.angular.z = velocity[3:]
+    message = kind()
+    message.header.stamp = time_message(stamp)
+    if kind is TwistStamped:
+        message.twist, message.header.frame_id = twist, frame
+        return message
+    message.twist.twist, message.header.frame_id, message.child_frame_id = twist, "odom", frame
+    x, y, yaw = (float(v) for v in pose)
+    message.pose.pose.position.x, message.pose.pose.position.y = x, y
+    message.pose.pose.orientation.z, message.pose.pose.orientation.w = float(np.sin(yaw / 2)), float(np.cos(yaw / 2))
+    return message
+
+
 def odometry_array(message: Odometry) -> Array:
     """(13,) position [m], orientation x, y, z, w, linear and angular velocity in the child frame."""
     p, q = message.pose.pose.position, message.pose.pose.orientation
@@ -265,6 +290,32 @@ def read_step(names: Sequence[str], values: Any, field: str, *, hold: float) -> 
     return CommandMessage("external", "external", 0, tuple(names), 0.0, np.array([hold]), {field: row})
 
 
+def read_twist(message: Twist | TwistStamped, axes: Sequence[str], source: str, *, hold: float = 0.1) -> CommandMessage:
+    """A twist as a step for the intake: velocities along the robot's axes.
+
+    Stamp and frame_id of a TwistStamped mean what they mean in `command/*`. A twist that also asks for an axis which
+    the robot has not comes out with that name, and the intake refuses it.
+
+    Args:
+        message: as received.
+        axes: (J,) names of the RobotSpec's joints.
+        source: `policy`, `human` or `external`.
+        hold: seconds for which it stays fresh.
+    """
+    header = read_command(JointTrajectory(header=message.header), source) if isinstance(message, TwistStamped) else None
+    asked = dict(zip(AXES, twist_array(message).tolist()))
+    names = [*axes, *(name for name, value in asked.items() if name not in axes and value != 0.0)]
+    return CommandMessage(
+        source=source,
+        tag=header.tag if header else source,
+        seq=header.seq if header else 0,
+        names=tuple(names),
+        stamp=header.stamp if header else 0.0,
+        times=np.array([hold]),
+        fields={FIELDS[TWIST]: np.array([[asked.get(name, np.nan) for name in names]])},
+    )
+
+
 # ---------------------------------------------------------------- what the supervisor sends
 
 
@@ -272,13 +323,15 @@ def hardware_type(spec: RobotSpec) -> Any:
     """Message class of the robot's command topic.
 
     Raises:
-        ValueError: a mode of twists, which has no joints.
+        ValueError: no such command mode.
     """
+    if spec.mode == TWIST:
+        return TwistStamped if spec.stamped else Twist
     if spec.command_mode.startswith("forward"):
         return Float64MultiArray
     kinds = {"jtc": JointTrajectory, "joint_command": JointState}
     if spec.command_mode not in kinds:
-        raise ValueError(f"command_mode is {spec.command_mode}, expected forward_*, jtc or joint_command")
+        raise ValueError(f"command_mode is {spec.command_mode}, expected forward_*, jtc, joint_command, twist or servo")
     return kinds[spec.command_mode]
 
 
@@ -287,11 +340,25 @@ def hardware_message(spec: RobotSpec, value: Array, period: float, stamp: float)
     numbers = value.tolist()
     if spec.command_mode.startswith("forward"):
         return Float64MultiArray(data=numbers)
+    if spec.mode == TWIST:
+        return _twist_message(spec, numbers, stamp)
     if spec.command_mode == "jtc":
         point = JointTrajectoryPoint(positions=numbers, time_from_start=duration_message(period))
         return JointTrajectory(joint_names=list(spec.names), points=[point])  # stamp 0: start now
     message = JointState(name=list(spec.names), position=numbers)
     message.header.stamp = time_message(stamp)
+    return message
+
+
+def _twist_message(spec: RobotSpec, value: Sequence[float], stamp: float) -> Twist | TwistStamped:
+    twist = Twist()
+    for name, number in zip(spec.names, value):
+        part, _, axis = name.partition("_")
+        setattr(getattr(twist, part), axis, number)
+    if not spec.stamped:
+        return twist
+    message = TwistStamped(twist=twist)
+    message.header.stamp, message.header.frame_id = time_message(stamp), spec.frame
     return message
 
 
@@ -302,6 +369,9 @@ def hardware_values(spec: RobotSpec, message: Any) -> Array | None:
     """
     if isinstance(message, Float64MultiArray):
         value = np.array(message.data, float)
+    elif isinstance(message, (Twist, TwistStamped)):
+        asked = dict(zip(AXES, twist_array(message)))
+        value = np.array([asked[name] for name in spec.names], float)
     else:
         names, row = (
             (message.joint_names, message.points[-1].positions if message.points else [])

@@ -26,6 +26,7 @@ require("rclpy", extra="ros")
 import rclpy  # noqa: E402  (after the check that it is there)
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue  # noqa: E402
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor  # noqa: E402
+from rclpy.clock import Clock, ClockType  # noqa: E402
 from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks  # noqa: E402
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
@@ -69,6 +70,11 @@ def declare(
             top = 2**31 if high is None else int(high)
             wanted.integer_range = [IntegerRange(from_value=int(low or 0), to_value=top, step=1)]
     return node.declare_parameter(name, default, wanted).value
+
+
+def steady_timer(node: Node, seconds: float, callback: Callable[[], Any]) -> Any:
+    """Timer on the steady clock: one on ROS time stands still while /clock does, and with it what it watches."""
+    return node.create_timer(seconds, callback, clock=Clock(clock_type=ClockType.STEADY_TIME))
 
 
 # ---------------------------------------------------------------- control thread
@@ -231,25 +237,30 @@ def thaw_garbage() -> None:
 Aspect = Callable[[], tuple[int, str, dict[str, Any]]]
 
 
+def hardware_id(robot: str, namespace: str) -> str:
+    """What diagnostics call a robot: its name, behind its namespace where several robots of one name may be about."""
+    return "/".join(part for part in (namespace.strip("/"), robot) if part)
+
+
 class Health:
     """Publishes DiagnosticStatus per aspect of a node, once a second and at once when a level changes.
 
     Args:
         node: whose health it is.
-        robot: name of the robot, the hardware id.
+        robot: name of the robot; with the namespace it is the hardware id.
 
     Attributes:
         mismatches: topic -> QoS policy that keeps a peer from matching.
     """
 
     def __init__(self, node: Node, robot: str) -> None:
-        self._node, self._robot = node, robot
+        self._node, self._robot = node, hardware_id(robot, node.get_namespace())
         self._aspects: dict[str, Aspect] = {}
         self._levels: dict[str, int] = {}
         self._sent_at = -np.inf
         self.mismatches: dict[str, str] = {}
         self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        self._timer = node.create_timer(0.2, self.update)
+        self._timer = steady_timer(node, 0.2, self.update)
 
     def add(self, name: str, aspect: Aspect) -> None:
         """Add an aspect: a function that returns level, one sentence, and numbers."""

@@ -36,6 +36,7 @@ from robot_rl.real.ros.node_base import (
     freeze_garbage,
     publisher,
     run,
+    steady_timer,
     subscribe,
     thaw_garbage,
 )
@@ -78,7 +79,7 @@ class PolicyNode(LifecycleNode):
         self._loading = ""
         self._finished: list[tuple[Future, str]] = []
         self.create_service(Trigger, "~/reload", self._on_reload)  # type: ignore[arg-type]  # rclpy awaits coroutines
-        self._poll = self.create_timer(0.05, self._answer)
+        self._poll = steady_timer(self, 0.05, self._answer)
         self.add_on_set_parameters_callback(self._on_parameters)
         if self._value("autostart"):
             for step in (self.trigger_configure, self.trigger_activate):

@@ -22,7 +22,7 @@ from robot_rl.real.core.assembler import TICKS, StepRules  # noqa: E402
 from robot_rl.real.core.recording import RecordSettings, SessionRecorder, topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import qos  # noqa: E402
-from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, declare, run  # noqa: E402
+from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, declare, run, steady_timer  # noqa: E402
 from robot_rl.real.ros.priority import lift  # noqa: E402
 
 LOW_DISK = 1 << 30
@@ -88,7 +88,7 @@ class RecorderNode(Node):
         priority = int(
             declare(self, "realtime", 0, "SCHED_FIFO priority of receiving and writing, 0 = ordinary", high=38)
         )
-        self._lifting = self.create_timer(0.1, lambda: self._lift(priority)) if priority else None
+        self._lifting = steady_timer(self, 0.1, lambda: self._lift(priority)) if priority else None
         if declare(self, "autostart", True, "begin an episode at once"):
             self.recorder.start()
 

@@ -13,10 +13,9 @@ import numpy as np
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import ClockChange, JumpThreshold
 from rclpy.duration import Duration
-from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
-from std_msgs.msg import Bool, Empty, Float64MultiArray, String
+from std_msgs.msg import Bool, Empty, String
 from std_srvs.srv import SetBool, Trigger
 
 from robot_rl.real.core.machine import LATCHED, State
@@ -24,17 +23,13 @@ from robot_rl.real.core.pipeline import HEARTBEAT, CommandPipeline, Controller, 
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.ros.command_topics import CommandTopics
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import (
-    FIELDS,
-    JointState,
     JointTrajectory,
     executed_message,
     hardware_message,
     hardware_type,
-    qos,
-    read_command,
-    read_step,
 )
 from robot_rl.real.ros.node_base import (
     ERROR,
@@ -46,6 +41,7 @@ from robot_rl.real.ros.node_base import (
     freeze_garbage,
     publisher,
     run,
+    steady_timer,
     subscribe,
     thaw_garbage,
 )
@@ -82,6 +78,7 @@ class SafetySupervisorNode(LifecycleNode):
         declare(self, "kinematics", "robot_rl.sim.bridge:tool_position", "module:function (model, site, joints) -> f")
         declare(self, "allow_external", False, "accept foreign command topics under external/")
         declare(self, "external_align", False, "foreign steps far from the robot are approached, not refused")
+        declare(self, "external_stamped", False, "external/cmd_vel is TwistStamped, not Twist")
         declare(self, "external_timeout", 0.1, "largest age of a foreign step [s]", low=0.001, high=60.0)
         declare(self, "command_nodes", ["policy", "teleop", "robot_env"], "nodes that may publish on command/*")
         declare(self, "first_message_timeout", 5.0, "patience for first messages [s]", low=0.1, high=600.0)
@@ -203,7 +200,6 @@ class SafetySupervisorNode(LifecycleNode):
         )
         self._watched = tuple(watched)
         self._nameless: dict[bytes, float] = {}
-        self._simulated_time = bool(self._value("use_sim_time"))
         self._last: Sent | None = None
         self._said: tuple[Any, ...] = ()
         self._said_at = 0.0
@@ -217,13 +213,22 @@ class SafetySupervisorNode(LifecycleNode):
 
     def _open(self, spec: RobotSpec) -> None:
         health, made = self.health, self._made
+        assert self.pipeline is not None
         self._hardware = publisher(self, hardware_type(spec), spec.controller_topic, "hardware", health)
         self._executed = publisher(self, JointTrajectory, "robot_rl/executed", "executed", health)
         self._authority = publisher(self, String, "robot_rl/authority", "latched", health)
         self._state = publisher(self, String, "robot_rl/safety/state", "latched", health)
         made += [self._hardware, self._executed, self._authority, self._state]
-        for source, topic in (("policy", "robot_rl/command/policy"), ("human", "robot_rl/command/teleop")):
-            made.append(self._listen(topic, source))
+        self._commands = CommandTopics(
+            self,
+            spec,
+            self.pipeline,
+            health,
+            simulated_time=bool(self._value("use_sim_time")),
+            external_hold=self._value("external_timeout") if self._value("allow_external") else None,
+            external_stamped=self._value("external_stamped"),
+        )
+        made += self._commands.made
         made += [
             subscribe(self, Bool, "robot_rl/takeover", self._on_takeover, "takeover", health),
             subscribe(self, Bool, "robot_rl/estop", self._on_estop, "estop_in", health),
@@ -231,31 +236,8 @@ class SafetySupervisorNode(LifecycleNode):
             self.create_service(SetBool, "~/enable", self._on_enable),
             self.create_service(Trigger, "~/estop", self._on_estop_service),
             self.create_service(Trigger, "~/reset", self._on_reset),
-            self.create_timer(0.5, self._look_around),
+            steady_timer(self, 0.5, self._look_around),
         ]
-        if self._value("allow_external"):
-            hold = self._value("external_timeout")
-            made += [
-                subscribe(
-                    self, JointTrajectory, "robot_rl/external/joint_trajectory", self._foreign, "external", health
-                ),
-                subscribe(
-                    self,
-                    Float64MultiArray,
-                    "robot_rl/external/commands",
-                    lambda message: self._foreign_step(spec.names, message.data, hold),
-                    "external",
-                    health,
-                ),
-                subscribe(
-                    self,
-                    JointState,
-                    "robot_rl/external/joint_command",
-                    lambda message: self._foreign_step(message.name, message.position or message.velocity, hold),
-                    "external",
-                    health,
-                ),
-            ]
         if self._value("fault_injection"):
             made.append(subscribe(self, String, "~/inject", self._on_inject, "event", health))
         clock = self.get_clock()
@@ -264,41 +246,7 @@ class SafetySupervisorNode(LifecycleNode):
         )
         self._jumps = clock.create_jump_callback(threshold, post_callback=self._on_jump)
 
-    def _listen(self, topic: str, source: str) -> Any:
-        def lost(event: Any) -> None:
-            if event.not_alive_count_change > 0 and self.pipeline is not None:
-                self.pipeline.source_lost(source)
-
-        events = SubscriptionEventCallbacks(
-            liveliness=lost,
-            incompatible_qos=lambda event: self.health.mismatches.update({topic: "LIVELINESS or other"}),
-        )
-        return self.create_subscription(
-            JointTrajectory,
-            topic,
-            lambda message: self._on_command(message, source, time.monotonic()),
-            qos("command"),
-            event_callbacks=events,
-        )
-
     # ------------------------------------------------------------ callbacks
-
-    def _on_command(self, message: JointTrajectory, source: str, arrival: float) -> None:
-        assert self.pipeline is not None
-        command = read_command(message, source)
-        if command.stamp and self._simulated_time:  # stamps of a clock that does not run like ours
-            age = 1e-9 * self.get_clock().now().nanoseconds - command.stamp
-            command = type(command)(**{**vars(command), "stamp": arrival - age})
-        self.pipeline.offer(command, arrival)
-
-    def _foreign(self, message: JointTrajectory) -> None:
-        assert self.pipeline is not None
-        command = read_command(message, "external")
-        self.pipeline.offer(type(command)(**{**vars(command), "stamp": 0.0}), time.monotonic())
-
-    def _foreign_step(self, names: Any, values: Any, hold: float) -> None:
-        assert self.pipeline is not None
-        self.pipeline.offer(read_step(names, values, FIELDS[self.spec.mode], hold=hold), time.monotonic())
 
     def _on_takeover(self, message: Bool) -> None:
         assert self.pipeline is not None
@@ -363,8 +311,8 @@ class SafetySupervisorNode(LifecycleNode):
         now, names = time.monotonic(), set(self._value("command_nodes"))
         strangers = [
             f"{item.node_namespace.rstrip('/')}/{item.node_name} on {where}"
-            for where in ("robot_rl/command/policy", "robot_rl/command/teleop")
-            for item in self.get_publishers_info_by_topic(self.resolve_topic_name(where))
+            for where in self._commands.watched
+            for item in self.get_publishers_info_by_topic(where)
             if item.node_name not in names and self._is_known(item, now)
         ]
         self._rivals, self._strangers = tuple(rivals), tuple(strangers)

@@ -19,13 +19,15 @@ from std_msgs.msg import Bool, Float64MultiArray
 from std_srvs.srv import SetBool, Trigger
 
 from robot_rl.real.core.scheduler import Tick
-from robot_rl.real.core.spec import VELOCITY, RobotSpec
+from robot_rl.real.core.spec import AXES, MOTION, POSITION, TWIST, RobotSpec
 from robot_rl.real.plant import KinematicPlant, Plant
 from robot_rl.real.ros.io import (
     JointState,
     hardware_type,
     hardware_values,
     joint_state,
+    message_type,
+    motion_message,
     time_message,
 )
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, declare, publisher, run, subscribe
@@ -45,6 +47,10 @@ INJECT: dict[str, Any] = {
 }
 
 
+SETTLE = 0.1
+"""Seconds for stray answers at the begin of lockstep."""
+
+
 class SimRobotNode(Node):
     """See docs/ros2.md for topics, services and parameters."""
 
@@ -55,8 +61,10 @@ class SimRobotNode(Node):
         self.plant = self._make_plant(spec)
         self._lock = threading.Lock()
         self._answered = threading.Event()
+        self._alone = True  # lockstep: nobody answers
         self._paused = False
         self._time = 0.0
+        self._pose = np.zeros(3)  # x, y, yaw of a base
         self._late_by: list[tuple[float, int, Any]] = []  # states on their way
         self._coming: list[tuple[float, int, np.ndarray]] = []  # commands on their way
         self._number = 0
@@ -65,7 +73,8 @@ class SimRobotNode(Node):
         self._frozen: tuple[np.ndarray, np.ndarray] | None = None
         self._done_before: bool | None = None
         self.health = Health(self, spec.name)
-        self._states = [publisher(self, JointState, "joint_states", "state_out", self.health)]
+        kind, topic = self._state_topic(spec)
+        self._states = [publisher(self, kind, topic, "state_out", self.health)]
         self._tasks: dict[str, Any] = {}
         self._success = publisher(self, Bool, "robot_rl/success", "event", self.health)
         subscribe(self, hardware_type(spec), spec.controller_topic, self._on_command, "hardware", self.health)
@@ -218,19 +227,32 @@ class SimRobotNode(Node):
             self._publish(now)
 
     def _tick_lockstep(self, tick: Tick) -> None:
+        """Publish, wait for the command that answers, advance by one period.
+
+        While nobody answers, time goes on at `rate`: a supervisor needs fresh states before it may command. With the
+        first command after such a silence, answers to earlier ticks may still be on their way; they are let in first.
+        """
         with self._lock:
             self._answered.clear()
             self._publish(time.monotonic())
-        self._answered.wait(self._patience)
-        with self._lock:
-            self._take_commands(np.inf)
-            if not self._paused:
-                self._advance(1.0 / self._rate)
+        answered = self._answered.wait(1.0 / self._rate if self._alone else self._patience)
+        if answered and self._alone:
+            time.sleep(SETTLE)
+            with self._lock:
+                self._take_commands(np.inf)
+        else:
+            with self._lock:
+                self._take_commands(np.inf)
+                if not self._paused:
+                    self._advance(1.0 / self._rate)
+        self._alone = not answered
         self.loop.scheduler.restart()  # the next tick comes at once
 
     def _advance(self, seconds: float) -> None:
         self.plant.step(seconds)
         self._time += seconds
+        if self.spec.mode == TWIST:
+            self._roll(seconds)
 
     def _take_commands(self, now: float) -> None:
         while self._coming and self._coming[0][0] <= now:
@@ -239,10 +261,10 @@ class SimRobotNode(Node):
         silent = time.monotonic() - self._heard
         if self._timeout > 0.0 and silent > self._timeout and np.isfinite(self._heard) and not self._timed_out:
             self._timed_out = True  # what a controller with a command timeout does
-            if self.spec.mode == VELOCITY:
-                self.plant.command(np.zeros(len(self.spec.joints)))
-            else:
+            if self.spec.mode == POSITION:
                 self.plant.hold()
+            else:
+                self.plant.command(np.zeros(len(self.spec.joints)))
 
     def _publish(self, now: float) -> None:
         stamp = self._time if self._publish_clock else 1e-9 * self.get_clock().now().nanoseconds
@@ -267,7 +289,32 @@ class SimRobotNode(Node):
             self._success.publish(Bool(data=done))
             self._done_before = done
 
-    def _measure(self, stamp: float) -> list[JointState]:
+    def _state_topic(self, spec: RobotSpec) -> tuple[Any, str]:
+        """Message class and topic of what tells how the robot moves."""
+        if spec.mode != TWIST:
+            return JointState, "joint_states"
+        kinds = {s.topic: s.type.replace("/msg/", "/") for s in spec.sensors.values() if s.required}
+        topic = next(topic for topic, kind in kinds.items() if kind in MOTION)
+        return message_type(kinds[topic]), topic
+
+    def _measure_motion(self, stamp: float) -> list[Any]:
+        """Odometry of a base whose pose is the sum of its turned way, or its twist."""
+        velocity = dict(zip(self.spec.names, self.plant.velocity + self._noise * self._rng.standard_normal()))
+        full = [float(velocity.get(name, 0.0)) for name in AXES]
+        return [motion_message(self._state_topic(self.spec)[0], full, self._pose, stamp, self.spec.frame)]
+
+    def _roll(self, seconds: float) -> None:
+        """Planar pose x, y, yaw of a base."""
+        speed = dict(zip(self.spec.names, self.plant.velocity))
+        x, y = speed.get("linear_x", 0.0), speed.get("linear_y", 0.0)
+        yaw = self._pose[2] + 0.5 * speed.get("angular_z", 0.0) * seconds
+        self._pose[0] += (x * np.cos(yaw) - y * np.sin(yaw)) * seconds
+        self._pose[1] += (x * np.sin(yaw) + y * np.cos(yaw)) * seconds
+        self._pose[2] += speed.get("angular_z", 0.0) * seconds
+
+    def _measure(self, stamp: float) -> list[Any]:
+        if self.spec.mode == TWIST:
+            return self._measure_motion(stamp + self._inject["clock_offset"])
         inject, names = self._inject, list(self.spec.names)
         position, velocity = self._frozen or (self.plant.position.copy(), self.plant.velocity.copy())
         effort = self.plant.effort

@@ -1,4 +1,4 @@
-"""The ROS 2 bridge: latency and loop jitter between processes, and a policy's success over DDS against simulation.
+"""The ROS 2 bridge: latency and loop jitter between processes, a policy's success over DDS against simulation, a soak.
 
 Every measurement runs in processes of its own on loopback and in a domain of its own. The robot's classes arrive by
 name: this room knows none of them.
@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.bench.ros_core import border_jerk, tick_cost
+from robot_rl.bench.ros_soak import soak
 from robot_rl.loops.evaluate import evaluate
 
 PRIORITY = 40
@@ -36,8 +38,12 @@ def run(
     episodes: int = 50,
     robot_spec: str = "desk_arm",
     world: str = "reach",
+    soak_minutes: float = 0.0,
 ) -> dict[str, Any]:
     """Measure one-way and closed-loop latency, loop jitter, missed periods, and success over DDS.
+
+    Also what one tick of the supervisor costs and the jerk where chunks meet (`ros_core`); with `soak_minutes` it does
+    the soak alone (`ros_soak`).
 
     Args:
         quick: 3 s per row, a hold of 5 s, 5 episodes.
@@ -48,18 +54,27 @@ def run(
         episodes: on either side of the comparison.
         robot_spec: of the robot in that world.
         world: its name; episode length and options are those of the checkpoint's own configuration.
+        soak_minutes: run the whole graph for so long, watch memory and processor time of its processes, end it as
+            Ctrl-C does, and measure nothing else; 0 = measure the rest.
 
     Returns:
         One row per rate, scheduler and answer: percentiles of the wake-up lateness, of the way of a state to the other
         process, of its computation (2 x 256 units) and of the closed loop [ms], missed periods, the rate held. Success
-        rates and their difference in percentage points under `success_*`.
+        rates and their difference in percentage points under `success_*`, "supervisor_tick" and "border_jerk". A soak
+        gives one row per process instead.
 
     Raises:
         ImportError: rclpy is not installed.
+        ValueError: a soak without the path of a policy.
         RuntimeError: a process did not do its part; says which.
     """
     if quick:
         seconds, hold_seconds, episodes = min(seconds, 3.0), min(hold_seconds, 5.0), min(episodes, 5)
+    if soak_minutes:
+        if not path:
+            raise ValueError("a soak needs a policy; give +path=<run of robot-rl train env=reach>")
+        with _domain():
+            return {**soak(soak_minutes, path, robot_spec=robot_spec, world=world), **_machine()}
     with _domain():
         rows: dict[str, dict[str, Any]] = {}
         for rate in rates:
@@ -67,12 +82,20 @@ def run(
                 name = f"{rate:g} Hz {'FIFO' if fifo else 'ordinary'}"
                 rows[name] = _probe(rate, seconds, fifo, policy=True)
         rows["echo only, 500 Hz FIFO"] = _probe(500.0, seconds, PRIORITY, policy=False)
+        result: dict[str, Any] = {"rows": rows}
         if hold_seconds:
-            rows[f"hold, 500 Hz FIFO, {hold_seconds:g} s"] = _probe(500.0, hold_seconds, PRIORITY, policy=True)
-        result: dict[str, Any] = {"rows": rows, "load_average": os.getloadavg()[0], "cores": os.cpu_count()}
+            held = rows[f"hold, 500 Hz FIFO, {hold_seconds:g} s"] = _probe(500.0, hold_seconds, PRIORITY, policy=True)
+            result["hold"] = f"{held['held_hz']:.3f} Hz over {hold_seconds:g} s, {held['missed']} periods missed"
+        result |= _machine()
+        result["supervisor_tick"] = tick_cost(1_000 if quick else 4_000)
+        result["border_jerk"] = border_jerk(20.0 if quick else 120.0)
         if path:
             result |= _success(path, episodes, robot_spec, world)
     return result
+
+
+def _machine() -> dict[str, Any]:
+    return {"load_average": os.getloadavg()[0], "cores": os.cpu_count()}
 
 
 def _probe(rate: float, seconds: float, fifo: int, *, policy: bool) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def test_action_codec_delta_on_a_velocity_controller_is_refused(make_arm) -> Non
     spec = make_arm(
         action={"mapping": "delta", "scale": [0.1]}, command_mode="forward_velocity", controller_timeout=0.1
     )
-    with pytest.raises(SpecError, match="takes velocities"):
+    with pytest.raises(SpecError, match="forward_velocity takes velocity"):
         ActionCodec(spec, 0.1)
 
 

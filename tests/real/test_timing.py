@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from robot_rl.real.core.alignment import JointMerger, SourceClock, Timeline, align
+from robot_rl.real.core.alignment import JointMerger, SimulatedStamps, SourceClock, Timeline, align
 from robot_rl.real.core.clock import ManualClock, SteadyClock
 from robot_rl.real.core.scheduler import Scheduler
 from robot_rl.real.core.watchdogs import Burst, Overrun, Watchdogs
@@ -170,3 +170,14 @@ def test_missing_velocity_is_estimated_and_marked():
         merge.add(0.01 * k, ["a"], np.array([0.02 * k]))
     assert merge.estimated[0]
     assert merge.velocity[0] == pytest.approx(2.0, rel=1e-6)
+
+
+def test_simulated_stamps_age_in_simulated_time_and_keep_their_order():
+    stamps = SimulatedStamps()
+    # simulated time runs at half pace and is known in steps of 10 ms, late
+    assert stamps.steady(100.0, 5.0, 4.99) == pytest.approx(99.99)
+    assert stamps.steady(100.02, 5.0, 5.0) == pytest.approx(100.02)  # no age
+    assert stamps.steady(100.03, 5.03, 5.005) == pytest.approx(100.02)  # 25 ms old would be before the one above
+    assert stamps.steady(100.04, 5.0, 5.02) == pytest.approx(100.04)  # the clock's message is not here yet
+    assert stamps.steady(100.05, 5.04, 3.0) == pytest.approx(98.01)  # a stamp that goes back does go back
+    assert stamps.steady(100.06, 3.0, 0.0) == 0.0

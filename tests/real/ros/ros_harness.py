@@ -108,10 +108,11 @@ class Driver(threading.Thread):
 class Station:
     """Everything that is not under test: operator, policy stub, observer."""
 
-    def __init__(self):
+    def __init__(self, namespace=""):
         self.context = rclpy.Context()
         rclpy.init(context=self.context, signal_handler_options=SignalHandlerOptions.NO)
-        self.node = rclpy.create_node("policy", context=self.context)
+        self.node = rclpy.create_node("policy", context=self.context, namespace=namespace or None)
+        self.robot = f"{namespace}/arm".strip("/")
         self.states, self.authority, self.executed, self.joints = [], [], [], None
         self.diagnostics, self.success = {}, []
         node = self.node
@@ -160,6 +161,8 @@ class Station:
 
     def _on_diagnostics(self, message):
         for status in message.status:
+            if status.hardware_id not in (self.robot, "desk_arm", "base"):
+                continue
             values = {item.key: item.value for item in status.values}
             self.diagnostics[status.name.removeprefix("robot_rl/")] = (status.level[0], status.message, values)
 

@@ -82,7 +82,7 @@ def test_24_29_game_pad_drives_behind_its_dead_mans_switch_and_its_button_is_an_
     stream(joy, lambda: message(True), 0.5)
     stream(joy, lambda: message(True, estop=1), 0.3)
     live.wait_state("ESTOP", limit=2.0)
-    processes.end("teleop_node")
+    assert processes.end("teleop_node", signal.SIGINT, limit=5.0) == 0  # row 42
     live.node.destroy_publisher(joy)
 
 

@@ -14,6 +14,7 @@ import pytest
 from ros_harness import ROOT, Station, wait
 from std_msgs.msg import Float64MultiArray
 
+from robot_rl.bench.ros_soak import soak
 from robot_rl.real.graph import GraphArgs, find_file, graph
 from robot_rl.real.processes import Launcher
 
@@ -75,14 +76,38 @@ def test_essential_process_that_ends_ends_the_rest_and_teleop_is_restarted():
     assert not launcher.children
 
 
-def test_three_processes_reach_goals_at_100_hz(tmp_path):
-    """Simulated arm, supervisor, policy (the world's expert); a trained policy: docs/ros2.md."""
-    station = Station()
+@pytest.fixture
+def experts(tmp_path):
+    """Parameters with which the policy node plays the world's expert and a busy machine is no fault."""
     params = tmp_path / "params.yaml"
     params.write_text(
         "/**/policy:\n  ros__parameters: {loader: 'toy_policies:expert'}\n"
         "/**/safety_supervisor:\n  ros__parameters: {overrun_ticks: 40, state_timeout: 0.3, command_timeout: 0.3}\n"
     )
+    return params
+
+
+@pytest.mark.parametrize("minutes", [0.25, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_43_soak_memory_and_pace_are_flat_and_ctrl_c_brakes_and_leaves_nobody(tmp_path, experts, minutes, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{HERE}")
+    found = soak(minutes, str(tmp_path), task_seconds=3.0, record_seconds=6.0, options=(f"params_file={experts}",))
+    assert set(found["rows"]) == {"launcher", "sim_robot", "safety_supervisor", "policy", "teleop", "recorder"}
+    for name, row in found["rows"].items():
+        assert abs(row["rss_end_mb"] - row["rss_start_mb"]) < 5.0, (name, row)
+    first, second = found["period_p99_ms"]
+    assert abs(second - first) < 2.0
+    assert found["executed_hz"] > 99.0
+    assert found["faults"] == 0
+    end = found["end"]
+    assert (end["status"], end["left"]) == (0, 0)
+    assert end["velocity_moving"] > 0.1
+    assert end["velocity_last"] == 0.0
+    assert end["order"] == ["policy", "teleop", "safety_supervisor", "sim_robot", "recorder"]
+
+
+def test_three_processes_reach_goals_at_100_hz(tmp_path, experts):
+    """Simulated arm, supervisor, policy (the world's expert); a trained policy: docs/ros2.md."""
+    station = Station()
     from robot_rl.sim.arm import scene
     from robot_rl.sim.tool import Tool
 
@@ -91,7 +116,7 @@ def test_three_processes_reach_goals_at_100_hz(tmp_path):
     station.node.create_subscription(
         Float64MultiArray, "robot_rl/task/goal", lambda m: goal.__setitem__(0, np.array(m.data)), 1
     )
-    process = deploy("world=reach", "auto_arm=true", f"policy_path={tmp_path}", f"params_file={params}")
+    process = deploy("world=reach", "auto_arm=true", f"policy_path={tmp_path}", f"params_file={experts}")
 
     def distance():
         joints = station.joints

@@ -9,11 +9,13 @@ import pytest
 from gymnasium.error import ResetNeeded
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
 
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.env import EnvClosed, Ros2Env
 from robot_rl.real.ros.env_reset import ResetBlocked, ResetFailed, RobotUnavailable, quintic_seconds
 from robot_rl.real.ros.env_vector import make
+from robot_rl.real.ros.io import qos
 
 wait = pytest.importorskip("ros_harness").wait
 INFO = {
@@ -83,10 +85,16 @@ def test_env_time_limit_truncates_and_then_needs_a_reset(env) -> None:
 
 
 def test_env_sleeping_learner_is_truncated_and_the_robot_stands(env, live) -> None:
+    said = []
+    heard = live.node.create_subscription(JointTrajectory, "robot_rl/command/policy", said.append, qos("command"))
     env.reset()
     for _ in range(10):
         env.step(np.full(3, 1.0))
+    said.clear()
     time.sleep(2.0)  # a long update inside the training step
+    assert said[-1].points == []  # let go, which may happen as often as it likes; lost commands are a fault in the end
+    assert 10 < len(said) < 60
+    live.node.destroy_subscription(heard)
     obs, reward, terminated, truncated, info = env.step(np.full(3, 1.0))
     assert (truncated, terminated, reward) == (True, False, 0.0)
     assert info["fault"] == "learner_stall"

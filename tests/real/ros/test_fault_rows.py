@@ -144,13 +144,15 @@ def test_12_joint_states_never_start(live, processes):
     live.states.clear()
     live.diagnostics.clear()
     processes.start("safety_supervisor_node", *SUPERVISOR_QUICK)
-    live.wait_state("STARTUP")
-    wait(lambda: live.diagnostic("safety_supervisor: safety")[0] == 2, what="an error in the diagnostics")
-    assert "joint_states never came" in live.diagnostic("safety_supervisor: safety")[1]
-    answer = live.enable()
-    assert not answer.success
-    assert "state_never" in answer.message
-    processes.end("safety_supervisor_node")
+    try:
+        live.wait_state("STARTUP", limit=60.0)  # a process has to start
+        wait(lambda: live.diagnostic("safety_supervisor: safety")[0] == 2, what="an error in the diagnostics")
+        assert "joint_states never came" in live.diagnostic("safety_supervisor: safety")[1]
+        answer = live.enable()
+        assert not answer.success
+        assert "state_never" in answer.message
+    finally:  # the tests that follow want one with their own patience
+        processes.end("safety_supervisor_node")
 
 
 SUPERVISOR_QUICK = ("autostart:=true", "first_message_timeout:=0.5", "realtime:=40")
@@ -202,7 +204,7 @@ def test_17_two_publishers_with_half_of_the_joints_are_merged(live):
 
 
 def test_18_delayed_jittered_lossy_states_run_and_ages_are_reported(live):
-    live.set("sim_robot", obs_delay=0.08, obs_jitter=0.01, drop_prob=0.2)
+    live.set("sim_robot", obs_delay=0.08, obs_jitter=0.04, drop_prob=0.2)
     live.active(lambda t: np.full(3, 0.0))
     begin = time.time()
     live.driver.value = lambda t: np.full(3, 0.1 * np.sin(t - begin))
@@ -263,6 +265,10 @@ def test_25_reset_is_refused_with_reasons(live):
     wait(lambda: live.reset().success)
     live.wait_state("IDLE")
     assert live.reset().message == "nothing to reset"
+    wait(lambda: live.enable().success, what="enable")
+    live.active()
+    answer = live.reset()
+    assert (answer.success, answer.message, live.state) == (False, "nothing to reset", "ACTIVE")
 
 
 def test_26_after_a_reset_old_commands_move_nothing(live):
@@ -392,18 +398,29 @@ def test_37_chunks_late_empty_overlapping_stay_continuous(live):
     live.check_limits()
 
 
-def test_42_supervisor_brakes_before_it_ends(live, processes):
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_42_supervisor_brakes_before_it_ends(live, processes, sign):
     live.moving()
     since = time.monotonic()
-    assert processes.end("safety_supervisor_node", signal.SIGINT, limit=5.0) == 0
+    assert processes.end("safety_supervisor_node", sign, limit=5.0) == 0
     assert np.abs(live.last.velocity).max() < 1e-4
     assert time.monotonic() - since < 5.0
     live.check_limits()
 
 
+def test_30_supervisor_killed_in_position_mode_the_robot_stands(live, processes):
+    live.moving()
+    processes.end("safety_supervisor_node", signal.SIGKILL)
+    time.sleep(SLACK)  # on its way to the last command
+    where = live.position
+    assert np.abs(where - live.last.value).max() < 0.02
+    time.sleep(0.3)
+    assert np.abs(live.position - where).max() < 1e-6
+
+
 def test_30_supervisor_killed_robot_with_timeout_stops_and_without_arming_is_refused(live, processes):
-    for key in ("sim_robot_node", "safety_supervisor_node"):
-        processes.end(key)
+    for key, sign in (("sim_robot_node", signal.SIGINT), ("safety_supervisor_node", signal.SIGTERM)):
+        assert processes.end(key, sign, limit=5.0) in (0, None)  # row 42
     (processes.folder / "velocity.yaml").write_text(SPEC.format(mode="forward_velocity", timeout=0.3))
     (processes.folder / "untimed.yaml").write_text(SPEC.format(mode="forward_velocity", timeout=0.0))
     refused = processes.start("safety_supervisor_node", *SUPERVISOR, spec="untimed.yaml", key="refused")
@@ -422,4 +439,4 @@ def test_30_supervisor_killed_robot_with_timeout_stops_and_without_arming_is_ref
     where = live.position
     time.sleep(0.3)
     assert np.abs(live.position - where).max() < 1e-6
-    processes.end("sim_robot_node")
+    assert processes.end("sim_robot_node", signal.SIGTERM, limit=5.0) == 0  # row 42

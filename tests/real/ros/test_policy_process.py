@@ -115,5 +115,5 @@ def test_01_policy_killed_while_moving_then_another_without_reset(driven, proces
     start(driven, processes, "chunk_steps:=4")  # and now one that speaks in chunks
     wait(lambda: np.allclose(driven.last.value, 0.5, atol=0.03), limit=20.0, what="the target")
     wait(lambda: any("r" in item.flags for _, item in list(driven.executed)), what="a chunk that replaced another")
-    processes.end("policy_node")
+    assert processes.end("policy_node", signal.SIGTERM, limit=5.0) == 0  # row 42
     driven.check_limits()

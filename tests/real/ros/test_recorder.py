@@ -204,3 +204,4 @@ def test_recorder_publishes_nothing_but_diagnostics(live, recorder) -> None:
         if name not in ("/diagnostics", "/rosout", "/parameter_events")
     }
     assert topics == set()
+    assert record.end(signal.SIGINT) == 0  # row 42
