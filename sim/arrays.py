@@ -58,8 +58,8 @@ def solve_definite(matrix: Array, right: Array) -> Array:
     size = matrix.shape[-1]
     joined: Any = xp.concat([matrix, right], axis=-1)
     rows = []
-    for column in range(size):
-        pivot = joined[:, :1] / joined[:, :1, :1]  # (N, 1, size - column + 1)
+    for _ in range(size):
+        pivot = joined[:, :1] / joined[:, :1, :1]  # (N, 1, what is left)
         rows.append(pivot[:, 0, 1:])
         joined = joined[:, 1:, 1:] - joined[:, 1:, :1] * pivot[..., 1:]
     answer: list[Any] = []

@@ -1,8 +1,8 @@
 """The random streams of `sim.draw` on tensors: the same numbers from the same seed, drawn on the device.
 
-Tensors have no unsigned 64-bit integers, so the mixing runs on signed ones, whose products and sums wrap alike; shifts to
-the right are masked. Drawing is masked, too: every row gets numbers, only the rows that reset move on in their stream,
-and nothing has to be known on the host.
+Tensors have no unsigned 64-bit integers, so the mixing runs on signed ones, whose products and sums wrap alike; shifts
+to the right are masked. Drawing is masked, too: every row gets numbers, only the rows that reset move on in their
+stream, and nothing has to be known on the host.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Episodes of N copies of a world on any physics whose state lies in tensors: the parts of a step, without the engine.
 
-All parts work on arrays that stay where they are, never ask the device for a value and make no choice on the host, so a
-CUDA graph can hold each of them. Every environment computes a fresh start in every step, and a mask decides who takes it.
-On the CPU, where asking costs nothing, starts are computed only in steps in which an episode ends.
+All parts work on arrays that stay where they are, never ask the device for a value and make no choice on the host, so
+a CUDA graph can hold each of them. Every environment computes a fresh start in every step, and a mask decides who takes
+it. On the CPU, where asking costs nothing, starts are computed only in steps in which an episode ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A world on an engine whose state lies in tensors, behind Gymnasium's `VectorEnv`.
 
 The contract is that of the CPU engine (`sim.mujoco_env`): same seeds and draws, same episodes, same `info`, tensors in
-place of NumPy arrays. What a host would be told at once is kept as flags on a GPU and looked at every `check_every` steps:
-values that are not finite, actions that are not numbers, and what the engine itself has to report.
+place of NumPy arrays. What a host would be told at once is kept as flags on a GPU and looked at every `check_every`
+steps: values that are not finite, actions that are not numbers, and what the engine itself has to report.
 """
 
 from __future__ import annotations
@@ -300,8 +300,8 @@ def refuse(
         raise ValueError(f"num_threads is {num_threads}; the {engine} engine has no thread pool, leave it null")
     if cameras or not state:
         raise ValueError(
-            f"cameras is {list(cameras)} and state {state}: the {engine} engine observes the state only, since pictures "
-            "would be drawn on the host; use the CPU engine (engine=mujoco) for pixels"
+            f"cameras is {list(cameras)} and state {state}: the {engine} engine observes the state only, since "
+            "pictures would be drawn on the host; use the CPU engine (engine=mujoco) for pixels"
         )
     if render_camera and render_camera not in world.cameras:
         raise ValueError(f"world '{world.name}' has no camera '{render_camera}'; it has {list(world.cameras)}")

@@ -1,8 +1,8 @@
 """The GPU engine: any world, N copies on MuJoCo Warp, everything a batched tensor on the device.
 
 The contract is that of the CPU engine (`sim.mujoco_env`): same seeds and draws, same episodes, same `info`, tensors in
-place of NumPy arrays. Nothing is copied to the host in a step. On a GPU the step is a row of CUDA graphs: terms before the
-physics, the physics, terms after it. Without a GPU it runs on Warp's CPU device, for tests and to try models out.
+place of NumPy arrays. Nothing is copied to the host in a step. On a GPU the step is a row of CUDA graphs: terms before
+the physics, the physics, terms after it. Without a GPU it runs on Warp's CPU device, for tests and to try models out.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def make(
         cameras: of the CPU engine; here it must stay empty (pictures would leave the device).
         camera_size: of the CPU engine.
         state: must be True.
-        randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`. Factors that
-            change the model `per: episode` cost one look at the device per step; `per: environment` costs nothing.
+        randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`. Factors
+            that change the model `per: episode` cost one look at the device per step; `per: environment` is free.
         render_mode: "rgb_array" or None.
         render_size: (height, width) of `render()`.
         render_camera: camera of `render()`; None takes the world's first camera, or a free one.

@@ -116,7 +116,7 @@ class WarpPhysics:
         self._full = sum(int(mujoco_warp.OverflowType[name]) for name in _FULL_BITS)
 
     def advance(self) -> None:
-        """Advance all copies by `substeps` physics steps with the controls in `ctrl` (or `pending`); one graph launch."""
+        """Advance all copies by `substeps` physics steps with the controls in `ctrl` (or `pending`), as one graph."""
         self._launch("step", self._advance)
 
     def forward(self) -> None:
@@ -261,8 +261,8 @@ class WarpPhysics:
         if not folder or os.path.exists(marker):
             return
         sys.stderr.write(
-            f"MuJoCo Warp builds its kernels for this model on '{self.device}': minutes the first time, then they lie in "
-            f"{folder}\n"
+            f"MuJoCo Warp builds its kernels for this model on '{self.device}': minutes the first time, then they lie "
+            f"in {folder}\n"
         )
         try:
             with open(marker, "w", encoding="utf-8") as file:
