@@ -118,8 +118,8 @@ def interpreter() -> str:
         return path
     found = f"{VARIABLE} is '{path}', which is no program" if path else f"{VARIABLE} is not set"
     raise ImportError(
-        f"Isaac Gym is needed here and was not found ({found}). It runs in an interpreter of its own: download Isaac Gym "
-        "Preview 4 from https://developer.nvidia.com/isaac-gym, then\n"
+        f"Isaac Gym is needed here and was not found ({found}). It runs in an interpreter of its own: download Isaac "
+        "Gym Preview 4 from https://developer.nvidia.com/isaac-gym, then\n"
         "  conda create -n isaacgym python=3.8 && conda run -n isaacgym pip install -e isaacgym/python\n"
         f"  export {VARIABLE}=$(conda run -n isaacgym which python)\n"
         "and check it with: robot-rl doctor isaac"

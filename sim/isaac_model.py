@@ -1,8 +1,8 @@
 """A compiled MuJoCo model as the actors of Isaac Gym: one plain MJCF per kinematic tree, and drives for its joints.
 
-Isaac Gym's importer knows a part of MJCF. What it is given is therefore written anew from the compiled model: bodies with
-explicit inertia, joints, and the geoms that can collide; no defaults, no assets, no actuators. Actuators become drives of
-degrees of freedom. What has no counterpart is refused by name.
+Isaac Gym's importer knows a part of MJCF. What it is given is therefore written anew from the compiled model: bodies
+with explicit inertia, joints, and the geoms that can collide; no defaults, no assets, no actuators. Actuators become
+drives of degrees of freedom. What has no counterpart is refused by name.
 """
 
 from __future__ import annotations
@@ -88,18 +88,20 @@ def ground(model: Any) -> dict[str, float] | None:
     Raises:
         ValueError: something else that can be touched is fixed to the world.
     """
-    found = None
+    found, touched = None, _touched(model)
     for geom in range(model.ngeom):
-        touched = model.geom_contype[geom] or model.geom_conaffinity[geom]
-        if model.body_weldid[model.geom_bodyid[geom]] != 0 or not touched:
+        if model.body_weldid[model.geom_bodyid[geom]] != 0 or not touched[geom]:
             continue
         level = np.allclose(model.geom_quat[geom], (1.0, 0.0, 0.0, 0.0))
         if model.geom_type[geom] != _PLANE or not level or found is not None:
             raise ValueError(
-                f"geom {_name(model, 'geom', geom)} is fixed to the world; the Isaac Gym engine has one horizontal plane "
-                "and nothing else that stands still. Use engine=mujoco or engine=warp"
+                f"geom {_name(model, 'geom', geom)} is fixed to the world; the Isaac Gym engine has one horizontal "
+                "plane and nothing else that stands still. Use engine=mujoco or engine=warp"
             )
         found = {"height": float(model.geom_pos[geom][2]), "friction": float(model.geom_friction[geom][0])}
+        for pair in range(model.npair):  # a pair has a friction of its own
+            if geom in (model.pair_geom1[pair], model.pair_geom2[pair]):
+                found["friction"] = float(model.pair_friction[pair][0])
     return found
 
 
@@ -127,7 +129,7 @@ def actors(model: Any) -> list[Actor]:
             name=_name(model, "body", root),
             xml=_write(model, root, free),
             free=free,
-            gravity=not all(model.body_gravcomp[body] == 1.0 for body in bodies),
+            gravity=not all(model.body_gravcomp[body] == 1.0 for body in bodies if model.body_weldid[body] != 0),
         )
         for joint in joints:
             position, velocity = int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
@@ -215,8 +217,9 @@ def _body(model: Any, body: int, parent: ElementTree.Element) -> None:
     )
     for joint in _joints_of(model, body):
         _joint(model, joint, node)
+    touched = _touched(model)
     for geom in range(model.ngeom):
-        if model.geom_bodyid[geom] != body or not (model.geom_contype[geom] or model.geom_conaffinity[geom]):
+        if model.geom_bodyid[geom] != body or not touched[geom]:
             continue
         shape = _SHAPES.get(int(model.geom_type[geom]))
         if shape is None:
@@ -229,7 +232,7 @@ def _body(model: Any, body: int, parent: ElementTree.Element) -> None:
             pos=_words(model.geom_pos[geom]),
             quat=_words(model.geom_quat[geom]),
             friction=_words(model.geom_friction[geom]),
-            contype=str(int(model.geom_contype[geom])),
+            contype=str(int(model.geom_contype[geom]) or 1),
             conaffinity=str(int(model.geom_conaffinity[geom])),
         )
     for child in range(body + 1, model.nbody):
@@ -255,6 +258,13 @@ def _joint(model: Any, joint: int, node: ElementTree.Element) -> None:
     if model.jnt_limited[joint]:
         wanted["range"] = _words(model.jnt_range[joint])
     ElementTree.SubElement(node, "joint", wanted)
+
+
+def _touched(model: Any) -> np.ndarray:
+    """(ngeom,) bool: geoms that can collide, by their bits or by a pair that names them."""
+    touched = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+    touched[model.pair_geom1], touched[model.pair_geom2] = True, True
+    return touched
 
 
 def _joints_of(model: Any, body: int) -> range:

@@ -1,9 +1,9 @@
 """The process that holds Isaac Gym Preview 4: raw physics on the tensor API, one command after the other.
 
-Stand-alone: Python 3.6 to 3.8 (all that Isaac Gym runs on), isaacgym, torch and numpy, nothing of robot_rl. It is started
-by `sim.isaac_env` with the interpreter named in ISAACGYM_PYTHON. The task arrives as one JSON line, arrays lie in files
-that both processes map into memory, commands are lines on a pipe: "step", "place", "close". Standard output is left to
-isaacgym, which writes there.
+Stand-alone: Python 3.6 to 3.8 (all that Isaac Gym runs on), isaacgym, torch and numpy, nothing of robot_rl. It is
+started by `sim.isaac_env` with the interpreter named in ISAACGYM_PYTHON. The task arrives as one JSON line, arrays lie
+in files that both processes map into memory, commands are lines on a pipe: "step", "place", "close". Standard output is
+left to isaacgym, which writes there.
 
 Source: Isaac Gym Preview 4, docs/programming/tensors.html and python API; isaac-sim/IsaacGymEnvs, tasks/anymal.py and
 tasks/base/vec_task.py, for the order of calls.

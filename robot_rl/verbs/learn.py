@@ -92,7 +92,9 @@ def hil(cfg: DictConfig) -> None:
         if not saved.exists():
             raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/hil/<run>")
         changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
-        groups = [item for item in changes if item.split("=")[0].lstrip("+~") in ("env", "engine", "policy", "human", "track")]
+        groups = [
+            item for item in changes if item.split("=")[0].lstrip("+~") in ("env", "engine", "policy", "human", "track")
+        ]
         if groups:
             raise Refused(f"{groups[0]}: a resumed run keeps its env, engine, policy, human and track; start a new run")
         cfg = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes))  # type: ignore[assignment]

@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import mujoco
 import numpy as np
@@ -37,7 +37,7 @@ def load_worker() -> Any:
 class Strict:
     """Only the attributes of the real class can be set."""
 
-    _fields: dict[str, Any]
+    _fields: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         for name, value in self._fields.items():
@@ -60,32 +60,77 @@ class Quat:
 
 
 class Transform(Strict):
-    _fields = {"p": Vec3, "r": Quat}
+    _fields: ClassVar[dict[str, Any]] = {"p": Vec3, "r": Quat}
 
 
 class PhysX(Strict):
-    _fields = dict.fromkeys(
-        ("use_gpu", "solver_type", "num_threads", "num_position_iterations", "num_velocity_iterations", "contact_offset",
-         "rest_offset", "bounce_threshold_velocity", "max_depenetration_velocity", "max_gpu_contact_pairs",
-         "default_buffer_size_multiplier", "num_subscenes", "contact_collection"), 0)  # fmt: skip
+    _fields: ClassVar[dict[str, Any]] = dict.fromkeys(
+        (
+            "use_gpu",
+            "solver_type",
+            "num_threads",
+            "num_position_iterations",
+            "num_velocity_iterations",
+            "contact_offset",
+            "rest_offset",
+            "bounce_threshold_velocity",
+            "max_depenetration_velocity",
+            "max_gpu_contact_pairs",
+            "default_buffer_size_multiplier",
+            "num_subscenes",
+            "contact_collection",
+        ),
+        0,
+    )
 
 
 class SimParams(Strict):
-    _fields = {"dt": 1 / 60, "substeps": 2, "up_axis": 0, "gravity": Vec3, "use_gpu_pipeline": False, "physx": PhysX,
-               "flex": None, "num_client_threads": 0, "stress_visualization": False, "enable_actor_creation_warning": True}  # fmt: skip
+    _fields: ClassVar[dict[str, Any]] = {
+        "dt": 1 / 60,
+        "substeps": 2,
+        "up_axis": 0,
+        "gravity": Vec3,
+        "use_gpu_pipeline": False,
+        "physx": PhysX,
+        "flex": None,
+        "num_client_threads": 0,
+        "stress_visualization": False,
+        "enable_actor_creation_warning": True,
+    }
 
 
 class PlaneParams(Strict):
-    _fields = {"normal": Vec3, "distance": 0.0, "static_friction": 1.0, "dynamic_friction": 1.0, "restitution": 0.0,
-               "segmentation_id": 0}  # fmt: skip
+    _fields: ClassVar[dict[str, Any]] = {
+        "normal": Vec3,
+        "distance": 0.0,
+        "static_friction": 1.0,
+        "dynamic_friction": 1.0,
+        "restitution": 0.0,
+        "segmentation_id": 0,
+    }
 
 
 class AssetOptions(Strict):
-    _fields = {"fix_base_link": False, "disable_gravity": False, "default_dof_drive_mode": 0, "density": 1000.0,
-               "collapse_fixed_joints": False, "replace_cylinder_with_capsule": False, "flip_visual_attachments": False,
-               "angular_damping": 0.5, "linear_damping": 0.0, "armature": 0.0, "thickness": 0.02, "override_com": False,
-               "override_inertia": False, "max_angular_velocity": 64.0, "max_linear_velocity": 1000.0,
-               "slices_per_cylinder": 20, "use_mesh_materials": False, "vhacd_enabled": False}  # fmt: skip
+    _fields: ClassVar[dict[str, Any]] = {
+        "fix_base_link": False,
+        "disable_gravity": False,
+        "default_dof_drive_mode": 0,
+        "density": 1000.0,
+        "collapse_fixed_joints": False,
+        "replace_cylinder_with_capsule": False,
+        "flip_visual_attachments": False,
+        "angular_damping": 0.5,
+        "linear_damping": 0.0,
+        "armature": 0.0,
+        "thickness": 0.02,
+        "override_com": False,
+        "override_inertia": False,
+        "max_angular_velocity": 64.0,
+        "max_linear_velocity": 1000.0,
+        "slices_per_cylinder": 20,
+        "use_mesh_materials": False,
+        "vhacd_enabled": False,
+    }
 
 
 def _is(value: Any, *kinds: type) -> None:
@@ -115,7 +160,7 @@ class Gym:
         if self.ready != ready:
             raise RuntimeError(f"{name} {'before' if ready else 'after'} prepare_sim")
 
-    def create_sim(self, compute_device: int, graphics_device: int, type: int, params: SimParams) -> Any:  # noqa: A002
+    def create_sim(self, compute_device: int, graphics_device: int, type: int, params: SimParams) -> Any:
         self._note("create_sim", ready=False)
         _is(compute_device, int)
         _is(graphics_device, int)
@@ -146,8 +191,18 @@ class Gym:
         return list(asset.names)
 
     def get_asset_dof_properties(self, asset: Any) -> np.ndarray:
-        kinds = [("hasLimits", "?"), ("lower", "f4"), ("upper", "f4"), ("driveMode", "i4"), ("velocity", "f4"),
-                 ("effort", "f4"), ("stiffness", "f4"), ("damping", "f4"), ("friction", "f4"), ("armature", "f4")]  # fmt: skip
+        kinds = [
+            ("hasLimits", "?"),
+            ("lower", "f4"),
+            ("upper", "f4"),
+            ("driveMode", "i4"),
+            ("velocity", "f4"),
+            ("effort", "f4"),
+            ("stiffness", "f4"),
+            ("damping", "f4"),
+            ("friction", "f4"),
+            ("armature", "f4"),
+        ]
         return np.zeros(len(asset.names), np.dtype(kinds))
 
     def get_asset_rigid_body_count(self, asset: Any) -> int:
@@ -172,8 +227,15 @@ class Gym:
         return self.depth == 0
 
     def create_actor(
-        self, env: int, asset: Any, pose: Transform, name: str, group: int = -1, filter: int = -1, segmentation_id: int = 0  # noqa: A002
-    ) -> int:  # fmt: skip
+        self,
+        env: int,
+        asset: Any,
+        pose: Transform,
+        name: str,
+        group: int = -1,
+        filter: int = -1,
+        segmentation_id: int = 0,
+    ) -> int:
         self._note("create_actor", ready=False)
         _is(pose, Transform)
         _is(name, str)
@@ -211,8 +273,14 @@ class Gym:
         spec.option.gravity = [0.0, 0.0, 0.0] if asset.options.disable_gravity else [gravity.x, gravity.y, gravity.z]
         if self.plane is not None:
             friction = [self.plane.static_friction, 0.005, 0.0001]
-            spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], pos=[0, 0, -self.plane.distance],
-                                    friction=friction, contype=1, conaffinity=15)  # fmt: skip
+            spec.worldbody.add_geom(
+                type=mujoco.mjtGeom.mjGEOM_PLANE,
+                size=[0, 0, 1],
+                pos=[0, 0, -self.plane.distance],
+                friction=friction,
+                contype=1,
+                conaffinity=15,
+            )
         for index, name in enumerate(asset.names):
             p = props[index]
             joint = spec.joint(name)
@@ -341,10 +409,24 @@ def modules() -> tuple[Any, Any, Gym]:
     """gymapi, gymtorch and the gym behind them."""
     gym = Gym()
     gymapi = SimpleNamespace(
-        acquire_gym=lambda: gym, SimParams=SimParams, PlaneParams=PlaneParams, AssetOptions=AssetOptions, Vec3=Vec3,
-        Quat=Quat, Transform=Transform, UP_AXIS_Y=0, UP_AXIS_Z=1, SIM_PHYSX=0, SIM_FLEX=1, DOF_MODE_NONE=NONE,
-        DOF_MODE_POS=POS, DOF_MODE_VEL=VEL, DOF_MODE_EFFORT=EFFORT, DOMAIN_ENV=0, DOMAIN_SIM=1,
-    )  # fmt: skip
+        acquire_gym=lambda: gym,
+        SimParams=SimParams,
+        PlaneParams=PlaneParams,
+        AssetOptions=AssetOptions,
+        Vec3=Vec3,
+        Quat=Quat,
+        Transform=Transform,
+        UP_AXIS_Y=0,
+        UP_AXIS_Z=1,
+        SIM_PHYSX=0,
+        SIM_FLEX=1,
+        DOF_MODE_NONE=NONE,
+        DOF_MODE_POS=POS,
+        DOF_MODE_VEL=VEL,
+        DOF_MODE_EFFORT=EFFORT,
+        DOMAIN_ENV=0,
+        DOMAIN_SIM=1,
+    )
 
     def unwrap(tensor: torch.Tensor) -> Descriptor:
         if not tensor.is_contiguous():

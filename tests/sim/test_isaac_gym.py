@@ -1,4 +1,4 @@
-"""The Isaac Gym engine against a strict double: every call with its real parameters, and motion that MuJoCo computes."""
+"""The Isaac Gym engine against a strict double: calls with their real parameters, motion that MuJoCo computes."""
 
 import importlib.util
 import sys
@@ -48,7 +48,7 @@ def make(world: Any, num_envs: int, **options: Any) -> TensorVectorEnv:
     return TensorVectorEnv(num_envs, 0, world=world, physics=physics, device=CPU, randomize=randomize)
 
 
-@pytest.mark.parametrize("world", [Reach, Pick, Insert, Race, Quadruped, HalfCheetah, DoublePendulum])
+@pytest.mark.parametrize("world", [Reach, Pick, Insert, Quadruped, HalfCheetah, DoublePendulum])
 def test_actors_have_the_inertia_of_the_world(world: Any) -> None:
     """Mass matrix of every tree at a random pose, from the written MJCF and from the whole model."""
     model = mujoco.MjModel.from_xml_string(world().mjcf())
@@ -94,6 +94,8 @@ def test_drives_are_the_actuators_of_the_world() -> None:
 def test_models_without_counterpart_are_refused_by_name(slider: Any) -> None:
     with pytest.raises(ValueError, match="sensors"):
         isaac_model.actors(mujoco.MjModel.from_xml_string(slider().mjcf()))
+    with pytest.raises(ValueError, match="tendons"):  # the differential of the car
+        isaac_model.actors(mujoco.MjModel.from_xml_string(Race().mjcf()))
     wall = "<mujoco><worldbody><geom name='wall' type='box' size='1 1 1'/></worldbody></mujoco>"
     with pytest.raises(ValueError, match="wall is fixed to the world"):
         isaac_model.ground(mujoco.MjModel.from_xml_string(wall))
@@ -105,7 +107,7 @@ def test_models_without_counterpart_are_refused_by_name(slider: Any) -> None:
 
 
 def test_arm_moves_as_on_the_cpu_engine() -> None:
-    """Same seed, same actions, an episode and a half: joints, drives and gravity compensation are those of the world."""
+    """Same seed, same actions, an episode and a half: joints, drives and gravity are those of the world."""
     ours, theirs = make(Reach(), 2), mujoco_env.make(2, 0, world=Reach())
     a, b = ours.reset()[0], theirs.reset()[0]
     rng = np.random.default_rng(0)
@@ -129,7 +131,7 @@ def test_quadruped_stands_and_turns_are_told_in_its_own_frame() -> None:
     assert (env.physics.qpos[:, 2] > 0.2).all()
     findings = check(env, steps=20)  # episodes are longer: all but their ends
     assert (
-        findings == [f"no episode ended within 20 steps; set a time limit, or raise `steps` of the check"]
+        findings == ["no episode ended within 20 steps; set a time limit, or raise `steps` of the check"]
         or not findings
     )
     env.close()
@@ -140,8 +142,15 @@ def test_worker_calls_isaac_gym_in_the_order_that_it_wants() -> None:
     gymapi, gymtorch, gym = double.modules()
     model = mujoco.MjModel.from_xml_string(Pick().mjcf())
     actors = isaac_model.actors(model)
-    task = {"num_envs": 3, "device": "cpu", "timestep": 0.005, "substeps": 2, "gravity": [0, 0, -9.81],
-            "ground": isaac_model.ground(model), "actors": [actor.plain() for actor in actors]}  # fmt: skip
+    task = {
+        "num_envs": 3,
+        "device": "cpu",
+        "timestep": 0.005,
+        "substeps": 2,
+        "gravity": [0, 0, -9.81],
+        "ground": isaac_model.ground(model),
+        "actors": [actor.plain() for actor in actors],
+    }
     engine = double.load_worker().Engine(task, gymapi, gymtorch, torch)
     assert len(engine.dofs) == 8
     assert tuple(engine.root.shape) == (3, 2, 13)
@@ -152,7 +161,7 @@ def test_worker_calls_isaac_gym_in_the_order_that_it_wants() -> None:
     engine.place(torch.tensor([1, 0, 1], dtype=torch.uint8), root, dof)
     engine.step(torch.zeros((3, 1, 3, 8)))
     assert engine.root[0, 1, 2] < 0.5  # the cube falls where it was placed ...
-    assert engine.root[1, 1, 0] == 0.0  # ... and environment 1 was left alone
+    assert abs(engine.root[1, 1, 0]) < 1e-6  # ... and environment 1 was left alone
     engine.close()
     calls = [name for name in gym.calls if name not in ("create_actor", "create_env")]
     assert calls == [

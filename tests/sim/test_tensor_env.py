@@ -37,8 +37,9 @@ def test_streams_draw_the_same_numbers_as_on_the_cpu_engine() -> None:
     everyone = torch.ones(5, dtype=torch.bool)
     a, b = ours.draw(everyone), theirs.draw()
     np.testing.assert_array_equal(a.uniform(7).numpy(), b.uniform(7))
-    np.testing.assert_array_equal(a.uniform(2, low=np.array([0.0, -3.0]), high=1.5).numpy(),
-                                  b.uniform(2, low=np.array([0.0, -3.0]), high=1.5))  # fmt: skip
+    np.testing.assert_array_equal(
+        a.uniform(2, low=np.array([0.0, -3.0]), high=1.5).numpy(), b.uniform(2, low=np.array([0.0, -3.0]), high=1.5)
+    )
     np.testing.assert_allclose(a.normal(3, std=0.5).numpy(), b.normal(3, std=0.5), rtol=1e-6)
     # only rows 1 and 4 move on
     mask = torch.tensor([False, True, False, False, True])

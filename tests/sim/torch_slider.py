@@ -1,4 +1,4 @@
-"""The slider of conftest as an engine in torch: the simplest `TensorPhysics`, exact where MuJoCo integrates with Euler."""
+"""The slider of conftest as an engine in torch: the simplest `TensorPhysics`, exact, as the model takes Euler steps."""
 
 from __future__ import annotations
 
