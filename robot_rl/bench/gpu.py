@@ -2,7 +2,7 @@
 
     robot-rl bench gpu                                            everything, 4096 and 16384 copies
     robot-rl bench gpu +worlds=[quadruped] +copies=[4096]         a part of it
-    robot-rl bench gpu +parts=[environment] quick=true            on a machine without a GPU: small, on Warp's CPU device
+    robot-rl bench gpu +parts=[environment] quick=true            without a GPU: small, on Warp's CPU device
 
 A step is one decision of one copy: terms, physics, rewards, resets. Actions are random and lie on the device. The device
 is waited for once at the end of each round, so that what is queued and not done does not count. Peers step robots of the

@@ -1,4 +1,4 @@
-"""The Warp engine against the CPU engine. Kernels are built at the first run (minutes), so what steps is marked slow."""
+"""The Warp engine against the CPU engine. The first run builds kernels for minutes: what steps is marked slow."""
 
 import importlib
 from typing import Any
@@ -18,8 +18,8 @@ from robot_rl.sim.worlds.quadruped import Quadruped
 from robot_rl.sim.worlds.race import Race
 from robot_rl.sim.worlds.reach import Reach
 
-# World, steps over which every observation agrees, and the tolerance. Contact amplifies rounding by about ten in five to
-# ten steps of the half cheetah and by less elsewhere; those worlds are held to the distribution of returns below.
+# World, steps over which every observation agrees, and the tolerance. Contact amplifies rounding by about ten in five
+# to ten steps of the half cheetah and by less elsewhere; those worlds are held to the distribution of returns below.
 AGREEMENT = [
     (Reach, 100, 5e-5),
     (DoublePendulum, 100, 1e-4),
@@ -144,6 +144,10 @@ def test_sensors_belong_to_the_state_that_is_handed_out(make: Any, slider: Any) 
 def test_full_buffers_are_reported(make: Any) -> None:
     env = make(2, 0, world=Quadruped(), max_contacts=4, max_constraints=4)  # four feet want four rows each
     env.reset()
-    with pytest.raises(RuntimeError, match=r"did not fit .* \+env.max_contacts"):
+
+    def stand() -> None:
         for _ in range(20):
             env.step(np.zeros((2, 12), np.float32))
+
+    with pytest.raises(RuntimeError, match=r"did not fit .* \+env.max_contacts"):
+        stand()
