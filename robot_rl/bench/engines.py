@@ -3,7 +3,7 @@
     robot-rl bench engines +world=pick +episodes=1000
 
 Contact amplifies rounding, so trajectories of contact worlds part after some steps; what a learner sees is the
-distribution of returns. Both engines start the same episodes (same seeds), so the test is one on paired differences, too.
+distribution of returns. Both engines start the same episodes (same seeds), so differences are taken in pairs, too.
 
 The simulator's classes arrive by name: this room knows none of them.
 """

@@ -4,9 +4,9 @@
     robot-rl bench gpu +worlds=[quadruped] +copies=[4096]         a part of it
     robot-rl bench gpu +parts=[environment] quick=true            without a GPU: small, on Warp's CPU device
 
-A step is one decision of one copy: terms, physics, rewards, resets. Actions are random and lie on the device. The device
-is waited for once at the end of each round, so that what is queued and not done does not count. Peers step robots of the
-same class at their own control rate and physics step, which is why physics steps per second are given beside.
+A step is one decision of one copy: terms, physics, rewards, resets. Actions are random and lie on the device. The
+device is waited for once at the end of each round, so that what is queued and not done does not count. Peers step robots
+of the same class at their own control rate and physics step; physics steps per second are given beside.
 """
 
 from __future__ import annotations
