@@ -5,8 +5,8 @@
     robot-rl bench gpu +parts=[environment] quick=true            without a GPU: small, on Warp's CPU device
 
 A step is one decision of one copy: terms, physics, rewards, resets. Actions are random and lie on the device. The
-device is waited for once at the end of each round, so that what is queued and not done does not count. Peers step robots
-of the same class at their own control rate and physics step; physics steps per second are given beside.
+device is waited for once at the end of each round, so that what is queued and not done does not count. Peers step
+robots of the same class at their own control rate and physics step; physics steps per second are given beside.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORLDS = {
 PLAYGROUND = {"quadruped": "Go1JoystickFlatTerrain", "pick": "PandaPickCube"}
 MJLAB = {"quadruped": "Mjlab-Velocity-Flat-Unitree-Go1"}
 PARTS = {"environment": "robot_rl.bench.gpu.environments", "learner": "robot_rl.bench.gpu_learn.run"}
-"""Name of a part -> function (device=, quick=, **options) -> {"rows": {name: {column: value}}, ...}."""
+"""Name of a part -> function (device=, quick=, **options) -> {"rows": by name or as a list, ...}."""
 
 
 def run(
@@ -73,10 +73,23 @@ def run(
         except ImportError as error:
             result["rows"][part] = {"missing": _short(error)}
             continue
-        result["rows"] |= found.pop("rows")
+        result["rows"] |= _named(found.pop("rows"))
         result |= found
     result["device"] = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
     return result
+
+
+def _named(rows: dict[str, Any] | list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Rows of a part by name; a list is named by its columns of text."""
+    if isinstance(rows, dict):
+        return rows
+    named: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        words = [str(row[key]) for key in ("what", "contestant") if key in row]
+        named[" ".join(words) or f"row {len(named)}"] = {
+            key: value for key, value in row.items() if key not in ("what", "contestant")
+        }
+    return named
 
 
 def environments(

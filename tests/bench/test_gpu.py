@@ -40,6 +40,14 @@ def test_rates_count_copies_and_physics_steps(monkeypatch: pytest.MonkeyPatch) -
     assert result["device"] == "cpu"
 
 
+def test_parts_that_answer_with_lists_are_named() -> None:
+    rows = [
+        {"what": "update", "contestant": "ours", "per_s": 3.0},
+        {"what": "update", "contestant": "theirs", "per_s": 2.0},
+    ]
+    assert gpu._named(rows) == {"update ours": {"per_s": 3.0}, "update theirs": {"per_s": 2.0}}
+
+
 def test_cpu_engine_is_measured_as_it_is() -> None:
     result = gpu.run(quick=True, device="cpu", parts=["environment"], worlds=["reach"], copies=[4])
     assert result["rows"]["mujoco (cpu) reach 4"]["steps_per_s"] > 0
