@@ -12,6 +12,8 @@ VERSION = re.search(r'__version__ = "(.+?)"', Path("robot_rl/__init__.py").read_
 
 EXTRAS = {
     "sim": ["mujoco>=3.3", "array-api-compat", "gymnasium-robotics>=1.4.2"],
+    "warp": ["mujoco>=3.13", "mujoco-warp>=3.13", "warp-lang>=1.15", "array-api-compat"],
+    "isaac": ["mujoco>=3.3", "array-api-compat"],  # Isaac Gym and Isaac Lab come from NVIDIA: robot-rl doctor isaac
     "baselines": ["stable-baselines3>=2.4"],
     "vision": ["opencv-python-headless", "av"],
     "track": ["tensorboard", "wandb"],
@@ -28,7 +30,8 @@ EXTRAS = {
         "ros-std-srvs",
     ],
 }
-EXTRAS["all"] = sorted({package for name, packages in EXTRAS.items() if name != "ros" for package in packages})
+LARGE = ("ros", "warp", "isaac")  # warp-lang alone is 150 MB
+EXTRAS["all"] = sorted({package for name, packages in EXTRAS.items() if name not in LARGE for package in packages})
 # without it colcon test runs nothing
 EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis", "selenium", "websockets"]
 

@@ -15,7 +15,7 @@ from robot_rl.verbs.build import Refused
 from robot_rl.verbs.judge import bench, collect, evaluate, evaluate_offline
 from robot_rl.verbs.learn import hil, offline, train
 from robot_rl.verbs.logs import data, positional, session
-from robot_rl.verbs.robots import deploy, doctor_ros
+from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
 
 USAGE = """robot-rl <verb> [key=value ...]
 
@@ -31,6 +31,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   bench         measure ours against peers               robot-rl bench sac
   doctor        versions, devices, what is missing       robot-rl doctor
   doctor ros    a robot's topics, QoS, clocks, state     robot-rl doctor ros desk_arm
+  doctor isaac  Isaac Gym and Isaac Lab, checked         robot-rl doctor isaac world=quadruped
 
 robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error."""
 
@@ -93,6 +94,8 @@ def main() -> None:
         return
     if verb == "doctor" and rest[:1] == ["ros"]:
         sys.exit(doctor_ros(rest[1:]))
+    if verb == "doctor" and rest[:1] == ["isaac"]:
+        sys.exit(doctor_isaac(rest[1:]))
     if verb == "doctor":
         from robot_rl.jobs.doctor import diagnose
 

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import array_api_compat
 
+from robot_rl.sim.arrays import constant
 from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.world import View
 from robot_rl.types import Array
@@ -129,7 +130,7 @@ class Arm:
             (n, 8) positions, which are the controls as well, and the arm's variables for `view.task`.
         """
         xp = array_api_compat.array_namespace(tip)
-        home = xp.asarray(HOME, dtype=tip.dtype, device=array_api_compat.device(tip))
+        home = constant(HOME, tip)
         joints = self.chain.solve(xp.zeros_like(tip[:, :1]) + home, tip, downward(yaw), iterations=12)
         reached, _ = self.chain.forward(joints)
         fingers = xp.zeros_like(tip[:, :2]) + 0.5 * opening
@@ -153,13 +154,12 @@ class Arm:
         xp = view.xp
         command: Any = view.task["command"]
         action = xp.astype(action, command.dtype)
-        device = array_api_compat.device(command)
-        delta = action[:, : len(self.steps)] * xp.asarray(self.steps, dtype=command.dtype, device=device)
+        delta = action[:, : len(self.steps)] * constant(self.steps, command)
         if self.mode == "ee":
             linearised = self.chain.jacobian(command)
             measured = view.task["tip"]
             target = xp.minimum(xp.maximum(linearised[0] + delta[:, :3], measured - self.leash), measured + self.leash)
-            low, high = (xp.asarray(c, dtype=command.dtype, device=device) for c in (self.low, self.high))
+            low, high = constant(self.low, command), constant(self.high, command)
             target = xp.minimum(xp.maximum(target, low), high)
             yaw = xp.zeros_like(delta[:, 0])
             if self.yaw:
@@ -171,7 +171,7 @@ class Arm:
             measured = view.qpos[:, :6]
             leash = 0.1 + self.steps[0]
             joints = xp.minimum(xp.maximum(command + delta, measured - leash), measured + leash)
-            low, high = (xp.asarray(c, dtype=command.dtype, device=device) for c in (self.chain.low, self.chain.high))
+            low, high = constant(self.chain.low, command), constant(self.chain.high, command)
             joints = xp.minimum(xp.maximum(joints, low), high)
         command[...] = joints
         if self.gripper:
@@ -198,7 +198,7 @@ class Arm:
         """The arm's part of "state" in the order of `state_names`, scaled, each (N, d)."""
         xp, task = view.xp, view.task
         tip = task["tip"]
-        centre = xp.asarray(_centre(self), dtype=tip.dtype, device=array_api_compat.device(tip))
+        centre = constant(_centre(self), tip)
         parts = [(tip - centre) / _TIP, task["tip_velocity"] / _SPEED, task["tip_lag"] / _LAG]
         if self.gripper:
             parts.append(xp.astype(self.opening(view) * (2.0 / STROKE) - 1.0, tip.dtype)[:, None])
@@ -206,7 +206,7 @@ class Arm:
             parts.append(task["yaw"][:, None])
         if self.mode == "joint":
             measured = xp.astype(view.qpos[:, :6], tip.dtype)
-            home = xp.asarray(HOME, dtype=tip.dtype, device=array_api_compat.device(tip))
+            home = constant(HOME, tip)
             parts += [(measured - home) / _JOINT, (task["command"] - measured) / _JOINT_LAG]
         return parts
 
@@ -218,14 +218,14 @@ class Arm:
         """
         xp, task = view.xp, view.task
         if self.mode == "joint":
-            low, high = xp.asarray(self.chain.low), xp.asarray(self.chain.high)
+            low, high = (constant(limit, view.qpos) for limit in (self.chain.low, self.chain.high))
             return {"position": view.qpos[:, :6], "velocity": view.qvel[:, :6], "low": low, "high": high}
         position, velocity = [task["tip"]], [task["tip_velocity"]]
         if self.yaw:
             position.append(task["yaw"][:, None])
             velocity.append(xp.zeros_like(task["yaw"])[:, None])
         limits = (*self.low, *(-_YAW,) * self.yaw), (*self.high, *(_YAW,) * self.yaw)
-        low, high = (xp.asarray(limit, dtype=task["tip"].dtype) for limit in limits)
+        low, high = (constant(limit, task["tip"]) for limit in limits)
         return {"position": xp.concat(position, 1), "velocity": xp.concat(velocity, 1), "low": low, "high": high}
 
     def opening(self, view: View) -> Array:
@@ -245,13 +245,13 @@ class Arm:
             (N, A) in [-1, 1]; moves that are too long keep their direction.
         """
         xp = array_api_compat.array_namespace(state)
-        steps = xp.asarray(self.steps, dtype=state.dtype, device=array_api_compat.device(state))
+        steps = constant(self.steps, state)
         if self.mode == "ee":
             parts = [_shorten(xp, (move - state[:, 6:9] * _LAG) / steps[:3])]
             if turn is not None:
                 parts.append((turn / self.steps[3])[:, None])
         else:
-            home = xp.asarray(HOME, dtype=state.dtype, device=array_api_compat.device(state))
+            home = constant(HOME, state)
             first = len(self.state_names) - 12
             measured = state[:, first : first + 6] * _JOINT + home
             command = measured + state[:, first + 6 : first + 12] * _JOINT_LAG
@@ -282,8 +282,7 @@ def marker(size: float) -> str:
 def span(unit: Array, low: tuple[float, ...], high: tuple[float, ...]) -> Array:
     """(n, d) float64 numbers in a box from (n, d) numbers in [0, 1)."""
     xp = array_api_compat.array_namespace(unit)
-    device = array_api_compat.device(unit)
-    first, last = (xp.asarray(corner, dtype=xp.float64, device=device) for corner in (low, high))
+    first, last = (constant(corner, unit, dtype=xp.float64) for corner in (low, high))
     return first + xp.astype(unit, xp.float64) * (last - first)
 
 

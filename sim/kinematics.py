@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import array_api_compat
 import numpy as np
 
+from robot_rl.sim.arrays import solve_definite
 from robot_rl.types import Array
 
 
@@ -200,7 +201,7 @@ class Chain:
         low, high, eye = self._on(q)[7:]
         error = xp.concat([position - here, rotation_error(turn, rotation)], axis=-1)
         transposed = xp.permute_dims(jacobian, (0, 2, 1))
-        step = transposed @ xp.linalg.solve(jacobian @ transposed + damping**2 * eye, error[..., None])
+        step = transposed @ solve_definite(jacobian @ transposed + damping**2 * eye, error[..., None])
         return xp.minimum(xp.maximum(q + step[..., 0], low), high)
 
 

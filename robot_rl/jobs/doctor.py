@@ -22,6 +22,7 @@ from robot_rl.checkpoint import git_commit
 # module, distribution, extra, what it is for
 OPTIONAL = (
     ("mujoco", "mujoco", "sim", "our worlds and Gymnasium's MuJoCo tasks"),
+    ("mujoco_warp", "mujoco-warp", "warp", "engine=warp: our worlds on a GPU"),
     ("gymnasium_robotics", "gymnasium-robotics", "sim", "Fetch, hand, Adroit and Kitchen tasks"),
     ("stable_baselines3", "stable-baselines3", "baselines", "policy=online/sb3, comparisons"),
     ("numba", "numba", "fast", "fastest advantage and PPO kernels"),

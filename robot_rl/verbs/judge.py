@@ -36,8 +36,9 @@ def evaluate(cfg: DictConfig) -> None:
     if cfg.get("policy") is None:
         path = checkpoint.find(path)
         run_config = OmegaConf.load(path / "config.yaml")
-        if cfg.get("env") is None:
-            cfg = OmegaConf.merge(cfg, {"env": run_config.get("env")})  # type: ignore[assignment]
+        if not choice("env"):  # the run's own, perhaps on another engine
+            own = OmegaConf.merge(run_config.get("env") or {}, cfg.get("env") or {})
+            cfg = OmegaConf.merge(cfg, {"env": own if run_config.get("env") else None})  # type: ignore[assignment]
         if cfg.get("env") is None:
             raise Refused("this run was trained without an environment; add env=…, or use robot-rl eval ope")
     elif cfg.get("env") is None:

@@ -30,7 +30,7 @@ def train(cfg: DictConfig) -> None:
     from robot_rl import checkpoint
     from robot_rl.jobs.train import TrainJob, TrainSettings
 
-    cfg, folder = begin(cfg, "train", ("env", "policy", "track", "experiment"))
+    cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "track", "experiment"))
     if cfg.init is not None and cfg.resume is None:  # the offline run's own learner goes on
         cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
     threads(cfg)
@@ -58,7 +58,7 @@ def offline(cfg: DictConfig) -> None:
     from robot_rl.jobs.offline import OfflineJob, OfflineSettings
     from robot_rl.jobs.offline_judge import Judges
 
-    cfg, folder = begin(cfg, "offline", ("env", "policy", "track"))
+    cfg, folder = begin(cfg, "offline", ("env", "engine", "policy", "track"))
     threads(cfg)
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     settings = OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)})
@@ -99,9 +99,11 @@ def hil(cfg: DictConfig) -> None:
         if not saved.exists():
             raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/hil/<run>")
         changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
-        groups = [item for item in changes if item.split("=")[0].lstrip("+~") in ("env", "policy", "human", "track")]
+        groups = [
+            item for item in changes if item.split("=")[0].lstrip("+~") in ("env", "engine", "policy", "human", "track")
+        ]
         if groups:
-            raise Refused(f"{groups[0]}: a resumed run keeps its env, policy, human and track; start a new run")
+            raise Refused(f"{groups[0]}: a resumed run keeps its env, engine, policy, human and track; start a new run")
         cfg = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
     else:
         name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"

@@ -1,4 +1,4 @@
-"""Verbs about robots: deploy, doctor ros."""
+"""Verbs about robots and simulators that are elsewhere: deploy, doctor ros, doctor isaac."""
 
 from __future__ import annotations
 
@@ -41,3 +41,23 @@ def doctor_ros(arguments: list[str]) -> int:
         return 2
     print(found.text())
     return 1 if found.problems else 0
+
+
+def doctor_isaac(arguments: list[str]) -> int:
+    """Check Isaac Gym and Isaac Lab: robot-rl doctor isaac [world=quadruped] [num_envs=16] [device=cuda] [id=…]."""
+    options = dict(item.split("=", 1) for item in arguments if "=" in item)
+    if len(options) != len(arguments) or not options.keys() <= {"world", "num_envs", "device", "id"}:
+        print(
+            "usage: robot-rl doctor isaac [world=quadruped] [num_envs=16] [device=cuda] [id=<task of Isaac Lab>]",
+            file=sys.stderr,
+        )
+        return 2
+    diagnose = importlib.import_module("robot_rl.sim.isaac_check").diagnose
+    text, healthy = diagnose(
+        world=options.get("world", "quadruped"),
+        num_envs=int(options.get("num_envs", "16")),
+        device=options.get("device"),
+        id=options.get("id"),
+    )
+    print(text)
+    return 0 if healthy else 1

@@ -15,6 +15,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
+from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
 
@@ -201,8 +202,8 @@ class DoublePendulum:
         s1, c1, s2, c2 = (state[:, i] for i in range(4))
         v1, v2 = state[:, 4] * SPEED_SCALE, state[:, 5] * SPEED_SCALE
         error = xp.stack([xp.atan2(-s1, -c1), xp.atan2(s2, c2), v1, v2], axis=1)
-        gain = xp.asarray(self._gain, dtype=state.dtype, device=array_api_compat.device(state))
-        cost = xp.asarray(self._cost, dtype=state.dtype, device=array_api_compat.device(state))
+        gain = constant(self._gain, state)
+        cost = constant(self._cost, state)
         balance_torque = -(error @ gain)
         far = xp.sum((error @ cost) * error, axis=1)
 

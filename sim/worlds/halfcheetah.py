@@ -12,6 +12,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
+from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
 
@@ -155,5 +156,5 @@ class HalfCheetah:
         Source: Mania, Guy and Recht, Simple random search provides a competitive approach to RL (2018), for the search.
         """
         xp = array_namespace(state)
-        gait = xp.asarray(_GAIT, dtype=state.dtype)
+        gait = constant(_GAIT, state)
         return xp.clip(state @ gait[:, :-1].T + gait[:, -1], -1.0, 1.0)

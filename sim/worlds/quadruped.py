@@ -14,6 +14,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
+from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
 
@@ -106,10 +107,9 @@ class Quadruped:
             the start, "speed_error" and "turn_error": (n,) sums over the steps so far.
         """
         command, chance, noise = draw.uniform(3), draw.uniform(2), draw.uniform(12, low=-0.05, high=0.05)
-        device = array_api_compat.device(noise)
-        low = xp.asarray(self._low, dtype=noise.dtype, device=device)
-        high = xp.asarray(self._high, dtype=noise.dtype, device=device)
-        nominal = xp.asarray(NOMINAL * 4, dtype=noise.dtype, device=device)
+        low = constant(self._low, noise)
+        high = constant(self._high, noise)
+        nominal = constant(NOMINAL * 4, noise)
         half = math.pi * chance[:, :1]
         zero = xp.zeros_like(half)
         joint = nominal[None, :] + noise
@@ -137,7 +137,7 @@ class Quadruped:
             (N, 12).
         """
         xp = view.xp
-        return self._nominal(action, xp) + xp.clip(action, -1.0, 1.0) * self._reach(action, xp)
+        return self._nominal(action) + xp.clip(action, -1.0, 1.0) * self._reach(action)
 
     def update(self, view: View) -> None:
         """Add this step's tracking errors to the sums of the episode.
@@ -163,7 +163,7 @@ class Quadruped:
         xp = view.xp
         phase = 2.0 * math.pi * (view.task["phase"] + xp.astype(view.step, xp.float32) / (PERIOD * self.control_hz))
         clock = xp.stack([xp.sin(phase), xp.cos(phase)], axis=1)
-        joint = view.qpos[:, 7:] - self._nominal(view.qpos, xp)
+        joint = view.qpos[:, 7:] - self._nominal(view.qpos)
         parts = [trunk_velocity(view), view.qvel[:, 3:6] / 4.0, gravity(view), view.task["command"], clock]
         parts += [joint, view.qvel[:, 6:] / 20.0, view.action]
         return xp.concat([xp.astype(part, xp.float32) for part in parts], axis=1)
@@ -244,12 +244,11 @@ class Quadruped:
         Source: Raibert, Legged Robots That Balance (1986): symmetric sweep of the stance foot under the hip.
         """
         xp = array_api_compat.array_namespace(state)
-        device = array_api_compat.device(state)
-        hips = xp.asarray(_HIPS, dtype=state.dtype, device=device)
-        side = xp.asarray(_SIDE, dtype=state.dtype, device=device)[None, :]
+        hips = constant(_HIPS, state)
+        side = constant(_SIDE, state)[None, :]
         velocity, rate, tilt, command = state[:, 0:2], state[:, 3:6] * 4.0, state[:, 6:8], state[:, 9:12]
         phase = xp.atan2(state[:, 12], state[:, 13])[:, None] / (2.0 * math.pi)
-        shift = xp.asarray([0.0, 0.5, 0.5, 0.0], dtype=state.dtype, device=device)[None, :]
+        shift = constant((0.0, 0.5, 0.5, 0.0), state)[None, :]
         leg = phase + shift
         leg = leg - xp.floor(leg)
         swing = leg >= DUTY
@@ -267,13 +266,13 @@ class Quadruped:
         z = xp.where(swing, LIFT * xp.sin(math.pi * along), SINK - level) - HEIGHT
         angle = leg_angles(x, y + _OFFSET * side, z, side, xp)
         target = xp.reshape(angle, (-1, 12))
-        return xp.clip((target - self._nominal(state, xp)) / self._reach(state, xp), -1.0, 1.0)
+        return xp.clip((target - self._nominal(state)) / self._reach(state), -1.0, 1.0)
 
-    def _nominal(self, like: Array, xp: Any) -> Array:
-        return xp.asarray(NOMINAL * 4, dtype=like.dtype, device=array_api_compat.device(like))[None, :]
+    def _nominal(self, like: Array) -> Array:
+        return constant(NOMINAL * 4, like)[None, :]
 
-    def _reach(self, like: Array, xp: Any) -> Array:
-        return xp.asarray(RANGE * 4, dtype=like.dtype, device=array_api_compat.device(like))[None, :]
+    def _reach(self, like: Array) -> Array:
+        return constant(RANGE * 4, like)[None, :]
 
 
 FEEDBACK, LIFT, HEIGHT, SINK, BIAS, DUTY, LEVEL, LEVEL_RATE = 0.13, 0.107, 0.295, 0.009, -0.11, 0.77, 0.114, 0.074

@@ -75,3 +75,13 @@ def test_experiment_composes(path: Path) -> None:
     with initialize_config_module("robot_rl.configs", version_base="1.3"):
         cfg = compose("train", overrides=[f"experiment={path.stem}"])
     assert cfg.total_steps > 0
+
+
+@pytest.mark.parametrize("engine", sorted(p.stem for p in (ROOT / "configs/engine").glob("*.yaml")))
+@pytest.mark.parametrize("verb", ["train", "eval", "offline", "hil", "collect"])
+def test_engine_changes_the_factory_and_leaves_the_world(verb: str, engine: str) -> None:
+    with initialize_config_module("robot_rl.configs", version_base="1.3"):
+        plain = compose(verb, overrides=["env=quadruped"])
+        cfg = compose(verb, overrides=["env=quadruped", f"engine={engine}"])
+    node = yaml.safe_load((ROOT / f"configs/engine/{engine}.yaml").read_text())
+    assert cfg.env == {**plain.env, "_target_": node["_target_"]}

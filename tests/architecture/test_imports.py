@@ -35,8 +35,11 @@ OURS = {
 # third-party package -> files or rooms that may import it
 THIRD = {
     "mujoco": ("sim/mujoco_env.py", "sim/"),
-    "isaacgym": ("sim/isaac_env.py",),
-    "mujoco_warp": ("sim/warp_env.py",),
+    "isaacgym": ("sim/isaac_worker.py",),
+    "isaaclab": ("sim/isaac_lab_env.py",),
+    "isaaclab_tasks": ("sim/isaac_lab_env.py",),
+    "mujoco_warp": ("sim/warp_physics.py",),
+    "warp": ("sim/warp_physics.py",),
     "rclpy": ("real/ros/",),
     "cv2": ("real/cameras.py",),
     "wandb": ("robot_rl/track.py",),

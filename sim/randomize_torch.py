@@ -1,0 +1,133 @@
+"""What domain randomisation has done to N environments on a device; the counterpart of `sim.randomize.Randomizer`.
+
+Options, streams and draws are those of the CPU engine: the same seed gives the same factors on either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robot_rl.sim.draw_torch import TorchStreams
+from robot_rl.sim.randomize import SCALED, Randomize
+
+
+class TorchRandomizer:
+    """Factors, the controls on their way, and the streams drawn from, as tensors.
+
+    Args:
+        options: what to randomise.
+        num_envs: N.
+        seed: as in `Streams`.
+        sizes: name of a factor -> how many there are.
+        controls: number of controls of the model.
+        substeps: physics steps per control step.
+        timestep: seconds of one physics step.
+        device: of all tensors.
+    """
+
+    def __init__(
+        self,
+        options: Randomize,
+        num_envs: int,
+        seed: int,
+        *,
+        sizes: dict[str, int],
+        controls: int,
+        substeps: int,
+        timestep: float,
+        device: torch.device,
+    ) -> None:
+        self.options = options
+        self._sizes, self._substeps, self._timestep = sizes, substeps, timestep
+        self._streams = tuple(TorchStreams(num_envs, seed, purpose, device=device) for purpose in (1, 2))
+        self._noise = torch.as_tensor(options.noise, dtype=torch.float32, device=device)
+        self.factors = {
+            key: torch.ones((num_envs, sizes[key]), device=device)
+            for key in SCALED
+            if getattr(options, key) is not None
+        }
+        self._drawn = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        depth = 1 + -(-options.longest_latency(timestep) // substeps)
+        self._history = torch.zeros((num_envs, depth, controls), device=device)  # newest first
+        self._age = torch.zeros((num_envs, substeps), dtype=torch.int64, device=device)
+
+    def seed(self, seed: int | Sequence[int]) -> None:
+        """Start all streams anew and forget what was drawn once per environment."""
+        for streams in self._streams:
+            streams.seed(seed)
+        self._drawn.zero_()
+
+    def restart(self, mask: Tensor, ctrl: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Begin episodes of the environments of `mask` (N,) with (N, nu) controls in force.
+
+        Returns:
+            Rows whose factors were drawn anew, and all factors by name; latency is kept here.
+        """
+        options = self.options
+        self._history.copy_(torch.where(mask[:, None, None], ctrl[:, None, :].float(), self._history))
+        if options.per != "episode":
+            mask = mask & ~self._drawn
+        if not (options.needs_models or options.latency is not None):
+            return mask, {}
+        self._drawn |= mask
+        draw = self._streams[0].draw(mask)
+        for key, target in self.factors.items():
+            low, high = getattr(options, key)
+            target.copy_(torch.where(mask[:, None], draw.uniform(self._sizes[key], low=low, high=high), target))
+        if options.latency is not None:
+            seconds = draw.uniform(low=options.latency[0], high=options.latency[1])
+            late = torch.round(seconds / self._timestep).long()[:, None]
+            late = late - torch.arange(self._substeps, device=late.device)
+            # physics step j of a control step follows the decision taken ceil((latency - j) / substeps) steps ago
+            age = torch.clamp(-torch.div(-late, self._substeps, rounding_mode="floor"), min=0)
+            self._age.copy_(torch.where(mask[:, None], age, self._age))
+        return mask, self.factors
+
+    def delayed(self, control: Tensor) -> Tensor:
+        """What acts when (N, nu) `control` is decided: itself, or (N, substeps, nu) with latency."""
+        if self.options.latency is None:
+            return control
+        self._history[:, 1:] = self._history[:, :-1].clone()
+        self._history[:, 0] = control
+        index = self._age[:, :, None].expand(-1, -1, self._history.shape[2])
+        return torch.gather(self._history, 1, index)
+
+    def noisy(self, state: Tensor, mask: Tensor) -> Tensor:
+        """(N, S) observations with noise; the streams of the rows of `mask` move on."""
+        if not self.options.noisy:
+            return state
+        return state + self._streams[1].draw(mask).normal(state.shape[1], std=self._noise)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, as NumPy arrays."""
+        out: dict[str, Any] = {
+            name: value.cpu().numpy().copy()
+            for name, value in (("history", self._history), ("age", self._age), ("drawn", self._drawn))
+        }
+        out |= {f"factor.{key}": value.cpu().numpy().copy() for key, value in self.factors.items()}
+        for name, streams in zip(("factors", "noise"), self._streams):
+            out |= {f"{name}.{key}": value for key, value in streams.state_dict().items()}
+        return out
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict` of the same options.
+
+        Raises:
+            ValueError: saved with other options or another number of environments.
+        """
+        targets = {"history": self._history, "age": self._age, "drawn": self._drawn}
+        targets |= {f"factor.{key}": value for key, value in self.factors.items()}
+        for name, target in targets.items():
+            found = tuple(state[name].shape) if name in state else "nothing"
+            if found != tuple(target.shape):
+                raise ValueError(
+                    f"saved randomisation has {found} for '{name}', expected {tuple(target.shape)}; make the "
+                    "environment with the options that it was saved with"
+                )
+            target.copy_(torch.as_tensor(state[name]))
+        for name, streams in zip(("factors", "noise"), self._streams):
+            streams.load_state_dict({key: state[f"{name}.{key}"] for key in ("key", "counter")})

@@ -1,0 +1,313 @@
+"""A world on an engine whose state lies in tensors, behind Gymnasium's `VectorEnv`.
+
+The contract is that of the CPU engine (`sim.mujoco_env`): same seeds and draws, same episodes, same `info`, tensors in
+place of NumPy arrays. What a host would be told at once is kept as flags on a GPU and looked at every `check_every`
+steps: values that are not finite, actions that are not numbers, and what the engine itself has to report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+from robot_rl.sim import crash, interface
+from robot_rl.sim.episodes_torch import BAD_ACTION, BAD_STATE, Episodes, TensorPhysics
+from robot_rl.sim.randomize import Randomize
+from robot_rl.sim.world import World
+from robot_rl.types import IOSpec, Obs
+
+
+class TensorVectorEnv(VectorEnv):
+    """N copies of a world; every array that it hands over is a tensor on `device`.
+
+    Args:
+        num_envs: N.
+        seed: of resets, randomisation and noise; the draws are those of the CPU engine.
+        world: the task.
+        physics: the engine.
+        device: of all tensors.
+        randomize: domain randomisation and observation noise.
+        render_mode: "rgb_array" or None.
+        render_size: (height, width) of `render()`.
+        render_camera: camera of `render()`; None takes the world's first camera, or a free one.
+        check_every: steps between looks at the error flags on a GPU; on the CPU every step is looked at.
+
+    Attributes:
+        io: names, shapes and units of what goes in and out.
+        episodes: what lies on the device.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        seed: int,
+        *,
+        world: World,
+        physics: TensorPhysics,
+        device: torch.device,
+        randomize: Randomize | None = None,
+        render_mode: str | None = None,
+        render_size: Sequence[int] = (480, 640),
+        render_camera: str | None = None,
+        check_every: int = 100,
+    ) -> None:
+        self.num_envs, self.world, self.physics, self.device = num_envs, world, physics, device
+        self._host = device.type == "cpu"
+        self._check_every = 1 if self._host else check_every
+        self.episodes = Episodes(world, physics, num_envs, seed, options=randomize or Randomize(), device=device)
+        self._render_size = (int(render_size[0]), int(render_size[1]))
+        self._render_camera = render_camera if render_camera or not world.cameras else world.cameras[0]
+        self.render_mode = render_mode
+        self._renderer: Any = None
+        self.io = IOSpec(
+            obs={"state": ((len(world.obs_names),), "float32")},
+            action_names=tuple(world.action_names),
+            action_low=tuple(world.action_low),
+            action_high=tuple(world.action_high),
+            action_units=tuple(world.action_units),
+            control_hz=float(world.control_hz),
+            obs_names=tuple(world.obs_names),
+        )
+        self.single_observation_space, self.single_action_space = interface.spaces(self.io)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.metadata = {
+            "autoreset_mode": AutoresetMode.SAME_STEP,
+            "render_modes": ["rgb_array"],
+            "render_fps": round(world.control_hz),
+        }
+        self._started, self._unchecked = False, 0
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
+        """Start new episodes.
+
+        Args:
+            seed: starts all streams anew; one int, or one per environment; None continues them.
+            options: {"reset_mask": (N,) bool} resets these environments only.
+
+        Returns:
+            Observation and info with "success" (N,) bool, False.
+        """
+        episodes = self.episodes
+        if seed is not None:
+            episodes.streams.seed(seed)
+            episodes.random.seed(seed)
+        given = (options or {}).get("reset_mask")
+        mask = episodes.everyone
+        if given is not None and self._started:
+            mask = torch.as_tensor(given, dtype=torch.bool, device=self.device)
+        episodes.start(mask)
+        self._started = True
+        self._raise_flags()
+        return self.observe(), {"success": torch.zeros_like(episodes.done)}
+
+    def step(self, actions: Any) -> tuple[Obs, Any, Any, Any, dict[str, Any]]:
+        """Advance all environments by one control step.
+
+        Raises:
+            ValueError: wrong shape; or NaN (found within `check_every` steps on a GPU).
+            UnstableSimulationError: a value that is not finite (found within `check_every` steps on a GPU).
+            RuntimeError: the engine reports trouble, such as full contact buffers.
+        """
+        if not self._started:
+            raise RuntimeError("step() before the first reset(); call reset() once")
+        episodes = self.episodes
+        action = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
+        if tuple(action.shape) != (self.num_envs, self.io.action_dim):
+            raise ValueError(
+                f"action has shape {tuple(action.shape)}, expected {(self.num_envs, self.io.action_dim)}: one row per "
+                "environment"
+            )
+        if self._host:  # nothing to wait for: refuse before anything moves
+            action = torch.from_numpy(interface.checked(action.detach().numpy(), self.num_envs, self.io))
+        episodes.wish.copy_(action.detach())
+        episodes.step()
+        self._unchecked += 1
+        if self._unchecked >= self._check_every:
+            self._raise_flags()
+        info = {
+            "final_obs": {"state": episodes.final.clone()},
+            "_final_obs": episodes.done.clone(),
+            "success": episodes.success.clone(),
+            "executed": episodes.wish.clone(),
+            "intervened": torch.zeros_like(episodes.done),
+        }
+        ends = episodes.terminated.clone(), episodes.truncated.clone()
+        return self.observe(), episodes.reward.clone(), *ends, info
+
+    def observe(self) -> Obs:
+        """The current observation again, for example after `load_state_dict`."""
+        if not self._started:
+            raise RuntimeError("observe() before the first reset(); call reset() once")
+        return {"state": self.episodes.state.clone()}
+
+    def expert(self, obs: Obs | None = None) -> Any:
+        """The world's scripted controller: (N, A) actions in [-1, 1], of the kind of the observation.
+
+        Args:
+            obs: an observation; None takes the environment's own state.
+        """
+        state = self.episodes.state if obs is None else obs["state"]
+        with self.episodes.terms():
+            action: Any = self.world.expert(state)
+        return action.float().clamp(-1.0, 1.0) if isinstance(action, Tensor) else np.clip(action, -1.0, 1.0)
+
+    def tool(self) -> dict[str, np.ndarray] | None:
+        """Where the robot's commanded axes stand, for a safety layer; None where the world has none."""
+        call = getattr(self.world, "tool", None)
+        if call is None:
+            return None
+        with self.episodes.terms():
+            return {key: np.array(_numpy(value), float) for key, value in call(self.episodes.view).items()}
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """One (height, width, 3) uint8 frame per environment, drawn on the host, or None without render_mode."""
+        if self.render_mode is None:
+            return None
+        if self._renderer is None:
+            from robot_rl.sim.render import Cameras  # OpenGL only for those who look
+
+            height, width = self._render_size
+            self._renderer = Cameras(self.physics.model, width, height, getattr(self.world, "markers", {}))
+        task = {key: _numpy(value) for key, value in self.episodes.task.items()}
+        qpos = _numpy(self.physics.qpos).astype(np.float64)
+        return tuple(self._renderer.render(qpos, (self._render_camera,), task)[self._render_camera])
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Free the graphs and the renderer."""
+        self.episodes.close()
+        self.physics.close()
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next steps depend on, as NumPy arrays; `load_state_dict` continues from there."""
+        episodes = self.episodes
+        out: dict[str, Any] = {key: _numpy(value).copy() for key, value in self._kept().items()}
+        out["started"] = self._started
+        out |= {f"task.{key}": _numpy(value).copy() for key, value in episodes.task.items()}
+        out |= {f"stream.{key}": value for key, value in episodes.streams.state_dict().items()}
+        out |= {f"random.{key}": value for key, value in episodes.random.state_dict().items()}
+        return out
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue as the saved environment would have.
+
+        Raises:
+            ValueError: saved from another world, engine, number of environments or other randomisation options.
+        """
+        episodes, kept = self.episodes, self._kept()
+        for key, target in kept.items():
+            found = tuple(np.shape(state[key])) if key in state else "nothing"
+            if found != tuple(target.shape):
+                raise ValueError(
+                    f"saved environment state has {found} for '{key}', expected {tuple(target.shape)}; it belongs to "
+                    f"another world, engine, number of environments or randomisation (this: {self.world.name}, "
+                    f"{self.num_envs} copies)"
+                )
+
+        def part(prefix: str) -> dict[str, Any]:
+            return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+
+        for key, target in kept.items():
+            if not key.startswith("physics."):
+                target.copy_(torch.as_tensor(state[key]))
+        self.physics.load_state_dict({key: torch.as_tensor(value) for key, value in part("physics.").items()})
+        episodes.adopt({key: torch.as_tensor(value) for key, value in part("task.").items()})
+        episodes.streams.load_state_dict(part("stream."))
+        episodes.random.load_state_dict(part("random."))
+        if episodes.random.options.needs_models:
+            self.physics.scale(episodes.everyone, episodes.random.factors)
+        self._started = bool(state["started"])
+
+    def _kept(self) -> dict[str, Tensor]:
+        e = self.episodes
+        out = {"action": e.action, "previous_action": e.previous, "step": e.count, "state": e.state}
+        return out | {f"physics.{key}": value for key, value in self.physics.state_dict().items()}
+
+    def _raise_flags(self) -> None:
+        """Look at the error flags; waits for the device."""
+        self._unchecked = 0
+        name, trouble = self.world.name, self.physics.trouble()
+        if trouble is not None:
+            raise RuntimeError(f"{name}: {trouble}")
+        flags = _numpy(self.episodes.flags)
+        if not flags.any():
+            return
+        index = int(np.flatnonzero(flags)[0])
+        bits = int(flags[index])
+        self.episodes.flags.zero_()
+        if bits & BAD_ACTION:
+            raise ValueError(
+                f"action of environment {index} is nan, expected numbers in [-1, 1]; the policy has diverged"
+            )
+        key = "state" if bits & BAD_STATE else "reward"
+        raise crash.UnstableSimulationError(
+            f"{name}: environment {index} diverged within the last {self._check_every} steps: its {key} is not finite. "
+            "Take a smaller timestep, softer gains or narrower randomisation; the CPU engine (engine=mujoco) saves the "
+            "step for repetition",
+            index,
+            key,
+            None,
+        )
+
+
+def torch_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        ValueError: it is not there, or neither a CPU nor a CUDA device.
+    """
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device is '{name}', but torch sees no CUDA device here; use device=cpu")
+        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    if device.type != "cpu":
+        raise ValueError(f"device is '{name}', expected cpu or cuda")
+    return device
+
+
+def refuse(
+    engine: str,
+    num_envs: int,
+    world: World,
+    *,
+    num_threads: int | None,
+    cameras: Sequence[str],
+    state: bool,
+    render_mode: str | None,
+    render_camera: str | None,
+    check_every: int,
+) -> None:
+    """Refuse options that are out of range, or that only the CPU engine has.
+
+    Raises:
+        ValueError: says which, and what to do.
+    """
+    if num_envs < 1 or check_every < 1:
+        raise ValueError(f"num_envs is {num_envs} and check_every {check_every}, expected at least 1")
+    if num_threads is not None:
+        raise ValueError(f"num_threads is {num_threads}; the {engine} engine has no thread pool, leave it null")
+    if cameras or not state:
+        raise ValueError(
+            f"cameras is {list(cameras)} and state {state}: the {engine} engine observes the state only, since "
+            "pictures would be drawn on the host; use the CPU engine (engine=mujoco) for pixels"
+        )
+    if render_camera and render_camera not in world.cameras:
+        raise ValueError(f"world '{world.name}' has no camera '{render_camera}'; it has {list(world.cameras)}")
+    if render_mode not in (None, "rgb_array"):
+        raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or null")
+
+
+def _numpy(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)

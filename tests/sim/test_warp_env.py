@@ -1,0 +1,153 @@
+"""The Warp engine against the CPU engine. The first run builds kernels for minutes: what steps is marked slow."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from robot_rl.bench.engines import run as compare_returns
+from robot_rl.sim import mujoco_env
+from robot_rl.sim.check import check
+from robot_rl.sim.worlds.double_pendulum import DoublePendulum
+from robot_rl.sim.worlds.halfcheetah import HalfCheetah
+from robot_rl.sim.worlds.insert import Insert
+from robot_rl.sim.worlds.pick import Pick
+from robot_rl.sim.worlds.quadruped import Quadruped
+from robot_rl.sim.worlds.race import Race
+from robot_rl.sim.worlds.reach import Reach
+
+# World, steps over which every observation agrees, and the tolerance. Contact amplifies rounding by about ten in five
+# to ten steps of the half cheetah and by less elsewhere; those worlds are held to the distribution of returns below.
+AGREEMENT = [
+    (Reach, 100, 5e-5),
+    (DoublePendulum, 100, 1e-4),
+    (Race, 100, 1e-3),
+    (Quadruped, 100, 2e-2),
+    (Pick, 30, 1e-3),
+    (Insert, 30, 1e-2),
+    (HalfCheetah, 10, 5e-3),
+]
+
+
+@pytest.fixture(scope="module")
+def make() -> Any:
+    pytest.importorskip("mujoco_warp", reason="mujoco-warp is not installed: pip install 'robot_rl[warp]'")
+    return importlib.import_module("robot_rl.sim.warp_env").make
+
+
+def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name in ("warp", "mujoco_warp", "robot_rl.sim.warp_physics", "robot_rl.sim.warp_env"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "warp", None)
+    with pytest.raises(ImportError, match=r'pip install "robot_rl\[warp\]"'):
+        importlib.import_module("robot_rl.sim.warp_env")
+
+
+def test_options_of_the_cpu_engine_are_refused_with_a_way_out(make: Any) -> None:
+    for options, words in (
+        ({"num_threads": 2}, "num_threads is 2"),
+        ({"cameras": ["front"]}, "engine=mujoco"),
+        ({"state": False}, "observes the state only"),
+        ({"render_camera": "back"}, "no camera 'back'"),
+        ({"render_mode": "human"}, "expected 'rgb_array'"),
+        ({"check_every": 0}, "check_every 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make(1, 0, world=Reach(), **options)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="sees no CUDA device"):
+            make(1, 0, "cuda", world=Reach())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("world", "steps", "tolerance"), AGREEMENT, ids=lambda x: getattr(x, "name", x))
+def test_engines_agree_from_the_same_seed_and_actions(make: Any, world: Any, steps: int, tolerance: float) -> None:
+    count = 4
+    ours, theirs = make(count, 3, world=world()), mujoco_env.make(count, 3, world=world())
+    a, b = ours.reset()[0], theirs.reset()[0]
+    np.testing.assert_allclose(a["state"].numpy(), b["state"], atol=1e-6)
+    rng = np.random.default_rng(0)
+    for step in range(steps):
+        action = rng.uniform(-1, 1, (count, ours.io.action_dim)).astype(np.float32)
+        a, *first, info = ours.step(action)
+        b, *second, other = theirs.step(action)
+        np.testing.assert_allclose(
+            info["final_obs"]["state"].numpy(), other["final_obs"]["state"], atol=tolerance, err_msg=f"step {step}"
+        )
+        np.testing.assert_allclose(first[0].numpy(), second[0], atol=tolerance, err_msg=f"reward of step {step}")
+        assert first[1].tolist() == second[1].tolist()
+        assert first[2].tolist() == second[2].tolist()
+    ours.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("world", ["pick", "quadruped"])
+def test_contact_worlds_return_the_same_on_average(make: Any, world: str) -> None:
+    """Returns of the noisy expert over 1000 episodes: the means differ by less than 4 standard errors or 2 percent."""
+    result = compare_returns(world=world, episodes=1000)
+    first, second = result["rows"].values()
+    assert abs(result["z"]) < 4 or abs(result["difference"]) < 0.02 * abs(first["return"])
+    assert abs(first["success"] - second["success"]) < 0.06
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_warp_environment_keeps_the_contract(make: Any) -> None:
+    findings = check(make(3, 0, world=Reach()), steps=50)
+    assert not findings, "\n".join(findings)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mass": [0.5, 2.0], "damping": [0.5, 2.0], "gain": [0.6, 1.4], "friction": [0.5, 1.5]},
+        {"latency": [0.0, 0.13], "noise": 0.01},
+    ],
+    ids=["models", "latency"],
+)
+def test_randomised_worlds_agree_too(make: Any, options: dict[str, Any]) -> None:
+    """The same factors from the same seed have the same effect, over an episode's end."""
+    ours, theirs = (engine(3, 5, world=Reach(), randomize=options) for engine in (make, mujoco_env.make))
+    ours.reset()
+    theirs.reset()
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        action = rng.uniform(-1, 1, (3, 3)).astype(np.float32)
+        a, b = ours.step(action), theirs.step(action)
+        np.testing.assert_allclose(a[0]["state"].numpy(), b[0]["state"], atol=5e-4)
+        np.testing.assert_allclose(a[1].numpy(), b[1], atol=5e-4)
+    ours.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_sensors_belong_to_the_state_that_is_handed_out(make: Any, slider: Any) -> None:
+    ours, theirs = make(3, 0, world=slider(limit=0.7)), mujoco_env.make(3, 0, world=slider(limit=0.7))
+    np.testing.assert_allclose(ours.reset()[0]["state"].numpy(), theirs.reset()[0]["state"], atol=1e-6)
+    for _ in range(45):
+        action = np.full((3, 1), 0.4, np.float32)
+        a, b = ours.step(action), theirs.step(action)
+        np.testing.assert_allclose(a[0]["state"].numpy(), b[0]["state"], atol=1e-5)  # its third component is a sensor
+    ours.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_full_buffers_are_reported(make: Any) -> None:
+    env = make(2, 0, world=Quadruped(), max_contacts=4, max_constraints=4)  # four feet want four rows each
+    env.reset()
+
+    def stand() -> None:
+        for _ in range(20):
+            env.step(np.zeros((2, 12), np.float32))
+
+    with pytest.raises(RuntimeError, match=r"did not fit .* \+env.max_contacts"):
+        stand()
