@@ -21,6 +21,7 @@ EXTRAS = {
     "console": ["aiohttp>=3.9", "pillow"],
     "teleop": ["pygame"],
     "language": ["transformers>=5"],
+    "cluster": ["ray>=2.40"],
     "bag": ["rosbags>=0.10", "h5py"],
     "ros": [  # ROS 2 Kilted from PyPI; leave it out where a system ROS is sourced
         "ros-rclpy[fastrtps]",
@@ -28,7 +29,7 @@ EXTRAS = {
         "ros-std-srvs",
     ],
 }
-EXTRAS["all"] = sorted({package for name, packages in EXTRAS.items() if name != "ros" for package in packages})
+EXTRAS["all"] = sorted({package for name, packages in EXTRAS.items() if name not in ("ros", "cluster") for package in packages})
 # without it colcon test runs nothing
 EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis", "selenium", "websockets"]
 

@@ -22,6 +22,7 @@ from robot_rl.jobs import logs
 from robot_rl.jobs.collect import ExpertPolicy, keep_steps
 from robot_rl.jobs.interrupt import Interrupt
 from robot_rl.jobs.logs import LogSettings
+from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
 from robot_rl.loops.evaluate import Evaluation, evaluate
@@ -88,7 +89,7 @@ class TrainSettings:
     video_episodes: int = 2
 
 
-PERIODIC = (OffPolicy, DeviceOffPolicy, DeviceOnPolicy)
+PERIODIC = (OffPolicy, DeviceOffPolicy, DeviceOnPolicy, ClusterOffPolicy)
 """Loops whose hook comes every `log_every` steps; the others call it after every iteration."""
 
 
@@ -105,6 +106,7 @@ class TrainJob:
         make_tracker: Callable[[int | None], Tracker],
         config: str,
         resume: bool = False,
+        make_actor: Callable[[Any], Any] | None = None,
     ) -> None:
         """Build environment, learner, buffer and loop, and restore them when resuming.
 
@@ -116,12 +118,14 @@ class TrainJob:
             make_tracker: (resume step or None) -> tracker.
             config: the composed configuration as YAML text.
             resume: continue from the newest checkpoint in `folder`.
+            make_actor: (io) -> learner on the CPU, for the policy of rollout workers; default `make_learner`.
 
         Raises:
             CheckpointError: nothing to resume from, or it does not fit.
         """
         self.settings, self.folder, self.config = settings, folder, config
-        self.make_env = make_env
+        self.make_env, self._make_actor = make_env, make_actor or make_learner
+        self.cluster: Cluster | None = None
         # Every process keeps what is its own (environments, replay); rank 0 writes all that is for people.
         rank = parallel.rank()
         self.root = folder / "checkpoints" if rank == 0 else folder / "ranks" / f"rank{rank}"
@@ -172,6 +176,11 @@ class TrainJob:
                 f"{type(self.learner).__name__} learns in one process, and torchrun started {parallel.size()}; use "
                 "policy=online/fast_sac, online/fast_td3 or online/fast_ppo, or start without torchrun"
             )
+        if s.workers and consumes != "transitions":
+            raise ValueError(
+                f"workers={s.workers} feeds learners from a replay buffer, and {type(self.learner).__name__} reads "
+                f"'{consumes}'; use policy=online/sac or online/rlpd, or workers=0"
+            )
         if consumes == "rollout":
             return OnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
         if consumes == "stale_rollout":
@@ -183,7 +192,7 @@ class TrainJob:
         self.buffer = ReplayBuffer(
             self.env.io,
             min(s.buffer_size, max(s.total_steps, 1) + s.num_envs),
-            num_envs=s.num_envs,
+            num_envs=1 if s.workers else s.num_envs,
             n_step=s.n_step,
             gamma=s.gamma,
             seed=s.seed,
@@ -193,6 +202,21 @@ class TrainJob:
             sampler = Mix({"online": (self.buffer, 1.0 - s.demo_share), "demos": (self._demos(), s.demo_share)})
         elif s.log is not None:
             sampler = self._beside_log(s.log)
+        if s.workers:
+            # On a cluster the factories travel; the environment made here only tells the interface.
+            self.cluster = Cluster(
+                self.make_env, self._make_actor, workers=s.workers, num_envs=s.num_envs, seed=s.seed
+            )
+            return ClusterOffPolicy(
+                self.cluster,
+                self.learner,
+                self.buffer,
+                sampler=sampler,
+                batch_size=getattr(self.learner, "batch_size", 256),
+                learning_starts=s.learning_starts if s.init is None else 0,
+                updates_per_step=s.updates_per_step,
+                workers_file=folder / "workers",
+            )
         return OffPolicy(
             self.env,
             self.learner,
@@ -288,7 +312,11 @@ class TrainJob:
             self._watch.resume()
             if step < s.total_steps:
                 every = {"hook_every": s.log_every} if isinstance(self.loop, PERIODIC) else {}
-                self.loop.run(s.total_steps, self._hook, **every)
+                try:
+                    self.loop.run(s.total_steps, self._hook, **every)
+                finally:
+                    if self.cluster is not None:
+                        self.cluster.close()
         if self._saved_at != self.loop.env_steps:
             self._save()
         if self._interrupt.asked:

@@ -364,7 +364,7 @@ class ClusterOffPolicy:
         if random > 0:
             self.cluster.ask(None, self.updates, min(remaining, random))
         elif remaining > 0:
-            self.cluster.ask(dict(self.learner.policy.state_dict()), self.updates, remaining)
+            self.cluster.ask(on_host(self.learner.policy.state_dict()), self.updates, remaining)
 
     def _take(self, fragment: Fragment) -> None:
         for episode in fragment.episodes:
@@ -420,6 +420,13 @@ class ClusterOffPolicy:
         self._credit, self._episodes = float(state["credit"]), int(state["episodes"])
         for name, values in state["window"].items():
             self._window[name].extend(values)
+
+
+def on_host(state: Any) -> Any:
+    """A state whose tensors are on the CPU, where the workers are."""
+    if isinstance(state, dict):
+        return {key: on_host(value) for key, value in state.items()}
+    return state.cpu() if isinstance(state, torch.Tensor) else state
 
 
 def _environment() -> dict[str, str]:

@@ -49,6 +49,7 @@ def train(cfg: DictConfig) -> None:
         make_tracker=tracker_factory(cfg, folder),
         config=config,
         resume=cfg.resume is not None,
+        make_actor=learner_factory(cfg, device="cpu"),
     )
     try:
         summary = job.run()
