@@ -29,7 +29,9 @@ EXTRAS = {
         "ros-std-srvs",
     ],
 }
-EXTRAS["all"] = sorted({package for name, packages in EXTRAS.items() if name not in ("ros", "cluster") for package in packages})
+EXTRAS["all"] = sorted(
+    {package for name, packages in EXTRAS.items() if name not in ("ros", "cluster") for package in packages}
+)
 # without it colcon test runs nothing
 EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis", "selenium", "websockets"]
 

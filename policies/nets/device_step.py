@@ -1,4 +1,4 @@
-"""Running the same step many times on a device: plainly, compiled, or captured in a CUDA graph; metrics without waits."""
+"""Running the same step many times on a device: plainly, compiled, or as a CUDA graph; metrics without waits."""
 
 from __future__ import annotations
 

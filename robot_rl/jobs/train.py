@@ -204,9 +204,7 @@ class TrainJob:
             sampler = self._beside_log(s.log)
         if s.workers:
             # On a cluster the factories travel; the environment made here only tells the interface.
-            self.cluster = Cluster(
-                self.make_env, self._make_actor, workers=s.workers, num_envs=s.num_envs, seed=s.seed
-            )
+            self.cluster = Cluster(self.make_env, self._make_actor, workers=s.workers, num_envs=s.num_envs, seed=s.seed)
             return ClusterOffPolicy(
                 self.cluster,
                 self.learner,
@@ -305,7 +303,12 @@ class TrainJob:
         s = self.settings
         step = int(self.loop.env_steps)
         progress = tqdm(
-            total=s.total_steps, initial=step, unit="step", dynamic_ncols=True, file=sys.stderr, disable=parallel.rank() > 0
+            total=s.total_steps,
+            initial=step,
+            unit="step",
+            dynamic_ncols=True,
+            file=sys.stderr,
+            disable=parallel.rank() > 0,
         )
         with self._interrupt, progress as bar:
             self._bar = bar

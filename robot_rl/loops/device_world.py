@@ -288,5 +288,3 @@ class DeviceEpisodeStats:
             getattr(self, f"_{name}").copy_(state[name])
         self._success, self._episodes = bool(state["success"]), float(state["episodes"])
         self._last = {name: float(value) for name, value in state["last"].items()}
-
-

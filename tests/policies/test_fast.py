@@ -62,7 +62,9 @@ def test_gradients_reach_exactly_what_they_should(name):
     learner.critic.params.adam = lambda *a, **k: None  # keep the gradients' readers away
     batch, noise = rows(), torch.zeros(2, 32, 1)
     feature = learner.feature(batch.obs)
-    loss, *_ = learner._critic_loss(feature, batch.action, feature, batch.reward, batch.discount, torch.ones(32), noise[0])
+    loss, *_ = learner._critic_loss(
+        feature, batch.action, feature, batch.reward, batch.discount, torch.ones(32), noise[0]
+    )
     loss.backward()
     assert learner.critic.params.grad.any()
     assert not learner._actor.grad.any()
