@@ -302,14 +302,8 @@ class TrainJob:
         """
         s = self.settings
         step = int(self.loop.env_steps)
-        progress = tqdm(
-            total=s.total_steps,
-            initial=step,
-            unit="step",
-            dynamic_ncols=True,
-            file=sys.stderr,
-            disable=parallel.rank() > 0,
-        )
+        bar_of = {"initial": step, "unit": "step", "dynamic_ncols": True, "disable": parallel.rank() > 0}
+        progress = tqdm(total=s.total_steps, file=sys.stderr, **bar_of)
         with self._interrupt, progress as bar:
             self._bar = bar
             self._watch.resume()

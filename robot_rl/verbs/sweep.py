@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-USAGE = """robot-rl sweep <train|offline> key=a,b,c [key=value ...] [options]    every combination, as many at once as fit
+USAGE = """robot-rl sweep <train|offline> key=a,b,c [key=value ...] [options]    every combination, many at once
 
   --folder=<path>   of the sweep; given again, finished trials are kept and interrupted ones resumed
                     (default runs/sweeps/<date>; on a cluster: on a file system that all machines share)

@@ -52,10 +52,9 @@ def on_policy() -> dict[str, torch.Tensor]:
     ended = torch.rand(6, 8, generator=draw) < 0.2
     boundary = ended.clone()
     boundary[-1] = True
-    rollout = Rollout(
-        {"state": part(state, 1)}, part(action, 1), part(logp - 2, 1), part(value, 1), part(reward, 1),
-        part(ahead, 1), part(ended, 1), torch.zeros_like(part(ended, 1)), part(boundary, 1), torch.ones_like(part(ended, 1)),
-    )  # fmt: skip
+    columns = (part(x, 1) for x in (action, logp - 2, value, reward, ahead, ended))
+    own = part(boundary, 1)
+    rollout = Rollout({"state": part(state, 1)}, *columns, torch.zeros_like(own), own, torch.ones_like(own))
     learner.update(iter((rollout,)))
     return {"params": learner.params.flat, "lr": learner.lr, "shift": learner.norm.shift}
 

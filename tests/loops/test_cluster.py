@@ -37,7 +37,8 @@ class Counting:
         self.t[over] = 0
         no = np.zeros(self.num_envs, bool)
         reward = np.arange(self.num_envs, dtype=np.float32)
-        return {"state": self.t[:, None].copy()}, reward, over & (reward == 0), over & (reward > 0), {"final_obs": final, "success": no}  # fmt: skip
+        info = {"final_obs": final, "success": no}
+        return {"state": self.t[:, None].copy()}, reward, over & (reward == 0), over & (reward > 0), info
 
 
 class Half:

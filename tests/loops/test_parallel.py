@@ -12,7 +12,7 @@ import torch
 from robot_rl import parallel
 
 sys.path.insert(0, str(Path(__file__).parent))
-import parallel_job  # noqa: E402
+import parallel_job
 
 ROOT = Path(__file__).resolve().parents[2]
 

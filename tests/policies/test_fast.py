@@ -44,9 +44,9 @@ def endless(**options):
 @pytest.mark.parametrize(("discount", "expected"), [(0.8, 5.0), (0.0, 1.0)])
 def test_constant_reward_has_the_value_of_its_discount(name, discount, expected):
     # reward 1 for ever at gamma .8: 1 / (1 - .8) = 5; with a true end after every step: 1
-    learner = KINDS[name](
-        IO, **SMALL, lr=1e-2, tau=0.2, weight_decay=0.0, value_range=(-2.0, 8.0), **({"init_alpha": 1e-6, "alpha_lr": 0.0} if name == "sac" else {})
-    )  # fmt: skip
+    no_entropy = {"init_alpha": 1e-6, "alpha_lr": 0.0} if name == "sac" else {}
+    plain = {"lr": 1e-2, "tau": 0.2, "weight_decay": 0.0, "value_range": (-2.0, 8.0)}
+    learner = KINDS[name](IO, **SMALL, **plain, **no_entropy)
     data = endless(reward=torch.ones(32), discount=discount)
     for _ in range(150):
         learner.update(data)
@@ -62,9 +62,8 @@ def test_gradients_reach_exactly_what_they_should(name):
     learner.critic.params.adam = lambda *a, **k: None  # keep the gradients' readers away
     batch, noise = rows(), torch.zeros(2, 32, 1)
     feature = learner.feature(batch.obs)
-    loss, *_ = learner._critic_loss(
-        feature, batch.action, feature, batch.reward, batch.discount, torch.ones(32), noise[0]
-    )
+    given = (feature, batch.action, feature, batch.reward, batch.discount, torch.ones(32), noise[0])
+    loss, *_ = learner._critic_loss(*given)
     loss.backward()
     assert learner.critic.params.grad.any()
     assert not learner._actor.grad.any()
@@ -177,9 +176,8 @@ def test_fast_ppo_step_size_follows_the_divergence():
 def test_fast_ppo_value_of_constant_reward_depends_on_truncation():
     # reward 1, gamma .8, four-step episodes that are cut: V = 5
     env = PointWorld(16, 0, length=4, constant=True)
-    learner = FastPpo(
-        env.io, gamma=0.8, rollout_steps=8, hidden=(16,), value_clip=None, desired_kl=None, lr=1e-2, minibatches=1, epochs=4
-    )  # fmt: skip
+    plain = {"value_clip": None, "desired_kl": None, "lr": 1e-2, "minibatches": 1, "epochs": 4}
+    learner = FastPpo(env.io, gamma=0.8, rollout_steps=8, hidden=(16,), **plain)
     loop = DeviceOnPolicy(env, learner)
     loop.run(128 * 40)
     assert float(learner.value({"state": torch.zeros(1, 2)})) == pytest.approx(5.0, rel=0.05)
