@@ -169,7 +169,7 @@ class DeviceCritic:
         if self._reduce == "mean":
             return project(moved, p.mean(0), self.low, self.high)
         spread = project(moved.expand_as(p), p, self.low, self.high)
-        least = (spread @ self.atoms).argmin(0)  # (B,)
+        least = self._mean(spread).argmin(0)  # (B,)
         return spread.gather(0, least[None, :, None].expand(1, *spread.shape[1:]))[0]
 
     def loss(self, feature: Tensor, action: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,13 +177,17 @@ class DeviceCritic:
         logits = self.tower(self._leaf, torch.cat([feature, action], dim=-1)).float()
         logp = logits.log_softmax(-1)
         row = -(target * logp).sum(-1) * weight
-        return row.mean(-1).sum(), (logp.detach().exp() @ self.atoms).mean()
+        return row.mean(-1).sum(), self._mean(logp.detach().exp()).mean()
 
     def value(self, feature: Tensor, action: Tensor) -> Tensor:
         """(B,) what an actor climbs: the critics' mean or minimum; gradients flow to the action alone."""
         logits = self.tower(self._frozen, torch.cat([feature, action], dim=-1)).float()
-        value = logits.softmax(-1) @ self.atoms
+        value = self._mean(logits.softmax(-1))
         return value.amin(0) if self._reduce == "min" else value.mean(0)
+
+    def _mean(self, probability: Tensor) -> Tensor:
+        """Mean of distributions (..., M); no matrix product, which autocast would round to bfloat16."""
+        return (probability * self.atoms).sum(-1)
 
     def edge_mass(self, target: Tensor) -> Tensor:
         """() mean mass of targets in the two end bins: above 0.05 for long, the support is too narrow."""
