@@ -29,8 +29,6 @@ class PointWorld:
         constant: reward 1 in every step instead, for the value of truncation.
     """
 
-    hands_over = "torch"
-
     def __init__(
         self,
         num_envs: int,

@@ -47,16 +47,15 @@ class World(Protocol):
 def open_world(env: Any, device: torch.device, save_to: str | Path | None = None) -> World:
     """The environment as tensors on `device`.
 
-    An environment that says `hands_over = "torch"`, or whose `device` is not the CPU's, is stepped without a wait; any
-    other is bridged through NumPy.
+    An environment with an attribute `device` of type `torch.device` hands over tensors and is stepped without a wait;
+    any other is bridged through NumPy.
 
     Args:
         env: vector environment.
         device: of the learner.
         save_to: folder for a bridged environment's state if it returns NaN.
     """
-    own = getattr(env, "device", None)
-    native = getattr(env, "hands_over", None) == "torch" or (own is not None and torch.device(own).type != "cpu")
+    native = isinstance(getattr(env, "device", None), torch.device)
     return TensorWorld(env, device) if native else HostWorld(env, device, save_to)
 
 
