@@ -1,7 +1,7 @@
 """Rollout throughput of Ray workers against this process: `robot-rl bench cluster` (needs the extra `cluster`).
 
-All contestants step the quadruped with a SAC policy, four copies per process, one thread per process; no learning. Workers
-are started before the clock, the contestants run in alternation.
+All contestants step the quadruped with a SAC policy, four copies and one thread per process; no learning. Workers are
+started before the clock; every number of workers runs in alternation with this process.
 """
 
 from __future__ import annotations
@@ -38,39 +38,34 @@ def run(quick: bool = False, workers: tuple[int, ...] = (1, 2)) -> dict[str, Any
         workers: numbers of workers to try.
 
     Returns:
-        {"rows": one per contestant: median rate and its ratio to this process}.
+        {"rows": one per number of workers: median rates and the ratio to this process}.
     """
     steps = 1280 if quick else 5120
     here = RolloutWorker(make_env, make_learner, COPIES, 0)
     weights = make_learner(make_env(1, 0, False).io).policy.state_dict()
-    clusters = {f"{count} workers": _cluster(count) for count in workers}
-    contestants: dict[str, Callable[[int], None]] = {"this process": lambda n: _local(here, weights, n)}
-    for name, cluster in clusters.items():
-        contestants[name] = lambda n, cluster=cluster: _remote(cluster, weights, n)
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
-    for go in contestants.values():
-        go(FRAGMENT * COPIES * 2)
-    for _ in range(3 if quick else 7):
-        for name, go in contestants.items():
-            begin = time.perf_counter()
-            go(steps)
-            rates[name].append(steps / (time.perf_counter() - begin))
-    for cluster in clusters.values():
+    rows: list[dict[str, Any]] = []
+    for count in workers:
+        cluster = _cluster(count)
+        while cluster.workers < count:
+            cluster.receive(1.0)
+        contestants: dict[str, Callable[[int], None]] = {
+            "this process": lambda n: _local(here, weights, n),
+            f"{count} workers": lambda n, cluster=cluster: _remote(cluster, weights, n),
+        }
+        rates: dict[str, list[float]] = {name: [] for name in contestants}
+        for go in contestants.values():
+            go(FRAGMENT * COPIES * 2)
+        for _ in range(3 if quick else 7):
+            for name, go in contestants.items():
+                begin = time.perf_counter()
+                go(steps)
+                rates[name].append(steps / (time.perf_counter() - begin))
         cluster.close()
-    base = rates["this process"]
-    return {
-        "setting": {"world": "quadruped", "copies": COPIES, "fragment": FRAGMENT},
-        "rows": [
-            {
-                "contestant": name,
-                "steps_per_s": median(values),
-                "ratio": median([a / b for a, b in zip(values, base)]),
-                "low": min(a / b for a, b in zip(values, base)),
-                "high": max(a / b for a, b in zip(values, base)),
-            }
-            for name, values in rates.items()
-        ],
-    }
+        ratios = [there / local for local, there in zip(*rates.values())]
+        row = {"contestant": f"{count} workers", "steps_per_s": median(rates[f"{count} workers"])}
+        row |= {"this_process": median(rates["this process"]), "ratio": median(ratios)}
+        rows.append({**row, "low": min(ratios), "high": max(ratios)})
+    return {"setting": {"world": "quadruped", "copies": COPIES, "fragment": FRAGMENT}, "rows": rows}
 
 
 def _cluster(workers: int) -> Cluster:

@@ -179,11 +179,14 @@ class Cluster:
         self._gone: Any = require("ray.exceptions", extra="cluster")
         self._own = not self._ray.is_initialized()
         if self._own:
-            self._ray.init(include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": _environment()})
+            room = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": max(workers, os.cpu_count() or 1)}
+            variables = {"env_vars": _environment()}
+            self._ray.init(include_dashboard=False, log_to_driver=False, runtime_env=variables, **room)
         self._make = self._ray.remote(num_cpus=1, max_restarts=0)(RolloutWorker).remote
         self._recipe = (self._ray.put(make_env), self._ray.put(make_learner))
         self._num_envs, self._fragment, self._seed, self._depth = num_envs, fragment, seed, depth
         self._actors: dict[int, Any] = {}
+        self._starting: dict[Any, int] = {}  # reference -> worker; on a full cluster it waits until there is room
         self._asked: dict[Any, tuple[int, int]] = {}  # reference -> (worker, transitions)
         self._born, self._barren = 0, 0
         self._wanted = workers
@@ -192,8 +195,8 @@ class Cluster:
 
     @property
     def workers(self) -> int:
-        """Actors now."""
-        return len(self._actors)
+        """Actors that work now; others may be on their way."""
+        return len(self._actors) - len(self._starting)
 
     @property
     def asked(self) -> int:
@@ -214,7 +217,9 @@ class Cluster:
             raise ValueError(f"workers is {workers}, expected at least 1")
         self._wanted = workers
         while len(self._actors) < workers:
-            self._actors[self._born] = self._make(*self._recipe, self._num_envs, self._seed + 9973 * (self._born + 1))
+            actor = self._make(*self._recipe, self._num_envs, self._seed + 9973 * (self._born + 1))
+            self._actors[self._born] = actor
+            self._starting[actor.__ray_ready__.remote()] = self._born
             self._born += 1
         for name in list(self._actors)[workers:]:
             self._forget(name)
@@ -228,18 +233,19 @@ class Cluster:
             remaining: transitions that may be asked for; the last step of all environments is completed.
         """
         reference: Any = None
-        waiting = dict.fromkeys(self._actors, 0)
+        waiting = {name: 0 for name in self._actors if name not in self._starting.values()}
         for name, _ in self._asked.values():
             waiting[name] += 1
         for _ in range(self._depth):
-            for name, actor in self._actors.items():
+            for name in waiting:
                 if remaining <= 0 or waiting[name] >= self._depth:
                     continue
                 steps = min(self._fragment, -(-remaining // self._num_envs))
                 if reference is None:
                     reference = self._ray.put(weights)
                 waiting[name] += 1
-                self._asked[actor.collect.remote(reference, version, steps)] = (name, steps * self._num_envs)
+                request = self._actors[name].collect.remote(reference, version, steps)
+                self._asked[request] = (name, steps * self._num_envs)
                 remaining -= steps * self._num_envs
 
     def receive(self, timeout: float) -> list[Fragment]:
@@ -249,18 +255,22 @@ class Cluster:
             RuntimeError: actors die one after the other without delivering anything.
             Whatever an environment or a policy raised inside of an actor.
         """
-        if not self._asked:
+        open_ends = [*self._asked, *self._starting]
+        if not open_ends:
             return []
-        ready, _ = self._ray.wait(list(self._asked), num_returns=1, timeout=timeout)
-        more, _ = self._ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        ready, _ = self._ray.wait(open_ends, num_returns=1, timeout=timeout)
+        more, _ = self._ray.wait(open_ends, num_returns=len(open_ends), timeout=0)
         arrived: list[Fragment] = []
         for reference in dict.fromkeys([*ready, *more]):
-            if reference not in self._asked:  # of an actor that was just found dead
+            begun = self._starting.pop(reference, None)
+            if begun is None and reference not in self._asked:  # of an actor that was just found dead
                 continue
-            name, _ = self._asked.pop(reference)
+            name = self._asked.pop(reference)[0] if begun is None else begun
             try:
-                arrived.append(self._ray.get(reference))
-                self._barren = 0
+                answer = self._ray.get(reference)
+                if begun is None:
+                    arrived.append(answer)
+                    self._barren = 0
             except (self._gone.RayActorError, self._gone.WorkerCrashedError, self._gone.ObjectLostError) as error:
                 self._replace(name, error)
         return arrived
@@ -287,6 +297,7 @@ class Cluster:
     def _forget(self, name: int) -> None:
         self._ray.kill(self._actors.pop(name))
         self._asked = {key: value for key, value in self._asked.items() if value[0] != name}
+        self._starting = {key: value for key, value in self._starting.items() if value != name}
 
 
 class ClusterOffPolicy:
