@@ -289,7 +289,7 @@ class Cluster:
         if self._barren > _TRIES:
             raise RuntimeError(
                 f"{self._barren} rollout workers died one after the other before delivering anything; the last said: "
-                f"{str(error).strip()[:600]}. Expected workers that can build the environment: install the same "
+                f"…{str(error).strip()[-600:]}. Expected workers that can build the environment: install the same "
                 "packages on every machine, and try the run with workers=0"
             ) from error
         self.resize(self._wanted)

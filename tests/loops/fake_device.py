@@ -1,7 +1,7 @@
 """A CUDA device that is not there: shapes, types and devices are followed, nothing is computed.
 
 Tensors are PyTorch's fake tensors on "cuda:0": an operator that mixes them with tensors of the CPU fails, and so does
-reading a value. What remains untested is what only a driver can do: kernels, streams, graphs.
+reading a value. What remains untested is what only a driver can do: kernels, streams, graphs, autograd's threads.
 """
 
 from __future__ import annotations
@@ -50,19 +50,35 @@ def _view(x: Any, key: Any) -> Any:
 class _Indexing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        kwargs = {key: value for key, value in (kwargs or {}).items() if key != "generator"}
         if name == "__getitem__":
             return _view(*args)
         if name == "__setitem__":
             x, key, value = args
             there = _view(x, key)
-            return there.copy_(value) if isinstance(value, torch.Tensor) else there.fill_(value)
-        return func(*args, **kwargs)
+            return self._copy(there, value) if isinstance(value, torch.Tensor) else there.fill_(value)
+        if name == "copy_":
+            return self._copy(*args)
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _copy(there: Any, value: Any) -> Any:
+        assert there.device == value.device, f"{value.device} is copied to {there.device}"
+        with torch._C._AutoDispatchBelowAutograd():  # above it, copying asks for the driver
+            return aten.copy_(there, value)
+
+
+def _without_generator(function: Any) -> Any:
+    def draw(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return draw
 
 
 @contextlib.contextmanager
 def fake_cuda(monkeypatch: Any) -> Any:
     """Inside, device "cuda" is a fake one."""
     monkeypatch.setattr(torch, "Generator", _Generator)
-    with FakeTensorMode(), _Indexing():
+    for name in ("rand", "randn", "randperm"):
+        monkeypatch.setattr(torch, name, _without_generator(getattr(torch, name)))
+    with torch.no_grad(), FakeTensorMode(), _Indexing():
         yield

@@ -151,6 +151,7 @@ def test_killed_worker_is_replaced_and_every_step_is_accounted_for(ray):
             ray.kill(cluster.actors()[0])
         if len(rows) == 4:
             cluster.resize(3)
+            ray.wait(list(cluster._starting), num_returns=len(cluster._starting), timeout=200)  # until it is there
         if len(rows) == 6:
             cluster.resize(1)
         return False
