@@ -27,7 +27,7 @@ OURS = {
     "real": {"types", "data.recorder", "data.session", "data.bag", "extras"},
     "loops": {"types", "data", "advantage", "extras", "parallel"},
     "bench": {"types", "data", "loops", "checkpoint", "track", "stopwatch", "advantage", "extras", "parallel"},
-    "jobs": {"types", "data", "loops", "ope", "checkpoint", "track", "report", "stopwatch", "parallel"},
+    "jobs": {"types", "data", "loops", "ope", "checkpoint", "track", "report", "stopwatch", "parallel", "extras"},
     "verbs": {"types", "data", "loops", "checkpoint", "track", "report", "jobs", "bench", "ope", "parallel"},
     "cli": {"verbs", "jobs"},
     "__main__": {"cli"},
