@@ -23,6 +23,7 @@ EXTRAS = {
     "console": ["aiohttp>=3.9", "pillow"],
     "teleop": ["pygame"],
     "language": ["transformers>=5"],
+    "cluster": ["ray>=2.40"],
     "bag": ["rosbags>=0.10", "h5py"],
     "ros": [  # ROS 2 Kilted from PyPI; leave it out where a system ROS is sourced
         "ros-rclpy[fastrtps]",
@@ -30,8 +31,8 @@ EXTRAS = {
         "ros-std-srvs",
     ],
 }
-LARGE = ("ros", "warp", "isaac")  # warp-lang alone is 150 MB
-EXTRAS["all"] = sorted({package for name, packages in EXTRAS.items() if name not in LARGE for package in packages})
+APART = ("ros", "warp", "isaac", "cluster")  # large, and wanted on purpose
+EXTRAS["all"] = sorted({package for name, packages in EXTRAS.items() if name not in APART for package in packages})
 # without it colcon test runs nothing
 EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis", "selenium", "websockets"]
 

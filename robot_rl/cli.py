@@ -16,10 +16,12 @@ from robot_rl.verbs.judge import bench, collect, evaluate, evaluate_offline
 from robot_rl.verbs.learn import hil, offline, train
 from robot_rl.verbs.logs import data, positional, session
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
+from robot_rl.verbs.sweep import sweep
 
 USAGE = """robot-rl <verb> [key=value ...]
 
   train         train a policy in simulation             robot-rl train env=pick policy=online/rlpd demos=20
+  sweep         many runs at once on Ray                 robot-rl sweep train env=reach seed=0,1,2 policy=online/sac
   hil           teach a robot, a person in the loop      robot-rl hil env=insert human=browser
   offline       train a policy from a log                robot-rl offline data=log.hdf5 policy=offline/iql
   eval          evaluate a trained policy, film it       robot-rl eval path=runs/train/<run> episodes=100
@@ -102,6 +104,8 @@ def main() -> None:
         text, healthy = diagnose()
         print(text)
         sys.exit(0 if healthy else 1)
+    if verb == "sweep":
+        sys.exit(sweep(rest))
     if verb == "data" and rest[:1] == ["session"]:
         sys.exit(session(rest[1:]))
     if verb == "eval" and rest[:1] == ["ope"]:

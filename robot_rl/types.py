@@ -349,6 +349,7 @@ class Learner(Protocol[Data_contra]):
         policy: what acts; its `state_dict` holds tensors only.
         consumes: which loop feeds it: "transitions" (replay; the learner then has `batch_size`), "rollout" (on-policy),
             "environment" (it brings its own loop: `attach(env)`, `run(total_steps, hook)`, `env_steps`).
+            "device_transitions" and "device_rollout" (the same on a device: `loops.device`, `loops.device_on_policy`).
         reads: (optional) extras that a learner from logs wants: "next_action", "return_to_go".
         prepare: (optional) `prepare(facts: LogFacts)`, called once before the first update on a log.
     """

@@ -26,6 +26,7 @@ OPTIONAL = (
     ("gymnasium_robotics", "gymnasium-robotics", "sim", "Fetch, hand, Adroit and Kitchen tasks"),
     ("stable_baselines3", "stable-baselines3", "baselines", "policy=online/sb3, comparisons"),
     ("numba", "numba", "fast", "fastest advantage and PPO kernels"),
+    ("ray", "ray", "cluster", "rollout workers and sweeps on several machines"),
     ("h5py", "h5py", "logs", "D4RL and Minari files"),
     ("av", "av", "report", "evaluation videos"),
     ("matplotlib", "matplotlib", "report", "learning curves"),

@@ -12,15 +12,19 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from robot_rl import checkpoint, report
+from robot_rl import checkpoint, parallel, report
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
 from robot_rl.jobs import logs
 from robot_rl.jobs.collect import ExpertPolicy, keep_steps
 from robot_rl.jobs.interrupt import Interrupt
 from robot_rl.jobs.logs import LogSettings
+from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
+from robot_rl.loops.device import DeviceOffPolicy
+from robot_rl.loops.device_on_policy import DeviceOnPolicy
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.on_policy import OnPolicy
@@ -36,13 +40,14 @@ class TrainSettings:
 
     Attributes:
         total_steps: environment steps (transitions) in all.
-        num_envs: copies of the training environment.
+        num_envs: copies of the training environment, over all processes that torchrun started.
         seed: of everything; evaluation uses its own fixed seeds.
         gamma: discount per control step.
         n_step: n of the n-step return, in control steps.
         buffer_size: transitions kept.
         learning_starts: transitions before the first update.
-        updates_per_step: learner updates per transition.
+        updates_per_step: learner updates per transition; learners on a device have a number of their own.
+        workers: Ray actors that step the environments (`num_envs` copies each), on this machine or a cluster; 0 = none.
         demos: successful scripted-expert episodes collected before training and sampled beside the run's own data.
         demo_share: share of every batch that comes from them.
         init: an offline run whose learner goes on from here (fine-tuning); its actions are taken from the first step.
@@ -67,6 +72,7 @@ class TrainSettings:
     buffer_size: int = 1_000_000
     learning_starts: int = 100
     updates_per_step: float = 1.0
+    workers: int = 0
     demos: int = 0
     demo_share: float = 0.5
     init: str | None = None
@@ -83,6 +89,10 @@ class TrainSettings:
     video_episodes: int = 2
 
 
+PERIODIC = (OffPolicy, DeviceOffPolicy, DeviceOnPolicy, ClusterOffPolicy)
+"""Loops whose hook comes every `log_every` steps; the others call it after every iteration."""
+
+
 class TrainJob:
     """One training run in one folder, resumable from its newest checkpoint."""
 
@@ -96,6 +106,7 @@ class TrainJob:
         make_tracker: Callable[[int | None], Tracker],
         config: str,
         resume: bool = False,
+        make_actor: Callable[[Any], Any] | None = None,
     ) -> None:
         """Build environment, learner, buffer and loop, and restore them when resuming.
 
@@ -107,26 +118,31 @@ class TrainJob:
             make_tracker: (resume step or None) -> tracker.
             config: the composed configuration as YAML text.
             resume: continue from the newest checkpoint in `folder`.
+            make_actor: (io) -> learner on the CPU, for the policy of rollout workers; default `make_learner`.
 
         Raises:
             CheckpointError: nothing to resume from, or it does not fit.
         """
         self.settings, self.folder, self.config = settings, folder, config
-        self.make_env = make_env
-        self.root = folder / "checkpoints"
-        found = checkpoint.find(folder) if resume else None
+        self.make_env, self._make_actor = make_env, make_actor or make_learner
+        self.cluster: Cluster | None = None
+        # Every process keeps what is its own (environments, replay); rank 0 writes all that is for people.
+        rank = parallel.rank()
+        self.root = folder / "checkpoints" if rank == 0 else folder / "ranks" / f"rank{rank}"
+        found = self._newest(folder) if resume else None
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / "config.yaml", config.encode())
-        self.env = make_env(settings.num_envs, settings.seed, False)
+        if rank == 0:
+            write_bytes(folder / "config.yaml", config.encode())
+        self.env = make_env(parallel.shard(settings.num_envs), settings.seed + 100_003 * rank, False)
         self.learner: Learner[Any] = make_learner(self.env.io)
-        self.buffer: ReplayBuffer | None = None
+        self.buffer: ReplayBuffer | DeviceReplay | None = None
         self.loop: Any = self._make_loop(folder)
         self.resume_step: int | None = None
         if found is not None:
             self._restore(found)
         elif settings.init is not None:
             self._begin_from(checkpoint.find(Path(settings.init)))
-        self.tracker = make_tracker(self.resume_step)
+        self.tracker = make_tracker(self.resume_step) if rank == 0 else Silent()
         self._eval_env: Any = None
         self._watch = Stopwatch()
         self._interrupt = Interrupt()
@@ -134,9 +150,37 @@ class TrainJob:
         self._evaluated_at = -1
         self.evaluation: Evaluation | None = None
 
+    def _newest(self, folder: Path) -> Path:
+        """The checkpoint of rank 0's newest step, of this process.
+
+        Raises:
+            CheckpointError: there is none, or the run was of another number of processes.
+        """
+        step = parallel.agree(checkpoint.find(folder).name if parallel.rank() == 0 else "")
+        path = checkpoint.find(folder) if parallel.rank() == 0 else self.root / step
+        ranks = len(list((folder / "ranks").glob("rank*"))) + 1
+        if ranks != parallel.size() or not (path / "meta.json").exists():
+            raise CheckpointError(
+                f"{folder} was trained by {ranks} processes and this is process {parallel.rank() + 1} of "
+                f"{parallel.size()}; resume it with torchrun --nproc-per-node={ranks}"
+            )
+        return path
+
     def _make_loop(self, folder: Path) -> Any:
         s = self.settings
         consumes = self.learner.consumes
+        if consumes.startswith("device_"):
+            return self._device_loop(folder)
+        if parallel.size() > 1:
+            raise ValueError(
+                f"{type(self.learner).__name__} learns in one process, and torchrun started {parallel.size()}; use "
+                "policy=online/fast_sac, online/fast_td3 or online/fast_ppo, or start without torchrun"
+            )
+        if s.workers and consumes != "transitions":
+            raise ValueError(
+                f"workers={s.workers} feeds learners from a replay buffer, and {type(self.learner).__name__} reads "
+                f"'{consumes}'; use policy=online/sac or online/rlpd, or workers=0"
+            )
         if consumes == "rollout":
             return OnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
         if consumes == "stale_rollout":
@@ -148,7 +192,7 @@ class TrainJob:
         self.buffer = ReplayBuffer(
             self.env.io,
             min(s.buffer_size, max(s.total_steps, 1) + s.num_envs),
-            num_envs=s.num_envs,
+            num_envs=1 if s.workers else s.num_envs,
             n_step=s.n_step,
             gamma=s.gamma,
             seed=s.seed,
@@ -158,6 +202,19 @@ class TrainJob:
             sampler = Mix({"online": (self.buffer, 1.0 - s.demo_share), "demos": (self._demos(), s.demo_share)})
         elif s.log is not None:
             sampler = self._beside_log(s.log)
+        if s.workers:
+            # On a cluster the factories travel; the environment made here only tells the interface.
+            self.cluster = Cluster(self.make_env, self._make_actor, workers=s.workers, num_envs=s.num_envs, seed=s.seed)
+            return ClusterOffPolicy(
+                self.cluster,
+                self.learner,
+                self.buffer,
+                sampler=sampler,
+                batch_size=getattr(self.learner, "batch_size", 256),
+                learning_starts=s.learning_starts if s.init is None else 0,
+                updates_per_step=s.updates_per_step,
+                workers_file=folder / "workers",
+            )
         return OffPolicy(
             self.env,
             self.learner,
@@ -171,10 +228,35 @@ class TrainJob:
             failure_folder=folder,
         )
 
+    def _device_loop(self, folder: Path) -> Any:
+        """The loop of a learner whose data stays on the device."""
+        s, learner = self.settings, self.learner
+        unfit = [name for name, value in (("demos", s.demos), ("log", s.log), ("workers", s.workers)) if value]
+        if unfit or s.updates_per_step != 1.0:
+            names = ", ".join(unfit) or "updates_per_step"
+            raise ValueError(
+                f"{names} does not go with {type(learner).__name__}, which has its own replay on the device and counts "
+                "updates per step of all environments (policy.updates); use policy=online/sac or online/rlpd for it"
+            )
+        if learner.consumes == "device_rollout":
+            return DeviceOnPolicy(self.env, learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
+        loop = DeviceOffPolicy(
+            self.env,
+            learner,  # type: ignore[arg-type]
+            buffer_size=min(s.buffer_size, max(s.total_steps, 1) + s.num_envs),
+            n_step=s.n_step,
+            gamma=s.gamma,
+            learning_starts=s.learning_starts,
+            seed=s.seed,
+            save_to=folder,
+        )
+        self.buffer = loop.replay
+        return loop
+
     def _beside_log(self, path: str) -> Mix:
         """The run's own transitions and those of a log, rewards alike."""
         s = self.settings
-        assert self.buffer is not None
+        assert isinstance(self.buffer, ReplayBuffer)
         if s.n_step != 1:
             raise ValueError(f"n_step is {s.n_step}; beside a log it has to be 1")
         store = logs.open_log(path)
@@ -220,19 +302,24 @@ class TrainJob:
         """
         s = self.settings
         step = int(self.loop.env_steps)
-        progress = tqdm(total=s.total_steps, initial=step, unit="step", dynamic_ncols=True, file=sys.stderr)
+        bar_of = {"initial": step, "unit": "step", "dynamic_ncols": True, "disable": parallel.rank() > 0}
+        progress = tqdm(total=s.total_steps, file=sys.stderr, **bar_of)
         with self._interrupt, progress as bar:
             self._bar = bar
             self._watch.resume()
             if step < s.total_steps:
-                every = {"hook_every": s.log_every} if isinstance(self.loop, OffPolicy) else {}
-                self.loop.run(s.total_steps, self._hook, **every)
+                every = {"hook_every": s.log_every} if isinstance(self.loop, PERIODIC) else {}
+                try:
+                    self.loop.run(s.total_steps, self._hook, **every)
+                finally:
+                    if self.cluster is not None:
+                        self.cluster.close()
         if self._saved_at != self.loop.env_steps:
             self._save()
         if self._interrupt.asked:
             self.tracker.close()
             raise KeyboardInterrupt(str(self.folder))
-        summary = self._finish()
+        summary = self._finish() if parallel.rank() == 0 else {"rank": parallel.rank()}
         self.tracker.close()
         return summary
 
@@ -247,7 +334,8 @@ class TrainJob:
             if key in metrics and np.isfinite(metrics[key]):
                 short[name] = f"{metrics[key]:.3g}"
         stop = False
-        if s.eval_every and step // s.eval_every > self._previous(step) // s.eval_every:
+        due = s.eval_every and step // s.eval_every > self._previous(step) // s.eval_every
+        if due and parallel.rank() == 0:
             result = self.evaluate(s.eval_episodes)
             metrics = {**metrics, **result.metrics()}
             good = metrics.get("eval/success", 0.0)
@@ -350,6 +438,16 @@ class TrainJob:
             video=video if isinstance(video, Path) else None,
         )
         return summary
+
+
+class Silent:
+    """The tracker of processes that write nothing."""
+
+    def log(self, metrics: Metrics, step: int) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def record_video(

@@ -30,12 +30,13 @@ def env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
     return make
 
 
-def learner_factory(cfg: DictConfig) -> Callable[[Any], Any]:
-    """(io) -> learner."""
+def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[Any], Any]:
+    """(io) -> learner, on the configured device or another."""
 
     def make(io: Any) -> Any:
         # the passport is an object, not configuration: a partial keeps OmegaConf away from it
-        return instantiate(cfg.policy, _partial_=True)(io, seed=cfg.seed, device=cfg.device, gamma=cfg.gamma)
+        place = cfg.device if device is None else device
+        return instantiate(cfg.policy, _partial_=True)(io, seed=cfg.seed, device=place, gamma=cfg.gamma)
 
     return make
 

@@ -27,30 +27,40 @@ from robot_rl.verbs.build import (
 
 def train(cfg: DictConfig) -> None:
     """Train a policy; Ctrl-C saves and says how to go on."""
-    from robot_rl import checkpoint
+    from robot_rl import checkpoint, parallel
     from robot_rl.jobs.train import TrainJob, TrainSettings
 
+    device = parallel.start(str(cfg.device))
     cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "track", "experiment"))
     if cfg.init is not None and cfg.resume is None:  # the offline run's own learner goes on
         cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
+    folder = parallel.agree(folder)  # its name holds the time, which differs between processes
+    config, cfg.device = saved_config(cfg), device
     threads(cfg)
     settings = TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)})
-    print(f"run folder: {folder}")
+    main = parallel.rank() == 0
+    if main:
+        print(f"run folder: {folder}")
     job = TrainJob(
         settings,
         folder,
         make_env=env_factory(cfg),
         make_learner=learner_factory(cfg),
         make_tracker=tracker_factory(cfg, folder),
-        config=saved_config(cfg),
+        config=config,
         resume=cfg.resume is not None,
+        make_actor=learner_factory(cfg, device="cpu"),
     )
     try:
         summary = job.run()
     except KeyboardInterrupt:
-        print(f"\ninterrupted and saved; continue with: robot-rl train resume={folder}")
+        if main:
+            print(f"\ninterrupted and saved; continue with: robot-rl train resume={folder}")
         sys.exit(130)
-    table(summary)
+    finally:
+        parallel.stop()
+    if main:
+        table(summary)
 
 
 def offline(cfg: DictConfig) -> None:

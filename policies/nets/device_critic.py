@@ -1,0 +1,219 @@
+"""Distributional critics for large batches: twin towers over one support, targets projected or blurred onto it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robot_rl import parallel
+from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
+from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.mlp import MlpShape
+from robot_rl.policies.nets.value_heads import hl_gauss_head
+
+HEADS = ("c51", "hlgauss")
+REDUCE = ("min", "mean")
+
+
+def project(atoms: Tensor, probability: Tensor, low: float, high: float) -> Tensor:
+    """Move a distribution from its atoms onto the fixed support linspace(low, high, M).
+
+    Args:
+        atoms: (..., M) where the masses lie; clamped to the support.
+        probability: (..., M) the masses.
+        low: first atom of the support.
+        high: last atom.
+
+    Returns:
+        (..., M) masses on the support; they sum to what came in, and the mean is kept where nothing was clamped.
+
+    Source: Bellemare et al., A Distributional Perspective on RL, equation 7. The lower neighbour is capped at M - 2,
+    so that an atom on a grid point needs no special case.
+    """
+    count = atoms.shape[-1]
+    position = (atoms.clamp(low, high) - low) * ((count - 1) / (high - low))
+    lower = position.floor().clamp(max=count - 2)
+    share = position - lower
+    index = lower.long()
+    out = torch.zeros_like(probability)
+    return out.scatter_add(-1, index, probability * (1.0 - share)).scatter_add(-1, index + 1, probability * share)
+
+
+class DeviceRewardScale:
+    """`value_heads.RewardScale` without a wait: the divisor of rewards that keeps values inside [-v_max, v_max].
+
+    scale = max(headroom E|r| / (1 - E discount), max |r|) / v_max, over all rewards seen, on all processes.
+
+    Args:
+        v_max: half the width of the support.
+        headroom: space for the policy to get better.
+        device: of the rewards.
+
+    Source: Lee et al., Hyperspherical Normalization for Scalable Deep RL (reward scaling); the estimate from single
+    transitions is ours (docs/sac.md).
+    """
+
+    def __init__(self, v_max: float, *, headroom: float = 2.0, device: torch.device) -> None:
+        self._v_max, self._headroom = v_max, headroom
+        self._sum = torch.zeros(3, dtype=torch.float64, device=device)  # rows, |r|, 1 - discount
+        self._largest = torch.zeros((), dtype=torch.float64, device=device)
+        self.scale = torch.ones((), device=device)
+
+    @torch.no_grad()
+    def observe(self, reward: Tensor, discount: Tensor, weight: Tensor) -> None:
+        """Count (B,) rewards, discounts and weights (0 leaves a row out)."""
+        size, row = (reward.abs() * weight).double(), weight.double()
+        here = torch.stack([row.sum(), size.sum(), ((1.0 - discount.double()) * row).sum()])
+        self._sum += parallel.sum_(here)
+        self._largest.copy_(torch.maximum(self._largest, parallel.max_(size.max())))
+        expected = self._headroom * self._sum[1] / self._sum[2].clamp_min(1e-6)
+        self.scale.copy_(torch.maximum(expected, self._largest).clamp_min(1e-8) / self._v_max)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Sums and scale."""
+        return {"sum": self._sum.clone(), "largest": self._largest.clone(), "scale": self.scale.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Copy in place."""
+        self._sum.copy_(state["sum"])
+        self._largest.copy_(state["largest"])
+        self.scale.copy_(state["scale"])
+
+
+class DeviceCritic:
+    """E distributional critics and their Polyak copies.
+
+    Attributes:
+        tower: the network.
+        params: online parameters; `target` the averaged ones.
+        atoms: (M,) values of the bins.
+        low: first value of the support.
+        high: last value.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        actions: int,
+        hidden: tuple[int, ...],
+        *,
+        generator: torch.Generator,
+        members: int = 2,
+        activation: str = "relu",
+        layer_norm: bool = False,
+        head: str = "c51",
+        bins: int = 101,
+        low: float = -10.0,
+        high: float = 10.0,
+        reduce: str = "min",
+    ) -> None:
+        """Build and initialise.
+
+        Args:
+            features: width of the observation.
+            actions: action dimensions.
+            hidden: widths of the hidden layers.
+            generator: of the initial weights; its device is theirs.
+            members: E.
+            activation: of the hidden layers.
+            layer_norm: normalise hidden layers.
+            head: "c51" (project the target distribution) or "hlgauss" (blur the target's mean).
+            bins: M.
+            low: lower end of the support.
+            high: upper end.
+            reduce: how members agree on a value: "min" (of the target distributions, the one with the smallest mean)
+                or "mean".
+
+        Raises:
+            ValueError: an option out of its range.
+        """
+        for name, value, options in (("value_head", head, HEADS), ("reduce", reduce, REDUCE)):
+            if value not in options:
+                raise ValueError(f"{name} is '{value}', expected one of {', '.join(options)}")
+        if not low < high or bins < 2:
+            raise ValueError(f"value_range is [{low}, {high}] with {bins} bins; expected low < high and bins >= 2")
+        device = generator.device
+        self.tower = Tower(
+            MlpShape(members, features + actions, tuple(hidden), bins, layer_norm, "critic."), activation
+        )
+        self.params = FlatParams(self.tower.shape.shapes(), device=device)
+        self.tower.shape.initialise(self.params, generator)
+        self.target = self.params.twin()
+        self.low, self.high, self._reduce = low, high, reduce
+        self._blur = hl_gauss_head(low, high, bins, device=device) if head == "hlgauss" else None
+        grid = torch.linspace(low, high, bins, device=device)
+        self.atoms = grid if self._blur is None else self._blur.centres
+        self._leaf, self._frozen, self._aim = leaves(self.params), frozen(self.params), frozen(self.target)
+
+    def target_distribution(
+        self, feature: Tensor, action: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None
+    ) -> Tensor:
+        """(B, M) what the critics should say of s, a.
+
+        Args:
+            feature: (B, S) of s'.
+            action: (B, A) at s'.
+            reward: (B,).
+            discount: (B,) gamma^k (1 - terminated).
+            cost: (B,) subtracted from the value of s', e.g. alpha log pi; None for nothing.
+        """
+        logits = self.tower(self._aim, torch.cat([feature, action], dim=-1)).float()
+        p = logits.softmax(-1)
+        atoms = self.atoms if cost is None else self.atoms - cost[:, None]
+        moved = torch.addcmul(reward[:, None], discount[:, None], atoms)  # (B, M)
+        if self._blur is not None:
+            value = (p * moved).sum(-1)
+            return self._blur.spread(value.amin(0) if self._reduce == "min" else value.mean(0))
+        if self._reduce == "mean":
+            return project(moved, p.mean(0), self.low, self.high)
+        spread = project(moved.expand_as(p), p, self.low, self.high)
+        least = self._mean(spread).argmin(0)  # (B,)
+        return spread.gather(0, least[None, :, None].expand(1, *spread.shape[1:]))[0]
+
+    def loss(self, feature: Tensor, action: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """() cross-entropy, batch mean of weighted rows, summed over members; and () the mean value."""
+        logits = self.tower(self._leaf, torch.cat([feature, action], dim=-1)).float()
+        logp = logits.log_softmax(-1)
+        row = -(target * logp).sum(-1) * weight
+        return row.mean(-1).sum(), self._mean(logp.detach().exp()).mean()
+
+    def value(self, feature: Tensor, action: Tensor) -> Tensor:
+        """(B,) what an actor climbs: the critics' mean or minimum; gradients flow to the action alone."""
+        logits = self.tower(self._frozen, torch.cat([feature, action], dim=-1)).float()
+        value = self._mean(logits.softmax(-1))
+        return value.amin(0) if self._reduce == "min" else value.mean(0)
+
+    def _mean(self, probability: Tensor) -> Tensor:
+        """Mean of distributions (..., M); no matrix product, which autocast would round to bfloat16."""
+        return (probability * self.atoms).sum(-1)
+
+    def edge_mass(self, target: Tensor) -> Tensor:
+        """() mean mass of targets in the two end bins: above 0.05 for long, the support is too narrow."""
+        return (target[:, 0] + target[:, -1]).mean()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters, moments and averaged parameters."""
+        return {"online": self.params.state_dict(), "target": self.target.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy in place."""
+        self.params.load_state_dict(state["online"])
+        self.target.load_state_dict(state["target"])
+
+
+@torch.no_grad()
+def descend(params: FlatParams, *, lr: float, beta2: float, weight_decay: float, max_grad_norm: float) -> None:
+    """One AdamW step with the gradient in `params.grad`, averaged over processes; the gradient is zeroed.
+
+    Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, algorithm 2. Decay covers all parameters.
+    """
+    parallel.mean_(params.grad)
+    if max_grad_norm:
+        norm = torch.linalg.vector_norm(params.grad)
+        params.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+    if weight_decay:
+        params.flat.mul_(1.0 - lr * weight_decay)
+    params.adam(lr, beta2=beta2)
+    params.grad.zero_()

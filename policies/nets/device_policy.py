@@ -1,0 +1,112 @@
+"""The acting half of the device learners: one tower, one rule that turns its output into an action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robot_rl.policies.nets.device_mlp import Tower, frozen
+from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.types import Action, Array, IOSpec, Obs
+
+Rule = Callable[[Tensor, "Tensor | None"], Tensor]
+"""(B, O) output of the tower and (B, A) standard normal noise, or None for the most likely action -> (B, A) action."""
+
+
+class DevicePolicy:
+    """Shares its parameters with the learner that trains it; takes arrays or tensors from anywhere.
+
+    Args:
+        io: what the policy sees and does.
+        tower: one member.
+        params: its parameters, shared.
+        rule: turns outputs into actions.
+        seed: of the noise.
+        normalizer: of the observation, shared; None for raw.
+    """
+
+    def __init__(
+        self,
+        io: IOSpec,
+        tower: Tower,
+        params: FlatParams,
+        rule: Rule,
+        *,
+        seed: int,
+        normalizer: RunningNorm | None,
+    ) -> None:
+        self.io, self._tower, self._params, self._rule, self._normalizer = io, tower, params, rule, normalizer
+        self._keys, self._device = sorted(io.obs), params.flat.device
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._view = frozen(params)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Of the noise."""
+        return self._generator
+
+    def reset(self, rows: Array | None = None) -> None:
+        """Nothing to forget: the policy has no memory."""
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Choose actions.
+
+        Args:
+            obs: vectors of floats (B, ...), all NumPy or all torch.
+            deterministic: the most likely action instead of a sample.
+
+        Returns:
+            Action of (B, A) in [-1, 1], float32, in the kind and on the device of the observation.
+        """
+        first = obs[self._keys[0]]
+        columns = [torch.as_tensor(obs[key]).to(self._device, torch.float32) for key in self._keys]
+        feature = columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
+        raw = self.raw(feature if self._normalizer is None else self._normalizer(feature))
+        noise = None if deterministic else self.noise(len(raw))
+        action = self._rule(raw, noise).clamp(-1.0, 1.0)
+        return Action(action.to(first.device) if isinstance(first, Tensor) else action.cpu().numpy())
+
+    def raw(self, feature: Tensor) -> Tensor:
+        """(B, O) of normalised features (B, S), without gradient."""
+        return self._tower(self._view, feature)[0].float()
+
+    def noise(self, rows: int) -> Tensor:
+        """(rows, A) standard normal."""
+        return torch.randn(rows, self.io.action_dim, generator=self._generator, device=self._device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, normaliser and noise generator: tensors only."""
+        state: dict[str, Any] = {"actor": self._params.flat.detach().clone(), "generator": self._generator.get_state()}
+        if self._normalizer is not None:
+            state["normalizer"] = self._normalizer.state_dict()
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place. A generator saved on another kind of device is left as it is.
+
+        Raises:
+            ValueError: the state belongs to a policy of other sizes or parts.
+        """
+        own = self.state_dict()
+        if own.keys() != state.keys() or own["actor"].shape != state["actor"].shape:
+            raise ValueError(
+                f"the saved policy has {sorted(state)} with {state.get('actor', torch.zeros(0)).numel()} actor "
+                f"parameters, this one {sorted(own)} with {own['actor'].numel()}; build it with the configuration "
+                "that it was saved with"
+            )
+        self._params.flat.copy_(state["actor"])
+        if self._normalizer is not None:
+            self._normalizer.load_state_dict(state["normalizer"])
+        restore(self._generator, state["generator"])
+
+
+def restore(generator: torch.Generator, state: Tensor) -> None:
+    """Set a generator; a state of another kind of device (another length) is left out."""
+    if state.numel() == generator.get_state().numel():
+        generator.set_state(state.cpu())

@@ -1,0 +1,448 @@
+"""Rollouts in Ray actors, on this machine or on many: the learner stays here and reads the same `Sampler`.
+
+Workers are asked for fragments of a fixed number of steps and send them back as `Episode`s. What counts is what
+arrived: a worker that dies takes its fragment with it, a new one is asked for the same steps again, so a run ends with
+exactly the transitions that it was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.extras import require
+from robot_rl.loops.stepping import Stepper
+from robot_rl.types import Episode, IOSpec, Learner, Metrics, Sampler, Step
+
+Hook = Callable[[int, Metrics], bool]
+MakeEnv = Callable[[int, int, bool], Any]
+MakeLearner = Callable[[IOSpec], Any]
+_TRIES = 3  # workers that may die one after the other without a single fragment
+_WAIT = 1.0  # seconds until the loop looks whether it was interrupted
+
+
+@dataclass
+class Fragment:
+    """What a worker sends: `steps` transitions of its environments.
+
+    Attributes:
+        steps: transitions, valid or not.
+        episodes: whole episodes or pieces cut by the fragment's ends.
+        returns: undiscounted, of episodes that ended in this fragment.
+        lengths: of the same.
+        successes: of the same, where the world says so.
+        version: of the weights that acted.
+    """
+
+    steps: int
+    episodes: list[Episode]
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    successes: list[float] = field(default_factory=list)
+    version: int = 0
+
+
+class RolloutWorker:
+    """Steps N environments with a copy of the policy; lives in an actor, and runs without Ray as well.
+
+    Args:
+        make_env: (num_envs, seed, render) -> environment.
+        make_learner: (io) -> learner, for its policy.
+        num_envs: N.
+        seed: of environments and random actions.
+    """
+
+    def __init__(self, make_env: MakeEnv, make_learner: MakeLearner, num_envs: int, seed: int) -> None:
+        torch.set_num_threads(1)
+        env = make_env(num_envs, seed, False)
+        self._policy = make_learner(env.io).policy
+        self._io, self._num_envs = env.io, num_envs
+        self._stepper = Stepper(env)
+        self._stepper.reset(seed)
+        self._rng = np.random.default_rng(seed)
+        self._return, self._length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+
+    def collect(self, weights: dict[str, Any] | None, version: int, steps: int) -> Fragment:
+        """`steps` steps of every environment; without weights, with uniform random actions."""
+        if weights is not None:
+            self._policy.load_state_dict(weights)
+        rows: list[Step] = []
+        fragment = Fragment(steps * self._num_envs, [], version=version)
+        for _ in range(steps):
+            if weights is None:
+                shape = (self._num_envs, self._io.action_dim)
+                action = self._rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+            else:
+                action = self._policy.act(self._stepper.obs).value
+            row = self._stepper.step(action)
+            # environments may write into their arrays again
+            rows.append(
+                Step(
+                    obs={key: np.array(value) for key, value in row.obs.items()},
+                    action=np.array(row.action),
+                    reward=np.array(row.reward),
+                    next_obs={key: np.array(value) for key, value in row.next_obs.items()},
+                    terminated=np.array(row.terminated),
+                    truncated=np.array(row.truncated),
+                    current={},
+                    valid=np.array(row.valid),
+                    intervened=np.array(row.intervened),
+                    proposed=np.array(row.proposed),
+                )
+            )
+            self._count(row, fragment)
+        for env in range(self._num_envs):
+            fragment.episodes += split(rows, env)
+        return fragment
+
+    def _count(self, row: Step, fragment: Fragment) -> None:
+        self._return += np.asarray(row.reward) * np.asarray(row.valid)
+        self._length += np.asarray(row.valid)
+        over = (np.asarray(row.terminated) | np.asarray(row.truncated)) & np.asarray(row.valid)
+        for env in np.flatnonzero(over):
+            fragment.returns.append(float(self._return[env]))
+            fragment.lengths.append(int(self._length[env]))
+            if "success" in row.info:
+                fragment.successes.append(float(np.asarray(row.info["success"])[env]))
+        self._return[over], self._length[over] = 0.0, 0
+
+
+def split(rows: list[Step], env: int) -> list[Episode]:
+    """The steps of one environment as episodes; the last is a cut recording unless it ended here."""
+    pieces: list[Episode] = []
+    begin = 0
+    for i, row in enumerate(rows):
+        ended = bool(row.terminated[env]) or bool(row.truncated[env])
+        if not ended and i < len(rows) - 1:
+            continue
+        part = rows[begin : i + 1]
+        begin = i + 1
+        kept = {key: np.stack([r.obs[key][env] for r in part] + [row.next_obs[key][env]]) for key in row.obs}
+        pieces.append(
+            Episode(
+                obs=kept,
+                action=np.stack([np.asarray(r.action)[env] for r in part]),
+                proposed=np.stack([np.asarray(r.proposed)[env] for r in part]),
+                reward=np.array([r.reward[env] for r in part], np.float32),
+                terminated=bool(row.terminated[env]),
+                truncated=bool(row.truncated[env]) and not bool(row.terminated[env]),
+                intervened=np.array([r.intervened[env] for r in part], bool),
+                stamp=np.arange(len(part) + 1, dtype=np.float64),
+                meta={"columns": {"valid": np.array([r.valid[env] for r in part], bool)}},
+            )
+        )
+    return pieces
+
+
+class Cluster:
+    """Actors with rollout workers, asked for fragments and replaced when they die.
+
+    Args:
+        make_env: (num_envs, seed, render) -> environment; sent to the actors.
+        make_learner: (io) -> learner; sent to the actors.
+        workers: how many actors, one CPU each.
+        num_envs: environments per actor.
+        fragment: steps of every environment per request.
+        seed: every actor, also one that replaces another, gets its own.
+        depth: requests that an actor may have waiting.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ValueError: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        make_env: MakeEnv,
+        make_learner: MakeLearner,
+        *,
+        workers: int,
+        num_envs: int,
+        fragment: int = 64,
+        seed: int = 0,
+        depth: int = 2,
+    ) -> None:
+        if min(workers, num_envs, fragment, depth) < 1:
+            raise ValueError(
+                f"workers, num_envs, fragment and depth are {workers}, {num_envs}, {fragment}, {depth}; expected >= 1"
+            )
+        self._ray: Any = require("ray", extra="cluster")
+        self._gone: Any = require("ray.exceptions", extra="cluster")
+        self._own = not self._ray.is_initialized()
+        if self._own:
+            room = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": max(workers, os.cpu_count() or 1)}
+            variables = {"env_vars": _environment()}
+            self._ray.init(include_dashboard=False, log_to_driver=False, runtime_env=variables, **room)
+        self._make = self._ray.remote(num_cpus=1, max_restarts=0)(RolloutWorker).remote
+        self._recipe = (self._ray.put(make_env), self._ray.put(make_learner))
+        self._num_envs, self._fragment, self._seed, self._depth = num_envs, fragment, seed, depth
+        self._actors: dict[int, Any] = {}
+        self._starting: dict[Any, int] = {}  # reference -> worker; on a full cluster it waits until there is room
+        self._asked: dict[Any, tuple[int, int]] = {}  # reference -> (worker, transitions)
+        self._born, self._barren = 0, 0
+        self._wanted = workers
+        self.lost = 0
+        self.resize(workers)
+
+    @property
+    def workers(self) -> int:
+        """Actors that work now; others may be on their way."""
+        return len(self._actors) - len(self._starting)
+
+    @property
+    def asked(self) -> int:
+        """Transitions on their way."""
+        return sum(steps for _, steps in self._asked.values())
+
+    def actors(self) -> list[Any]:
+        """Handles of the actors, for `ray.kill` in tests and by schedulers."""
+        return list(self._actors.values())
+
+    def resize(self, workers: int) -> None:
+        """Add or remove actors in mid-run; requests of removed ones are given up and asked of others.
+
+        Raises:
+            ValueError: fewer than one.
+        """
+        if workers < 1:
+            raise ValueError(f"workers is {workers}, expected at least 1")
+        self._wanted = workers
+        while len(self._actors) < workers:
+            actor = self._make(*self._recipe, self._num_envs, self._seed + 9973 * (self._born + 1))
+            self._actors[self._born] = actor
+            self._starting[actor.__ray_ready__.remote()] = self._born
+            self._born += 1
+        for name in list(self._actors)[workers:]:
+            self._forget(name)
+
+    def ask(self, weights: dict[str, Any] | None, version: int, remaining: int) -> None:
+        """Keep every actor busy, but ask for no more than `remaining` transitions beyond those on their way.
+
+        Args:
+            weights: of the policy; None means uniform random actions.
+            version: of the weights.
+            remaining: transitions that may be asked for; the last step of all environments is completed.
+        """
+        reference: Any = None
+        waiting = {name: 0 for name in self._actors if name not in self._starting.values()}
+        for name, _ in self._asked.values():
+            waiting[name] += 1
+        for _ in range(self._depth):
+            for name in waiting:
+                if remaining <= 0 or waiting[name] >= self._depth:
+                    continue
+                steps = min(self._fragment, -(-remaining // self._num_envs))
+                if reference is None:
+                    reference = self._ray.put(weights)
+                waiting[name] += 1
+                request = self._actors[name].collect.remote(reference, version, steps)
+                self._asked[request] = (name, steps * self._num_envs)
+                remaining -= steps * self._num_envs
+
+    def receive(self, timeout: float) -> list[Fragment]:
+        """Fragments that have arrived; waits up to `timeout` seconds for the first.
+
+        Raises:
+            RuntimeError: actors die one after the other without delivering anything.
+            Whatever an environment or a policy raised inside of an actor.
+        """
+        open_ends = [*self._asked, *self._starting]
+        if not open_ends:
+            return []
+        ready, _ = self._ray.wait(open_ends, num_returns=1, timeout=timeout)
+        more, _ = self._ray.wait(open_ends, num_returns=len(open_ends), timeout=0)
+        arrived: list[Fragment] = []
+        for reference in dict.fromkeys([*ready, *more]):
+            begun = self._starting.pop(reference, None)
+            if begun is None and reference not in self._asked:  # of an actor that was just found dead
+                continue
+            name = self._asked.pop(reference)[0] if begun is None else begun
+            try:
+                answer = self._ray.get(reference)
+                if begun is None:
+                    arrived.append(answer)
+                    self._barren = 0
+            except (self._gone.RayActorError, self._gone.WorkerCrashedError, self._gone.ObjectLostError) as error:
+                self._replace(name, error)
+        return arrived
+
+    def close(self) -> None:
+        """Stop the actors, and Ray where it was started here."""
+        for name in list(self._actors):
+            self._forget(name)
+        if self._own:
+            self._ray.shutdown()
+
+    def _replace(self, name: int, error: Exception) -> None:
+        self.lost += 1
+        self._barren += 1
+        self._forget(name)
+        if self._barren > _TRIES:
+            raise RuntimeError(
+                f"{self._barren} rollout workers died one after the other before delivering anything; the last said: "
+                f"…{str(error).strip()[-600:]}. Expected workers that can build the environment: install the same "
+                "packages on every machine, and try the run with workers=0"
+            ) from error
+        self.resize(self._wanted)
+
+    def _forget(self, name: int) -> None:
+        self._ray.kill(self._actors.pop(name))
+        self._asked = {key: value for key, value in self._asked.items() if value[0] != name}
+        self._starting = {key: value for key, value in self._starting.items() if value != name}
+
+
+class ClusterOffPolicy:
+    """Off-policy training whose transitions come from a `Cluster`.
+
+    The learner never waits while it has updates to make, and never runs ahead: `updates_per_step` holds for what has
+    arrived. Not reproducible bit for bit, since the order of arrival is not; a resumed run has the same learner,
+    memory and counters, and new episodes.
+
+    Args:
+        cluster: of workers.
+        learner: improves its `policy` from transition batches.
+        buffer: where new transitions go.
+        sampler: where batches come from; default the buffer.
+        batch_size: rows per batch.
+        learning_starts: transitions with uniform random actions, and before the first update.
+        updates_per_step: `learner.update` calls per transition.
+        workers_file: a text file that, where it exists, holds the wanted number of workers: change it in mid-run.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        learner: Learner[Any],
+        buffer: ReplayBuffer,
+        *,
+        sampler: Sampler | None = None,
+        batch_size: int = 256,
+        learning_starts: int = 100,
+        updates_per_step: float = 1.0,
+        workers_file: Any = None,
+    ) -> None:
+        self.cluster, self.learner, self.buffer, self.sampler = cluster, learner, buffer, sampler or buffer
+        self._batch_size, self._starts, self._ratio = batch_size, learning_starts, updates_per_step
+        self._workers_file = workers_file
+        self.env_steps, self.updates = 0, 0
+        self._credit = 0.0
+        self._episodes = 0
+        self._window = {name: deque[float](maxlen=100) for name in ("return", "length", "success")}
+        self._staleness = 0.0
+
+    def run(self, total_steps: int, hook: Hook | None = None, *, hook_every: int = 1000) -> None:
+        """Train until `total_steps` transitions have arrived, or until the hook says stop; see `OffPolicy.run`."""
+        batches = self.sampler.batches(self._batch_size)
+        metrics: Metrics = {}
+        mark, mark_steps = time.perf_counter(), self.env_steps
+        next_hook = (self.env_steps // hook_every + 1) * hook_every
+        while self.env_steps < total_steps:
+            self._ask(total_steps)
+            for fragment in self.cluster.receive(0.0 if self._credit >= 1.0 else _WAIT):
+                self._take(fragment)
+            for _ in range(16):  # then look for arrivals again, so that no worker stands still
+                if self._credit < 1.0:
+                    break
+                self._credit -= 1.0
+                metrics.update(self.learner.update(batches))
+                self.updates += 1
+            if self.env_steps >= next_hook or self.env_steps >= total_steps:
+                while self._credit >= 1.0:
+                    self._credit -= 1.0
+                    metrics.update(self.learner.update(batches))
+                    self.updates += 1
+                next_hook = (self.env_steps // hook_every + 1) * hook_every
+                speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)
+                self._follow_file()
+                if hook is not None and hook(self.env_steps, {**metrics, **self._numbers(), "time/sps": speed}):
+                    return
+                mark, mark_steps = time.perf_counter(), self.env_steps
+
+    def _ask(self, total_steps: int) -> None:
+        if self._credit > 4096 * max(self._ratio, 1e-9):  # the learner is behind: the workers wait for it
+            return
+        remaining = total_steps - self.env_steps - self.cluster.asked
+        random = self._starts - self.env_steps - self.cluster.asked
+        if random > 0:
+            self.cluster.ask(None, self.updates, min(remaining, random))
+        elif remaining > 0:
+            self.cluster.ask(on_host(self.learner.policy.state_dict()), self.updates, remaining)
+
+    def _take(self, fragment: Fragment) -> None:
+        for episode in fragment.episodes:
+            self.buffer.add_episode(episode)
+        self.env_steps += fragment.steps
+        if self.env_steps >= self._starts:
+            self._credit += fragment.steps * self._ratio
+        self._episodes += len(fragment.returns)
+        self._window["return"].extend(fragment.returns)
+        self._window["length"].extend(fragment.lengths)
+        self._window["success"].extend(fragment.successes)
+        self._staleness = float(self.updates - fragment.version)
+
+    def _numbers(self) -> Metrics:
+        row = {f"rollout/{name}": float(np.mean(values)) for name, values in self._window.items() if values}
+        return {
+            **row,
+            "rollout/episodes": float(self._episodes),
+            "rollout/workers": float(self.cluster.workers),
+            "rollout/workers_lost": float(self.cluster.lost),
+            "train/updates": float(self.updates),
+            "train/staleness": self._staleness,
+        }
+
+    def _follow_file(self) -> None:
+        """Adjust the number of workers to the file, where it holds a number."""
+        if self._workers_file is None or not self._workers_file.exists():
+            return
+        text = self._workers_file.read_text().strip()
+        if text.isdigit() and int(text) > 0 and int(text) != self.cluster.workers:
+            self.cluster.resize(int(text))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters; the workers' environments begin new episodes after a resume."""
+        return {
+            "kind": "cluster_off_policy",
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "credit": self._credit,
+            "episodes": self._episodes,
+            "window": {name: list(values) for name, values in self._window.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`.
+
+        Raises:
+            ValueError: the state is of another kind of loop.
+        """
+        if state.get("kind") != "cluster_off_policy":
+            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected cluster_off_policy")
+        self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
+        self._credit, self._episodes = float(state["credit"]), int(state["episodes"])
+        for name, values in state["window"].items():
+            self._window[name].extend(values)
+
+
+def on_host(state: Any) -> Any:
+    """A state whose tensors are on the CPU, where the workers are."""
+    if isinstance(state, dict):
+        return {key: on_host(value) for key, value in state.items()}
+    return state.cpu() if isinstance(state, torch.Tensor) else state
+
+
+def _environment() -> dict[str, str]:
+    """Variables of local actors: one thread each, and the modules of this process."""
+    variables = {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    if "RAY_ADDRESS" not in os.environ:
+        variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return variables

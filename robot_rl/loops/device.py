@@ -1,0 +1,172 @@
+"""Off-policy training in which nothing leaves the device between two looks at the metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from robot_rl import parallel
+from robot_rl.data.device_replay import DeviceReplay
+from robot_rl.loops.device_world import DeviceEpisodeStats, World, open_world
+from robot_rl.types import Learner, Metrics, Obs, Transitions
+
+Hook = Callable[[int, Metrics], bool]
+
+
+class OffPolicyDeviceLearner(Learner[Transitions], Protocol):
+    """A learner that this loop can feed.
+
+    Attributes:
+        device: of its tensors.
+        batch_size: rows per batch of this process.
+    """
+
+    device: torch.device
+    batch_size: int
+
+    def explore(self, obs: Obs, ended: Tensor) -> Tensor:
+        """(N, A) actions to learn from; `ended` (N,) bool marks rows in which an episode has just begun."""
+        ...
+
+    def update(self, batches: Iterator[Transitions], /) -> Metrics:
+        """All updates that belong to one step of the environments, without waiting for the device."""
+        ...
+
+    def read_metrics(self) -> Metrics:
+        """Metrics since the last reading; waits for the device."""
+        ...
+
+
+class DeviceOffPolicy:
+    """Act, store, update, all on one device; with several processes every one has its own environments and replay.
+
+    The host enqueues work and counts; it waits only where `run` calls the hook. A NumPy environment is bridged: then
+    every step waits for its actions and copies its observations, and only the updates stay on the device.
+
+    Args:
+        env: vector environment, tensors on the learner's device or NumPy arrays.
+        learner: improves its `policy`.
+        buffer_size: transitions kept, over all environments of all processes.
+        n_step: steps summed into one reward.
+        gamma: discount per step.
+        learning_starts: transitions with uniform random actions before the first update.
+        seed: of the environments, the random actions and the sampling.
+        save_to: folder for a bridged environment's state if it returns NaN.
+
+    Raises:
+        ValueError: environment and learner do not fit, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        learner: OffPolicyDeviceLearner,
+        *,
+        buffer_size: int = 1_000_000,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        learning_starts: int = 100,
+        seed: int = 0,
+        save_to: str | Path | None = None,
+    ) -> None:
+        learner.policy.io.check(env.io)
+        self.env, self.learner, self.learning_starts = env, learner, learning_starts
+        self.device, self.env_steps, self.iterations = learner.device, 0, 0
+        self._ranks, own_seed = parallel.size(), seed + 100_003 * parallel.rank()
+        self.replay = DeviceReplay(
+            env.io,
+            max(buffer_size // (env.num_envs * self._ranks), n_step),
+            num_envs=env.num_envs,
+            n_step=n_step,
+            gamma=gamma,
+            device=str(self.device),
+            seed=own_seed,
+        )
+        self.sampler = self.replay
+        self.stats = DeviceEpisodeStats(env.num_envs, self.device)
+        self._world: World = open_world(env, self.device, save_to)
+        self._seed = own_seed
+        self._random = torch.Generator(self.device).manual_seed(own_seed + 1)
+        self._ended = torch.ones(env.num_envs, dtype=torch.bool, device=self.device)
+        self._batches = self.replay.batches(learner.batch_size)
+
+    def run(self, total_steps: int, hook: Hook | None = None, *, hook_every: int = 1000) -> None:
+        """Train until `total_steps` transitions of all processes together, or until the hook says stop.
+
+        Args:
+            total_steps: transitions in all, those before a resume included.
+            hook: called with (transitions so far, metrics) about every `hook_every` transitions and at the end.
+            hook_every: transitions between calls; between them the host waits for nothing.
+        """
+        if not self._world.obs:
+            self._world.reset(self._seed)
+        mark, mark_steps = time.perf_counter(), self.env_steps
+        next_hook = (self.env_steps // hook_every + 1) * hook_every
+        while self.env_steps < total_steps:
+            self.step()
+            if self.env_steps >= next_hook or self.env_steps >= total_steps:
+                next_hook = (self.env_steps // hook_every + 1) * hook_every
+                metrics = self.read()
+                speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)
+                stop = hook is not None and hook(self.env_steps, {**metrics, "time/sps": speed})
+                mark, mark_steps = time.perf_counter(), self.env_steps
+                if parallel.agree(stop):
+                    return
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step of all environments and the updates that belong to it."""
+        world = self._world
+        action = self.learner.explore(world.obs, self._ended)
+        if self.env_steps < self.learning_starts:
+            action = torch.rand(action.shape, generator=self._random, device=self.device) * 2.0 - 1.0
+        step = world.step(action)
+        self.replay.add(step)
+        self.stats.add(step)
+        self._ended = step.terminated | step.truncated
+        self.env_steps += self.env.num_envs * self._ranks
+        self.iterations += 1
+        if self.env_steps >= self.learning_starts:
+            with torch.enable_grad():
+                self.learner.update(self._batches)
+
+    def read(self) -> Metrics:
+        """Metrics of learner and episodes; the one place that waits for the device.
+
+        Raises:
+            NonFiniteError: an environment returned NaN or infinity since the last reading.
+            FloatingPointError: the learner diverged.
+        """
+        self._world.check()
+        return {**self.learner.read_metrics(), **self.stats.metrics(), "train/updates": float(self.learner.updates)}  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that continuation needs besides learner and replay."""
+        return {
+            "kind": "device_off_policy",
+            "env_steps": self.env_steps,
+            "iterations": self.iterations,
+            "random": self._random.get_state(),
+            "ended": self._ended.cpu(),
+            "stats": self.stats.state_dict(),
+            "world": self._world.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken.
+
+        Raises:
+            ValueError: the state is of another kind of loop or of other sizes.
+        """
+        if state.get("kind") != "device_off_policy":
+            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected device_off_policy")
+        self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
+        self._random.set_state(state["random"].cpu())
+        self._ended = state["ended"].to(self.device)
+        self.stats.load_state_dict(state["stats"])
+        self._world.load_state_dict(state["world"], self._seed)

@@ -1,0 +1,177 @@
+"""Rollouts in workers: what they send, what is counted, and what happens when one dies (the latter with Ray)."""
+
+import importlib.util
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+
+from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker, split
+from robot_rl.types import Action, IOSpec
+
+IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 20.0)
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra cluster)")
+
+
+class Counting:
+    """State counts the steps of an episode of five; reward is the environment's number."""
+
+    def __init__(self, num_envs, seed, render=False, delay=0.0):
+        self.num_envs, self.io, self.metadata = num_envs, IO, {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.t, self.delay = np.zeros(num_envs, np.float32), delay
+
+    def reset(self, *, seed=None, options=None):
+        self.t[:] = 0
+        return {"state": self.t[:, None].copy()}, {}
+
+    def step(self, action):
+        time.sleep(self.delay)
+        self.t += 1
+        over = self.t == 5
+        final = {"state": self.t[:, None].copy()}
+        self.t[over] = 0
+        no = np.zeros(self.num_envs, bool)
+        reward = np.arange(self.num_envs, dtype=np.float32)
+        info = {"final_obs": final, "success": no}
+        return {"state": self.t[:, None].copy()}, reward, over & (reward == 0), over & (reward > 0), info
+
+
+class Half:
+    """Always acts 0.5, whatever it is sent."""
+
+    consumes = "transitions"
+
+    def __init__(self, io=IO):
+        self.io, self.policy, self.updates = io, self, 0
+
+    def act(self, obs, *, deterministic=False):
+        return Action(np.full((len(obs["state"]), 1), 0.5, np.float32))
+
+    def reset(self, rows=None):
+        """No memory."""
+
+    def update(self, batches):
+        assert torch.isfinite(next(batches).reward).all()
+        self.updates += 1
+        return {"train/seen": float(self.updates)}
+
+    def state_dict(self):
+        return {"w": torch.zeros(1)}
+
+    def load_state_dict(self, state):
+        assert "w" in state
+
+
+def slow_world(num_envs, seed, render):
+    return Counting(num_envs, seed, render, delay=0.01)
+
+
+def broken_world(num_envs, seed, render):
+    raise OSError("no simulator on this machine")
+
+
+def test_worker_sends_episodes_that_the_replay_understands():
+    worker = RolloutWorker(Counting, Half, 2, 0)
+    first, second = worker.collect(None, 0, 3), worker.collect({"w": torch.zeros(1)}, 4, 4)
+    assert (first.steps, second.steps, second.version) == (6, 8, 4)
+    assert not first.returns
+    assert sorted(second.returns) == [0.0, 5.0]  # five steps of reward 0 and of reward 1
+    assert second.lengths == [5, 5]
+    assert all(episode.action.flat[0] == 0.5 for episode in second.episodes)
+    cut, ended = first.episodes[0], second.episodes[0]
+    assert (len(cut), cut.terminated, cut.truncated) == (3, False, False)
+    assert cut.obs["state"].ravel().tolist() == [0, 1, 2, 3]
+    assert (len(ended), ended.terminated) == (2, True)
+    assert ended.obs["state"].ravel().tolist() == [3, 4, 5]
+    buffer = ReplayBuffer(IO, 100, gamma=0.5)
+    for fragment in (first, second):
+        for episode in fragment.episodes:
+            buffer.add_episode(episode)
+    assert len(buffer) == 14
+    batch = buffer.sample(400)
+    last = batch.next_obs["state"][:, 0] == 5
+    terminated = last & (batch.reward == 0)
+    assert torch.equal(batch.discount == 0, terminated)  # the truncated environment bootstraps
+    # every row's successor is one further, also at the end of a cut fragment
+    assert torch.equal(batch.next_obs["state"] - batch.obs["state"], torch.ones(400, 1))
+
+
+def test_rows_that_are_no_transition_are_marked_for_the_replay():
+    flags = {"terminated": np.array([False]), "truncated": np.array([False]), "intervened": np.array([False])}
+
+    def row(valid):
+        x = {"state": np.zeros((1, 1), np.float32)}
+        arrays = {"action": np.zeros((1, 1)), "proposed": np.zeros((1, 1)), "reward": np.ones(1)}
+        return SimpleNamespace(obs=x, next_obs=x, valid=np.array([valid]), **flags, **arrays)
+
+    (episode,) = split([row(True), row(False), row(True)], 0)
+    assert episode.meta["columns"]["valid"].tolist() == [True, False, True]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_the_error_says_how_to_install_it():
+    with pytest.raises(ImportError, match=r"pip install \"robot_rl\[cluster\]\""):
+        Cluster(Counting, Half, workers=1, num_envs=1)
+
+
+def test_numbers_out_of_range_are_refused():
+    with pytest.raises(ValueError, match="expected >= 1"):
+        Cluster(Counting, Half, workers=0, num_envs=1)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    ray = pytest.importorskip("ray", reason="Ray is not installed (extra cluster)")
+    path = ":".join([*sys.path, str(__import__("pathlib").Path(__file__).parent)])
+    env = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": env})
+    ray_cloudpickle = __import__("ray.cloudpickle", fromlist=["register_pickle_by_value"])
+    ray_cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield ray
+    ray.shutdown()
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_worker_is_replaced_and_every_step_is_accounted_for(ray):
+    cluster = Cluster(slow_world, Half, workers=2, num_envs=2, fragment=10, seed=1)
+    buffer, learner = ReplayBuffer(IO, 10_000, gamma=0.5), Half()
+    loop = ClusterOffPolicy(cluster, learner, buffer, batch_size=8, learning_starts=40, updates_per_step=0.25)
+    rows = []
+
+    def hook(step, metrics):
+        rows.append((step, metrics))
+        if len(rows) == 2:
+            ray.kill(cluster.actors()[0])
+        if len(rows) == 4:
+            cluster.resize(3)
+            ray.wait(list(cluster._starting), num_returns=len(cluster._starting), timeout=200)  # until it is there
+        if len(rows) == 6:
+            cluster.resize(1)
+        return False
+
+    loop.run(1000, hook, hook_every=100)
+    assert cluster.lost == 1
+    assert loop.env_steps == 1000 == len(buffer)
+    assert cluster.asked == 0
+    assert learner.updates == loop.updates == pytest.approx((1000 - 40) * 0.25, abs=12)
+    assert [metrics["rollout/workers"] for _, metrics in rows][-1] == 1
+    assert max(metrics["rollout/workers"] for _, metrics in rows) == 3
+    cluster.close()
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_workers_that_cannot_build_their_world_end_the_run_with_the_reason(ray):
+    cluster = Cluster(broken_world, Half, workers=1, num_envs=1)
+    loop = ClusterOffPolicy(cluster, Half(), ReplayBuffer(IO, 10))
+    with pytest.raises(RuntimeError, match="no simulator on this machine"):
+        loop.run(100)
+    cluster.close()
