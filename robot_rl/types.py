@@ -350,6 +350,8 @@ class Learner(Protocol[Data_contra]):
         consumes: which loop feeds it: "transitions" (replay; the learner then has `batch_size`), "rollout" (on-policy),
             "environment" (it brings its own loop: `attach(env)`, `run(total_steps, hook)`, `env_steps`).
         reads: (optional) extras that a learner from logs wants: "next_action", "return_to_go".
+        window: (optional) steps per sample: batches are then windows, fields (B, window) for (B,); `chunks.chunk_rows`
+            makes decisions of them.
         prepare: (optional) `prepare(facts: LogFacts)`, called once before the first update on a log.
     """
 
