@@ -151,7 +151,9 @@ class Qc:
         rows = self._rows(next(batches))
         state, after = self.seen(rows.obs["state"]), self.seen(rows.next_obs["state"])
         next_chunk = self._choose(after, self._generator)
-        target = torch.addcmul(rows.reward, rows.discount, self._q(self._target, after, next_chunk))
+        target = self._head.backup(
+            self._outputs(self._target, after, next_chunk), rows.reward, rows.discount, reduce=self._reduce
+        )
         clone = self.flow.clone_grad(state, rows.action, rows.mask, self._generator)
         self._flow_params.adam(self._lr)
         self._flow_net.refresh()
@@ -167,7 +169,7 @@ class Qc:
         return self._state.report(
             {
                 "q": self._head.value(out).mean(),
-                "target": target.mean(),
+                "target": self._head.scalar(target).mean(),
                 "critic_loss": self._head.loss(out, target),
                 "clone_loss": clone,
                 "partial": (~rows.mask[:, -1]).float().mean(),
@@ -197,10 +199,14 @@ class Qc:
         """Normalised state."""
         return state if self.norm is None else self.norm(state)
 
-    def _q(self, net: Any, state: Tensor, chunk: Tensor) -> Tensor:
-        """(B,) values of whole chunks (B, H A), the ensemble reduced."""
+    def _outputs(self, net: Any, state: Tensor, chunk: Tensor) -> Tensor:
+        """(E, B, O) for whole chunks (B, H A)."""
         code = critic_action(chunk.view(len(chunk), self.window, -1))
-        value = self._head.value(net.forward(torch.cat([state, code], dim=1)))
+        return net.forward(torch.cat([state, code], dim=1))
+
+    def _q(self, net: Any, state: Tensor, chunk: Tensor) -> Tensor:
+        """(B,) values of whole chunks, the ensemble reduced."""
+        value = self._head.value(self._outputs(net, state, chunk))
         return value.mean(0) if self._reduce == "mean" else value.amin(0)
 
     def _choose(self, state: Tensor, generator: torch.Generator) -> Tensor:
