@@ -352,6 +352,8 @@ class Learner(Protocol[Data_contra]):
         reads: (optional) extras that a learner from logs wants: "next_action", "return_to_go".
         window: (optional) steps per sample: batches are then windows, fields (B, window) for (B,); `chunks.chunk_rows`
             makes decisions of them.
+        keeps: (optional) name -> shape of further columns that the buffer keeps; the loop itself provides
+            "previous_action", the action executed before (zeros after a reset).
         prepare: (optional) `prepare(facts: LogFacts)`, called once before the first update on a log.
     """
 

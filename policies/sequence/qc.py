@@ -24,9 +24,10 @@ class Qc:
     """Q-chunking with best-of-n flow samples.
 
     Q(s, a_1 ... a_k) regresses on sum_{i<k} gamma^i r_i + gamma^k (1 - terminated) Q'(s', a'), k <= h the steps to the
-    end of the episode, a' the best of n samples at s'. Partial chunks are padded with zeros and carry their length, so
-    that every start is trained; the source multiplies the loss by a mask that drops chunks with an end inside, and so
-    bootstraps from states that it never trains.
+    end of the episode, a' the best of n samples at s'. Every start is trained: a chunk cut by a time limit is padded
+    with zeros and carries its length, one cut by a true end is a whole chunk whose rest does not matter. The source
+    multiplies the loss by a mask that drops chunks with an end inside, and so bootstraps from states that it never
+    trains.
 
     Source: Li et al., Reinforcement Learning with Action Chunking (ColinQiyangLi/qc, agents/acfql.py). Where we differ:
     partial chunks as above; truncation bootstraps; ReLU in place of GELU.
@@ -157,7 +158,7 @@ class Qc:
         clone = self.flow.clone_grad(state, rows.action, rows.mask, self._generator)
         self._flow_params.adam(self._lr)
         self._flow_net.refresh()
-        x = torch.cat([state, critic_action(rows.action, rows.mask)], dim=1)
+        x = torch.cat([state, critic_action(*self._beyond_the_end(rows))], dim=1)
         out, _ = self._critic.fit(x, lambda out: self._head.loss_grad(out, target))
         self._critic_params.adam(self._lr)
         self._critic.refresh()
@@ -177,6 +178,18 @@ class Qc:
                 **more,
             }
         )
+
+    def _beyond_the_end(self, rows: Transitions) -> tuple[Tensor, Tensor]:
+        """Actions and mask that the critic reads: chunks that a true end cut short become whole ones.
+
+        What a policy would have done behind a true end is never executed, so the value is the same whatever it is:
+        uniform actions stand there. Without this, whole chunks would never be trained in the last h - 1 states, and
+        whole chunks are what the policy proposes there. Behind a time limit the length code stays.
+        """
+        fill = torch.rand(rows.action.shape, generator=self._generator, device=rows.action.device) * 2.0 - 1.0
+        ended = rows.terminated[:, None]
+        action = torch.where((ended & ~rows.mask)[..., None], fill, rows.action)
+        return action, rows.mask | ended
 
     def _rows(self, batch: Transitions) -> Transitions:
         if batch.reward.dim() == 1:  # windows of one step

@@ -8,6 +8,7 @@ from robot_rl.chunks.horizons import Horizons
 
 MODES = ("open", "receding", "hold", "ensemble", "realtime", "stop")
 _NEVER = -(1 << 40)
+_STATE = ("tick", "plan", "valid", "begin", "next", "last", "moved", "fade")
 
 
 def ensemble_weights(n: int, decay: float = 0.01, *, oldest_first: bool = True) -> np.ndarray:
@@ -107,6 +108,15 @@ class Execution:
         self._last[rows], self._moved[rows] = 0.0, False
         self._fade[rows] = _NEVER
 
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Chunks under way and time, for an exact continuation."""
+        return {name: getattr(self, f"_{name}").copy() for name in _STATE}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Continue where `state_dict` was taken."""
+        for name in _STATE:
+            setattr(self, f"_{name}", np.array(state[name]))
+
     @property
     def count(self) -> int:
         """N."""
@@ -121,6 +131,10 @@ class Execution:
     def last(self) -> np.ndarray:
         """(N, A) action executed last, zeros after a reset."""
         return self._last.copy()
+
+    def correct(self, action: np.ndarray) -> None:
+        """The actions (N, A) that were executed in the last tick instead of those of `take`."""
+        self._last = np.array(action, np.float32)
 
     def due(self) -> np.ndarray:
         """(N,) bool: rows that want a chunk made from the present observation."""

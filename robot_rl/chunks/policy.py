@@ -120,6 +120,11 @@ class ChunkedPolicy:
         logp = out.pop("logp", None)
         return Action(out.pop("value"), None if deterministic else logp, out)
 
+    def executed(self, action: np.ndarray) -> None:
+        """What was really executed in the last tick (N, A), where it is not what `act` answered: noise, limits, a human."""
+        if len(action) == self.execution.count:
+            self.execution.correct(action)
+
     def _decide(self, obs: Obs, due: np.ndarray, deterministic: bool) -> None:
         first = next(iter(obs.values()))
         every = bool(due.all())
@@ -171,6 +176,15 @@ class ChunkedPolicy:
         ask = stop[:, :k] > (0.5 if deterministic else self._rng.random((len(stop), k)))
         ask[:, -1] = True
         return ask.argmax(1) + 1
+
+    def memory(self) -> dict[str, Any]:
+        """Chunks under way, for an exact continuation of a run; not part of the weights."""
+        return {"execution": self.execution.state_dict(), "kept": dict(self._kept)}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Inverse of `memory`."""
+        self.execution.load_state_dict(memory["execution"])
+        self._kept = {name: np.array(x) for name, x in memory["kept"].items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The planner's; chunks under way are not kept."""

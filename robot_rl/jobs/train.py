@@ -157,6 +157,7 @@ class TrainJob:
             gamma=s.gamma,
             window=self._window,
             seed=s.seed,
+            extras=getattr(self.learner, "keeps", None),
         )
         sampler: Any = self.buffer
         if s.demos:
