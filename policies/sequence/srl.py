@@ -82,8 +82,8 @@ class Srl:
 
     The critic is that of soft actor-critic on single steps: y = r + discount (min Q'(s', a') - alpha log pi), a' the
     first action of a decision at s' whose previous action is a. The model learns s' from (s, a). The actor emits
-    a_0 ... a_{J-1} from s_0 alone; its loss is the sum over i of mean(alpha log pi_i - min Q(x_i, a_i)) with x_0 = s_0 and
-    x_{i+1} = target model (x_i, a_i) without gradient: through each action's own value and through the recurrence.
+    a_0 ... a_{J-1} from s_0 alone. Its loss is the sum over i of mean(alpha log pi_i - min Q(x_i, a_i)) with x_0 = s_0
+    and x_{i+1} = target model (x_i, a_i) without gradient: through each action's own value and through the recurrence.
     At test time a decision may be played for any number of steps, J or not.
 
     Source: Patel and Siegelmann, Overcoming Slow Decision Frequencies in Continuous Control: Model-Based Sequence

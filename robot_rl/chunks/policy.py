@@ -121,7 +121,7 @@ class ChunkedPolicy:
         return Action(out.pop("value"), None if deterministic else logp, out)
 
     def executed(self, action: np.ndarray) -> None:
-        """What was really executed in the last tick (N, A), where it is not what `act` answered: noise, limits, a human."""
+        """What was executed in the last tick (N, A), where it is not what `act` answered: noise, limits, a human."""
         if len(action) == self.execution.count:
             self.execution.correct(action)
 
