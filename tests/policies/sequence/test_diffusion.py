@@ -1,4 +1,4 @@
-"""Diffusion and flow chunk policies: golden schedules, DDIM and its density, a student in one step, real-time chunks."""
+"""Diffusion and flow chunk policies: golden schedules, DDIM and its density, the student, real-time chunks."""
 
 from __future__ import annotations
 
