@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -64,16 +64,17 @@ class ChunkedPolicy:
         planner: what decides.
         execution: how chunks are played.
         seed: of the draws of a learned stop.
-        background: on a robot: plan in a thread while the running chunk goes on, so that a slow planner delays no tick.
-            A chunk is joined where time has got to; only the first one of an episode is waited for. The wall clock then
-            decides what is executed, so never in training.
+        patience: on a robot: seconds that a tick waits for a chunk. A planner that needs longer goes on in a thread
+            while the running chunk is played (behind its end the last action), and its chunk is joined where time has
+            got to; only the first chunk of an episode is waited for. The wall clock then decides what is executed, so
+            never in training: None waits for every chunk.
     """
 
     def __init__(
-        self, io: IOSpec, planner: Planner, execution: Execution, *, seed: int = 0, background: bool = False
+        self, io: IOSpec, planner: Planner, execution: Execution, *, seed: int = 0, patience: float | None = None
     ) -> None:
         self.io, self.planner, self.execution = io, planner, execution
-        self.background = background
+        self.patience = patience
         self._worker: ThreadPoolExecutor | None = None
         self._pending: tuple[Future[Plan], np.ndarray, np.ndarray] | None = None
         self.meter = ChunkMeter()
@@ -132,16 +133,16 @@ class ChunkedPolicy:
         previous, running = self.execution.remaining(due)
         context = {"last": self.execution.last[due], "previous": previous, "running": running}
         seen = obs if every else {key: x[mask] for key, x in obs.items()}
-        if self.background:
+        if self.patience is not None:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="planner")
             kept = {key: x.clone() if isinstance(x, Tensor) else np.array(x) for key, x in seen.items()}
             future = self._worker.submit(self._ask, kept, deterministic, context)
             self._pending = (future, due, self.execution.tick[due])
-            begun = self.execution.tick[due] == 0
+            first_of_episode = bool((self.execution.tick[due] == 0).any())
             self.execution.asked(due)
-            if begun.any():
-                future.result()
+            wait([future], None if first_of_episode else self.patience)
+            if future.done():
                 self._join()
             return
         self._take_over(self._ask(seen, deterministic, context), due, 0, deterministic)
@@ -153,7 +154,7 @@ class ChunkedPolicy:
         return plan
 
     def _join(self) -> None:
-        """Take over the chunk that was computed in the background."""
+        """Take over the chunk that the thread has computed."""
         assert self._pending is not None
         future, due, asked = self._pending
         self._pending = None

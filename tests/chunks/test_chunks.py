@@ -413,7 +413,7 @@ def test_held_policy_is_the_hold_baseline() -> None:
     assert run(policy, 4)[0] == pytest.approx([0.0, 0.0, 0.2, 0.2])
 
 
-def test_background_planner_delays_no_tick() -> None:
+def test_slow_planner_delays_no_tick() -> None:
     import threading
 
     gate = threading.Event()
@@ -424,10 +424,10 @@ def test_background_planner_delays_no_tick() -> None:
             gate.wait(5.0)
             return super().plan(obs, deterministic=deterministic, context=context)
 
-    policy = ChunkedPolicy(IO, Slow(4), Execution(Horizons(4, 2, 2), 1, mode="receding"), background=True)
+    policy = ChunkedPolicy(IO, Slow(4), Execution(Horizons(4, 2, 2), 1, mode="receding"), patience=0.01)
     first, _ = run(policy, 2)
     gate.clear()
-    during, _ = run(policy, 1)  # asks; A goes on
+    during, _ = run(policy, 1)  # asks in vain; the first chunk goes on
     pending = policy._pending
     assert pending is not None
     gate.set()
@@ -436,6 +436,22 @@ def test_background_planner_delays_no_tick() -> None:
     assert first + during == pytest.approx([0.0, 0.01, 0.02])
     assert after == pytest.approx([0.11])  # the second chunk's second entry: it was made one tick ago
     assert starts == [True]
+
+
+def test_quick_planner_is_played_as_without_a_thread() -> None:
+    found = []
+    for patience in (None, 5.0):
+        policy = ChunkedPolicy(IO, Count(4), Execution(Horizons(4, 2, 2), 1, mode="receding"), patience=patience)
+        found.append(run(policy, 7))
+    assert found[0] == found[1]
+
+
+def test_chunks_under_way_continue_exactly_after_a_resume() -> None:
+    policy = ChunkedPolicy(IO, Count(4), Execution(Horizons(4, 4, 4), 1))
+    run(policy, 2)
+    other = ChunkedPolicy(IO, Count(4), Execution(Horizons(4, 4, 4), 1))
+    other.recall(policy.memory())
+    assert run(other, 2)[0] == run(policy, 2)[0] == pytest.approx([0.02, 0.03])
 
 
 def test_meter_tells_borders_from_insides() -> None:
