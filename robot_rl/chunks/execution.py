@@ -8,7 +8,7 @@ from robot_rl.chunks.horizons import Horizons
 
 MODES = ("open", "receding", "hold", "ensemble", "realtime", "stop")
 _NEVER = -(1 << 40)
-_STATE = ("tick", "plan", "valid", "begin", "next", "last", "moved", "fade")
+_STATE = ("tick", "plan", "valid", "begin", "next", "last", "moved", "fade", "offset", "origin")
 
 
 def ensemble_weights(n: int, decay: float = 0.01, *, oldest_first: bool = True) -> np.ndarray:
@@ -99,6 +99,8 @@ class Execution:
         self._next = np.zeros(count, np.int64)  # tick of the next call
         self._last = np.zeros((count, self._dim), np.float32)
         self._moved = np.zeros(count, bool)
+        self._offset = np.zeros((count, self._dim))  # from the newest plan to what ran before it
+        self._origin = np.full(count, _NEVER, np.int64)  # tick at which that began
         self._fade = np.full(count, _NEVER, np.int64)  # tick at which the newest plan takes over
 
     def reset(self, rows: np.ndarray) -> None:
@@ -106,7 +108,8 @@ class Execution:
         self._tick[rows] = self._next[rows] = 0
         self._valid[rows], self._begin[rows] = False, _NEVER
         self._last[rows], self._moved[rows] = 0.0, False
-        self._fade[rows] = _NEVER
+        self._fade[rows] = self._origin[rows] = _NEVER
+        self._offset[rows] = 0.0
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Chunks under way and time, for an exact continuation."""
@@ -247,10 +250,18 @@ class Execution:
         action = value[row, newest]
         if not self.blend or self.count == 0:
             return action
+        # What ran before, its own fade included, goes on as an offset that decays: a chunk that comes in the middle of
+        # a fade must not jump either.
         other = begin.copy()
         other[row, newest] = _NEVER
         second = other.argmax(1)
-        old = np.where((other.max(1) > _NEVER)[:, None], value[row, second], self._last)
-        share = np.clip((self._tick - self._fade + 1) / (self.blend + 1), 0.0, 1.0)
-        share = np.where(self._moved, share, 1.0)[:, None]  # nothing ran before: nothing to fade from
-        return share * action + (1.0 - share) * old
+        left = self._offset * (1.0 - self._share())[:, None]
+        takes_over = (self._fade == self._tick) & self._moved
+        before = np.where((other.max(1) > _NEVER)[:, None], value[row, second] + left, self._last)
+        self._offset = np.where(takes_over[:, None], before - action, self._offset)
+        self._origin = np.where(takes_over, self._tick, self._origin)
+        return action + self._offset * (1.0 - self._share())[:, None]
+
+    def _share(self) -> np.ndarray:
+        """(N,) how far the newest chunk has faded in."""
+        return np.clip((self._tick - self._origin + 1) / (self.blend + 1), 0.0, 1.0)
