@@ -38,6 +38,7 @@ class Diffusion:
     """
 
     consumes = "transitions"
+    rewardless = True
     method = "Diffusion"
 
     def __init__(
