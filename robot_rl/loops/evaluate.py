@@ -101,10 +101,11 @@ def evaluate(
                     result.successes.append(bool(_numpy(row.info["success"])[i]))
             done_count[i] += 1
             returns[i], lengths[i] = 0.0, 0
-        if ended.any():
-            policy.reset(ended)
-            if on_episode is not None:
-                on_episode(len(result.returns))
+        anew = ended | ~valid  # a row that is no transition is the reset of a next-step autoreset
+        if anew.any():
+            policy.reset(anew)
+        if ended.any() and on_episode is not None:
+            on_episode(len(result.returns))
     if meter is not None:
         result.chunks = meter.metrics(int(done_count.sum()))
     return result

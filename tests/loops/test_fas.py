@@ -8,6 +8,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
+from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.fas import INTERVALS, at_interval, frequency_averaged_score, score
 from robot_rl.types import Action, IOSpec
 
@@ -85,6 +86,28 @@ def test_held_action_is_right_once_per_decision() -> None:
     result = frequency_averaged_score(Clock(2), Steps(), largest=30.0, episodes=2)
     assert result.held
     assert result.returns == [float(-(-30 // k)) for k in INTERVALS]
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_no_chunk_goes_on_behind_a_reset(mode: AutoresetMode) -> None:
+    """Episodes of 30 steps and chunks of 8: the fourth chunk of an episode is cut, the next begins with the episode."""
+
+    class Late(Clock):
+        def step(self, actions: Any) -> Any:
+            if mode is AutoresetMode.SAME_STEP:
+                return super().step(actions)
+            if (self.t >= 30).any():  # the reset comes with the next step, whatever the action
+                self.t = np.zeros(self.num_envs, np.int64)
+                no = np.zeros(self.num_envs, bool)
+                return self.obs(), np.zeros(self.num_envs, np.float32), no, no, {}
+            reward = (np.abs(np.asarray(actions)[:, 0] - self.t / 30.0) < 1e-4).astype(np.float32)
+            self.t = self.t + 1
+            return self.obs(), reward, np.zeros(self.num_envs, bool), self.t >= 30, {}
+
+    env = Late(1)
+    env.metadata = {"autoreset_mode": mode}
+    policy = ChunkedPolicy(IO, Sequence(8), Execution(Horizons(8, 8, 8), 1))
+    assert evaluate(env, policy, episodes=3).returns == [30.0] * 3
 
 
 def test_chunk_policy_plays_its_chunk_and_holds_behind_its_end() -> None:
