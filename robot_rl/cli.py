@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import __version__
 from robot_rl.verbs.build import Refused
-from robot_rl.verbs.judge import bench, collect, evaluate, evaluate_offline
+from robot_rl.verbs.judge import bench, collect, evaluate, evaluate_intervals, evaluate_offline
 from robot_rl.verbs.learn import hil, offline, train
 from robot_rl.verbs.logs import data, positional, session
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
@@ -26,6 +26,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   offline       train a policy from a log                robot-rl offline data=log.hdf5 policy=offline/iql
   eval          evaluate a trained policy, film it       robot-rl eval path=runs/train/<run> episodes=100
   eval ope      estimate its value from a log alone      robot-rl eval ope path=runs/offline/<run> data=log.hdf5
+  eval fas      evaluate it at fewer decisions           robot-rl eval fas path=runs/train/<run>
   collect       record episodes                          robot-rl collect env=pick out=pick.hdf5
   data          info, validate, convert or plot a log    robot-rl data info pick.hdf5
   data session  recorded robot sessions                  robot-rl data session convert <bag> out.hdf5 ...
@@ -44,6 +45,7 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "offline": ("offline", offline),
     "eval": ("eval", evaluate),
     "eval ope": ("ope", evaluate_offline),
+    "eval fas": ("fas", evaluate_intervals),
     "collect": ("collect", collect),
     "data": ("data", data),
     "deploy": ("deploy", deploy),
@@ -108,8 +110,8 @@ def main() -> None:
         sys.exit(sweep(rest))
     if verb == "data" and rest[:1] == ["session"]:
         sys.exit(session(rest[1:]))
-    if verb == "eval" and rest[:1] == ["ope"]:
-        verb, rest = "eval ope", rest[1:]
+    if verb == "eval" and rest[:1] in (["ope"], ["fas"]):
+        verb, rest = f"eval {rest[0]}", rest[1:]
     if verb not in VERBS:
         print(f"robot-rl: there is no verb '{verb}'\n\n{USAGE}", file=sys.stderr)
         sys.exit(2)

@@ -351,6 +351,10 @@ class Learner(Protocol[Data_contra]):
             "environment" (it brings its own loop: `attach(env)`, `run(total_steps, hook)`, `env_steps`).
             "device_transitions" and "device_rollout" (the same on a device: `loops.device`, `loops.device_on_policy`).
         reads: (optional) extras that a learner from logs wants: "next_action", "return_to_go".
+        window: (optional) steps per sample: batches are then windows, fields (B, window) for (B,); `chunks.chunk_rows`
+            makes decisions of them.
+        keeps: (optional) name -> shape of further columns that the buffer keeps; the loop itself provides
+            "previous_action", the action executed before (zeros after a reset).
         prepare: (optional) `prepare(facts: LogFacts)`, called once before the first update on a log.
     """
 

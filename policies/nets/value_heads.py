@@ -1,7 +1,9 @@
 """Value heads: how a critic's outputs mean a value, and what loss moves them, with closed-form gradients.
 
-Every head maps outputs (E, B, O) to values (E, B). The categorical heads spread a scalar target over bins and learn by
-cross-entropy. All read and write float32 (or float64): differences of erf vanish in shorter types.
+Every head maps outputs (E, B, O) to values (E, B) and says itself what it learns towards: `backup` turns the target
+critics' outputs into a target, (B,) numbers for mse, twohot and hlgauss (minimum of values first, projection after),
+(B, O) probabilities for c51, (B, O) quantiles for quantile. All read and write float32 (or float64): differences of erf
+vanish in shorter types.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-HEADS = ("mse", "twohot", "hlgauss")
+HEADS = ("mse", "twohot", "hlgauss", "c51", "quantile")
 
 
 class ValueHead(Protocol):
@@ -37,8 +39,26 @@ class ValueHead(Protocol):
         """Gradient by the outputs (E, B, O) of a loss whose gradient by the values is `d_value` (E, B)."""
         ...
 
+    def backup(
+        self, out: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None, reduce: str = "min"
+    ) -> Tensor:
+        """The target r + discount (value of s' - cost), in the form that `loss` reads.
+
+        Args:
+            out: (E, B, O) of the target critics at s'.
+            reward: (B,).
+            discount: (B,).
+            cost: (B,) entropy cost taken off the value of s', or None.
+            reduce: "min" or "mean" over members.
+        """
+        ...
+
+    def scalar(self, target: Tensor) -> Tensor:
+        """(B,) mean of a target from `backup`."""
+        ...
+
     def loss_grad(self, out: Tensor, target: Tensor) -> Tensor:
-        """Gradient (E, B, O) of the sum over members of the batch-mean loss towards `target` (B,)."""
+        """Gradient (E, B, O) of the sum over members of the batch-mean loss towards a target of `backup`, or (B,)."""
         ...
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
@@ -48,6 +68,13 @@ class ValueHead(Protocol):
     def diagnostics(self, out: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Signs of a badly chosen support; empty for heads without one."""
         ...
+
+
+def _scalar_backup(value: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None, reduce: str) -> Tensor:
+    value = value.amin(0) if reduce == "min" else value.mean(0)
+    if cost is not None:
+        value = value.sub_(cost)
+    return torch.addcmul(reward, discount, value)
 
 
 class MseHead:
@@ -65,6 +92,16 @@ class MseHead:
         """(E, B) -> (E, B, 1)."""
         return d_value[..., None]
 
+    def backup(
+        self, out: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None, reduce: str = "min"
+    ) -> Tensor:
+        """(B,) target."""
+        return _scalar_backup(self.value(out), reward, discount, cost, reduce)
+
+    def scalar(self, target: Tensor) -> Tensor:
+        """The target itself."""
+        return target
+
     def loss_grad(self, out: Tensor, target: Tensor) -> Tensor:
         """(out - target) / B."""
         return (out - target[:, None]).mul_(1.0 / target.shape[0])
@@ -81,7 +118,15 @@ class MseHead:
 class CategoricalHead:
     """Logits over bins with fixed centres; cross-entropy towards a spread of the scalar target."""
 
-    def __init__(self, low: float, high: float, centres: Tensor, spread: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        low: float,
+        high: float,
+        centres: Tensor,
+        spread: Callable[[Tensor], Tensor],
+        *,
+        symlog: bool = False,
+    ) -> None:
         """Use `two_hot_head`, `hl_gauss_head` or `build_head`.
 
         Args:
@@ -89,44 +134,190 @@ class CategoricalHead:
             high: targets are clamped down to it.
             centres: (O,) value of each bin.
             spread: (B,) targets inside the support -> (B, O) probabilities.
+            symlog: low, high and centres are symlog of values. The value is then symexp of a mean, somewhat below the
+                mean of symexp where predictions are wide. Source: Hansen et al., TD-MPC2 (range [-10, 10]).
         """
         self.low, self.high, self.outputs = low, high, centres.shape[0]
-        self.centres = centres
+        self.centres, self.symlog = centres, symlog
         self._spread = spread
 
     def spread(self, target: Tensor) -> Tensor:
         """(B,) scalar targets, clamped to the support first -> (B, O) probabilities."""
-        return self._spread(target.clamp(self.low, self.high))
+        return self._spread(self._inside(target))
+
+    def _inside(self, target: Tensor) -> Tensor:
+        """Targets on the axis of the bins, clamped to the support."""
+        return (symlog(target) if self.symlog else target).clamp(self.low, self.high)
 
     def value(self, out: Tensor) -> Tensor:
-        """Mean of the bin centres under softmax(out)."""
-        return out.softmax(-1) @ self.centres
+        """Mean of the bin centres under softmax(out); back from symlog, where the bins lie there."""
+        mean = out.softmax(-1) @ self.centres
+        return symexp(mean) if self.symlog else mean
 
     def value_grad(self, out: Tensor, d_value: Tensor) -> Tensor:
         """p_i (c_i - value) times the incoming gradient."""
         p = out.softmax(-1)
-        value = p @ self.centres
-        return p * (self.centres - value[..., None]) * d_value[..., None]
+        mean = p @ self.centres
+        if self.symlog:
+            d_value = d_value * mean.abs().exp()
+        return p * (self.centres - mean[..., None]) * d_value[..., None]
+
+    def backup(
+        self, out: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None, reduce: str = "min"
+    ) -> Tensor:
+        """(B,) target: the minimum of the values, projected later."""
+        return _scalar_backup(self.value(out), reward, discount, cost, reduce)
+
+    def scalar(self, target: Tensor) -> Tensor:
+        """(B,) mean of a target."""
+        return target if target.dim() == 1 else target @ self.centres
+
+    def _probabilities(self, target: Tensor) -> Tensor:
+        return self.spread(target) if target.dim() == 1 else target
 
     def loss_grad(self, out: Tensor, target: Tensor) -> Tensor:
-        """(softmax(out) - spread(target)) / B."""
-        return (out.softmax(-1) - self.spread(target)).mul_(1.0 / target.shape[0])
+        """(softmax(out) - probabilities of the target) / B."""
+        return (out.softmax(-1) - self._probabilities(target)).mul_(1.0 / target.shape[0])
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy: mean over the batch, sum over members."""
-        return -(self.spread(target) * out.log_softmax(-1)).sum(-1).mean(-1).sum()
+        return -(self._probabilities(target) * out.log_softmax(-1)).sum(-1).mean(-1).sum()
 
     def diagnostics(self, out: Tensor, target: Tensor) -> dict[str, Tensor]:
         """`head_clamped`: fraction of targets outside the support; `head_edge_mass`: mass in the two end bins.
 
-        More than 0.01 and 0.05 over many updates say that the support is too narrow.
+        More than 0.01 and 0.05 over many updates say that the support is too narrow. A target that is a distribution
+        was clamped when it was made; only its edge mass tells.
         """
         p = out.softmax(-1)
+        edge = {"head_edge_mass": (p[..., 0] + p[..., -1]).mean()}
+        if target.dim() > 1:
+            return edge
+        target = symlog(target) if self.symlog else target
         outside = (target < self.low) | (target > self.high)
-        return {"head_clamped": outside.float().mean(), "head_edge_mass": (p[..., 0] + p[..., -1]).mean()}
+        return {"head_clamped": outside.float().mean(), **edge}
 
 
-def two_hot_head(low: float, high: float, bins: int, *, device: str | torch.device = "cpu") -> CategoricalHead:
+class C51Head(CategoricalHead):
+    """Categorical distribution of the return over fixed atoms; the target is the projected distribution of s'.
+
+    Source: Bellemare et al., A Distributional Perspective on RL. Where we differ: the lower atom is capped at O - 2, so
+    that mass on the upper edge or exactly on an atom is kept without a special case.
+    """
+
+    def project(self, p: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None) -> Tensor:
+        """Distribution of r + discount (Z - cost) on the atoms, sums to one.
+
+        Args:
+            p: (B, O) probabilities of Z at s'.
+            reward: (B,).
+            discount: (B,) 0 where terminated.
+            cost: (B,) or None.
+        """
+        z, bins = self.centres, self.outputs
+        atoms = z.expand(len(p), -1) if cost is None else z - cost[:, None]
+        moved = torch.addcmul(reward[:, None], discount[:, None], atoms).clamp(self.low, self.high)
+        position = (moved - self.low) * ((bins - 1) / (self.high - self.low))
+        lower = position.floor().clamp_(0, bins - 2)
+        share, index = position - lower, lower.long()
+        out = torch.zeros_like(p)
+        return out.scatter_add_(1, index, p * (1.0 - share)).scatter_add_(1, index + 1, p * share)
+
+    def backup(
+        self, out: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None, reduce: str = "min"
+    ) -> Tensor:
+        """(B, O): of each row the member with the smaller mean, or the members' average, projected."""
+        p = out.softmax(-1)
+        if reduce == "min":
+            chosen = (p @ self.centres).argmin(0)
+            p = p[chosen, torch.arange(p.shape[1], device=p.device)]
+        else:
+            p = p.mean(0)
+        return self.project(p, reward, discount, cost)
+
+
+class QuantileHead:
+    """Quantiles of the return at the midpoints (i + 0.5) / O; quantile Huber loss.
+
+    Source: Dabney et al., Distributional RL with Quantile Regression; Nauman et al., Bigger, Regularized, Optimistic
+    (O = 100, kappa = 1, value = mean of the quantiles).
+    """
+
+    low = -math.inf
+    high = math.inf
+
+    def __init__(self, outputs: int, *, kappa: float = 1.0, device: str | torch.device = "cpu") -> None:
+        """Midpoints of `outputs` quantiles; `kappa`: where the loss turns from square to linear."""
+        self.outputs, self.kappa = outputs, kappa
+        self.midpoint = (torch.arange(outputs, device=device, dtype=torch.float32) + 0.5) / outputs
+
+    def value(self, out: Tensor) -> Tensor:
+        """Mean of the quantiles."""
+        return out.mean(-1)
+
+    def value_grad(self, out: Tensor, d_value: Tensor) -> Tensor:
+        """An equal share for each quantile."""
+        return (d_value / self.outputs)[..., None].expand_as(out).contiguous()
+
+    def backup(
+        self, out: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None, reduce: str = "min"
+    ) -> Tensor:
+        """(B, O): quantiles of the member with the smaller mean, or their average, moved."""
+        if reduce == "min":
+            q = out[out.mean(-1).argmin(0), torch.arange(out.shape[1], device=out.device)]
+        else:
+            q = out.mean(0)
+        if cost is not None:
+            q = q - cost[:, None]
+        return torch.addcmul(reward[:, None], discount[:, None], q)
+
+    def scalar(self, target: Tensor) -> Tensor:
+        """(B,) mean of a target."""
+        return target if target.dim() == 1 else target.mean(-1)
+
+    def _weighted(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Differences target - quantile (E, B, O, O'), and |tau - 1(difference < 0)|."""
+        goal = target[:, None] if target.dim() == 1 else target
+        diff = goal[:, None, :] - out[..., None]
+        return diff, (self.midpoint[:, None] - (diff < 0).to(out.dtype)).abs()
+
+    def loss_grad(self, out: Tensor, target: Tensor) -> Tensor:
+        """Gradient of `loss`."""
+        diff, weight = self._weighted(out, target)
+        slope = diff.clamp(-self.kappa, self.kappa) / self.kappa
+        return -(weight * slope).mean(-1).mul_(1.0 / target.shape[0])
+
+    def loss(self, out: Tensor, target: Tensor) -> Tensor:
+        """Sum over quantiles of the mean over targets; mean over the batch, sum over members."""
+        diff, weight = self._weighted(out, target)
+        size = diff.abs()
+        huber = torch.where(size <= self.kappa, 0.5 * diff.square(), self.kappa * (size - 0.5 * self.kappa))
+        return (weight * huber / self.kappa).mean(-1).sum(-1).mean(-1).sum()
+
+    def diagnostics(self, out: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Nothing to warn of."""
+        return {}
+
+
+def symlog(x: Tensor) -> Tensor:
+    """sign(x) ln(1 + |x|)."""
+    return x.sign() * x.abs().log1p()
+
+
+def symexp(x: Tensor) -> Tensor:
+    """sign(x) (e^|x| - 1), the inverse of `symlog`."""
+    return x.sign() * x.abs().expm1()
+
+
+def two_hot_head(
+    low: float,
+    high: float,
+    bins: int,
+    *,
+    device: str | torch.device = "cpu",
+    symlog: bool = False,
+    kind: type[CategoricalHead] = CategoricalHead,
+) -> CategoricalHead:
     """Target shared linearly by two neighbouring atoms of linspace(low, high, bins): its mean is exact.
 
     Source: Bellemare et al., A Distributional Perspective on RL (projection); the lower atom is capped at O - 2, so
@@ -142,11 +333,17 @@ def two_hot_head(low: float, high: float, bins: int, *, device: str | torch.devi
         p = target.new_zeros(target.shape[0], bins)
         return p.scatter_(1, index, 1.0 - share).scatter_(1, index + 1, share)
 
-    return CategoricalHead(low, high, atoms, spread)
+    return kind(low, high, atoms, spread, symlog=symlog)
 
 
 def hl_gauss_head(
-    low: float, high: float, bins: int, *, sigma_ratio: float = 0.75, device: str | torch.device = "cpu"
+    low: float,
+    high: float,
+    bins: int,
+    *,
+    sigma_ratio: float = 0.75,
+    device: str | torch.device = "cpu",
+    symlog: bool = False,
 ) -> CategoricalHead:
     """Target blurred to a Gaussian, its mass per bin of linspace(low, high, bins + 1) being the probabilities.
 
@@ -163,7 +360,7 @@ def hl_gauss_head(
         f = torch.erf((edges - target[:, None]) * sharpness)
         return (f[:, 1:] - f[:, :-1]) / (f[:, -1:] - f[:, :1])
 
-    return CategoricalHead(low, high, (edges[1:] + edges[:-1]) / 2, spread)
+    return CategoricalHead(low, high, (edges[1:] + edges[:-1]) / 2, spread, symlog=symlog)
 
 
 def build_head(
@@ -173,16 +370,18 @@ def build_head(
     high: float,
     bins: int = 101,
     sigma_ratio: float = 0.75,
+    symlog: bool = False,
     device: str | torch.device = "cpu",
 ) -> ValueHead:
     """A head by name.
 
     Args:
-        kind: "mse" (ignores the rest), "twohot" or "hlgauss".
+        kind: "mse" (ignores the rest), "twohot", "hlgauss", "c51" or "quantile" (no support).
         low: lower end of the support.
         high: upper end.
         bins: number of outputs of the categorical heads.
         sigma_ratio: HL-Gauss blur in bin widths.
+        symlog: `low` and `high` are symlog of values ("twohot" and "hlgauss").
         device: torch device.
 
     Raises:
@@ -192,14 +391,22 @@ def build_head(
         raise ValueError(f"value_head is '{kind}', expected one of {', '.join(HEADS)}")
     if kind == "mse":
         return MseHead()
+    if symlog and kind not in ("twohot", "hlgauss"):
+        raise ValueError(f"symlog bins are for 'twohot' and 'hlgauss', not for '{kind}'")
+    if kind == "quantile":
+        if bins < 1:
+            raise ValueError(f"bins is {bins}, expected at least one quantile")
+        return QuantileHead(bins, device=device)
     if not low < high or bins < 2 or sigma_ratio <= 0:
         raise ValueError(
             f"value head support [{low}, {high}] with {bins} bins and sigma_ratio {sigma_ratio} is empty; "
             "expected low < high, bins >= 2, sigma_ratio > 0"
         )
+    if kind == "c51":
+        return two_hot_head(low, high, bins, device=device, kind=C51Head)
     if kind == "twohot":
-        return two_hot_head(low, high, bins, device=device)
-    return hl_gauss_head(low, high, bins, sigma_ratio=sigma_ratio, device=device)
+        return two_hot_head(low, high, bins, device=device, symlog=symlog)
+    return hl_gauss_head(low, high, bins, sigma_ratio=sigma_ratio, device=device, symlog=symlog)
 
 
 class RewardScale:

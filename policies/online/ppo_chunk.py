@@ -20,8 +20,9 @@ from robot_rl.advantage import (
     to_turns,
     turn_gae,
 )
+from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
 from robot_rl.policies.online.ppo import Minibatch, Ppo, PpoPolicy
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Rollout
+from robot_rl.types import IOSpec, Metrics, Obs, Rollout
 
 ESTIMATORS = ("smdp_gae", "step_gae", "turn_gae", "hae", "grpo", "rloo", "gigpo")
 CRITIC_FREE = ("grpo", "rloo", "gigpo")
@@ -343,8 +344,33 @@ def group_credit(ticks: Ticks, estimator: str, anchor: Tensor | None, gamma: flo
     return (grpo if estimator == "grpo" else rloo)(score, group)[ticks.episode], known
 
 
-class ChunkPolicy:
+class _Inner:
+    """A policy over `wide_io(io, chunk)` as a planner: its action is the chunk."""
+
+    def __init__(self, inner: PpoPolicy, chunk: int, action_dim: int) -> None:
+        self.inner, self._shape = inner, (chunk, action_dim)
+
+    def plan(self, obs: Obs, *, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:
+        """A chunk, its log-probability, and "raw" (n, chunk A), the chunk before clipping."""
+        drawn = self.inner.act(obs, deterministic=deterministic)
+        logp = np.zeros(len(drawn.value), np.float32) if drawn.logp is None else drawn.logp
+        chunk = drawn.value.reshape(len(drawn.value), *self._shape)
+        return Plan(chunk, logp, extras={"raw": drawn.extras["raw"]})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The policy's weights and moments."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Inverse of `state_dict`."""
+        self.inner.load_state_dict(state)
+
+
+class ChunkPolicy(ChunkedPolicy):
     """Acts tick by tick from chunks of an inner policy; a row draws a new chunk when its old one is used up.
+
+    `act` answers with logp (B,) of the whole chunk (None when deterministic) and extras "raw" (B, chunk A), the chunk
+    before clipping, and "chunk_start" (B,) bool, a new chunk was drawn.
 
     Args:
         io: interface of one tick.
@@ -353,60 +379,9 @@ class ChunkPolicy:
     """
 
     def __init__(self, io: IOSpec, inner: PpoPolicy, chunk: int) -> None:
-        self.io, self.inner, self._chunk = io, inner, chunk
-        self._left = np.zeros(0, np.int64)
-        self._plan: dict[str, np.ndarray] = {}
-
-    def reset(self, rows: Array | None = None) -> None:
-        """Forget the chunks of these rows ((N,) bool), or all."""
-        if rows is None:
-            self._left = np.zeros(0, np.int64)
-        else:
-            self._left[np.asarray(rows, bool)] = 0
-
-    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
-        """The next tick of every row's chunk.
-
-        Returns:
-            value (B, A) clipped to [-1, 1]; logp (B,) of the whole chunk (None when deterministic); extras "raw"
-            (B, chunk A), the chunk before clipping, and "chunk_start" (B,) bool, a new chunk was drawn.
-        """
-        first = next(iter(obs.values()))
-        count = len(first)
-        if len(self._left) != count:
-            self._left, self._plan = np.zeros(count, np.int64), {}
-        fresh = self._left == 0
-        if fresh.any():
-            rows: Any = torch.as_tensor(fresh) if isinstance(first, Tensor) else fresh
-            drawn = self.inner.act({key: x[rows] for key, x in obs.items()}, deterministic=deterministic)
-            logp = np.zeros(int(fresh.sum()), np.float32) if drawn.logp is None else drawn.logp
-            new = {"value": drawn.value, "raw": drawn.extras["raw"], "logp": logp}
-            for name, x in new.items():
-                x = x.cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-                if name not in self._plan:
-                    self._plan[name] = np.zeros((count, *x.shape[1:]), x.dtype)
-                # A new array each time: callers may keep the last one.
-                self._plan[name] = self._plan[name].copy()
-                self._plan[name][fresh] = x
-            self._left[fresh] = self._chunk
-        tick = self._chunk - self._left
-        self._left -= 1
-        dim = self.io.action_dim
-        value = self._plan["value"].reshape(count, self._chunk, dim)[np.arange(count), tick]
-        out = {"value": value, "logp": self._plan["logp"], "raw": self._plan["raw"], "chunk_start": fresh}
-        if isinstance(first, Tensor):
-            out = {name: torch.as_tensor(x, device=first.device) for name, x in out.items()}
-        extras: dict[str, Any] = {"raw": out["raw"], "chunk_start": out["chunk_start"]}
-        return Action(out["value"], None if deterministic else out["logp"], extras)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and moments; chunks under way are not kept."""
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Inverse of `state_dict`."""
-        self.inner.load_state_dict(state)
-        self.reset()
+        play = Execution(Horizons(chunk, chunk, chunk), io.action_dim)
+        super().__init__(io, _Inner(inner, chunk, io.action_dim), play)
+        self.inner = inner
 
 
 def wide_io(io: IOSpec, chunk: int) -> IOSpec:

@@ -97,7 +97,7 @@ class Sac:
             init_alpha: temperature at the start.
             target_entropy: a number, "auto" (-A) or "half" (-A / 2).
             backup_entropy: whether the target contains the entropy term.
-            value_head: "mse", "twohot" or "hlgauss".
+            value_head: "mse", "twohot", "hlgauss", "c51" or "quantile".
             value_range: support of the categorical heads in units of return, or "auto": rewards are divided by a
                 running scale so that values fit [-5, 5]; temperature then counts in scaled reward.
             bins: outputs of the categorical heads.
@@ -135,7 +135,9 @@ class Sac:
             raise ValueError(f"value_range is '{value_range}', expected 'auto' or two numbers")
         low, high = (-_AUTO_RANGE, _AUTO_RANGE) if auto else (float(value_range[0]), float(value_range[1]))
         self._head = build_head(value_head, low=low, high=high, bins=bins, sigma_ratio=sigma_ratio, device=self._device)
-        self._reward_scale = RewardScale(_AUTO_RANGE, device=self._device) if auto and value_head != "mse" else None
+        self._reward_scale = (
+            RewardScale(_AUTO_RANGE, device=self._device) if auto and value_head not in ("mse", "quantile") else None
+        )
 
         encoder = EncoderShape(cameras, encoder_channels, encoder_strides, latent) if cameras else None
         self._features = (encoder.outputs if encoder else 0) + state
@@ -238,7 +240,7 @@ class Sac:
             if metrics is not None:
                 metrics["critic_loss"] = self._head.loss(out, target)
                 metrics["q"] = self._head.value(out).mean()
-                metrics["target"] = target.mean()
+                metrics["target"] = self._head.scalar(target).mean()
                 metrics |= self._head.diagnostics(out, target)
             self._critic_params.adam(self._lr)
             self._target_params.blend(self._critic_params, self.tau)
@@ -247,19 +249,18 @@ class Sac:
         return feature, sample.part(slice(size, 2 * size)) if both else None
 
     def _bootstrap(self, feature: Tensor, action: Tensor, logp: Tensor, batch: Transitions, alpha: float) -> Tensor:
-        """(B,) target of the critics."""
+        """Target of the critics, (B,) or what their head learns from."""
         members: list[int] | None = None
         if self._subset < self._critics:
             order = torch.randperm(self._critics, generator=self._generator, device=self._device)
             members = order[: self._subset].tolist()
-        value = self._head.value(self._target.forward(torch.cat([feature, action], dim=1), members)).amin(0)
-        if self._backup_entropy:
-            value = value.sub_(self._entropy_cost(feature, action, logp, alpha))
+        out = self._target.forward(torch.cat([feature, action], dim=1), members)
+        cost = self._entropy_cost(feature, action, logp, alpha) if self._backup_entropy else None
         reward = batch.reward
         if self._reward_scale is not None:
             self._reward_scale.observe(reward, batch.discount)
             reward = reward * (1.0 / self._reward_scale.scale)
-        return torch.addcmul(reward, batch.discount, value)
+        return self._head.backup(out, reward, batch.discount, cost)
 
     @torch.no_grad()
     def _actor_step(self, feature: Tensor, sample: SquashedSample, metrics: dict[str, Tensor] | None) -> None:

@@ -12,7 +12,7 @@ class Rescaled:
     """A sampler whose rewards are scale * r + bias.
 
     Args:
-        source: of the batches, single steps: a bias does not pass through sums over several.
+        source: of the batches, single steps or windows of them: a bias does not pass through sums over several.
         scale: factor.
         bias: added afterwards.
     """
@@ -26,4 +26,5 @@ class Rescaled:
     def batches(self, size: int) -> Iterator[Transitions]:
         """Endless batches of `size` rows."""
         for batch in self.source.batches(size):
-            yield replace(batch, reward=batch.reward * self.scale + self.bias)
+            bias = self.bias * batch.mask if batch.reward.dim() > 1 else self.bias  # a window's missing steps stay 0
+            yield replace(batch, reward=batch.reward * self.scale + bias)

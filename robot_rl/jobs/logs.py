@@ -83,7 +83,13 @@ def _convert(path: Path, kind: str, out: Path) -> Store:
 
 
 def sampler(
-    store: Store, settings: LogSettings, *, seed: int, seeds: int = 1, reads: tuple[str, ...] = ()
+    store: Store,
+    settings: LogSettings,
+    *,
+    seed: int,
+    seeds: int = 1,
+    reads: tuple[str, ...] = (),
+    window: int = 1,
 ) -> tuple[LogDataset, list[str]]:
     """The data set that a learner draws from, and what was assumed, repaired or left out.
 
@@ -93,6 +99,7 @@ def sampler(
         seed: of the sampling.
         seeds: independent streams in one batch.
         reads: what the learner wants besides transitions: "next_action", "return_to_go".
+        window: steps per sample.
 
     Raises:
         ValueError: an option out of range, or actions outside [-1, 1] without `action_clip`.
@@ -118,6 +125,7 @@ def sampler(
         seed=seed,
         gamma=s.gamma,
         seeds=seeds,
+        window=window,
         episodes=episodes,
         next_action="next_action" in reads,
         return_to_go="return_to_go" in reads,

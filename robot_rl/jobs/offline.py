@@ -112,8 +112,9 @@ class OfflineJob:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "config.yaml", config.encode())
         self.learner: Learner[Any] = make_learner(self.io)
-        seeds, reads = getattr(self.learner, "seeds", 1), getattr(self.learner, "reads", ())
-        self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds, reads=reads)
+        options = {name: getattr(self.learner, name, default) for name, default in (("reads", ()), ("window", 1))}
+        seeds = getattr(self.learner, "seeds", 1)
+        self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds, **options)
         if not getattr(self.learner, "rewardless", False):
             logs.check_rewards(self.sampler)
         self.source: Any = self.sampler
@@ -122,7 +123,7 @@ class OfflineJob:
                 logs.open_log(settings.expert),
                 replace(settings, data=settings.expert, top_fraction=1.0),
                 seed=settings.seed + 1,
-                reads=reads,
+                **options,
             )
             self.findings += notes
             self.source = Mix({"expert": (demos, 0.5), "other": (self.sampler, 0.5)}, seed=settings.seed)

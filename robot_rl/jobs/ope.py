@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from robot_rl.chunks import ChunkedPolicy
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.jobs import logs
 from robot_rl.jobs.logs import LogSettings
@@ -137,12 +138,17 @@ def run(
         make_behaviour: (io) -> Gaussian cloning learner.
 
     Raises:
-        ValueError: unknown method, or the log does not fit the policy.
+        ValueError: unknown method, a policy that plays chunks, or the log does not fit the policy.
     """
     s = settings
     unknown = [name for name in s.methods if name not in METHODS]
     if unknown:
         raise ValueError(f"there is no estimator {', '.join(unknown)}; choose from {', '.join(METHODS)}")
+    if isinstance(policy, ChunkedPolicy):
+        raise ValueError(
+            "the policy plays chunks: what it does next depends on the chunk under way and not on the state alone, and "
+            "these estimators judge policies of the state; evaluate it in an environment"
+        )
     store = logs.open_log(s.data)
     logs.agree(store.io, io)
     plain = LogSettings(**{f.name: getattr(s, f.name) for f in fields(LogSettings)})

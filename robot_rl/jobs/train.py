@@ -189,13 +189,19 @@ class TrainJob:
             own: Any = self.learner
             own.attach(self.env)
             return own
+        if self._window > 1 and s.n_step != 1:
+            raise ValueError(
+                f"n_step is {s.n_step}, and this policy sums over chunks of {self._window} steps itself; use n_step=1"
+            )
         self.buffer = ReplayBuffer(
             self.env.io,
             min(s.buffer_size, max(s.total_steps, 1) + s.num_envs),
             num_envs=1 if s.workers else s.num_envs,
             n_step=s.n_step,
             gamma=s.gamma,
+            window=self._window,
             seed=s.seed,
+            extras=getattr(self.learner, "keeps", None),
         )
         sampler: Any = self.buffer
         if s.demos:
@@ -253,6 +259,11 @@ class TrainJob:
         self.buffer = loop.replay
         return loop
 
+    @property
+    def _window(self) -> int:
+        """Steps per sample that the learner reads."""
+        return getattr(self.learner, "window", 1)
+
     def _beside_log(self, path: str) -> Mix:
         """The run's own transitions and those of a log, rewards alike."""
         s = self.settings
@@ -265,7 +276,7 @@ class TrainJob:
         if s.init is not None:
             reward |= checkpoint.read_meta(checkpoint.find(Path(s.init))).get("reward", {})
         settings = LogSettings(path, s.gamma, "scale_bias", reward["scale"], reward["bias"], action_clip=True)
-        data, _ = logs.sampler(store, settings, seed=s.seed + 1)
+        data, _ = logs.sampler(store, settings, seed=s.seed + 1, window=self._window)
         own = Rescaled(self.buffer, scale=reward["scale"], bias=reward["bias"])
         return Mix({"online": (own, 1.0 - s.log_share), "log": (data, s.log_share)}, seed=s.seed)
 
@@ -287,7 +298,8 @@ class TrainJob:
         expert = ExpertPolicy(env)
         episodes = keep_steps(env, expert, episodes=s.demos, seed=s.seed + 77_777, only_success=True)
         rows = sum(len(episode) for episode in episodes)
-        buffer = ReplayBuffer(env.io, rows + 1, n_step=s.n_step, gamma=s.gamma, seed=s.seed + 1)
+        options = {"n_step": s.n_step, "gamma": s.gamma, "window": self._window, "seed": s.seed + 1}
+        buffer = ReplayBuffer(env.io, rows + 1, **options)  # type: ignore[arg-type]
         for episode in episodes:
             buffer.add_episode(episode)
         env.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.chunks import ChunkMeter
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Policy, Step
 
@@ -27,6 +28,8 @@ class Evaluation:
     lengths: list[int] = field(default_factory=list)
     successes: list[bool] = field(default_factory=list)
     frames: list[np.ndarray] = field(default_factory=list)
+    chunks: dict[str, float] = field(default_factory=dict)
+    """Of a policy that acts in chunks: decisions per episode, border_jerk, latency_ms, latency_p95_ms."""
 
     def metrics(self) -> dict[str, float]:
         """Summary under the names eval/return, eval/return_std, eval/length, eval/success."""
@@ -38,7 +41,7 @@ class Evaluation:
         }
         if self.successes:
             out["eval/success"] = float(np.mean(self.successes))
-        return out
+        return {**out, **{f"eval/{name}": value for name, value in self.chunks.items()}}
 
 
 def evaluate(
@@ -75,6 +78,9 @@ def evaluate(
     stepper = Stepper(env)
     stepper.reset(seed=seed)
     policy.reset()
+    meter: ChunkMeter | None = getattr(policy, "meter", None)
+    if meter is not None:
+        meter.clear()
     result = Evaluation()
     returns, lengths, done_count = np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
     while (done_count < quota).any():
@@ -95,10 +101,13 @@ def evaluate(
                     result.successes.append(bool(_numpy(row.info["success"])[i]))
             done_count[i] += 1
             returns[i], lengths[i] = 0.0, 0
-        if ended.any():
-            policy.reset(ended)
-            if on_episode is not None:
-                on_episode(len(result.returns))
+        anew = ended | ~valid  # a row that is no transition is the reset of a next-step autoreset
+        if anew.any():
+            policy.reset(anew)
+        if ended.any() and on_episode is not None:
+            on_episode(len(result.returns))
+    if meter is not None:
+        result.chunks = meter.metrics(int(done_count.sum()))
     return result
 
 

@@ -70,6 +70,9 @@ class OffPolicy:
         self._rng = np.random.default_rng(seed)
         self.stats = EpisodeStats(env.num_envs)
         self._stepper = Stepper(env, save_to=failure_folder)
+        self._previous: np.ndarray | None = None
+        if "previous_action" in getattr(learner, "keeps", {}):  # executed before, zeros after a reset
+            self._previous = np.zeros((env.num_envs, env.io.action_dim), np.float32)
 
     def run(self, total_steps: int, hook: Hook, *, hook_every: int = 1000) -> None:
         """Train until `total_steps` transitions or until the hook says stop.
@@ -85,6 +88,7 @@ class OffPolicy:
             self.learner.policy.reset()
         num_envs, action_dim = self.env.num_envs, self.env.io.action_dim
         batches = self.sampler.batches(self.batch_size)
+        told = getattr(self.learner.policy, "executed", None)
         metrics: Metrics = {}
         mark, mark_steps = time.perf_counter(), self.env_steps
         next_hook = (self.env_steps // hook_every + 1) * hook_every
@@ -94,8 +98,17 @@ class OffPolicy:
             else:
                 action = self.learner.policy.act(stepper.obs).value
             row = stepper.step(action)
+            if self._previous is not None:
+                row.info["previous_action"] = self._previous
             self.buffer.add(row)
             self.stats.add(row)
+            over = host(row.terminated) | host(row.truncated) | ~host(row.valid)
+            if self._previous is not None:
+                self._previous = np.where(over[:, None], 0.0, host(row.action)).astype(np.float32)
+            if told is not None:
+                told(host(row.action))
+            if over.any():  # a chunk never goes on behind a reset
+                self.learner.policy.reset(over)
             self.env_steps += num_envs
             if len(self.buffer) >= min(self.learning_starts, self.buffer.capacity) and len(self.buffer) > 0:
                 self._update_credit += num_envs * self.updates_per_step
@@ -116,7 +129,8 @@ class OffPolicy:
                     return
 
     def state_dict(self) -> dict[str, Any]:
-        """All that continuation needs besides learner and buffer."""
+        """All that continuation needs besides learner and buffer; chunks under way are part of it."""
+        memory = getattr(self.learner.policy, "memory", None)
         return {
             "kind": "off_policy",
             "env_steps": self.env_steps,
@@ -124,6 +138,8 @@ class OffPolicy:
             "update_credit": self._update_credit,
             "rng": _generator_state(self._rng),
             "stats": self.stats.state_dict(),
+            **({} if memory is None else {"policy_memory": memory()}),
+            **({} if self._previous is None else {"previous_action": self._previous}),
             "stepper": self._stepper.state_dict() if hasattr(self.env, "state_dict") else None,
         }
 
@@ -136,9 +152,18 @@ class OffPolicy:
         self._update_credit = float(state["update_credit"])
         self._rng.bit_generator.state = state["rng"]
         self.stats.load_state_dict(state["stats"])
+        if "policy_memory" in state:
+            self.learner.policy.recall(state["policy_memory"])  # type: ignore[attr-defined]
+        if self._previous is not None:
+            self._previous = np.array(state["previous_action"], np.float32)
         if state["stepper"] is not None:  # else this environment cannot be restored: a new episode begins
             self._stepper.reset(seed=self.seed)
             self._stepper.load_state_dict(state["stepper"])
+
+
+def host(x: Any) -> np.ndarray:
+    """An array or tensor in main memory."""
+    return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()
 
 
 def _generator_state(rng: np.random.Generator) -> dict[str, Any]:

@@ -131,12 +131,15 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> tuple
         CheckpointError: no complete checkpoint there.
     """
     from robot_rl import checkpoint
+    from robot_rl.chunks import ChunkedPolicy
 
     torch.set_num_threads(threads)
     folder = checkpoint.find(Path(path))
     run_config: Any = OmegaConf.load(folder / "config.yaml")
     policy = load_policy(OmegaConf.create({"device": device}), run_config, folder)
     io = checkpoint.read_io(folder)
+    if isinstance(policy, ChunkedPolicy):
+        policy.patience = 0.25 / io.control_hz  # a chunk that takes longer must not delay a command
     world = OmegaConf.select(run_config, "env.world")
     make_port: Callable[[tuple[str, ...]], Any] | None = None
     if world is not None:

@@ -5,7 +5,17 @@ import math
 import pytest
 import torch
 
-from robot_rl.policies.nets.value_heads import CategoricalHead, RewardScale, build_head, hl_gauss_head, two_hot_head
+from robot_rl.policies.nets.value_heads import (
+    C51Head,
+    CategoricalHead,
+    QuantileHead,
+    RewardScale,
+    build_head,
+    hl_gauss_head,
+    symexp,
+    symlog,
+    two_hot_head,
+)
 
 
 def test_hl_gauss_golden_numbers():
@@ -100,6 +110,86 @@ def test_reward_scale_without_reward_stays_positive():
 
 def test_unknown_head_and_empty_support_are_refused():
     with pytest.raises(ValueError, match="mse, twohot, hlgauss"):
-        build_head("c51", low=0.0, high=1.0)
+        build_head("c52", low=0.0, high=1.0)
     with pytest.raises(ValueError, match="low < high"):
         build_head("twohot", low=1.0, high=1.0)
+
+
+def test_c51_projection_golden_numbers():
+    # z = -1, -.5, 0, .5, 1; r .5, gamma .9: mean .5 before clamping, .46 after
+    head = build_head("c51", low=-1.0, high=1.0, bins=5)
+    assert isinstance(head, C51Head)
+    p = head.project(torch.tensor([[0.1, 0.2, 0.4, 0.2, 0.1]]), torch.tensor([0.5]), torch.tensor([0.9]))
+    torch.testing.assert_close(p, torch.tensor([[0, 0.08, 0.2, 0.44, 0.28]]), atol=1e-6, rtol=0)
+    assert head.scalar(p).item() == pytest.approx(0.46)
+
+
+@pytest.mark.parametrize("reward", [-1.0, -0.5, 0.0, 0.5, 1.0, 7.0, -7.0])
+def test_c51_keeps_all_mass_on_atoms_edges_and_outside(reward):
+    """An integer position loses its mass in the naive floor / ceil form (both weights are zero)."""
+    head = build_head("c51", low=-1.0, high=1.0, bins=5)
+    assert isinstance(head, C51Head)
+    p = head.project(torch.full((1, 5), 0.2), torch.tensor([reward]), torch.zeros(1))
+    assert float(p.sum()) == pytest.approx(1.0)
+    assert head.scalar(p).item() == pytest.approx(min(max(reward, -1.0), 1.0))
+
+
+def test_c51_of_twins_takes_the_distribution_with_the_smaller_mean_of_each_row():
+    head = build_head("c51", low=-1.0, high=1.0, bins=3)
+    out = torch.full((2, 2, 3), -20.0)
+    out[0, 0, 0] = out[1, 0, 2] = out[0, 1, 2] = out[1, 1, 1] = 20.0
+    zero, one = torch.zeros(2), torch.ones(2)
+    torch.testing.assert_close(head.backup(out, zero, one), torch.tensor([[1.0, 0, 0], [0, 1.0, 0]]))
+    torch.testing.assert_close(head.scalar(head.backup(out, zero, one, reduce="mean")), torch.tensor([0.0, 0.5]))
+    torch.testing.assert_close(
+        head.scalar(head.backup(out, zero, one, torch.tensor([0.0, 0.5]))), torch.tensor([-1.0, -0.5])
+    )
+
+
+def test_scalar_heads_take_the_minimum_of_values_before_projecting():
+    head = build_head("mse", low=0, high=0)
+    out = torch.tensor([[[3.0]], [[1.0]]])
+    target = head.backup(out, torch.tensor([0.5]), torch.tensor([0.9]), torch.tensor([0.2]))
+    assert target.item() == pytest.approx(0.5 + 0.9 * 0.8)
+    ended = head.backup(out, torch.tensor([0.5]), torch.tensor([0.0]))
+    assert ended.item() == pytest.approx(0.5)
+
+
+def test_quantile_head_learns_the_quantiles_of_noise():
+    head, out = QuantileHead(5), torch.zeros(1, 256, 5)
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.zeros(5)
+    for _ in range(3000):
+        grad = head.loss_grad(out + theta, torch.randn(256, generator=generator) * 10.0)
+        theta -= 0.5 * grad.sum((0, 1))
+    normal = torch.distributions.Normal(0.0, 10.0)
+    torch.testing.assert_close(theta, normal.icdf(head.midpoint), atol=1.0, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["c51", "quantile"])
+def test_distributional_gradients_equal_autograd(kind):
+    head = build_head(kind, low=-3.0, high=3.0, bins=9)
+    out = torch.randn(2, 7, head.outputs, requires_grad=True)
+    target = head.backup(torch.randn(2, 7, head.outputs), torch.randn(7), torch.full((7,), 0.9))
+    (expected,) = torch.autograd.grad(head.loss(out, target), out)
+    torch.testing.assert_close(head.loss_grad(out.detach(), target), expected, rtol=1e-4, atol=1e-6)
+    weight = torch.randn(2, 7)
+    (expected,) = torch.autograd.grad((head.value(out) * weight).sum(), out)
+    torch.testing.assert_close(head.value_grad(out.detach(), weight), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_symlog_golden_numbers_and_inverse():
+    x = torch.tensor([10.0, -1000.0, 0.0])
+    torch.testing.assert_close(symlog(x), torch.tensor([2.397895, -6.908755, 0.0]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(symexp(symlog(x)), x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["twohot", "hlgauss"])
+def test_symlog_head_reads_back_large_values_and_its_gradient(kind):
+    head = build_head(kind, low=-10.0, high=10.0, bins=101, symlog=True)
+    assert isinstance(head, CategoricalHead)
+    y = torch.tensor([500.0, -3.0, 0.0])
+    torch.testing.assert_close(head.value(head.spread(y).clamp_min(1e-30).log()[None])[0], y, rtol=2e-3, atol=2e-3)
+    out = torch.randn(1, 3, 101, requires_grad=True)
+    (expected,) = torch.autograd.grad(head.value(out).sum(), out)
+    torch.testing.assert_close(head.value_grad(out.detach(), torch.ones(1, 3)), expected, rtol=1e-3, atol=1e-5)

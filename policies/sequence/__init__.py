@@ -1,0 +1,1 @@
+"""Policies that act in chunks or learn from sequences."""

@@ -1,0 +1,365 @@
+"""Sequence reinforcement learning: a recurrent actor learns sequences of actions, valued step by step along a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
+from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
+from robot_rl.policies.nets.rows import state_size
+from robot_rl.types import IOSpec, Metrics, Obs, Transitions
+
+_LOG_STD = (-20.0, 2.0)
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+
+
+class RecurrentActor:
+    """h_0 = W2 relu(W1 s); h_{i+1} = GRU(a_{i-1}, h_i); u ~ N(mean(h), std(h)); a = tanh u.
+
+    The input of the first inner step is the action executed before the decision, zeros after a reset.
+
+    Args:
+        state: S.
+        actions: A.
+        hidden: width.
+        device: torch device.
+        generator: of the initial weights (Xavier uniform; biases zero).
+    """
+
+    def __init__(self, state: int, actions: int, hidden: int, device: str, generator: torch.Generator) -> None:
+        self.actions = actions
+        shapes = {
+            "first": (hidden, state), "second": (hidden, hidden), "gate_in": (3 * hidden, actions),
+            "gate_hidden": (3 * hidden, hidden), "mean": (actions, hidden), "log_std": (actions, hidden),
+        }  # fmt: skip
+        sizes = {f"{name}_bias": (shape[0],) for name, shape in shapes.items()}
+        self.params = FlatParams({**shapes, **sizes}, device=device)
+        with torch.no_grad():
+            for name, shape in shapes.items():
+                bound = math.sqrt(6.0 / (shape[0] + shape[1]))
+                draw = torch.rand(shape, generator=generator, device=device)
+                self.params.view[name].copy_(draw * (2 * bound) - bound)
+        self.params.require_grad()
+
+    def unroll(self, state: Tensor, previous: Tensor, noise: Tensor | None, steps: int) -> tuple[Tensor, Tensor]:
+        """Actions (B, J, A) and log-densities (B, J).
+
+        Args:
+            state: (B, S).
+            previous: (B, A) action executed before.
+            noise: (B, J, A) standard normal, or None for the mean action.
+            steps: J.
+        """
+        p = self.params.view
+        h = torch.relu(torch.addmm(p["first_bias"], state, p["first"].t()))
+        h = torch.addmm(p["second_bias"], h, p["second"].t())
+        action, actions, densities = previous, [], []
+        for i in range(steps):
+            h = torch.gru_cell(action, h, p["gate_in"], p["gate_hidden"], p["gate_in_bias"], p["gate_hidden_bias"])
+            mean = torch.addmm(p["mean_bias"], h, p["mean"].t())
+            if noise is None:
+                action = mean.tanh()
+                densities.append(mean.new_zeros(len(mean)))
+            else:
+                log_std = torch.addmm(p["log_std_bias"], h, p["log_std"].t()).clamp(*_LOG_STD)
+                action = (mean + log_std.exp() * noise[:, i]).tanh()
+                density = -0.5 * noise[:, i].square() - log_std - _HALF_LOG_TAU
+                densities.append((density - (1.0 - action.square() + 1e-6).log()).sum(-1))
+            actions.append(action)
+        return torch.stack(actions, 1), torch.stack(densities, 1)
+
+
+class Srl:
+    """Sequence reinforcement learning.
+
+    The critic is that of soft actor-critic on single steps: y = r + discount (min Q'(s', a') - alpha log pi), a' the
+    first action of a decision at s' whose previous action is a. The model learns s' from (s, a). The actor emits
+    a_0 ... a_{J-1} from s_0 alone. Its loss is the sum over i of mean(alpha log pi_i - min Q(x_i, a_i)) with x_0 = s_0
+    and x_{i+1} = target model (x_i, a_i) without gradient: through each action's own value and through the recurrence.
+    At test time a decision may be played for any number of steps, J or not.
+
+    Source: Patel and Siegelmann, Overcoming Slow Decision Frequencies in Continuous Control: Model-Based Sequence
+    Reinforcement Learning (dee0512/Sequence-Reinforcement-Learning). How many actions of a decision are played while
+    collecting is our choice (`collect_steps`, 1).
+    """
+
+    consumes = "transitions"
+    method = "SRL"
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        gamma: float = 0.99,
+        batch_size: int = 256,
+        sequence: int = 8,
+        hidden: int = 256,
+        model_hidden: tuple[int, ...] = (400, 300),
+        actor_delay: int = 1,
+        lr: float = 3e-4,
+        tau: float = 0.005,
+        init_alpha: float = 1.0,
+        target_entropy: float | str = "auto",
+        collect_steps: int = 1,
+        model_delta: bool = False,
+        random_sequence: bool = False,
+        average: bool = False,
+        drop_previous: float = 0.0,
+        clamp_states: bool = False,
+        metrics_every: int = 100,
+    ) -> None:
+        """Build networks for `io`. The first defaults are the source's; from `model_delta` on, options are ours.
+
+        Args:
+            io: one vector observation "state".
+            seed: of initial weights and noise.
+            device: torch device.
+            gamma: discount per step; the data's `discount` is what is used.
+            batch_size: rows per update.
+            sequence: J actions that a decision is trained on.
+            hidden: width of actor (both layers and recurrence) and critics.
+            model_hidden: widths of the model.
+            actor_delay: the actor learns in every n-th update.
+            lr: step size of everything.
+            tau: Polyak rate of target critics and target model.
+            init_alpha: temperature at the start.
+            target_entropy: a number, or "auto" (-A), per step of the sequence.
+            collect_steps: actions of a decision that are played while collecting and in plain evaluation.
+            model_delta: the model predicts s' - s.
+            random_sequence: J uniform in 1 ... sequence per update.
+            average: divide the actor's loss by J; its step is J times larger without.
+            drop_previous: probability of zero in place of the previous action in the actor's update.
+            clamp_states: keep predicted states inside the batch's smallest and largest components.
+            metrics_every: metrics are computed in every n-th update.
+
+        Raises:
+            ValueError: an option outside its range.
+        """
+        if min(sequence, collect_steps, batch_size, actor_delay) < 1:
+            raise ValueError(
+                f"sequence, collect_steps, batch_size, actor_delay are {sequence}, {collect_steps}, {batch_size}, "
+                f"{actor_delay}; expected at least 1"
+            )
+        if not 0.0 <= drop_previous < 1.0:
+            raise ValueError(f"drop_previous is {drop_previous}, expected a probability below 1")
+        if isinstance(target_entropy, str) and target_entropy != "auto":
+            raise ValueError(f"target_entropy is '{target_entropy}', expected a number or 'auto'")
+        size, actions = state_size(io, self.method), io.action_dim
+        self.io, self.batch_size, self.keeps = io, batch_size, {"previous_action": (actions,)}
+        self._sequence, self._random, self._average = sequence, random_sequence, average
+        self._delay, self._lr, self._tau = actor_delay, lr, tau
+        self._entropy = -float(actions) if isinstance(target_entropy, str) else float(target_entropy)
+        self._delta, self._drop, self._clamp = model_delta, drop_previous, clamp_states
+        self._generator = generator = torch.Generator(device=device).manual_seed(seed)
+        self.actor = RecurrentActor(size, actions, hidden, device, generator)
+        critic = MlpShape(2, size + actions, (hidden, hidden), 1, False, "critic.")
+        model = MlpShape(1, size + actions, tuple(model_hidden), size, False, "model.")
+        self._critic_params, self._model_params = (FlatParams(x.shapes(), device=device) for x in (critic, model))
+        _xavier(self._critic_params, generator)
+        _xavier(self._model_params, generator)
+        self._critic_target, self._model_target = self._critic_params.twin(), self._model_params.twin()
+        self._critic, self._model = AutogradMlp(critic, self._critic_params), AutogradMlp(model, self._model_params)
+        self._critic_old = AutogradMlp(critic, self._critic_target)
+        self._model_old = AutogradMlp(model, self._model_target)
+        self._alpha_params = FlatParams({"log_alpha": (1,)}, device=device)
+        self._alpha_params.flat[0] = math.log(init_alpha)
+        planner = SrlPlanner(self.actor, collect_steps, seed + 1)
+        self.policy = SrlPolicy(io, planner)
+        self._state = LearnerState(
+            self.method,
+            metrics_every=metrics_every,
+            parts={
+                "actor": self.actor.params,
+                "critic": self._critic_params,
+                "critic_target": self._critic_target,
+                "model": self._model_params,
+                "model_target": self._model_target,
+                "alpha": self._alpha_params,
+                "policy": self.policy,
+                "generator": generator,
+            },
+        )
+
+    @property
+    def alpha(self) -> float:
+        """The temperature."""
+        return math.exp(self._alpha_params.flat[0].item())
+
+    def update(self, batches: Iterator[Transitions], /) -> Metrics:
+        """One step of critics, model and (every `actor_delay`-th update) actor and temperature on one batch.
+
+        Args:
+            batches: batches with extras["previous_action"] (B, A): the action executed before, zeros after a reset.
+
+        Returns:
+            The latest metrics: train/q, train/target, train/critic_loss, train/model_loss, train/actor_loss,
+            train/entropy, train/alpha.
+
+        Raises:
+            ValueError: the batch lacks the previous action.
+            FloatingPointError: a metric is not finite.
+        """
+        wanted = self._state.tick()
+        batch = next(batches)
+        if "previous_action" not in batch.extras:
+            raise ValueError(
+                f"SRL reads extras['previous_action'], the batch has {sorted(batch.extras)}; train it with robot-rl "
+                "train without log= or demos=, or build the buffer with extras={'previous_action': (A,)}"
+            )
+        state, after, action = batch.obs["state"], batch.next_obs["state"], batch.action
+        found = self._critic_step(batch, state, after, action)
+        found["model_loss"] = self._model_step(state, after, action)
+        if self._state.updates % self._delay == 0:
+            found |= self._actor_step(state, batch.extras["previous_action"])
+        self._critic_target.blend(self._critic_params, self._tau)
+        self._model_target.blend(self._model_params, self._tau)
+        return self._state.report({**found, "alpha": self._alpha_params.view["log_alpha"].exp()} if wanted else None)
+
+    def _noise(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._generator, device=self._generator.device)
+
+    def _critic_step(self, batch: Transitions, state: Tensor, after: Tensor, action: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad():
+            chosen, density = self.actor.unroll(after, action, self._noise(len(after), 1, action.shape[1]), 1)
+            value = self._critic_old.compute(torch.cat([after, chosen[:, 0]], 1))[..., 0].amin(0)
+            target = batch.reward + batch.discount * (value - self.alpha * density[:, 0])
+        q = self._critic.compute(torch.cat([state, action], 1))[..., 0]
+        loss = (q - target).square().mean(1).sum()
+        _step(self._critic_params, loss, self._lr)
+        return {"q": q.detach().mean(), "target": target.mean(), "critic_loss": loss.detach()}
+
+    def predict(self, net: AutogradMlp, state: Tensor, action: Tensor) -> Tensor:
+        """(B, S) next state of a model."""
+        out = net.compute(torch.cat([state, action], 1))[0]
+        return state + out if self._delta else out
+
+    def _model_step(self, state: Tensor, after: Tensor, action: Tensor) -> Tensor:
+        loss = (self.predict(self._model, state, action) - after).square().mean()
+        _step(self._model_params, loss, self._lr)
+        return loss.detach()
+
+    def _actor_step(self, state: Tensor, previous: Tensor) -> dict[str, Tensor]:
+        steps = self._sequence
+        if self._random:
+            steps = int(torch.randint(1, steps + 1, (1,), generator=self._generator, device=state.device))
+        if self._drop:
+            keep = torch.rand(len(state), 1, generator=self._generator, device=state.device) >= self._drop
+            previous = previous * keep
+        loss, density = self.actor_loss(state, previous, self._noise(len(state), steps, previous.shape[1]))
+        _step(self.actor.params, loss / steps if self._average else loss, self._lr)
+        mean = density.detach().mean()
+        self._alpha_params.grad[0] = -(mean + self._entropy)
+        self._alpha_params.adam(self._lr)
+        return {"actor_loss": loss.detach() / steps, "entropy": -mean}
+
+    def actor_loss(self, state: Tensor, previous: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum over the sequence of mean(alpha log pi - min Q), and the log-densities (B, J).
+
+        The actions do not depend on predicted states, so the sequence is drawn first, then the model runs without
+        gradient, then one pass of the critics values all steps.
+        """
+        steps = noise.shape[1]
+        actions, density = self.actor.unroll(state, previous, noise, steps)
+        seen = [state]
+        with torch.no_grad():
+            low, high = state.amin(0), state.amax(0)
+            for i in range(steps - 1):
+                ahead = self.predict(self._model_old, seen[-1], actions[:, i].detach())
+                seen.append(ahead.clamp(low, high) if self._clamp else ahead)
+        x = torch.cat([torch.stack(seen, 1), actions], -1).flatten(0, 1)
+        q = self._critic.compute(x)[..., 0].amin(0).view(len(state), steps)
+        return (self.alpha * density - q).mean(0).sum(), density
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, targets, optimisers, generators and counters: tensors and numbers."""
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state belongs to a learner of other sizes.
+        """
+        with torch.no_grad():
+            self._state.load_state_dict(state)
+
+
+class SrlPlanner:
+    """Plans any number of steps from the newest observation and the action executed last."""
+
+    def __init__(self, actor: RecurrentActor, steps: int, seed: int) -> None:
+        self.actor, self.steps = actor, steps
+        device = actor.params.flat.device
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+
+    @torch.no_grad()
+    def plan(self, obs: Obs, *, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:
+        """A sequence; the mean actions feed the recurrence when deterministic."""
+        device = self.actor.params.flat.device
+        state = torch.as_tensor(obs["state"]).to(device, torch.float32)
+        noise = None
+        if not deterministic:
+            shape = (len(state), self.steps, self.actor.actions)
+            noise = torch.randn(shape, generator=self._generator, device=device)
+        last = torch.as_tensor(context["last"]).to(device, torch.float32)
+        return Plan(self.actor.unroll(state, last, noise, self.steps)[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and noise."""
+        return {"actor": self.actor.params.flat.detach().clone(), "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: other sizes.
+        """
+        if state["actor"].shape != self.actor.params.flat.shape:
+            raise ValueError(
+                f"the saved actor has {state['actor'].numel()} parameters, this one {self.actor.params.flat.numel()}"
+            )
+        with torch.no_grad():
+            self.actor.params.flat.copy_(state["actor"])
+        self._generator.set_state(state["generator"].cpu())
+
+
+class SrlPolicy(ChunkedPolicy):
+    """Plays SRL's sequences; `at_interval(k)` plays k steps per decision."""
+
+    any_interval: ClassVar[bool] = True
+
+    def __init__(self, io: IOSpec, planner: SrlPlanner) -> None:
+        steps = planner.steps
+        super().__init__(io, planner, Execution(Horizons(steps, steps, steps), io.action_dim))
+        self._srl = planner
+
+    def at_interval(self, steps: int) -> SrlPolicy:
+        """The same actor, asked every `steps` ticks."""
+        return SrlPolicy(self.io, SrlPlanner(self._srl.actor, steps, 0))
+
+
+def _xavier(params: FlatParams, generator: torch.Generator) -> None:
+    with torch.no_grad():
+        for name, shape in params.shapes.items():
+            if "weight" in name:
+                bound = math.sqrt(6.0 / (shape[1] + shape[2]))
+                draw = torch.rand(shape, generator=generator, device=generator.device)
+                params.view[name].copy_(draw * (2 * bound) - bound)
+
+
+def _step(params: FlatParams, loss: Tensor, lr: float) -> None:
+    """One step of Adam down `loss`, on these parameters alone."""
+    leaves = list(params.view.values())
+    for name, grad in zip(params.view, torch.autograd.grad(loss, leaves, allow_unused=True)):
+        params.grad_view[name].zero_() if grad is None else params.grad_view[name].copy_(grad)
+    params.adam(lr)

@@ -1,0 +1,162 @@
+"""Diffusion and flow chunk policies: golden schedules, DDIM and its density, the student, real-time chunks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.policies.nets.diffusion import Schedule, ddim_step, denoise_clip, step_log_density
+from robot_rl.policies.sequence.diffusion import Diffusion
+from robot_rl.types import Episode, IOSpec
+
+IO = IOSpec({"state": ((1,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
+SMALL: dict[str, Any] = {
+    "hidden": (32,), "batch_size": 32, "horizon_pred": 4, "horizon_exec": 2, "noise_steps": 8, "sample_steps": 4,
+    "warmup": 0, "average_power": 0.5, "metrics_every": 1,
+}  # fmt: skip
+
+
+def test_cosine_schedule_golden() -> None:
+    short, long = Schedule.cosine(20), Schedule.cosine(100)
+    assert float(short.beta[0]) == pytest.approx(0.007993, abs=1e-6)
+    assert float(short.beta[19]) == pytest.approx(0.999)
+    assert float(short.alpha_bar[0]) == pytest.approx(0.992007, abs=1e-6)
+    assert float(short.alpha_bar[9]) == pytest.approx(0.493844, abs=1e-6)
+    assert float(long.alpha_bar[0]) == pytest.approx(0.999369, abs=1e-6)
+    assert long.indices(10) == [90, 80, 70, 60, 50, 40, 30, 20, 10, 0]
+
+
+def test_denoise_clip_golden_and_a_chain_of_one() -> None:
+    assert denoise_clip(5).tolist() == pytest.approx([0.001, 0.001527, 0.002642, 0.005002, 0.01], abs=1e-6)
+    assert denoise_clip(1).tolist() == [0.01]  # the source divides by zero
+
+
+def test_ddim_with_the_true_noise_returns_the_clean_chunk() -> None:
+    schedule, g = Schedule.cosine(20), torch.Generator().manual_seed(0)
+    clean, noise = torch.rand(5, 3, generator=g) * 1.8 - 0.9, torch.randn(5, 3, generator=g)
+    x = schedule.noised(clean, noise, torch.full((5,), 12))
+    end = ddim_step(schedule, x, noise, 12, -1)
+    torch.testing.assert_close(end.mean, clean, atol=1e-5, rtol=0)
+    middle = ddim_step(schedule, x, noise, 12, 5)
+    torch.testing.assert_close(middle.mean, schedule.noised(clean, noise, torch.full((5,), 5)), atol=1e-5, rtol=0)
+
+
+def test_ddim_eta_one_has_the_variance_of_ddpm() -> None:
+    schedule = Schedule.cosine(20)
+    here, there, beta = float(schedule.alpha_bar[9]), float(schedule.alpha_bar[8]), float(schedule.beta[9])
+    step = ddim_step(schedule, torch.zeros(1, 1), torch.zeros(1, 1), 9, 8, eta=1.0)
+    assert step.std**2 == pytest.approx((1 - there) / (1 - here) * beta)
+
+
+def test_clipping_recomputes_the_noise() -> None:
+    """x, clean and noise stay one triple: sqrt(ab) clean + sqrt(1 - ab) noise = x."""
+    schedule = Schedule.cosine(20)
+    x, wrong = torch.tensor([[2.0]]), torch.tensor([[-1.0]])
+    step = ddim_step(schedule, x, wrong, 9, 8)
+    assert step.clean.item() == 1.0
+    here, there = schedule.level(9), schedule.level(8)
+    noise = (2.0 - here**0.5) / (1 - here) ** 0.5
+    assert step.mean.item() == pytest.approx(there**0.5 + (1 - there) ** 0.5 * noise, rel=1e-5)
+
+
+def test_density_uses_the_floor_and_refuses_a_deterministic_step() -> None:
+    schedule = Schedule.cosine(20)
+    step = ddim_step(schedule, torch.zeros(1, 1), torch.zeros(1, 1), 9, 8)
+    with pytest.raises(ValueError, match="deterministic"):
+        step_log_density(step, step.mean, floor=0.0)
+    expected = torch.distributions.Normal(step.mean, 0.1).log_prob(torch.tensor([[0.05]]))
+    torch.testing.assert_close(step_log_density(step, torch.tensor([[0.05]]), floor=0.1), expected)
+
+
+def demos() -> ReplayBuffer:
+    """From state 0 all actions are 0.5 or all are -0.5: two modes, whose mean is no demonstration."""
+    buffer = ReplayBuffer(IO, 4096, window=4, seed=0)
+    for i in range(40):
+        action = np.full((4, 1), 0.5 if i % 2 else -0.5, np.float32)
+        state = np.arange(5, dtype=np.float32)[:, None]
+        buffer.add_episode(
+            Episode(
+                {"state": state}, action, action, np.zeros(4, np.float32), False, True, np.zeros(4, bool), state[:, 0]
+            )
+        )
+    return buffer
+
+
+@pytest.mark.parametrize("kind", ["diffusion", "flow"])
+def test_two_modes_are_kept_and_the_student_copies_them(kind: str) -> None:
+    learner = Diffusion(IO, **{**SMALL, "kind": kind, "hidden": (64, 64), "lr": 3e-3, "distill_from": 250})
+    batches = demos().batches(64)
+    for _ in range(600):
+        learner.update(batches)
+    state, noise = torch.zeros(300, 1), torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
+    teacher = learner.teacher(learner.seen(state), noise)[:, :2]
+    assert ((teacher.abs() - 0.5).abs() < 0.25).float().mean() > 0.75  # near a mode ...
+    assert (teacher.abs() < 0.15).float().mean() < 0.15  # ... and seldom near their mean
+    assert 0.25 < (teacher[:, 0] > 0).float().mean() < 0.75
+    student = learner.student(learner.seen(state), noise)[:, :2]
+    assert (student.sign() == teacher.sign()).float().mean() > 0.9  # the same noise, the same mode
+    assert (student - teacher).abs().mean() < 0.15
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"kind": "flow", "distill_from": 1}, {"distill_from": 2, "student_acts": True}]
+)
+def test_save_load_update_equals_update(options: dict[str, Any]) -> None:
+    one, other = (Diffusion(IO, seed=s, **{**SMALL, **options}) for s in (1, 2))
+    stream = demos().batches(32)
+    data = [next(stream) for _ in range(5)]
+    for b in data[:3]:
+        one.update(iter([b]))
+    other.load_state_dict(one.state_dict())
+    for b in data[3:]:
+        assert one.update(iter([b])) == other.update(iter([b]))
+    one.policy.reset()
+    obs = {"state": np.ones((3, 1), np.float32)}
+    assert (one.policy.act(obs).value == other.policy.act(obs).value).all()
+
+
+def test_teacher_is_a_function_of_the_noise() -> None:
+    learner = Diffusion(IO, **SMALL)
+    learner.update(demos().batches(32))
+    state, noise = torch.zeros(5, 1), torch.randn(5, 4)
+    assert torch.equal(learner.teacher(state, noise), learner.teacher(state, noise))
+
+
+def test_student_decides_faster_than_its_teacher() -> None:
+    learner = Diffusion(IO, **{**SMALL, "distill_from": 1, "noise_steps": 20, "sample_steps": 20})
+    state, noise = torch.zeros(1, 1), torch.randn(1, 4)
+    spent = {}
+    for name, call in (("teacher", learner.teacher), ("student", learner.student)):
+        call(state, noise)
+        begun = time.process_time()
+        for _ in range(50):
+            call(state, noise)
+        spent[name] = time.process_time() - begun
+    assert spent["teacher"] > 3.0 * spent["student"]
+
+
+def test_realtime_flow_goes_on_from_the_running_chunk() -> None:
+    options = {**SMALL, "kind": "flow", "horizon_pred": 4, "horizon_exec": 2, "mode": "realtime", "delay": 1}
+    learner = Diffusion(IO, **{**options, "hidden": (64, 64), "lr": 3e-3, "sample_steps": 10})
+    batches = demos().batches(64)
+    for _ in range(400):
+        learner.update(batches)
+    state, g = torch.zeros(200, 1), torch.Generator().manual_seed(2)
+    noise, previous = torch.randn(200, 4, generator=g), torch.full((200, 4, 1), 0.5)
+    free = learner.teacher(learner.seen(state), noise)
+    held = learner.continued(learner.seen(state), noise, previous, torch.ones(200, 4, dtype=torch.bool))
+    agree = [(x[:, 1:3].mean(1) > 0).float().mean().item() for x in (free, held)]
+    assert agree[0] < 0.75
+    assert agree[1] > agree[0] + 0.15  # the running chunk was of the upper mode: its continuation sooner is
+    assert (held[:, 0] - 0.5).abs().mean() < 0.5 * (free[:, 0] - 0.5).abs().mean()  # the entry that is held firmly
+
+
+def test_wrong_options_are_refused() -> None:
+    for options in ({"kind": "gan"}, {"student_acts": True}, {"sample_steps": 50}, {"horizon_exec": 9}):
+        with pytest.raises(ValueError, match=r"kind|student|sampling|horizon_exec"):
+            Diffusion(IO, **{**SMALL, **options})

@@ -1,0 +1,194 @@
+"""Sequence RL: the recurrence, what the actor's loss is, where gradients go, saving, and any number of steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.policies.sequence.srl import Srl
+from robot_rl.types import IOSpec, Transitions
+
+IO = IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
+
+
+def build(**options: Any) -> Srl:
+    return Srl(IO, **{"hidden": 16, "model_hidden": (16, 16), "batch_size": 8, "metrics_every": 1, **options})
+
+
+def batch(size: int = 8, seed: int = 0, **fields: Any) -> Transitions:
+    g = torch.Generator().manual_seed(seed)
+    no = torch.zeros(size, dtype=torch.bool)
+    values: dict[str, Any] = {
+        "obs": {"state": torch.randn(size, 2, generator=g)},
+        "action": torch.rand(size, 1, generator=g) * 2 - 1,
+        "reward": torch.randn(size, generator=g),
+        "discount": torch.full((size,), 0.9),
+        "next_obs": {"state": torch.randn(size, 2, generator=g)},
+        "terminated": no, "truncated": no, "intervened": no, "mask": ~no,
+        "extras": {"previous_action": torch.rand(size, 1, generator=g) * 2 - 1},
+    }  # fmt: skip
+    return Transitions(**{**values, **fields})
+
+
+def test_save_load_update_equals_update() -> None:
+    options = {"random_sequence": True, "drop_previous": 0.3, "clamp_states": True, "model_delta": True}
+    one, other = build(seed=1, **options), build(seed=2, **options)
+    for i in range(3):
+        one.update(iter([batch(seed=i)]))
+    other.load_state_dict(one.state_dict())
+    for i in range(3, 5):
+        assert one.update(iter([batch(seed=i)])) == other.update(iter([batch(seed=i)]))
+    obs = {"state": np.ones((3, 2), np.float32)}
+    assert (one.policy.act(obs).value == other.policy.act(obs).value).all()
+
+
+def test_actor_loss_is_the_sum_over_the_sequence_along_the_target_model() -> None:
+    """A slow reference: one step after the other, as the source writes it."""
+    learner = build(seed=3, sequence=4)
+    data, noise = batch(), torch.randn(8, 4, 1)
+    loss, _ = learner.actor_loss(data.obs["state"], data.extras["previous_action"], noise)
+    p, total = learner.actor.params.view, torch.zeros(())
+    h = torch.relu(data.obs["state"] @ p["first"].t() + p["first_bias"]) @ p["second"].t() + p["second_bias"]
+    seen, action = data.obs["state"], data.extras["previous_action"]
+    for i in range(4):
+        h = torch.gru_cell(action, h, p["gate_in"], p["gate_hidden"], p["gate_in_bias"], p["gate_hidden_bias"])
+        mean, log_std = h @ p["mean"].t() + p["mean_bias"], (h @ p["log_std"].t() + p["log_std_bias"]).clamp(-20, 2)
+        u = mean + log_std.exp() * noise[:, i]
+        action = u.tanh()
+        density = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) - (1 - action**2 + 1e-6).log()
+        q = learner._critic.compute(torch.cat([seen, action], 1))[..., 0].amin(0)
+        total = total + (learner.alpha * density.sum(1) - q).mean()
+        seen = learner.predict(learner._model_old, seen, action).detach()
+    torch.testing.assert_close(loss, total)
+
+
+def test_gradient_reaches_an_action_through_the_recurrence_and_not_through_the_model() -> None:
+    """With values that only read the last state, nothing is left: predicted states carry no gradient."""
+    learner = build(sequence=3)
+    with torch.no_grad():
+        learner._critic_params.view["critic.weight0"][:, 2:] = 0.0  # blind for actions
+        learner._alpha_params.flat[0] = -60.0  # no entropy term
+    data = batch()
+    loss, _ = learner.actor_loss(data.obs["state"], data.extras["previous_action"], torch.randn(8, 3, 1))
+    grads = torch.autograd.grad(loss, list(learner.actor.params.view.values()), allow_unused=True)
+    assert all(g is None or g.abs().max() < 1e-12 for g in grads)
+
+
+def test_actor_step_moves_neither_critic_nor_model_and_critic_step_no_actor() -> None:
+    learner, data = build(), batch()
+    critic, model = learner._critic_params.flat.clone(), learner._model_params.flat.clone()
+    learner._actor_step(data.obs["state"], data.extras["previous_action"])
+    assert torch.equal(learner._critic_params.flat, critic)
+    assert torch.equal(learner._model_params.flat, model)
+    actor = learner.actor.params.flat.clone()
+    learner._critic_step(data, data.obs["state"], data.next_obs["state"], data.action)
+    learner._model_step(data.obs["state"], data.next_obs["state"], data.action)
+    assert torch.equal(learner.actor.params.flat, actor)
+
+
+def test_critic_target_is_one_step_and_honours_the_discount() -> None:
+    """Chunk length plays no part in the critic; a terminated row (discount 0) is its reward alone."""
+    learner = build(sequence=8)
+    data = batch(discount=torch.zeros(8))
+    found = learner._critic_step(data, data.obs["state"], data.next_obs["state"], data.action)
+    assert found["target"].item() == pytest.approx(data.reward.mean().item(), abs=1e-6)
+
+
+def test_time_limit_bootstraps() -> None:
+    """Reward 1 everywhere, state never changes: V = 1 / (1 - gamma) = 5 where only a limit ends the episode."""
+    found = {}
+    for ended in (False, True):
+        learner = build(hidden=32, lr=3e-3, tau=0.1, init_alpha=1e-6, sequence=1)
+        data = batch(64, reward=torch.ones(64), discount=torch.full((64,), 0.0 if ended else 0.8))
+        for _ in range(150):
+            metrics = learner.update(iter([data]))
+        found[ended] = metrics["train/q"]  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert found[True] == pytest.approx(1.0, abs=0.1)
+    assert found[False] > 3.5
+
+
+def test_batch_without_previous_action_is_refused() -> None:
+    with pytest.raises(ValueError, match="previous_action"):
+        build().update(iter([batch(extras={})]))
+
+
+def test_loss_is_averaged_on_request() -> None:
+    one, other = build(seed=5, sequence=4), build(seed=5, sequence=4, average=True)
+    data = batch()
+    for learner in (one, other):
+        learner._actor_step(data.obs["state"], data.extras["previous_action"])
+    torch.testing.assert_close(one.actor.params.grad, other.actor.params.grad * 4.0)
+
+
+def test_any_interval_continues_the_same_sequence() -> None:
+    """Mean actions: a decision of 5 steps begins with those of a decision of 2, and J is no limit."""
+    learner = build(sequence=2)
+    obs = {"state": np.ones((1, 2), np.float32)}
+    rows = {}
+    for k in (2, 5):
+        policy = learner.policy.at_interval(k)
+        rows[k] = [float(policy.act(obs, deterministic=True).value[0, 0]) for _ in range(k)]
+    assert rows[5][:2] == pytest.approx(rows[2])
+
+
+def test_density_of_the_first_action_integrates_to_one() -> None:
+    learner = build(seed=2)
+    state, previous = torch.zeros(4001, 2), torch.zeros(4001, 1)
+    noise = torch.linspace(-8, 8, 4001)[:, None, None]
+    action, density = learner.actor.unroll(state, previous, noise, 1)
+    width = action[1:, 0, 0] - action[:-1, 0, 0]
+    mass = float((density[1:, 0].exp() * width).sum().detach())
+    assert mass == pytest.approx(1.0, abs=0.01)
+    assert math.isfinite(float(density.detach().min()))
+
+
+def test_loop_keeps_the_previously_executed_action() -> None:
+    from gymnasium.vector import AutoresetMode
+
+    from robot_rl.loops.off_policy import OffPolicy
+
+    class Three:
+        """Episodes of three steps."""
+
+        num_envs, io = 1, IO
+        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.t = 0
+            return {"state": np.zeros((1, 2), np.float32)}, {}
+
+        def step(self, action: Any) -> Any:
+            self.t += 1
+            over, final = self.t % 3 == 0, {"state": np.full((1, 2), self.t % 3 or 3, np.float32)}
+            obs = {"state": np.zeros((1, 2), np.float32)} if over else final
+            flags = np.array([over])
+            return obs, np.ones(1, np.float32), np.zeros(1, bool), flags, {"final_obs": final}
+
+    learner = build()
+    buffer = ReplayBuffer(IO, 100, extras=learner.keeps)
+    loop = OffPolicy(Three(), learner, buffer, batch_size=8, learning_starts=20, random_steps=7)
+    loop.run(12, lambda step, metrics: False)
+    rows = buffer._ring.record[:12]
+    action = rows[:, buffer._layout.action][:, 0]
+    previous = rows[:, buffer._layout.extras["previous_action"][1]][:, 0]
+    expected = [0.0 if i % 3 == 0 else action[i - 1] for i in range(12)]
+    assert previous.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_srl_keeps_a_pendulum_up_at_eight_steps_per_decision() -> None:
+    from robot_rl.loops.evaluate import evaluate
+    from robot_rl.loops.off_policy import OffPolicy
+    from robot_rl.sim import gym_env
+
+    env = gym_env.make(1, 0, id="Pendulum-v1")
+    learner = Srl(env.io, hidden=64, model_hidden=(64, 64), batch_size=64, sequence=8, lr=1e-3)
+    buffer = ReplayBuffer(env.io, 20_000, extras=learner.keeps)
+    OffPolicy(env, learner, buffer, batch_size=64, learning_starts=1000).run(12_000, lambda *_: False, hook_every=4000)
+    result = evaluate(gym_env.make(10, 1, id="Pendulum-v1"), learner.policy.at_interval(8), episodes=10)
+    assert np.mean(result.returns) > -600.0  # holding the first action of a one-step policy: about -1200
