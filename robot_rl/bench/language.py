@@ -58,7 +58,7 @@ TASKS = {
     "guess": Task(
         "robot_rl.sim.worlds.text_guess.TextGuess",
         {"numbers": 8},
-        50_000,
+        40_000,
         {**SHARED, "warmup_dialogues": 32, "warmup_steps": 60, "warmup_lr": 4e-3},
         ("gigpo", "grpo"),
     ),
