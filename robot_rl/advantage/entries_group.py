@@ -83,10 +83,18 @@ def _remax(batch: TurnBatch) -> Estimate:
     return _by_episode(batch, groups.remax(e.outcome, ids(e.group_id), greedy))
 
 
+def _scorable_reward(batch: TurnBatch) -> Any:
+    """(N,) step rewards; NaN in episodes whose outcome is."""
+    outcome, reward = batch.episodes.outcome, batch.steps.reward
+    if isinstance(outcome, np.ndarray) and np.isfinite(outcome).all():
+        return reward
+    return reward + 0 * outcome[ids(batch.steps.episode_id)]
+
+
 @register("group", "reinforce_pp", paper="Hu et al. 2025, REINFORCE++")
 def _reinforce_pp(batch: TurnBatch, **options: Any) -> Estimate:
     s = batch.steps
-    reward = s.reward + 0 * batch.episodes.outcome[ids(s.episode_id)]
+    reward = _scorable_reward(batch)
     return Estimate(turn_groups.reinforce_pp(reward, ids(s.episode_id), mask=s.loss_mask, **options))
 
 
@@ -103,7 +111,7 @@ def _otb(batch: TurnBatch, *, gamma: float = 1.0, tool_aware: bool = False) -> E
     s, episode = batch.steps, ids(batch.steps.episode_id)
     turn = ids(s.turn_id) if tool_aware else None
     weight = turn_groups.otb_weight(s.extras["prob"], s.extras["prob_square_sum"], episode, turn=turn)
-    reward = s.reward + 0 * batch.episodes.outcome[episode]
+    reward = _scorable_reward(batch)
     value = turn_groups.discounted_return(reward, episode, gamma)
     return Estimate(turn_groups.otb(value, weight, episode, ids(batch.episodes.group_id)))
 

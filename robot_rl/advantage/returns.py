@@ -27,7 +27,7 @@ from robot_rl.advantage.kinds import (
     require_unit_interval,
     zeros,
 )
-from robot_rl.advantage.scan import reverse_linear_scan
+from robot_rl.advantage.scan import reverse_linear_scan, solve
 from robot_rl.advantage.segments import factorise, seg_count, stable_order
 
 
@@ -103,7 +103,12 @@ def discounted_return(reward: Array, episode: Array, gamma: float, *, keep: Arra
     if n == 0:
         return cast(reward, reward)
     carry = continues(episode) if keep is None else continues(episode) & keep
-    total = reverse_linear_scan(double(reward), double(carry) * gamma)
+    if isinstance(reward, np.ndarray):
+        decay = np.full(n, gamma, np.float64)
+        decay[~carry] = 0.0
+        total = solve(reward.astype(np.float64), decay)  # both are scratch: no copies inside
+    else:
+        total = reverse_linear_scan(double(reward), double(carry) * gamma)
     # A NaN spreads over the part of its episode before it only; the whole episode is unscorable.
     bad = unscorable_rows(reward, episode)
     if not (readable(bad) and not bool(bad.any())):

@@ -24,11 +24,14 @@ from robot_rl.advantage.kinds import (
 )
 from robot_rl.advantage.normalise import RESIDUE, as_cells, normalise, whiten
 from robot_rl.advantage.returns import continues, discounted_return, position, unscorable_rows
-from robot_rl.advantage.segments import check_ids, combine_ids, seg_count, seg_sum, seg_var
+from robot_rl.advantage.segments import add, check_ids, combine_ids, seg_count, seg_sum, seg_var
+
+BLOCK = 1 << 14
+"""Rows of a block where a chain of operations is done block by block."""
 
 
-def _turn_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Array, Array, Array]:
-    """(reward, episode int64, dense group per row or -1, first row of each episode)."""
+def _episode_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Array, Array]:
+    """Checked (reward, episode int64, dense group per episode or -1)."""
     reward = as_array(reward)
     n = require_flat("reward", reward)
     episode = as_array(episode, reward)
@@ -39,10 +42,33 @@ def _turn_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Arra
     dense = as_cells(group, group)
     group = library(reward).where(dense.inside, dense.ids, -1)
     check_ids(episode, int(group.shape[0]))
-    episode = integer(episode)
+    return reward, integer(episode), group
+
+
+def _turn_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Array, Array, Array]:
+    """(reward, episode int64, dense group per row or -1, first row of each episode)."""
+    reward, episode, group = _episode_rows(reward, episode, group)
     first = episode == episode
     first[1:] = episode[1:] != episode[:-1]
     return reward, episode, group[episode], first
+
+
+def _starts(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First row and number of rows of every run of equal ids."""
+    start = np.concatenate(([0], np.flatnonzero(ids[1:] != ids[:-1]) + 1)) if ids.size else np.zeros(0, np.int64)
+    return start, np.diff(start, append=ids.size)
+
+
+def _position_cells(episode: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, int]:
+    """Cells (group, position in the episode) without a table: each group has as many as its longest episode."""
+    start, length = _starts(episode)
+    owner = group[episode[start]]
+    longest = np.zeros(int(group.max(initial=0)) + 1, np.int64)
+    np.maximum.at(longest, owner, length)
+    offset = np.cumsum(longest) - longest
+    cells = np.arange(episode.size)
+    cells += np.repeat(offset[owner] - start, length)
+    return cells, int(longest.sum())
 
 
 def _cell(group: Array, index: Array) -> tuple[Array, int]:
@@ -366,16 +392,22 @@ def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Arr
     """
     prob = as_array(prob)
     xp = library(prob)
-    norm = 1.0 - 2.0 * double(prob) + double(as_array(prob_square_sum, prob))
+    square = as_array(prob_square_sum, prob)
     episode = as_array(episode, prob)
     ids = episode if turn is None else combine_ids(episode, as_array(turn, prob))[0]
+    if isinstance(prob, np.ndarray):
+        require_rows(prob.shape[0], prob_square_sum=square, ids=ids)
+        norm = np.multiply(prob, -2.0, dtype=np.float64)
+        norm += 1.0
+        norm += square
+        start, _ = _starts(ids)
+        # What a block adds up is taken off where the next one begins, so that one running sum serves all.
+        norm[start[1:]] -= np.add.reduceat(norm, start)[:-1] if start.size else 0.0
+        total = np.cumsum(norm, out=norm)
+        return cast(total, prob)
+    norm = 1.0 - 2.0 * double(prob) + double(square)
     total = xp.cumsum(norm, 0)
     first = ~xp.flip(continues(xp.flip(ids, (0,))), (0,))
-    # What had been added up before a block began is taken off again.
-    if isinstance(total, np.ndarray):
-        start = np.flatnonzero(first)
-        total -= np.repeat(total[start] - norm[start], np.diff(start, append=len(total)))
-        return cast(total, prob)
     block = xp.cumsum(integer(first), 0) - 1
     return cast(total - (total - norm)[first][block], prob)
 
@@ -398,23 +430,42 @@ def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_positi
 
     Source: optimal token baseline as present in verl (formula recalled).
     """
-    value, episode, row_group, _ = _turn_rows(value, episode, group)
+    value, episode, group = _episode_rows(value, episode, group)
     xp = library(value)
-    index = position(episode) if row_position is None else as_array(row_position, value)
-    cells, count = _cell(row_group, index)
     weight = double(as_array(weight, value))
     require_rows(int(value.shape[0]), weight=weight)
     x = double(value)
+    if isinstance(x, np.ndarray) and row_position is None and x.size and group.min() >= 0 and not np.isnan(x).any():
+        return _otb_everywhere(x, weight, *_position_cells(episode, group), value)
+    index = position(episode) if row_position is None else as_array(row_position, value)
+    cells, count = _cell(group[episode], index)
     use = (cells >= 0) & ~xp.isnan(x)
-    every = isinstance(use, np.ndarray) and bool(use.all())  # the usual case; five passes less over the rows
-    if not every:
-        cells = xp.where(cells >= 0, cells, 0)
-        x, weight = xp.where(use, x, 0.0), xp.where(use, weight, 0.0)
+    cells = xp.where(cells >= 0, cells, 0)
+    x, weight = xp.where(use, x, 0.0), xp.where(use, weight, 0.0)
     total = seg_sum(weight, cells, count)
     baseline = seg_sum(weight * x, cells, count) / xp.where(total > 0, total, 1.0)
     # NaN marks cells with a single member: nothing is larger than NaN, so that their rows become 0 below.
-    baseline = xp.where(seg_count(cells, count, mask=None if every else use) < 2, float("nan"), baseline)
+    baseline = xp.where(seg_count(cells, count, mask=use) < 2, float("nan"), baseline)
     out = x - baseline[cells]
     # What is equal to its baseline up to float residue is equal: cells without spread give exactly 0.
     apart = xp.abs(out) > RESIDUE * xp.clip(xp.abs(x), 1.0, None)
-    return cast(xp.where(apart if every else apart & use, out, 0.0), value)
+    return cast(xp.where(apart & use, out, 0.0), value)
+
+
+def _otb_everywhere(x: np.ndarray, weight: np.ndarray, cells: np.ndarray, count: int, like: np.ndarray) -> np.ndarray:
+    """The usual case of `otb`, every row in a group and scorable: the same numbers in far fewer passes over memory."""
+    total = add(weight, cells, count)
+    total[total <= 0] = 1.0
+    baseline = add(weight * x, cells, count)
+    baseline /= total
+    baseline[np.bincount(cells, minlength=count) < 2] = np.nan
+    out = np.empty(x.size, like.dtype if np.issubdtype(like.dtype, np.floating) else np.float64)
+    for low in range(0, x.size, BLOCK):  # what a block needs stays in the cache
+        part = x[low : low + BLOCK]
+        gap = baseline[cells[low : low + BLOCK]]
+        np.subtract(part, gap, out=gap)
+        limit = np.abs(part)
+        np.maximum(limit, 1.0, out=limit)
+        limit *= RESIDUE
+        out[low : low + BLOCK] = np.where(np.abs(gap) > limit, gap, 0.0)
+    return out

@@ -64,7 +64,7 @@ WORLDS = {
     "double_pendulum": World(
         "robot_rl.sim.worlds.double_pendulum.DoublePendulum",
         {},
-        96_000,
+        48_000,
         8,
         {"rollout_steps": 1000, "lr": 2e-3, "epochs": 10, "minibatch": 250, "anchor_tolerance": 0.25},
     ),

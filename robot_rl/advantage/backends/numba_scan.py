@@ -11,7 +11,6 @@ import sys
 import numpy as np
 from numba import njit
 
-GROUP = 64  # columns that are searched for episode ends at a time
 TILE = 1024  # columns that travel through time together: what they carry stays in the first-level cache
 
 
@@ -55,43 +54,45 @@ def _gae_flat(reward, value, next_value, terminated, boundary, gamma, decay, adv
 def _gae_rows(reward, value, next_value, terminated, ends, done, gamma, decay, advantage, target):
     steps, width = reward.shape
     group = width // ends.shape[1]
-    carry, total = np.zeros(TILE), np.zeros(TILE)
+    total = np.zeros(TILE)  # return of the row at hand
     blend = gamma - decay
     for low in range(0, width, TILE):
         count = min(TILE, width - low)
         first, stop = low // group, (low + count) // group
-        # What the successor adds to the return of a row: gamma ((1 - lambda) V + lambda G).
         for j in range(count):
-            carry[j] = 0.0 if terminated[steps - 1, low + j] else gamma * np.float64(next_value[steps - 1, low + j])
+            ahead = 0.0 if terminated[steps - 1, low + j] else gamma * np.float64(next_value[steps - 1, low + j])
+            total[j] = np.float64(reward[steps - 1, low + j]) + ahead
         for t in range(steps - 1, -1, -1):
+            v = value[t, low : low + count]
+            a, g = advantage[t, low : low + count], target[t, low : low + count]
+            # Two arrays written per loop at most: with three the compiler does not turn it into vector operations.
+            for j in range(count):
+                x = total[j]
+                g[j] = x
+                a[j] = x - np.float64(v[j])
+            if t == 0:
+                break
+            # The row before, as if no episode ended in it: r + gamma ((1 - lambda) V' + lambda G').
+            r = reward[t - 1, low : low + count]
+            for j in range(count):
+                total[j] = np.float64(r[j]) + (blend * np.float64(v[j]) + decay * total[j])
             # Ends are rare: whole words of flags are skipped at once, and the main loops never see `next_value`.
-            marks, over = ends[t, first:stop], done[t, first:stop]
+            marks, over = ends[t - 1, first:stop], done[t - 1, first:stop]
             some = np.uint64(0)
             for w in range(marks.size):
                 some |= marks[w] | over[w]
-            if some and t < steps - 1:
-                for w in range(marks.size):
-                    word = np.uint64(marks[w] | over[w])
-                    j = w * group
-                    while word:
-                        if word & np.uint64(255):
-                            if over[w] >> np.uint64(8 * (j - w * group)) & np.uint64(255):
-                                carry[j] = 0.0
-                            else:
-                                carry[j] = gamma * np.float64(next_value[t, low + j])
-                        word >>= np.uint64(8)
-                        j += 1
-            r, v = reward[t, low : low + count], value[t, low : low + count]
-            a, g = advantage[t, low : low + count], target[t, low : low + count]
-            # One array written per loop: with two the compiler does not turn the loop into vector operations.
-            for j in range(count):
-                total[j] = np.float64(r[j]) + carry[j]
-            for j in range(count):
-                carry[j] = blend * np.float64(v[j]) + decay * total[j]
-            for j in range(count):
-                a[j] = total[j] - np.float64(v[j])
-            for j in range(count):
-                g[j] = total[j]
+            if not some:
+                continue
+            for w in range(marks.size):
+                word = np.uint64(marks[w] | over[w])
+                j = w * group
+                while word:
+                    if word & np.uint64(255):
+                        total[j] = np.float64(r[j])
+                        if not over[w] >> np.uint64(8 * (j - w * group)) & np.uint64(255):
+                            total[j] += gamma * np.float64(next_value[t - 1, low + j])
+                    word >>= np.uint64(8)
+                    j += 1
 
 
 def scan(x: np.ndarray, a: np.ndarray, *, overwrite: bool = False) -> np.ndarray:

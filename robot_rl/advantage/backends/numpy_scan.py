@@ -18,7 +18,7 @@ import numpy as np
 WIDE = 2000  # columns from which a plain loop over time beats the blocked form
 BLOCK = 8  # time steps per block of the narrow form
 COLUMN = 64  # consecutive rows per column of the flat form
-TILE = 32  # time steps of the wide form whose coefficients are written at a time, so that they stay in cache
+TILE = 16  # time steps of the wide form whose coefficients are written at a time, so that they stay in cache
 FLAT_LOOP = 96  # below this length a loop over Python floats is the fastest flat scan
 DENSE = 16  # more than one boundary in so many rows: masks over everything beat lists of boundaries
 PRECISE = 0.998  # float32 coefficients closer to one lose whole digits of a long return: float64 from here on
