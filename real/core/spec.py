@@ -25,7 +25,7 @@ MODES = {
 MAPPINGS = ("absolute", "delta", "velocity", "effort")
 FIELDS = {POSITION: "positions", VELOCITY: "velocities", EFFORT: "effort", TWIST: "velocities"}
 """Mode -> field of a trajectory point."""
-AXES = ("linear_x", "linear_y", "linear_z", "angular_x", "angular_y", "angular_z")
+AXES: tuple[str, ...] = ("linear_x", "linear_y", "linear_z", "angular_x", "angular_y", "angular_z")
 """What the joints of a RobotSpec are called in a twist mode, in the order of a Twist."""
 MOTION = ("nav_msgs/Odometry", "geometry_msgs/TwistStamped")
 """Sensor types that tell how a robot in a twist mode moves."""

@@ -26,7 +26,8 @@ require("rclpy", extra="ros")
 import rclpy  # noqa: E402  (after the check that it is there)
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue  # noqa: E402
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor  # noqa: E402
-from rclpy.clock import Clock, ClockType  # noqa: E402
+from rclpy.clock import Clock  # noqa: E402
+from rclpy.clock_type import ClockType  # noqa: E402
 from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks  # noqa: E402
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402

@@ -301,7 +301,7 @@ class SimRobotNode(Node):
         """Odometry of a base whose pose is the sum of its turned way, or its twist."""
         velocity = dict(zip(self.spec.names, self.plant.velocity + self._noise * self._rng.standard_normal()))
         full = [float(velocity.get(name, 0.0)) for name in AXES]
-        return [motion_message(self._state_topic(self.spec)[0], full, self._pose, stamp, self.spec.frame)]
+        return [motion_message(self._state_topic(self.spec)[0], full, self._pose.tolist(), stamp, self.spec.frame)]
 
     def _roll(self, seconds: float) -> None:
         """Planar pose x, y, yaw of a base."""

@@ -2,7 +2,6 @@
 
 import os
 
-import numpy as np
 import pytest
 
 pytest.importorskip("rclpy", reason="rclpy is not installed")
@@ -58,7 +57,7 @@ def test_ros_bench_37_border_jerk_of_late_and_missing_chunks_stays_inside_what_t
 
 def test_ros_bench_soak_slopes_by_hand() -> None:
     # 100 MB and 2 MB per hour, 25 % of a core; the first 100 s, in which memory grows by 50 MB, are left out
-    rows = [(t, 100.0 + 2.0 * t / 3600.0 + max(0.0, 50.0 - 0.5 * t), 7.0 + 0.25 * t) for t in np.arange(0.0, 1000.0)]
+    rows = [(t, 100.0 + 2.0 * t / 3600.0 + max(0.0, 50.0 - 0.5 * t), 7.0 + 0.25 * t) for t in map(float, range(1000))]
     found = ros_soak._flatness(rows, 100.0)
     assert found["rss_mb_per_h"] == pytest.approx(2.0)
     assert found["rss_start_mb"] == pytest.approx(100.0 + 200.0 / 3600.0)

@@ -91,7 +91,7 @@ def test_compressed_pixels_garbage_truncated_and_huge_are_refused() -> None:
         compressed_pixels(bytes(data))
 
 
-def test_compressed_pixels_8k_is_decoded() -> None:
+def test_39_compressed_pixels_8k_is_decoded() -> None:
     big = np.zeros((4320, 7680, 3), np.uint8)
     assert compressed_pixels(jpeg(big, 10)).shape == (4320, 7680, 3)
 
@@ -125,7 +125,7 @@ def test_camera_that_repeats_its_picture_is_frozen_until_it_changes() -> None:
     assert c.problem(2.0) == ""
 
 
-def test_camera_counts_undecodable_pictures_and_keeps_the_last_good_one() -> None:
+def test_39_camera_counts_undecodable_pictures_and_keeps_the_last_good_one() -> None:
     c = camera()
     c.take(image("rgb8", COLOUR), 1.0)
     assert c.picture(1.0) is not None

@@ -84,7 +84,7 @@ def test_env_time_limit_truncates_and_then_needs_a_reset(env) -> None:
         env.step(np.zeros(3))
 
 
-def test_env_sleeping_learner_is_truncated_and_the_robot_stands(env, live) -> None:
+def test_38_env_sleeping_learner_is_truncated_and_the_robot_stands(env, live) -> None:
     said = []
     heard = live.node.create_subscription(JointTrajectory, "robot_rl/command/policy", said.append, qos("command"))
     env.reset()
@@ -132,7 +132,7 @@ def test_env_estop_truncates_with_its_cause_and_blocks_resets_until_the_operator
     np.testing.assert_allclose(obs["state"][:3], 0.0, atol=0.06)
 
 
-def test_env_second_thread_is_refused_and_close_during_step_brakes(live, processes) -> None:
+def test_41_env_second_thread_is_refused_and_close_during_step_brakes(live, processes) -> None:
     env = Ros2Env(spec(processes), rate=2.0, arm=True, realtime=39, state_timeout=0.3, reset_mode="none")
     env.reset()
     found: list[BaseException] = []

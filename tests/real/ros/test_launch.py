@@ -1,5 +1,8 @@
 """The launch files under the real ROS 2 launch: every argument, every combination of choices, every refusal."""
 
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportArgumentType=false
+# (launch is not installed where types are checked)
+
 import importlib.util
 import itertools
 from dataclasses import fields
