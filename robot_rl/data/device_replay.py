@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -89,9 +89,9 @@ class DeviceReplay:
         for key, part in self._parts.items():
             row[:, part] = step.obs[key]
             row[:, self._next][:, part] = step.next_obs[key]
-        row[:, self._action] = step.action
+        row[:, self._action] = cast(Tensor, step.action)
         for offset, column in enumerate((step.reward, step.terminated, step.truncated, step.valid)):
-            row[:, self._reward + offset] = column
+            row[:, self._reward + offset] = cast(Tensor, column)
         self.count += 1
         self._tell()
 
