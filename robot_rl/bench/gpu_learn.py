@@ -199,10 +199,10 @@ def plain(device: str, size: str, accelerate: str) -> Go:
     actor_step: Callable[[Transitions], None] = made.actor_step
     if accelerate != "eager":
         critic_step, actor_step = torch.compile(made.critic_step), torch.compile(made.actor_step)
-    if accelerate == "compile_graph":
-        held = memory.sample(batch)  # a graph reads from memory that stays
-        repeated = importlib.import_module("robot_rl.policies.nets.device_step").Repeated
-        graphs = [repeated(lambda step=step: step(held), graph=True) for step in (critic_step, actor_step)]
+    held = memory.sample(batch)  # a graph reads from memory that stays
+    repeated = importlib.import_module("robot_rl.policies.nets.device_step").Repeated
+    steps = (critic_step, actor_step)
+    graphs = [repeated(lambda step=step: step(held), graph=accelerate == "compile_graph") for step in steps]
 
     def go(items: int) -> None:
         for i in range(items):
@@ -272,7 +272,7 @@ class _Plain:
                 atoms = batch.reward[:, None] + batch.discount[:, None] * (
                     self.atoms - self.log_alpha.exp() * logp[:, None]
                 )
-                p = sum(net(x).float().softmax(-1) for net in self.targets) / 2
+                p = torch.stack([net(x).float().softmax(-1) for net in self.targets]).mean(0)
                 at = (atoms.clamp(LOW, HIGH) - LOW) * ((BINS - 1) / (HIGH - LOW))
                 lower = at.floor().clamp(max=BINS - 2).long()
                 share = at - lower

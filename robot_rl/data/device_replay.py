@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -89,9 +89,9 @@ class DeviceReplay:
         for key, part in self._parts.items():
             row[:, part] = step.obs[key]
             row[:, self._next][:, part] = step.next_obs[key]
-        row[:, self._action] = step.action
+        row[:, self._action] = cast(Tensor, step.action)
         for offset, column in enumerate((step.reward, step.terminated, step.truncated, step.valid)):
-            row[:, self._reward + offset] = column
+            row[:, self._reward + offset] = cast(Tensor, column)
         self.count += 1
         self._tell()
 
@@ -165,15 +165,22 @@ class DeviceReplay:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy in place.
+        """Copy in place; a buffer with room for more or fewer steps takes over the newest that it can hold.
 
         Raises:
-            ValueError: the state is of a buffer of other sizes.
+            ValueError: the state is of a buffer of another interface, number of environments or discount.
         """
-        if state["meta"] != self._meta():
-            raise ValueError(f"the saved replay is {state['meta']}, this one is {self._meta()}; use the same sizes")
-        self.count = int(state["count"])
-        self.record[: len(state["record"])].copy_(state["record"])
+        theirs, ours = dict(state["meta"]), self._meta()
+        room = theirs.pop("steps")
+        if theirs != {name: value for name, value in ours.items() if name != "steps"}:
+            raise ValueError(f"the saved replay is {state['meta']}, this one is {ours}; use the same world and sizes")
+        record, count = state["record"], int(state["count"])
+        if room != self.steps:
+            record = record.roll(-(count % room), 0) if count > room else record  # oldest first
+            record = record[-self.steps :]
+            count = len(record)
+        self.count = count
+        self.record[: len(record)].copy_(record)
         self.generator.set_state(state["generator"].cpu())
         self._tell()
 

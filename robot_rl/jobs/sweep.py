@@ -15,6 +15,7 @@ from typing import Any
 
 from robot_rl.checkpoint import write_json
 from robot_rl.extras import require
+from robot_rl.loops.cluster import start
 
 VERBS = ("train", "offline")
 
@@ -120,9 +121,7 @@ def run(
         raise ValueError(f"a sweep runs {' or '.join(VERBS)}, not '{verb}'")
     wanted = trials(arguments)
     ray: Any = require("ray", extra="cluster")
-    own = not ray.is_initialized()
-    if own:
-        ray.init(include_dashboard=False, log_to_driver=False)
+    own = start(ray, 1)
     folder.mkdir(parents=True, exist_ok=True)
     variables = {"OMP_NUM_THREADS": str(max(int(cpus), 1))}
     if "RAY_ADDRESS" not in os.environ:

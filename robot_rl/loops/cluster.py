@@ -177,11 +177,7 @@ class Cluster:
             )
         self._ray: Any = require("ray", extra="cluster")
         self._gone: Any = require("ray.exceptions", extra="cluster")
-        self._own = not self._ray.is_initialized()
-        if self._own:
-            room = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": max(workers, os.cpu_count() or 1)}
-            variables = {"env_vars": _environment()}
-            self._ray.init(include_dashboard=False, log_to_driver=False, runtime_env=variables, **room)
+        self._own = start(self._ray, workers)
         self._make = self._ray.remote(num_cpus=1, max_restarts=0)(RolloutWorker).remote
         self._recipe = (self._ray.put(make_env), self._ray.put(make_learner))
         self._num_envs, self._fragment, self._seed, self._depth = num_envs, fragment, seed, depth
@@ -431,6 +427,23 @@ class ClusterOffPolicy:
         self._credit, self._episodes = float(state["credit"]), int(state["episodes"])
         for name, values in state["window"].items():
             self._window[name].extend(values)
+
+
+def start(ray: Any, processes: int) -> bool:
+    """Join the cluster that RAY_ADDRESS names, or start Ray here; whether it was started by this call.
+
+    Args:
+        ray: the module.
+        processes: that should have room on this machine, whatever the number of its processors.
+    """
+    if ray.is_initialized():
+        return False
+    room: dict[str, Any] = {}
+    if "RAY_ADDRESS" not in os.environ:
+        room = {"num_cpus": max(processes, os.cpu_count() or 1), "include_dashboard": False}
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # a busy machine takes more than the 30 s
+    ray.init(log_to_driver=False, runtime_env={"env_vars": _environment()}, **room)
+    return True
 
 
 def on_host(state: Any) -> Any:

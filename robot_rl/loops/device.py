@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -128,7 +128,7 @@ class DeviceOffPolicy:
         step = world.step(action)
         self.replay.add(step)
         self.stats.add(step)
-        self._ended = step.terminated | step.truncated
+        self._ended = cast(Tensor, step.terminated) | cast(Tensor, step.truncated)
         self.env_steps += self.env.num_envs * self._ranks
         self.iterations += 1
         if self.env_steps >= self.learning_starts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ class DeviceOnPolicy:
             for key in self._vectors:
                 self._obs[key][t], self._next[key][t] = step.obs[key], step.next_obs[key]
             self._action[t], self._logp[t], self._value[t] = raw, logp, value
-            self._reward[t] = step.reward
+            self._reward[t] = cast(Tensor, step.reward)
             for name, column in self._flags.items():
                 column[t] = getattr(step, name)
             self.stats.add(step)
@@ -131,7 +131,9 @@ class DeviceOnPolicy:
             reward=self._reward,
             next_value=learner.value(flat).view_as(self._reward),
             boundary=boundary,
-            **self._flags,
+            terminated=self._flags["terminated"],
+            truncated=self._flags["truncated"],
+            valid=self._flags["valid"],
         )
 
     def read(self) -> Metrics:

@@ -128,9 +128,21 @@ def test_saved_buffer_continues_with_the_same_batches(tmp_path):
     for replay in (first, second):
         replay.add(step(6, reward=1))
     assert torch.equal(first.sample(64).reward, second.sample(64).reward)
-    other = DeviceReplay(IO, 5, num_envs=2)
-    with pytest.raises(ValueError, match="'steps': 4"):
-        other.load(tmp_path / "buffer")
+    with pytest.raises(ValueError, match="'num_envs': 2"):
+        DeviceReplay(IO, 4, num_envs=3).load(tmp_path / "buffer")
+
+
+@pytest.mark.parametrize(("room", "kept"), [(3, [4, 5, 6]), (9, [3, 4, 5, 6])])
+def test_buffer_of_another_size_takes_over_the_newest_steps_in_order(room, kept):
+    first, second = DeviceReplay(IO, 4, num_envs=2), DeviceReplay(IO, room, num_envs=2)
+    for t in range(7):
+        first.add(step(t, reward=t))
+    second.load_state_dict(first.state_dict())
+    assert [at(second, age, 1).reward.item() for age in range(len(kept))] == kept
+    second.add(step(7, reward=7))
+    newest = len(second) // 2 - 1
+    assert at(second, newest, 0).reward.item() == 7
+    assert at(second, newest - 1, 0).reward.item() == 6
 
 
 def test_images_and_an_empty_buffer_are_refused_with_the_way_out():
