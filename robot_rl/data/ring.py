@@ -29,6 +29,23 @@ class TransitionRing:
         num_envs: most rows that arrive at once outside whole episodes.
     """
 
+    def frame_room(self, capacity: int) -> int:
+        """Frames kept beside `capacity` rows."""
+        return capacity + capacity // 16 + 2 * self.slack + 2
+
+    def extends(self, capacity: int, rows: int, frames: int) -> bool:
+        """Whether this ring is one of `capacity` rows that has been given more room before it was ever full.
+
+        Rows and frames then lie where they would lie here. So a run may be resumed for more steps than it was begun
+        with.
+
+        Args:
+            capacity: of the other ring.
+            rows: that it has taken so far.
+            frames: likewise.
+        """
+        return capacity <= self.capacity and rows <= capacity and frames <= self.frame_room(capacity)
+
     def __init__(self, arrays: Arrays, layout: RecordLayout, capacity: int, num_envs: int) -> None:
         self.arrays, self.layout, self.capacity = arrays, layout, capacity
         self.record = arrays.zeros((capacity, layout.width), "float32")
@@ -39,7 +56,7 @@ class TransitionRing:
         """A row refers to no frame older than this many before those that arrived with it."""
         self.frames: FrameRing | None = None
         if layout.frames:
-            self.frames = FrameRing(arrays, layout.frames, capacity + capacity // 16 + 2 * self.slack + 2)
+            self.frames = FrameRing(arrays, layout.frames, self.frame_room(capacity))
             self.slots = arrays.zeros((capacity, 2), "int64")
             """Frame slots of the row's own observation and of its successor's."""
             self.born = np.zeros(capacity, np.int64)

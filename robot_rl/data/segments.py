@@ -87,7 +87,7 @@ class Segments:
         """Fill `ring` from a folder and return the small arrays.
 
         Args:
-            ring: of the same capacity and layout.
+            ring: of the same layout and capacity, or of a larger one when the saved ring was never full.
             path: the folder.
             meta: what the stored values of these names must be.
 
@@ -106,6 +106,7 @@ class Segments:
             f"{key}: {stored.get(key)!r} saved, {value!r} here"
             for key, value in meta.items()
             if stored.get(key) != value
+            and not (key == "capacity" and ring.extends(stored[key], stored["count"], stored["frames"]))
         ]
         if differing:
             raise ValueError(f"{path} was saved from another replay buffer:\n  - " + "\n  - ".join(differing))

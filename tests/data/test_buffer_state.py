@@ -198,6 +198,23 @@ def test_buffer_load_of_another_buffer_lists_the_differences(tmp_path: Path) -> 
     assert len(other) == 0
 
 
+@pytest.mark.parametrize("images", [False, True])
+def test_buffer_that_was_never_full_continues_in_a_larger_one(images: bool, tmp_path: Path) -> None:
+    feed, more = Feed(images), Feed(images, seed=1)
+    saved = fill(ReplayBuffer(spec(images), 40, num_envs=2, seed=0), feed, 19)
+    saved.save(tmp_path / "b")
+    large = ReplayBuffer(spec(images), 90, num_envs=2, seed=5)
+    large.load(tmp_path / "b")
+    whole = fill(ReplayBuffer(spec(images), 90, num_envs=2, seed=0), Feed(images), 19)
+    for buffer, steps in ((large, more), (whole, Feed(images, seed=1))):
+        fill(buffer, steps, 20)
+    assert equal(large.sample(64), whole.sample(64))
+    over = fill(ReplayBuffer(spec(images), 20, num_envs=2, seed=0), Feed(images), 19)  # has been round once
+    over.save(tmp_path / "c")
+    with pytest.raises(ValueError, match="capacity: 20 saved, 90 here"):
+        large.load(tmp_path / "c")
+
+
 def test_buffer_load_of_a_damaged_folder_says_so(tmp_path: Path) -> None:
     buffer = fill(ReplayBuffer(spec(False), 100, num_envs=2), Feed(False), 10)
     buffer.save(tmp_path / "replay")

@@ -117,6 +117,14 @@ def test_train_film_is_written(make_job, tmp_path: Path) -> None:
     assert Path(summary["video"]).read_bytes()[4:8] == b"ftyp"
 
 
+def test_train_finished_run_goes_on_for_more_steps(make_job, tmp_path: Path) -> None:
+    make_job(tmp_path / "run", "total_steps=120").run()
+    longer = make_job(tmp_path / "run", "total_steps=240", resume=True)
+    assert longer.resume_step == 120
+    longer.run()
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 240
+
+
 def test_train_resume_into_another_world_lists_differences(make_job, tmp_path: Path) -> None:
     make_job(tmp_path / "run", "total_steps=80").run()
     with pytest.raises(checkpoint.CheckpointError, match=r"another interface(.|\n)*'state' is float32"):
