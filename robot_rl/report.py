@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import html
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -104,6 +104,56 @@ def write_curve(path: str | Path, rows: Sequence[dict[str, Any]], *, title: str 
     return path
 
 
+class _Support(Protocol):
+    @property
+    def state(self) -> np.ndarray: ...
+    @property
+    def logged(self) -> np.ndarray: ...
+    @property
+    def chosen(self) -> np.ndarray: ...
+    @property
+    def outside(self) -> np.ndarray: ...
+
+
+def write_support(path: str | Path, support: _Support, *, actions: int = 6) -> Path:
+    """Plot where a policy leaves its data: states where it does, and the logged and its own actions side by side.
+
+    Args:
+        path: the PNG file.
+        support: states (N, n), logged and chosen actions (N, A), and which of the latter are outside the data.
+        actions: components that get a histogram.
+    """
+    matplotlib = require("matplotlib", extra="report")
+    matplotlib.use("Agg")
+    plt = require("matplotlib.pyplot", extra="report")
+    shown = min(actions, support.logged.shape[1])
+    figure, axes = plt.subplots(1, 1 + shown, figsize=(4.2 + 2.6 * shown, 3.2), squeeze=False)
+    spread = support.state.std(0)
+    scaled = (support.state - support.state.mean(0)) / np.where(spread < 1e-6, 1.0, spread)
+    flat = scaled @ np.linalg.svd(scaled, full_matrices=False)[2][:2].T
+    flat = np.column_stack((flat, np.zeros(len(flat))))[:, :2]
+    first = axes[0][0]
+    for part, colour, name in ((~support.outside, "#9db4cc", "inside"), (support.outside, "#b5562f", "outside")):
+        first.scatter(*flat[part].T, s=3, c=colour, label=f"{name}: {part.mean():.0%}")
+    first.set_title("logged states, two main directions", fontsize=9)
+    first.legend(fontsize=8, title="the policy's action there", title_fontsize=8)
+    edges = np.linspace(-1.0, 1.0, 41)
+    for i in range(shown):
+        axis = axes[0][1 + i]
+        axis.hist(np.clip(support.logged[:, i], -1, 1), bins=edges, color="#9db4cc", label="logged")
+        axis.hist(np.clip(support.chosen[:, i], -1, 1), bins=edges, histtype="step", color="#b5562f", label="policy")
+        axis.set_title(f"action {i}", fontsize=9)
+        axis.set_yticks([])
+    axes[0][-1].legend(fontsize=8)
+    figure.tight_layout()
+    path = Path(path)
+    partial = path.with_name(f".partial-{path.name}")
+    figure.savefig(partial, dpi=110, format="png")
+    plt.close(figure)
+    partial.replace(path)
+    return path
+
+
 def write_report(
     folder: str | Path,
     *,
@@ -112,6 +162,8 @@ def write_report(
     config: str,
     curve: Path | None,
     video: Path | None,
+    pictures: Mapping[str, Path] | None = None,
+    warnings: Sequence[str] = (),
 ) -> Path:
     """Write `report.html` in the run folder: numbers, curves, video, configuration, versions.
 
@@ -122,16 +174,24 @@ def write_report(
         config: the composed configuration as YAML.
         curve: PNG to inline, or None.
         video: mp4 inside the folder to link, or None.
+        pictures: heading -> further PNG to inline.
+        warnings: sentences shown on top.
     """
     jinja2 = require("jinja2", extra="report")
     folder = Path(folder)
-    image = base64.b64encode(curve.read_bytes()).decode() if curve is not None and curve.exists() else ""
+
+    def inline(path: Path) -> str:
+        return base64.b64encode(path.read_bytes()).decode()
+
+    image = inline(curve) if curve is not None and curve.exists() else ""
     template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE.read_text())
     page = template.render(
         title=title,
         summary={name: _short(value) for name, value in summary.items()},
         config=config,
         image=image,
+        pictures={heading: inline(path) for heading, path in (pictures or {}).items() if path.exists()},
+        warnings=list(warnings),
         video=video.relative_to(folder).as_posix() if video is not None and video.exists() else "",
         versions=versions(),
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

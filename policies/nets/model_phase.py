@@ -64,6 +64,54 @@ class ModelPhase:
         self._held: list[tuple[Tensor, ...]] = []
         self._latest: dict[str, Tensor] = {}
 
+    @classmethod
+    def build(
+        cls,
+        size: int,
+        actions: int,
+        *,
+        generator: torch.Generator,
+        gamma: float,
+        keep_rollouts: int,
+        rollout_batch: int,
+        horizon: int,
+        termination: str | None,
+        model: Model | None,
+        members: int,
+        elites: int,
+        hidden: tuple[int, ...],
+        lr: float,
+        kernel: str,
+        **options: Any,
+    ) -> ModelPhase:
+        """Dynamics, unless `model` is given, and a store for `keep_rollouts` rollouts, joined.
+
+        Args:
+            size: of a state.
+            actions: of an action.
+            generator: of weights and samples.
+            gamma: discount of simulated rows.
+            keep_rollouts: how many rollouts the store holds.
+            rollout_batch: branches begun at once.
+            horizon: steps per branch.
+            termination: rule of simulated episodes; None never ends one.
+            model: true dynamics in place of learnt ones.
+            members: of the ensemble.
+            elites: members that predict.
+            hidden: widths of a member.
+            lr: step size of the models.
+            kernel: see `Dynamics`.
+            options: further ones of the class.
+        """
+        dynamics = None
+        if model is None:
+            dynamics = Dynamics(
+                size, actions, generator=generator, members=members, elites=elites, hidden=hidden, lr=lr, kernel=kernel
+            )
+        rows = keep_rollouts * rollout_batch * horizon
+        store = Branches(size, actions, rows, gamma=gamma, generator=generator, termination=termination or "never")
+        return cls(dynamics, store, model=model, horizon=horizon, rollout_batch=rollout_batch, **options)
+
     def fit(self, batches: Iterator[Transitions]) -> dict[str, Tensor]:
         """One update of the dynamics: every member on the training rows of a batch of its own."""
         assert self.dynamics is not None

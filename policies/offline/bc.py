@@ -30,6 +30,7 @@ class Bc:
     """
 
     consumes = "transitions"
+    rewardless = True
 
     def __init__(
         self,

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from robot_rl.policies.nets.branches import Branches, Model
-from robot_rl.policies.nets.dynamics import Dynamics
+from robot_rl.policies.nets.branches import Model
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.model_phase import ModelPhase
 from robot_rl.policies.nets.rows import state_size
@@ -105,31 +104,21 @@ class Mopo:
         self.io, self.batch_size, self._real = io, batch_size, real_ratio
         generator = torch.Generator(device=device).manual_seed(seed + 1)
         self._termination = termination
-        dynamics = None
-        if model is None:
-            dynamics = Dynamics(
-                size,
-                io.action_dim,
-                generator=generator,
-                members=model_members,
-                elites=model_elites,
-                hidden=model_hidden,
-                lr=model_lr,
-                kernel=kernel,
-            )
-        self._phase = ModelPhase(
-            dynamics,
-            Branches(
-                size,
-                io.action_dim,
-                keep_rollouts * rollout_batch * horizon,
-                gamma=gamma,
-                generator=generator,
-                termination=termination or "never",
-            ),
-            model=model,
-            horizon=horizon,
+        self._phase = ModelPhase.build(
+            size,
+            io.action_dim,
+            generator=generator,
+            gamma=gamma,
+            keep_rollouts=keep_rollouts,
             rollout_batch=rollout_batch,
+            horizon=horizon,
+            termination=termination,
+            model=model,
+            members=model_members,
+            elites=model_elites,
+            hidden=model_hidden,
+            lr=model_lr,
+            kernel=kernel,
             rollout_every=rollout_every,
             model_updates=model_updates,
             penalty=penalty,

@@ -29,6 +29,7 @@ class Recoil(Iql):
 
     method = "ReCOIL"
     needs_expert = True
+    rewardless = True
 
     def __init__(
         self,

@@ -7,12 +7,9 @@ one Python step per row.
 
 from __future__ import annotations
 
-import importlib
 import shutil
-import sys
 import tempfile
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -22,6 +19,7 @@ import h5py
 import numpy as np
 import torch
 
+from robot_rl.bench.d3rlpy_peer import peer
 from robot_rl.data import d4rl
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import open_store, store_from_d4rl
@@ -176,30 +174,6 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     with h5py.File(path, "r") as file:
         items: dict[str, Any] = dict(file.items())
         return {key: items[key][()] for key in names}
-
-
-def peer() -> Any:
-    """d3rlpy, or None where it cannot be imported.
-
-    It imports scikit-learn for a method that is not measured here; where that is missing an empty stand-in is enough.
-    """
-    if "d3rlpy" in sys.modules:
-        return sys.modules["d3rlpy"]
-    borrowed: list[str] = []
-    try:
-        importlib.import_module("sklearn.neighbors")
-    except ImportError:
-        outer, inner = types.ModuleType("sklearn"), types.ModuleType("sklearn.neighbors")
-        setattr(inner, "NearestNeighbors", lambda **_: None)  # noqa: B010  (a module has no such attribute to type)
-        sys.modules["sklearn"], sys.modules["sklearn.neighbors"] = outer, inner
-        borrowed = ["sklearn", "sklearn.neighbors"]
-    try:
-        return importlib.import_module("d3rlpy")
-    except ImportError:
-        return None
-    finally:
-        for name in borrowed:
-            del sys.modules[name]
 
 
 def _peer_load(library: Any, path: Path) -> Any:

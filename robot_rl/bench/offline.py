@@ -7,10 +7,8 @@ every figure includes drawing the batch. d3rlpy is measured where it can be impo
 from __future__ import annotations
 
 import importlib
-import sys
 import tempfile
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -20,6 +18,7 @@ import numpy as np
 import torch
 
 from robot_rl.bench import offline_reference as reference
+from robot_rl.bench.d3rlpy_peer import peer
 from robot_rl.data import d4rl
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import open_store, store_from_d4rl
@@ -112,30 +111,6 @@ def _plain(name: str, columns: dict[str, np.ndarray]) -> Callable[[int], None]:
             learner.update(table.sample(BATCH))
 
     return go
-
-
-def peer() -> Any:
-    """d3rlpy, or None where it is not installed.
-
-    It imports scikit-learn for a method that is not measured; where that is missing an empty stand-in is enough.
-    """
-    if "d3rlpy" in sys.modules:
-        return sys.modules["d3rlpy"]
-    borrowed = []
-    try:
-        importlib.import_module("sklearn.neighbors")
-    except ImportError:
-        stand_in, inner = types.ModuleType("sklearn"), types.ModuleType("sklearn.neighbors")
-        inner.NearestNeighbors = lambda **_: None  # type: ignore[attr-defined]
-        sys.modules["sklearn"], sys.modules["sklearn.neighbors"] = stand_in, inner
-        borrowed = ["sklearn", "sklearn.neighbors"]
-    try:
-        return importlib.import_module("d3rlpy")
-    except ImportError:
-        return None
-    finally:
-        for name in borrowed:
-            del sys.modules[name]
 
 
 def _peer(name: str, columns: dict[str, np.ndarray]) -> Callable[[int], None] | None:

@@ -127,8 +127,23 @@ def sampler(
     )
     low, high = data.reward_range()
     if low == high:
-        notes.append(f"every reward is {low:g}: value learning has nothing to learn from")
+        notes.append(f"every reward is {low:g}: only when an episode ends can tell good from bad")
     return data, [*notes, *data.notes]
+
+
+def check_rewards(data: LogDataset) -> None:
+    """Refuse value learning where nothing could be learnt.
+
+    Raises:
+        ValueError: every reward is 0, or every one is the same and no episode ends by itself.
+    """
+    low, high = data.reward_range()
+    if low == high and (low == 0.0 or not data.store.column("terminal").any()):
+        raise ValueError(
+            f"every reward of the log is {low:g}, so there is no value to learn: say where the reward comes from when "
+            "converting it (robot-rl data convert … reward=column or reward=success_at_end), or clone the log with "
+            "policy=offline/bc"
+        )
 
 
 def facts(data: LogDataset) -> LogFacts:

@@ -15,9 +15,10 @@ from robot_rl import checkpoint, report
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.data import scores
 from robot_rl.data.mix import Mix
-from robot_rl.jobs import logs
+from robot_rl.jobs import logs, ope
 from robot_rl.jobs.interrupt import Interrupt
 from robot_rl.jobs.logs import LogSettings
+from robot_rl.jobs.offline_judge import Judges, judge, updates_of
 from robot_rl.jobs.train import record_video
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
@@ -41,6 +42,8 @@ class OfflineSettings(LogSettings):
         eval_episodes: episodes of an evaluation in mid-run.
         eval_envs: copies of the evaluation environment.
         final_episodes: episodes of the evaluation at the end.
+        estimate: updates of fitted Q evaluation at the end, which says from the log alone how good the policy is;
+            "auto" = a tenth of `updates`, yet 10,000 where there are as many, 50,000 at most; 0 = no estimate.
         checkpoint_every: updates between checkpoints; 0 means only at the end and on interruption.
         keep_checkpoints: how many stay on disk.
         video_episodes: episodes in the final video; 0 = no video.
@@ -56,6 +59,7 @@ class OfflineSettings(LogSettings):
     eval_episodes: int = 10
     eval_envs: int = 10
     final_episodes: int = 10
+    estimate: int | str = "auto"
     checkpoint_every: int = 50_000
     keep_checkpoints: int = 2
     video_episodes: int = 1
@@ -75,6 +79,7 @@ class OfflineJob:
         make_tracker: Callable[[int | None], Tracker],
         config: str,
         env_name: str = "",
+        judges: Judges | None = None,
         resume: bool = False,
     ) -> None:
         """Read the log, build learner and loop, and restore them when resuming.
@@ -87,6 +92,7 @@ class OfflineJob:
             make_tracker: (resume step or None) -> tracker.
             config: the composed configuration as YAML text.
             env_name: a name of the environment that may have a reference score.
+            judges: what estimates the policy's value at the end, or None for no estimate.
             resume: continue from the newest checkpoint in `folder`.
 
         Raises:
@@ -94,6 +100,7 @@ class OfflineJob:
             ValueError: the log cannot be read, or log and environment do not fit.
         """
         self.settings, self.folder, self.config, self.make_env = settings, folder, config, make_env
+        self._judges, self._estimate_updates = judges, updates_of(settings.estimate, settings.updates)
         self.root = folder / "checkpoints"
         found = checkpoint.find(folder) if resume else None
         store = logs.open_log(settings.data)
@@ -107,6 +114,8 @@ class OfflineJob:
         self.learner: Learner[Any] = make_learner(self.io)
         seeds, reads = getattr(self.learner, "seeds", 1), getattr(self.learner, "reads", ())
         self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds, reads=reads)
+        if not getattr(self.learner, "rewardless", False):
+            logs.check_rewards(self.sampler)
         self.source: Any = self.sampler
         if settings.expert is not None:
             demos, notes = logs.sampler(
@@ -133,6 +142,7 @@ class OfflineJob:
         self._last_hook = self.resume_step or 0
         self._evaluated_at = -1
         self.evaluations: list[Evaluation] = []
+        self.warnings: list[str] = []
 
     @staticmethod
     def _find_score(wanted: str, names: tuple[str, ...]) -> str | None:
@@ -272,6 +282,16 @@ class OfflineJob:
             returns = [result.returns for result in self.evaluations]
             assert self.make_env is not None
             video = record_video(self.make_env, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
+        judged, why = self._judge()
+        support: Path | None = None
+        if judged is not None:
+            summary |= {"value, from the log alone": ope.line(judged.estimates[0])}
+            summary |= {"value of the logged policy": ope.line(ope.Estimate("", judged.behaviour))}
+            summary |= {"actions outside the data": f"{judged.outside:.1%}"}
+            support = report.write_support(self.folder / "support.png", judged.support)
+            self.warnings = [line for line in judged.warnings if line.startswith("WARNING")]
+        elif why:
+            summary["value, from the log alone"] = f"- ({why})"
         rows = read_metrics(self.folder / METRICS_FILE)
         curve = report.write_curve(self.folder / "curve.png", rows, title=self.folder.name)
         summary |= {
@@ -282,7 +302,13 @@ class OfflineJob:
         }
         write_json(
             self.folder / "evaluation.json",
-            {**summary, "returns": returns, "score_of": self._score, "findings": self.findings},
+            {
+                **summary,
+                "returns": returns,
+                "score_of": self._score,
+                "findings": self.findings,
+                "estimate": None if judged is None else ope.plain_numbers(judged),
+            },
         )
         report.write_report(
             self.folder,
@@ -291,5 +317,14 @@ class OfflineJob:
             config=self.config,
             curve=curve,
             video=video if isinstance(video, Path) else None,
+            pictures={"Where the policy leaves the data": support} if support else {},
+            warnings=self.warnings,
         )
         return summary
+
+    def _judge(self) -> tuple[ope.Report | None, str]:
+        if self._judges is None or not self._estimate_updates:
+            return None, ""
+        self.learner.policy.active = 0  # type: ignore[attr-defined]
+        s = self.settings
+        return judge(s, self.learner.policy, self.io, self._judges, updates=self._estimate_updates, seed=s.seed)

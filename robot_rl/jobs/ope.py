@@ -75,6 +75,28 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Support:
+    """Where the policy stays with the data and where it leaves them, at logged states (at most 4,096).
+
+    Attributes:
+        state: (N, n).
+        logged: (N, A) the data's actions.
+        chosen: (N, A) the policy's.
+        outside: (N,) bool: the behaviour would hardly have taken the policy's action.
+    """
+
+    state: np.ndarray
+    logged: np.ndarray
+    chosen: np.ndarray
+    outside: np.ndarray
+
+    @property
+    def share(self) -> float:
+        """Of the actions that are outside."""
+        return float(self.outside.mean())
+
+
+@dataclass(frozen=True)
 class Report:
     """What the job found.
 
@@ -85,6 +107,7 @@ class Report:
         outside: share of the policy's actions outside the data's support.
         warnings: lines for the user.
         td_error: FQE's root mean square temporal-difference error on episodes it did not train on, or None.
+        support: what `outside` is made of.
     """
 
     estimates: list[Estimate]
@@ -93,6 +116,7 @@ class Report:
     outside: float
     warnings: list[str]
     td_error: float | None
+    support: Support
 
 
 def run(
@@ -123,13 +147,15 @@ def run(
     logs.agree(store.io, io)
     plain = LogSettings(**{f.name: getattr(s, f.name) for f in fields(LogSettings)})
     data, notes = logs.sampler(store, plain, seed=s.seed)
+    logs.check_rewards(data)
     inside, held_out = _split(data.episodes, s.holdout, s.seed)
     warnings = list(notes)
 
     mu, estimated = _behaviour(data, inside, s, make_behaviour, io)
     if estimated:
         warnings.append("the log holds no log-densities: the behaviour policy is estimated by cloning")
-    outside = _outside(mu, policy, _pick(data, held_out, s), s)
+    support = _support(mu, policy, _pick(data, held_out, s), s)
+    outside = support.share
     if outside > s.support_share:
         warnings.append(
             f"WARNING: {outside:.0%} of the policy's actions are less likely under the data than "
@@ -163,7 +189,7 @@ def run(
     behaviour = bootstrap(
         len(returns), lambda i: float(returns[i].mean()), resamples=s.resamples, confidence=s.confidence, seed=s.seed
     )
-    return Report(estimates, behaviour, effective, outside, warnings, td_error)
+    return Report(estimates, behaviour, effective, outside, warnings, td_error, support)
 
 
 def _split(episodes: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -245,14 +271,14 @@ def _behaviour(
     return learner.policy, column is None
 
 
-def _outside(mu: Any, policy: Any, data: LogDataset, s: OpeSettings) -> float:
-    """Share of the policy's actions that the behaviour would hardly have taken."""
+def _support(mu: Any, policy: Any, data: LogDataset, s: OpeSettings) -> Support:
+    """Which of the policy's actions the behaviour would hardly have taken."""
     batch = next(iter(data.ordered(4096)))
     state = batch.obs["state"]
-    logged = mu.log_prob({"state": state}, batch.action)
     chosen = torch.as_tensor(policy.act({"state": state}, deterministic=True).value)
-    limit = torch.quantile(logged, s.support_quantile)
-    return float((mu.log_prob({"state": state}, chosen) < limit).float().mean())
+    limit = torch.quantile(mu.log_prob({"state": state}, batch.action), s.support_quantile)
+    outside = mu.log_prob({"state": state}, chosen) < limit
+    return Support(*(part.detach().cpu().numpy() for part in (state, batch.action, chosen, outside)))
 
 
 def _density(policy: Any, state: Tensor, action: Tensor, smooth: float | None) -> Tensor:
@@ -275,17 +301,28 @@ def _density(policy: Any, state: Tensor, action: Tensor, smooth: float | None) -
 
 
 def _logged(data: LogDataset, policy: Any, mu: Any, fqe: Any, s: OpeSettings) -> tuple[Logged, str]:
-    """Padded episodes, and why there are no ratios (then they are 1), or ""."""
+    """Padded episodes, and why there are no ratios (then they are 1), or "".
+
+    Only what the wanted methods read is computed: values of every logged state take longer than FQE itself on a large
+    log.
+    """
     store, chosen = data.store, data.episodes
+    ratios, with_model = set(s.methods) != {"fqe"}, bool({"dr", "wdr"} & set(s.methods))
     count, steps = len(chosen), int(store.length[chosen].max())
-    reward, ratio, q, v = (np.zeros((count, steps)) for _ in range(4))
-    tail, reason = np.zeros(count), ""
+    reward = np.zeros((count, steps))
+    ratio, q, v = (np.zeros((count, steps) if wanted else (count, 1)) for wanted in (ratios, with_model, with_model))
+    ends: dict[int, np.ndarray] = {}  # row -> where an episode was cut
+    reason = "" if ratios else "not asked for"
     for row, index in enumerate(chosen.tolist()):
         episode = store.episode(index)
         size = len(episode)
         if not size:
             continue
         reward[row, :size] = episode.reward.astype(np.float64) * data.reward_scale + data.reward_bias
+        if not episode.terminated and store.final_obs_valid[index]:
+            ends[row] = np.array(episode.obs["state"][-1], np.float32)
+        if reason and not with_model:
+            continue
         state = torch.from_numpy(np.array(episode.obs["state"], np.float32))
         action = torch.from_numpy(np.array(episode.action, np.float32)).clamp(-1.0, 1.0)
         if not reason:
@@ -295,21 +332,22 @@ def _logged(data: LogDataset, policy: Any, mu: Any, fqe: Any, s: OpeSettings) ->
                 reason = str(error)
             else:
                 ratio[row, :size] = (target - _logged_density(mu, episode, state[:-1], action)).double().numpy()
-        if fqe is not None:
+        if with_model:
             q[row, :size] = fqe.q_values(state[:-1], action).mean(0).double().numpy()
-            every = fqe.values(state).mean(0).double().numpy()
-            v[row, :size] = every[:-1]
-            known = store.final_obs_valid[index]
-            tail[row] = 0.0 if episode.terminated or not known else s.gamma**size * every[-1]
-    with_model = fqe is not None
+            v[row, :size] = fqe.values(state[:-1]).mean(0).double().numpy()
+    tail = np.zeros(count)
+    if fqe is not None and ends:
+        rows = np.array(list(ends))
+        value = fqe.values(torch.from_numpy(np.stack(list(ends.values())))).mean(0).double().numpy()
+        tail[rows] = s.gamma ** store.length[chosen][rows].astype(np.float64) * value
     logged = Logged(
         reward,
-        ratio,
+        ratio if ratios else np.zeros((count, steps)),
         np.asarray(store.length[chosen]),
         s.gamma,
         q=q if with_model else None,
         v=v if with_model else None,
-        tail=tail if with_model else None,
+        tail=tail if fqe is not None else None,
     )
     return logged, reason
 

@@ -56,9 +56,11 @@ def train(cfg: DictConfig) -> None:
 def offline(cfg: DictConfig) -> None:
     """Train a policy from a log; Ctrl-C saves and says how to go on."""
     from robot_rl.jobs.offline import OfflineJob, OfflineSettings
+    from robot_rl.jobs.offline_judge import Judges
 
     cfg, folder = begin(cfg, "offline", ("env", "engine", "policy", "track"))
     threads(cfg)
+    shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     settings = OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)})
     print(f"run folder: {folder}")
     job = OfflineJob(
@@ -69,6 +71,10 @@ def offline(cfg: DictConfig) -> None:
         make_tracker=tracker_factory(cfg, folder),
         config=saved_config(cfg),
         env_name=str(cfg.id or ""),
+        judges=Judges(
+            lambda io, policy: instantiate(cfg.ope, _partial_=True)(io, policy, **shared),
+            lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
+        ),
         resume=cfg.resume is not None,
     )
     for line in job.findings:
@@ -79,6 +85,7 @@ def offline(cfg: DictConfig) -> None:
         print(f"\ninterrupted and saved; continue with: robot-rl offline resume={folder}")
         sys.exit(130)
     table(summary)
+    print("".join(f"  {line}\n" for line in job.warnings), end="")
 
 
 def hil(cfg: DictConfig) -> None:

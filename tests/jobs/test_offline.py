@@ -20,17 +20,27 @@ from robot_rl import checkpoint
 from robot_rl.data import d4rl
 from robot_rl.jobs.logs import LogSettings, open_log, sampler
 from robot_rl.jobs.offline import OfflineJob, OfflineSettings
+from robot_rl.jobs.offline_judge import Judges
 from robot_rl.track import read_metrics
 from robot_rl.types import Episode
 
 TINY = [
     *("policy.hidden=[16,16]", "policy.batch_size=16", "updates=200", "log_every=50", "eval_every=0", "eval_envs=2"),
     *("final_episodes=2", "checkpoint_every=0", "video_episodes=0", "track.tensorboard=false"),
+    *("estimate=0", "ope.hidden=[16,16]", "behaviour.hidden=[16,16]"),
 ]
 
 
-def log(path: Path, *, scale: float = 1.0, seed: int = 0, reach: bool = False) -> Path:
-    """A D4RL file of 20 random episodes of 10 steps."""
+def log(
+    path: Path,
+    *,
+    scale: float = 1.0,
+    seed: int = 0,
+    reach: bool = False,
+    reward: float | None = None,
+    ends: int = 2,
+) -> Path:
+    """A D4RL file of 20 random episodes of 10 steps; one in `ends` of them ends by itself, with 0 none."""
     rng = np.random.default_rng(seed)
     width, actions = reach_sizes() if reach else (3, 2)
     episodes = []
@@ -41,9 +51,9 @@ def log(path: Path, *, scale: float = 1.0, seed: int = 0, reach: bool = False) -
                 obs={"state": rng.normal(size=(11, width)).astype(np.float32)},
                 action=action,
                 proposed=action,
-                reward=np.full(10, float(i), np.float32),
-                terminated=i % 2 == 0,
-                truncated=i % 2 == 1,
+                reward=np.full(10, float(i) if reward is None else reward, np.float32),
+                terminated=bool(ends) and i % ends == 0,
+                truncated=not ends or i % ends != 0,
                 intervened=np.zeros(10, bool),
                 stamp=np.arange(11.0),
             )
@@ -78,6 +88,10 @@ def make_offline() -> Callable[..., OfflineJob]:
             ),
             make_tracker=lambda step: instantiate(cfg.track, _partial_=True)(str(folder), resume_step=step),
             config=OmegaConf.to_yaml(cfg, resolve=True),
+            judges=Judges(
+                lambda io, policy: instantiate(cfg.ope, _partial_=True)(io, policy, gamma=cfg.gamma),
+                lambda io: instantiate(cfg.behaviour, _partial_=True)(io, gamma=cfg.gamma),
+            ),
             resume=resume,
         )
 
@@ -142,6 +156,30 @@ def test_offline_evaluates_every_seed_in_the_environment(make_offline, tmp_path)
     assert summary["seeds_low"] <= summary["seeds_iqm"] <= summary["seeds_high"]
 
 
+def test_offline_run_says_how_good_its_policy_is_and_where_data_end(make_offline, tmp_path):
+    path = log(tmp_path / "log.hdf5", reward=1.0, ends=1)
+    summary = make_offline(tmp_path / "a", f"data={path}", "policy=offline/td3_bc", "estimate=150").run()
+    found = json.loads((tmp_path / "a/evaluation.json").read_text())["estimate"]
+    truth = float((0.99 ** np.arange(10)).sum())  # every episode ends after ten rewards of 1
+    assert found["behaviour"]["value"] == pytest.approx(truth, rel=1e-3)
+    assert found["estimates"]["fqe"]["low"] <= found["estimates"]["fqe"]["value"] <= found["estimates"]["fqe"]["high"]
+    assert 0.0 <= found["outside_support"] <= 1.0
+    assert "value, from the log alone" in summary
+    page = (tmp_path / "a/report.html").read_text()
+    assert "Where the policy leaves the data" in page
+    assert (tmp_path / "a/support.png").stat().st_size > 5_000
+
+
+def test_offline_policy_that_leaves_the_data_is_warned_of(make_offline, tmp_path):
+    path = log(tmp_path / "log.hdf5", scale=0.1)  # logged actions are small, its own are not
+    job = make_offline(tmp_path / "a", f"data={path}", "policy=offline/td3_bc", "policy.alpha=1000", "estimate=300")
+    act = job.learner.policy.act
+    job.learner.policy.act = lambda obs, **options: type(act(obs))(act(obs, **options).value * 0 + 0.95)
+    job.run()
+    assert any("leaves" in line or "less likely under the data" in line for line in job.warnings)
+    assert "less likely under the data" in (tmp_path / "a/report.html").read_text()
+
+
 def test_offline_resume_on_another_log_is_refused_unless_allowed(make_offline, tmp_path):
     make_offline(tmp_path / "run", f"data={log(tmp_path / 'a.hdf5')}").run()
     other = f"data={log(tmp_path / 'b.hdf5', seed=1)}"
@@ -154,6 +192,17 @@ def test_offline_resume_on_another_log_is_refused_unless_allowed(make_offline, t
 def test_offline_environment_of_another_size_is_refused(make_offline, tmp_path):
     with pytest.raises(ValueError, match="choose the environment that the log was made in"):
         make_offline(tmp_path / "run", f"data={log(tmp_path / 'a.hdf5')}", "env=reach")
+
+
+@pytest.mark.parametrize(("reward", "ends", "refused"), [(0.0, 2, True), (1.0, 0, True), (1.0, 2, False)])
+def test_offline_value_learning_without_any_reward_is_refused(make_offline, tmp_path, reward, ends, refused):
+    path = log(tmp_path / "log.hdf5", reward=reward, ends=ends)
+    if refused:
+        with pytest.raises(ValueError, match=r"there is no value to learn.*data convert"):
+            make_offline(tmp_path / "a", f"data={path}", "policy=offline/iql")
+    else:
+        make_offline(tmp_path / "a", f"data={path}", "policy=offline/iql")
+    make_offline(tmp_path / "b", f"data={path}", "policy=offline/bc")  # cloning never asks
 
 
 def test_offline_actions_outside_the_bounds_need_a_decision(tmp_path):

@@ -1,0 +1,70 @@
+"""What an offline run says of its own policy before a robot does: its value from the log alone, and where data end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from robot_rl.jobs import ope
+from robot_rl.jobs.logs import LogSettings
+from robot_rl.types import IOSpec
+
+_MOST, _LEAST, _BEHAVIOUR = 50_000, 10_000, 5_000
+
+
+@dataclass(frozen=True)
+class Judges:
+    """How to build what judges a policy.
+
+    Attributes:
+        make_fqe: (io, policy) -> learner of the policy's Q with several value functions.
+        make_behaviour: (io) -> Gaussian cloning learner.
+    """
+
+    make_fqe: Callable[[IOSpec, Any], Any]
+    make_behaviour: Callable[[IOSpec], Any]
+
+
+def updates_of(wanted: int | str, run: int) -> int:
+    """Updates of the evaluation: a number, or "auto".
+
+    That is a tenth of the run's, yet 10,000 where the run has as many, and 50,000 at most.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if wanted == "auto":
+        return min(_MOST, max(run // 10, min(run, _LEAST)))
+    if not isinstance(wanted, int) or wanted < 0:
+        raise ValueError(f"estimate is {wanted!r}, expected auto, 0 or a number of updates")
+    return wanted
+
+
+def judge(
+    settings: LogSettings, policy: Any, io: IOSpec, judges: Judges, *, updates: int, seed: int
+) -> tuple[ope.Report | None, str]:
+    """Value of `policy` by FQE on the log that it was learnt from, and its support.
+
+    Args:
+        settings: how the log is read.
+        policy: answers tensors with tensors.
+        io: its interface.
+        judges: see `Judges`.
+        updates: of FQE.
+        seed: of everything.
+
+    Returns:
+        The report, or None and the reason.
+    """
+    if set(io.obs) != {"state"}:
+        return None, f"the estimators read vector observations named state, this log has {', '.join(sorted(io.obs))}"
+    plain = {f.name: getattr(settings, f.name) for f in fields(LogSettings)}
+    plain["top_fraction"] = 1.0  # value and support are those of all data, whichever episodes were learnt from
+    numbers = ope.OpeSettings(
+        **plain, seed=seed, methods=("fqe",), updates=updates, behaviour_updates=min(_BEHAVIOUR, max(updates, 1))
+    )
+    try:
+        return ope.run(numbers, policy, io, make_fqe=judges.make_fqe, make_behaviour=judges.make_behaviour), ""
+    except (ValueError, FloatingPointError) as error:  # the policy itself is trained and saved
+        return None, str(error)
