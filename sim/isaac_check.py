@@ -123,8 +123,7 @@ def _lab(id: str | None, num_envs: int, device: str) -> tuple[list[str], bool]:
         return ["importable; give id=Isaac-Cartpole-v0 to check a task"], True
     env = isaac_lab_env.make(num_envs, 0, device, id=id)
     try:
-        steps = int(env.unwrapped.max_episode_length) + 10 if hasattr(env.unwrapped, "max_episode_length") else 1200
-        findings = check(env, steps=steps)
+        findings = check(env, steps=int(env.env.unwrapped.max_episode_length) + 10)
     finally:
         env.close()
     bad = [finding for finding in findings if not finding.startswith(("seeding:", _KNOWN))]

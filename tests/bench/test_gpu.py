@@ -48,10 +48,14 @@ def test_parts_that_answer_with_lists_are_named() -> None:
     assert gpu._named(rows) == {"update ours": {"per_s": 3.0}, "update theirs": {"per_s": 2.0}}
 
 
-def test_cpu_engine_is_measured_as_it_is() -> None:
+def test_cpu_engine_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(world: str, count: int, device: str) -> Any:
+        raise ImportError("kernels take minutes to build")
+
+    monkeypatch.setattr(gpu, "_warp", absent)
     result = gpu.run(quick=True, device="cpu", parts=["environment"], worlds=["reach"], copies=[4])
     assert result["rows"]["mujoco (cpu) reach 4"]["steps_per_s"] > 0
-    assert set(result["rows"]["warp reach 4"]) in ({"missing"}, {"steps_per_s", "physics_per_s"})
+    assert set(result["rows"]["warp reach 4"]) == {"missing"}
 
 
 def test_returns_of_whole_episodes_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ Source of the signatures: Isaac Gym Preview 4 Python API reference; isaac-sim/Is
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -17,10 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import mujoco
 import numpy as np
 import torch
 
+mujoco: Any = importlib.import_module("mujoco")
 WORKER = Path(__file__).resolve().parents[2] / "sim" / "isaac_worker.py"
 NONE, POS, VEL, EFFORT = 0, 1, 2, 3
 
@@ -42,6 +43,9 @@ class Strict:
     def __init__(self) -> None:
         for name, value in self._fields.items():
             object.__setattr__(self, name, value() if isinstance(value, type) else value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{type(self).__name__} has no '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._fields:

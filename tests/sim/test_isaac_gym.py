@@ -1,11 +1,11 @@
 """The Isaac Gym engine against a strict double: calls with their real parameters, motion that MuJoCo computes."""
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
-import mujoco
 import numpy as np
 import pytest
 import torch
@@ -22,6 +22,7 @@ from robot_rl.sim.worlds.quadruped import Quadruped
 from robot_rl.sim.worlds.race import Race
 from robot_rl.sim.worlds.reach import Reach
 
+mujoco: Any = importlib.import_module("mujoco")
 DOUBLE = Path(__file__).with_name("isaac_double.py")
 CPU = torch.device("cpu")
 

@@ -87,7 +87,8 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Any:
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(isaac_lab_env, "_APPS", [])
-    gymnasium.register(ID, entry_point=DoubleEnv, disable_env_checker=True)
+    entry: Any = DoubleEnv
+    gymnasium.register(ID, entry_point=entry, disable_env_checker=True)
     yield launched
     gymnasium.registry.pop(ID)
 
@@ -131,7 +132,7 @@ def test_true_successors_are_seen_before_the_reset(lab: Any) -> None:
             assert terminated.tolist() == [False, True, False, False]
         if step == LIMIT:
             assert truncated.tolist() == [True, False, True, True]
-    assert not (terminated & truncated).any()
+        assert not (terminated & truncated).any()
     env.close()
     assert env.env.unwrapped._reset_idx.__func__ is DoubleEnv._reset_idx
 
