@@ -222,7 +222,7 @@ class Execution:
         row, slot = np.arange(self.count)[:, None], np.arange(self._slots)[None]
         value = self._plan[row, slot, shift]
         exists = inside & self._valid[row, slot, shift]
-        covered = exists.any(1)
+        covered: np.ndarray = np.asarray(exists.any(1))
         if self.mode == "ensemble":
             action = self._ensemble(value, exists)
         else:
