@@ -222,14 +222,14 @@ class Execution:
         row, slot = np.arange(self.count)[:, None], np.arange(self._slots)[None]
         value = self._plan[row, slot, shift]
         exists = inside & self._valid[row, slot, shift]
-        covered = exists.any(1)
+        covered: np.ndarray = np.asarray(exists.any(1))
         if self.mode == "ensemble":
             action = self._ensemble(value, exists)
         else:
             action = self._newest(value, exists)
         self.underruns += int((~covered).sum())
         action = np.where(covered[:, None], action, self._last)
-        start = self._fade == self._tick
+        start = np.equal(self._fade, self._tick)
         self._last, self._moved = action.astype(np.float32), np.ones(self.count, bool)
         self._tick += 1
         return self._last.copy(), start
@@ -256,7 +256,7 @@ class Execution:
         other[row, newest] = _NEVER
         second = other.argmax(1)
         left = self._offset * (1.0 - self._share())[:, None]
-        takes_over = (self._fade == self._tick) & self._moved
+        takes_over = np.equal(self._fade, self._tick) & self._moved
         before = np.where((other.max(1) > _NEVER)[:, None], value[row, second] + left, self._last)
         self._offset = np.where(takes_over[:, None], before - action, self._offset)
         self._origin = np.where(takes_over, self._tick, self._origin)

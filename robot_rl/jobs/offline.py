@@ -112,7 +112,9 @@ class OfflineJob:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "config.yaml", config.encode())
         self.learner: Learner[Any] = make_learner(self.io)
-        options = {name: getattr(self.learner, name, default) for name, default in (("reads", ()), ("window", 1))}
+        options: dict[str, Any] = {
+            name: getattr(self.learner, name, default) for name, default in (("reads", ()), ("window", 1))
+        }
         seeds = getattr(self.learner, "seeds", 1)
         self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds, **options)
         if not getattr(self.learner, "rewardless", False):

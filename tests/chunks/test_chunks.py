@@ -337,12 +337,13 @@ def test_reset_forgets_one_row_only() -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    for options in (
+    wrong: list[dict[str, Any]] = [
         {"mode": "best"},
         {"mode": "receding", "delay": 1},
         {"blend": -1},
         {"mode": "realtime", "delay": 9},
-    ):
+    ]
+    for options in wrong:
         with pytest.raises(ValueError, match=r"mode|delay|blend"):
             Execution(Horizons(8, 4, 4) if options.get("mode") else Horizons(8, 8, 8), 1, **options)
     with pytest.raises(ValueError, match="use mode 'receding'"):

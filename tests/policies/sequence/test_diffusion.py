@@ -117,7 +117,7 @@ def test_save_load_update_equals_update(options: dict[str, Any]) -> None:
         assert one.update(iter([b])) == other.update(iter([b]))
     one.policy.reset()
     obs = {"state": np.ones((3, 1), np.float32)}
-    assert (one.policy.act(obs).value == other.policy.act(obs).value).all()
+    np.testing.assert_array_equal(one.policy.act(obs).value, other.policy.act(obs).value)
 
 
 def test_teacher_is_a_function_of_the_noise() -> None:

@@ -81,7 +81,7 @@ def test_save_load_update_equals_update(name: str) -> None:
     one.policy.reset()
     other.policy.reset()
     obs = {"state": np.zeros((3, 2), np.float32)}
-    assert (one.policy.act(obs).value == other.policy.act(obs).value).all()
+    np.testing.assert_array_equal(one.policy.act(obs).value, other.policy.act(obs).value)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -205,6 +205,7 @@ def test_actor_goes_where_the_reward_is(name: str, options: dict[str, Any]) -> N
     assert float(actions.std()) < 0.35  # the data's is 0.52
 
 
+@pytest.mark.slow
 def test_strong_distillation_keeps_the_actor_at_the_data() -> None:
     learner = build("fql", lr=1e-3, alpha=1000.0, batch_size=64, flow_steps=5)
     trained(learner, buffer_of(1, bandit(2), gamma=1.0), 400)

@@ -44,7 +44,7 @@ def test_save_load_update_equals_update() -> None:
     for i in range(3, 5):
         assert one.update(iter([batch(seed=i)])) == other.update(iter([batch(seed=i)]))
     obs = {"state": np.ones((3, 2), np.float32)}
-    assert (one.policy.act(obs).value == other.policy.act(obs).value).all()
+    np.testing.assert_array_equal(one.policy.act(obs).value, other.policy.act(obs).value)
 
 
 def test_actor_loss_is_the_sum_over_the_sequence_along_the_target_model() -> None:
