@@ -58,8 +58,8 @@ TASKS = {
     "guess": Task(
         "robot_rl.sim.worlds.text_guess.TextGuess",
         {"numbers": 8},
-        40_000,
-        {**SHARED, "warmup_dialogues": 32, "warmup_steps": 60, "warmup_lr": 4e-3},
+        30_000,
+        {**SHARED, "warmup_dialogues": 32, "warmup_lr": 4e-3, "warmup_stop": 0.11},
         ("gigpo", "grpo"),
     ),
     "tools": Task(
