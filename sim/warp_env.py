@@ -12,7 +12,6 @@ from typing import Any
 
 from robot_rl.sim.randomize import SCALED, Randomize
 from robot_rl.sim.tensor_env import TensorVectorEnv, refuse, torch_device
-from robot_rl.sim.warp_physics import WarpPhysics
 from robot_rl.sim.world import World
 
 
@@ -60,6 +59,8 @@ def make(
         ImportError: mujoco-warp or warp-lang is not installed; says how to install them.
         ValueError: an option that this engine does not have, or a device that is not there.
     """
+    from robot_rl.sim.warp_physics import WarpPhysics  # only who asks for this engine needs the extra
+
     options = Randomize(**randomize) if isinstance(randomize, Mapping) else randomize or Randomize()
     where = torch_device(device)
     refuse(
