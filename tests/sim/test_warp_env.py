@@ -44,7 +44,7 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "warp", None)
     with pytest.raises(ImportError, match=r'pip install "robot_rl\[warp\]"'):
-        importlib.import_module("robot_rl.sim.warp_env")
+        importlib.import_module("robot_rl.sim.warp_env").make(1, 0, world=Reach())
 
 
 def test_options_of_the_cpu_engine_are_refused_with_a_way_out(make: Any) -> None:
