@@ -21,7 +21,15 @@ def test_plain_critic_learns_what_ours_learns():
     memory = gpu_learn._memory("cpu", "tiny").sample(32)
     small = {"state": memory.obs["state"][:, :2]}
     batch = gpu_learn.Transitions(
-        small, memory.action[:, :1], torch.ones(32), torch.zeros(32), small, *([memory.terminated] * 3), memory.mask
+        small,
+        memory.action[:, :1],
+        torch.ones(32),
+        torch.zeros(32),
+        small,
+        memory.terminated,
+        memory.terminated,
+        memory.terminated,
+        memory.mask,
     )
     for group in made.critic_adam.param_groups:
         group["lr"] = 1e-2

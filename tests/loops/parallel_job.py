@@ -52,11 +52,12 @@ def on_policy() -> dict[str, torch.Tensor]:
     ended = torch.rand(6, 8, generator=draw) < 0.2
     boundary = ended.clone()
     boundary[-1] = True
-    columns = (part(x, 1) for x in (action, logp - 2, value, reward, ahead, ended))
+    a, log_prob, v, r, after, over = (part(x, 1) for x in (action, logp - 2, value, reward, ahead, ended))
     own = part(boundary, 1)
-    rollout = Rollout({"state": part(state, 1)}, *columns, torch.zeros_like(own), own, torch.ones_like(own))
+    none, every = torch.zeros_like(own), torch.ones_like(own)
+    rollout = Rollout({"state": part(state, 1)}, a, log_prob, v, r, after, over, none, own, every)
     learner.update(iter((rollout,)))
-    return {"params": learner.params.flat, "lr": learner.lr, "shift": learner.norm.shift}
+    return {"params": learner.params.flat, "lr": learner.lr, "shift": learner.norm.shift}  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def loop() -> dict[str, torch.Tensor]:

@@ -109,7 +109,7 @@ def test_rows_that_are_no_transition_are_marked_for_the_replay():
         arrays = {"action": np.zeros((1, 1)), "proposed": np.zeros((1, 1)), "reward": np.ones(1)}
         return SimpleNamespace(obs=x, next_obs=x, valid=np.array([valid]), **flags, **arrays)
 
-    (episode,) = split([row(True), row(False), row(True)], 0)
+    (episode,) = split([row(True), row(False), row(True)], 0)  # pyright: ignore[reportArgumentType]
     assert episode.meta["columns"]["valid"].tolist() == [True, False, True]
 
 

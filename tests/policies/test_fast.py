@@ -141,7 +141,7 @@ def test_fast_td3_noise_scales_are_drawn_anew_only_where_an_episode_begins():
     learner = FastTd3(IO, **SMALL, std_min=0.1, std_max=0.3)
     obs = {"state": torch.zeros(1000, 1)}
     learner.explore(obs, torch.ones(1000, dtype=torch.bool))
-    before = learner._scales.clone()
+    before = learner._scales.clone()  # pyright: ignore[reportOptionalMemberAccess]
     assert 0.1 <= before.min() < 0.11
     assert 0.29 < before.max() <= 0.3
     begun = torch.arange(1000) % 2 == 0
@@ -233,7 +233,7 @@ def test_learner_flies_the_points_to_their_goals(name):
     world, total = PointWorld(512, 99), 0.0
     obs, _ = world.reset(seed=99)
     for _ in range(16):
-        obs, reward, *_ = world.step(learner.policy.act(obs, deterministic=True).value)
+        obs, reward, *_ = world.step(torch.as_tensor(learner.policy.act(obs, deterministic=True).value))
         total += float(reward.mean())
     # the best policy reaches -2.36; standing still about -12.2
     assert total > 1.15 * world.best_return()
