@@ -58,8 +58,8 @@ TASKS = {
     "guess": Task(
         "robot_rl.sim.worlds.text_guess.TextGuess",
         {"numbers": 8},
-        30_000,
-        {**SHARED, "warmup_dialogues": 32, "warmup_lr": 4e-3, "warmup_stop": 0.11},
+        50_000,
+        {**SHARED, "warmup_dialogues": 32, "warmup_lr": 4e-3, "warmup_stop": 0.11, "epochs": 2, "minibatch": 64},
         ("gigpo", "grpo"),
     ),
     "tools": Task(
