@@ -45,7 +45,7 @@ def test_35_qos_that_does_not_match_is_named_by_supervisor_and_doctor(live, proc
             return level == 2 and "robot_rl/takeover" in message and "RELIABILITY" in message.upper()
 
         wait(said, what="an ERROR that names topic and policy")
-        found = examine(processes.folder / "arm.yaml", listen=1.0, timing=False)
+        found = examine(processes.folder / "arm.yaml", timing=False)
         line = next(line for line in found.problems if "takeover" in line)
         assert "reliab" in line.lower()
         assert "safety_supervisor" in line
@@ -56,7 +56,7 @@ def test_35_qos_that_does_not_match_is_named_by_supervisor_and_doctor(live, proc
 def test_33_doctor_names_who_else_publishes_the_command_topic(live, processes) -> None:
     rival = live.node.create_publisher(Float64MultiArray, "forward_command_controller/commands", 1)
     try:
-        found = examine(processes.folder / "arm.yaml", listen=1.5, timing=False)
+        found = examine(processes.folder / "arm.yaml", timing=False)
         assert any("policy publishes commands beside the supervisor" in line for line in found.problems), found.text()
     finally:
         live.node.destroy_publisher(rival)
