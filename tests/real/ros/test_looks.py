@@ -26,7 +26,7 @@ def patience(graph):
 
 
 def test_doctor_finds_nothing_on_a_healthy_graph(live, processes) -> None:
-    found = examine(processes.folder / "arm.yaml", listen=2.0, timing=False)
+    found = examine(processes.folder / "arm.yaml", timing=False)
     assert found.problems == [], found.text()
     states = found.topics["/joint_states"]
     assert states["publishers"] == ["sim_robot"]
