@@ -332,7 +332,7 @@ class Processes:
         self.folder, self.running = folder, {}
         (folder / "arm.yaml").write_text(SPEC.format(mode="forward_position", timeout=0.0))
 
-    def start(self, module, *parameters, spec="arm.yaml", key=None, args=()):
+    def start(self, module, *parameters, spec="arm.yaml", key=None, args=(), environment=None):
         key = key or module
         command = [sys.executable, "-m", f"robot_rl.real.ros.{module}", "--ros-args"]
         command += ["-p", f"robot_spec:={self.folder / spec}", *args]
@@ -340,6 +340,7 @@ class Processes:
             command += ["-p", parameter]
         log = (self.folder / f"{key}.log").open("ab")
         env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
+        env |= environment or {}
         env["ROBOT_RL_PARENT"] = str(os.getpid())  # no orphans, even when the tests are killed
         self.running[key] = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=self.folder)
         return self.running[key]
