@@ -1,4 +1,4 @@
-"""A policy that looks, over DDS: the simulated robot's pictures reach it, and it lets go when a camera breaks (row 39)."""
+"""A policy that looks, over DDS: pictures reach it, and it lets go when a camera breaks (row 39)."""
 
 import time
 from pathlib import Path
