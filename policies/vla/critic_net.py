@@ -1,0 +1,93 @@
+"""The tiny critic's network: each frame is read under the goal, pairs of readings become progress.
+
+The sentence scales and shifts the feature maps before any pooling. Conditioning only the pooled vector was measured to
+accept wrong-object clips as done however it was trained (see docs/vla/critic.md).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from robot_rl.policies.nets.vla_words import HashedWords
+
+BINS = 41
+_MAPS = (16, 32, 32, 48)
+
+
+class CriticNet(nn.Module):
+    """Frame reader under a goal, and three heads.
+
+    Args:
+        size: (height, width) of the pictures; multiples of 8.
+        width: of the reading.
+        words: table size of the tokenizer.
+        conditioning: "maps" (scale and shift of the first two feature maps) or "pooled" (the sentence joins at the
+            end only; for comparison).
+    """
+
+    def __init__(
+        self, size: tuple[int, int] = (48, 48), *, width: int = 128, words: int = 509, conditioning: str = "maps"
+    ) -> None:
+        super().__init__()
+        if size[0] % 8 or size[1] % 8:
+            raise ValueError(f"pictures of {size[0]} x {size[1]} pixels, expected multiples of 8")
+        if conditioning not in ("maps", "pooled"):
+            raise ValueError(f"conditioning is '{conditioning}', expected 'maps' or 'pooled'")
+        self.size, self.conditioning = size, conditioning
+        text = 64
+        self.tokens = HashedWords(words)
+        self.embed = nn.Embedding(words, 48, padding_idx=0)
+        self.read = nn.GRU(48, text, batch_first=True)
+        self.film = nn.Linear(text, 2 * (_MAPS[0] + _MAPS[1]))
+        nn.init.zeros_(self.film.bias)
+        self.conv1 = nn.Conv2d(3, _MAPS[0], 5, stride=2, padding=2)
+        self.conv2 = nn.Conv2d(_MAPS[0], _MAPS[1], 3, padding=1)
+        self.conv3 = nn.Conv2d(_MAPS[1], _MAPS[2], 3, stride=2, padding=1)
+        self.conv4 = nn.Conv2d(_MAPS[2], _MAPS[3], 3, stride=2, padding=1)
+        high, wide = size[0] // 2, size[1] // 2
+        grid = torch.stack(
+            torch.meshgrid(torch.linspace(-1, 1, high), torch.linspace(-1, 1, wide), indexing="ij")
+        ).flatten(1)
+        self.register_buffer("grid", grid, persistent=False)  # (2, h w)
+        self.sharpness = nn.Parameter(torch.ones(_MAPS[1]))
+        flat = _MAPS[3] * (size[0] // 8) * (size[1] // 8) + 3 * _MAPS[1]
+        self.join = nn.Linear(flat + text, width)
+        self.norm = nn.LayerNorm(width)
+        self.frame_head = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 2))
+        self.pair_head = nn.Sequential(nn.Linear(3 * width, 128), nn.ReLU(), nn.Linear(128, BINS))
+
+    def sentence(self, ids: Tensor, length: Tensor) -> Tensor:
+        """(B, L) numbers, (B,) lengths -> (B, 64)."""
+        states, _ = self.read(self.embed(ids))
+        return states[torch.arange(len(ids), device=ids.device), length - 1]
+
+    def frames(self, images: Tensor, sentence: Tensor) -> Tensor:
+        """(B, H, W, 3) uint8 or float in [0, 255], (B, 64) -> readings (B, width)."""
+        x = images.permute(0, 3, 1, 2).to(torch.float32) * (1 / 127.5) - 1.0
+        x = self.conv1(x)
+        if self.conditioning == "maps":
+            scale1, shift1, scale2, shift2 = self.film(sentence).split(
+                [_MAPS[0], _MAPS[0], _MAPS[1], _MAPS[1]], dim=1
+            )
+            x = F.relu(x * (1 + scale1[:, :, None, None]) + shift1[:, :, None, None])
+            x = self.conv2(x)
+            x = F.relu(x * (1 + scale2[:, :, None, None]) + shift2[:, :, None, None])
+        else:
+            x = F.relu(self.conv2(F.relu(x)))
+        # Where each feature is: distances between things are what remaining work is made of.
+        flat = x.flatten(2)
+        where = torch.softmax(flat * self.sharpness[:, None], dim=2) @ self.grid.T  # (B, maps, 2)
+        x = F.relu(self.conv4(F.relu(self.conv3(x))))
+        joined = torch.cat([x.flatten(1), where.flatten(1), flat.amax(dim=2), sentence], dim=1)
+        return F.relu(self.norm(self.join(joined)))
+
+    def pairs(self, first: Tensor, second: Tensor) -> Tensor:
+        """Readings (B, width) of two moments -> logits (B, 41) over shares in [-1, 1]."""
+        return self.pair_head(torch.cat([first, second, second - first], dim=1))
+
+    def moments(self, reading: Tensor) -> tuple[Tensor, Tensor]:
+        """Readings (B, width) -> s (B,), minus log remaining work up to a constant, and logits of done (B,)."""
+        out = self.frame_head(reading)
+        return out[:, 0], out[:, 1]
