@@ -11,7 +11,7 @@ Farebrother et al., Stop Regressing, 2024. Remaining work as label, goal on feat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,9 @@ class TinyCritic:
             share = 0.5 * (self._mean(self.net.pairs(a, b)) - self._mean(self.net.pairs(b, a))).cpu()
             dlogw = torch.as_tensor(log_delta(share.clamp(-1 + CLIP, 1 - CLIP).numpy()), dtype=torch.float32)
         same = (before.images == after.images).flatten(1).all(dim=1)
-        dlogw = torch.where(same, torch.zeros_like(dlogw), dlogw)  # 0 exactly, whatever the rounding of a matrix product
+        dlogw = torch.where(
+            same, torch.zeros_like(dlogw), dlogw
+        )  # 0 exactly, whatever the rounding of a matrix product
         valid = shows_something(before.images) & shows_something(after.images)
         return CriticOutput.of(dlogw, self._done(after.done), valid, value=1.0 - torch.exp(-after.s).clamp(max=2.0))
 
@@ -283,18 +285,40 @@ class CriticLearner:
             "done_accuracy": float(right),
         }
 
+    def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Clips:
+        """Arrays and facts of a generator as this learner's data; see `Clips.of`."""
+        return Clips.of(arrays, facts)
+
     def calibrate(self, clips: Clips) -> Platt:
-        """Fit slope and bias of done on clips that no update saw: every frame, its own goal and the next one's."""
+        """Fit slope and bias of done on clips that no update saw.
+
+        With labels "work": every frame under the clip's goal and two others. With "vlac", which knows neither: the
+        early and late frames of successes, by time.
+        """
         critic = self.critic()
         logit, label = [], []
+        by_time = self.recipe["labels"] == "vlac"
+        if by_time:
+            clips = clips.part(np.flatnonzero(clips.succeeded()))
         owner = np.repeat(np.arange(len(clips)), np.diff(clips.start))
-        for shift in (0, 1, 2):
+        for shift in (0,) if by_time else (0, 1, 2):
             goal = (clips.goal[owner] + shift) % len(clips.phrasings)
             texts = [clips.phrasings[g][int(i) % len(clips.phrasings[g])] for g, i in zip(goal, owner)]
             logit.append(critic.moments(clips.frames, texts).done.numpy())
             label.append(clips.done[np.arange(len(goal)), goal])
-        self.platt = fit_platt(np.concatenate(logit), np.concatenate(label))
+        scores, met = np.concatenate(logit), np.concatenate(label)
+        if by_time:
+            share = (np.arange(len(owner)) - clips.start[owner]) / (np.diff(clips.start)[owner] - 1)
+            known = (share < 0.8) | (share > 0.95)
+            scores, met = scores[known], (share > 0.95)[known]
+        self.platt = fit_platt(scores, met)
         return self.platt
+
+    def evaluate(self, clips: Clips, **options: Any) -> dict[str, Any]:
+        """The report of `critic_report.evaluate` on the present weights."""
+        from robot_rl.policies.vla.critic_report import evaluate  # it imports this file
+
+        return evaluate(self.critic(), clips, **options)
 
     def critic(self, readout: str | None = None) -> TinyCritic:
         """The critic with the present weights (shared, not copied)."""

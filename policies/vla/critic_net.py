@@ -68,9 +68,7 @@ class CriticNet(nn.Module):
         x = images.permute(0, 3, 1, 2).to(torch.float32) * (1 / 127.5) - 1.0
         x = self.conv1(x)
         if self.conditioning == "maps":
-            scale1, shift1, scale2, shift2 = self.film(sentence).split(
-                [_MAPS[0], _MAPS[0], _MAPS[1], _MAPS[1]], dim=1
-            )
+            scale1, shift1, scale2, shift2 = self.film(sentence).split([_MAPS[0], _MAPS[0], _MAPS[1], _MAPS[1]], dim=1)
             x = F.relu(x * (1 + scale1[:, :, None, None]) + shift1[:, :, None, None])
             x = self.conv2(x)
             x = F.relu(x * (1 + scale2[:, :, None, None]) + shift2[:, :, None, None])

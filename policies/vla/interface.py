@@ -229,9 +229,7 @@ class VLAPolicy(Protocol):
         """Draw a chunk."""
         ...
 
-    def evaluate(
-        self, obs: VLAObs, goal: Sequence[str], trace: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, obs: VLAObs, goal: Sequence[str], trace: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities (B, L), entropy (B, L) or NaN, value (B,) of a chunk drawn before.
 
         With the same weights it repeats `ActionChunk.logp` to 1e-5.
@@ -239,7 +237,7 @@ class VLAPolicy(Protocol):
         ...
 
     def parameters_by_role(self) -> dict[str, list[torch.nn.Parameter]]:
-        """"vision", "language", "action" and "value"."""
+        """ "vision", "language", "action" and "value"."""
         ...
 
 
