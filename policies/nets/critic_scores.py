@@ -48,7 +48,7 @@ def voc(values: np.ndarray, *, ties: str = "ranks") -> float:
 
 
 def voc_f1(forward: float, reverse: float) -> float:
-    """Harmonic mean of VOC and VROC (the same on the reversed clip, against the reversed order); 0 if either is <= 0."""
+    """Harmonic mean of VOC and VROC (the same on the reversed clip, against its order); 0 if either is <= 0."""
     if not (forward > 0 and reverse > 0):
         return 0.0
     return 2.0 * forward * reverse / (forward + reverse)

@@ -124,9 +124,8 @@ class TinyCritic:
             share = 0.5 * (self._mean(self.net.pairs(a, b)) - self._mean(self.net.pairs(b, a))).cpu()
             dlogw = torch.as_tensor(log_delta(share.clamp(-1 + CLIP, 1 - CLIP).numpy()), dtype=torch.float32)
         same = (before.images == after.images).flatten(1).all(dim=1)
-        dlogw = torch.where(
-            same, torch.zeros_like(dlogw), dlogw
-        )  # 0 exactly, whatever the rounding of a matrix product
+        # 0 exactly, whatever the rounding of a matrix product
+        dlogw = torch.where(same, torch.zeros_like(dlogw), dlogw)
         valid = shows_something(before.images) & shows_something(after.images)
         return CriticOutput.of(dlogw, self._done(after.done), valid, value=1.0 - torch.exp(-after.s).clamp(max=2.0))
 

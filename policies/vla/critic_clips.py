@@ -181,7 +181,7 @@ class ClipSampler:
         return self
 
     def __next__(self) -> FrameBatch:
-        random, clips, K = self._random, self.clips, self.frames  # noqa: N806 (K as in the docstring)
+        random, clips, K = self._random, self.clips, self.frames
         rows = random.choice(self._rows, size=self.items, p=self._weight)
         images, share, pair_mask, log_work, log_mask, done, done_mask, texts = [], [], [], [], [], [], [], []
         for row in rows:
@@ -201,7 +201,7 @@ class ClipSampler:
                 done.append(clips.done[at, goal])
                 done_mask.append(np.ones(K, bool))
             else:
-                T = last - first  # noqa: N806
+                T = last - first
                 early = np.minimum(index, T - 1)  # a pair that starts at the end has nothing left: from one before
                 published = np.clip(time_share(early[:, None], index[None, :], T), -1 + CLIP, 1 - CLIP)
                 share.append(np.where(same, 0.0, published) if goal == asked else np.zeros((K, K)))
@@ -258,7 +258,7 @@ class ClipSampler:
         x = np.pad(frames, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="edge")
         height, width = frames.shape[1:3]
         x = x[:, 2 + shift[0] : 2 + shift[0] + height, 2 + shift[1] : 2 + shift[1] + width]
-        x = x * gain.astype(np.float32) + random.normal(0.0, 3.0, x.shape[:3] + (1,)).astype(np.float32)
+        x = x * gain.astype(np.float32) + random.normal(0.0, 3.0, (*x.shape[:3], 1)).astype(np.float32)
         return np.clip(x, 0, 255).astype(np.uint8)
 
     def _filled(self, text: str) -> str:

@@ -289,3 +289,87 @@ def shows_something(images: Tensor) -> Tensor:
     """(B, V, H, W, 3) uint8 -> (B,) bool: every view has pixels that differ."""
     flat = images.flatten(2).to(torch.float32)
     return (flat.std(dim=2) >= FLAT).all(dim=1)
+
+
+NORMS = ("quantile", "mean_std", "min_max", "identity")
+
+
+@dataclass(frozen=True)
+class ActionStats:
+    """How normalised actions become robot units.
+
+    Attributes:
+        norm: "quantile" (q01 and q99 are -1 and 1), "mean_std", "min_max" (low and high are -1 and 1) or "identity".
+        key: name of the data that they are of.
+        mean, std, q01, q99, low, high: (A,) float64, robot units.
+        mask: (A,) bool; dimensions that are False pass unchanged.
+    """
+
+    norm: str
+    key: str
+    mean: np.ndarray
+    std: np.ndarray
+    q01: np.ndarray
+    q99: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    mask: np.ndarray
+
+    @classmethod
+    def of(cls, actions: np.ndarray, *, norm: str = "quantile", key: str = "data") -> ActionStats:
+        """From actions (n, A) in robot units.
+
+        Raises:
+            ValueError: unknown norm.
+        """
+        if norm not in NORMS:
+            raise ValueError(f"norm is '{norm}', expected one of {', '.join(NORMS)}")
+        x = np.asarray(actions, np.float64)
+        q01, q99 = np.quantile(x, [0.01, 0.99], axis=0)
+        return cls(norm, key, x.mean(0), x.std(0), q01, q99, x.min(0), x.max(0), np.ones(x.shape[1], bool))
+
+    def scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """(A,) middle and (A,) robot units per normalised unit.
+
+        Raises:
+            ValueError: unknown norm.
+        """
+        if self.norm == "mean_std":
+            middle, unit = self.mean, self.std
+        elif self.norm in ("quantile", "min_max"):
+            first, last = (self.q01, self.q99) if self.norm == "quantile" else (self.low, self.high)
+            middle, unit = 0.5 * (first + last), 0.5 * (last - first)
+        elif self.norm == "identity":
+            middle, unit = np.zeros_like(self.mean), np.ones_like(self.mean)
+        else:
+            raise ValueError(f"norm is '{self.norm}', expected one of {', '.join(NORMS)}")
+        return np.where(self.mask, middle, 0.0), np.where(self.mask, unit, 1.0)
+
+    def to_robot(self, actions: Tensor) -> Tensor:
+        """(..., A) normalised -> robot units."""
+        middle, unit = (torch.as_tensor(x, dtype=actions.dtype, device=actions.device) for x in self.scale())
+        return actions * unit + middle
+
+    def from_robot(self, actions: Tensor) -> Tensor:
+        """(..., A) robot units -> normalised."""
+        middle, unit = (torch.as_tensor(x, dtype=actions.dtype, device=actions.device) for x in self.scale())
+        return (actions - middle) / unit
+
+
+class Backbone(Protocol):
+    """What reads pictures and a sentence into one vector; a `torch.nn.Module` with these besides."""
+
+    width: int
+    image_size: tuple[int, int]
+
+    def __call__(self, images: Tensor, goal: Sequence[str]) -> Tensor:
+        """(B, V, H, W, 3) uint8 and B sentences -> (B, width) float32."""
+        ...
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Name, size and digest of the tokenizer."""
+        ...
+
+    def roles(self) -> dict[str, list[torch.nn.Parameter]]:
+        """"vision" and "language" parameters, together all of them."""
+        ...

@@ -195,7 +195,7 @@ class Tabletop:
         """Nothing to remember."""
 
     def observe(self, view: View) -> Array:
-        """Tip, lag of the hand, opening, vectors from the tip to blocks and plates [10 cm], the goal as two one-hots."""
+        """Tip, lag, opening, vectors from the tip to blocks and plates [10 cm], the goal as two one-hots."""
         xp = view.xp
         tip = view.qpos[:, :3]
         blocks, plates = self._blocks(view), self._plates(view)

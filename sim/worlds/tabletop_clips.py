@@ -1,7 +1,7 @@
 """Clips of the tabletop world for critics: successes, wrong goals, failures of named kinds, regressions, stagnation.
 
-A clip is what the camera saw at 5 Hz while a script moved the hand, with the remaining work under EVERY goal of the scene
-from the simulator's state: a film of one goal being met is also a film of five goals that are not.
+A clip is what the camera saw at 5 Hz while a script moved the hand, with the remaining work under EVERY goal of the
+scene from the simulator's state: a film of one goal being met is also a film of five goals that are not.
 """
 
 from __future__ import annotations
