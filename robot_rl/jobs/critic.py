@@ -7,6 +7,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from robot_rl.checkpoint import load_state, save_state, write_bytes, write_json
 from robot_rl.jobs.interrupt import Interrupt
-from robot_rl.types import Metrics
+from robot_rl.types import Episode, Metrics
 
 FACTS, STATE = "facts.json", "state.pt"
 
@@ -28,6 +29,14 @@ class Generator(Protocol):
 
     def generate(self, kinds: list[str], seed: int) -> dict[str, np.ndarray]:
         """One clip for each kind."""
+        ...
+
+
+class Judge(Protocol):
+    """What scores a clip, such as `policies.vla.critic.TinyCritic`."""
+
+    def trajectory(self, frames: np.ndarray, goal: str, *, stride: int = 1) -> Any:
+        """Values, deltas, done and the frames used."""
         ...
 
 
@@ -227,6 +236,62 @@ def train(
     learner.calibrate(calibration)
     save()
     return True
+
+
+def label(
+    episode: Episode,
+    judge: Judge,
+    reward: Callable[..., np.ndarray],
+    *,
+    instruction: str,
+    camera: str,
+    mode: str,
+    gamma: float,
+    stride: int,
+) -> Episode:
+    """The same episode with the critic's reward, and what it said as further columns.
+
+    Columns (T,): "critic_progress" and "critic_done" after each step, "critic_reward_<mode>", and "env_reward", what the
+    log held before. Between the frames that the critic looked at (every `stride`-th), progress is held and the reward
+    is 0.
+
+    Args:
+        episode: with pictures "image.<camera>".
+        judge: with `trajectory`.
+        reward: such as `policies.reward.critic_reward.progress_reward`.
+        instruction: the sentence.
+        camera: which pictures.
+        mode: of the reward.
+        gamma: per control step.
+        stride: control steps between looks.
+
+    Raises:
+        ValueError: no such pictures; columns of these names are there already.
+    """
+    key, steps = f"image.{camera}", len(episode.reward)
+    if key not in episode.obs:
+        pictures = [name for name in episode.obs if name.startswith("image.")]
+        raise ValueError(f"the log holds no '{key}'; it holds {pictures or 'no pictures'}")
+    columns = dict(episode.meta.get("columns", {}))
+    name = f"critic_reward_{mode}"
+    if name in columns:
+        raise ValueError(f"the log has a column '{name}' already; labels are never written over")
+    path = judge.trajectory(episode.obs[key], instruction, stride=stride)
+    index = path.index
+    gained = reward(
+        path.values, path.deltas, mode=mode, gamma=gamma, steps=np.diff(index), terminated=bool(episode.terminated)
+    )
+    spread = np.zeros(steps, np.float32)
+    spread[index[1:] - 1] = gained
+    seen = np.searchsorted(index, np.arange(1, steps + 1), side="right") - 1
+    columns.update(
+        critic_progress=path.values[seen].astype(np.float32),
+        critic_done=path.done[seen].astype(np.float32),
+        env_reward=columns.get("env_reward", episode.reward),
+    )
+    columns[name] = spread
+    meta = {**episode.meta, "columns": columns, "instruction": instruction}
+    return replace(episode, reward=spread, meta=meta)
 
 
 def plot_clip(path: Path, frames: np.ndarray, lines: Mapping[str, np.ndarray], done: Mapping[str, np.ndarray]) -> None:

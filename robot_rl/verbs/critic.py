@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra.utils import get_method, instantiate
+from hydra.utils import get_method, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.verbs.build import Refused, choice, run_folder, table, threads
@@ -15,7 +15,7 @@ from robot_rl.verbs.build import Refused, choice, run_folder, table, threads
 
 def critic(cfg: DictConfig) -> None:
     """Dispatch on `what`."""
-    parts = {"clips": _clips, "train": _train, "eval": _eval}
+    parts = {"clips": _clips, "train": _train, "eval": _eval, "label": _label}
     if cfg.what not in parts:
         raise Refused(f"there is no 'critic {cfg.what}'; choose {', '.join(parts)}")
     threads(cfg)
@@ -134,6 +134,53 @@ def _eval(cfg: DictConfig) -> None:
     picture = folder / "clip.png"
     _plot(learner, clips, picture)
     table({"numbers": str(folder / f"report_{cfg.phrasing}.json"), "plot": str(picture)})
+
+
+def _label(cfg: DictConfig) -> None:
+    from tqdm import tqdm
+
+    from robot_rl.data import formats, recorder
+    from robot_rl.jobs import critic as job
+
+    _need(cfg, path="run of critic train", data="log with pictures", out="log to write", instruction="sentence")
+    out = Path(cfg.out)
+    if out.exists():
+        raise Refused(f"{out} exists already; choose another name (nothing is overwritten)")
+    reward = get_method("robot_rl.policies.reward.critic_reward.progress_reward")
+    caveat = get_object("robot_rl.policies.reward.critic_reward.CAVEATS").get(cfg.mode)
+    if caveat:
+        print(f"  warning: mode={cfg.mode}: {caveat}", file=sys.stderr)
+    learner, _ = _load(cfg)
+    judge, logs = learner.critic(), formats.load(cfg.data)
+    ends, truths = [], []
+    with recorder.Recorder(out) as writer, tqdm(logs.episodes, unit="episode", file=sys.stderr) as bar:
+        for episode in bar:
+            labelled = job.label(
+                episode,
+                judge,
+                reward,
+                instruction=str(cfg.instruction),
+                camera=str(cfg.camera),
+                mode=str(cfg.mode),
+                gamma=float(cfg.gamma),
+                stride=int(cfg.stride),
+            )
+            writer.append(labelled)
+            columns = labelled.meta["columns"]
+            ends.append((float(columns["critic_progress"][-1]), float(columns["critic_done"][-1])))
+            if "success" in episode.meta:
+                truths.append(bool(episode.meta["success"]))
+    progress, done = np.array(ends).T
+    rows: dict[str, Any] = {
+        "log": str(out),
+        "episodes": len(ends),
+        "mean end progress": float(progress.mean()),
+        "called done": float((done > 0.5).mean()),
+    }
+    if len(truths) == len(ends):
+        rows["truly successful"] = float(np.mean(truths))
+        rows["agreement"] = float(np.mean((done > 0.5) == np.array(truths)))
+    table(rows)
 
 
 def _load(cfg: DictConfig) -> tuple[Any, Any]:
