@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.progress import CLIP, time_share, work_share
+from robot_rl.policies.nets.progress import CLIP, work_share
 from robot_rl.policies.nets.vla_words import HashedWords
 
 
@@ -202,8 +202,9 @@ class ClipSampler:
                 done_mask.append(np.ones(K, bool))
             else:
                 T = last - first
-                early = np.minimum(index, T - 1)  # a pair that starts at the end has nothing left: from one before
-                published = np.clip(time_share(early[:, None], index[None, :], T), -1 + CLIP, 1 - CLIP)
+                # A pair that starts at the last frame has nothing left to divide by: one frame stands in.
+                left = np.maximum(T - index[:, None], 1)
+                published = np.clip((index[None, :] - index[:, None]) / left, -1 + CLIP, 1 - CLIP)
                 share.append(np.where(same, 0.0, published) if goal == asked else np.zeros((K, K)))
                 log_work.append(np.log((T - index + 1) / (T + 1)))
                 log_mask.append(np.full(K, goal == asked))
@@ -254,10 +255,11 @@ class ClipSampler:
     def _augmented(self, frames: np.ndarray) -> np.ndarray:
         random = self._random
         gain = random.uniform(0.88, 1.12) * random.uniform(0.96, 1.04, 3)
-        shift = random.integers(-2, 3, 2)
-        x = np.pad(frames, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="edge")
         height, width = frames.shape[1:3]
-        x = x[:, 2 + shift[0] : 2 + shift[0] + height, 2 + shift[1] : 2 + shift[1] + width]
+        most = min(height, width) // 24  # pixels
+        down, right = random.integers(0, 2 * most + 1, 2)
+        x = np.pad(frames, ((0, 0), (most, most), (most, most), (0, 0)), mode="edge")
+        x = x[:, down : down + height, right : right + width]
         x = x * gain.astype(np.float32) + random.normal(0.0, 3.0, (*x.shape[:3], 1)).astype(np.float32)
         return np.clip(x, 0, 255).astype(np.uint8)
 
