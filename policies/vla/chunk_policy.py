@@ -81,9 +81,7 @@ class ChunkPolicy(nn.Module):
         first = obs.step + self.meta.latency_offset
         return ActionChunk(actions, env_actions, logp, value, {"actions": actions}, first)
 
-    def evaluate(
-        self, obs: VLAObs, goal: Sequence[str], trace: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, obs: VLAObs, goal: Sequence[str], trace: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """(B, H) log-probabilities, (B, H) entropies, (B,) values of chunks drawn before."""
         mean, std, value = self._heads(obs, goal)
         entropy = (0.5 * math.log(2 * math.pi * math.e) + std.log()).sum(-1).expand(mean.shape[:2])
@@ -95,7 +93,7 @@ class ChunkPolicy(nn.Module):
         return -_normal(self.stats.from_robot(actions), mean, std).mean()
 
     def parameters_by_role(self) -> dict[str, list[nn.Parameter]]:
-        """"vision", "language", "action" and "value"."""
+        """ "vision", "language", "action" and "value"."""
         action = [*self.trunk.parameters(), *self.mean.parameters(), self.log_std]
         return {**self.backbone.roles(), "action": action, "value": list(self.critic.parameters())}
 

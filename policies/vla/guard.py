@@ -15,14 +15,15 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from robot_rl.extras import require
-from robot_rl.policies.vla.interface import NORMS, ActionStats, PolicyMeta
+from robot_rl.policies.nets.critic_scores import voc
+from robot_rl.policies.vla.interface import NORMS, ActionStats, PolicyMeta, ProgressCritic
 
 CHECKS = (
     "files", "keys", "finite", "untouched", "digest", "class", "tokenizer", "vocabulary", "image_size", "channels",
@@ -44,7 +45,9 @@ class CheckpointError(RuntimeError):
     def __init__(self, folder: Path, findings: list[Finding]) -> None:
         self.findings = findings
         lines = "\n".join(f"  {item}" for item in findings)
-        super().__init__(f"{folder} was refused:\n{lines}\nA check that you know better than is passed by accept=[name].")
+        super().__init__(
+            f"{folder} was refused:\n{lines}\nA check that you know better than is passed by accept=[name]."
+        )
 
 
 @dataclass(frozen=True)
@@ -101,17 +104,6 @@ class Report:
     checked: tuple[str, ...]
     accepted: tuple[Finding, ...] = ()
     skipped: tuple[str, ...] = ()
-
-
-class Checkable(Protocol):
-    """What the guard needs of a policy: a module with statistics, a meta and a way to answer fixed questions."""
-
-    meta: PolicyMeta
-    stats: ActionStats
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """All weights."""
-        ...
 
 
 Probe = Callable[[Any], np.ndarray]
@@ -228,10 +220,45 @@ def load(
         worst = float(np.nanmax(np.abs(answers - kept)))
         guard.fail(
             "probe",
-            f"answers to fixed observations differ from those kept by up to {worst:.3g} (tolerance {PROBE_TOLERANCE:g})",
+            f"answers to fixed observations are up to {worst:.3g} from those kept (tolerance {PROBE_TOLERANCE:g})",
         )
     guard.stop()
     return policy, Report(CHECKS, tuple(guard.passed), tuple(guard.skipped))
+
+
+def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: str) -> list[Finding]:
+    """A critic's self-test on one stored success.
+
+    Args:
+        critic: just loaded.
+        frames: (T + 1, H, W, 3) of a clip in which `goal` is met.
+        goal: its sentence.
+        other: a sentence that the clip does not meet.
+
+    Returns:
+        Findings "critic_flat" (says nothing), "critic_order" (values do not rise with the clip), "critic_reverse" (nor
+        fall with it reversed), "critic_goal" (the wrong goal ends no lower); empty means fine.
+    """
+    forward, wrong = critic.trajectory(frames, goal), critic.trajectory(frames, other)
+    backward = critic.trajectory(frames[::-1].copy(), goal)
+    found, spread = [], float(np.std(forward.deltas))
+    order = voc(forward.values)
+    if spread < 0.01:
+        found.append(
+            Finding("critic_flat", f"deltas of a success have a spread of {spread:.2g}, expected 0.01 or more")
+        )
+    elif not order > 0.8:
+        found.append(Finding("critic_order", f"values of a success have VOC {order:.2f}, expected more than 0.8"))
+    if not backward.values[-1] < 0.0:
+        found.append(
+            Finding("critic_reverse", f"the reversed success ends at {backward.values[-1]:.2f}, expected less than 0")
+        )
+    right = float(forward.values[-1])
+    if not wrong.values[-1] < right:
+        found.append(
+            Finding("critic_goal", f"'{other}' ends at {wrong.values[-1]:.2f}, no lower than '{goal}' at {right:.2f}")
+        )
+    return found
 
 
 @dataclass
@@ -281,7 +308,9 @@ def _check_meta(guard: _Guard, meta: PolicyMeta, robot: Robot) -> None:
     guard.compare("actions", meta.action_names, robot.action_names, hint)
     guard.compare("semantics", meta.semantics, robot.semantics, "a delta taken for a position moves to the wrong place")
     guard.compare("frame", meta.frame, robot.frame, "moves would point elsewhere")
-    guard.compare("gripper", meta.gripper, robot.gripper, "1: larger opens, -1: larger closes; it would do the opposite")
+    guard.compare(
+        "gripper", meta.gripper, robot.gripper, "1: larger opens, -1: larger closes; it would do the opposite"
+    )
     guard.compare("control_hz", meta.control_hz, robot.control_hz, "actions would run at another speed")
     if robot.cameras is not None and sorted(meta.cameras) == sorted(robot.cameras):
         hint = "the same cameras in another order"
@@ -381,7 +410,9 @@ def _check_weights(guard: _Guard, policy: nn.Module, state: dict[str, Tensor], c
             guard.fail("keys", f"{len(names)} weights {what}, first {names[0]}")
     if shapes:
         name = shapes[0]
-        guard.fail("keys", f"{name} is {tuple(state[name].shape)} in the file and {tuple(own[name].shape)} in the model")
+        guard.fail(
+            "keys", f"{name} is {tuple(state[name].shape)} in the file and {tuple(own[name].shape)} in the model"
+        )
     bad = [n for n, value in state.items() if value.is_floating_point() and not torch.isfinite(value).all()]
     if bad:
         guard.fail("finite", f"{len(bad)} weights hold NaN or infinity, first {bad[0]}")
@@ -401,7 +432,9 @@ def _check_weights(guard: _Guard, policy: nn.Module, state: dict[str, Tensor], c
         and not name.startswith(frozen or ("\0",))
     ]
     if same:
-        guard.fail("untouched", f"{len(same)} weights equal their fresh values, first {sorted(same)[0]}: never trained?")
+        guard.fail(
+            "untouched", f"{len(same)} weights equal their fresh values, first {sorted(same)[0]}: never trained?"
+        )
 
 
 def _digest(value: Tensor) -> str:

@@ -371,5 +371,5 @@ class Backbone(Protocol):
         ...
 
     def roles(self) -> dict[str, list[torch.nn.Parameter]]:
-        """"vision" and "language" parameters, together all of them."""
+        """ "vision" and "language" parameters, together all of them."""
         ...

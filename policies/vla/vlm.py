@@ -110,7 +110,7 @@ class TransformersBackbone(nn.Module):
         return self.tokens.fingerprint()
 
     def roles(self) -> dict[str, list[nn.Parameter]]:
-        """"vision": encoder and projection to the language model; "language": the rest."""
+        """ "vision": encoder and projection to the language model; "language": the rest."""
         names = ("vision", "multi_modal_projector", "connector")
         vision = [p for name, p in self.named_parameters() if any(part in name for part in names)]
         known = {id(p) for p in vision}
@@ -161,7 +161,9 @@ def tiny_config(family: str) -> dict[str, Any]:
     if family == "paligemma":
         return {
             "model_type": "paligemma", "text_config": {"model_type": "gemma", **text},
-            "vision_config": {"model_type": "siglip_vision_model", "projection_dim": 64, "vision_use_head": False, **vision},
+            "vision_config": {
+                "model_type": "siglip_vision_model", "projection_dim": 64, "vision_use_head": False, **vision,
+            },
             "image_token_id": ByteTokens.picture, "projection_dim": 64, "hidden_size": 64,
         }  # fmt: skip
     pixels = {**vision, "image_size": [64, 64], "patch_size": [16, 16]}
@@ -209,7 +211,7 @@ def from_folder(folder: Path, *, tokenizer: str = "folder", dtype: str = "float3
         str(folder), config=config, local_files_only=True, use_safetensors=True, output_loading_info=True,
         dtype=getattr(torch, dtype), attn_implementation="eager",
     )  # fmt: skip
-    lost = [name for name in (*info["missing_keys"], *info["mismatched_keys"])]
+    lost = [*info["missing_keys"], *info["mismatched_keys"]]
     if lost:
         raise ValueError(f"{folder}: {len(lost)} weights of the model are not in its file, first {lost[0]}")
     tokens = ByteTokens() if tokenizer == "bytes" else FolderTokens(folder, int(config.image_token_id))

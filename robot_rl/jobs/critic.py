@@ -251,9 +251,9 @@ def label(
 ) -> Episode:
     """The same episode with the critic's reward, and what it said as further columns.
 
-    Columns (T,): "critic_progress" and "critic_done" after each step, "critic_reward_<mode>", and "env_reward", what the
-    log held before. Between the frames that the critic looked at (every `stride`-th), progress is held and the reward
-    is 0.
+    Columns (T,): "critic_progress" and "critic_done" after each step, "critic_reward_<mode>", and "env_reward", what
+    the log held before. Between the frames that the critic looked at (every `stride`-th), progress is held and the
+    reward is 0.
 
     Args:
         episode: with pictures "image.<camera>".

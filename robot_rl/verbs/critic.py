@@ -142,7 +142,7 @@ def _label(cfg: DictConfig) -> None:
     from robot_rl.data import formats, recorder
     from robot_rl.jobs import critic as job
 
-    _need(cfg, path="run of critic train", data="log with pictures", out="log to write", instruction="sentence")
+    _need(cfg, path="run of critic train", data="log with pictures", out="log to write")
     out = Path(cfg.out)
     if out.exists():
         raise Refused(f"{out} exists already; choose another name (nothing is overwritten)")
@@ -155,11 +155,14 @@ def _label(cfg: DictConfig) -> None:
     ends, truths = [], []
     with recorder.Recorder(out) as writer, tqdm(logs.episodes, unit="episode", file=sys.stderr) as bar:
         for episode in bar:
+            text = cfg.instruction or episode.meta.get("instruction")
+            if not text:
+                raise Refused("the log names no instruction; add instruction='<sentence>'")
             labelled = job.label(
                 episode,
                 judge,
                 reward,
-                instruction=str(cfg.instruction),
+                instruction=str(text),
                 camera=str(cfg.camera),
                 mode=str(cfg.mode),
                 gamma=float(cfg.gamma),

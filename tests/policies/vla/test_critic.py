@@ -12,10 +12,13 @@ import torch
 
 from robot_rl.jobs import critic as job
 from robot_rl.policies.nets.vla_words import HashedWords
+from robot_rl.policies.reward.critic_reward import progress_reward
 from robot_rl.policies.vla.critic import Clips, CriticLearner, TinyCritic
 from robot_rl.policies.vla.critic_clips import ClipSampler
 from robot_rl.policies.vla.critic_net import CriticNet
 from robot_rl.policies.vla.critic_report import evaluate, lines
+from robot_rl.policies.vla.guard import check_critic
+from robot_rl.types import Episode
 
 SIZE = 16
 FACTS: dict[str, Any] = {
@@ -214,7 +217,14 @@ def test_training_resumes_exactly(tmp_path: Path) -> None:
 
             try:
                 job.train(
-                    made, data, folder, calibration=data, save_every=1, minutes=None, log=lambda m, s: None, on_step=stop
+                    made,
+                    data,
+                    folder,
+                    calibration=data,
+                    save_every=1,
+                    minutes=None,
+                    log=lambda m, s: None,
+                    on_step=stop,
                 )
             except KeyboardInterrupt:
                 continue
@@ -264,7 +274,39 @@ def test_critic_learns_a_line_and_tells_its_two_goals_apart() -> None:
     assert report["failure"]["rank_end"] > 0.8
     assert report["done"]["recall"] > 0.7
     json.dumps(report)  # plain numbers
+    row = int(np.flatnonzero(test.succeeded())[0])
+    frames, asked = test.frames[test.start[row] : test.start[row + 1]], int(test.goal[row])
+    right, wrong = (FACTS["phrasings"][goal][0] for goal in (asked, 1 - asked))
+    assert check_critic(made.critic(), frames, right, wrong) == []
+    assert {item.check for item in check_critic(made.critic(), frames, wrong, right)} >= {"critic_order", "critic_goal"}
+    assert [item.check for item in check_critic(untrained(), frames, right, right)][-1] == "critic_goal"
     assert any("VOC-F1" in row[0] for row in lines(report))
+
+
+def test_label_keeps_what_was_there_and_pays_at_the_frames_looked_at() -> None:
+    frames = pictures(6)
+    reward = np.arange(5, dtype=np.float32)
+    action = np.zeros((5, 1), np.float32)
+    episode = Episode(
+        obs={"image.front": frames}, action=action, proposed=action, reward=reward, terminated=False, truncated=True,
+        intervened=np.zeros(5, bool), stamp=np.arange(6.0), meta={},
+    )  # fmt: skip
+    judge = untrained()
+    options: dict[str, Any] = {"instruction": "x", "camera": "front", "mode": "delta", "gamma": 0.9, "stride": 2}
+    out = job.label(episode, judge, progress_reward, **options)
+    path = judge.trajectory(frames, "x", stride=2)  # frames 0, 2, 4, 5
+    columns = out.meta["columns"]
+    np.testing.assert_allclose(out.reward, [0, path.deltas[0], 0, path.deltas[1], path.deltas[2]], atol=1e-6)
+    expected = path.values[[0, 1, 1, 2, 3]]
+    np.testing.assert_allclose(columns["critic_progress"], expected, atol=1e-6)
+    np.testing.assert_array_equal(columns["env_reward"], reward)
+    assert out.meta["instruction"] == "x"
+    twice = job.label(out, judge, progress_reward, **{**options, "mode": "potential"})
+    np.testing.assert_array_equal(twice.meta["columns"]["env_reward"], reward)  # the first, not the critic's
+    with pytest.raises(ValueError, match="never written over"):
+        job.label(out, judge, progress_reward, **options)
+    with pytest.raises(ValueError, match=r"holds no 'image\.top'"):
+        job.label(episode, judge, progress_reward, **{**options, "camera": "top"})
 
 
 class Oracle(TinyCritic):

@@ -102,13 +102,18 @@ def wider(arrays: dict[str, np.ndarray]) -> None:
         arrays[name] = np.concatenate([arrays[name], arrays[name][:1]])
 
 
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:99])
+
+
 ALL = "mean std q01 q99 low high"
 MOVES = slice(0, 3)
 SWAPPED = ["tip_dy", "tip_dx", "tip_dz", "gripper"]
 OTHER_TOKENS = {"name": "bytes", "size": 260, "digest": "0"}
 CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "file missing": ("files", lambda folder: (folder / "stats.npz").unlink()),
-    "file cut off": ("files", lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:99])),
+    "file cut off": ("files", cut),
     "weight missing": ("keys", weights(lambda s: s.pop("mean.weight"))),
     "weight of another name": ("keys", weights(lambda s: s.update({"module.mean.weight": s.pop("mean.weight")}))),
     "weight of another shape": ("keys", weights(lambda s: s.update({"mean.bias": s["mean.bias"][:-1].clone()}))),
@@ -190,9 +195,7 @@ def test_fresh_weights_are_refused_unless_frozen(tmp_path: Path) -> None:
     guard.save(tmp_path / "fresh", fresh, TINY, probe=cases.probe)
     with pytest.raises(CheckpointError, match=r"untouched: .* never trained"):
         guard.load(tmp_path / "fresh", cases.build, cases.robot(), probe=cases.probe)
-    policy, report = guard.load(
-        tmp_path / "fresh", cases.build, cases.robot(), probe=cases.probe, accept=["untouched"]
-    )
+    policy, report = guard.load(tmp_path / "fresh", cases.build, cases.robot(), probe=cases.probe, accept=["untouched"])
     assert [item.check for item in report.accepted] == ["untouched"]
     heads = ("backbone", "trunk", "mean", "critic", "log_std")
     guard.save(tmp_path / "frozen", policy, TINY, probe=cases.probe, frozen=heads)
