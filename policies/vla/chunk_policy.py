@@ -93,7 +93,7 @@ class ChunkPolicy(nn.Module):
         return -_normal(self.stats.from_robot(actions), mean, std).mean()
 
     def parameters_by_role(self) -> dict[str, list[nn.Parameter]]:
-        """ "vision", "language", "action" and "value"."""
+        """Parameters of "vision", "language", "action" and "value"."""
         action = [*self.trunk.parameters(), *self.mean.parameters(), self.log_std]
         return {**self.backbone.roles(), "action": action, "value": list(self.critic.parameters())}
 

@@ -81,7 +81,7 @@ class Clips:
 
     def part(self, rows: np.ndarray) -> Clips:
         """Some of the clips."""
-        pieces = [np.arange(self.start[i], self.start[i + 1]) for i in rows]
+        pieces = [np.arange(int(self.start[i]), int(self.start[i + 1])) for i in rows]
         index = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
         return Clips(
             self.frames[index],

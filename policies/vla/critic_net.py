@@ -27,6 +27,8 @@ class CriticNet(nn.Module):
             end only; for comparison).
     """
 
+    grid: Tensor
+
     def __init__(
         self, size: tuple[int, int] = (48, 48), *, width: int = 128, words: int = 509, conditioning: str = "maps"
     ) -> None:

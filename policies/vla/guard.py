@@ -148,7 +148,8 @@ def save(folder: Path, policy: Any, config: Mapping[str, Any], *, probe: Probe, 
     tensors.save_file(state, str(temporary / "model.safetensors"))
     (temporary / "config.json").write_text(json.dumps(dict(config), indent=1))
     (temporary / "card.json").write_text(json.dumps(card, indent=1))
-    np.savez(temporary / "stats.npz", **{name: np.asarray(getattr(policy.stats, name)) for name in _ARRAYS})
+    arrays: dict[str, Any] = {name: np.asarray(getattr(policy.stats, name)) for name in _ARRAYS}
+    np.savez(temporary / "stats.npz", **arrays)
     os.replace(temporary, folder)
 
 
@@ -184,14 +185,14 @@ def load(
     missing = [name for name in _FILES if not (folder / name).exists()]
     if missing:
         guard.fail("files", f"{', '.join(missing)} missing; expected {', '.join(_FILES)}")
-        guard.stop(final=True)
+        raise guard.refusal()
     config = guard.read_json("config.json")
     card = guard.read_json("card.json")
     try:
         state: dict[str, Tensor] = tensors.load_file(str(folder / "model.safetensors"))
     except Exception as error:  # safetensors raises its own kinds for damaged files
         guard.fail("files", f"model.safetensors cannot be read ({error}); copy it again")
-        guard.stop(final=True)
+        raise guard.refusal() from error
     try:
         with np.load(folder / "stats.npz", allow_pickle=False) as found:
             arrays = {name: found[name] for name in _ARRAYS}
@@ -199,7 +200,7 @@ def load(
         meta = PolicyMeta.from_dict(card["policy"])
     except (KeyError, ValueError, TypeError) as error:
         guard.fail("files", f"card.json or stats.npz lacks an entry or holds another kind of value: {error}")
-        guard.stop(final=True)
+        raise guard.refusal() from error
     _check_stats(guard, stats, meta, robot)
     _check_meta(guard, meta, robot)
     guard.stop()  # a module cannot be built on these
@@ -280,18 +281,20 @@ class _Guard:
         elif found != expected:
             self.fail(check, f"the checkpoint has {_short(found)}, the robot {_short(expected)}; {hint}")
 
-    def stop(self, *, final: bool = False) -> None:
+    def refusal(self) -> CheckpointError:
+        """What cannot be accepted, since nothing could be loaded without it."""
+        return CheckpointError(self.folder, self.findings or self.passed)
+
+    def stop(self) -> None:
         if self.findings:
-            raise CheckpointError(self.folder, self.findings)
-        if final:
-            raise CheckpointError(self.folder, self.passed)
+            raise self.refusal()
 
     def read_json(self, name: str) -> dict[str, Any]:
         try:
             return json.loads((self.folder / name).read_text())
         except ValueError as error:
             self.fail("files", f"{name} is no JSON ({error})")
-            raise CheckpointError(self.folder, self.findings or self.passed) from error
+            raise self.refusal() from error
 
 
 def _check_meta(guard: _Guard, meta: PolicyMeta, robot: Robot) -> None:

@@ -179,7 +179,10 @@ class PolicyMeta:
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> PolicyMeta:
         """Inverse of `to_dict`."""
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})
+        found: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
+        }
+        return cls(**found)
 
 
 @dataclass(frozen=True)
@@ -237,7 +240,7 @@ class VLAPolicy(Protocol):
         ...
 
     def parameters_by_role(self) -> dict[str, list[torch.nn.Parameter]]:
-        """ "vision", "language", "action" and "value"."""
+        """Parameters of "vision", "language", "action" and "value"."""
         ...
 
 
@@ -371,5 +374,5 @@ class Backbone(Protocol):
         ...
 
     def roles(self) -> dict[str, list[torch.nn.Parameter]]:
-        """ "vision" and "language" parameters, together all of them."""
+        """Parameters of "vision" and "language", together all of them."""
         ...

@@ -58,7 +58,7 @@ class TinyBackbone(nn.Module):
         return self.tokens.fingerprint()
 
     def roles(self) -> dict[str, list[nn.Parameter]]:
-        """ "vision": convolutions and what joins them; "language": the sentence's part."""
+        """Parameters of "vision" (convolutions and what joins them) and "language" (the sentence's part)."""
         names = ("embed", "read", "film")
         language = [p for name, p in self.named_parameters() if name.startswith(names)]
         known = {id(p) for p in language}

@@ -110,7 +110,7 @@ class TransformersBackbone(nn.Module):
         return self.tokens.fingerprint()
 
     def roles(self) -> dict[str, list[nn.Parameter]]:
-        """ "vision": encoder and projection to the language model; "language": the rest."""
+        """Parameters of "vision" (encoder and projection to the language model) and "language" (the rest)."""
         names = ("vision", "multi_modal_projector", "connector")
         vision = [p for name, p in self.named_parameters() if any(part in name for part in names)]
         known = {id(p) for p in vision}

@@ -36,6 +36,10 @@ def _clips(cfg: DictConfig) -> None:
     _need(cfg, out="folder to write")
     shares: Any = OmegaConf.to_container(cfg.shares)
     with tqdm(total=cfg.count, unit="clip", file=sys.stderr, dynamic_ncols=True) as bar:
+
+        def show(done: int) -> None:
+            bar.update(done - bar.n)
+
         made = job.make_clips(
             instantiate(cfg.clips),
             Path(cfg.out),
@@ -43,7 +47,7 @@ def _clips(cfg: DictConfig) -> None:
             chunk=cfg.chunk,
             shares=shares,
             seed=cfg.seed,
-            on_clips=lambda done: bar.update(done - bar.n),
+            on_clips=show,
         )
     if made < cfg.count:
         raise Refused(f"stopped after {made} of {cfg.count} clips; the same command continues")

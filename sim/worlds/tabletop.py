@@ -272,8 +272,8 @@ class Tabletop:
         vectors = [state[:, first + 3 * i : first + 3 * i + 3] * _SCALE for i in range(len(BLOCKS))]
         discs = [state[:, first + 9 + 2 * j : first + 11 + 2 * j] * _SCALE for j in range(len(PLATES))]
         goal = state[:, first + 13 :]
-        block = sum(goal[:, i : i + 1] * vectors[i] for i in range(len(BLOCKS)))
-        plate = sum(goal[:, 3 + j : 4 + j] * discs[j] for j in range(len(PLATES)))
+        block: Any = sum(goal[:, i : i + 1] * vectors[i] for i in range(len(BLOCKS)))
+        plate: Any = sum(goal[:, 3 + j : 4 + j] * discs[j] for j in range(len(PLATES)))
         height = state[:, 2] * _SCALE
         opening = (state[:, 6] + 1.0) * (0.5 * STROKE)
         aside = _norm(block[:, :2])

@@ -22,19 +22,20 @@ def test_tabletop_passes_the_check() -> None:
 
 
 def test_tabletop_expert_meets_every_goal_and_work_never_grows() -> None:
-    env = make(36, 0, world=Tabletop(), num_threads=1)
+    world = Tabletop()
+    env = make(36, 0, world=world, num_threads=1)
     obs, _ = env.reset(seed=0)
     view: Any = env._view
     view.task["goal"][...] = np.arange(36) % 6
-    obs["state"][:, 20:] = env.world.one_hot(view.task["goal"])
+    obs["state"][:, 20:] = world.one_hot(view.task["goal"])
     work, info = [], {}
     for _ in range(45):
         obs, _, _, _, info = env.step(env.expert(obs))
-        work.append(env.world.remaining(view)[np.arange(36), view.task["goal"]])
+        work.append(world.remaining(view)[np.arange(36), view.task["goal"]])
     assert info["success"].all()
     assert np.diff(work, axis=0).max() < 0.01  # m
     np.testing.assert_allclose(work[-1], WORK_MIN)
-    others = env.world.satisfied(view)
+    others = world.satisfied(view)
     assert others.sum() == 36  # each met its own goal and no other
     env.close()
 
@@ -95,10 +96,11 @@ def test_tabletop_block_in_the_air_or_beside_the_plate_is_not_there() -> None:
 
 
 def test_tabletop_start_meets_no_goal_and_nothing_overlaps() -> None:
-    env = make(200, 3, world=Tabletop(), num_threads=1)
+    world = Tabletop()
+    env = make(200, 3, world=world, num_threads=1)
     env.reset(seed=3)
     view: Any = env._view
-    assert not env.world.satisfied(view).any()
+    assert not world.satisfied(view).any()
     spots = [view.qpos[:, 5 + 7 * i : 7 + 7 * i] for i in range(3)]
     spots += [view.task[f"plate_{name}"][:, :2] for name in PLATES]
     for i in range(5):
@@ -109,11 +111,12 @@ def test_tabletop_start_meets_no_goal_and_nothing_overlaps() -> None:
 
 
 def test_tabletop_work_reward_is_minus_the_remaining_work() -> None:
-    env = make(3, 0, world=Tabletop(reward="work"), num_threads=1)
+    world = Tabletop(reward="work")
+    env = make(3, 0, world=world, num_threads=1)
     obs, _ = env.reset(seed=0)
     _, reward, *_ = env.step(env.expert(obs))
     view: Any = env._view
-    work = env.world.remaining(view)[np.arange(3), view.task["goal"]]
+    work = world.remaining(view)[np.arange(3), view.task["goal"]]
     np.testing.assert_allclose(reward, -work, rtol=1e-5)
     env.close()
     with pytest.raises(ValueError, match="reward is 'dense'"):

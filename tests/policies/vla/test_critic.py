@@ -203,7 +203,7 @@ def test_success_only_recipe_sees_successes_alone_and_time() -> None:
 
 
 def test_training_resumes_exactly(tmp_path: Path) -> None:
-    data, rows = clips(), {}
+    data, rows, made = clips(), {}, learner(steps=6)
     for name, stops in (("whole", [6]), ("parts", [2, 5, 6])):
         folder = tmp_path / name
         folder.mkdir()

@@ -57,7 +57,7 @@ def stats(change: Callable[[dict[str, np.ndarray]], None]) -> Callable[[Path], N
     return corrupt
 
 
-def weights(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
     def corrupt(folder: Path) -> None:
         state = load_file(folder / "model.safetensors")
         change(state)
