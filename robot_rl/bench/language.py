@@ -7,10 +7,11 @@ continued. All runs of a world and seed begin with the same imitated model and t
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from robot_rl import __version__
+from robot_rl.advantage import presets
 from robot_rl.bench.curves import plot
 from robot_rl.checkpoint import write_json
 from robot_rl.stopwatch import Stopwatch
@@ -28,6 +30,9 @@ ENV = "robot_rl.sim.text.TextVectorEnv"
 FIRST_TEST = 1_000_000
 """Task seeds of the evaluation begin here; training draws its own below 2^31 at random."""
 ENOUGH = 0.9
+CLIP = (0.2, 0.28)
+AGGREGATION = "token_mean"
+"""Loss of every estimator: presets bring their own clips and means otherwise, and those would be compared too."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Task:
         turns: turns of the policy in a run.
         agent: options of the agent. The imitation is short on purpose: it must leave something to improve.
         methods: estimators that run by default.
+        options: of single estimators, e.g. the trace decay of those with a critic.
     """
 
     world: str
@@ -47,6 +53,7 @@ class Task:
     turns: int
     agent: Mapping[str, Any]
     methods: tuple[str, ...]
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 SHARED: dict[str, Any] = {"hidden": 48, "layers": 2, "heads": 2, "groups": 16, "group_size": 16, "minibatch": 32}
@@ -54,6 +61,11 @@ SHARED |= {"epochs": 1, "lr": 1e-3, "anneal": True, "warmup_steps": 300}
 # Dialogues that look alike to the player are compared, whatever the world hides; the entropy keeps utterances in play
 # that a short imitation has almost ruled out.
 SHARED |= {"group_by": "prompt", "entropy_coef": 0.01}
+# Six questions in one dialogue, 18 turns at best. The dialogues of a task have the same stores and questions, which is
+# what a baseline per turn or state needs. What a turn is good for shows at most two turns later: gamma 0.9.
+ERRAND = {**SHARED, "groups": 8, "minibatch": 16, "epochs": 2, "group_by": "task", "entropy_coef": 0.0, "gamma": 0.9}
+ERRAND |= {"warmup_dialogues": 32, "warmup_steps": 400, "warmup_lr": 3e-3, "warmup_stop": 0.12, "value_coef": 0.05}
+TRACE = {"gae_lambda": 0.9}
 TASKS = {
     "guess": Task(
         "robot_rl.sim.worlds.text_guess.TextGuess",
@@ -68,6 +80,14 @@ TASKS = {
         60_000,
         {**SHARED, "warmup_dialogues": 64, "warmup_lr": 3e-3, "warmup_stop": 0.15},
         ("gigpo", "grpo"),
+    ),
+    "errand": Task(
+        "robot_rl.sim.worlds.text_tools.TextTools",
+        {"shelves": 5, "items": 6, "max_turns": 24},
+        40_000,
+        ERRAND,
+        ("trloo", "turn_gae", "bilevel", "gigpo", "grpo", "rloo"),
+        {"turn_gae": TRACE, "bilevel": TRACE},
     ),
     "maze": Task(
         "robot_rl.sim.worlds.text_maze.TextMaze",
@@ -150,7 +170,15 @@ def train(job: Mapping[str, Any], every: int) -> dict[str, Any]:
     """
     task = TASKS[job["world"]]
     env = _at(ENV)(_at(task.world)(**task.options), 1, job["seed"])
-    agent = _at(AGENT)(env.io, advantage=job["method"], seed=job["seed"], **task.agent)
+    agent = _at(AGENT)(
+        env.io,
+        advantage=job["method"],
+        advantage_options=_options(task, job["method"]),
+        clip_low=CLIP[0],
+        clip_high=CLIP[1],
+        seed=job["seed"],
+        **task.agent,
+    )
     agent.attach(env)
     test = range(FIRST_TEST, FIRST_TEST + job["tasks"])
     watch, curve = Stopwatch(), []
@@ -180,6 +208,14 @@ def train(job: Mapping[str, Any], every: int) -> dict[str, Any]:
     measure()
     agent.run(job["turns"], hook)
     return {**job, "options": dict(task.options), "agent": dict(task.agent), "curve": curve}
+
+
+def _options(task: Task, method: str) -> dict[str, Any]:
+    """Options of an estimator in a world; a preset is given the loss that other estimators have anyway."""
+    preset: Any = vars(presets).get(method)
+    known = inspect.signature(preset).parameters if callable(preset) else {}
+    loss = {"clip_low": CLIP[0], "clip_high": CLIP[1], "aggregation": AGGREGATION}
+    return {**{name: x for name, x in loss.items() if name in known}, **task.options.get(method, {})}
 
 
 def share(dialogues: Sequence[Any]) -> float:
