@@ -45,7 +45,7 @@ class Task:
         turns: turns of the policy in a run.
         agent: options of the agent. The imitation is short on purpose: it must leave something to improve.
         methods: estimators that run by default.
-        options: of single estimators, e.g. the trace decay of those with a critic.
+        tuned: options of single estimators, e.g. the trace decay of those with a critic.
     """
 
     world: str
@@ -53,7 +53,7 @@ class Task:
     turns: int
     agent: Mapping[str, Any]
     methods: tuple[str, ...]
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 SHARED: dict[str, Any] = {"hidden": 48, "layers": 2, "heads": 2, "groups": 16, "group_size": 16, "minibatch": 32}
@@ -215,7 +215,7 @@ def _options(task: Task, method: str) -> dict[str, Any]:
     preset: Any = vars(presets).get(method)
     known = inspect.signature(preset).parameters if callable(preset) else {}
     loss = {"clip_low": CLIP[0], "clip_high": CLIP[1], "aggregation": AGGREGATION}
-    return {**{name: x for name, x in loss.items() if name in known}, **task.options.get(method, {})}
+    return {**{name: x for name, x in loss.items() if name in known}, **task.tuned.get(method, {})}
 
 
 def share(dialogues: Sequence[Any]) -> float:
