@@ -84,7 +84,7 @@ TASKS = {
     "errand": Task(
         "robot_rl.sim.worlds.text_tools.TextTools",
         {"shelves": 5, "items": 6, "max_turns": 24},
-        40_000,
+        80_000,
         ERRAND,
         ("trloo", "turn_gae", "bilevel", "gigpo", "grpo", "rloo"),
         {"turn_gae": TRACE, "bilevel": TRACE},
