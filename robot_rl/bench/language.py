@@ -86,7 +86,7 @@ TASKS = {
         {"shelves": 5, "items": 6, "max_turns": 24},
         80_000,
         ERRAND,
-        ("trloo", "turn_gae", "bilevel", "gigpo", "grpo", "rloo"),
+        ("trloo", "grpo", "turn_gae", "gigpo", "rloo", "bilevel"),
         {"turn_gae": TRACE, "bilevel": TRACE},
     ),
     "maze": Task(
@@ -103,7 +103,7 @@ def run(
     out: str = "",
     quick: bool = False,
     *,
-    worlds: tuple[str, ...] = ("guess", "maze", "tools"),
+    worlds: tuple[str, ...] = ("guess", "maze", "errand"),
     methods: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (0, 1, 2),
     turns: int = 0,
