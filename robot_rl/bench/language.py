@@ -64,7 +64,7 @@ SHARED |= {"group_by": "prompt", "entropy_coef": 0.01}
 # Six questions in one dialogue, 18 turns at best. The dialogues of a task have the same stores and questions, which is
 # what a baseline per turn or state needs. What a turn is good for shows at most two turns later: gamma 0.9.
 ERRAND = {**SHARED, "groups": 8, "minibatch": 16, "epochs": 2, "group_by": "task", "entropy_coef": 0.0, "gamma": 0.9}
-ERRAND |= {"warmup_dialogues": 32, "warmup_steps": 400, "warmup_lr": 3e-3, "warmup_stop": 0.12, "value_coef": 0.05}
+ERRAND |= {"warmup_dialogues": 48, "warmup_steps": 800, "warmup_lr": 3e-3, "warmup_stop": 0.1, "value_coef": 0.05}
 TRACE = {"gae_lambda": 0.9}
 TASKS = {
     "guess": Task(
@@ -84,7 +84,7 @@ TASKS = {
     "errand": Task(
         "robot_rl.sim.worlds.text_tools.TextTools",
         {"shelves": 5, "items": 6, "max_turns": 24},
-        80_000,
+        50_000,
         ERRAND,
         ("trloo", "grpo", "turn_gae", "gigpo", "rloo", "bilevel"),
         {"turn_gae": TRACE, "bilevel": TRACE},
