@@ -61,7 +61,7 @@ SHARED |= {"epochs": 1, "lr": 1e-3, "anneal": True, "warmup_steps": 300}
 # Dialogues that look alike to the player are compared, whatever the world hides; the entropy keeps utterances in play
 # that a short imitation has almost ruled out.
 SHARED |= {"group_by": "prompt", "entropy_coef": 0.01}
-# One clip bounds the gradients of policy and value: with the usual 0.5 the value takes a third of what it lets through.
+# One clip bounds the gradients of policy and value together: the value must not fill it.
 SHARED |= {"value_coef": 0.05}
 # Six questions in one dialogue, 18 turns at best. The dialogues of a task have the same stores and questions, which is
 # what a baseline per turn or state needs. What a turn is good for shows at most two turns later: gamma 0.9.
@@ -74,7 +74,7 @@ TASKS = {
         {"numbers": 8},
         50_000,
         {**SHARED, "warmup_dialogues": 32, "warmup_lr": 4e-3, "warmup_stop": 0.11, "epochs": 2, "minibatch": 64},
-        ("gigpo", "grpo"),
+        ("gigpo",),
     ),
     "tools": Task(
         "robot_rl.sim.worlds.text_tools.TextTools",
@@ -96,7 +96,7 @@ TASKS = {
         {"size": 3, "goals": 3, "min_distance": 3, "max_turns": 12},
         50_000,
         {**SHARED, "warmup_dialogues": 64, "warmup_lr": 3e-3, "warmup_stop": 0.12},
-        ("turn_gae", "grpo", "gigpo"),
+        ("turn_gae", "grpo"),
     ),
 }
 
@@ -172,15 +172,7 @@ def train(job: Mapping[str, Any], every: int) -> dict[str, Any]:
     """
     task = TASKS[job["world"]]
     env = _at(ENV)(_at(task.world)(**task.options), 1, job["seed"])
-    agent = _at(AGENT)(
-        env.io,
-        advantage=job["method"],
-        advantage_options=_options(task, job["method"]),
-        clip_low=CLIP[0],
-        clip_high=CLIP[1],
-        seed=job["seed"],
-        **task.agent,
-    )
+    agent = make_agent(task, env, job["method"], job["seed"])
     agent.attach(env)
     test = range(FIRST_TEST, FIRST_TEST + job["tasks"])
     watch, curve = Stopwatch(), []
@@ -212,12 +204,21 @@ def train(job: Mapping[str, Any], every: int) -> dict[str, Any]:
     return {**job, "options": dict(task.options), "agent": dict(task.agent), "curve": curve}
 
 
-def _options(task: Task, method: str) -> dict[str, Any]:
-    """Options of an estimator in a world; a preset is given the loss that other estimators have anyway."""
+def make_agent(task: Task, env: Any, method: str, seed: int) -> Any:
+    """The agent of a run; whatever the estimator, its loss has the same clip and mean.
+
+    Args:
+        task: world and effort.
+        env: the text environment.
+        method: name of the estimator or preset.
+        seed: of weights, tasks and samples.
+    """
     preset: Any = vars(presets).get(method)
     known = inspect.signature(preset).parameters if callable(preset) else {}
     loss = {"clip_low": CLIP[0], "clip_high": CLIP[1], "aggregation": AGGREGATION}
-    return {**{name: x for name, x in loss.items() if name in known}, **task.tuned.get(method, {})}
+    options = {**{name: x for name, x in loss.items() if name in known}, **task.tuned.get(method, {})}
+    clip = {"clip_low": CLIP[0], "clip_high": CLIP[1]}
+    return _at(AGENT)(env.io, advantage=method, advantage_options=options, seed=seed, **clip, **task.agent)
 
 
 def share(dialogues: Sequence[Any]) -> float:

@@ -183,6 +183,9 @@ def test_any_estimator_by_name_makes_an_update(advantage, options):
 def test_pipeline_by_name_takes_gamma_options_and_pipelines():
     assert pipeline_of("gigpo", {}, gamma=0.7, loss={}).estimators[0][0].options["gamma"] == 0.7
     assert pipeline_of("gigpo", {"gamma": 0.5}, gamma=0.7, loss={}).estimators[0][0].options["gamma"] == 0.5
+    for name in ("turn_gae", "bilevel", "trloo", "mapo"):  # whatever counts turns has the learner's discount per turn
+        assert pipeline_of(name, {}, gamma=0.7, loss={}).estimators[0][0].options["gamma"] == 0.7
+    assert "gamma" not in pipeline_of("gae", {}, gamma=0.7, loss={}).estimators[0][0].options
     ready = Pipeline([Stage("rloo")])
     assert pipeline_of(ready, {}, gamma=0.9, loss={}) is ready
     with pytest.raises(ValueError, match="unknown temporal or group stage 'nothing'"):
