@@ -201,7 +201,12 @@ def train(job: Mapping[str, Any], every: int) -> dict[str, Any]:
     agent.warm_up()
     measure()
     agent.run(job["turns"], hook)
-    return {**job, "options": dict(task.options), "agent": dict(task.agent), "curve": curve}
+    settings = {
+        "options": dict(task.options),
+        "agent": dict(task.agent),
+        "tuned": dict(task.tuned.get(job["method"], {})),
+    }
+    return {**job, **settings, "curve": curve}
 
 
 def make_agent(task: Task, env: Any, method: str, seed: int) -> Any:
