@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +13,7 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", reason="needs transformers (extra `language`)")
+import robot_rl
 from robot_rl.advantage import Pipeline, Stage
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.policies.language.agent import LanguageAgent, pipeline_of
@@ -341,3 +346,26 @@ def test_wrong_use_is_refused():
         agent.update(iter(()))
     with pytest.raises(ValueError, match="group_size is 0"):
         LanguageAgent(env.io, group_size=0)
+
+
+@pytest.mark.parametrize(
+    "advantage", ["trloo", "turn_gae"]
+)  # a preset with a file in configs/advantage, and a name alone
+def test_the_documented_command_trains_with_the_estimator_of_its_name(advantage, tmp_path, monkeypatch):
+    small = ["hidden=16", "heads=2", "groups=2", "group_size=2", "warmup_dialogues=2", "warmup_steps=1"]
+    words = [
+        "train",
+        "env=text/tools",
+        "env.world.items=2",
+        "policy=language/agent",
+        f"advantage={advantage}",
+        "gamma=0.9",
+    ]
+    words += [f"policy.{item}" for item in small] + ["total_steps=20", "eval_episodes=1", "final_episodes=1"]
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-m", "robot_rl", *words, "video_episodes=0", f"output={tmp_path}", "name=run"]
+    root = str(Path(robot_rl.__file__).parent.parent)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+    saved = next(tmp_path.rglob("config.yaml")).read_text()
+    assert f"advantage: {advantage}" in saved[saved.index("policy:") :]
