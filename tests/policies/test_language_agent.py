@@ -348,24 +348,16 @@ def test_wrong_use_is_refused():
         LanguageAgent(env.io, group_size=0)
 
 
-@pytest.mark.parametrize(
-    "advantage", ["trloo", "turn_gae"]
-)  # a preset with a file in configs/advantage, and a name alone
-def test_the_documented_command_trains_with_the_estimator_of_its_name(advantage, tmp_path, monkeypatch):
+def test_the_documented_command_trains_with_the_estimator_of_its_name(tmp_path):
     small = ["hidden=16", "heads=2", "groups=2", "group_size=2", "warmup_dialogues=2", "warmup_steps=1"]
-    words = [
-        "train",
-        "env=text/tools",
-        "env.world.items=2",
-        "policy=language/agent",
-        f"advantage={advantage}",
-        "gamma=0.9",
-    ]
+    # trloo has a file in configs/advantage: Hydra alone would take it for a choice of that group.
+    words = ["train", "env=text/tools", "env.world.items=2", "policy=language/agent", "advantage=trloo", "gamma=0.9"]
     words += [f"policy.{item}" for item in small] + ["total_steps=20", "eval_episodes=1", "final_episodes=1"]
-    monkeypatch.chdir(tmp_path)
     command = [sys.executable, "-m", "robot_rl", *words, "video_episodes=0", f"output={tmp_path}", "name=run"]
     root = str(Path(robot_rl.__file__).parent.parent)
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": root}, cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     saved = next(tmp_path.rglob("config.yaml")).read_text()
-    assert f"advantage: {advantage}" in saved[saved.index("policy:") :]
+    assert "advantage: trloo" in saved[saved.index("policy:") :]
