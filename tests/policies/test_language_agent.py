@@ -152,6 +152,35 @@ def test_context_limit_truncates_with_a_value_of_what_follows():
     assert batch.steps.truncated.sum() == len(cut)
 
 
+def test_turn_gae_of_dialogues_by_hand():
+    agent, _ = agent_on(TextTools(shelves=2, items=2, max_turns=6), advantage="turn_gae", warmup_dialogues=4)
+    agent.warm_up()
+    with torch.no_grad():
+        agent.model.value.weight.normal_(generator=torch.Generator().manual_seed(0))
+    dialogues = agent.collect(range(6))
+    batch = to_batch(dialogues, critic=True)
+    credit = Pipeline([Stage("turn_gae", options={"gamma": 0.9, "gae_lambda": 0.8})])(batch)
+    for one, begin in zip(dialogues, batch.episodes.start):
+        ids = torch.tensor([one.tokens])
+        with torch.no_grad():
+            said = agent.model(ids, torch.ones_like(ids))[1][0].numpy()  # V of what follows each token
+        # The state of a turn is everything in front of the utterance.
+        value = [said[first - 1] for first, _ in one.spans] + [one.next_value if one.truncated else 0.0]
+        if one.truncated:
+            assert one.next_value == pytest.approx(said[-1], abs=1e-4)
+        after = 0.0
+        for turn in range(len(one.spans) - 1, -1, -1):
+            first, last = one.spans[turn]
+            reward = sum(one.reward[first : last + 1])
+            after = reward + 0.9 * value[turn + 1] - value[turn] + 0.9 * 0.8 * after
+            rows = slice(begin + first, begin + last + 1)
+            assert credit.advantage[rows] == pytest.approx(np.full(last + 1 - first, after), abs=1e-4)
+            assert credit.returns[begin + first] == pytest.approx(after + value[turn], abs=1e-4)
+            assert list(credit.value_weight[rows]) == [1.0] + [0.0] * (last - first)
+    assert any(len(one.spans) > 2 for one in dialogues)
+    assert any(one.truncated for one in dialogues)
+
+
 @pytest.mark.parametrize(
     ("advantage", "options"),
     [
