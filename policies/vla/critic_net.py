@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from robot_rl.policies.nets.vla_words import HashedWords
 
 BINS = 41
-_MAPS = (16, 32, 32, 48)
+_MAPS = (16, 32, 48)
 
 
 class CriticNet(nn.Module):
@@ -27,7 +27,8 @@ class CriticNet(nn.Module):
             end only; for comparison).
     """
 
-    grid: Tensor
+    fine: Tensor
+    coarse: Tensor
 
     def __init__(
         self, size: tuple[int, int] = (48, 48), *, width: int = 128, words: int = 509, conditioning: str = "maps"
@@ -45,16 +46,12 @@ class CriticNet(nn.Module):
         self.film = nn.Linear(text, 2 * (_MAPS[0] + _MAPS[1]))
         nn.init.zeros_(self.film.bias)
         self.conv1 = nn.Conv2d(3, _MAPS[0], 5, stride=2, padding=2)
-        self.conv2 = nn.Conv2d(_MAPS[0], _MAPS[1], 3, padding=1)
+        self.conv2 = nn.Conv2d(_MAPS[0], _MAPS[1], 3, stride=2, padding=1)
         self.conv3 = nn.Conv2d(_MAPS[1], _MAPS[2], 3, stride=2, padding=1)
-        self.conv4 = nn.Conv2d(_MAPS[2], _MAPS[3], 3, stride=2, padding=1)
-        high, wide = size[0] // 2, size[1] // 2
-        grid = torch.stack(
-            torch.meshgrid(torch.linspace(-1, 1, high), torch.linspace(-1, 1, wide), indexing="ij")
-        ).flatten(1)
-        self.register_buffer("grid", grid, persistent=False)  # (2, h w)
-        self.sharpness = nn.Parameter(torch.ones(_MAPS[1]))
-        flat = _MAPS[3] * (size[0] // 8) * (size[1] // 8) + 3 * _MAPS[1]
+        self.register_buffer("fine", _places(size[0] // 2, size[1] // 2), persistent=False)
+        self.register_buffer("coarse", _places(size[0] // 4, size[1] // 4), persistent=False)
+        self.sharpness = nn.Parameter(torch.ones(_MAPS[0] + _MAPS[1]))
+        flat = _MAPS[2] * (size[0] // 8) * (size[1] // 8) + 3 * (_MAPS[0] + _MAPS[1])
         self.join = nn.Linear(flat + text, width)
         self.norm = nn.LayerNorm(width)
         self.frame_head = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -68,20 +65,23 @@ class CriticNet(nn.Module):
     def frames(self, images: Tensor, sentence: Tensor) -> Tensor:
         """(B, H, W, 3) uint8 or float in [0, 255], (B, 64) -> readings (B, width)."""
         x = images.permute(0, 3, 1, 2).to(torch.float32) * (1 / 127.5) - 1.0
-        x = self.conv1(x)
+        first = self.conv1(x)
         if self.conditioning == "maps":
             scale1, shift1, scale2, shift2 = self.film(sentence).split([_MAPS[0], _MAPS[0], _MAPS[1], _MAPS[1]], dim=1)
-            x = F.relu(x * (1 + scale1[:, :, None, None]) + shift1[:, :, None, None])
-            x = self.conv2(x)
-            x = F.relu(x * (1 + scale2[:, :, None, None]) + shift2[:, :, None, None])
+            first = F.relu(torch.addcmul(shift1[:, :, None, None], first, 1 + scale1[:, :, None, None]))
+            second = self.conv2(first)
+            second = F.relu(torch.addcmul(shift2[:, :, None, None], second, 1 + scale2[:, :, None, None]))
         else:
-            x = F.relu(self.conv2(F.relu(x)))
+            first = F.relu(first)
+            second = F.relu(self.conv2(first))
         # Where each feature is: distances between things are what remaining work is made of.
-        flat = x.flatten(2)
-        where = torch.softmax(flat * self.sharpness[:, None], dim=2) @ self.grid.T  # (B, maps, 2)
-        x = F.relu(self.conv4(F.relu(self.conv3(x))))
-        joined = torch.cat([x.flatten(1), where.flatten(1), flat.amax(dim=2), sentence], dim=1)
-        return F.relu(self.norm(self.join(joined)))
+        sharp = self.sharpness.split(list(_MAPS[:2]))
+        found = []
+        for maps, sharpness, places in ((first, sharp[0], self.fine), (second, sharp[1], self.coarse)):
+            flat = maps.flatten(2)
+            found += [(torch.softmax(flat * sharpness[:, None], dim=2) @ places.T).flatten(1), flat.amax(dim=2)]
+        last = F.relu(self.conv3(second)).flatten(1)
+        return F.relu(self.norm(self.join(torch.cat([last, *found, sentence], dim=1))))
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
         """Readings (B, width) of two moments -> logits (B, 41) over shares in [-1, 1]."""
@@ -91,3 +91,9 @@ class CriticNet(nn.Module):
         """Readings (B, width) -> s (B,), minus log remaining work up to a constant, and logits of done (B,)."""
         out = self.frame_head(reading)
         return out[:, 0], out[:, 1]
+
+
+def _places(height: int, width: int) -> Tensor:
+    """(2, height * width) coordinates in [-1, 1]."""
+    axes = torch.linspace(-1, 1, height), torch.linspace(-1, 1, width)
+    return torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)

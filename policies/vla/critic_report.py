@@ -17,7 +17,7 @@ from robot_rl.policies.nets.critic_scores import (
     voc,
     voc_f1,
 )
-from robot_rl.policies.nets.progress import FORMS, accumulate, true_values
+from robot_rl.policies.nets.progress import FORMS, accumulate, log_delta, true_values
 from robot_rl.policies.vla.critic import Clips, TinyCritic
 
 
@@ -115,9 +115,16 @@ def _sentence(texts: list[str], random: np.random.Generator) -> str:
 
 
 def _orders(row: dict[str, Any], form: str) -> tuple[float, float]:
-    """VOC and VROC of a success; constant values count 0. VROC is against the reversed order: a fall is right."""
-    forward = voc(accumulate(row["deltas"], form))
-    reverse = -voc(accumulate(row["back_deltas"], form))
+    """VOC and VROC of a success; constant values count 0. VROC is against the reversed order: a fall is right.
+
+    The order of "log" is that of u before its floor: a reversed success falls far below the floor, where all values
+    would be equal.
+    """
+    paths = []
+    for deltas in (row["deltas"], row["back_deltas"]):
+        steps = log_delta(np.clip(deltas, -1.0 + 1e-9, 1.0 - 1e-9))
+        paths.append(np.concatenate([[0.0], np.cumsum(steps)]) if form == "log" else accumulate(deltas, form))
+    forward, reverse = voc(paths[0]), -voc(paths[1])
     return (0.0 if np.isnan(forward) else forward), (0.0 if np.isnan(reverse) else reverse)
 
 
