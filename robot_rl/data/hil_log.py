@@ -8,7 +8,6 @@ folder closes the episode that was under way as truncated and gives new episodes
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.atomic import write_bytes
-from robot_rl.data.hil_episode import EpisodeDraft, to_episode, to_steps
+from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_episode, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, Key
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.types import Episode, IOSpec
@@ -35,14 +34,23 @@ class HilLog:
         io: interface of the robot, stored with every episode.
         run_id: of the run; together with actor and episode it is the key of an episode.
         actor_id: of the process that drives; several may share a folder only one after another.
+        rules: rewards and ends for an episode that a killed process had left open; its steps were not settled yet.
 
     Raises:
         ValueError: the folder holds episodes of another interface.
     """
 
-    def __init__(self, path: str | os.PathLike[str], io: IOSpec, *, run_id: int = 0, actor_id: int = 0) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        io: IOSpec,
+        *,
+        run_id: int = 0,
+        actor_id: int = 0,
+        rules: EpisodeRules | None = None,
+    ) -> None:
         self.path, self.io = Path(path), io
-        self.run_id, self.actor_id = run_id, actor_id
+        self.run_id, self.actor_id, self._rules = run_id, actor_id, rules or EpisodeRules()
         self.path.mkdir(parents=True, exist_ok=True)
         self._recorder = Recorder(self.path)
         self._journal: Recorder | None = None
@@ -114,6 +122,20 @@ class HilLog:
             if key not in seen:
                 seen.add(key)
                 yield episode
+
+    def read(self, number: int) -> Episode:
+        """The complete episode `number` of this actor.
+
+        Raises:
+            KeyError: there is none.
+        """
+        wanted = Key(self.run_id, self.actor_id, number)
+        places = [i for i, line in enumerate(self.manifest) if episode_key(line) == wanted]
+        if not places:
+            raise KeyError(f"{self.path} holds no complete episode {number} of actor {self.actor_id}")
+        recording = Recording(self.path)
+        order = [*range(places[0], len(recording)), *range(places[0])]  # where it is, but for records that occur twice
+        return next(recording[i] for i in order if episode_key(recording[i].meta) == wanted)
 
     def close(self) -> None:
         """Close the files; an episode under way stays in the journal."""
@@ -188,15 +210,13 @@ class HilLog:
         if pieces and episode_key(pieces[0].meta) not in self._keys:
             key = episode_key(pieces[0].meta)
             steps = [to_steps(piece)[0] for piece in pieces if episode_key(piece.meta) == key]
-            last = steps[-1]
-            last.valid, last.invalid_reason = False, Invalid.RECOVERED
-            last.intv_end = last.intv_end or last.human
-            for before, after in itertools.pairwise(steps):
-                before.intv_end = before.human and before.intv_id != after.intv_id
-            final = next((step for step in reversed(steps) if step.valid), None)
-            if final is not None:
-                final.terminated, final.truncated = False, True
-            self._append(to_episode(steps, EndReason.FAULT, {**self._meta(key), "recovered": True}))
+            draft = EpisodeDraft(self._rules, self.io.control_hz)
+            for step in steps:
+                if step.invalid_reason != Invalid.GAP:
+                    draft.add(step)
+            draft.close(EndReason.FAULT)
+            draft.steps[-1].invalid_reason = Invalid.RECOVERED
+            self._append(draft.episode({**self._meta(key), "recovered": True}))
             found.append(key)
         shutil.rmtree(folder, ignore_errors=True)
         return found

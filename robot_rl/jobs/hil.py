@@ -23,7 +23,7 @@ from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.trials import trials
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, read_metrics
-from robot_rl.types import Learner, Metrics, Tracker
+from robot_rl.types import IOSpec, Learner, Metrics, Tracker
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,25 @@ class HilSettings:
         return HilOptions(**{name: getattr(self, name) for name in names})
 
 
+def make_memory(settings: HilSettings, io: IOSpec) -> tuple[HilMemory, Mix]:
+    """An empty memory, and batches of it at the shares that the settings want."""
+    memory = HilMemory(
+        io,
+        settings.buffer_size,
+        learn_from=settings.learn_from,
+        dup_human=settings.dup_human,
+        store_human=settings.store_human,
+        seed=settings.seed,
+    )
+    views = memory.views
+    parts: Any = {"online": (views["online"], 1.0 - settings.demo_share)}
+    if settings.demo_share > 0.0:
+        parts["demo"] = (views["demo"], settings.demo_share)
+    return memory, Mix(parts, seed=settings.seed)
+
+
 class HilJob:
-    """One run in one folder: `log/` holds every step that was ever driven, `checkpoints/` the learner.
+    """One run in one folder, one process: `log/` holds every step that was ever driven, `checkpoints/` the learner.
 
     Args:
         settings: numbers.
@@ -110,6 +127,8 @@ class HilJob:
     Raises:
         CheckpointError: nothing to resume from, or it does not fit.
     """
+
+    actor_id = 0
 
     def __init__(
         self,
@@ -133,36 +152,12 @@ class HilJob:
         self.env = make_env(1, settings.seed, pictures)
         self.learner: Learner[Any] = make_learner(self.env.io)
         self.pilot = make_pilot(self.env, True)
-        self.log = HilLog(folder / "log", self.env.io, run_id=settings.seed)
-        self.memory = HilMemory(
-            self.env.io,
-            settings.buffer_size,
-            learn_from=settings.learn_from,
-            dup_human=settings.dup_human,
-            store_human=settings.store_human,
-            seed=settings.seed,
+        self.log = HilLog(
+            folder / "log", self.env.io, run_id=settings.seed, actor_id=self.actor_id, rules=settings.rules()
         )
-        views = self.memory.views
-        self.sampler = Mix({"online": (views["online"], 1.0)}, seed=settings.seed)
-        if settings.demo_share > 0.0:
-            parts: Any = {
-                "online": (views["online"], 1.0 - settings.demo_share),
-                "demo": (views["demo"], settings.demo_share),
-            }
-            self.sampler = Mix(parts, seed=settings.seed)
-        self.loop = HumanInTheLoop(
-            self.env,
-            self.learner,
-            self.pilot,
-            log=self.log,
-            memory=self.memory,
-            sampler=self.sampler,
-            rules=settings.rules(),
-            options=settings.options(),
-            batch_size=getattr(self.learner, "batch_size", 256),
-            seed=settings.seed,
-            frame=self._picture if pictures else None,
-        )
+        self.memory: HilMemory | None = None
+        self.sampler: Mix | None = None
+        self.loop = self._make_loop(self._picture if pictures else None)
         self.resume_step: int | None = None
         if resume:
             self._restore(found)
@@ -174,6 +169,24 @@ class HilJob:
         self._interrupted = False
         self.trials: Trials | None = None
         self._tick_p99 = 0.0
+
+    def _make_loop(self, picture: Callable[[], Any] | None) -> HumanInTheLoop:
+        """Memory, batches and the loop that uses them."""
+        settings = self.settings
+        self.memory, self.sampler = make_memory(settings, self.env.io)
+        return HumanInTheLoop(
+            self.env,
+            self.learner,
+            self.pilot,
+            log=self.log,
+            memory=self.memory,
+            sampler=self.sampler,
+            rules=settings.rules(),
+            options=settings.options(),
+            batch_size=getattr(self.learner, "batch_size", 256),
+            seed=settings.seed,
+            frame=picture,
+        )
 
     def run(self) -> dict[str, Any]:
         """Demonstrations, loop, final block, report; returns the summary.
@@ -202,6 +215,7 @@ class HilJob:
                 self._save()
             if self._interrupted:
                 raise KeyboardInterrupt(str(self.folder))
+            self._settle()
             return self._finish()
         finally:
             if previous is not None:
@@ -220,12 +234,16 @@ class HilJob:
 
     def _prepare(self) -> None:
         """Learners that start from demonstrations do so now, once."""
+        assert self.memory is not None
         prepare = getattr(self.learner, "pretrain", None)
         views = self.memory.views
         if prepare is None or self.loop.updates > 0 or not len(views["demo"]) or self._interrupted:
             return
         metrics = prepare(views["demo"].batches(getattr(self.learner, "batch_size", 256)))
         self.tracker.log(metrics, self.loop.env_steps)
+
+    def _settle(self) -> None:
+        """Before the last block: nothing to wait for, where driving and learning take turns."""
 
     def _hook(self, step: int, metrics: Metrics) -> bool:
         s = self.settings
@@ -264,7 +282,9 @@ class HilJob:
 
     def _save(self) -> None:
         loop = self.loop
-        state = {"loop": loop.state_dict(), "sampler": {**self.sampler.state_dict(), "parts": {}}}
+        state: dict[str, Any] = {"loop": loop.state_dict()}
+        if self.sampler is not None:
+            state["sampler"] = {**self.sampler.state_dict(), "parts": {}}
         checkpoint.save(
             self.root,
             loop.env_steps,
@@ -302,7 +322,8 @@ class HilJob:
                 continue  # damaged: the one before
             self.learner.load_state_dict(learner)
             self.loop.load_state_dict(state["loop"])
-            self.sampler.load_state_dict(state["sampler"])
+            if self.sampler is not None:
+                self.sampler.load_state_dict(state["sampler"])
             break
         else:  # killed before the first checkpoint
             self.loop.demos = sum(line["demo"] for line in self.log.manifest)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,11 @@ from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
+from robot_rl.loops.hil_learning import Improver
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.loops.trials import Pilot, tell
-from robot_rl.types import Learner, Metrics, Obs, Sampler, Step, Transitions
+from robot_rl.types import Episode, Learner, Metrics, Obs, Sampler, Step, Transitions
 
 Hook = Callable[[int, Metrics], bool]
 _BACKOFF = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -91,21 +91,35 @@ class HumanInTheLoop:
         self.log, self.memory, self.sampler = log, memory, sampler
         self.rules, self.options, self.seed = rules, options, seed
         self.stats = HilStats(env.io.control_hz)
-        self.env_steps = self.updates = self.demos = self.version = self.skipped = 0
-        self.rollbacks = 0
-        """How often the learner diverged and was put back."""
-        self.problem = ""
-        self._good: list[Any] = []  # the learner after the last two episodes in which all was finite
-        self._poisoned = False
-        self._batches: Iterator[Transitions] = sampler.batches(batch_size)
-        self._credit = 0.0
+        self.env_steps = self.demos = self.version = 0
+        self.improver = Improver(
+            learner,
+            sampler.batches(batch_size),
+            options.updates_per_step,
+            most_credit=50.0 * max(options.updates_per_step, 1.0),
+        )
+        self._trouble = ""
         self._rng = np.random.default_rng(seed)
         self._stepper = Stepper(env)
-        self._metrics: Metrics = {}
         self._frame = frame
         self._updated_ns = pilot.now_ns()
         self._stop = self._world_ended = False
         self._grip = 1.0  # last gripper command of the episode; open at the start
+
+    @property
+    def updates(self) -> int:
+        """Of the learner so far."""
+        return self.improver.updates
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the learner diverged and was put back."""
+        return self.improver.rollbacks
+
+    @property
+    def problem(self) -> str:
+        """What a person should know, or ""."""
+        return self._trouble or self.improver.problem
 
     def stop(self) -> None:
         """End after the episode under way (from a signal handler)."""
@@ -146,7 +160,7 @@ class HumanInTheLoop:
             mark, steps = now, self.env_steps
             effective = self.updates / max(self.env_steps, 1)
             extra = {"time/sps": speed, "train/updates": float(self.updates), "train/updates_per_step": effective}
-            row = {**self._metrics, **facts.metrics(), **self.stats.metrics(), **extra}
+            row = {**self.improver.metrics, **facts.metrics(), **self.stats.metrics(), **extra}
             row |= {f"buffer/{name}": float(len(view)) for name, view in self.memory.views.items()}
             if hook(self.env_steps, row):
                 return
@@ -245,7 +259,7 @@ class HumanInTheLoop:
         reward, over = self._outcome(float(row.reward[0]), success, terminated, truncated)
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
         valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
-        self._poisoned = self._poisoned or not np.isfinite(proposal).all()
+        self.improver.poisoned |= not np.isfinite(proposal).all()
         if not driven.finite:
             valid, invalid = False, Invalid.NONFINITE
             proposal = np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0)
@@ -301,7 +315,7 @@ class HumanInTheLoop:
         except OSError as error:
             if error.errno not in _BACKOFF:
                 raise
-            self.problem = f"the journal cannot be written ({error}); free some space. The episode is kept in memory"
+            self._trouble = f"the journal cannot be written ({error}); free some space. The episode is kept in memory"
 
     def _count(self, facts: EpisodeFacts, step: ControlStep, driven: Any, gaps: list[float]) -> None:
         facts.steps += 1
@@ -340,69 +354,32 @@ class HumanInTheLoop:
             if self.options.promote_success and facts.success and facts.autonomous:
                 self.memory.promote(range(first_row, self.memory.count))
         if not demo:
-            self._keep()
+            self.improver.mark()
         if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
             self._stepper.reset()
         return facts
 
-    def _commit(self, draft: EpisodeDraft, facts: dict[str, Any]) -> None:
+    def _commit(self, draft: EpisodeDraft, facts: dict[str, Any]) -> Episode | None:
         """To disk; with a full disk the robot holds until there is room: nothing is dropped silently."""
         while True:
             try:
-                self.log.commit(draft, facts)
-                self.problem = ""
-                return
+                episode = self.log.commit(draft, facts)
+                self._trouble = ""
+                return episode
             except OSError as error:
                 if error.errno not in _BACKOFF or self._stop or not self.pilot.realtime:
                     raise
-                self.problem = f"the episode cannot be written ({error}); the robot holds until there is room"
-                self.pilot.show(self._telemetry(False, None, self.problem), self._frame)
+                self._trouble = f"the episode cannot be written ({error}); the robot holds until there is room"
+                self.pilot.show(self._telemetry(False, None, self._trouble), self._frame)
                 self.pilot.wait()
 
     def _learn(self) -> None:
         o = self.options
         if len(self.memory.views["online"]) < max(o.learning_starts, 1):
             return
-        self._credit += o.updates_per_step
-        while self._credit >= 1.0 and (not self.pilot.realtime or self.pilot.spare() > 0.0):
-            self._credit -= 1.0
-            try:
-                self._metrics.update(self.learner.update(self._batches))
-            except FloatingPointError as error:
-                self.skipped += 1
-                if self.skipped >= 10:
-                    self._roll_back(error)
-            else:
-                self.skipped = 0
-            self.updates += 1
+        self.improver.earn()
+        if self.improver.spend(lambda: not self.pilot.realtime or self.pilot.spare() > 0.0):
             self.version, self._updated_ns = self.updates, self.pilot.now_ns()
-        self._credit = min(self._credit, 50.0 * max(o.updates_per_step, 1.0))
-
-    def _keep(self) -> None:
-        """Remember the learner of an episode without anything non-finite; put a diverged one back."""
-        if self._poisoned:
-            if not self._good:  # the robot has stopped or held; there is no better learner to go back to
-                self.problem = "the policy proposes actions that are not finite"
-                return
-            self._roll_back(FloatingPointError("the policy proposed an action that is not finite"))
-        elif self.skipped == 0 and self.updates:
-            self._good = [*self._good[-1:], copy.deepcopy(self.learner.state_dict())]
-        self._poisoned = False
-
-    def _roll_back(self, error: FloatingPointError) -> None:
-        """The learner as it was one good episode before the last, with half the step size.
-
-        Raises:
-            FloatingPointError: nothing to go back to, or the third time.
-        """
-        if not self._good or self.rollbacks >= 3:
-            raise error
-        self.rollbacks, self.skipped = self.rollbacks + 1, 0
-        self.learner.load_state_dict(self._good[0])
-        calm = getattr(self.learner, "calm", None)
-        if calm is not None:
-            calm()
-        self.problem = f"the learner diverged ({error}) and was put back, with half the step size"
 
     # ------------------------------------------------------------ screen
 
@@ -454,7 +431,7 @@ class HumanInTheLoop:
             "updates": self.updates,
             "demos": self.demos,
             "version": self.version,
-            "credit": self._credit,
+            "credit": self.improver.credit,
             "updated_ns": self._updated_ns,
             "rng": {**rng, "state": {key: int(value) for key, value in rng["state"].items()}},
             "stats": self.stats.state_dict(),
@@ -473,9 +450,10 @@ class HumanInTheLoop:
         """
         if state.get("kind") != "hil":
             raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected hil")
-        for name in ("env_steps", "updates", "demos", "version"):
+        for name in ("env_steps", "demos", "version"):
             setattr(self, name, int(state[name]))
-        self._credit, self._updated_ns = float(state["credit"]), int(state["updated_ns"])
+        self.improver.updates, self.improver.credit = int(state["updates"]), float(state["credit"])
+        self._updated_ns = int(state["updated_ns"])
         self._rng.bit_generator.state = state["rng"]
         self.stats.load_state_dict(state["stats"])
         self.pilot.load_state_dict(state["pilot"])

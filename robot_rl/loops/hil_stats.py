@@ -51,6 +51,7 @@ class EpisodeFacts:
         policy_lag_ms: age of the parameters, mean.
         grip_switches: changes of the gripper command.
         tick_ms: compute time of every tick.
+        link: further numbers, of the link to a learner elsewhere.
     """
 
     success: bool = False
@@ -68,6 +69,7 @@ class EpisodeFacts:
     policy_lag_ms: float = 0.0
     grip_switches: int = 0
     tick_ms: list[float] = field(default_factory=list)
+    link: Metrics = field(default_factory=dict)
 
     def metrics(self) -> Metrics:
         """hil/... of this episode."""
@@ -83,6 +85,7 @@ class EpisodeFacts:
             "hil/held": float(self.held),
             "hil/grip_switches": float(self.grip_switches),
             "hil/policy_lag_ms": self.policy_lag_ms,
+            **self.link,
         }
         if self.spans:
             row["hil/first_span"] = float(self.first_span)

@@ -101,6 +101,8 @@ def offline(cfg: DictConfig) -> None:
 def hil(cfg: DictConfig) -> None:
     """Teach a robot with a person in the loop; Ctrl-C saves and says how to go on."""
     from robot_rl.jobs.hil import HilJob, HilSettings
+    from robot_rl.jobs.hil_link import HilActorJob, HilLearnerJob
+    from robot_rl.link import LinkSettings
 
     resume = cfg.resume is not None
     if resume:
@@ -117,11 +119,20 @@ def hil(cfg: DictConfig) -> None:
         cfg = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
     else:
         name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
-        folder = run_folder(cfg, "hil", name)
+        part = "" if cfg.role == "both" else f"_{cfg.role}"
+        folder = run_folder(cfg, "hil", name + part)
+    if cfg.role not in ("both", "actor", "learner"):
+        raise Refused(f"role is '{cfg.role}', expected both (one process), actor (drives) or learner (learns)")
     threads(cfg)
     settings = HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)})
     config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
+    link: Any = None
+    if cfg.role != "both":
+        try:
+            link = LinkSettings(**plain["link"])
+        except TypeError as error:
+            raise Refused(f"link: {error}; the keys are {', '.join(f.name for f in fields(LinkSettings))}") from error
 
     def make_pilot(env: Any, with_person: bool) -> Any:
         human = None
@@ -136,16 +147,31 @@ def hil(cfg: DictConfig) -> None:
         return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
 
     print(f"run folder: {folder}", flush=True)
-    job = HilJob(
-        settings,
-        folder,
-        make_env=env_factory(cfg),
-        make_learner=learner_factory(cfg),
-        make_pilot=make_pilot,
-        make_tracker=make_tracker,
-        config=config,
-        resume=resume,
-    )
+    job: Any
+    if cfg.role == "learner":
+        job = HilLearnerJob(
+            settings,
+            folder,
+            link=link,
+            policy=plain["policy"],
+            make_learner=learner_factory(cfg),
+            make_tracker=make_tracker,
+            config=config,
+            resume=resume,
+        )
+    else:
+        kind: Any = HilJob if cfg.role == "both" else HilActorJob
+        job = kind(
+            settings,
+            folder,
+            make_env=env_factory(cfg),
+            make_learner=learner_factory(cfg),
+            make_pilot=make_pilot,
+            make_tracker=make_tracker,
+            config=config,
+            resume=resume,
+            **({} if cfg.role == "both" else {"link": link, "policy": plain["policy"]}),
+        )
     try:
         summary = job.run()
     except KeyboardInterrupt:

@@ -14,6 +14,7 @@ FOLDERS = ("robot_rl", "sim", "real", "policies", "configs")
 OURS = {
     "types": set(),
     "stopwatch": set(),
+    "link": {"types", "extras"},
     "extras": set(),
     "parallel": set(),
     "advantage": set(),
