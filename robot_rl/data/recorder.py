@@ -61,7 +61,11 @@ def unpack(data: bytes) -> Episode:
     if found is None or found[2] != len(data):
         raise ValueError(f"{len(data)} bytes are no packed episode; expected the result of pack()")
     header, body, _ = found
-    if zlib.crc32(data[_BLOCK : _BLOCK + header + body]) != _FOOT.unpack_from(data, _BLOCK + header + body)[1]:
+    filling = data[_HEAD.size : _BLOCK] + data[len(data) - _BLOCK + _FOOT.size :]
+    if (
+        any(filling)
+        or zlib.crc32(data[_BLOCK : _BLOCK + header + body]) != _FOOT.unpack_from(data, _BLOCK + header + body)[1]
+    ):
         raise ValueError("a packed episode is damaged: its checksum differs")
     try:
         raw = np.frombuffer(data, np.uint8, body, _BLOCK + header)
