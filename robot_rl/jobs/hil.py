@@ -245,6 +245,10 @@ class HilJob:
     def _settle(self) -> None:
         """Before the last block: nothing to wait for, where driving and learning take turns."""
 
+    def _further(self) -> dict[str, Any]:
+        """More lines of the summary."""
+        return {}
+
     def _hook(self, step: int, metrics: Metrics) -> bool:
         s = self.settings
         self._watch.pause()
@@ -347,6 +351,7 @@ class HilJob:
             "interventions_steps": stats.human_steps,
             "ends": json.dumps(stats.reasons),
             "unattended": "allowed" if not against else "no: " + "; ".join(against),
+            **self._further(),
             "log": str(self.folder / "log"),
             "checkpoint": str(self.root / f"step_{loop.env_steps:09d}"),
             "curve": str(curve),

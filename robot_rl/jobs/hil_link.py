@@ -101,14 +101,13 @@ class HilActorJob(HilJob):
         if not self.loop.finish():
             sys.stderr.write("the learner is gone; the last block runs with the weights that arrived\n")
 
-    def _finish(self) -> dict[str, Any]:
+    def _further(self) -> dict[str, Any]:
         loop = self.loop
         assert isinstance(loop, HilActor)
-        extra = {
+        return {
             "weights": f"version {loop.version}" + ("" if self.link.finished else ", not the learner's last"),
             "rows_confirmed": "all" if not loop.outbox.waiting(self.link.acked) else "not all: the learner is gone",
         }
-        return {**super()._finish(), **extra}
 
 
 class HilLearnerJob:
