@@ -23,7 +23,7 @@ from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, Key
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.types import Episode, IOSpec
 
-MANIFEST = "manifest.jsonl"
+MANIFEST, CORRECTIONS = "manifest.jsonl", "corrections.jsonl"
 
 
 class HilLog:
@@ -137,6 +137,23 @@ class HilLog:
         order = [*range(places[0], len(recording)), *range(places[0])]  # where it is, but for records that occur twice
         return next(recording[i] for i in order if episode_key(recording[i].meta) == wanted)
 
+    def correct(self, success: bool) -> Key | None:
+        """A person says after the end that the newest episode was a success, or none; kept beside the episodes.
+
+        Returns:
+            The episode, or None when there is none yet.
+        """
+        mine = [line for line in self.manifest if line["actor_id"] == self.actor_id]
+        if not mine:
+            return None
+        key = episode_key(mine[-1])
+        line = {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": key.episode_id, "success": success}
+        with open(self.path / CORRECTIONS, "a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return key
+
     def close(self) -> None:
         """Close the files; an episode under way stays in the journal."""
         self._recorder.close()
@@ -227,10 +244,19 @@ def episode_key(facts: dict[str, Any]) -> Key:
     return Key(int(facts["run_id"]), int(facts["actor_id"]), int(facts["episode_id"]))
 
 
+def read_corrections(path: Path) -> list[dict[str, Any]]:
+    """What a person said about episodes after their end, in order; the last word counts."""
+    return _lines(path / CORRECTIONS)
+
+
 def read_manifest(path: Path) -> list[dict[str, Any]]:
     """Lines of a folder's manifest; one that was cut off by a kill is left out."""
+    return _lines(path / MANIFEST)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
     try:
-        text = (path / MANIFEST).read_text()
+        text = path.read_text()
     except FileNotFoundError:
         return []
     lines = []

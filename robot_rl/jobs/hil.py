@@ -19,6 +19,7 @@ from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.mix import Mix
 from robot_rl.loops.hil import HilOptions, HumanInTheLoop
+from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.trials import trials
 from robot_rl.stopwatch import Stopwatch
@@ -37,7 +38,7 @@ class HilSettings:
         demos: successful demonstrations that the person drives first.
         demo_share: their share (and that of the person's steps) of every batch; 0 uses no demonstrations.
         buffer_size: steps kept in memory; the disk keeps all.
-        task_reward: "success", "env" or "labels"; see `HilOptions`.
+        task_reward: "success", "env", "labels" or "classifier"; see `HilOptions`.
         learn_from: "cmd" or "exec"; see `HilMemory`.
         dup_human: human steps also count as demonstrations.
         store_human: "all", "last" or "none".
@@ -123,6 +124,7 @@ class HilJob:
         make_tracker: (resume step or None) -> tracker.
         config: the composed configuration as YAML.
         resume: continue in `folder`.
+        make_judge: (io) -> success classifier on duty.
 
     Raises:
         CheckpointError: nothing to resume from, or it does not fit.
@@ -141,15 +143,21 @@ class HilJob:
         make_tracker: Callable[[int | None], Tracker],
         config: str,
         resume: bool = False,
+        make_judge: Callable[[IOSpec], Judge] | None = None,
     ) -> None:
         self.settings, self.folder, self.config = settings, folder, config
         self.root = folder / "checkpoints"
+        if (settings.task_reward == "classifier") != (make_judge is not None):
+            raise ValueError(
+                "task_reward=classifier and judge=<folder of robot-rl classify> belong together; give both or neither"
+            )
         found = self._found(folder) if resume else None
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "config.yaml", config.encode())
         self._make_env, self._make_pilot = make_env, make_pilot
         pictures = getattr(make_pilot, "pictures", False)
         self.env = make_env(1, settings.seed, pictures)
+        self.judge = None if make_judge is None else make_judge(self.env.io)
         self.learner: Learner[Any] = make_learner(self.env.io)
         self.pilot = make_pilot(self.env, True)
         self.log = HilLog(
@@ -186,6 +194,7 @@ class HilJob:
             batch_size=getattr(self.learner, "batch_size", 256),
             seed=settings.seed,
             frame=picture,
+            judge=self.judge,
         )
 
     def run(self) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class HilActorJob(HilJob):
             options=s.options(),
             seed=s.seed,
             frame=picture,
+            judge=self.judge,
         )
 
     def run(self) -> dict[str, Any]:

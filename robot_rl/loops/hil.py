@@ -15,6 +15,7 @@ from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
+from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_learning import Improver
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats
 from robot_rl.loops.stepping import Stepper
@@ -31,7 +32,7 @@ class HilOptions:
 
     Attributes:
         task_reward: "success" pays 1 and ends the episode when the world says success; "env" takes the world's reward
-            and ends; "labels" knows only the person's keys.
+            and ends; "labels" knows only the person's keys; "classifier" pays 1 and ends when the classifier says so.
         learning_starts: own steps before the first update.
         updates_per_step: learner updates per own step.
         max_hold_steps: ticks without a driver before the episode is given up.
@@ -49,8 +50,8 @@ class HilOptions:
     grip_penalty: float = 0.02
 
     def __post_init__(self) -> None:
-        if self.task_reward not in ("success", "env", "labels"):
-            raise ValueError(f"task_reward is '{self.task_reward}', expected success, env or labels")
+        if self.task_reward not in ("success", "env", "labels", "classifier"):
+            raise ValueError(f"task_reward is '{self.task_reward}', expected success, env, labels or classifier")
         if self.updates_per_step < 0 or self.max_hold_steps < 1:
             raise ValueError("updates_per_step must be >= 0 and max_hold_steps >= 1")
 
@@ -70,6 +71,7 @@ class HumanInTheLoop:
         batch_size: rows per batch.
         seed: of the environment's first reset and of random proposals.
         frame: () -> picture for the person's screen, or None.
+        judge: says whether an observation shows success; needed for task_reward="classifier".
     """
 
     def __init__(
@@ -86,7 +88,11 @@ class HumanInTheLoop:
         batch_size: int,
         seed: int = 0,
         frame: Callable[[], Any] | None = None,
+        judge: Judge | None = None,
     ) -> None:
+        if (options.task_reward == "classifier") != (judge is not None):
+            raise ValueError("task_reward=classifier and a classifier belong together; give both or neither")
+        self.judge = judge
         self.env, self.learner, self.pilot = env, learner, pilot
         self.log, self.memory, self.sampler = log, memory, sampler
         self.rules, self.options, self.seed = rules, options, seed
@@ -176,6 +182,8 @@ class HumanInTheLoop:
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
         gaps: list[float] = []
         self.learner.policy.reset()
+        if self.judge is not None:
+            self.judge.begin()
         self._grip = 1.0
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
@@ -244,6 +252,8 @@ class HumanInTheLoop:
         for kind, when in presses:
             if kind in ("success", "failure") and len(draft):
                 draft.label(kind == "success", round(when * 1e9))
+            elif kind in ("success", "failure"):  # pressed after the end: it is about the episode before
+                self.log.correct(kind == "success")
             elif kind in ("abort", "rerecord"):
                 draft.close(EndReason.HUMAN_STOP)
                 return kind == "rerecord"
@@ -256,6 +266,11 @@ class HumanInTheLoop:
         t_obs, t_cmd, t_next = times
         success = bool(row.info["success"][0]) if "success" in row.info else False
         terminated, truncated = bool(row.terminated[0]), bool(row.truncated[0])
+        verdict = None
+        if self.judge is not None:
+            patience = 0.5 / self.env.io.control_hz if self.pilot.realtime else math.inf
+            verdict = self.judge({name: value[0] for name, value in row.next_obs.items()}, patience)
+            success = verdict.success
         reward, over = self._outcome(float(row.reward[0]), success, terminated, truncated)
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
         valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
@@ -263,6 +278,12 @@ class HumanInTheLoop:
         if not driven.finite:
             valid, invalid = False, Invalid.NONFINITE
             proposal = np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0)
+        reward_source = RewardSource.NONE if self.options.task_reward == "labels" else RewardSource.ENV
+        if verdict is not None:
+            reward_source = RewardSource.CLASSIFIER
+            if not verdict.known:
+                reward_source, valid = RewardSource.NONE, False
+                invalid = Invalid.REWARD if invalid == Invalid.NONE else invalid
         command = np.nan_to_num(np.clip(driven.command, -1.0, 1.0))
         step = ControlStep(
             obs=obs,
@@ -280,7 +301,8 @@ class HumanInTheLoop:
             deadman=driven.enable,
             input_norm=driven.norm,
             reward_task=reward,
-            reward_source=RewardSource.NONE if self.options.task_reward == "labels" else RewardSource.ENV,
+            reward_source=reward_source,
+            reward_prob=math.nan if verdict is None else verdict.probability,
             policy_version=self.version,
             policy_lag_ms=(t_obs - self._updated_ns) * 1e-6,
             safety_bits=driven.bits,
@@ -307,6 +329,8 @@ class HumanInTheLoop:
             return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
         if kind == "env":
             return reward, EndReason.SUCCESS if terminated and success else ends
+        if kind == "classifier" and not success:  # what the world thinks of it does not count, its time limit does
+            return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
         return (1.0, EndReason.SUCCESS) if success else (0.0, ends)
 
     def _note(self, step: ControlStep) -> None:

@@ -16,7 +16,9 @@ from robot_rl.verbs.build import (
     begin,
     choice,
     env_factory,
+    judge_factory,
     learner_factory,
+    load_classifier,
     run_folder,
     saved_config,
     table,
@@ -98,6 +100,34 @@ def offline(cfg: DictConfig) -> None:
     print("".join(f"  {line}\n" for line in job.warnings), end="")
 
 
+def classify(cfg: DictConfig) -> None:
+    """Train a success classifier from recordings, or judge recordings with one."""
+    from robot_rl.jobs.classify import ClassifySettings, rescore
+    from robot_rl.jobs.classify import train as train_classifier
+
+    threads(cfg)
+    logs = [str(path) for path in cfg.logs]
+    if cfg.path is not None:
+        model, report = load_classifier(Path(cfg.path), str(cfg.device))
+        folder = run_folder(cfg, "classify", "scores")
+        table(rescore(model, report, logs, folder / "scores.jsonl"))
+        return
+    folder = run_folder(cfg, "classify", f"{choice('classifier').split('/')[-1]}_seed{cfg.seed}")
+    settings = ClassifySettings(**{f.name: cfg[f.name] for f in fields(ClassifySettings)})
+
+    def make(io: Any) -> Any:
+        return instantiate(cfg.classifier, _partial_=True)(io, seed=cfg.seed, device=cfg.device)
+
+    print(f"run folder: {folder}")
+    report = train_classifier(settings, logs, folder, make, saved_config(cfg))
+    hidden = ("advice", "hard_negatives", "hard_positives", "curve")
+    table({name: value for name, value in report.items() if name not in hidden})
+    for kind in ("hard_negatives", "hard_positives"):
+        found = [f"{row['episode']}@{row['step']} ({row['probability']:.2f})" for row in report[kind][:5]]
+        print(f"  {kind.replace('_', ' ')}: {', '.join(found)}")
+    print("".join(f"  next: {line}\n" for line in report["advice"]), end="")
+
+
 def hil(cfg: DictConfig) -> None:
     """Teach a robot with a person in the loop; Ctrl-C saves and says how to go on."""
     from robot_rl.jobs.hil import HilJob, HilSettings
@@ -170,6 +200,7 @@ def hil(cfg: DictConfig) -> None:
             make_tracker=make_tracker,
             config=config,
             resume=resume,
+            make_judge=None if cfg.judge is None else judge_factory(cfg),
             **({} if cfg.role == "both" else {"link": link, "policy": plain["policy"]}),
         )
     try:
