@@ -22,6 +22,8 @@ class ScriptedHuman:
             perfect.
         delay_s: reaction time: actions answer the observation of this long ago.
         noise: standard deviation on the actions.
+        bias: constant error on the actions, of this size and of a sign per axis that belongs to the person: a hand that
+            always drifts the same way. It is only in what they do; they judge the policy by what should be done.
         help: "disagreement" (takes over when it lasts), "random" (same patience, whatever the policy does) or "never".
         threshold: mean over `window_s` of the largest action difference above which a person is worried.
         window_s: see threshold.
@@ -44,6 +46,7 @@ class ScriptedHuman:
         skill: float = 1.0,
         delay_s: float = 0.0,
         noise: float = 0.0,
+        bias: float = 0.0,
         help: str = "disagreement",
         threshold: float = 0.6,
         window_s: float = 0.5,
@@ -59,8 +62,8 @@ class ScriptedHuman:
                 raise ValueError(f"{name} is {number}, expected a probability in [0, 1]")
         if help not in ("disagreement", "random", "never"):
             raise ValueError(f"help is '{help}', expected disagreement, random or never")
-        if min(delay_s, noise, window_s, patience_s) < 0.0 or drive_s <= 0.0:
-            raise ValueError("delay_s, noise, window_s and patience_s must be >= 0 and drive_s > 0")
+        if min(delay_s, noise, bias, window_s, patience_s) < 0.0 or drive_s <= 0.0:
+            raise ValueError("delay_s, noise, bias, window_s and patience_s must be >= 0 and drive_s > 0")
         if expert is None and help != "never":
             raise ValueError(
                 "this environment has no scripted expert to drive with; choose one of our worlds (env=insert, "
@@ -75,6 +78,8 @@ class ScriptedHuman:
         self._window: deque[float] = deque(maxlen=max(round(window_s * hz), 1))
         self._seen: deque[np.ndarray] = deque(maxlen=round(delay_s * hz) + 1)
         self._rng = np.random.default_rng(seed)
+        signs = np.random.default_rng(seed + 1).choice((-1.0, 1.0), io.action_dim)
+        self._bias = (bias * signs).astype(np.float32)
         self._tick = self._driving = self._rest = 0
         self._watches = True
         self._demo = False
@@ -143,7 +148,7 @@ class ScriptedHuman:
             action = self._rng.uniform(-1.0, 1.0, self._actions).astype(np.float32)
         if self._noise:
             action = action + self._rng.normal(0.0, self._noise, self._actions).astype(np.float32)
-        return np.clip(action, -1.0, 1.0)
+        return np.clip(action + self._bias, -1.0, 1.0)
 
 
 def make(io: IOSpec, expert: Callable[[Obs], np.ndarray] | None = None, **options: object) -> ScriptedHuman:
