@@ -25,6 +25,8 @@ class ScriptedHuman:
         bias: constant error on the actions, of this size and of a sign per axis that belongs to the person: a hand that
             always drifts the same way. It is only in what they do; they judge the policy by what should be done.
         help: "disagreement" (takes over when it lasts), "random" (same patience, whatever the policy does) or "never".
+        sees: what is compared with the expert: "proposal" (what the policy wants to do now, as if it could be seen) or
+            "motion" (what the policy did in the last step, as a person beside the robot sees it).
         threshold: mean over `window_s` of the largest action difference above which a person is worried.
         window_s: see threshold.
         patience_s: how long the policy may try after the start and after every help.
@@ -48,6 +50,7 @@ class ScriptedHuman:
         noise: float = 0.0,
         bias: float = 0.0,
         help: str = "disagreement",
+        sees: str = "proposal",
         threshold: float = 0.6,
         window_s: float = 0.5,
         patience_s: float = 1.5,
@@ -62,6 +65,8 @@ class ScriptedHuman:
                 raise ValueError(f"{name} is {number}, expected a probability in [0, 1]")
         if help not in ("disagreement", "random", "never"):
             raise ValueError(f"help is '{help}', expected disagreement, random or never")
+        if sees not in ("proposal", "motion"):
+            raise ValueError(f"sees is '{sees}', expected proposal or motion")
         if min(delay_s, noise, bias, window_s, patience_s) < 0.0 or drive_s <= 0.0:
             raise ValueError("delay_s, noise, bias, window_s and patience_s must be >= 0 and drive_s > 0")
         if expert is None and help != "never":
@@ -72,6 +77,8 @@ class ScriptedHuman:
         hz = io.control_hz
         self._expert, self._actions = expert, io.action_dim
         self._skill, self._noise, self._help = skill, noise, help
+        self._motion = sees == "motion"
+        self._wish: float | None = None  # how far the policy's last action was from the expert's
         self._threshold, self._attention, self._rate = threshold, attention, random_rate
         self._patience, self._drive = round(patience_s * hz), max(round(drive_s * hz), 1)
         self._give_up = None if give_up_s is None else round(give_up_s * hz)
@@ -92,6 +99,7 @@ class ScriptedHuman:
         """A new episode."""
         self._window.clear()
         self._seen.clear()
+        self._wish = None
         self._tick = self._driving = 0
         self._rest = self._patience
         self._watches = bool(self._rng.random() < self._attention)
@@ -105,7 +113,11 @@ class ScriptedHuman:
         batch = {key: np.asarray(item)[None] for key, item in obs.items()}
         self._seen.append(np.asarray(self._expert(batch), np.float32)[0])
         advice = self._seen[0]
-        self._window.append(float(np.abs(advice - policy).max()))
+        gap = float(np.abs(advice - policy).max())
+        if self._motion:
+            gap, self._wish = self._wish, gap if self._driving == 0 else None
+        if gap is not None:
+            self._window.append(gap)
         if self._demo:
             self._driving = 1
         elif self._driving > 0:
@@ -113,6 +125,7 @@ class ScriptedHuman:
             if self._driving == 0:
                 self._rest = self._patience
                 self._window.clear()
+                self._wish = None
         elif self._rest > 0:
             self._rest -= 1
         elif self._watches and self._worried():
