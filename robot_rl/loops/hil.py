@@ -18,6 +18,7 @@ from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSour
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_learning import Improver
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats
+from robot_rl.loops.hil_watch import Watch
 from robot_rl.loops.stepping import Stepper
 from robot_rl.loops.trials import Pilot, tell
 from robot_rl.types import Episode, Learner, Metrics, Obs, Sampler, Step, Transitions
@@ -110,6 +111,8 @@ class HumanInTheLoop:
         self._frame = frame
         self._updated_ns = pilot.now_ns()
         self._stop = self._world_ended = False
+        self.watch = Watch(env.io.control_hz, options.max_hold_steps)
+        self._seen: dict[str, Any] = {}
         self._grip = 1.0  # last gripper command of the episode; open at the start
 
     @property
@@ -125,7 +128,7 @@ class HumanInTheLoop:
     @property
     def problem(self) -> str:
         """What a person should know, or ""."""
-        return self._trouble or self.improver.problem
+        return self._trouble or self.watch.problem or self.improver.problem
 
     def stop(self) -> None:
         """End after the episode under way (from a signal handler)."""
@@ -180,8 +183,8 @@ class HumanInTheLoop:
         key, self._world_ended = self.log.begin(), False
         draft = EpisodeDraft(self.rules, self.env.io.control_hz)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
-        gaps: list[float] = []
         self.learner.policy.reset()
+        self.watch.begin()
         if self.judge is not None:
             self.judge.begin()
         self._grip = 1.0
@@ -189,7 +192,8 @@ class HumanInTheLoop:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
             obs = {name: np.array(value[0]) for name, value in self._stepper.obs.items()}
             proposal = self._propose()
-            driven = self.pilot.drive(obs, proposal)
+            blind = self.watch.look(obs, self._seen)
+            driven = self.pilot.drive(obs, proposal, blind=blind)
             discard = self._keys(draft, driven.presses) or discard
             if draft.end_reason != EndReason.NONE:
                 break
@@ -202,14 +206,18 @@ class HumanInTheLoop:
                 break
             t_cmd = self.pilot.now_ns()
             row = self._stepper.step(driven.executed[None], proposed=proposal[None])
+            self._seen = row.info
             tell(self.learner.policy, driven.executed)
             self.pilot.wait()
             self._world_ended = bool(row.terminated[0] or row.truncated[0])
             step, over = self._record(obs, proposal, driven, row, (t_obs, t_cmd, self.pilot.now_ns()))
             draft.add(step)
             self._note(step)
-            self._count(facts, step, driven, gaps)
+            facts.count(step, driven)
             held = held + 1 if not (driven.moving or demo) else 0
+            if self.watch.lost:
+                self.pilot.hold()
+                draft.close(EndReason.FAULT)
             if over != EndReason.NONE:
                 draft.close(over)
             elif held >= self.options.max_hold_steps:
@@ -221,7 +229,7 @@ class HumanInTheLoop:
             facts.tick_ms.append(1e3 * (time.perf_counter() - begun))
             self._show(demo, driven, key.episode_id)
         self.pilot.end()
-        return self._finish(draft, facts, gaps, demo, discard, first_row)
+        return self._finish(draft, facts, demo, discard, first_row)
 
     def _ready(self, demo: bool) -> bool:
         """Reset the robot, and wait until a person lets it move."""
@@ -275,6 +283,8 @@ class HumanInTheLoop:
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
         valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
         self.improver.poisoned |= not np.isfinite(proposal).all()
+        if self.watch.blind:
+            valid, invalid = False, Invalid.CAMERA
         if not driven.finite:
             valid, invalid = False, Invalid.NONFINITE
             proposal = np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0)
@@ -307,6 +317,7 @@ class HumanInTheLoop:
             policy_lag_ms=(t_obs - self._updated_ns) * 1e-6,
             safety_bits=driven.bits,
             clip_frac=driven.clip_frac,
+            cam_age_ms=self.watch.age_ms,
             valid=valid,
             invalid_reason=invalid,
         )
@@ -341,29 +352,15 @@ class HumanInTheLoop:
                 raise
             self._trouble = f"the journal cannot be written ({error}); free some space. The episode is kept in memory"
 
-    def _count(self, facts: EpisodeFacts, step: ControlStep, driven: Any, gaps: list[float]) -> None:
-        facts.steps += 1
-        facts.human_steps += step.human
-        facts.held += not driven.moving
-        facts.grip_switches += step.grip_penalty < 0
-        facts.clipped += step.clip_frac > 1e-3
-        facts.clip_frac += (step.clip_frac - facts.clip_frac) / facts.steps
-        facts.policy_lag_ms += (step.policy_lag_ms - facts.policy_lag_ms) / facts.steps
-        if step.intv_start:
-            facts.first_span = facts.steps - 1 if facts.spans == 0 else facts.first_span
-            facts.spans += 1
-            if math.isfinite(driven.disagreement):
-                gaps.append(driven.disagreement)
-
     def _finish(
-        self, draft: EpisodeDraft, facts: EpisodeFacts, gaps: list[float], demo: bool, discard: bool, first_row: int
+        self, draft: EpisodeDraft, facts: EpisodeFacts, demo: bool, discard: bool, first_row: int
     ) -> EpisodeFacts:
         reason = draft.end_reason
         facts.success = reason == EndReason.SUCCESS
         facts.end_reason = reason.name.lower()
         facts.autonomous = facts.human_steps == 0 and reason not in (EndReason.HUMAN_STOP, EndReason.COMMS)
         facts.returned = sum(step.reward_task for step in draft.steps if step.valid)
-        facts.disagreement = float(np.mean(gaps)) if gaps else math.nan
+        facts.disagreement = float(np.mean(facts.gaps)) if facts.gaps else math.nan
         useful = demo and facts.success and not discard
         steps = draft.settled()
         if useful or not demo:

@@ -17,11 +17,15 @@ from robot_rl.data.hil_record import EndReason, Invalid, Source
 from robot_rl.data.mix import Mix
 from robot_rl.loops.hil import HilOptions, HumanInTheLoop
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats, Trials, wilson
+from robot_rl.loops.hil_watch import Watch
 from robot_rl.loops.trials import trials
+from robot_rl.policies.human.hg_dagger import HgDagger
 from robot_rl.policies.human.imitation_sac import ImitationSac
+from robot_rl.policies.human.rlif import Rlif
 from robot_rl.real.cockpit import simulated
 from robot_rl.real.intervention import Press, Reading
 from robot_rl.real.teleop.scripted import ScriptedHuman
+from robot_rl.types import IOSpec
 from tests.loops.hil_world import LineEnv
 
 
@@ -391,3 +395,117 @@ def test_trials_of_the_expert_succeed_alone(tmp_path):
     block = trials(env, policy, simulated(env, None), episodes=12, seed=0)
     assert block.successes == [True] * 12
     assert block.stops == 0
+
+
+@pytest.mark.slow
+def test_rlif_ends_above_hg_dagger_with_a_person_who_drives_badly(tmp_path):
+    """A hand that drifts by 0.8 and a good eye: cloning the hand cannot reach the goal from one side, heeding the eye
+    can. It takes a person who judges what was done (else the penalty falls on the step before the bad one) and rewards
+    of 0 for one human step per span at most (else bad actions of the person count as good)."""
+    success = {}
+    for kind in ("rlif", "hg_dagger"):
+        results = []
+        for seed in (0, 1):
+            env = LineEnv(seed=seed)
+            eye = {"sees": "motion", "threshold": 0.3, "patience_s": 0.2, "drive_s": 0.3, "window_s": 0.1}
+            human = ScriptedHuman(env.io, expert=env.expert, bias=0.8, seed=seed, **eye)
+            common = {"seed": seed, "hidden": (32, 32), "batch_size": 64, "utd": 1, "lr": 1e-3}
+            if kind == "rlif":
+                learner = Rlif(env.io, gamma=0.9, critics=2, **common)
+            else:
+                learner = HgDagger(env.io, **common)
+            memory = HilMemory(env.io, 5000, seed=seed, store_human="last" if kind == "rlif" else "all")
+            views = memory.views
+            parts = {"online": (views["online"], 0.5), "demo": (views["demo"], 0.5)}
+            loop = HumanInTheLoop(
+                env,
+                learner,
+                simulated(env, human, takeover={"blend_ticks": 0}),
+                log=HilLog(tmp_path / f"{kind}{seed}", env.io),
+                memory=memory,
+                sampler=Mix({"online": parts["online"]} if kind == "rlif" else parts, seed=seed),
+                rules=EpisodeRules(gamma=0.9, min_span=1),
+                options=HilOptions(learning_starts=10),
+                batch_size=64,
+                seed=seed,
+            )
+            loop.run(1200, lambda *_: False)
+            world = LineEnv(seed=99)
+            block = trials(world, learner.policy, simulated(world, None), episodes=50, seed=99)
+            results.append(block.metrics()["eval/success"])
+        success[kind] = results
+    assert min(success["rlif"]) > max(success["hg_dagger"]) + 0.1, success
+
+
+class Camera(LineEnv):
+    """The line with a camera that can stall or freeze at a step of the first episode."""
+
+    def __init__(self, stall_at=-1, freeze_at=-1, ticks=2, **more):
+        super().__init__(**more)
+        obs = {**self.io.obs, "image.front": ((8, 8, 3), "uint8")}
+        self.io = IOSpec(obs, ("tip_dx",), (-0.1,), (0.1,), ("m",), 10.0)
+        self.stall_at, self.freeze_at, self.ticks, self.total = stall_at, freeze_at, ticks, 0
+
+    def _obs(self):
+        at = self.freeze_at if 0 <= self.freeze_at <= self.total < self.freeze_at + self.ticks else self.total
+        return {**super()._obs(), "image.front": np.full((1, 8, 8, 3), at % 250, np.uint8)}
+
+    def step(self, action):
+        self.total += 1
+        obs, *rest, info = super().step(action)
+        late = self.stall_at <= self.total < self.stall_at + self.ticks
+        info["cam_age_ms"] = {"front": np.array([250.0 if late and self.stall_at >= 0 else 20.0])}
+        return (obs, *rest, info)
+
+
+def test_fault_camera_stall_holds_for_three_ticks_and_then_ends_the_episode(tmp_path):
+    env = Camera(stall_at=4, ticks=2)
+    loop = build(tmp_path / "short", None, env=env, learner=Fixed(env.io, 0.01))
+    loop._episode(demo=False)
+    steps = episode(loop)
+    blind = [i for i, step in enumerate(steps) if step.invalid_reason == Invalid.CAMERA]
+    assert blind == [4, 5]
+    assert len(steps) == 30  # and the episode went on
+    assert all(float(abs(steps[i].action_cmd[0])) == 0.0 and steps[i].source == Source.HOLD for i in blind)
+    assert steps[4].cam_age_ms == pytest.approx(250.0)
+
+    env = Camera(stall_at=4, ticks=20)
+    loop = build(tmp_path / "long", None, env=env, learner=Fixed(env.io, 0.01), options=HilOptions(learning_starts=10))
+    facts = loop._episode(demo=False)
+    assert facts.end_reason in ("fault", "human_stop")
+    steps = episode(loop)
+    assert len(steps) <= 8
+    assert not steps[-1].valid
+    assert [step for step in steps if step.valid][-1].truncated
+    assert "250 ms late" in loop.problem
+
+
+def test_fault_camera_frozen_while_the_robot_moves_is_noticed(tmp_path):
+    env = Camera(freeze_at=3, ticks=40)
+    loop = build(tmp_path, None, env=env, learner=Fixed(env.io, 0.02))
+    loop._episode(demo=False)
+    steps = episode(loop)
+    blind = [i for i, step in enumerate(steps) if step.invalid_reason == Invalid.CAMERA]
+    assert blind[0] == 7  # the picture of moment 3 for the fifth time
+    assert "again and again" in loop.problem
+
+
+def test_camera_that_shows_a_robot_at_rest_is_not_frozen(tmp_path):
+    env = Camera(freeze_at=0, ticks=40)
+    loop = build(tmp_path, None, env=env, learner=Fixed(env.io, 0.0))
+    loop._episode(demo=False)
+    assert all(step.valid for step in episode(loop))
+
+
+def test_fault_clock_jump_is_told_and_changes_no_stamp():
+    wall, steady = [1000.0], [5.0]
+    watch = Watch(10.0, wall=lambda: wall[0], steady=lambda: steady[0])
+    for _ in range(100):  # a clock that is put right slowly
+        wall[0] += 0.101
+        steady[0] += 0.1
+        assert not watch.look({"state": np.zeros(1)}, {})
+    assert watch.jumps == 0
+    wall[0] -= 3600.0
+    assert not watch.look({"state": np.zeros(1)}, {})
+    assert watch.jumps == 1
+    assert "-3600" in watch.problem
