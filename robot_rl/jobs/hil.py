@@ -19,6 +19,7 @@ from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.mix import Mix
 from robot_rl.loops.hil import HilOptions, HumanInTheLoop
+from robot_rl.loops.hil_elicit import Elicitor
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.trials import trials
@@ -36,6 +37,7 @@ class HilSettings:
         seed: of everything; evaluation uses its own fixed seeds.
         gamma: discount per control step.
         demos: successful demonstrations that the person drives first.
+        elicit: after this many, later ones that contradict them are asked for again; 0 = take all.
         demo_share: their share (and that of the person's steps) of every batch; 0 uses no demonstrations.
         buffer_size: steps kept in memory; the disk keeps all.
         task_reward: "success", "env", "labels" or "classifier"; see `HilOptions`.
@@ -61,6 +63,7 @@ class HilSettings:
     seed: int = 0
     gamma: float = 0.97
     demos: int = 20
+    elicit: int = 0
     demo_share: float = 0.5
     buffer_size: int = 200_000
     task_reward: str = "success"
@@ -125,6 +128,8 @@ class HilJob:
         config: the composed configuration as YAML.
         resume: continue in `folder`.
         make_judge: (io) -> success classifier on duty.
+        fit_clones: (states, actions, control_hz=) of the first demonstrations -> what later ones are compared with;
+            used with `settings.elicit`.
 
     Raises:
         CheckpointError: nothing to resume from, or it does not fit.
@@ -144,6 +149,7 @@ class HilJob:
         config: str,
         resume: bool = False,
         make_judge: Callable[[IOSpec], Judge] | None = None,
+        fit_clones: Callable[..., Any] | None = None,
     ) -> None:
         self.settings, self.folder, self.config = settings, folder, config
         self.root = folder / "checkpoints"
@@ -158,6 +164,15 @@ class HilJob:
         pictures = getattr(make_pilot, "pictures", False)
         self.env = make_env(1, settings.seed, pictures)
         self.judge = None if make_judge is None else make_judge(self.env.io)
+        self.elicitor: Elicitor | None = None
+        if settings.elicit and fit_clones is not None:
+            hz = self.env.io.control_hz
+            self.elicitor = Elicitor(
+                lambda states, actions: fit_clones(states, actions, control_hz=hz),
+                base=settings.elicit,
+                control_hz=hz,
+                say=lambda line: tqdm.write(line, file=sys.stderr),
+            )
         self.learner: Learner[Any] = make_learner(self.env.io)
         self.pilot = make_pilot(self.env, True)
         self.log = HilLog(
@@ -195,6 +210,7 @@ class HilJob:
             seed=settings.seed,
             frame=picture,
             judge=self.judge,
+            elicitor=self.elicitor,
         )
 
     def run(self) -> dict[str, Any]:
@@ -357,6 +373,7 @@ class HilJob:
             **{name.removeprefix("eval/"): value for name, value in final.items()},
             "human_seconds": stats.human_seconds,
             "demonstrations": loop.demos,
+            **({} if self.elicitor is None else {"demonstrations_asked_for_again": self.elicitor.refused}),
             "interventions_steps": stats.human_steps,
             "ends": json.dumps(stats.reasons),
             "unattended": "allowed" if not against else "no: " + "; ".join(against),

@@ -78,6 +78,7 @@ class HilActorJob(HilJob):
             seed=s.seed,
             frame=picture,
             judge=self.judge,
+            elicitor=self.elicitor,
         )
 
     def run(self) -> dict[str, Any]:

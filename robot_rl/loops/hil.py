@@ -15,6 +15,7 @@ from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
+from robot_rl.loops.hil_elicit import Elicitor
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_learning import Improver
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats
@@ -73,6 +74,7 @@ class HumanInTheLoop:
         seed: of the environment's first reset and of random proposals.
         frame: () -> picture for the person's screen, or None.
         judge: says whether an observation shows success; needed for task_reward="classifier".
+        elicitor: looks at demonstrations as they come.
     """
 
     def __init__(
@@ -90,10 +92,11 @@ class HumanInTheLoop:
         seed: int = 0,
         frame: Callable[[], Any] | None = None,
         judge: Judge | None = None,
+        elicitor: Elicitor | None = None,
     ) -> None:
         if (options.task_reward == "classifier") != (judge is not None):
             raise ValueError("task_reward=classifier and a classifier belong together; give both or neither")
-        self.judge = judge
+        self.judge, self.elicitor = judge, elicitor
         self.env, self.learner, self.pilot = env, learner, pilot
         self.log, self.memory, self.sampler = log, memory, sampler
         self.rules, self.options, self.seed = rules, options, seed
@@ -362,6 +365,8 @@ class HumanInTheLoop:
         facts.returned = sum(step.reward_task for step in draft.steps if step.valid)
         facts.disagreement = float(np.mean(facts.gaps)) if facts.gaps else math.nan
         useful = demo and facts.success and not discard
+        if useful and self.elicitor is not None:
+            useful = self.elicitor.offer(draft.steps)
         steps = draft.settled()
         if useful or not demo:
             self.memory.extend(steps, demo=demo)
@@ -409,6 +414,7 @@ class HumanInTheLoop:
         return {
             "phase": "demonstration" if demo else "training",
             "demos": self.demos,
+            "elicit": "" if self.elicitor is None else self.elicitor.message,
             "driver": self.pilot.driver if driven is None else driven.driver,
             "level": 2 if driven is None else driven.level,
             "reasons": [] if driven is None else list(driven.reasons),

@@ -201,6 +201,7 @@ def hil(cfg: DictConfig) -> None:
             config=config,
             resume=resume,
             make_judge=None if cfg.judge is None else judge_factory(cfg),
+            fit_clones=instantiate(cfg.compatibility, _partial_=True, seed=cfg.seed),
             **({} if cfg.role == "both" else {"link": link, "policy": plain["policy"]}),
         )
     try:
