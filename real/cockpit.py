@@ -214,6 +214,12 @@ class Pilot:
             warning=decision.warning,
         )
 
+    def advise(self, wanted: bool) -> None:
+        """Tell a device that can hear it whether help is wanted; a screen shows it with the telemetry."""
+        advise = getattr(self.human, "advise", None)
+        if advise is not None:
+            advise(wanted)
+
     def idle(self, obs: Obs) -> tuple[tuple[str, float], ...]:
         """One tick in which the robot holds: keys are heard, the robot is watched, nothing moves.
 

@@ -24,7 +24,8 @@ class ScriptedHuman:
         noise: standard deviation on the actions.
         bias: constant error on the actions, of this size and of a sign per axis that belongs to the person: a hand that
             always drifts the same way. It is only in what they do; they judge the policy by what should be done.
-        help: "disagreement" (takes over when it lasts), "random" (same patience, whatever the policy does) or "never".
+        help: "disagreement" (takes over when it lasts), "random" (same patience, whatever the policy does), "adviser"
+            (when asked by `advise`) or "never".
         sees: what is compared with the expert: "proposal" (what the policy wants to do now, as if it could be seen) or
             "motion" (what the policy did in the last step, as a person beside the robot sees it).
         threshold: mean over `window_s` of the largest action difference above which a person is worried.
@@ -63,8 +64,8 @@ class ScriptedHuman:
         for name, number in (("skill", skill), ("attention", attention), ("random_rate", random_rate)):
             if not 0.0 <= number <= 1.0:
                 raise ValueError(f"{name} is {number}, expected a probability in [0, 1]")
-        if help not in ("disagreement", "random", "never"):
-            raise ValueError(f"help is '{help}', expected disagreement, random or never")
+        if help not in ("disagreement", "random", "adviser", "never"):
+            raise ValueError(f"help is '{help}', expected disagreement, random, adviser or never")
         if sees not in ("proposal", "motion"):
             raise ValueError(f"sees is '{sees}', expected proposal or motion")
         if min(delay_s, noise, bias, window_s, patience_s) < 0.0 or drive_s <= 0.0:
@@ -89,7 +90,7 @@ class ScriptedHuman:
         self._bias = (bias * signs).astype(np.float32)
         self._tick = self._driving = self._rest = 0
         self._watches = True
-        self._demo = False
+        self._demo = self._wanted = False
 
     def prepare(self, demo: bool) -> None:
         """The next episode is a demonstration: the person drives all of it."""
@@ -100,6 +101,7 @@ class ScriptedHuman:
         self._window.clear()
         self._seen.clear()
         self._wish = None
+        self._wanted = False
         self._tick = self._driving = 0
         self._rest = self._patience
         self._watches = bool(self._rng.random() < self._attention)
@@ -150,7 +152,13 @@ class ScriptedHuman:
         """Continue the generator."""
         self._rng.bit_generator.state = state["rng"]
 
+    def advise(self, wanted: bool) -> None:
+        """Somebody says that help is wanted now."""
+        self._wanted = wanted
+
     def _worried(self) -> bool:
+        if self._help == "adviser":
+            return self._wanted
         if self._help == "random":
             return bool(self._rng.random() < self._rate)
         return len(self._window) == self._window.maxlen and float(np.mean(self._window)) > self._threshold

@@ -18,9 +18,11 @@ from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.mix import Mix
-from robot_rl.loops.hil import HilOptions, HumanInTheLoop
+from robot_rl.loops.hil import HumanInTheLoop
+from robot_rl.loops.hil_adviser import Adviser
 from robot_rl.loops.hil_elicit import Elicitor
 from robot_rl.loops.hil_judge import Judge
+from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.trials import trials
 from robot_rl.stopwatch import Stopwatch
@@ -38,6 +40,7 @@ class HilSettings:
         gamma: discount per control step.
         demos: successful demonstrations that the person drives first.
         elicit: after this many, later ones that contradict them are asked for again; 0 = take all.
+        advise: share of the policy's steps in which help is asked for; 0 = never. Needs a learner with critics.
         demo_share: their share (and that of the person's steps) of every batch; 0 uses no demonstrations.
         buffer_size: steps kept in memory; the disk keeps all.
         task_reward: "success", "env", "labels" or "classifier"; see `HilOptions`.
@@ -64,6 +67,7 @@ class HilSettings:
     gamma: float = 0.97
     demos: int = 20
     elicit: int = 0
+    advise: float = 0.0
     demo_share: float = 0.5
     buffer_size: int = 200_000
     task_reward: str = "success"
@@ -211,7 +215,19 @@ class HilJob:
             frame=picture,
             judge=self.judge,
             elicitor=self.elicitor,
+            adviser=self._make_adviser(),
         )
+
+    def _make_adviser(self) -> Adviser | None:
+        share = self.settings.advise
+        if not share:
+            return None
+        values = getattr(self.learner, "values", None)
+        if values is None:
+            raise ValueError(
+                f"advise={share:g} needs a learner whose critics can be asked: policy=human/imitation_sac or human/rlif"
+            )
+        return Adviser(values, self.env.io.control_hz, share=share)
 
     def run(self) -> dict[str, Any]:
         """Demonstrations, loop, final block, report; returns the summary.
@@ -373,6 +389,7 @@ class HilJob:
             **{name.removeprefix("eval/"): value for name, value in final.items()},
             "human_seconds": stats.human_seconds,
             "demonstrations": loop.demos,
+            **({} if loop.adviser is None else {"help_asked_steps": loop.adviser.asked}),
             **({} if self.elicitor is None else {"demonstrations_asked_for_again": self.elicitor.refused}),
             "interventions_steps": stats.human_steps,
             "ends": json.dumps(stats.reasons),

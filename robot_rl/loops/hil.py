@@ -6,7 +6,6 @@ import errno
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,11 @@ from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
+from robot_rl.loops.hil_adviser import Adviser
 from robot_rl.loops.hil_elicit import Elicitor
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_learning import Improver
+from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats
 from robot_rl.loops.hil_watch import Watch
 from robot_rl.loops.stepping import Stepper
@@ -26,36 +27,6 @@ from robot_rl.types import Episode, Learner, Metrics, Obs, Sampler, Step, Transi
 
 Hook = Callable[[int, Metrics], bool]
 _BACKOFF = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-
-
-@dataclass(frozen=True)
-class HilOptions:
-    """Numbers of the loop.
-
-    Attributes:
-        task_reward: "success" pays 1 and ends the episode when the world says success; "env" takes the world's reward
-            and ends; "labels" knows only the person's keys; "classifier" pays 1 and ends when the classifier says so.
-        learning_starts: own steps before the first update.
-        updates_per_step: learner updates per own step.
-        max_hold_steps: ticks without a driver before the episode is given up.
-        promote_success: steps of successes without help join the demonstrations.
-        random_steps: own steps with uniform random proposals at the start.
-        grip_penalty: cost of opening or closing the gripper; read by grasp critics alone, never part of the reward.
-    """
-
-    task_reward: str = "success"
-    learning_starts: int = 100
-    updates_per_step: float = 1.0
-    max_hold_steps: int = 3
-    promote_success: bool = False
-    random_steps: int = 0
-    grip_penalty: float = 0.02
-
-    def __post_init__(self) -> None:
-        if self.task_reward not in ("success", "env", "labels", "classifier"):
-            raise ValueError(f"task_reward is '{self.task_reward}', expected success, env, labels or classifier")
-        if self.updates_per_step < 0 or self.max_hold_steps < 1:
-            raise ValueError("updates_per_step must be >= 0 and max_hold_steps >= 1")
 
 
 class HumanInTheLoop:
@@ -75,6 +46,7 @@ class HumanInTheLoop:
         frame: () -> picture for the person's screen, or None.
         judge: says whether an observation shows success; needed for task_reward="classifier".
         elicitor: looks at demonstrations as they come.
+        adviser: tells the person when help is wanted.
     """
 
     def __init__(
@@ -93,10 +65,11 @@ class HumanInTheLoop:
         frame: Callable[[], Any] | None = None,
         judge: Judge | None = None,
         elicitor: Elicitor | None = None,
+        adviser: Adviser | None = None,
     ) -> None:
         if (options.task_reward == "classifier") != (judge is not None):
             raise ValueError("task_reward=classifier and a classifier belong together; give both or neither")
-        self.judge, self.elicitor = judge, elicitor
+        self.judge, self.elicitor, self.adviser = judge, elicitor, adviser
         self.env, self.learner, self.pilot = env, learner, pilot
         self.log, self.memory, self.sampler = log, memory, sampler
         self.rules, self.options, self.seed = rules, options, seed
@@ -187,14 +160,16 @@ class HumanInTheLoop:
         draft = EpisodeDraft(self.rules, self.env.io.control_hz)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
         self.learner.policy.reset()
-        self.watch.begin()
+        for part in (self.watch, self.adviser):
+            if part is not None:
+                part.begin()
         if self.judge is not None:
             self.judge.begin()
         self._grip = 1.0
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
-            obs = {name: np.array(value[0]) for name, value in self._stepper.obs.items()}
-            proposal = self._propose()
+            obs = self._here()
+            proposal = self._propose(demo)
             blind = self.watch.look(obs, self._seen)
             driven = self.pilot.drive(obs, proposal, blind=blind)
             discard = self._keys(draft, driven.presses) or discard
@@ -245,7 +220,7 @@ class HumanInTheLoop:
                 refused = self.pilot.begin(demo)
                 if not refused:
                     return True
-            self.pilot.idle({name: np.array(value[0]) for name, value in self._stepper.obs.items()})
+            self.pilot.idle(self._here())
             self.pilot.show(self._telemetry(demo, None, "; ".join(refused)), self._frame)
             self.pilot.wait()
             if not self.pilot.realtime and (refused or self.pilot.driver in ("HOLD", "STOPPED")):
@@ -253,10 +228,16 @@ class HumanInTheLoop:
                 raise RuntimeError(f"the robot is in {self.pilot.driver} and nobody is there to resume{why}")
         return False
 
-    def _propose(self) -> np.ndarray:
+    def _here(self) -> Obs:
+        return {name: np.array(value[0]) for name, value in self._stepper.obs.items()}
+
+    def _propose(self, demo: bool = False) -> np.ndarray:
         if self.env_steps < self.options.random_steps:
             return self._rng.uniform(-1.0, 1.0, self.env.io.action_dim).astype(np.float32)
-        return np.asarray(self.learner.policy.act(self._stepper.obs).value[0], np.float32)
+        proposal = np.asarray(self.learner.policy.act(self._stepper.obs).value[0], np.float32)
+        if self.adviser is not None and not demo and np.isfinite(proposal).all():
+            self.pilot.advise(self.adviser.look(self._stepper.obs, proposal))
+        return proposal
 
     def _keys(self, draft: EpisodeDraft, presses: tuple[tuple[str, float], ...]) -> bool:
         """Labels of the person; True when the episode is to be thrown away."""
@@ -415,6 +396,7 @@ class HumanInTheLoop:
             "phase": "demonstration" if demo else "training",
             "demos": self.demos,
             "elicit": "" if self.elicitor is None else self.elicitor.message,
+            "help": "" if self.adviser is None else self.adviser.why,
             "driver": self.pilot.driver if driven is None else driven.driver,
             "level": 2 if driven is None else driven.level,
             "reasons": [] if driven is None else list(driven.reasons),

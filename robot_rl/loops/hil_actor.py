@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from torch import Tensor
 
 from robot_rl.data.hil_pieces import Outbox, Place
@@ -167,7 +166,7 @@ class HilActor(HumanInTheLoop):
             self._follow()
             if self.version:
                 return True
-            self.pilot.idle({name: np.array(value[0]) for name, value in self._stepper.obs.items()})
+            self.pilot.idle(self._here())
             self.pilot.show(self._telemetry(False, None, "waiting for the first weights"), self._frame)
             time.sleep(min(self._period, 0.05))
         return self.version > 0

@@ -42,6 +42,10 @@ class Pilot(Protocol):
         """Nobody drives until a person resumes."""
         ...
 
+    def advise(self, wanted: bool) -> None:
+        """Help is wanted, or not any more."""
+        ...
+
     def idle(self, obs: Obs) -> tuple[tuple[str, float], ...]:
         """One tick without motion."""
         ...
