@@ -14,6 +14,7 @@ import pytest
 import torch
 
 pytest.importorskip("zenoh", reason="needs Zenoh (extra `link`)")
+from robot_rl.data.hil_pieces import ActorBook
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.link.session import dump_weights, load_weights
 from robot_rl.loops.hil_actor import load_tensors, tensors_of
@@ -56,15 +57,18 @@ def ends():
     opened = []
     port = free_port()
 
-    def make(*, theirs=None, ours=None, rows=0, most=256, only="both", places=None, **more):
+    def make(
+        *, theirs=None, ours=None, rows=0, most=256, only="both", places=None, book=None, log="a", feed=None, **more
+    ):
         base = {"endpoint": f"tcp/127.0.0.1:{port}", "heartbeat_s": 0.05, "resend_s": 0.3, "lost_s": 1.0}
         settings = LinkSettings(**{**base, **more})
         pair = []
         if only != "actor":
-            pair.append(LearnerLink(settings, ours or {}, places or {}, most))
+            admit = {} if book is None else {"admit": book.admit}
+            pair.append(LearnerLink(settings, ours or {}, places or {}, most, **admit))
         if only != "learner":
-            feed = Feed(rows)
-            pair.append(ActorLink(settings, feed.rows, feed.end, LIKE, theirs or {}))
+            feed = feed or Feed(rows)
+            pair.append(ActorLink(settings, feed.rows, feed.end, LIKE, theirs or {}, log))
         opened.extend(pair)
         return pair
 
@@ -138,7 +142,8 @@ def test_unconfirmed_rows_are_bounded(ends):
 
 def test_fault_learner_dead_is_noticed_and_a_new_one_goes_on_where_the_old_one_was(ends):
     learner, actor = ends(rows=30)
-    _, place = receive(learner, 10)
+    receive(learner, 10)
+    place = 10  # what its disk had when it died
     learner.publish(1, weights(0.1))
     assert until(lambda: actor.version == 1)
     learner.close()
@@ -171,6 +176,40 @@ def test_actor_that_was_started_differently_is_refused_with_the_keys(ends):
     assert "gamma: 0.97 there, 0.99 here" in actor.refused
     assert "critics" not in actor.refused
     assert learner.drain(0.3) == []
+
+
+def test_new_run_under_the_number_of_an_old_one_is_refused(ends, tmp_path):
+    """agentlace keys by a counter that restarts: the first rows of a new actor are taken for old ones and lost."""
+    book = ActorBook(tmp_path / "actors.json")
+    learner, first = ends(rows=5, book=book, log="first")
+    assert receive(learner, 5)[1] == 5
+    first.close()
+    learner.close()
+    learner, again = ends(rows=8, book=ActorBook(tmp_path / "actors.json"), log="first", places={0: (0, 5)})
+    assert until(lambda: again.sent == 3)
+    (other,) = ends(only="actor", rows=9, log="second")
+    assert until(lambda: other.refused)
+    assert "another run" in other.refused
+    assert other.sent == 0
+    (free,) = ends(only="actor", rows=9, log="second", actor_id=1)
+    assert until(lambda: free.sent == 9)
+
+
+def test_thread_of_the_link_survives_what_goes_wrong_in_it(ends):
+    """LeRobot's sender ends its thread at the first error, and the actor goes on with no data flow."""
+
+    class Failing(Feed):
+        left = 2
+
+        def rows(self, place):
+            self.left -= 1
+            if self.left >= 0:
+                raise OSError("the disk is away")
+            return super().rows(place)
+
+    learner, actor = ends(feed=Failing(4))
+    assert until(lambda: "disk is away" in actor.alarm)
+    assert receive(learner, 4)[1] == 4
 
 
 def test_damaged_weights_are_refused_and_the_last_good_ones_stay(ends):

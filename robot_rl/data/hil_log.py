@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class HilLog:
         self.path, self.io = Path(path), io
         self.run_id, self.actor_id, self._rules = run_id, actor_id, rules or EpisodeRules()
         self.path.mkdir(parents=True, exist_ok=True)
+        self.identity = self._identity()
+        """Tells this log from every other; rows are named within it."""
         self._recorder = Recorder(self.path)
         self._journal: Recorder | None = None
         self._open: Key | None = None
@@ -159,6 +162,12 @@ class HilLog:
         self._recorder.close()
         if self._journal is not None:
             self._journal.close()
+
+    def _identity(self) -> str:
+        path = self.path / "identity"
+        if not path.exists():
+            write_bytes(path, uuid.uuid4().hex.encode())
+        return path.read_text()
 
     def _meta(self, key: Key) -> dict[str, Any]:
         return {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": key.episode_id, "io": self.io}

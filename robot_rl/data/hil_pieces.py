@@ -7,6 +7,7 @@ actor keeps no queue of its own: what the learner lacks is read back from the ac
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from robot_rl.data.atomic import write_json
 from robot_rl.data.hil_episode import to_episode, to_steps
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_record import ControlStep, EndReason
@@ -22,6 +26,8 @@ from robot_rl.types import Episode, IOSpec
 
 Place = tuple[int, int]
 """(episode, step) of the next step that is wanted."""
+LARGEST_PIECE = 1 << 22
+"""Bytes of observations in a piece, so that a slow network is never busy with one for long."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +137,22 @@ class Outbox:
             most: steps in it.
         """
         number, first = place
+        size = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in self._log.io.obs.values())
+        most = max(1, min(most, LARGEST_PIECE // max(size, 1)))
+        running: list[ControlStep] | None = None
+        episode: Episode | None = None
         with self._lock:
             if self._open is not None and self._open[0] == number:
-                steps = self._open[1][first : first + most]
-                if not steps:
-                    return None
-                head = PieceHead(self._log.actor_id, number, first, len(steps))
-                return head, pack(to_episode(steps, EndReason.NONE, self._meta(number)))
-            if number not in self._lengths:
+                running = self._open[1][first : first + most]
+            elif number not in self._lengths:
                 return None
-            episode = self._recent.get(number)
+            else:
+                episode = self._recent.get(number)
+        if running is not None:  # packed outside the lock: the control loop never waits for it
+            if not running:
+                return None
+            head = PieceHead(self._log.actor_id, number, first, len(running))
+            return head, pack(to_episode(running, EndReason.NONE, self._meta(number)))
         if episode is None:
             episode = self._log.read(number)
         facts = episode.meta
@@ -177,6 +189,37 @@ class Received:
 
     head: PieceHead
     steps: list[ControlStep]
+
+
+class ActorBook:
+    """Which actor numbers belong to which logs.
+
+    Rows are named within a log. A new run under an old number would begin with episode 0 again, and its rows would be
+    taken for those that are there already.
+
+    Args:
+        path: JSON file; made when missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._logs: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+        self._lock = threading.Lock()
+
+    def admit(self, actor: int, log: str) -> str:
+        """Why an actor is refused, or ""; a new number is noted down."""
+        with self._lock:
+            known = self._logs.get(str(actor))
+            if known == log:
+                return ""
+            if known is not None:
+                return (
+                    f"this learner has rows of another run under link.actor_id={actor}: continue that run "
+                    "(robot-rl hil resume=<its folder>), choose another actor_id, or start a new learner"
+                )
+            self._logs[str(actor)] = log
+            write_json(self.path, self._logs)
+            return ""
 
 
 class Inbox:

@@ -12,7 +12,7 @@ from typing import Any
 
 from robot_rl import checkpoint
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
-from robot_rl.data.hil_pieces import Inbox, Outbox, Place
+from robot_rl.data.hil_pieces import ActorBook, Inbox, Outbox, Place
 from robot_rl.jobs.hil import HilJob, HilSettings, make_memory
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.loops.hil_actor import Follower, HilActor, tensors_of
@@ -61,7 +61,8 @@ class HilActorJob(HilJob):
             return None if found is None else (asdict(found[0]), found[1], found[0].after)
 
         facts = {**agreement(s, self._policy), "io": self.env.io.to_dict()}
-        self.link = ActorLink(link, rows, outbox.end, tensors_of(self.learner.policy), json.loads(json.dumps(facts)))
+        like = tensors_of(self.learner.policy)
+        self.link = ActorLink(link, rows, outbox.end, like, json.loads(json.dumps(facts)), self.log.identity)
         return HilActor(
             self.env,
             self.learner,
@@ -170,7 +171,8 @@ class HilLearnerJob:
             known = self._known_io()
             inbox = Inbox(self.folder / "rows", known) if known is not None else None
             facts = self._facts if known is None else {**self._facts, "io": json.loads(json.dumps(known.to_dict()))}
-            link = LearnerLink(self._link, facts, {} if inbox is None else inbox.places)
+            book = ActorBook(self.folder / "actors.json")
+            link = LearnerLink(self._link, facts, {} if inbox is None else inbox.places, admit=book.admit)
             sys.stderr.write(f"learner: listening on {self._link.endpoint} as '{self._link.name}'\n")
             if inbox is None:
                 while not link.wait_for_actor(0.2):

@@ -28,6 +28,8 @@ class ActorLink:
         end: () -> place behind everything that could be sent now.
         like: names, shapes and types of the weights.
         facts: what both sides must agree on; the learner refuses an actor with others.
+        log: identity of the actor's log: rows are named within it, so a learner that has rows of another log under
+            this actor's number refuses instead of taking new rows for old ones.
     """
 
     def __init__(
@@ -37,11 +39,15 @@ class ActorLink:
         end: Callable[[], Place],
         like: Mapping[str, Tensor],
         facts: Mapping[str, Any],
+        log: str = "",
     ) -> None:
         self.settings = settings
-        self._rows, self._end, self._like, self._facts = rows, end, dict(like), dict(facts)
+        self._rows, self._end, self._like = rows, end, dict(like)
+        self._greeting = {"facts": dict(facts), "actor": settings.actor_id, "log": log}
         self._session = open_session(settings, listen=False)
-        self._drop = require("zenoh", extra="link").CongestionControl.DROP
+        control = require("zenoh", extra="link").CongestionControl
+        # a piece larger than a congested queue would be dropped for ever; waiting costs this thread alone
+        self._drop, self._block = control.DROP, control.BLOCK
         self._prefix = f"robot_rl/{settings.name}"
         self._news = threading.Event()
         self._beat: dict[str, Any] = {}
@@ -56,7 +62,7 @@ class ActorLink:
         self.sent = self.resent = self.rejected = 0
         """Rows sent; of them sent again; weights that were refused."""
         self.alarm = ""
-        """What is wrong with the weights, or ""."""
+        """What is wrong, or ""."""
         self._newest: tuple[int, dict[str, Tensor]] | None = None
         self._known = ("", -1)  # hash and version of the newest weights that were fetched
         self._bad = ("", -1e9)
@@ -119,23 +125,30 @@ class ActorLink:
             self._news.wait(self.settings.heartbeat_s / 2)
             self._news.clear()
             now = time.monotonic()
-            if now - last >= self.settings.heartbeat_s:
-                last = now
-                life = {"done": self.done, "end": self._end(), "version": self._known[1]}
-                self._put(f"actor/{self.settings.actor_id}", json.dumps(life).encode())
-            if not self.alive or not self._agree():
-                continue
-            self._follow(self._beat["place"], now)
-            self._send()
-            if self._beat.get("hash") not in (None, self._known[0]):
-                self._fetch(now)
+            try:
+                if now - last >= self.settings.heartbeat_s:
+                    last = now
+                    life = {"done": self.done, "end": self._end(), "version": self._known[1]}
+                    self._put(f"actor/{self.settings.actor_id}", json.dumps(life).encode())
+                self._exchange(now)
+            except Exception as error:  # a thread that ended here would leave a robot that records for nobody
+                self.alarm = f"the link stumbled and goes on ({type(error).__name__}: {error})"
+                time.sleep(min(self.settings.resend_s, 1.0))
+
+    def _exchange(self, now: float) -> None:
+        if not self.alive or not self._agree():
+            return
+        self._follow(self._beat["place"], now)
+        self._send()
+        if self._beat.get("hash") not in (None, self._known[0]):
+            self._fetch(now)
 
     def _agree(self) -> bool:
         """Show the learner what we run; once for each life of it."""
         session = str(self._beat.get("session"))
         if self._agreed == session:
             return not self.refused
-        answer = self._ask("hello", json.dumps(self._facts).encode())
+        answer = self._ask("hello", json.dumps(self._greeting).encode())
         if answer is None:
             return False
         self.refused = str(json.loads(answer[0]).get("refused", ""))
@@ -160,7 +173,7 @@ class ActorLink:
             if found is None:
                 return
             head, body, after = found
-            self._put(f"rows/{self.settings.actor_id}", body, json.dumps(head).encode())
+            self._put(f"rows/{self.settings.actor_id}", body, json.dumps(head).encode(), wait=True)
             if not self._flight:
                 self._moved = time.monotonic()
             self._cursor = after
@@ -188,9 +201,10 @@ class ActorLink:
             return
         self.alarm, self._known, self._newest = "", (facts["hash"], version), (version, tensors)
 
-    def _put(self, key: str, payload: bytes, attachment: bytes | None = None) -> None:
+    def _put(self, key: str, payload: bytes, attachment: bytes | None = None, wait: bool = False) -> None:
+        control = self._block if wait else self._drop
         with suppress(Exception):  # a session that is being closed; rows are sent again anyway
-            self._session.put(f"{self._prefix}/{key}", payload, attachment=attachment, congestion_control=self._drop)
+            self._session.put(f"{self._prefix}/{key}", payload, attachment=attachment, congestion_control=control)
 
     def _ask(self, key: str, payload: bytes) -> tuple[bytes, bytes] | None:
         with suppress(Exception):  # the learner died meanwhile

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -26,11 +26,18 @@ class LearnerLink:
         facts: what both sides must agree on, besides "io".
         places: actor -> what it should send next, from the learner's disk.
         most: messages that may wait; what comes on top is dropped, and sent again by its actor.
+        admit: (actor, identity of its log) -> why it is refused, or ""; called in the link's thread.
     """
 
     def __init__(
-        self, settings: LinkSettings, facts: Mapping[str, Any], places: Mapping[int, Place], most: int = 256
+        self,
+        settings: LinkSettings,
+        facts: Mapping[str, Any],
+        places: Mapping[int, Place],
+        most: int = 256,
+        admit: Callable[[int, str], str] = lambda actor, log: "",
     ) -> None:
+        self._admit = admit
         self.settings, self._facts = settings, dict(facts)
         self._greeted = threading.Event()
         self._places = dict(places)
@@ -159,15 +166,19 @@ class LearnerLink:
 
     def _on_hello(self, query: Any) -> None:
         try:
-            theirs = json.loads(bytes(query.payload))
-            names = sorted({*theirs, *self._facts} - ({"io"} if "io" not in self._facts else set()))
-            wrong = [
-                f"{name}: {theirs.get(name)!r} there, {self._facts.get(name)!r} here"
-                for name in names
-                if theirs.get(name) != self._facts.get(name)
-            ]
-        except (ValueError, TypeError, AttributeError):
-            wrong = ["the greeting is none"]
+            greeting = json.loads(bytes(query.payload))
+            theirs, actor, log = dict(greeting["facts"]), int(greeting["actor"]), str(greeting["log"])
+        except (ValueError, TypeError, KeyError):
+            query.reply(f"{self._prefix}/hello", json.dumps({"refused": "the greeting is none"}).encode())
+            return
+        names = sorted({*theirs, *self._facts} - ({"io"} if "io" not in self._facts else set()))
+        wrong = [
+            f"{name}: {theirs.get(name)!r} there, {self._facts.get(name)!r} here"
+            for name in names
+            if theirs.get(name) != self._facts.get(name)
+        ]
+        if not wrong:
+            wrong = [why] if (why := self._admit(actor, log)) else []
         if not wrong:
             self._facts.setdefault("io", theirs.get("io"))
             self._greeted.set()

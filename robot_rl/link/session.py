@@ -43,7 +43,7 @@ class LinkSettings:
         key: PEM file of its private key.
         mutual: the learner admits only actors whose certificate the authority signed.
         user: with `password` the name that both sides have to give.
-        password: see user.
+        password: see user; also from the variable ROBOT_RL_LINK_PASSWORD, which no run folder keeps.
         config: a Zenoh configuration file (JSON5) for all that is not named here; what is named here goes on top.
 
     Raises:
@@ -56,7 +56,7 @@ class LinkSettings:
     heartbeat_s: float = 0.25
     lost_s: float = 5.0
     resend_s: float = 1.0
-    window: int = 4096
+    window: int = 1024
     patience_s: float = 60.0
     collect_without_learner: bool = True
     most_waiting: int = 100_000
@@ -134,6 +134,10 @@ def open_session(settings: LinkSettings, *, listen: bool) -> Any:
     except zenoh.ZError as error:
         what = "listen on" if listen else "connect to"
         raise RuntimeError(f"the link cannot {what} {settings.endpoint}: {error}") from error
+    finally:
+        names = values.get("transport/auth/usrpwd/dictionary_file")
+        if names is not None:
+            Path(names).unlink(missing_ok=True)
 
 
 def dump_weights(tensors: Mapping[str, Tensor]) -> bytes:

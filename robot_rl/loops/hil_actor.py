@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from robot_rl.data.hil_episode import EpisodeDraft
 from robot_rl.data.hil_pieces import Outbox, Place
 from robot_rl.data.hil_record import ControlStep
 from robot_rl.loops.hil import HumanInTheLoop
@@ -232,8 +233,10 @@ class HilActor(HumanInTheLoop):
             else:
                 self._next = time.monotonic()
 
-    def _finish(self, *parts: Any) -> EpisodeFacts:
-        facts = super()._finish(*parts)
+    def _finish(
+        self, draft: EpisodeDraft, facts: EpisodeFacts, demo: bool, discard: bool, first_row: int
+    ) -> EpisodeFacts:
+        facts = super()._finish(draft, facts, demo, discard, first_row)
         self.link.notify()
         self.behind = self.outbox.waiting(self.link.acked)
         facts.link = {
@@ -246,7 +249,7 @@ class HilActor(HumanInTheLoop):
         }
         return facts
 
-    def _commit(self, draft: Any, facts: dict[str, Any]) -> Episode | None:
+    def _commit(self, draft: EpisodeDraft, facts: dict[str, Any]) -> Episode | None:
         number = self.log.next_episode
         episode = super()._commit(draft, facts)
         self.outbox.done(number, episode)

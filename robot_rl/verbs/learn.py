@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -159,8 +160,9 @@ def hil(cfg: DictConfig) -> None:
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
     link: Any = None
     if cfg.role != "both":
+        secret = os.environ.get("ROBOT_RL_LINK_PASSWORD")
         try:
-            link = LinkSettings(**plain["link"])
+            link = LinkSettings(**{**plain["link"], "password": plain["link"].get("password") or secret})
         except TypeError as error:
             raise Refused(f"link: {error}; the keys are {', '.join(f.name for f in fields(LinkSettings))}") from error
 

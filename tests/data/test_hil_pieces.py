@@ -1,5 +1,6 @@
 """Steps on their way to a learner: every one once, whatever order, repetition and damage they meet."""
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportOptionalIterable=false, reportGeneralTypeIssues=false
+# pyright: reportOptionalSubscript=false, reportOptionalMemberAccess=false
 
 import random
 from dataclasses import asdict, replace
@@ -58,6 +59,18 @@ def test_pieces_in_any_order_and_repeated_arrive_once_in_order(tmp_path):
     again = Inbox(tmp_path / "rows", traces.io())  # what was taken is on the disk
     assert again.place(0) == outbox.end()
     assert keys(again) == [(n, i) for n, i, _ in expected]
+
+
+def test_pieces_with_pictures_stay_small(tmp_path, monkeypatch):
+    monkeypatch.setattr("robot_rl.data.hil_pieces.LARGEST_PIECE", 200)
+    log = HilLog(tmp_path, traces.io(images=True))
+    outbox = Outbox(log)
+    log.begin()
+    draft = traces.draft("p" * 10, images=True)
+    draft.close(EndReason.SUCCESS)
+    outbox.done(0, log.commit(draft))
+    head, _ = outbox.piece((0, 0))
+    assert head.count == 200 // (4 * 4 * 3 + 8)  # the pictures' bytes and the state's
 
 
 def test_piece_that_overlaps_is_cut_to_what_is_new(tmp_path):

@@ -453,10 +453,10 @@ class Camera(LineEnv):
 
     def step(self, action):
         self.total += 1
-        obs, *rest, info = super().step(action)
+        obs, reward, terminated, truncated, info = super().step(action)
         late = self.stall_at <= self.total < self.stall_at + self.ticks
         info["cam_age_ms"] = {"front": np.array([250.0 if late and self.stall_at >= 0 else 20.0])}
-        return (obs, *rest, info)
+        return obs, reward, terminated, truncated, info
 
 
 def test_fault_camera_stall_holds_for_three_ticks_and_then_ends_the_episode(tmp_path):
@@ -473,6 +473,7 @@ def test_fault_camera_stall_holds_for_three_ticks_and_then_ends_the_episode(tmp_
     env = Camera(stall_at=4, ticks=20)
     loop = build(tmp_path / "long", None, env=env, learner=Fixed(env.io, 0.01), options=HilOptions(learning_starts=10))
     facts = loop._episode(demo=False)
+    assert facts is not None
     assert facts.end_reason in ("fault", "human_stop")
     steps = episode(loop)
     assert len(steps) <= 8

@@ -1,5 +1,5 @@
 """When help is asked for: each signal by itself, a budget that is kept, and a person who listens."""
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
 from types import SimpleNamespace
 

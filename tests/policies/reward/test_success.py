@@ -1,5 +1,5 @@
 """The success classifier: labels, network, calibration, threshold, false alarms, duty."""
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false
 
 import json
 from dataclasses import replace
