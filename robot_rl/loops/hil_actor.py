@@ -197,6 +197,8 @@ class HilActor(HumanInTheLoop):
             if not said:
                 sys.stderr.write(f"\nhold: {why}\n")
                 said = True
+            if self._stepper.obs:
+                self.pilot.idle(self._here())  # keys are heard, the robot is watched
             self.pilot.show(self._telemetry(demo, None, why), self._frame)
             time.sleep(0.05)
         if not super()._ready(demo):
