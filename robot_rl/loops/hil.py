@@ -21,7 +21,7 @@ from robot_rl.loops.hil_learning import Improver
 from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats
 from robot_rl.loops.hil_watch import Watch
-from robot_rl.loops.stepping import Stepper
+from robot_rl.loops.stepping import NonFiniteError, Stepper
 from robot_rl.loops.trials import Pilot, tell
 from robot_rl.types import Episode, Learner, Metrics, Obs, Sampler, Step, Transitions
 
@@ -165,7 +165,7 @@ class HumanInTheLoop:
                 part.begin()
         if self.judge is not None:
             self.judge.begin()
-        self._grip = 1.0
+        self._grip, self._seen = 1.0, {}
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
             obs = self._here()
@@ -183,7 +183,12 @@ class HumanInTheLoop:
                 draft.close(EndReason.HUMAN_STOP if pressed else EndReason.SAFETY_STOP)
                 break
             t_cmd = self.pilot.now_ns()
-            row = self._stepper.step(driven.executed[None], proposed=proposal[None])
+            try:
+                row = self._stepper.step(driven.executed[None], proposed=proposal[None])
+            except NonFiniteError as error:
+                self._broken("the robot's observation is not finite", error)
+                draft.close(EndReason.FAULT)
+                break
             self._seen = row.info
             tell(self.learner.policy, driven.executed)
             self.pilot.wait()
@@ -212,11 +217,11 @@ class HumanInTheLoop:
     def _ready(self, demo: bool) -> bool:
         """Reset the robot, and wait until a person lets it move."""
         if not self._stepper.obs:
-            self._stepper.reset(seed=self.seed)
+            self._reset(self.seed)
             self.learner.policy.reset()
         while not self._stop:
             refused: list[str] = []
-            if self.pilot.driver not in ("HOLD", "STOPPED"):
+            if self.pilot.driver not in ("HOLD", "STOPPED") and (self._stepper.obs or self._reset()):
                 refused = self.pilot.begin(demo)
                 if not refused:
                     return True
@@ -363,8 +368,25 @@ class HumanInTheLoop:
         if not demo:
             self.improver.mark()
         if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
-            self._stepper.reset()
+            self._reset()
         return facts
+
+    def _reset(self, seed: int | None = None) -> bool:
+        """Reset the robot; False when a real one could not be reset: it holds, and a person has to see to it."""
+        try:
+            self._stepper.reset(seed=seed)
+        except RuntimeError as error:
+            self._broken("the reset failed", error)
+            return False
+        return True
+
+    def _broken(self, what: str, error: RuntimeError) -> None:
+        """A real robot holds until a person says go on; a simulation ends with the error."""
+        if not self.pilot.realtime:
+            raise error
+        self._trouble = f"{what} ({error}); put the robot right and press go"
+        self._stepper.obs = {}
+        self.pilot.hold()
 
     def _commit(self, draft: EpisodeDraft, facts: dict[str, Any]) -> Episode | None:
         """To disk; with a full disk the robot holds until there is room: nothing is dropped silently."""

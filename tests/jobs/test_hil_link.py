@@ -137,6 +137,7 @@ def test_actor_and_learner_are_killed_in_mid_run_and_nothing_is_lost_or_doubled(
     assert all(step.policy_lag_ms >= 0.0 for step in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_actor_without_a_learner_drives_records_and_says_so(tmp_path):
     out = Run(

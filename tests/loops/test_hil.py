@@ -499,6 +499,62 @@ def test_camera_that_shows_a_robot_at_rest_is_not_frozen(tmp_path):
     assert all(step.valid for step in episode(loop))
 
 
+class Stubborn(LineEnv):
+    """Resets that fail, and an observation that is not finite, when asked."""
+
+    failing, nan_at_step = 0, -1
+
+    def reset(self, *, seed=None, options=None):
+        if self.failing > 0:
+            self.failing -= 1
+            raise RuntimeError("the arm is 4 cm from home after two tries")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.time == self.nan_at_step:
+            self.nan_at_step = -1
+            obs = {"state": np.full((1, 2), np.nan, np.float32)}
+        return obs, reward, terminated, truncated, info
+
+
+def test_fault_reset_failed_holds_until_a_person_has_seen_to_it(tmp_path):
+    env = Stubborn()
+    loop = build(tmp_path, Script([{"press": ("resume",)}, {}, {}, {}] * 4), env=env, learner=Fixed(env.io, 0.01))
+    loop.pilot.realtime = True
+    loop.stats.add_demo(0)
+    env.failing = 2
+    seen = []
+    loop.pilot.show = lambda telemetry, frame=None: seen.append(telemetry["problem"])
+    facts = loop._episode(demo=False)
+    assert facts is not None
+    assert env.failing == 0
+    assert any("4 cm from home" in text and "press go" in text for text in seen)
+    assert len(loop.log.manifest) == 1  # no episode was opened before the robot was in place
+
+
+def test_fault_observation_that_is_not_finite_ends_the_episode_and_holds(tmp_path):
+    env = Stubborn()
+    env.nan_at_step = 5
+    loop = build(tmp_path, Script([{}] * 6), env=env, learner=Fixed(env.io, 0.01))
+    loop.pilot.realtime = True
+    facts = loop._episode(demo=False)
+    assert facts is not None
+    assert facts.end_reason == "fault"
+    assert loop.pilot.driver == "HOLD"
+    steps = episode(loop)
+    assert len(steps) == 4  # the fifth has no successor that could be stored
+    assert not steps[-1].valid
+    assert steps[-2].truncated
+    assert np.isfinite([step.obs["state"] for step in steps]).all()
+
+    env = Stubborn()
+    env.nan_at_step = 5
+    simulated_loop = build(tmp_path / "sim", None, env=env, learner=Fixed(env.io, 0.01))
+    with pytest.raises(RuntimeError, match=r"NaN|finite"):
+        simulated_loop._episode(demo=False)
+
+
 def test_fault_clock_jump_is_told_and_changes_no_stamp():
     wall, steady = [1000.0], [5.0]
     watch = Watch(10.0, wall=lambda: wall[0], steady=lambda: steady[0])
