@@ -1,5 +1,5 @@
 """Practice on a track: after a crash the car starts again at the checkpoint that it had reached."""
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
 from types import SimpleNamespace
 

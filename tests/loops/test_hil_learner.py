@@ -1,5 +1,5 @@
 """The learning half by itself: what it owes, what it waits for, and exact continuation."""
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
 from dataclasses import asdict
 
