@@ -73,7 +73,10 @@ def test_24_29_game_pad_drives_behind_its_dead_mans_switch_and_its_button_is_an_
 
     stream(joy, lambda: message(False), 0.5)
     assert np.abs(live.last.value).max() < 1e-6  # full deflection, but nobody holds the switch
-    stream(joy, lambda: message(True), 1.5)
+    for _ in range(5):  # the supervisor may hear of the teleop node seconds after we did
+        stream(joy, lambda: message(True), 1.5)
+        if live.last.authority == "human":
+            break
     assert live.last.authority == "human", f"{live.states[-4:]}, {live.diagnostics}"
     assert live.last.value[0] > 0.1
     assert np.abs(live.last.value[1:]).max() < 1e-6
