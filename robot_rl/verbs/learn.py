@@ -147,7 +147,10 @@ def hil(cfg: DictConfig) -> None:
         ]
         if groups:
             raise Refused(f"{groups[0]}: a resumed run keeps its env, engine, policy, human and track; start a new run")
-        cfg = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
+        # a run of an earlier version may lack keys: those have their defaults
+        kept: Any = OmegaConf.load(saved)
+        newer = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in kept and key != "resume"])
+        cfg = OmegaConf.merge(newer, kept, OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
     else:
         name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
         part = "" if cfg.role == "both" else f"_{cfg.role}"
