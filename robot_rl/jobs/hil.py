@@ -257,6 +257,8 @@ class HilJob:
             if self._interrupted:
                 raise KeyboardInterrupt(str(self.folder))
             self._settle()
+            if self._interrupted:
+                raise KeyboardInterrupt(str(self.folder))
             return self._finish()
         finally:
             if previous is not None:

@@ -101,10 +101,6 @@ class LearnerLink:
         now = time.monotonic()
         return [actor for actor, (seen, _) in self._actors.items() if now - seen < self.settings.lost_s]
 
-    def silence(self) -> float:
-        """Seconds since the last sign of life of any actor."""
-        return time.monotonic() - max((seen for seen, _ in self._actors.values()), default=-1e9)
-
     def complete(self) -> bool:
         """Every actor that was heard of is done, and all that it has is on our disk."""
         known = list(self._actors.items())

@@ -157,8 +157,6 @@ class HilActor(HumanInTheLoop):
         self.link, self.outbox = link, outbox
         self._collect_alone, self._most, self._patience = collect_without_learner, most_waiting, patience_s
         self._period, self._next = 1.0 / (self.env.io.control_hz * speed), time.monotonic()
-        self.behind = 0
-        """Rows that the learner lacked at the end of the last episode."""
 
     def wait_for_weights(self) -> bool:
         """Before the first own episode: hold until the learner has made something of the demonstrations."""
@@ -172,7 +170,7 @@ class HilActor(HumanInTheLoop):
             time.sleep(min(self._period, 0.05))
         return self.version > 0
 
-    def finish(self, say: Any = None) -> bool:
+    def finish(self) -> bool:
         """Nothing more is driven: wait for the last weights; False when the learner is gone for too long."""
         self.link.done = True
         self.link.notify()
@@ -240,9 +238,8 @@ class HilActor(HumanInTheLoop):
     ) -> EpisodeFacts:
         facts = super()._finish(draft, facts, demo, discard, first_row)
         self.link.notify()
-        self.behind = self.outbox.waiting(self.link.acked)
         facts.link = {
-            "link/behind": float(self.behind),
+            "link/behind": float(self.outbox.waiting(self.link.acked)),
             "link/sent": float(self.link.sent),
             "link/resent": float(self.link.resent),
             "link/rejected_weights": float(self.link.rejected),

@@ -41,10 +41,6 @@ class Actors(Protocol):
         """Actors that have been heard of lately."""
         ...
 
-    def silence(self) -> float:
-        """Seconds since the last sign of life of any actor."""
-        ...
-
     def complete(self) -> bool:
         """Every actor is done, and all that it has is here."""
         ...
@@ -196,7 +192,6 @@ class HilLearner:
         return {
             "kind": "hil_learner",
             "updates": self.improver.updates,
-            "earned": self.improver.updates + self.improver.credit,
             "prepared": self.prepared,
             "memory": self.memory.state_dict(),
         }

@@ -41,9 +41,6 @@ class Wire:
     def alive(self):
         return []
 
-    def silence(self):
-        return 0.0
-
     def complete(self):
         return not self.pieces
 
