@@ -178,7 +178,8 @@ class Station:
 
     @property
     def last(self):
-        return self.executed[-1][1]
+        """Newest executed command; a test may just have cleared the list."""
+        return wait(lambda: self.executed, what="an executed command")[-1][1]
 
     def diagnostic(self, name):
         return self.diagnostics.get(name, (3, "", {}))
