@@ -340,8 +340,7 @@ def test_no_row_is_lost_or_doubled_over_random_kills_and_cuts():
     out = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=200)
     assert out.returncode == 0, out.stderr
     row = json.loads(out.stdout)
-    assert row["recorded"] > 100
-    assert [row[name] for name in ("lost", "doubled", "unknown", "different", "torn_weights", "backward_weights")] == [
-        0
-    ] * 6
+    assert row["recorded"] >= 150
+    for name in ("lost", "doubled", "unknown", "different", "torn_weights", "backward_weights"):
+        assert row[name] == 0, name
     assert row["weights"] > 0

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
-from robot_rl.data.hil_log import HilLog, episode_key
+from robot_rl.data.hil_log import HilLog, episode_key, read_manifest
 from robot_rl.data.hil_pieces import Inbox, Outbox, PieceHead, Place
 from robot_rl.data.hil_record import ControlStep, EndReason, Source
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
@@ -79,6 +79,11 @@ def run(quick: bool = False, kills: int = 200, seed: int = 0, pause_s: float = 0
             processes[victim].join()
             time.sleep(rng.random() * 0.1)
             start(victim)
+        end = time.monotonic() + 60.0  # on a busy machine little was recorded so far
+        while time.monotonic() < end and (
+            sum(line["steps"] for line in read_manifest(folder / "log")) < 150 or not (folder / "weights.txt").exists()
+        ):
+            time.sleep(0.05)
         (folder / "enough").touch()
         for who, process in processes.items():
             process.join(60.0)
