@@ -22,6 +22,7 @@ EXTRAS = {
     "fast": ["numba"],
     "console": ["aiohttp>=3.9", "pillow"],
     "teleop": ["pygame"],
+    "link": ["eclipse-zenoh>=1.5", "safetensors"],
     "language": ["transformers>=5"],
     "cluster": ["ray>=2.40"],
     "bag": ["rosbags>=0.10", "h5py"],
