@@ -233,6 +233,8 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             medium=medium,
             medium_fraction=cfg.medium_fraction,
             medium_noise=cfg.medium_noise,
+            medium_by=cfg.medium_by,
+            agent_noise=cfg.noise,
             facts=facts,
             on_steps=lambda done: bar.update(min(done, cfg.steps) - bar.n),
         )
@@ -240,7 +242,8 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
     for name, (episodes, steps, mean) in summary.parts.items():
         rows[name] = f"{episodes} episodes, {steps:,} steps, mean return {mean:.4g}"
     if summary.noise is not None:
-        rows["medium is"] = f"the agent with Gaussian noise of {summary.noise:.3g} on its actions"
+        what = "truncated Gaussian noise" if cfg.medium_by == "noise" else "a fixed wrong function of the state"
+        rows["medium is"] = f"the agent with {what} of {summary.noise:.3g} on its actions"
     table(rows)
 
 
