@@ -139,6 +139,7 @@ def evaluate_offline(cfg: DictConfig) -> None:
         checkpoint.read_io(path),
         make_fqe=lambda io, target: instantiate(cfg.ope, _partial_=True)(io, target, **shared),
         make_behaviour=lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
+        make_model=lambda io, target: instantiate(cfg.model, _partial_=True)(io, target, **shared),
     )
     folder = run_folder(cfg, "ope", path.parent.parent.name)
     write_json(folder / "ope.json", ope.plain_numbers(report))
