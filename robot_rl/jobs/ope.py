@@ -156,6 +156,11 @@ def run(
             "the policy plays chunks: what it does next depends on the chunk under way and not on the state alone, and "
             "these estimators judge policies of the state; evaluate it in an environment"
         )
+    if getattr(policy, "remembers", False):
+        raise ValueError(
+            "the policy remembers: its action depends on more than the state, and these estimators judge policies of "
+            "the state; evaluate it in an environment"
+        )
     store = logs.open_log(s.data)
     logs.agree(store.io, io)
     plain = LogSettings(**{f.name: getattr(s, f.name) for f in fields(LogSettings)})
