@@ -48,6 +48,54 @@ class HistoryEncoder:
         return torch.stack(out, 1)
 
 
+class Memory:
+    """The last `size` states of B rows, the action before each, and how many there are; rows forget by themselves.
+
+    Attributes:
+        state: (B, size, n), the oldest first.
+        previous: (B, size, A): the action that led to each state; zeros for the oldest, whose past is not known.
+        count: (B,) int64 states seen since the last reset, at most `size`.
+    """
+
+    def __init__(self, size: int, state: int, actions: int, *, device: torch.device) -> None:
+        self._size = size
+        self.state = torch.zeros(0, size, state, device=device)
+        self.previous = torch.zeros(0, size, actions, device=device)
+        self.count = torch.zeros(0, dtype=torch.int64, device=device)
+        self._taken = torch.zeros(0, actions, device=device)
+
+    def forget(self, rows: Any = None) -> None:
+        """Forget what these rows saw; None: all."""
+        if rows is None:
+            self.count.zero_()
+        else:
+            self.count[torch.as_tensor(np.asarray(rows), device=self.count.device).bool()] = 0
+
+    def see(self, state: Tensor) -> Tensor:
+        """Add the states (B, n) of now; (B,) int64 where they lie. Another number of rows begins anew for all."""
+        rows = torch.arange(len(state), device=state.device)
+        if len(state) != len(self.count):
+            self.state = state.new_zeros(len(state), self._size, state.shape[1])
+            self.previous = state.new_zeros(len(state), self._size, self.previous.shape[2])
+            self.count = torch.zeros(len(state), dtype=torch.int64, device=state.device)
+            self._taken = self.previous[:, 0].clone()
+        full = self.count >= self._size
+        if bool(full.any()):
+            for memory in (self.state, self.previous):
+                memory[full] = memory[full].roll(-1, 1)
+            self.previous[full, 0] = 0.0  # the action before the oldest state is forgotten with what it came from
+            self.count[full] = self._size - 1
+        place = self.count.clone()
+        self.state[rows, place] = state
+        self.previous[rows, place] = torch.where((place > 0)[:, None], self._taken, 0.0)
+        self.count += 1
+        return place
+
+    def took(self, action: Tensor) -> None:
+        """The actions (B, A) of now."""
+        self._taken = action.clone()
+
+
 class HistoryPolicy:
     """tanh of a network of z over the last `history` observations; forgets at every reset.
 
@@ -79,20 +127,15 @@ class HistoryPolicy:
             noise: standard deviation when it acts stochastically.
             seed: of that noise.
         """
-        self.io, self._encoder, self._actor, self._history = io, encoder, actor, history
+        self.io, self._encoder, self._actor = io, encoder, actor
         self._norm, self._noise = norm, noise
         self._device = encoder.params.flat.device
         self._generator = torch.Generator(device=self._device).manual_seed(seed)
-        self._state = torch.zeros(0, history, io.obs["state"][0][0], device=self._device)
-        self._previous = torch.zeros(0, history, io.action_dim, device=self._device)
-        self._count = torch.zeros(0, dtype=torch.int64, device=self._device)
+        self.memory = Memory(history, io.obs["state"][0][0], io.action_dim, device=self._device)
 
     def reset(self, rows: Any = None) -> None:
         """Forget what these rows saw; None: all."""
-        if rows is None:
-            self._count.zero_()
-        else:
-            self._count[torch.as_tensor(np.asarray(rows), device=self._device).bool()] = 0
+        self.memory.forget(rows)
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
@@ -104,28 +147,15 @@ class HistoryPolicy:
         """
         state = torch.as_tensor(obs["state"]).to(self._device, torch.float32)
         state = state if self._norm is None else self._norm(state)
-        size, last = len(state), self._history - 1
-        if size != len(self._count):
-            self._state = state.new_zeros(size, self._history, state.shape[1])
-            self._previous = state.new_zeros(size, self._history, self.io.action_dim)
-            self._count = torch.zeros(size, dtype=torch.int64, device=self._device)
-            self._taken = state.new_zeros(size, self.io.action_dim)
-        full = self._count > last
-        if bool(full.any()):
-            for memory in (self._state, self._previous):
-                memory[full] = memory[full].roll(-1, 1)
-            self._previous[full, 0] = 0.0  # the action before the oldest observation is forgotten with it
-            self._count[full] = last
-        rows = torch.arange(size, device=self._device)
-        self._state[rows, self._count] = state
-        self._previous[rows, self._count] = torch.where((self._count > 0)[:, None], self._taken, 0.0)
-        longest = int(self._count.max()) + 1
-        z = self._encoder(self._state[:, :longest], self._previous[:, :longest])[rows, self._count]
+        place = self.memory.see(state)
+        longest = int(place.max()) + 1
+        rows = torch.arange(len(state), device=self._device)
+        z = self._encoder(self.memory.state[:, :longest], self.memory.previous[:, :longest])[rows, place]
         action = self._actor.compute(z[None])[0].tanh()
         if self._noise and not deterministic:
             noise = torch.randn(action.shape, generator=self._generator, device=self._device)
             action = (action + self._noise * noise).clamp(-1.0, 1.0)
-        self._taken, self._count = action.clone(), self._count + 1
+        self.memory.took(action)
         return Action(action.cpu().numpy() if isinstance(obs["state"], np.ndarray) else action)
 
     def state_dict(self) -> dict[str, Any]:

@@ -128,9 +128,9 @@ def test_policy_forgets_rows_that_reset_and_sees_no_further_than_its_history():
     # with a past of two, the third answer sees the second and third observation, the older action forgotten
     seen = policy._encoder
     answers(first, second, third)
-    z = seen(policy._state, policy._previous)[:, -1]
-    assert torch.equal(policy._state, torch.from_numpy(np.stack([second, third], 1)))
-    assert (policy._previous[:, 0] == 0).all()
+    z = seen(policy.memory.state, policy.memory.previous)[:, -1]
+    assert torch.equal(policy.memory.state, torch.from_numpy(np.stack([second, third], 1)))
+    assert (policy.memory.previous[:, 0] == 0).all()
     assert z.shape == (2, 16)
 
 
