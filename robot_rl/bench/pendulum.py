@@ -25,12 +25,16 @@ CONTROLLERS = {
     "acrobot": ("ilqr_tvlqr_lqr", "mcpilco"),
 }
 LEARNERS = {
-    "bc": ("policy=offline/bc",),
     "bc_best": ("policy=offline/bc", "top_fraction=0.33"),
     "td3_bc": ("policy=offline/td3_bc",),
     "iql": ("policy=offline/iql",),
 }
 ESTIMATORS = ("fqe", "mb")
+# A few minutes of one core per robot. FQE has not settled after so few updates, and says so.
+_SMALL = (
+    *("updates=2000", "ope.hidden=[64,64]", "ope.members=3", "ope.lr=1e-3", "behaviour_updates=1000"),
+    *("model_updates=1500", "model.hidden=[64,64]", "model.members=3", "model.rollouts=5"),
+)
 
 
 def run(
@@ -40,12 +44,12 @@ def run(
     logs: str,
     robots: tuple[str, ...] = tuple(CONTROLLERS),
     learners: tuple[str, ...] = tuple(LEARNERS),
-    updates: int = 10_000,
+    updates: int = 4000,
     episodes: int = 50,
     gamma: float = 0.998,
     compensation: tuple[float, ...] = (0.0, 0.19),
     overrides: tuple[str, ...] = ("policy.hidden=[128,128]",),
-    estimate: tuple[str, ...] = ("updates=4000", "model_updates=3000", "ope.hidden=[64,64]", "ope.members=3", "ope.lr=1e-3"),
+    estimate: tuple[str, ...] = _SMALL,
     minutes: float | None = None,
 ) -> dict[str, Any]:
     """Train, run in the twin, estimate, compare.
@@ -76,7 +80,7 @@ def run(
         whole = _store(folder, Path(logs), robot, None)
         cells = {name: (whole, LEARNERS[name]) for name in learners}
         for name in CONTROLLERS[robot]:
-            cells[f"clone_{name}"] = (_store(folder, Path(logs), robot, name), LEARNERS["bc"])
+            cells[f"clone_{name}"] = (_store(folder, Path(logs), robot, name), ("policy=offline/bc",))
         for name, (store, options) in cells.items():
             result = folder / f"{robot}_{name}.json"
             if result.exists():
