@@ -142,7 +142,9 @@ class GoalBc:
         self._achieved = tuple(range(size)) if achieved is None else tuple(achieved)
         for name, given in (("goal", goal), ("desired", desired or None)):
             if given is not None and len(given) != len(self._achieved):
-                raise ValueError(f"policy.{name} has {len(given)} entries, expected {len(self._achieved)}, one per goal")
+                raise ValueError(
+                    f"policy.{name} has {len(given)} entries, expected {len(self._achieved)}, one per goal"
+                )
         self.io, self.batch_size, self._lr = io, batch_size, lr
         self.goals = {"achieved": self._achieved, "stitch": stitch, "clusters": clusters}
         generator = torch.Generator(device=device).manual_seed(seed)

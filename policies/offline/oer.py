@@ -60,13 +60,13 @@ class TaskPolicy:
 class Oer:
     """A teacher (TD3+BC) on the new task's log alone, and a student that copies it and the kept steps of older tasks.
 
-    L_mu = E_new |mu(s) - pi(s)|^2 + sum over j < n of E_{B_j} |mu(s) - a|^2; no replay ever reaches the teacher's values.
+    L_mu = E_new |mu(s) - pi(s)|^2 + sum over j < n of E_{B_j} |mu(s) - a|^2; no replay reaches the teacher's values.
     The last update chooses what is kept of this task: the policy is rolled out in learnt dynamics from the log's first
     states; of the nearest logged step of every state that it visits those within the median distance are kept, until
     there are `keep`; the nearest of the rest fill up. Run task after task, each with `previous` the run before.
 
-    Source: Gai et al., Offline Experience Replay for Continual Offline RL (OER): model-based selection and dual cloning,
-    recalled from the abstract; equations, distances in standardised states and the task's number as an input are ours.
+    Source: Gai et al., Offline Experience Replay for Continual Offline RL (OER): model-based selection and dual
+    cloning, recalled from the abstract; equations, distances in standardised states and the task's number as an input are ours.
     """
 
     consumes = "transitions"
@@ -189,7 +189,9 @@ class Oer:
     def _follow(self, path: Path, tasks: int) -> None:
         state = torch.load(path, map_location=self._pool.device, weights_only=True)
         if "kept" not in state or "student" not in state:
-            raise ValueError(f"{path} is not of an OER run; name the run that learnt the task before with policy=offline/oer")
+            raise ValueError(
+                f"{path} is not of an OER run; name the run that learnt the task before with policy=offline/oer"
+            )
         self.kept = [state["kept"][str(i)] for i in range(len(state["kept"]))]
         if len(self.kept) != int(state["policy"]["task"]) + 1:
             raise ValueError(f"the run of {path} did not finish, so nothing is kept of its task; resume it first")

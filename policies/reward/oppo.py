@@ -45,7 +45,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """Codes, states and the actions so far -> actions (B, L, A), as a decision transformer with the code as the goal."""
+    """Codes, states and the actions so far -> actions (B, L, A): a decision transformer whose goal is the code."""
 
     def __init__(self, state: int, actions: int, length: int, width: int, layers: int, code: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Decoder(nn.Module):
         self.head = nn.Linear(width, actions)
 
     def forward(self, code: Tensor, state: Tensor, action: Tensor) -> Tensor:
-        size, length, _ = state.shape
+        length = state.shape[1]
         place = self.place.weight[:length]
         parts = [self.code(code)[:, None] + place, self.state(state) + place, self.action(action) + place]
         tokens = torch.stack(parts, 2).flatten(1, 2)
@@ -112,8 +112,8 @@ class CodePolicy:
 class Oppo:
     """Preferences without a reward: segments are encoded so that the preferred lie near one wanted code.
 
-    Loss: mean squared error of both segments' actions, decoded from their codes, + triplet_weight max(|w - z+| - |w - z-|
-    + margin, 0) + norm_weight (|z| - 1)^2; then w takes a step on the same triplets. Ties take part in the
+    Loss: mean squared error of both segments' actions, decoded from their codes, + triplet_weight max(|w - z+| -
+    |w - z-| + margin, 0) + norm_weight (|z| - 1)^2; then w takes a step on the same triplets. Ties take part in the
     reconstruction only. The policy decodes w.
 
     Source: Kang et al., Beyond Reward: Offline Preference-guided Policy Optimization, equations 6 to 9; sizes and rates
@@ -164,7 +164,7 @@ class Oppo:
         """
         if min(length, batch_size, code, layers) < 1 or min(triplet_weight, norm_weight, margin) < 0:
             raise ValueError(
-                f"length, batch_size, code, layers are {length}, {batch_size}, {code}, {layers}; the weights and margin "
+                f"length, batch_size, code, layers are {length}, {batch_size}, {code}, {layers}; weights and margin "
                 f"{triplet_weight}, {norm_weight}, {margin}; expected at least 1 and at least 0"
             )
         size = state_size(io, "OPPO")

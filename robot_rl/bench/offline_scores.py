@@ -1,7 +1,7 @@
 """Scores of the offline learners on graded locomotion sets, each with its published settings, all seeds kept.
 
-Every cell is a `robot-rl offline` process and writes one JSON file; a cell with a file is skipped and an interrupted one
-is resumed, so the table can be made in pieces of a few minutes. The sets are made first, by `robot-rl collect`.
+Every cell is a `robot-rl offline` process and writes one JSON file; a cell with a file is skipped and an interrupted
+one is resumed, so the table can be made in pieces of a few minutes. The sets are made first, by `robot-rl collect`.
 """
 
 from __future__ import annotations
@@ -195,7 +195,9 @@ def _call(command: list[str], log: Path, clock: _Clock) -> bool:
 def _collect(folder: Path, name: str, zoo: str | None, medium: str | None, steps: int, clock: _Clock) -> None:
     env, level = name.split("-", 1)
     if zoo is None:
-        raise ValueError(f"{folder}/data/{name}.hdf5 does not exist; name the agents it is made from with +zoo=<folder>")
+        raise ValueError(
+            f"{folder}/data/{name}.hdf5 does not exist; name the agents it is made from with +zoo=<folder>"
+        )
     command = [
         *(sys.executable, "-m", "robot_rl", "collect", "env=gym", f"id={ENVS[env]}-v4", "policy=sb3"),
         *(f"path={Path(zoo) / f'tqc-{ENVS[env]}-v3.zip'}", f"level={level}", "noise=0.1", "num_envs=10"),

@@ -89,7 +89,9 @@ def run(
                 missing += 1
                 continue
             shared = [f"gamma={gamma}", f"updates={updates}", "action_clip=true", *options, *overrides]
-            numbers = _cell(folder, robot, name, store, whole, shared, episodes, compensation, [f"gamma={gamma}", *estimate])
+            numbers = _cell(
+                folder, robot, name, store, whole, shared, episodes, compensation, [f"gamma={gamma}", *estimate]
+            )
             write_json(result, {"robot": robot, "policy": name, "version": __version__, **numbers})
     return {"rows": summarise(folder), "open": missing}
 
@@ -147,8 +149,10 @@ def _cell(
         numbers = json.loads((more / "evaluation.json").read_text())
         found["twin"][str(torque)] = _twin(numbers["returns"], numbers)
     _call(
-        ["eval", "ope", f"path={run}", f"data={whole}", "methods=[fqe,mb]", "action_clip=true", *ope]
-        + [f"output={folder}/runs", f"name={title}"],
+        [
+            *("eval", "ope", f"path={run}", f"data={whole}", "methods=[fqe,mb]", "action_clip=true", *ope),
+            *(f"output={folder}/runs", f"name={title}"),
+        ],
         log,
     )
     ope_run = sorted((folder / "runs" / "ope").glob(f"*_{title}"))[-1]

@@ -1,4 +1,4 @@
-"""Goals for goal-conditioned learning from logs: reached later in the episode, or in another one that passes close by."""
+"""Goals for goal-conditioned learning from logs: reached later in the episode, or in one that passes close by."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ class Behaviour:
     """A policy's mode, pulled off by a fixed function of the state, with noise, at times replaced by uniform actions.
 
     The mode becomes m(s) = clip(mode(s) + bias sin(W s + b)) with W and b drawn once: a worse policy that cloning can
-    learn, unlike noise, whose mean is the policy itself. Actions are drawn from a normal distribution about m(s) that is
-    truncated to [-1, 1], so that they have a density at the bounds too: log((1 - random) prod N + random 2^-A).
+    learn, unlike noise, whose mean is the policy itself. Actions are drawn from a normal distribution about m(s) that
+    is truncated to [-1, 1], so that they have a density at the bounds too: log((1 - random) prod N + random 2^-A).
     """
 
     def __init__(

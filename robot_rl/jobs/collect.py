@@ -13,7 +13,6 @@ from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.types import Action, Episode, Obs, Policy, Step
 
-
 LOGP = "action_log_probs"
 """Per-step column: log-density of the action under the policy that took it, as in D4RL's `infos/action_log_probs`."""
 

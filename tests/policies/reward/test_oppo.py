@@ -36,7 +36,9 @@ def mean_action(policy) -> float:
     rng, total = np.random.default_rng(0), []
     policy.reset()
     for _ in range(2 * LENGTH):  # longer than the memory
-        total.append(policy.act({"state": rng.normal(size=(16, 2)).astype(np.float32)}, deterministic=True).value.mean())
+        total.append(
+            policy.act({"state": rng.normal(size=(16, 2)).astype(np.float32)}, deterministic=True).value.mean()
+        )
     return float(np.mean(total))
 
 
