@@ -38,7 +38,7 @@ class TaskPolicy:
         """Choose actions: "state" (B, n) -> (B, A) in [-1, 1], in the kind of the observation."""
         state = torch.as_tensor(obs["state"]).to(self._norm.scale.device, torch.float32)
         action = self._inner.act({"state": self.joined(state, self.task)}, deterministic=deterministic)
-        return action if isinstance(obs["state"], Tensor) else Action(action.value.cpu().numpy())
+        return action if isinstance(obs["state"], Tensor) else Action(torch.as_tensor(action.value).cpu().numpy())
 
     def joined(self, state: Tensor, task: int) -> Tensor:
         """(B, n + tasks)."""
@@ -66,7 +66,8 @@ class Oer:
     there are `keep`; the nearest of the rest fill up. Run task after task, each with `previous` the run before.
 
     Source: Gai et al., Offline Experience Replay for Continual Offline RL (OER): model-based selection and dual
-    cloning, recalled from the abstract; equations, distances in standardised states and the task's number as an input are ours.
+    cloning, recalled from the abstract. Equations, distances in standardised states and the task's number as an input
+    are ours.
     """
 
     consumes = "transitions"

@@ -58,7 +58,8 @@ class GoalDataset:
         # The last observation of an episode may never have been recorded; it is no goal then.
         self._last = np.asarray(store.length) - (~np.asarray(store.final_obs_valid)).astype(np.int64)
         states = store.column("obs/state")
-        parts = [np.arange(self._start[e], self._start[e] + self._last[e] + 1) for e in data.episodes.tolist()]
+        begins, lasts = self._start[data.episodes].tolist(), self._last[data.episodes].tolist()
+        parts = [np.arange(begin, begin + last + 1) for begin, last in zip(begins, lasts)]
         self._rows = np.concatenate(parts)  # observations of the episodes in use
         self._owner = np.repeat(data.episodes, [len(part) for part in parts])
         points = np.asarray(states[self._rows])[:, list(self.achieved)].astype(np.float64)

@@ -171,7 +171,8 @@ def calibrate(
     count = max(episodes or 8, env.num_envs)
 
     def measure(**spoilt: float) -> float:
-        behaviour = Behaviour(policy, seed=seed, **{"noise": agent_noise, **spoilt})
+        parts = {"noise": agent_noise, **spoilt}
+        behaviour = _spoilt(policy, parts, seed=seed)
         return float(np.mean(evaluate(env, behaviour, episodes=count, seed=seed, deterministic=False).returns))
 
     best, worst = measure(), measure(random=1.0)
@@ -186,7 +187,7 @@ def calibrate(
 
 
 def _parts(level: str, expert: Policy, weaker: Policy, middle: dict[str, float], agent_noise: float) -> list[Part]:
-    medium = Behaviour(weaker, **middle)
+    medium = _spoilt(weaker, middle)
     best = Behaviour(expert, noise=agent_noise)
     if level == "random":
         return [Part("random", 1.0, Behaviour(expert, random=1.0))]
@@ -197,7 +198,13 @@ def _parts(level: str, expert: Policy, weaker: Policy, middle: dict[str, float],
     if level == "medium-expert":
         return [Part("medium", 0.5, medium), Part("expert", 0.5, best)]
     chances = [1.0 - k / (_RUNGS - 1) for k in range(_RUNGS)]
-    return [Part(f"{1 - p:.0%} medium", 1 / _RUNGS, Behaviour(weaker, random=p, **middle)) for p in chances]
+    return [Part(f"{1 - p:.0%} medium", 1 / _RUNGS, _spoilt(weaker, {**middle, "random": p})) for p in chances]
+
+
+def _spoilt(policy: Policy, how: dict[str, float], seed: int = 0) -> Behaviour:
+    return Behaviour(
+        policy, noise=how.get("noise", 0.0), random=how.get("random", 0.0), bias=how.get("bias", 0.0), seed=seed
+    )
 
 
 def _resume(work: Path, settings: dict[str, Any]) -> dict[str, Any]:

@@ -143,7 +143,8 @@ def run(
         make_model: (io, policy) -> learner of dynamics with `members`, for method mb.
 
     Raises:
-        ValueError: unknown method, mb without `make_model`, a policy that plays chunks or remembers, or the log does not fit it.
+        ValueError: unknown method, mb without `make_model`, a policy that plays chunks or remembers, or the log does
+            not fit it.
     """
     s = settings
     unknown = [name for name in s.methods if name not in METHODS]

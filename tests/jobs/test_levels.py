@@ -1,5 +1,6 @@
 """Graded data sets: ordered in return, said what they are, the same after an interruption."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportOptionalMemberAccess=false
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Memory: what was shown once is used later; bisimulation by hand; resume; padding."""
+# pyright: reportCallIssue=false, reportPossiblyUnboundVariable=false
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
 """Two tasks one after another: the first is kept with replay and lost without; numbers of the sequence by hand."""
+# pyright: reportCallIssue=false, reportPossiblyUnboundVariable=false
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
 """OPPO: the triplet by hand, the liked style is found where cloning finds none, ties, memory, resume."""
+# pyright: reportCallIssue=false, reportPossiblyUnboundVariable=false
 
 import copy
 
