@@ -97,6 +97,7 @@ def run(
     seeds: int = 3,
     updates: int = 20_000,
     steps: int = 200_000,
+    noise: float = 0.3,
     batch_size: int | None = None,
     matmul: str = "bf16",
     overrides: tuple[str, ...] = (),
@@ -116,6 +117,8 @@ def run(
         seeds: of every cell.
         updates: of every run.
         steps: of a medium-expert set; a medium-replay set has half as many.
+        noise: of the agents' actions in the sets; D4RL's were sampled from wide policies, and a method that leaves narrow
+            data by more than their noise fails on them.
         batch_size: rows per update where it should not be the method's own.
         matmul: "bf16" or "float32" matrix products.
         overrides: further options of `robot-rl offline`, for variants; give them a `label`.
@@ -140,7 +143,7 @@ def run(
     clock = _Clock(minutes)
     for name in sets:
         if not (folder / "data" / f"{name}.hdf5").exists() and not clock.over:
-            _collect(folder, name, zoo, (medium or {}).get(name.split("-")[0]), steps, clock)
+            _collect(folder, name, zoo, (medium or {}).get(name.split("-")[0]), steps, noise, clock)
     missing = 0
     for name in sets:
         for method in methods:
@@ -192,7 +195,9 @@ def _call(command: list[str], log: Path, clock: _Clock) -> bool:
     return True
 
 
-def _collect(folder: Path, name: str, zoo: str | None, medium: str | None, steps: int, clock: _Clock) -> None:
+def _collect(
+    folder: Path, name: str, zoo: str | None, medium: str | None, steps: int, noise: float, clock: _Clock
+) -> None:
     env, level = name.split("-", 1)
     if zoo is None:
         raise ValueError(
@@ -200,7 +205,7 @@ def _collect(folder: Path, name: str, zoo: str | None, medium: str | None, steps
         )
     command = [
         *(sys.executable, "-m", "robot_rl", "collect", "env=gym", f"id={ENVS[env]}-v4", "policy=sb3"),
-        *(f"path={Path(zoo) / f'tqc-{ENVS[env]}-v3.zip'}", f"level={level}", "noise=0.1", "num_envs=10"),
+        *(f"path={Path(zoo) / f'tqc-{ENVS[env]}-v3.zip'}", f"level={level}", f"noise={noise}", "num_envs=10"),
         f"steps={steps if level == 'medium-expert' else steps // 2}",
         f"out={folder}/data/{name}.hdf5",
         f"medium_path={medium}" if medium else "medium_by=bias",
