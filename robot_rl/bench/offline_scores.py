@@ -117,8 +117,8 @@ def run(
         seeds: of every cell.
         updates: of every run.
         steps: of a medium-expert set; a medium-replay set has half as many.
-        noise: of the agents' actions in the sets; D4RL's were sampled from wide policies, and a method that leaves narrow
-            data by more than their noise fails on them.
+        noise: of the agents' actions in the sets; D4RL's were sampled from wide policies, and a method that leaves
+            narrow data by more than their noise fails on them.
         batch_size: rows per update where it should not be the method's own.
         matmul: "bf16" or "float32" matrix products.
         overrides: further options of `robot-rl offline`, for variants; give them a `label`.

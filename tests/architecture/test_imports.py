@@ -31,6 +31,7 @@ OURS = {
         "types",
         "data",
         "loops",
+        "ope",
         "checkpoint",
         "track",
         "stopwatch",
