@@ -54,7 +54,7 @@ class WithDensity:
     """A policy whose sampled actions come with their log-density, where it can tell it (`log_prob`)."""
 
     def __init__(self, policy: Policy) -> None:
-        """Wrap `policy`; one without densities is passed through as it is."""
+        """Wrap `policy`; where its `log_prob` refuses, it is passed through as it is."""
         self.io, self._policy = policy.io, policy
         self._log_prob: Callable[[Obs, torch.Tensor], torch.Tensor] | None = getattr(policy, "log_prob", None)
 
@@ -103,7 +103,8 @@ def keep_steps(
     """
     kept: list[Episode] = []
     tried = 0
-    policy = WithDensity(policy)
+    if hasattr(policy, "log_prob"):
+        policy = WithDensity(policy)
     for round_ in range(max_rounds):
         finished = episodes_of(
             env, policy, episodes=episodes - len(kept), seed=seed + round_, deterministic=deterministic
