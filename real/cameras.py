@@ -92,6 +92,16 @@ def compressed_pixels(data: Any) -> np.ndarray:
     return np.ascontiguousarray(image[..., ::-1])
 
 
+def png(pixels: np.ndarray) -> bytes:
+    """PNG, which loses nothing, of (H, W, 3) RGB or (H, W) grey pixels, uint8 or uint16."""
+    cv2 = require("cv2", extra="vision")
+    turned = pixels[..., ::-1] if pixels.ndim == 3 else pixels
+    done, coded = cv2.imencode(".png", turned, [cv2.IMWRITE_PNG_COMPRESSION, 1])
+    if not done:
+        raise PictureError(f"pixels of shape {pixels.shape} cannot be written as PNG")
+    return coded.tobytes()
+
+
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
     """(width, height) that a JPEG's frame header claims; None when it has none.
 
@@ -123,7 +133,7 @@ class Camera:
     """The newest picture of one camera, decoded when it is asked for, and whether the camera still lives.
 
     A camera that sends the same picture again and again is frozen: sensors have noise, so identical bytes for
-    `freeze_time` mean a driver that repeats its buffer. Feed from any thread; read from one.
+    `freeze_time` mean a driver that repeats its buffer. Feed from any one thread; read from one.
 
     Args:
         name: of the camera.
@@ -131,6 +141,7 @@ class Camera:
         payload: message -> its bytes, whose checksum tells whether the picture changes.
         timeout: largest age of a picture [s].
         freeze_time: seconds of identical pictures that count as frozen; 0 = not watched.
+        eager: decode in `take`, so that the reader never waits for it.
     """
 
     def __init__(
@@ -141,8 +152,9 @@ class Camera:
         *,
         timeout: float = 0.5,
         freeze_time: float = 1.0,
+        eager: bool = False,
     ) -> None:
-        self.name, self.timeout, self.freeze_time = name, timeout, freeze_time
+        self.name, self.timeout, self.freeze_time, self.eager = name, timeout, freeze_time, eager
         self.received = 0
         self.errors = 0
         self.last_error = ""
@@ -154,9 +166,11 @@ class Camera:
         self._changed = np.nan
 
     def take(self, message: Any, arrival: float) -> None:
-        """Store a message that came at `arrival` [s of the steady clock]; nothing else happens here."""
+        """Store a message that came at `arrival` [s of the steady clock]; decode it at once only if `eager`."""
         self.received += 1
         self._newest = (message, arrival)
+        if self.eager:
+            self._look()
 
     def picture(self, now: float) -> np.ndarray | None:
         """Newest picture that could be decoded, None before the first; call once per control tick.
@@ -164,6 +178,11 @@ class Camera:
         Args:
             now: [s of the steady clock].
         """
+        if not self.eager:
+            self._look()
+        return None if self._shown is None else self._shown[1]
+
+    def _look(self) -> None:
         if self._newest is not None:
             message, arrival = self._newest
             if arrival != self._failed_at and (self._shown is None or self._shown[0] != arrival):
@@ -175,7 +194,6 @@ class Camera:
                 except (PictureError, TypeError) as error:
                     self.errors += 1
                     self.last_error, self._failed_at = str(error), arrival
-        return None if self._shown is None else self._shown[1]
 
     def age(self, now: float) -> float:
         """Seconds since the picture shown arrived; infinite before the first."""

@@ -43,6 +43,8 @@ class JointSteer:
         rate: ticks per second.
         jacobian: (J,) joint positions -> (6, J) of the tool, for twists.
         damping: of the least-squares inverse [m].
+        lead: how far the command may run ahead of the robot, in seconds at each joint's largest speed: whoever pushes
+            against a limit does not have to push all that way back.
 
     Source: damped least squares, J^T (J J^T + damping^2 I)^-1 (Wampler 1986).
     """
@@ -54,10 +56,12 @@ class JointSteer:
         *,
         jacobian: Callable[[Array], Array] | None = None,
         damping: float = 0.05,
+        lead: float = 0.3,
     ) -> None:
         self._spec, self._dt, self._jacobian, self._damping = spec, 1.0 / rate, jacobian, damping
         self._lower, self._upper = spec.bounds()
         self._speed = spec.array("velocity")
+        self._reach = lead * self._speed
         self._command: Array | None = None
 
     def release(self) -> None:
@@ -81,7 +85,8 @@ class JointSteer:
             return speed
         if self._command is None:
             self._command = np.array(present, float)
-        self._command = np.clip(self._command + speed * self._dt, self._lower, self._upper)
+        wanted = np.clip(self._command + speed * self._dt, present - self._reach, present + self._reach)
+        self._command = np.clip(wanted, self._lower, self._upper)
         return self._command.copy()
 
     def twist(self, twist: Array, present: Array) -> Array:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -10,6 +11,18 @@ from robot_rl.real.core.clock import ManualClock
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.fake_robot import FakeRobot
 from robot_rl.real.robot import Command
+
+
+class Photographer(Protocol):
+    """Renders scenes of a plant; belongs to the thread that made it."""
+
+    def take(self, scene: Any, cameras: Sequence[str]) -> dict[str, np.ndarray]:
+        """Camera -> (height, width, 3) uint8."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
 
 
 class Plant(Protocol):
@@ -43,6 +56,19 @@ class Plant(Protocol):
     @property
     def success(self) -> bool:
         """Whether the task is done now."""
+        ...
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the cameras that can be rendered."""
+        ...
+
+    def scene(self) -> Any:
+        """What a picture of this moment needs."""
+        ...
+
+    def photographer(self, height: int, width: int) -> Photographer:
+        """Renderer for scenes of this plant."""
         ...
 
     def reset(self, seed: int) -> None:
@@ -82,6 +108,7 @@ class KinematicPlant:
 
     effort: np.ndarray | None = None
     success = False
+    cameras: tuple[str, ...] = ()
 
     def __init__(self, spec: RobotSpec, *, lag: float = 0.02, timestep: float = 0.002) -> None:
         self._spec, self._lag, self._dt = spec, lag, timestep
@@ -106,6 +133,17 @@ class KinematicPlant:
     @blocked.setter
     def blocked(self, value: np.ndarray) -> None:
         self._robot.blocked = np.array(value, bool)
+
+    def scene(self) -> Any:
+        """Nothing."""
+
+    def photographer(self, height: int, width: int) -> Photographer:
+        """There is nothing to see.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("joints without a model cannot be seen; give the simulated robot a world or a model")
 
     def reset(self, seed: int) -> None:
         """Back home, at rest."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from robot_rl.real.cameras import resized
 from robot_rl.real.core.spec import POSITION, RobotSpec, check_mapping
 from robot_rl.types import IOSpec
 
 UNITS = {"absolute": "rad", "delta": "rad", "velocity": "rad/s", "effort": "N m"}
 _PARTS = ("joint_positions", "joint_velocities", "last_action")
+IMAGE = "image."
+"""Begin of the observation keys that are pictures; the camera's name follows."""
 
 
 class Port(Protocol):
@@ -19,6 +23,7 @@ class Port(Protocol):
 
     io: IOSpec
     external: tuple[str, ...]
+    cameras: tuple[str, ...]
 
     def reset(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:
         """Take the measured robot (J,) as the start."""
@@ -52,6 +57,8 @@ class SpecPort:
     Raises:
         ValueError: an observation key that is no part and no sensor, or a mapping that does not suit the mode.
     """
+
+    cameras: tuple[str, ...] = ()
 
     def __init__(self, spec: RobotSpec, control_hz: float, *, widths: Mapping[str, int] | None = None) -> None:
         self.spec, self._rate = spec, control_hz
@@ -108,3 +115,53 @@ class SpecPort:
                 self._command + (move if mapping == "delta" else move / self._rate), self._lower, self._upper
             )
         return self._command.copy()
+
+
+class SightedPort:
+    """A port whose policy also looks: the robot's pictures, in the policy's size, join the observation.
+
+    Args:
+        port: observation and action terms without pictures.
+        io: of the checkpoint; its keys "image.<camera>" name the cameras, their shapes the sizes. Without "state" the
+            policy sees pictures only.
+        cameras: that the robot has.
+
+    Raises:
+        ValueError: a camera that the robot has not, or pictures that are not (H, W, 3) uint8.
+    """
+
+    def __init__(self, port: Port, io: IOSpec, cameras: Iterable[str]) -> None:
+        self._port = port
+        self._sizes = {key: shape for key, (shape, _) in io.obs.items() if key.startswith(IMAGE)}
+        missing = sorted({key.removeprefix(IMAGE) for key in self._sizes} - set(cameras))
+        if missing:
+            has = ", ".join(cameras) or "none"
+            raise ValueError(f"the policy looks through {', '.join(missing)}; the cameras of the RobotSpec are: {has}")
+        for key, shape in self._sizes.items():
+            if len(shape) != 3 or shape[2] != 3 or io.obs[key][1] != "uint8":
+                raise ValueError(f"{key} is {io.obs[key][1]}{list(shape)}, expected uint8[height, width, 3]")
+        blind = {key: kind for key, kind in port.io.obs.items() if key in io.obs}
+        pictures = {key: io.obs[key] for key in self._sizes}
+        self.io = replace(port.io, obs=blind | pictures, obs_names=port.io.obs_names if "state" in io.obs else ())
+        self._blind = tuple(blind)
+        self.external = port.external
+        self.cameras = tuple(key.removeprefix(IMAGE) for key in self._sizes)
+
+    def reset(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:
+        """Take the measured robot (J,) as the start."""
+        self._port.reset(position, velocity, task)
+
+    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """The port's observation and (1, H, W, 3) uint8 per camera; `task` holds the pictures by "image.<camera>"."""
+        full = self._port.observe(position, velocity, task)
+        obs = {key: full[key] for key in self._blind}
+        return obs | {key: resized(task[key], *shape[:2])[None] for key, shape in self._sizes.items()}
+
+    def act(self, action: np.ndarray) -> np.ndarray:
+        """(1, A) action in [-1, 1] -> (J,) command in the mode of the robot."""
+        return self._port.act(action)
+
+
+def ported(port: Port, io: IOSpec, cameras: Iterable[str]) -> Port:
+    """`port`, or a `SightedPort` around it when the policy of interface `io` looks."""
+    return SightedPort(port, io, cameras) if any(key.startswith(IMAGE) for key in io.obs) else port

@@ -84,6 +84,11 @@ def readable(error: BaseException) -> str:
     )
 
 
+def named(item: str) -> str:
+    """`advantage=NAME` as the option of the policy that it is; Hydra would take the group `advantage` for meant."""
+    return f"policy.{item}" if item.startswith("advantage=") else item
+
+
 def main() -> None:
     """Entry point of the console script."""
     arguments = sys.argv[1:]
@@ -120,6 +125,8 @@ def main() -> None:
         rest[0] = f"suite={rest[0]}"
     if verb == "data":
         rest = positional(rest)
+    if verb == "train":
+        rest = [named(item) for item in rest]
     if debug:
         os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [f"robot-rl {verb}", *rest]

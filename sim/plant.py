@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -94,6 +95,26 @@ class ModelPlant:
         """Whether a task is done; a bare model has none."""
         return False
 
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the model's cameras."""
+        return tuple(self._model.camera(i).name for i in range(self._model.ncam))
+
+    def scene(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Positions and drawn variables of this moment, for a photographer."""
+        return self._data.qpos.copy()[None], {}
+
+    def photographer(self, height: int, width: int) -> Photographer:
+        """Renderer for scenes of this plant; made, used and closed in one thread.
+
+        Raises:
+            RuntimeError: no renderer works.
+        """
+        return Photographer(copy.copy(self._model), height, width, self._markers())
+
+    def _markers(self) -> Mapping[str, str]:
+        return {}
+
     def reset(self, seed: int) -> None:
         """Back to the first position, at rest."""
         self._mujoco.mj_resetData(self._model, self._data)
@@ -174,6 +195,34 @@ class ModelPlant:
             raise ValueError("velocity commands need kd > 0 for every joint of the RobotSpec")
 
 
+class Photographer:
+    """Pictures of scenes of a plant; belongs to the thread that makes it.
+
+    Args:
+        model: MuJoCo model of its own.
+        height: of the pictures in pixels.
+        width: of the pictures in pixels.
+        markers: as in `robot_rl.sim.render.Cameras`.
+
+    Raises:
+        RuntimeError: no renderer works.
+    """
+
+    def __init__(self, model: Any, height: int, width: int, markers: Mapping[str, str]) -> None:
+        from robot_rl.sim.render import Cameras  # OpenGL only for those who look
+
+        self._cameras = Cameras(model, width, height, markers)
+
+    def take(self, scene: tuple[np.ndarray, dict[str, np.ndarray]], cameras: Sequence[str]) -> dict[str, np.ndarray]:
+        """Camera -> (height, width, 3) uint8 of a `scene()`."""
+        qpos, variables = scene
+        return {str(name): shots[0] for name, shots in self._cameras.render(qpos, cameras, variables).items()}
+
+    def close(self) -> None:
+        """Free the OpenGL objects."""
+        self._cameras.close()
+
+
 class WorldPlant(ModelPlant):
     """The robot of a world of `sim/worlds`, with the world's reset, task and success.
 
@@ -247,6 +296,13 @@ class WorldPlant(ModelPlant):
         self._mujoco.mj_forward(self._model, self._data)
         self._refresh()
         self.hold()
+
+    def scene(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Positions and drawn goals of this moment, for a photographer."""
+        return super().scene()[0], {name: np.array(value) for name, value in self._window.view.task.items()}
+
+    def _markers(self) -> Mapping[str, str]:
+        return getattr(self.world, "markers", {})
 
     def renew_task(self) -> None:
         """Draw a new goal; objects and robot stay where they are."""

@@ -106,7 +106,10 @@ class WorldPort:
     Attributes:
         io: the world's interface.
         external: names of the variables that come from perception (`goal`, `objects`).
+        cameras: none; pictures are of the robot's own cameras (`robot_rl.real.port.SightedPort`).
     """
+
+    cameras: tuple[str, ...] = ()
 
     def __init__(self, world: str | Mapping[str, Any], joints: Sequence[str], io: IOSpec | None = None) -> None:
         from robot_rl.sim.tool import addresses

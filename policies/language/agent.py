@@ -27,7 +27,7 @@ EPS = 3e-5
 equal outcomes, the usual 1e-8 would blow the little that is left up to whole steps."""
 WARMUP_NORM = 1.0
 """Gradient clip of the imitation."""
-PER_TURN = ("turn_gae", "gigpo", "trloo", "mapo")
+PER_TURN = ("turn_gae", "bilevel", "gigpo", "trloo", "mapo")
 """Stages whose `gamma` counts turns; they receive the learner's."""
 
 
@@ -69,7 +69,7 @@ class LanguageAgent:
         seed: of weights, tasks and samples.
         device: torch device.
         gamma: discount per turn, used by turn-level estimators; estimators of whole outcomes have none by definition,
-            and "gae" and "bilevel", which count tokens too, take theirs from `advantage_options`.
+            and "gae", which counts tokens, takes its own from `advantage_options`.
 
     Raises:
         ValueError: an unknown advantage, or a size below 1.

@@ -5,6 +5,7 @@ A method adds its target, its actor's loss and its way to explore (`policies/onl
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +31,7 @@ AUTO_RANGE = 5.0  # values live in [-5, 5] when the support is automatic
 _METRICS = ("critic_loss", "q", "target_edge_mass", "actor_loss", "alpha", "entropy")
 
 
-class DeviceLearner:
+class DeviceLearner(ABC):
     """The frame of a method; see the methods for their options.
 
     Attributes:
@@ -98,20 +99,20 @@ class DeviceLearner:
 
     # What a method brings -------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def critic_target(self, feature: Tensor, reward: Tensor, discount: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Target distribution (B, M) at s' = `feature`, and what `after_critic` wants to know."""
-        raise NotImplementedError
 
-    def after_critic(self, known: Tensor) -> None:
+    def after_critic(self, known: Tensor) -> None:  # noqa: B027  (a hook; most methods need none)
         """Called after every critic step with the second result of `critic_target`."""
 
+    @abstractmethod
     def actor_loss(self, feature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """() loss whose gradient moves the actor, and () the entropy to report."""
-        raise NotImplementedError
 
+    @abstractmethod
     def explore_action(self, feature: Tensor, ended: Tensor) -> Tensor:
         """(N, A) actions to learn from, of normalised features (N, S); `ended` (N,) bool: an episode begins here."""
-        raise NotImplementedError
 
     # The frame ------------------------------------------------------------------------------------------------------
 

@@ -146,7 +146,7 @@ class Assembler:
         self._sensors[name] = value
 
     def image(self, camera: str, value: Any) -> None:
-        """A picture: JPEG bytes, or (H, W, C) uint8."""
+        """A picture: JPEG or PNG bytes, or an array (H, W, C) or (H, W)."""
         self._images[camera] = value
 
     def command(self, trace: str, time: float, stamp: float, value: np.ndarray) -> None:
@@ -242,13 +242,7 @@ class Assembler:
             if len(known) == len(rows) and len({value.shape for value in known}) == 1:
                 columns[f"infos/sensor_{name}"] = np.stack(known).astype(np.float32)
         for camera in {name for row in rows for name in row.images}:
-            shots = [row.images.get(camera) for row in rows]
-            if all(isinstance(shot, bytes) for shot in shots):
-                columns[f"images/{camera}"] = shots
-                continue
-            arrays = [shot for shot in shots if isinstance(shot, np.ndarray)]
-            if len(arrays) == len(rows) and len({shot.shape for shot in arrays}) == 1:
-                columns[f"images/{camera}"] = np.stack(arrays)
+            columns |= _pictures(camera, [row.images.get(camera) for row in rows])
         return columns
 
     # ------------------------------------------------------------ steps
@@ -313,3 +307,19 @@ class Assembler:
         if self._states is None:
             self._states = StateCodec(self.spec, self._sizes or {k: v.size for k, v in self._sensors.items()})
         return self._states
+
+
+def _pictures(camera: str, shots: list[Any]) -> dict[str, Any]:
+    """Columns of one camera: every picture once, and which of them each row saw; cameras are slower than steps."""
+    pictures, seen, places = [], np.full(len(shots), -1, np.int32), {}
+    for row, shot in enumerate(shots):
+        if shot is not None:
+            place = places.setdefault(id(shot), len(pictures))
+            if place == len(pictures):
+                pictures.append(shot)
+            seen[row] = place
+    if not all(isinstance(shot, bytes) for shot in pictures):
+        if len({getattr(shot, "shape", None) for shot in pictures}) != 1:
+            return {}
+        pictures = np.stack(pictures)
+    return {f"images/{camera}": pictures, f"infos/picture_{camera}": seen}

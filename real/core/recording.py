@@ -147,11 +147,16 @@ def vector(message: Any) -> np.ndarray:
 
 
 def _picture(message: Any) -> Any:
+    """JPEG as it came; raw colours and greys as PNG bytes, since minutes of pixels would fill the memory."""
     if hasattr(message, "format"):
         return bytes(memoryview(message.data))
-    from robot_rl.real.cameras import raw_pixels
+    from robot_rl.real.cameras import png, raw_pixels
 
-    return raw_pixels(message)
+    pixels = raw_pixels(message)
+    try:
+        return png(pixels) if pixels.dtype in (np.uint8, np.uint16) else pixels
+    except ImportError:  # without OpenCV: larger files, but nothing is lost
+        return pixels
 
 
 @dataclass

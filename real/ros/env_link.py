@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from robot_rl.extras import require
-from robot_rl.real.cameras import Camera, compressed_pixels, raw_pixels
 
 require("rclpy", extra="ros")
 
@@ -28,12 +27,11 @@ from std_srvs.srv import SetBool, Trigger  # noqa: E402
 from robot_rl.real.core.scheduler import Tick  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.robot import RobotState  # noqa: E402
+from robot_rl.real.ros.camera_inputs import CameraInputs  # noqa: E402
 from robot_rl.real.ros.inputs import RobotInputs  # noqa: E402
 from robot_rl.real.ros.io import (  # noqa: E402
     FIELDS,
-    CompressedImage,
     Executed,
-    Image,
     JointTrajectory,
     read_executed,
     trajectory,
@@ -95,7 +93,7 @@ class EnvLink:
         self.success: bool | None = None
         self.label: bool | None = None
         self.go_on = threading.Event()
-        self.cameras = {name: self._camera(name, freeze_time) for name in spec.cameras}
+        self.cameras = CameraInputs(node, health, spec.cameras, freeze_time=freeze_time)
         self._external_sensors = [name for name in external if name in spec.sensors]
         self._out = publisher(node, JointTrajectory, "robot_rl/command/policy", "command", health)
         subscribe(node, JointTrajectory, "robot_rl/executed", self._on_executed, "executed", health)
@@ -167,12 +165,8 @@ class EnvLink:
 
     def camera_fault(self) -> str:
         """First problem of a required camera, "" when all live."""
-        now = time.monotonic()
-        for name, sensor in self.spec.cameras.items():
-            problem = self.cameras[name].problem(now) if sensor.required else ""
-            if problem:
-                return problem
-        return ""
+        needed = [name for name, sensor in self.spec.cameras.items() if sensor.required]
+        return self.cameras.look(time.monotonic(), needed)[1]
 
     def take_reward(self) -> tuple[float, bool | None]:
         """Reward since the last call, and the newest success message or label since then."""
@@ -318,16 +312,6 @@ class EnvLink:
         self.label = value
         response.success, response.message = True, "labelled " + ("success" if value else "failure")
         return response
-
-    def _camera(self, name: str, freeze_time: float) -> Camera:
-        sensor = self.spec.cameras[name]
-        compressed = "Compressed" in sensor.type
-        decode: Callable[[Any], np.ndarray] = (lambda m: compressed_pixels(m.data)) if compressed else raw_pixels
-        camera = Camera(name, decode, lambda m: m.data, timeout=sensor.timeout, freeze_time=freeze_time)
-        kind: Any = CompressedImage if compressed else Image
-        take = camera.take
-        subscribe(self.node, kind, sensor.topic, lambda message: take(message, time.monotonic()), "image", self.health)
-        return camera
 
     def _aspect(self) -> tuple[int, str, dict[str, Any]]:
         values: Mapping[str, Any] = {

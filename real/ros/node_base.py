@@ -398,6 +398,10 @@ def run(make: Callable[[], Any], args: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{sys.argv[0].rsplit('/', 1)[-1]}: {error}\n")
         return 2
     finally:
+        # Ctrl-C reaches the process group and then each process once more from the launcher: the second signal must not
+        # kill an interpreter that is cleaning up, whose exit status tells that the end was orderly.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         if node is not None:
             with contextlib.suppress(Exception):
                 node.destroy_node()

@@ -22,7 +22,8 @@ from std_srvs.srv import Trigger
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.pilot import Pilot, Setpoints, prove
-from robot_rl.real.port import Port, SpecPort
+from robot_rl.real.port import IMAGE, Port, SpecPort, ported
+from robot_rl.real.ros.camera_inputs import CameraInputs
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import FIELDS, JointTrajectory, trajectory
 from robot_rl.real.ros.node_base import (
@@ -64,6 +65,7 @@ class PolicyNode(LifecycleNode):
         declare(self, "blend_steps", 5, "decisions over which a new policy takes over", low=0, high=1000)
         declare(self, "state_timeout", 0.1, "oldest state that is acted on [s]", low=0.001, high=10.0)
         declare(self, "task_timeout", 0.0, "oldest task variable that is acted on [s], 0 = any age", low=0.0)
+        declare(self, "camera_freeze", 1.0, "identical pictures for so long are a frozen camera [s], 0 = off", low=0.0)
         declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         declare(self, "autostart", False, "configure and activate at once")
         self._problem = ""
@@ -103,6 +105,7 @@ class PolicyNode(LifecycleNode):
             self.get_logger().error(f"not configured: {self._problem}")
             return TransitionCallbackReturn.FAILURE
         self._open()
+        self._watch(self.pilot.port)
         return TransitionCallbackReturn.SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -148,6 +151,8 @@ class PolicyNode(LifecycleNode):
             return
         self.health = Health(self, self.spec.name)
         self.inputs = RobotInputs(self, self.spec, self.health)
+        freeze = float(self._value("camera_freeze"))
+        self._cameras = CameraInputs(self, self.health, {}, freeze_time=freeze, eager=True)
         self._out = publisher(self, JointTrajectory, "robot_rl/command/policy", "command", self.health)
         self._followed = False
         self._heard_state = ""
@@ -156,6 +161,7 @@ class PolicyNode(LifecycleNode):
         self._latency = Ring(2048, ("seconds",))
         self._misses = self._stale = 0
         self._silent: list[str] = []
+        self._blind = ""
         self._made += [
             self._out,
             subscribe(self, String, "robot_rl/authority", self._on_authority, "latched", self.health),
@@ -182,6 +188,7 @@ class PolicyNode(LifecycleNode):
             str(where), device=self._value("device"), threads=int(self._value("threads"))
         )
         port: Port = make_port(self.spec.names) if make_port is not None else SpecPort(self.spec, io.control_hz)
+        port = ported(port, io, self.spec.cameras)
         prove(policy, port, io, len(self.spec.joints))
         for task in port.external:
             if task not in self._task_topics:
@@ -200,12 +207,19 @@ class PolicyNode(LifecycleNode):
             blend_steps=int(self._value("blend_steps")),
         )
 
+    def _watch(self, port: Port) -> None:
+        """Subscribe to the cameras that this policy is the first to need."""
+        for name in port.cameras:
+            self._cameras.add(name, self.spec.cameras[name])
+
     def _swap(self, path: str, done: Future | None) -> None:
         """In a worker thread; it keeps the priority of its process, because a nice thread that holds the interpreter
         lock while others have the processor stops the control thread too.
         """
         try:
-            self._next = self._load(path)
+            pilot = self._load(path)
+            self._watch(pilot.port)
+            self._next = pilot
             self._refused = message = ""
         except Exception as error:  # whatever is wrong with it, the old policy goes on
             self._refused = message = f"{path} refused: {error}"
@@ -275,13 +289,16 @@ class PolicyNode(LifecycleNode):
         self._out.assert_liveliness()
         state = self.inputs.latest(begin)
         task, self._silent = self._task_now(pilot, begin)
-        if state is None or begin - state.stamp > self._value_state_timeout or self._silent:
+        pictures, self._blind = self._cameras.look(begin, pilot.port.cameras)
+        if state is None or begin - state.stamp > self._value_state_timeout or self._silent or self._blind:
             self._stale += 1
             pilot.restart()
             return None
         if not self._followed:
             pilot.restart()  # somebody else moves the robot: stay with it, so that taking over does not jump
-        wanted = pilot.tick(state.position, state.velocity, task)
+        wanted = pilot.tick(
+            state.position, state.velocity, task | {IMAGE + name: pixels for name, pixels in pictures.items()}
+        )
         stamp = self._now_ros() - (time.monotonic() - state.stamp)
         self._latency.add(time.monotonic() - begin)
         due = tick.deadline + self._phase / self.loop.rate
@@ -372,6 +389,8 @@ class PolicyNode(LifecycleNode):
             return ERROR, f"{self.loop.errors} exceptions, the last: {self._refused}", values
         if self._silent:
             return WARN, f"no value yet on {', '.join(f'robot_rl/task/{name}' for name in self._silent)}", values
+        if self._blind:
+            return WARN, self._blind, values
         if self._refused:
             return WARN, self._refused, values
         return OK, "deciding" if self._followed else "ready, not followed", values

@@ -21,6 +21,7 @@ from std_srvs.srv import SetBool, Trigger
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import AXES, MOTION, POSITION, TWIST, RobotSpec
 from robot_rl.real.plant import KinematicPlant, Plant
+from robot_rl.real.ros.camera_feed import FAULTS, CameraFeed
 from robot_rl.real.ros.io import (
     JointState,
     hardware_type,
@@ -44,6 +45,7 @@ INJECT: dict[str, Any] = {
     "blocked": False,  # all joints stuck
     "push": 0.0,  # displaces the first joint once [rad]
     "clock_back": 0.0,  # /clock jumps back by this once [s]
+    "camera": "",  # "silent", "repeat" the last picture, "garbage" instead of pictures
 }
 
 
@@ -63,8 +65,9 @@ class SimRobotNode(Node):
         self._answered = threading.Event()
         self._alone = True  # lockstep: nobody answers
         self._paused = False
-        self._time = 0.0
+        self._time = self._next_shot = 0.0
         self._pose = np.zeros(3)  # x, y, yaw of a base
+        self.feed: CameraFeed | None = None
         self._late_by: list[tuple[float, int, Any]] = []  # states on their way
         self._coming: list[tuple[float, int, np.ndarray]] = []  # commands on their way
         self._number = 0
@@ -83,6 +86,7 @@ class SimRobotNode(Node):
         self.create_service(Trigger, "~/next_task", self._on_next_task)
         self.create_service(SetBool, "~/pause", self._on_pause)
         self.add_on_set_parameters_callback(self._on_parameters)
+        self.feed = self._make_feed(spec)
         self.loop = ControlLoop(
             self._rate,
             self._tick_lockstep if self._lockstep else self._tick,
@@ -92,6 +96,8 @@ class SimRobotNode(Node):
         self.health.watch_loop(self.loop)
         self.health.add("robot", self._aspect)
         self._started = time.monotonic()
+        if self.feed is not None and not self._lockstep:
+            self.feed.start()
         self.loop.start()
 
     def _declare(self) -> RobotSpec:
@@ -120,6 +126,13 @@ class SimRobotNode(Node):
         self._loss = declare(self, "drop_prob", 0.0, "lost states and commands", low=0.0, high=1.0, read_only=False)
         self._noise = declare(self, "noise", 0.0, "of positions [rad], velocities tenfold", low=0.0, read_only=False)
         self._timeout = declare(self, "controller_timeout", -1.0, "-1 = as in the RobotSpec, 0 = none [s]", low=-1.0)
+        self._camera_rate = declare(self, "camera_rate", 30.0, "pictures per second, 0 = none", low=0.0, high=1000.0)
+        self._image_size = (
+            declare(self, "image_height", 240, "of pictures [pixels]", low=8, high=4096),
+            declare(self, "image_width", 320, "of pictures [pixels]", low=8, high=4096),
+        )
+        self._quality = declare(self, "jpeg_quality", 90, "of compressed pictures", low=1, high=100)
+        self._grain = declare(self, "camera_noise", 1.0, "standard deviation [grey levels]", low=0.0, high=100.0)
         self._inject = {
             name: declare(self, f"inject.{name}", v, "fault", read_only=False) for name, v in INJECT.items()
         }
@@ -144,10 +157,29 @@ class SimRobotNode(Node):
             return module.WorldPlant(self._world, spec.names, seed=self._seed, options=options, **arguments)
         return module.ModelPlant(self._model, spec.names, home=spec.home, **arguments)
 
+    def _make_feed(self, spec: RobotSpec) -> CameraFeed | None:
+        if not spec.cameras or not self._camera_rate or not self.plant.cameras:
+            return None
+        return CameraFeed(
+            self,
+            spec.cameras,
+            self.plant,
+            self._lock,
+            self._now,
+            self.health,
+            rate=self._camera_rate,
+            size=self._image_size,
+            quality=self._quality,
+            noise=self._grain,
+            seed=self._seed,
+        )
+
     def wind_down(self) -> None:
         """Stop the physics."""
         self._answered.set()
         self.loop.stop()
+        if self.feed is not None:
+            self.feed.stop()
 
     # ------------------------------------------------------------ callbacks
 
@@ -185,6 +217,9 @@ class SimRobotNode(Node):
         return response
 
     def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
+        for change in changes:
+            if change.name == "inject.camera" and change.value not in FAULTS:
+                return SetParametersResult(successful=False, reason=f"expected one of {', '.join(map(repr, FAULTS))}")
         with self._lock:
             for change in changes:
                 name, value = change.name, change.value
@@ -210,6 +245,8 @@ class SimRobotNode(Node):
             self.plant.push(offset)
         elif name == "repeat":
             self._frozen = (self.plant.position.copy(), self.plant.velocity.copy()) if value else None
+        elif name == "camera" and self.feed is not None:
+            self.feed.fault = value
         elif name == "clock_back":
             self._time = max(self._time - value, 0.0)
         elif name == "split" and value and len(self._states) == 1:
@@ -232,6 +269,9 @@ class SimRobotNode(Node):
         While nobody answers, time goes on at `rate`: a supervisor needs fresh states before it may command. With the
         first command after such a silence, answers to earlier ticks may still be on their way; they are let in first.
         """
+        if self.feed is not None and self._time >= self._next_shot:
+            self._next_shot = self._time + 1.0 / self._camera_rate - 1e-9
+            self.feed.shoot()  # before the states, so that an answer to them may have seen it
         with self._lock:
             self._answered.clear()
             self._publish(time.monotonic())
@@ -267,7 +307,7 @@ class SimRobotNode(Node):
                 self.plant.command(np.zeros(len(self.spec.joints)))
 
     def _publish(self, now: float) -> None:
-        stamp = self._time if self._publish_clock else 1e-9 * self.get_clock().now().nanoseconds
+        stamp = self._now()
         if self._clock_out is not None:
             self._clock_out.publish(Clock(clock=time_message(self._time)))
         if not self._inject["freeze"] and not (self._loss and self._rng.random() < self._loss):
@@ -288,6 +328,10 @@ class SimRobotNode(Node):
         if done != self._done_before:
             self._success.publish(Bool(data=done))
             self._done_before = done
+
+    def _now(self) -> float:
+        """Time of what is published [s]."""
+        return self._time if self._publish_clock else 1e-9 * self.get_clock().now().nanoseconds
 
     def _state_topic(self, spec: RobotSpec) -> tuple[Any, str]:
         """Message class and topic of what tells how the robot moves."""
@@ -350,7 +394,13 @@ class SimRobotNode(Node):
             "controller_timed_out": self._timed_out,
             "position": np.round(self.plant.position, 4).tolist(),
         }
+        if self.feed is not None:
+            values["pictures"] = self.feed.sent
         active = [name for name, value in self._inject.items() if value]
+        if self.feed is not None and self.feed.problem:
+            return WARN, f"no pictures: {self.feed.problem}", values
+        if self.spec.cameras and self.feed is None:
+            return WARN, "no pictures: camera_rate is 0 or there is no model to look at", values
         return (WARN, f"injected: {', '.join(active)}", values) if active else (OK, "running", values)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from rclpy.node import Node
 from sensor_msgs.msg import Joy
-from std_msgs.msg import Bool
+from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from robot_rl.real.core.alignment import JointMerger
@@ -78,6 +78,7 @@ class TeleopNode(Node):
         self._twist: tuple[TwistStamped, float] | None = None
         self._leader = JointMerger(spec.names)
         self._held: tuple[bool, float] = (False, -np.inf)
+        self._followed = False
         self._present: tuple[np.ndarray, float] | None = None
         self._edges = {name: Edge() for name in ("estop", "success", "failure")}
         self._seq, self._was_held, self._tag = 0, False, f"teleop-{self._mode}.{secrets.token_hex(2)}"
@@ -96,6 +97,7 @@ class TeleopNode(Node):
         if self._mode == "leader":
             subscribe(self, JointState, "leader/joint_states", self._on_leader, "state", health)
         subscribe(self, JointTrajectory, "robot_rl/executed", self._on_executed, "record", health)
+        subscribe(self, String, "robot_rl/authority", self._on_authority, "latched", health)
         self._out = publisher(self, JointTrajectory, "robot_rl/command/teleop", "command", health)
         self._takeover = publisher(self, Bool, "robot_rl/takeover", "takeover", health)
         self._estop = publisher(self, Bool, "robot_rl/estop", "event", health)
@@ -125,6 +127,9 @@ class TeleopNode(Node):
     def _on_executed(self, message: JointTrajectory) -> None:
         self._present = (np.array(message.points[0].positions, float), time.monotonic())
 
+    def _on_authority(self, message: String) -> None:
+        self._followed = message.data == "human"
+
     # ------------------------------------------------------------ one tick
 
     def _tick(self, tick: Tick) -> float | None:
@@ -145,6 +150,8 @@ class TeleopNode(Node):
         self._was_held = True
         if state is None:
             return None
+        if not self._followed:
+            self.steer.release()  # until the robot follows, commands begin where it is, or it never could
         fresh = self._present is not None and now - self._present[1] < 0.1 and len(self._present[0])
         present = self._present[0] if fresh and self._present is not None else state.position
         value = self._wanted(joy, present, now)

@@ -7,10 +7,11 @@ continued. All runs of a world and seed begin with the same imitated model and t
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from robot_rl import __version__
+from robot_rl.advantage import presets
 from robot_rl.bench.curves import plot
 from robot_rl.checkpoint import write_json
 from robot_rl.stopwatch import Stopwatch
@@ -28,6 +30,9 @@ ENV = "robot_rl.sim.text.TextVectorEnv"
 FIRST_TEST = 1_000_000
 """Task seeds of the evaluation begin here; training draws its own below 2^31 at random."""
 ENOUGH = 0.9
+CLIP = (0.2, 0.28)
+AGGREGATION = "token_mean"
+"""Loss of every estimator: presets bring their own clips and means otherwise, and those would be compared too."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Task:
         turns: turns of the policy in a run.
         agent: options of the agent. The imitation is short on purpose: it must leave something to improve.
         methods: estimators that run by default.
+        tuned: options of single estimators, e.g. the trace decay of those with a critic.
     """
 
     world: str
@@ -47,6 +53,7 @@ class Task:
     turns: int
     agent: Mapping[str, Any]
     methods: tuple[str, ...]
+    tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 SHARED: dict[str, Any] = {"hidden": 48, "layers": 2, "heads": 2, "groups": 16, "group_size": 16, "minibatch": 32}
@@ -54,13 +61,20 @@ SHARED |= {"epochs": 1, "lr": 1e-3, "anneal": True, "warmup_steps": 300}
 # Dialogues that look alike to the player are compared, whatever the world hides; the entropy keeps utterances in play
 # that a short imitation has almost ruled out.
 SHARED |= {"group_by": "prompt", "entropy_coef": 0.01}
+# One clip bounds the gradients of policy and value together: the value must not fill it.
+SHARED |= {"value_coef": 0.05}
+# Six questions in one dialogue, 18 turns at best. The dialogues of a task have the same stores and questions, which is
+# what a baseline per turn or state needs. What a turn is good for shows at most two turns later: gamma 0.9.
+ERRAND = {**SHARED, "groups": 8, "minibatch": 16, "epochs": 2, "group_by": "task", "entropy_coef": 0.0, "gamma": 0.9}
+ERRAND |= {"warmup_dialogues": 48, "warmup_steps": 800, "warmup_lr": 3e-3, "warmup_stop": 0.1}
+TRACE = {"gae_lambda": 0.9}
 TASKS = {
     "guess": Task(
         "robot_rl.sim.worlds.text_guess.TextGuess",
         {"numbers": 8},
         50_000,
         {**SHARED, "warmup_dialogues": 32, "warmup_lr": 4e-3, "warmup_stop": 0.11, "epochs": 2, "minibatch": 64},
-        ("gigpo", "grpo"),
+        ("gigpo",),
     ),
     "tools": Task(
         "robot_rl.sim.worlds.text_tools.TextTools",
@@ -69,12 +83,20 @@ TASKS = {
         {**SHARED, "warmup_dialogues": 64, "warmup_lr": 3e-3, "warmup_stop": 0.15},
         ("gigpo", "grpo"),
     ),
+    "errand": Task(
+        "robot_rl.sim.worlds.text_tools.TextTools",
+        {"shelves": 5, "items": 6, "max_turns": 24},
+        50_000,
+        ERRAND,
+        ("trloo", "grpo", "turn_gae", "gigpo", "rloo", "bilevel"),
+        {"turn_gae": TRACE, "bilevel": TRACE},
+    ),
     "maze": Task(
         "robot_rl.sim.worlds.text_maze.TextMaze",
         {"size": 3, "goals": 3, "min_distance": 3, "max_turns": 12},
-        80_000,
+        50_000,
         {**SHARED, "warmup_dialogues": 64, "warmup_lr": 3e-3, "warmup_stop": 0.12},
-        ("turn_gae", "grpo", "gigpo"),
+        ("turn_gae", "grpo"),
     ),
 }
 
@@ -83,7 +105,7 @@ def run(
     out: str = "",
     quick: bool = False,
     *,
-    worlds: tuple[str, ...] = ("guess", "maze", "tools"),
+    worlds: tuple[str, ...] = ("guess", "maze", "errand"),
     methods: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (0, 1, 2),
     turns: int = 0,
@@ -150,7 +172,7 @@ def train(job: Mapping[str, Any], every: int) -> dict[str, Any]:
     """
     task = TASKS[job["world"]]
     env = _at(ENV)(_at(task.world)(**task.options), 1, job["seed"])
-    agent = _at(AGENT)(env.io, advantage=job["method"], seed=job["seed"], **task.agent)
+    agent = make_agent(task, env, job["method"], job["seed"])
     agent.attach(env)
     test = range(FIRST_TEST, FIRST_TEST + job["tasks"])
     watch, curve = Stopwatch(), []
@@ -179,7 +201,29 @@ def train(job: Mapping[str, Any], every: int) -> dict[str, Any]:
     agent.warm_up()
     measure()
     agent.run(job["turns"], hook)
-    return {**job, "options": dict(task.options), "agent": dict(task.agent), "curve": curve}
+    settings = {
+        "options": dict(task.options),
+        "agent": dict(task.agent),
+        "tuned": dict(task.tuned.get(job["method"], {})),
+    }
+    return {**job, **settings, "curve": curve}
+
+
+def make_agent(task: Task, env: Any, method: str, seed: int) -> Any:
+    """The agent of a run; whatever the estimator, its loss has the same clip and mean.
+
+    Args:
+        task: world and effort.
+        env: the text environment.
+        method: name of the estimator or preset.
+        seed: of weights, tasks and samples.
+    """
+    preset: Any = vars(presets).get(method)
+    known = inspect.signature(preset).parameters if callable(preset) else {}
+    loss = {"clip_low": CLIP[0], "clip_high": CLIP[1], "aggregation": AGGREGATION}
+    options = {**{name: x for name, x in loss.items() if name in known}, **task.tuned.get(method, {})}
+    clip = {"clip_low": CLIP[0], "clip_high": CLIP[1]}
+    return _at(AGENT)(env.io, advantage=method, advantage_options=options, seed=seed, **clip, **task.agent)
 
 
 def share(dialogues: Sequence[Any]) -> float:

@@ -5,7 +5,9 @@ episode that was being recorded and no other. `join` makes one D4RL file of a se
 
     observations, next_observations (N, S) float32; actions (N, A) float32, executed, in [-1, 1]
     rewards float32; terminals, timeouts bool, never both, one of them on the last row
-    infos/<name>: what else was known per step; images as JPEG bytes of variable length or (N, H, W, C) uint8
+    infos/<name>: what else was known per step
+    images/<camera>: pictures, JPEG or PNG bytes of variable length or (M, H, W, C) uint8, one per row or, where
+    infos/picture_<camera> (N,) int32 says which one each row saw (-1: none yet), each stored once
 
 Source: layout of Farama-Foundation/D4RL, gym v2 files.
 """
@@ -27,6 +29,7 @@ import numpy as np
 from robot_rl.data.atomic import sync_folder, write_bytes
 
 SCHEMA = 1
+PICTURES, SEEN = "images/", "infos/picture_"
 CORE = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
 
 
@@ -35,22 +38,33 @@ def check(columns: Mapping[str, Any]) -> int:
 
     Raises:
         ValueError: a column of the layout is missing, lengths differ, a row is terminal and timeout at once, an end
-            lies inside, or there are no rows.
+            lies inside, there are no rows, or a row saw a picture that is not there.
     """
     missing = [key for key in CORE[:5] if key not in columns]
     if missing:
         raise ValueError(f"columns lack {', '.join(missing)}; expected {', '.join(CORE[:5])}")
-    lengths = {key: len(value) for key, value in columns.items()}
+    lengths = {key: len(value) for key, value in columns.items() if _index_of(key) not in columns}
     rows = lengths["actions"]
     wrong = {key: n for key, n in lengths.items() if n != rows}
     if wrong or not rows:
         raise ValueError(f"columns differ in length or are empty: actions has {rows} rows, others {wrong}")
+    for key in columns:
+        if key.startswith(SEEN):
+            camera = PICTURES + key.removeprefix(SEEN)
+            most = int(np.max(columns[key]))
+            if most >= len(columns.get(camera, ())):
+                raise ValueError(f"{key} names picture {most}, {camera} has {len(columns.get(camera, ()))}")
     ends = np.asarray(columns["terminals"], bool).astype(int) + np.asarray(columns["timeouts"], bool)
     if (ends > 1).any():
         raise ValueError(f"row {int(np.argmax(ends > 1))} is terminal and timeout at once, expected at most one")
     if ends[:-1].any() or not ends[-1]:
         raise ValueError("an episode has its only end on its last row; split episodes before writing")
     return rows
+
+
+def _index_of(key: str) -> str:
+    """Column that says which row saw which picture of column `key`; "" for columns that are no pictures."""
+    return SEEN + key.removeprefix(PICTURES) if key.startswith(PICTURES) else ""
 
 
 def write(path: str | os.PathLike[str], columns: Mapping[str, Any], attributes: Mapping[str, Any]) -> Path:
@@ -193,7 +207,7 @@ def join(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str])
 
 
 def _append(target: h5py.File, source: h5py.File, keys: Sequence[str], rows: int) -> int:
-    count = len(source["actions"])  # type: ignore[arg-type]
+    before = {key: len(target[key]) if key in target else 0 for key in keys}  # type: ignore[arg-type]
     for key in keys:
         item: Any = source[key]
         if key not in target:
@@ -201,9 +215,16 @@ def _append(target: h5py.File, source: h5py.File, keys: Sequence[str], rows: int
         table: Any = target[key]
         if table.shape[1:] != item.shape[1:]:
             raise ValueError(f"{source.filename}: {key} has shape {item.shape[1:]}, earlier episodes {table.shape[1:]}")
-        table.resize(rows + count, axis=0)
-        table[rows:] = item[()]
-    return rows + count
+        values = item[()]
+        if key.startswith(SEEN):  # pictures of earlier episodes lie before these
+            values = np.where(values < 0, values, values + before.get(PICTURES + key.removeprefix(SEEN), 0))
+        table.resize(before[key] + len(item), axis=0)
+        if h5py.check_vlen_dtype(item.dtype):  # one by one: h5py makes a matrix of rows of equal length
+            for k, value in enumerate(values):
+                table[before[key] + k] = value
+        else:
+            table[before[key] :] = values
+    return rows + len(source["actions"])  # type: ignore[arg-type]
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:

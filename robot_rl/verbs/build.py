@@ -147,7 +147,7 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> tuple
         plain = OmegaConf.to_container(world, resolve=True)
 
         def of_world(joints: tuple[str, ...]) -> Any:
-            return kind(plain, joints, io)
+            return kind(plain, joints)  # whoever is to drive is proven against it, pictures included
 
         make_port = of_world
 

@@ -41,7 +41,7 @@ def reference(columns, gamma, lam):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize(
     ("steps", "width", "density"),
-    [(40, 2100, 0.02), (40, 2100, 0.3), (90, 8, 0.05), (90, 13, 0.6), (1, 3, 0.0), (50, 1, 0.1)],
+    [(100, 2100, 0.02), (40, 2100, 0.3), (90, 8, 0.05), (90, 13, 0.6), (1, 3, 0.0), (50, 1, 0.1)],
 )
 def test_fused_gae_of_every_shape_equals_the_twin(name, dtype, steps, width, density):
     columns = rollout(steps, width, density, dtype=dtype)

@@ -27,7 +27,7 @@ def data(shape, dtype, seed=0, cuts=0.1):
 
 
 SHAPES = [(1,), (2,), (95,), (97,), (1000,), (64 * 97 + 5,), (1, 1), (5, 3), (33, 4), (200, 7), (50, 2500), (700, 1)]
-SHAPES += [(9, 3, 2)]
+SHAPES += [(9, 3, 2), (4001, 3)]
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -10,6 +10,9 @@ import pytest
 pytest.importorskip("transformers", reason="needs transformers (extra `language`)")
 pytest.importorskip("matplotlib", reason="needs matplotlib (extra `report`)")
 from robot_rl.bench import language
+from robot_rl.sim.text import TextVectorEnv
+from robot_rl.sim.worlds.text_guess import TextGuess
+from robot_rl.sim.worlds.text_tools import TextTools
 
 
 def curve(*greedy: float) -> list[dict[str, float]]:
@@ -49,6 +52,28 @@ def test_runs_once_and_continues(tmp_path, monkeypatch):
     result = json.loads(done)
     assert result["curve"][0]["turns"] == 0
     assert result["curve"][-1]["turns"] >= 8
+
+
+@pytest.mark.parametrize("world", sorted(language.TASKS))
+def test_all_estimators_of_a_world_are_compared_with_one_loss(world):
+    task = language.TASKS[world]
+    env = TextVectorEnv(TextGuess(), 1, 0)
+    for method in (*task.methods, "gigpo", "grpo", "trloo", "rloo", "turn_gae", "bilevel"):
+        agent = language.make_agent(task, env, method, seed=0)
+        assert agent.pipeline.loss_options == {"clip": (0.2, 0.28), "aggregation": "token_mean"}
+        stage = agent.pipeline.estimators[0][0]
+        assert stage.name == method
+        if method in ("gigpo", "trloo", "turn_gae", "bilevel"):
+            assert stage.options["gamma"] == task.agent.get("gamma", 0.99)
+        if world == "errand" and method in ("turn_gae", "bilevel"):
+            assert stage.options["gae_lambda"] == 0.9
+
+
+def test_the_errand_is_long_and_its_optimum_known():
+    world = TextTools(**language.TASKS["errand"].options)
+    world.reset(0)
+    assert world.optimum == pytest.approx(6 * 0.9)
+    assert world.max_turns == 24
 
 
 def test_wrong_use_is_refused(tmp_path):

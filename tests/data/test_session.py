@@ -41,6 +41,25 @@ def test_session_round_trip_keeps_columns_pictures_and_attributes(tmp_path) -> N
     assert facts == {"schema": 1, "rate": 20.0, "spec": {"name": "arm"}}
 
 
+def test_session_pictures_are_stored_once_and_found_again_after_a_join(tmp_path) -> None:
+    for number, rows in enumerate((3, 4)):
+        shots = [bytes([number, k]) for k in range(2)]
+        seen = np.array([-1, 0, 1, 1][:rows], np.int32)
+        columns = table(rows, **{"images/wrist": shots, "infos/picture_wrist": seen})
+        session.write(session.next_path(tmp_path / "s"), columns, {})
+    session.join([tmp_path / "s"], tmp_path / "all.hdf5")
+    back, _ = session.read(tmp_path / "all.hdf5")
+    assert back["images/wrist"] == [b"\x00\x00", b"\x00\x01", b"\x01\x00", b"\x01\x01"]
+    assert back["infos/picture_wrist"].tolist() == [-1, 0, 1, -1, 2, 3, 3]
+    assert [len(e) for e in d4rl.read(tmp_path / "all.hdf5").episodes] == [3, 4]
+
+
+def test_session_refuses_a_row_that_saw_a_picture_that_is_not_there(tmp_path) -> None:
+    columns = table(3, **{"images/wrist": [b"a"], "infos/picture_wrist": np.array([0, 0, 1], np.int32)})
+    with pytest.raises(ValueError, match="names picture 1, images/wrist has 1"):
+        session.write(tmp_path / "a.hdf5", columns, {})
+
+
 def test_session_is_read_by_the_d4rl_reader(tmp_path) -> None:
     path = session.write(tmp_path / "a.hdf5", table(), {})
     episode = d4rl.read(path, infos=True).episodes[0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -129,6 +132,82 @@ def test_tools_need_each_other():
     assert len({number for _, number in numbers}) > 5
 
 
+def best_play(shelves, cost, items, turns):
+    """Optimal expected return of `text/tools` by exhaustive search over what the player can know of the store."""
+    stores = frozenset(itertools.product(range(shelves), itertools.permutations(range(shelves))))
+
+    @functools.cache
+    def value(possible, left, turns):
+        if not left or not turns:
+            return 0.0
+        options = []
+        for number in range(shelves):
+            right = sum(store[1][store[0]] == number for store in possible) / len(possible)
+            options.append(right + value(stores, left - 1, turns - 1))
+        tools = [lambda store: store[0]] + [lambda store, shelf=i: store[1][shelf] for i in range(shelves)]
+        for tool in tools:
+            answers: dict[int, set] = {}
+            for store in possible:
+                answers.setdefault(tool(store), set()).add(store)
+            rest = [(len(x) / len(possible), value(frozenset(x), left, turns - 1)) for x in answers.values()]
+            options.append(-cost + sum(chance * later for chance, later in rest))
+        return max(options)
+
+    return value(stores, items, turns)
+
+
+@pytest.mark.parametrize(
+    ("shelves", "cost", "items", "turns"),
+    [(2, 0.05, 2, 7), (2, 0.3, 2, 6), (3, 0.1, 1, 4), (3, 0.1, 2, 6), (2, 0.2, 3, 9)],
+)
+def test_tools_optimum_equals_an_exhaustive_search(shelves, cost, items, turns):
+    world = TextTools(shelves=shelves, cost=cost, items=items, max_turns=turns)
+    world.reset(0)
+    assert world.optimum == pytest.approx(best_play(shelves, cost, items, turns))
+
+
+def test_tools_with_several_items_by_hand():
+    world = TextTools(shelves=5, items=3, max_turns=9)
+    item = world.reset(2).split()[-1]
+    stores, anchors = [], []
+    for question in (1, 2, 3):
+        assert world.anchor.startswith(f"{question} {item}")
+        anchors.append(world.anchor)
+        stores.append((dict(world._shelf), list(world._number)))
+        shelf = world.step(f"find {item}")[0].split()[1]
+        number = world.step(f"open {shelf}")[0].split()[1]
+        assert world.anchor == f"{question} {item} {shelf} {number}"
+        # The second answer is wrong: nothing for it, and the dialogue goes on.
+        said = number if question != 2 else f"n{(int(number[1:]) + 1) % 5}"
+        text, reward, terminated, truncated = world.step(f"answer {said}")
+        assert reward == (0.0 if question == 2 else 1.0)
+        assert text.split()[0] == ("wrong" if question == 2 else "right")
+        assert terminated == (question == 3)
+        assert not truncated
+        if question < 3:
+            assert text.split()[1:3] == ["which", "number"]
+            item = text.split()[3]
+    assert stores[0] != stores[1] != stores[2]  # what the tools said before is out of date
+    assert len(set(anchors)) == 3
+    assert not world.success
+
+
+def test_tools_with_several_items_expert_and_limit():
+    world = TextTools(shelves=5, items=6, max_turns=18)
+    for seed in range(20):
+        assert play_expert(world, seed) == pytest.approx(6 * 0.9)
+        assert world.success
+    world.reset(0)
+    for turn in range(18):
+        _, _, terminated, truncated = world.step("answer n0" if turn < 5 else "find apple")
+        assert not terminated
+        assert truncated == (turn == 17)
+    # One item: the words are what they were before there could be several.
+    single = TextTools()
+    single.reset(3)
+    assert single.anchor.split() == [single._item]
+
+
 def test_bad_options_are_refused():
     for build in (
         lambda: TextGuess(numbers=1),
@@ -137,6 +216,8 @@ def test_bad_options_are_refused():
         lambda: TextMaze(min_distance=99),
         lambda: TextTools(shelves=1),
         lambda: TextTools(max_turns=2),
+        lambda: TextTools(items=0),
+        lambda: TextTools(items=3),
         lambda: make(0, 0, world=TextGuess()),
     ):
         with pytest.raises(ValueError, match=r"expected|lower"):

@@ -4,8 +4,9 @@ NumPy has no loop-carried vector operation, so a naive scan pays the interpreter
 served without that cost:
 
 - wide (T, B): one row is already long, a plain loop over T keeps every operand in the first-level cache;
-- narrow (T, B): rows are cut into blocks of consecutive time steps, all blocks are scanned side by side together with
-  the products of their coefficients, and one scan over the blocks (the same function, shorter) supplies the carries;
+- narrow (T, B): rows are cut into blocks of consecutive time steps, the blocks are laid side by side and scanned
+  together with the products of their coefficients, and one scan over the blocks (the same function, shorter) supplies
+  the carries;
 - flat (N,): consecutive rows become columns, are transposed, scanned side by side and linked in the same way.
 
 Scratch memory is O(N) everywhere.
@@ -16,9 +17,9 @@ from __future__ import annotations
 import numpy as np
 
 WIDE = 2000  # columns from which a plain loop over time beats the blocked form
-BLOCK = 8  # time steps per block of the narrow form
+BLOCK = 12  # time steps per block of the narrow form
 COLUMN = 64  # consecutive rows per column of the flat form
-TILE = 16  # time steps of the wide form whose coefficients are written at a time, so that they stay in cache
+TILE = 32  # time steps of the wide form whose coefficients are written at a time, so that they stay in cache
 FLAT_LOOP = 96  # below this length a loop over Python floats is the fastest flat scan
 DENSE = 16  # more than one boundary in so many rows: masks over everything beat lists of boundaries
 PRECISE = 0.998  # float32 coefficients closer to one lose whole digits of a long return: float64 from here on
@@ -202,17 +203,20 @@ def _scan_blocks(y: np.ndarray, a: np.ndarray) -> None:
     steps, width = y.shape
     blocks = steps // BLOCK
     head = steps - blocks * BLOCK
-    value = y[head:].reshape(blocks, BLOCK, width)
-    product = a[head:].reshape(blocks, BLOCK, width)
+    place = y[head:].reshape(blocks, BLOCK, width).transpose(1, 0, 2)
+    # The i-th steps of all blocks side by side: a copy each way is cheaper than many passes over short, scattered rows.
+    value = np.ascontiguousarray(place)
+    product = np.ascontiguousarray(a[head:].reshape(blocks, BLOCK, width).transpose(1, 0, 2))
     row = np.empty((blocks, width), y.dtype)
-    for i in range(BLOCK - 2, -1, -1):
-        np.multiply(product[:, i], value[:, i + 1], out=row)
-        value[:, i] += row
-        product[:, i] *= product[:, i + 1]
-    carry, factor = value[:, 0].copy(), product[:, 0].copy()
+    for now, factor, ahead, further in zip(value[-2::-1], product[-2::-1], value[:0:-1], product[:0:-1]):
+        np.multiply(factor, ahead, out=row)
+        now += row
+        factor *= further
+    carry, factor = value[0].copy(), product[0].copy()
     _scan_in_place(carry, factor)
-    product[:-1] *= carry[1:, None]
-    value[:-1] += product[:-1]
+    product[:, :-1] *= carry[1:]
+    value[:, :-1] += product[:, :-1]
+    place[...] = value
     for t in range(head - 1, -1, -1):
         y[t] += a[t] * y[t + 1]
 

@@ -178,7 +178,8 @@ class Station:
 
     @property
     def last(self):
-        return self.executed[-1][1]
+        """Newest executed command; a test may just have cleared the list."""
+        return wait(lambda: self.executed, what="an executed command")[-1][1]
 
     def diagnostic(self, name):
         return self.diagnostics.get(name, (3, "", {}))
@@ -226,6 +227,7 @@ class Station:
 
     def close(self):
         self.driver.running = False
+        self.driver.join(2.0)  # it publishes
         self.over = True
         self.thread.join(2.0)
         self.executor.shutdown()
@@ -236,14 +238,22 @@ class Station:
         self.driver.on, self.driver.rate = False, 100.0
         self.driver.alter = lambda fields: fields
 
+    def connected(self):
+        """Discovery has joined us both ways: the robot is heard, and commands and takeovers arrive somewhere."""
+        wait(lambda: self.state, limit=60.0, what="a supervisor")
+        wait(lambda: self.joints is not None, limit=30.0, what="joint states")
+        for out in (self.policy, self.takeover):
+            wait(out.get_subscription_count, limit=30.0, what=f"who listens on {out.topic_name}")
+        return self
+
     def ready(self, arm=True):
         """Everything undone: robot at home, nothing injected, ARMED with a silent policy."""
         self.quiet()
+        self.inject(**INJECT)  # first, so that a frozen robot speaks again
+        self.set("sim_robot", obs_delay=0.0, obs_jitter=0.0, drop_prob=0.0, noise=0.0)
+        self.connected()
         self.takeover.publish(Bool(data=False))
         self.estop.publish(Bool(data=False))
-        self.inject(**INJECT)
-        self.set("sim_robot", obs_delay=0.0, obs_jitter=0.0, drop_prob=0.0, noise=0.0)
-        wait(lambda: self.state, limit=60.0, what="a supervisor")
         if self.state in ("ARMED", "ACTIVE", "STOPPING"):
             self.enable(False)
             wait(lambda: self.state in ("IDLE", "FAULT", "ESTOP"), what="the end of motion")
@@ -271,7 +281,11 @@ class Station:
         """ACTIVE at more than half of the largest speed on the way to `target`."""
         self.active()
         self.driver.value = lambda t: np.full(3, target)
-        wait(lambda: np.abs(self.last.velocity).min() > 0.5, what="motion")
+        try:
+            wait(lambda: np.abs(self.last.velocity).min() > 0.5, what="motion")
+        except AssertionError as error:
+            seen = self.diagnostic("safety_supervisor: safety")
+            raise AssertionError(f"{error}; states {self.states[-6:]}, now {seen}") from None
         return self
 
     def stopped_after(self, since, limit=STOP + SLACK):
@@ -319,7 +333,7 @@ class Processes:
         self.folder, self.running = folder, {}
         (folder / "arm.yaml").write_text(SPEC.format(mode="forward_position", timeout=0.0))
 
-    def start(self, module, *parameters, spec="arm.yaml", key=None, args=()):
+    def start(self, module, *parameters, spec="arm.yaml", key=None, args=(), environment=None):
         key = key or module
         command = [sys.executable, "-m", f"robot_rl.real.ros.{module}", "--ros-args"]
         command += ["-p", f"robot_spec:={self.folder / spec}", *args]
@@ -327,6 +341,7 @@ class Processes:
             command += ["-p", parameter]
         log = (self.folder / f"{key}.log").open("ab")
         env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
+        env |= environment or {}
         env["ROBOT_RL_PARENT"] = str(os.getpid())  # no orphans, even when the tests are killed
         self.running[key] = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=self.folder)
         return self.running[key]

@@ -42,9 +42,10 @@ def pair(processes):
 
 
 def test_two_robots_in_namespaces_know_nothing_of_each_other(pair):
-    left, right, _ = pair
+    left, right, clock = pair
     for station in (left, right):
-        station.wait_state("IDLE", limit=90.0)
+        station.connected().wait_state("IDLE", limit=90.0)
+    wait(lambda: clock.now > 0.0, limit=30.0, what="simulated time")
     assert left.enable().success
     left.driver.alter = left.usual
     left.moving()

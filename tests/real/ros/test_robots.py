@@ -111,6 +111,7 @@ def test_twists_drive_a_base_from_us_and_from_a_plain_cmd_vel_publisher(one):
     robot.node.create_subscription(Odometry, "odom", odometry.append, qos("state"))
     out = robot.node.create_publisher(TwistStamped, "robot_rl/command/twist_policy", qos("command"))
     wait(lambda: out.get_subscription_count() == 1, what="the supervisor")
+    wait(lambda: odometry and sent, limit=30.0, what="odometry and commands")
     number = iter(range(1, 10**6))
 
     def ask(x, turn, sideways=0.0):

@@ -49,6 +49,37 @@ def load(path, *, device, threads):
     return Toward(target, bad=name == "nan"), io(), None, name
 
 
+class Looks:
+    """Holds the arm where it is, but turns the waist by 0.3 rad as long as it sees something."""
+
+    def __init__(self, spec):
+        self.io, self.seen = spec, None
+
+    def reset(self, rows=None):
+        pass
+
+    def act(self, obs, *, deterministic=False):
+        state = np.asarray(obs["state"])[0, : len(self.io.action_names)]
+        goal = np.array(state)
+        sight = [value.std() for key, value in obs.items() if key.startswith("image.")]
+        goal[0] = state[0] + np.clip(0.3 - state[0], -0.05, 0.05) if min(sight) > 5.0 else state[0]
+        low, high = np.array(self.io.action_low), np.array(self.io.action_high)
+        return Action((2.0 * (goal - low) / (high - low) - 1.0)[None].astype(np.float32))
+
+
+def looks(path, *, device, threads):
+    from pathlib import Path
+
+    from robot_rl.real.core.spec import RobotSpec
+    from robot_rl.real.port import SpecPort
+
+    spec = RobotSpec.load(Path(path).parent / "seeing.yaml")
+    raw = SpecPort(spec, RATE).io.to_dict()
+    raw["obs"] |= {f"image.{name}": {"shape": [24, 32, 3], "dtype": "uint8"} for name in spec.cameras}
+    io = IOSpec.from_dict(raw)
+    return Looks(io), io, None, "looks"
+
+
 class Expert:
     """The scripted controller of a world as a policy."""
 
