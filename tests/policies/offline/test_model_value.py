@@ -40,7 +40,7 @@ def test_value_of_a_straight_walk_is_the_sum_worked_by_hand(ends):
         io, Push(io, 0.5 if ends else 0.0), gamma=gamma, members=2, hidden=(32, 32), batch_size=64, rollouts=4, lr=3e-3
     )
     batches = line_batches(learner.batch_size, gamma, ends)
-    for _ in range(1200):
+    for _ in range(900):
         learner.update(batches)
     value = learner.values(torch.tensor([[0.5]]))
     if ends:  # 0.5, 0.6, 0.7, 0.8, 0.9, then x' = 1.0 is the end

@@ -55,7 +55,7 @@ def batches(store):
     return LogDataset(store, gamma=0.9, extras=("episode", "step"), seed=0).batches(64)
 
 
-def learn(store, updates=250, **options) -> Oer:
+def learn(store, updates=160, **options) -> Oer:
     learner = Oer(IO, updates=updates, **{**SMALL, **options})
     learner.prepare(LogFacts(*store.moments(), -8.0, 0.0, 0.9, STEPS))
     stream = batches(store)
@@ -82,11 +82,11 @@ def test_first_task_survives_the_second_with_replay_and_not_without(stores, tmp_
     assert distance(second.policy, 1) < 0.3
     assert distance(second.policy, 0) < 0.35
     assert len(second.kept) == 2
-    forgetful = Oer(IO, updates=250, previous=str(tmp_path / "learner.pt"), **SMALL)
+    forgetful = Oer(IO, updates=160, previous=str(tmp_path / "learner.pt"), **SMALL)
     forgetful.kept = []  # the same run without its memory
     forgetful.prepare(LogFacts(*stores[1].moments(), -8.0, 0.0, 0.9, STEPS))
     stream = batches(stores[1])
-    for _ in range(250):
+    for _ in range(160):
         forgetful.update(stream)
     assert distance(forgetful.policy, 0) > 2 * distance(second.policy, 0)
 
