@@ -97,7 +97,7 @@ def run(
     seeds: int = 3,
     updates: int = 20_000,
     steps: int = 200_000,
-    noise: float = 0.3,
+    noise: float | None = None,
     batch_size: int | None = None,
     matmul: str = "bf16",
     overrides: tuple[str, ...] = (),
@@ -117,8 +117,7 @@ def run(
         seeds: of every cell.
         updates: of every run.
         steps: of a medium-expert set; a medium-replay set has half as many.
-        noise: of the agents' actions in the sets; D4RL's were sampled from wide policies, and a method that leaves
-            narrow data by more than their noise fails on them.
+        noise: of the agents' actions in the sets; None: they are sampled from the agents' own policies, as D4RL's were.
         batch_size: rows per update where it should not be the method's own.
         matmul: "bf16" or "float32" matrix products.
         overrides: further options of `robot-rl offline`, for variants; give them a `label`.
@@ -196,7 +195,7 @@ def _call(command: list[str], log: Path, clock: _Clock) -> bool:
 
 
 def _collect(
-    folder: Path, name: str, zoo: str | None, medium: str | None, steps: int, noise: float, clock: _Clock
+    folder: Path, name: str, zoo: str | None, medium: str | None, steps: int, noise: float | None, clock: _Clock
 ) -> None:
     env, level = name.split("-", 1)
     if zoo is None:
@@ -205,7 +204,12 @@ def _collect(
         )
     command = [
         *(sys.executable, "-m", "robot_rl", "collect", "env=gym", f"id={ENVS[env]}-v4", "policy=sb3"),
-        *(f"path={Path(zoo) / f'tqc-{ENVS[env]}-v3.zip'}", f"level={level}", f"noise={noise}", "num_envs=10"),
+        *(
+            f"path={Path(zoo) / f'tqc-{ENVS[env]}-v3.zip'}",
+            f"level={level}",
+            "sample=true" if noise is None else f"noise={noise}",
+            "num_envs=10",
+        ),
         f"steps={steps if level == 'medium-expert' else steps // 2}",
         f"out={folder}/data/{name}.hdf5",
         f"medium_path={medium}" if medium else "medium_by=bias",

@@ -14,7 +14,7 @@ _LOG_SQRT_TAU = 0.5 * math.log(2.0 * math.pi)
 
 
 class Behaviour:
-    """A policy's mode, pulled off by a fixed function of the state, with noise, at times replaced by uniform actions.
+    """A policy's mode or its own samples, pulled off by a fixed function of the state, with noise, at times replaced by uniform actions.
 
     The mode becomes m(s) = clip(mode(s) + bias sin(W s + b)) with W and b drawn once: a worse policy that cloning can
     learn, unlike noise, whose mean is the policy itself. Actions are drawn from a normal distribution about m(s) that
@@ -22,25 +22,39 @@ class Behaviour:
     """
 
     def __init__(
-        self, policy: Policy, *, noise: float = 0.0, random: float = 0.0, bias: float = 0.0, seed: int = 0
+        self,
+        policy: Policy,
+        *,
+        noise: float = 0.0,
+        random: float = 0.0,
+        bias: float = 0.0,
+        sample: bool = False,
+        seed: int = 0,
     ) -> None:
         """Wrap `policy`.
 
         Args:
-            policy: acts deterministically below.
+            policy: acts deterministically below, unless `sample`.
             noise: standard deviation on actions in [-1, 1] before the truncation.
             random: probability of a uniform action, per step and environment.
             bias: amplitude of the fixed function of the state.
+            sample: the policy draws its actions itself, in place of `noise`; with a bias they have no density.
             seed: of noise and uniform actions; not of the fixed function, which is always the same one.
 
         Raises:
-            ValueError: a negative amplitude, or a probability outside [0, 1].
+            ValueError: a negative amplitude, a probability outside [0, 1], both kinds of noise, or a policy whose
+                samples cannot be repeated.
         """
         if min(noise, bias) < 0 or not 0 <= random <= 1:
             raise ValueError(
                 f"noise is {noise}, bias {bias}, random {random}; expected noise and bias >= 0, random in [0, 1]"
             )
-        self.io, self._policy = policy.io, policy
+        if sample and (noise or not hasattr(policy, "reseed")):
+            raise ValueError(
+                "sample takes the place of noise; give one of them" if noise else
+                f"{type(policy).__name__} has no reseed(seed), so that what it samples could not be repeated; use noise"
+            )  # fmt: skip
+        self.io, self._policy, self.sample = policy.io, policy, sample
         self.noise, self.random, self.bias = noise, random, bias
         self._wave: tuple[np.ndarray, np.ndarray] | None = None
         self.reseed(seed)
@@ -48,6 +62,8 @@ class Behaviour:
     def reseed(self, seed: int) -> None:
         """Begin the noise anew."""
         self._rng = np.random.default_rng(seed)
+        if self.sample:
+            self._policy.reseed(seed)  # type: ignore[attr-defined]
 
     def reset(self, rows: Any = None) -> None:
         """Forget memory of these rows."""
@@ -68,10 +84,21 @@ class Behaviour:
         flat = -shape[1] * math.log(2.0)
         if self.random >= 1.0:
             return Action(uniform.astype(np.float32), logp=np.full(shape[0], flat, np.float32))
-        mode = np.asarray(self._policy.act(obs, deterministic=True).value, np.float64)
+        answer = self._policy.act(obs, deterministic=not self.sample)
+        mode = np.asarray(answer.value, np.float64)
         if self.bias:
             mode = mode + self.bias * self._pull(np.asarray(obs["state"], np.float64))
         mode = mode.clip(-1.0, 1.0)
+        if self.sample and not self.bias:
+            logp = self._own(obs, answer)
+            action = np.where(chance[:, None], uniform, mode).astype(np.float32)
+            if not self.random:
+                return Action(action, logp=logp)
+            if logp is None or not hasattr(self._policy, "log_prob"):  # of the uniform actions it is not known
+                return Action(action)
+            logp = self._policy.log_prob(obs, torch.from_numpy(action)).cpu().numpy()  # type: ignore[attr-defined]
+            mixed = np.logaddexp(math.log1p(-self.random) + logp, math.log(self.random) + flat)
+            return Action(action, logp=mixed.astype(np.float32))
         if not self.noise:
             return Action(np.where(chance[:, None], uniform, mode).astype(np.float32))
         drawn = _truncated_normal(mode, self.noise, quantile)
@@ -80,6 +107,13 @@ class Behaviour:
         if self.random:
             logp = np.logaddexp(math.log1p(-self.random) + logp, math.log(self.random) + flat)
         return Action(action, logp=logp.astype(np.float32))
+
+    def _own(self, obs: Obs, answer: Action) -> np.ndarray | None:
+        """(B,) log-density of what the policy drew, where it tells it."""
+        if answer.logp is not None:
+            return np.asarray(answer.logp, np.float32)
+        known = getattr(self._policy, "log_prob", None)
+        return None if known is None else known(obs, torch.as_tensor(answer.value)).cpu().numpy()
 
     def _pull(self, state: np.ndarray) -> np.ndarray:
         if self._wave is None:

@@ -11,9 +11,10 @@ What the names mean here, which is not what they mean in D4RL (there: policies a
   1 - k / 9, else that of medium.
 - medium-expert: one half of the steps medium, the other expert.
 
-With `agent_noise` the agents' own actions have noise too: D4RL's were sampled, and values learn nothing of actions that
-are never tried. The file says which it is (`metadata/*`), of every step by which behaviour it was made
-(`infos/behaviour`), and where every part is random with what log-density (`infos/action_log_probs`).
+With `agent_noise` the agents' own actions have noise too, with `agent_sample` they draw them from their own policies, as
+D4RL's did: values learn nothing of actions that are never tried, and agents bear their own noise better than another.
+The file says which it is (`metadata/*`), of every step by which behaviour it was made (`infos/behaviour`), and where
+every part is random with what log-density (`infos/action_log_probs`).
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def collect_level(
     medium_noise: float | None = None,
     medium_by: str = "noise",
     agent_noise: float = 0.0,
+    agent_sample: bool = False,
     facts: dict[str, Any] | None = None,
     on_steps: Callable[[int], object] | None = None,
 ) -> LevelSummary:
@@ -91,6 +93,7 @@ def collect_level(
         medium_noise: standard deviation of that noise, or amplitude of the bias; found by bisection when None.
         medium_by: "noise" or "bias".
         agent_noise: standard deviation of noise on every action of the agents.
+        agent_sample: the agents draw their actions from their own policies, in place of `agent_noise`.
         facts: plain values for the file's metadata and for telling whether interrupted work belongs to this call.
         on_steps: called with the number of steps collected so far.
 
@@ -106,7 +109,7 @@ def collect_level(
     work = out.with_name(f".{out.name}.work")
     settings = {"level": level, "seed": seed, "num_envs": env.num_envs, "medium_fraction": medium_fraction}
     settings |= {"medium_noise": medium_noise, "own_medium": medium is not None, **(facts or {})}
-    settings |= {"medium_by": medium_by, "agent_noise": agent_noise}
+    settings |= {"medium_by": medium_by, "agent_noise": agent_noise, "agent_sample": agent_sample}
     settings = json.loads(json.dumps(settings))
     state = _resume(work, settings)
     noise = medium_noise
@@ -114,14 +117,17 @@ def collect_level(
         if noise is None:
             noise = state.get("noise")
         if noise is None:
-            own = agent_noise if medium_by == "bias" else 0.0
-            noise = calibrate(env, expert, fraction=medium_fraction, seed=seed + 7, by=medium_by, agent_noise=own)
+            own = {"noise": agent_noise, "sample": agent_sample} if medium_by == "bias" else {}
+            noise = calibrate(env, expert, fraction=medium_fraction, seed=seed + 7, by=medium_by, agent=own)
         write_json(work / "state.json", {"settings": settings, "noise": noise})
+    best = {"noise": agent_noise, "sample": agent_sample}
     if medium is not None:
-        middle = {"noise": agent_noise}
+        middle = best
+    elif medium_by == "noise":
+        middle = {"noise": noise or 0.0}
     else:
-        middle = {"noise": agent_noise, medium_by: noise or 0.0}
-    parts = _parts(level, expert, medium or expert, middle, agent_noise)
+        middle = {**best, "bias": noise or 0.0}
+    parts = _parts(level, expert, medium or expert, middle, best)
     episodes: list[Episode] = []
     summary: dict[str, tuple[int, int, float]] = {}
     for number, part in enumerate(parts):
@@ -159,7 +165,7 @@ def calibrate(
     seed: int,
     episodes: int | None = None,
     by: str = "noise",
-    agent_noise: float = 0.0,
+    agent: dict[str, float] | None = None,
 ) -> float:
     """Noise or bias of the actions at which the return lies `fraction` of the way from random to the policy's.
 
@@ -171,7 +177,7 @@ def calibrate(
     count = max(episodes or 8, env.num_envs)
 
     def measure(**spoilt: float) -> float:
-        parts = {"noise": agent_noise, **spoilt}
+        parts = {**(agent or {}), **spoilt}
         behaviour = _spoilt(policy, parts, seed=seed)
         return float(np.mean(evaluate(env, behaviour, episodes=count, seed=seed, deterministic=False).returns))
 
@@ -186,9 +192,8 @@ def calibrate(
     return 0.5 * (low + high)
 
 
-def _parts(level: str, expert: Policy, weaker: Policy, middle: dict[str, float], agent_noise: float) -> list[Part]:
-    medium = _spoilt(weaker, middle)
-    best = Behaviour(expert, noise=agent_noise)
+def _parts(level: str, expert: Policy, weaker: Policy, middle: dict[str, float], agent: dict[str, float]) -> list[Part]:
+    medium, best = _spoilt(weaker, middle), _spoilt(expert, agent)
     if level == "random":
         return [Part("random", 1.0, Behaviour(expert, random=1.0))]
     if level == "expert":
@@ -203,7 +208,12 @@ def _parts(level: str, expert: Policy, weaker: Policy, middle: dict[str, float],
 
 def _spoilt(policy: Policy, how: dict[str, float], seed: int = 0) -> Behaviour:
     return Behaviour(
-        policy, noise=how.get("noise", 0.0), random=how.get("random", 0.0), bias=how.get("bias", 0.0), seed=seed
+        policy,
+        noise=how.get("noise", 0.0),
+        random=how.get("random", 0.0),
+        bias=how.get("bias", 0.0),
+        sample=bool(how.get("sample", False)),
+        seed=seed,
     )
 
 

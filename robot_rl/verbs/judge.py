@@ -236,6 +236,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             medium_noise=cfg.medium_noise,
             medium_by=cfg.medium_by,
             agent_noise=cfg.noise,
+            agent_sample=cfg.sample,
             facts=facts,
             on_steps=lambda done: bar.update(min(done, cfg.steps) - bar.n),
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from robot_rl.data import d4rl
 from robot_rl.jobs import levels
@@ -160,3 +161,34 @@ def test_sets_hold_log_densities_where_every_part_has_them(tmp_path: Path) -> No
         collect_level(env, policy, path, level=level, agent_noise=noise, **options)  # pyright: ignore
         logs = d4rl.read(path, infos=True)
         assert all(("infos/action_log_probs" in e.meta["columns"]) == held for e in logs.episodes), level
+
+
+class Wide(Fixed):
+    """Draws N(0.5, 0.1), and says so."""
+
+    def reseed(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def act(self, obs, *, deterministic=False):
+        shape = (len(obs["state"]), self.io.action_dim)
+        noise = np.zeros(shape) if deterministic else self.rng.normal(size=shape)
+        logp = None if deterministic else (-0.5 * noise**2 - np.log(0.1) - 0.5 * np.log(2 * np.pi)).sum(-1)
+        return Action((0.5 + 0.1 * noise).astype(np.float32), logp)
+
+    def log_prob(self, obs, action):
+        return torch.distributions.Normal(0.5, 0.1).log_prob(action).sum(-1)
+
+
+def test_agents_sample_their_own_actions_repeatably_and_with_their_density() -> None:
+    obs = {"state": np.zeros((500, 3), np.float32)}
+    one, two = (Behaviour(Wide(0.5), sample=True, seed=4).act(obs) for _ in range(2))
+    np.testing.assert_array_equal(one.value, two.value)
+    expected = Wide(0.5).log_prob(obs, torch.from_numpy(one.value)).numpy()
+    np.testing.assert_allclose(one.logp, expected, rtol=1e-3, atol=1e-3)
+    mixed = Behaviour(Wide(0.5), sample=True, random=0.25, seed=4).act(obs)
+    own = np.exp(Wide(0.5).log_prob(obs, torch.from_numpy(mixed.value)).numpy())
+    np.testing.assert_allclose(np.exp(mixed.logp), 0.75 * own + 0.25 * 0.5 ** mixed.value.shape[1], rtol=1e-3)
+    with pytest.raises(ValueError, match="sample takes the place of noise"):
+        Behaviour(Wide(0.5), sample=True, noise=0.1)
+    with pytest.raises(ValueError, match=r"Fixed has no reseed\(seed\)"):
+        Behaviour(Fixed(0.5), sample=True)
