@@ -14,7 +14,7 @@ _LOG_SQRT_TAU = 0.5 * math.log(2.0 * math.pi)
 
 
 class Behaviour:
-    """A policy's mode or its own samples, pulled off by a fixed function of the state, with noise, at times replaced by uniform actions.
+    """A policy's mode or samples, pulled off by a fixed function of the state, with noise, at times uniform instead.
 
     The mode becomes m(s) = clip(mode(s) + bias sin(W s + b)) with W and b drawn once: a worse policy that cloning can
     learn, unlike noise, whose mean is the policy itself. Actions are drawn from a normal distribution about m(s) that

@@ -11,10 +11,10 @@ What the names mean here, which is not what they mean in D4RL (there: policies a
   1 - k / 9, else that of medium.
 - medium-expert: one half of the steps medium, the other expert.
 
-With `agent_noise` the agents' own actions have noise too, with `agent_sample` they draw them from their own policies, as
-D4RL's did: values learn nothing of actions that are never tried, and agents bear their own noise better than another.
-The file says which it is (`metadata/*`), of every step by which behaviour it was made (`infos/behaviour`), and where
-every part is random with what log-density (`infos/action_log_probs`).
+With `agent_noise` the agents' own actions have noise too, with `agent_sample` they draw them from their own policies,
+as D4RL's did: values learn nothing of actions that are never tried, and agents bear their own noise better than
+another. The file says which it is (`metadata/*`), of every step by which behaviour it was made (`infos/behaviour`), and
+where every part is random with what log-density (`infos/action_log_probs`).
 """
 
 from __future__ import annotations
