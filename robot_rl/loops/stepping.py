@@ -277,9 +277,9 @@ def _float32(value: Any) -> Any:
 
 
 def _like_env(value: Array, env: Any) -> Array:
-    """A saved array in the kind that the environment hands over (tensors where its `device` says so)."""
+    """A saved array in the kind that the environment hands over: tensors where it has a `device`, also on the CPU."""
     device = getattr(env, "device", None)
-    if device is not None and torch.device(device).type != "cpu":
+    if device is not None:
         return torch.as_tensor(value, device=device)
     return value.numpy() if isinstance(value, torch.Tensor) else value
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.loops.stepping import Stepper
 from robot_rl.sim import mujoco_env
 from robot_rl.sim.arrays import constant, solve_definite
 from robot_rl.sim.check import check
@@ -140,6 +141,18 @@ def test_saved_state_continues_in_a_new_environment(slider: Any) -> None:
         assert torch.equal(a[1], b[1])
     with pytest.raises(ValueError, match="4 copies"):
         first.load_state_dict(make(slider(), 2).state_dict())
+
+
+def test_a_resumed_run_hands_over_tensors_again_also_on_the_cpu(slider: Any) -> None:
+    first, second = Stepper(make(slider())), Stepper(make(slider(), seed=99))
+    first.reset(0)
+    first.step(torch.ones((4, 1)))
+    saved = first.state_dict()
+    second.load_state_dict({**saved, "obs": {key: value.clone() for key, value in saved["obs"].items()}})
+    assert isinstance(second.obs["state"], torch.Tensor)
+    a, b = first.step(torch.ones((4, 1))), second.step(torch.ones((4, 1)))
+    assert isinstance(b.obs["state"], torch.Tensor)
+    assert torch.equal(torch.as_tensor(a.obs["state"]), b.obs["state"])
 
 
 def test_trouble_is_reported_with_its_environment(slider: Any) -> None:
