@@ -78,7 +78,7 @@ class GoalDataset:
             yield self._with_goals(batch)
 
     def _with_goals(self, batch: Transitions) -> Transitions:
-        episode, step = batch.extras["episode"].numpy(), batch.extras["step"].numpy()
+        episode, step = (batch.extras[name].cpu().numpy() for name in ("episode", "step"))
         size = len(step)
         draw = torch.rand((4, size), generator=self._generator, dtype=torch.float64).numpy()
         later = _between(step + 1, self._last[episode], draw[0])
