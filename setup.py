@@ -18,7 +18,7 @@ EXTRAS = {
     "vision": ["opencv-python-headless", "av"],
     "track": ["tensorboard", "wandb"],
     "report": ["matplotlib", "jinja2", "av", "pillow"],
-    "logs": ["h5py", "pyarrow", "av", "rosbags"],
+    "logs": ["h5py", "pyarrow", "av", "rosbags", "pillow"],
     "fast": ["numba"],
     "console": ["aiohttp>=3.9", "pillow"],
     "teleop": ["pygame"],

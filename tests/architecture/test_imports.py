@@ -33,6 +33,7 @@ OURS = {
         "link",
         "data",
         "loops",
+        "ope",
         "checkpoint",
         "track",
         "stopwatch",
