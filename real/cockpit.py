@@ -151,12 +151,18 @@ class Pilot:
         """The clock in whole nanoseconds."""
         return round(self.clock.now() * 1e9)
 
-    def drive(self, obs: Obs, proposal: np.ndarray) -> Driven:
+    def hold(self) -> None:
+        """Nobody drives until a person resumes; a simulated robot without a person goes on with the next episode."""
+        if self.realtime:
+            self.takeover.hold()
+
+    def drive(self, obs: Obs, proposal: np.ndarray, *, blind: bool = False) -> Driven:
         """One tick: who drives, and what the robot gets.
 
         Args:
             obs: without a batch axis.
             proposal: (A,) of the policy, also while a person drives.
+            blind: nobody drives in this tick: what the robot sees is not to be trusted.
         """
         now = self.clock.now()
         reading = self._read(now, obs, proposal)
@@ -172,6 +178,9 @@ class Pilot:
                 decision, driver=self.takeover.driver, moving=False, lost=True, warning="the loop was late"
             )
         command = decision.action
+        if blind:
+            decision = replace(decision, moving=False, human=False, warning=decision.warning or "a camera stands still")
+            command = np.zeros_like(command)
         if self._demo and decision.driver in (Driver.POLICY, Driver.RETURN):
             # in a demonstration nobody but the person drives: between their moves the robot holds
             decision = replace(decision, moving=False, human=False, driver=Driver.HOLD)
@@ -204,6 +213,12 @@ class Pilot:
             stopped=self.safety.stopped,
             warning=decision.warning,
         )
+
+    def advise(self, wanted: bool) -> None:
+        """Tell a device that can hear it whether help is wanted; a screen shows it with the telemetry."""
+        advise = getattr(self.human, "advise", None)
+        if advise is not None:
+            advise(wanted)
 
     def idle(self, obs: Obs) -> tuple[tuple[str, float], ...]:
         """One tick in which the robot holds: keys are heard, the robot is watched, nothing moves.

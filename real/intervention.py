@@ -74,6 +74,8 @@ class TakeoverSettings:
         device_timeout_ms: age at which the device counts as lost.
         lost_in_policy: "hold" (supervised: the robot moves only with a person present) or "slow" (attended: finish the
             episode at half speed).
+        absent_s: attended: after this long without any input of a person (a key, the dead-man, a deflection) the policy
+            drives at half speed, after four times that nobody does until a person resumes; 0 = never.
         stuck_s: implicit: a norm above `th_on` that does not change for this long is a drifting device; it is ignored.
         debounce_ms: presses of one key nearer than this are one.
 
@@ -91,6 +93,7 @@ class TakeoverSettings:
     label_blend_as: str = "human"
     device_timeout_ms: float = 100.0
     lost_in_policy: str = "hold"
+    absent_s: float = 0.0
     stuck_s: float = 3.0
     debounce_ms: float = 150.0
 
@@ -197,6 +200,8 @@ class Takeover:
         self._actions = actions
         self._device = _Device(last=np.zeros(actions, np.float32))
         self._blend = 0
+        self._heard: float | None = None  # when a person last did anything
+        self._toggles = 0
         self._debounce = Debounce(self.settings.debounce_ms * 1e-3)
 
     def begin(self) -> None:
@@ -233,6 +238,9 @@ class Takeover:
         wants, edge = self._wants(now, reading, alive and not device.ignored)
         before, lost = self.driver, False
         self._orders(presses)
+        absent = self._absent(now, reading)
+        if absent >= 2 and self.driver is Driver.POLICY:
+            self.driver, lost = Driver.HOLD, True
         needed = self.driver in (Driver.HUMAN, Driver.RETURN) or (
             self.driver is Driver.POLICY and cfg.lost_in_policy == "hold"
         )
@@ -243,7 +251,20 @@ class Takeover:
             self.driver = Driver.HUMAN
         elif self.driver is Driver.HUMAN and not wants:
             self.driver, self._blend = (Driver.RETURN, 0) if cfg.blend_ticks else (Driver.POLICY, 0)
-        return self._decide(before, reading, policy, alive, lost, presses, warning)
+        if absent and not warning:
+            warning = f"no sign of an operator for {cfg.absent_s * (4 if absent > 1 else 1):g} s"
+        return self._decide(before, reading, policy, alive and not absent, lost, presses, warning)
+
+    def _absent(self, now: float, reading: Reading) -> int:
+        """0 a person is there, 1 not for `absent_s`, 2 not for four times that."""
+        active = reading.enable or reading.norm > 0.0 or bool(reading.presses) or reading.toggles != self._toggles
+        self._toggles = reading.toggles
+        if active or self._heard is None:
+            self._heard = now
+        if not self.settings.absent_s:
+            return 0
+        quiet = (now - self._heard) / self.settings.absent_s - 1e-9
+        return 0 if quiet <= 1.0 else 1 if quiet <= 4.0 else 2
 
     def _decide(
         self,

@@ -14,7 +14,7 @@ from robot_rl import __version__
 from robot_rl.verbs.build import Refused
 from robot_rl.verbs.critic import critic
 from robot_rl.verbs.judge import bench, collect, evaluate, evaluate_intervals, evaluate_offline
-from robot_rl.verbs.learn import hil, offline, train
+from robot_rl.verbs.learn import classify, hil, offline, train
 from robot_rl.verbs.logs import data, positional, session
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
 from robot_rl.verbs.sweep import sweep
@@ -24,6 +24,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   train         train a policy in simulation             robot-rl train env=pick policy=online/rlpd demos=20
   sweep         many runs at once on Ray                 robot-rl sweep train env=reach seed=0,1,2 policy=online/sac
   hil           teach a robot, a person in the loop      robot-rl hil env=insert human=browser
+  classify      learn what success looks like          robot-rl classify logs=[runs/hil/<run>]
   offline       train a policy from a log                robot-rl offline data=log.hdf5 policy=offline/iql
   eval          evaluate a trained policy, film it       robot-rl eval path=runs/train/<run> episodes=100
   eval ope      estimate its value from a log alone      robot-rl eval ope path=runs/offline/<run> data=log.hdf5
@@ -44,6 +45,7 @@ robot-rl <verb> --help lists every choice and key. --debug shows the traceback o
 VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "train": ("train", train),
     "hil": ("hil", hil),
+    "classify": ("classify", classify),
     "offline": ("offline", offline),
     "eval": ("eval", evaluate),
     "eval ope": ("ope", evaluate_offline),

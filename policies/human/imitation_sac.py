@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.imitation import human_rows, imitation_grad, log_density
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.online.sac import Sac
-from robot_rl.types import IOSpec, Metrics, Transitions
+from robot_rl.types import IOSpec, Metrics, Obs, Transitions
 
 
 class ImitationSac(Sac):
@@ -158,6 +159,18 @@ class ImitationSac(Sac):
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """As `Sac.update`; adds train/il_loss, train/il_weight and train/kl."""
         return {**super().update(batches), **self._extra}
+
+    @torch.no_grad()
+    def values(self, obs: Obs, action: np.ndarray) -> np.ndarray:
+        """(E, B) values of the target critics at observations (B, ...) and actions (B, A); for advice, not learning."""
+        tensors = {key: torch.as_tensor(np.asarray(value)).to(self._device) for key, value in obs.items()}
+        parts: list[Tensor] = []
+        if self._encoder is not None:
+            parts.append(self._encoder({key: tensors[key] for key in self._encoder.shape.cameras}))
+        if "state" in tensors:
+            parts.append(tensors["state"] if self._norm is None else self._norm(tensors["state"]))
+        rows = torch.cat([*parts, torch.as_tensor(action).to(self._device, torch.float32)], dim=1)
+        return self._head.value(self._target.forward(rows)).cpu().numpy()
 
     @property
     def il_weight(self) -> float:

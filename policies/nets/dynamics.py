@@ -131,6 +131,19 @@ class Dynamics:
         self.order = self.best.argsort()
 
     @torch.no_grad()
+    def predict(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """What every member says of [s' - s, r]: mean and standard deviation (E, B, n + 1).
+
+        Args:
+            state: (B, n), the same for all members, or (E, B, n), each its own.
+            action: (B, A) or (E, B, A).
+        """
+        out = self.net.forward(self.input_norm(torch.cat([state, action], -1)))
+        mu, (logvar, _, _) = out[..., : self.outputs], self._limited(out[..., self.outputs :])
+        scale = 1.0 / self.target_norm.scale
+        return mu * scale + self.target_norm.shift, (0.5 * logvar).exp() * scale
+
+    @torch.no_grad()
     def step(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sample successors, each row from a random elite.
 
@@ -138,11 +151,7 @@ class Dynamics:
             next_state (B, n), reward (B,), aleatoric (B,) largest norm of the standard deviations over members,
             disagreement (B,) largest distance of an elite's mean from the mean of all elites.
         """
-        out = self.net.forward(self.input_norm(torch.cat([state, action], -1)))
-        mu, (logvar, _, _) = out[..., : self.outputs], self._limited(out[..., self.outputs :])
-        scale = 1.0 / self.target_norm.scale
-        std = (0.5 * logvar).exp() * scale
-        mean = mu * scale + self.target_norm.shift
+        mean, std = self.predict(state, action)
         chosen = self.order[: self.elites]
         pick = chosen[torch.randint(self.elites, (len(state),), generator=self._generator, device=state.device)]
         rows = torch.arange(len(state), device=state.device)

@@ -70,6 +70,10 @@ class SquashedGaussianPolicy:
     def reset(self, rows: Any = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
+    def reseed(self, seed: int) -> None:
+        """Begin the exploration noise anew."""
+        self._generator.manual_seed(seed)
+
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Choose actions.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io as bytes_io
 import json
+import math
 import re
 import zipfile
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor
 from robot_rl.types import Action, Array, IOSpec, Obs
 
 ACTIVATIONS = ("tanh", "relu", "elu")
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 _LOG_STD_RANGE = (-20.0, 2.0)  # of SB3's squashed Gaussian
 _GSDE_CLIP = 2.0  # SB3's default clip_mean with state-dependent exploration
 
@@ -75,8 +77,14 @@ class Sb3Policy:
     def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget."""
 
+    def reseed(self, seed: int) -> None:
+        """Begin the exploration noise anew."""
+        self._rng = np.random.default_rng(seed)
+
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Actions (B, A) in [-1, 1] for "state" (B, S); NumPy in, NumPy out, torch in, torch out.
+
+        Sampled actions of a squashed Gaussian (SAC, TQC) come with their log-density (B,).
 
         Raises:
             ValueError: noise is asked of an agent with state-dependent exploration.
@@ -84,7 +92,8 @@ class Sb3Policy:
         state = obs["state"]
         if isinstance(state, Tensor):
             inner = self.act({"state": state.cpu().numpy()}, deterministic=deterministic)
-            return Action(torch.as_tensor(inner.value, device=state.device))
+            logp = None if inner.logp is None else torch.as_tensor(inner.logp, device=state.device)
+            return Action(torch.as_tensor(inner.value, device=state.device), logp)
         h = np.asarray(state, np.float32)
         if self._moments is not None:
             mean, scale, limit = self._moments
@@ -95,16 +104,23 @@ class Sb3Policy:
         raw = np.dot(h, weight) + bias
         if self._net.clip_mean is not None:
             raw = np.clip(raw, -self._net.clip_mean, self._net.clip_mean)
+        density: np.ndarray | None = None
         if not deterministic and self._net.log_std is not None:
-            raw = raw + self._noise(h, raw.shape)
+            noise, log_std = self._noise(h, raw.shape)
+            raw = raw + noise * np.exp(log_std)
+            density = -0.5 * noise**2 - log_std - _HALF_LOG_TAU
         if self._net.squash:
-            return Action(np.tanh(raw))
+            if density is None:
+                return Action(np.tanh(raw))
+            slope = 2.0 * (math.log(2.0) - raw - np.logaddexp(0.0, -2.0 * raw))  # log(1 - tanh^2)
+            return Action(np.tanh(raw), (density - slope).sum(-1).astype(np.float32))
         if self._bounds is not None:
             low, high = self._bounds
             raw = 2.0 * (raw - low) / (high - low) - 1.0
         return Action(np.clip(raw, -1.0, 1.0).astype(np.float32))
 
-    def _noise(self, latent: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def _noise(self, latent: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Standard normal numbers and the log standard deviation that they are scaled by."""
         log_std: Any = self._net.log_std
         if isinstance(log_std, tuple):
             log_std = np.clip(np.dot(latent, log_std[0]) + log_std[1], *_LOG_STD_RANGE)
@@ -113,7 +129,7 @@ class Sb3Policy:
                 "the agent explores by a state-dependent matrix (gSDE), which is not reproduced; "
                 "act with deterministic=true"
             )
-        return (self._rng.standard_normal(shape) * np.exp(log_std)).astype(np.float32)
+        return self._rng.standard_normal(shape).astype(np.float32), np.asarray(log_std, np.float32)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -53,7 +53,8 @@ function show(state) {
   at("phase").textContent = state.phase + (state.phase === "demonstration" ? ": " + state.demos + " stored" : "");
   const waits = state.driver === "HOLD" ? "The robot holds. Press go." : "";
   const locked = state.driver === "STOPPED" ? "Stopped. Unlock, then go." : "";
-  at("problem").textContent = [waits, locked, state.problem].filter(Boolean).join(" ");
+  at("problem").textContent = [waits, locked, state.help ? "Help wanted: " + state.help + "." : "", state.elicit, state.problem]
+    .filter(Boolean).join(" ");
   const percent = (x) => (x === null || x === undefined ? "–" : Math.round(100 * x) + " %");
   at("n-success").textContent = percent(state.success);
   at("n-rate").textContent = percent(state.intervention_rate);

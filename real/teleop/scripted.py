@@ -22,7 +22,12 @@ class ScriptedHuman:
             perfect.
         delay_s: reaction time: actions answer the observation of this long ago.
         noise: standard deviation on the actions.
-        help: "disagreement" (takes over when it lasts), "random" (same patience, whatever the policy does) or "never".
+        bias: constant error on the actions, of this size and of a sign per axis that belongs to the person: a hand that
+            always drifts the same way. It is only in what they do; they judge the policy by what should be done.
+        help: "disagreement" (takes over when it lasts), "random" (same patience, whatever the policy does), "adviser"
+            (when asked by `advise`) or "never".
+        sees: what is compared with the expert: "proposal" (what the policy wants to do now, as if it could be seen) or
+            "motion" (what the policy did in the last step, as a person beside the robot sees it).
         threshold: mean over `window_s` of the largest action difference above which a person is worried.
         window_s: see threshold.
         patience_s: how long the policy may try after the start and after every help.
@@ -44,7 +49,9 @@ class ScriptedHuman:
         skill: float = 1.0,
         delay_s: float = 0.0,
         noise: float = 0.0,
+        bias: float = 0.0,
         help: str = "disagreement",
+        sees: str = "proposal",
         threshold: float = 0.6,
         window_s: float = 0.5,
         patience_s: float = 1.5,
@@ -57,10 +64,12 @@ class ScriptedHuman:
         for name, number in (("skill", skill), ("attention", attention), ("random_rate", random_rate)):
             if not 0.0 <= number <= 1.0:
                 raise ValueError(f"{name} is {number}, expected a probability in [0, 1]")
-        if help not in ("disagreement", "random", "never"):
-            raise ValueError(f"help is '{help}', expected disagreement, random or never")
-        if min(delay_s, noise, window_s, patience_s) < 0.0 or drive_s <= 0.0:
-            raise ValueError("delay_s, noise, window_s and patience_s must be >= 0 and drive_s > 0")
+        if help not in ("disagreement", "random", "adviser", "never"):
+            raise ValueError(f"help is '{help}', expected disagreement, random, adviser or never")
+        if sees not in ("proposal", "motion"):
+            raise ValueError(f"sees is '{sees}', expected proposal or motion")
+        if min(delay_s, noise, bias, window_s, patience_s) < 0.0 or drive_s <= 0.0:
+            raise ValueError("delay_s, noise, bias, window_s and patience_s must be >= 0 and drive_s > 0")
         if expert is None and help != "never":
             raise ValueError(
                 "this environment has no scripted expert to drive with; choose one of our worlds (env=insert, "
@@ -69,15 +78,19 @@ class ScriptedHuman:
         hz = io.control_hz
         self._expert, self._actions = expert, io.action_dim
         self._skill, self._noise, self._help = skill, noise, help
+        self._motion = sees == "motion"
+        self._wish: float | None = None  # how far the policy's last action was from the expert's
         self._threshold, self._attention, self._rate = threshold, attention, random_rate
         self._patience, self._drive = round(patience_s * hz), max(round(drive_s * hz), 1)
         self._give_up = None if give_up_s is None else round(give_up_s * hz)
         self._window: deque[float] = deque(maxlen=max(round(window_s * hz), 1))
         self._seen: deque[np.ndarray] = deque(maxlen=round(delay_s * hz) + 1)
         self._rng = np.random.default_rng(seed)
+        signs = np.random.default_rng(seed + 1).choice((-1.0, 1.0), io.action_dim)
+        self._bias = (bias * signs).astype(np.float32)
         self._tick = self._driving = self._rest = 0
         self._watches = True
-        self._demo = False
+        self._demo = self._wanted = False
 
     def prepare(self, demo: bool) -> None:
         """The next episode is a demonstration: the person drives all of it."""
@@ -87,6 +100,8 @@ class ScriptedHuman:
         """A new episode."""
         self._window.clear()
         self._seen.clear()
+        self._wish = None
+        self._wanted = False
         self._tick = self._driving = 0
         self._rest = self._patience
         self._watches = bool(self._rng.random() < self._attention)
@@ -100,7 +115,11 @@ class ScriptedHuman:
         batch = {key: np.asarray(item)[None] for key, item in obs.items()}
         self._seen.append(np.asarray(self._expert(batch), np.float32)[0])
         advice = self._seen[0]
-        self._window.append(float(np.abs(advice - policy).max()))
+        gap = float(np.abs(advice - policy).max())
+        if self._motion:
+            gap, self._wish = self._wish, gap if self._driving == 0 else None
+        if gap is not None:
+            self._window.append(gap)
         if self._demo:
             self._driving = 1
         elif self._driving > 0:
@@ -108,6 +127,7 @@ class ScriptedHuman:
             if self._driving == 0:
                 self._rest = self._patience
                 self._window.clear()
+                self._wish = None
         elif self._rest > 0:
             self._rest -= 1
         elif self._watches and self._worried():
@@ -132,7 +152,13 @@ class ScriptedHuman:
         """Continue the generator."""
         self._rng.bit_generator.state = state["rng"]
 
+    def advise(self, wanted: bool) -> None:
+        """Somebody says that help is wanted now."""
+        self._wanted = wanted
+
     def _worried(self) -> bool:
+        if self._help == "adviser":
+            return self._wanted
         if self._help == "random":
             return bool(self._rng.random() < self._rate)
         return len(self._window) == self._window.maxlen and float(np.mean(self._window)) > self._threshold
@@ -143,7 +169,7 @@ class ScriptedHuman:
             action = self._rng.uniform(-1.0, 1.0, self._actions).astype(np.float32)
         if self._noise:
             action = action + self._rng.normal(0.0, self._noise, self._actions).astype(np.float32)
-        return np.clip(action, -1.0, 1.0)
+        return np.clip(action + self._bias, -1.0, 1.0)
 
 
 def make(io: IOSpec, expert: Callable[[Obs], np.ndarray] | None = None, **options: object) -> ScriptedHuman:

@@ -1,53 +1,121 @@
-"""The edge of reach: values of one-step branches in the true world, with one critic, two, and many diverse ones.
+"""The edge of reach: values of short branches in the true world, with one critic, two, and many diverse ones.
 
-A point is pushed on a plane, x' = clip(x + 0.3 a, -2, 2), reward -|x'|^2. Branches of one step begin in one corner, so
-every successor lies at the edge: it is bootstrapped from and never acted in. The model is the world itself.
+A point is pushed on a plane. The model is the world itself, so what goes wrong is not the model's error. Two tasks:
+
+- bowl: x' = clip(x + 0.3 a, -2, 2), reward -|x'|^2. Branches of one step begin in one corner, so every successor lies
+  at the edge: it is bootstrapped from and never acted in.
+- cliff: x' = clip(x + 0.5 a, -3, 3); logged states fill the unit square, where the reward is the first coordinate;
+  outside it is -5, which only shows to who acts there. With branches of one step nobody does: what lies outside is the
+  edge, and values that rise towards the border of the square go on rising behind it.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from robot_rl.extras import require
 from robot_rl.types import IOSpec, LogFacts, Transitions
 
-CASES = {"1 critic": (1, 0.0), "2 critics (MBPO, MOPO without penalty)": (2, 0.0), "RAVL, 8 diverse critics": (8, 1.0)}
+
+@dataclass(frozen=True)
+class Case:
+    """Name, and what the learner is built with."""
+
+    name: str
+    critics: int
+    eta: float
 
 
-def world(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """True dynamics in the form of a model."""
-    after = (state + 0.3 * action).clamp(-2, 2)
-    nothing = torch.zeros(len(state))
-    return after, -after.square().sum(1), nothing, nothing
+@dataclass(frozen=True)
+class Task:
+    """A world, its logged states, and what is tried on it.
+
+    Attributes:
+        step: how far an action of 1 moves the point.
+        limit: bound of the plane.
+        gamma: discount.
+        reward: of (state, successor).
+        states: (generator, count) -> logged states.
+        cases: what is compared.
+    """
+
+    step: float
+    limit: float
+    gamma: float
+    reward: Callable[[Tensor, Tensor], Tensor]
+    states: Callable[[torch.Generator, int], Tensor]
+    cases: tuple[Case, ...]
+
+    def world(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """True dynamics in the form of a model."""
+        after = (state + self.step * action).clamp(-self.limit, self.limit)
+        nothing = torch.zeros(len(state))
+        return after, self.reward(state, after), nothing, nothing
+
+    def logged(self) -> Iterator[Transitions]:
+        """Endless rows of uniform actions at logged states."""
+        generator = torch.Generator().manual_seed(0)
+        no = torch.zeros(128, dtype=torch.bool)
+        while True:
+            state = self.states(generator, 128)
+            action = torch.rand(128, 2, generator=generator) * 2 - 1
+            after, reward, _, _ = self.world(state, action)
+            discount = torch.full((128,), self.gamma)
+            yield Transitions({"state": state}, action, reward, discount, {"state": after}, no, no, no, ~no)
+
+    def achieved(self, policy: Any, steps: int) -> tuple[float, float, float]:
+        """Mean discounted return of `steps` steps, mean reward per step, and the share of points inside at the end."""
+        x = next(self.logged()).obs["state"]
+        total, plain = torch.zeros(len(x)), torch.zeros(len(x))
+        for t in range(steps):
+            action = torch.as_tensor(policy.act({"state": x}, deterministic=True).value)
+            x, reward, _, _ = self.world(x, action)
+            total, plain = total + self.gamma**t * reward, plain + reward
+        inside = (x.abs() <= 1.0).all(1).float().mean()
+        return float(total.mean()), float(plain.mean()) / steps, float(inside)
 
 
-def _logged() -> Iterator[Transitions]:
-    """Endless states of the corner; nothing else of a row is read."""
-    generator = torch.Generator().manual_seed(0)
-    no = torch.zeros(128, dtype=torch.bool)
-    while True:
-        state = 1.0 + 0.1 * (torch.rand(128, 2, generator=generator) * 2 - 1)
-        zero = torch.zeros(128)
-        yield Transitions({"state": state}, state, zero, zero, {"state": state}, no, no, no, ~no)
+def _cliff(state: Tensor, after: Tensor) -> Tensor:
+    return torch.where((state.abs() <= 1.0).all(1), state[:, 0], torch.full((len(state),), -5.0))
 
 
-def _achieved(policy: Any, gamma: float, steps: int) -> float:
-    """Mean discounted return of `steps` steps from the corner."""
-    x = next(_logged()).obs["state"]
-    total = torch.zeros(len(x))
-    for t in range(steps):
-        x, reward, _, _ = world(x, torch.as_tensor(policy.act({"state": x}, deterministic=True).value))
-        total += gamma**t * reward
-    return float(total.mean())
+TASKS = {
+    "bowl": Task(
+        0.3,
+        2.0,
+        0.99,
+        lambda state, after: -after.square().sum(1),
+        lambda generator, count: 1.0 + 0.1 * (torch.rand(count, 2, generator=generator) * 2 - 1),
+        (
+            Case("1 critic", 1, 0.0),
+            Case("2 critics (MBPO, MOPO without penalty)", 2, 0.0),
+            Case("RAVL, 8 diverse critics", 8, 1.0),
+        ),
+    ),
+    "cliff": Task(
+        0.5,
+        3.0,
+        0.99,
+        _cliff,
+        lambda generator, count: torch.rand(count, 2, generator=generator) * 2 - 1,
+        (
+            Case("2 critics (MOPO without penalty)", 2, 0.0),
+            Case("RAVL, 10 critics, eta 1", 10, 1.0),
+            Case("RAVL, 10 critics, eta 100", 10, 100.0),
+        ),
+    ),
+}
 
 
-def run(quick: bool = False, updates: int = 1000, every: int = 100, picture: str | None = None) -> dict[str, Any]:
+def run(
+    quick: bool = False, updates: int = 1000, every: int = 100, picture: str | None = None, task: str = "bowl"
+) -> dict[str, Any]:
     """Train each case and compare what its critics promise with what its policy achieves.
 
     Args:
@@ -55,39 +123,51 @@ def run(quick: bool = False, updates: int = 1000, every: int = 100, picture: str
         updates: of every case.
         every: updates between measurements.
         picture: PNG file to draw, or None.
+        task: name in `TASKS`.
 
     Returns:
-        {"rows": case, updates, promised (mean target), achieved (discounted return of 30 steps, which only falls with
-        more steps), gap}.
+        {"rows": case, updates, promised (mean target), achieved (discounted return of 30 steps, 50 in cliff, from
+        logged states), gap, and of cliff the mean reward per step (best 1, outside -5) and the share of points inside}.
+
+    Raises:
+        ValueError: unknown task.
     """
+    if task not in TASKS:
+        raise ValueError(f"task is '{task}', expected one of {', '.join(TASKS)}")
+    given = TASKS[task]
     kind = importlib.import_module("robot_rl.policies.offline.ravl").Ravl
     io = IOSpec({"state": ((2,), "float32")}, ("x", "y"), (-1.0, -1.0), (1.0, 1.0), ("1", "1"), 10.0)
     rows: list[dict[str, Any]] = []
-    for name, (critics, eta) in CASES.items():
+    for case in given.cases:
         learner = kind(
             io,
-            critics=critics,
-            eta=eta,
+            critics=case.critics,
+            eta=case.eta,
+            gamma=given.gamma,
             hidden=(64, 64),
             batch_size=128,
             lr=1e-3,
             tau=0.02,
             horizon=1,
-            real_ratio=0.0,
+            real_ratio=0.05 if task == "cliff" else 0.0,
             rollout_every=200,
             rollout_batch=500,
-            model=world,
+            model=given.world,
             metrics_every=every,
         )
-        learner.prepare(LogFacts(np.ones(2), np.full(2, 0.06), -8.0, 0.0, 0.99, 30))
-        batches = _logged()
+        state = torch.cat([next(given.logged()).obs["state"] for _ in range(2)])
+        learner.prepare(LogFacts(state.mean(0).numpy(), state.std(0).numpy(), -8.0, 0.0, given.gamma, 30))
+        batches = given.logged()
         for i in range(updates // 4 if quick else updates):
             metrics = learner.update(batches)
             if (i + 1) % every == 0:
-                promised, got = metrics["train/target"], _achieved(learner.policy, 0.99, 30)
-                rows.append(
-                    {"case": name, "updates": i + 1, "promised": promised, "achieved": got, "gap": promised - got}
-                )
+                promised = metrics["train/target"]
+                got, per_step, inside = given.achieved(learner.policy, 50 if task == "cliff" else 30)
+                row: dict[str, Any] = {"case": case.name, "updates": i + 1, "promised": promised, "achieved": got}
+                row["gap"] = promised - got
+                if task == "cliff":
+                    row |= {"reward_per_step": per_step, "inside": inside}
+                rows.append(row)
     if picture is not None:
         _draw(rows, picture)
     return {"rows": rows}
@@ -96,8 +176,9 @@ def run(quick: bool = False, updates: int = 1000, every: int = 100, picture: str
 def _draw(rows: list[dict[str, Any]], path: str) -> None:
     require("matplotlib", extra="report").use("Agg")
     plt = require("matplotlib.pyplot", extra="report")
-    figure, axes = plt.subplots(1, len(CASES), figsize=(4 * len(CASES), 3), sharey=True)
-    for axis, name in zip(axes, CASES):
+    names = list(dict.fromkeys(row["case"] for row in rows))
+    figure, axes = plt.subplots(1, len(names), figsize=(3.4 * len(names), 3), sharey=True)
+    for axis, name in zip(axes, names):
         own = [row for row in rows if row["case"] == name]
         for key in ("promised", "achieved"):
             axis.plot([row["updates"] for row in own], [row[key] for row in own], label=key)

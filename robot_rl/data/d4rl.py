@@ -63,7 +63,7 @@ def read(
         maze2d_shift: "fix" gives each step the reward of the observation that it leads to, which costs every episode
             its last step; "none" leaves the file's.
         terminals: what `terminals` means: "terminal", "timeout" (ends are cuts), or "auto": timeout for Kitchen.
-        infos: also read `infos/*` into `meta["columns"]`.
+        infos: also read `infos/*` into `meta["columns"]`; `infos/action_log_probs` is read in any case.
         allow_nan: list values that are not finite as a finding instead of refusing the file.
         shuffled: the rows are in no order: every row becomes an episode of its own, good for transitions only.
         salvage: keep the whole episodes outside damaged chunks instead of refusing the file.

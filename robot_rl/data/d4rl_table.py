@@ -47,7 +47,7 @@ def load(path: Path, infos: bool, *, salvage: bool = False, spool: Path | None =
 
     Args:
         path: the HDF5 file.
-        infos: also `infos/*`.
+        infos: also `infos/*`; log-densities of the behaviour are read in any case.
         salvage: go on where chunks cannot be decompressed; their rows are marked in `lost`.
         spool: folder for columns as mapped files instead of memory.
 
@@ -69,9 +69,8 @@ def load(path: Path, infos: bool, *, salvage: bool = False, spool: Path | None =
             if key not in present:
                 findings += sources.missing_key(path, key, present).findings
         wanted = [key for key in (*REQUIRED, "timeouts", "next_observations") if key in present]
-        wanted += [key for key in ("infos/cut", "infos/final_obs_valid") if key in present and not infos]
-        if infos:
-            wanted += [key for key in present if key.startswith("infos/")]
+        kept = ("infos/cut", "infos/final_obs_valid", "infos/action_log_probs")
+        wanted += [key for key in present if key.startswith("infos/") and (infos or key in kept)]
         for key in wanted:
             try:
                 column[key] = _read(present[key], spool, key)

@@ -11,8 +11,8 @@ from typing import Any
 
 from robot_rl.data import sources
 from robot_rl.data.episode import Logs, unnamed_io
-from robot_rl.data.findings import BadData, error, note, warning
-from robot_rl.types import IOSpec
+from robot_rl.data.findings import BadData, Finding, error, note, warning
+from robot_rl.types import Episode, IOSpec
 
 # format -> module of its reader
 _READERS = {
@@ -56,7 +56,7 @@ def detect(path: str | os.PathLike[str]) -> str:
 def _folder(path: Path) -> str:
     if (path / "meta.json").is_file() and (path / "episodes.jsonl").is_file():
         return "store"
-    if any(path.glob("segment-*.episodes")):
+    if any(path.glob("segment-*.episodes")) or any(path.glob("log/segment-*.episodes")):
         return "recording"
     if (path / "meta").is_dir() and (path / "meta/info.json").exists():
         return "lerobot"
@@ -127,6 +127,8 @@ def _recording(path: Path) -> Logs:
     from robot_rl.data.recorder import Recording
 
     folder = path if path.is_dir() else path.parent
+    if not any(folder.glob("segment-*.episodes")):
+        folder = folder / "log"  # a run folder of robot-rl hil
     recording = Recording(folder)
     findings = [
         warning(
@@ -142,12 +144,36 @@ def _recording(path: Path) -> Logs:
             episodes.append(recording[i])
         except ValueError as problem:
             findings.append(error("damaged", str(problem), "copy the recording again", where=f"episode {i}"))
+    episodes = _sampled(episodes, findings)
     if not episodes:
         raise BadData([*findings, error("no_rows", f"{folder} has no complete episode")])
     io = episodes[0].meta.get("io")
     if not isinstance(io, IOSpec):
         io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], 20.0)
     return Logs(episodes, list(findings), io, {"path": str(folder), "format": "recording"})
+
+
+def _sampled(episodes: list[Episode], findings: list[Finding]) -> list[Episode]:
+    """Episodes with a person in the loop as the pieces that learners see: no gaps, holds or thrown away episodes."""
+    from robot_rl.data.hil_episode import valid_pieces
+    from robot_rl.data.hil_record import COLUMNS
+
+    found: list[Episode] = []
+    invalid = discarded = 0
+    for episode in episodes:
+        columns = episode.meta.get("columns", {})
+        if not set(COLUMNS) <= set(columns):
+            found.append(episode)
+        elif episode.meta.get("discarded"):
+            discarded += 1
+        else:
+            invalid += int((~columns["valid"]).sum())
+            found += [episode] if columns["valid"].all() else valid_pieces(episode)
+    if invalid:
+        findings.append(note("invalid", f"{invalid} steps that are recorded as invalid are left out", count=invalid))
+    if discarded:
+        findings.append(note("discarded", f"{discarded} episodes that were thrown away are left out", count=discarded))
+    return found
 
 
 def _store(path: Path) -> Logs:

@@ -256,9 +256,11 @@ def valid_pieces(episode: Episode) -> list[Episode]:
             pieces.append([])
     out = []
     meta = {k: v for k, v in episode.meta.items() if k not in ("columns", "end_reason", "success")}
-    for piece in (piece for piece in pieces if piece):
+    whole = [piece for piece in pieces if piece]
+    for piece in whole:
         piece[-1].truncated = not piece[-1].terminated
-        out.append(to_episode(piece, EndReason(episode.meta["end_reason"]), meta))
+        reason = EndReason(episode.meta["end_reason"]) if piece is whole[-1] else EndReason.NONE
+        out.append(to_episode(piece, reason, meta))
     return out
 
 

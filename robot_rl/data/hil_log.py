@@ -8,10 +8,10 @@ folder closes the episode that was under way as truncated and gives new episodes
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.atomic import write_bytes
-from robot_rl.data.hil_episode import EpisodeDraft, to_episode, to_steps
+from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_episode, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, Key
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.types import Episode, IOSpec
 
-MANIFEST = "manifest.jsonl"
+MANIFEST, CORRECTIONS = "manifest.jsonl", "corrections.jsonl"
 
 
 class HilLog:
@@ -35,15 +35,26 @@ class HilLog:
         io: interface of the robot, stored with every episode.
         run_id: of the run; together with actor and episode it is the key of an episode.
         actor_id: of the process that drives; several may share a folder only one after another.
+        rules: rewards and ends for an episode that a killed process had left open; its steps were not settled yet.
 
     Raises:
         ValueError: the folder holds episodes of another interface.
     """
 
-    def __init__(self, path: str | os.PathLike[str], io: IOSpec, *, run_id: int = 0, actor_id: int = 0) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        io: IOSpec,
+        *,
+        run_id: int = 0,
+        actor_id: int = 0,
+        rules: EpisodeRules | None = None,
+    ) -> None:
         self.path, self.io = Path(path), io
-        self.run_id, self.actor_id = run_id, actor_id
+        self.run_id, self.actor_id, self._rules = run_id, actor_id, rules or EpisodeRules()
         self.path.mkdir(parents=True, exist_ok=True)
+        self.identity = self._identity()
+        """Tells this log from every other; rows are named within it."""
         self._recorder = Recorder(self.path)
         self._journal: Recorder | None = None
         self._open: Key | None = None
@@ -115,11 +126,48 @@ class HilLog:
                 seen.add(key)
                 yield episode
 
+    def read(self, number: int) -> Episode:
+        """The complete episode `number` of this actor.
+
+        Raises:
+            KeyError: there is none.
+        """
+        wanted = Key(self.run_id, self.actor_id, number)
+        places = [i for i, line in enumerate(self.manifest) if episode_key(line) == wanted]
+        if not places:
+            raise KeyError(f"{self.path} holds no complete episode {number} of actor {self.actor_id}")
+        recording = Recording(self.path)
+        order = [*range(places[0], len(recording)), *range(places[0])]  # where it is, but for records that occur twice
+        return next(recording[i] for i in order if episode_key(recording[i].meta) == wanted)
+
+    def correct(self, success: bool) -> Key | None:
+        """A person says after the end that the newest episode was a success, or none; kept beside the episodes.
+
+        Returns:
+            The episode, or None when there is none yet.
+        """
+        mine = [line for line in self.manifest if line["actor_id"] == self.actor_id]
+        if not mine:
+            return None
+        key = episode_key(mine[-1])
+        line = {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": key.episode_id, "success": success}
+        with open(self.path / CORRECTIONS, "a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return key
+
     def close(self) -> None:
         """Close the files; an episode under way stays in the journal."""
         self._recorder.close()
         if self._journal is not None:
             self._journal.close()
+
+    def _identity(self) -> str:
+        path = self.path / "identity"
+        if not path.exists():
+            write_bytes(path, uuid.uuid4().hex.encode())
+        return path.read_text()
 
     def _meta(self, key: Key) -> dict[str, Any]:
         return {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": key.episode_id, "io": self.io}
@@ -188,15 +236,13 @@ class HilLog:
         if pieces and episode_key(pieces[0].meta) not in self._keys:
             key = episode_key(pieces[0].meta)
             steps = [to_steps(piece)[0] for piece in pieces if episode_key(piece.meta) == key]
-            last = steps[-1]
-            last.valid, last.invalid_reason = False, Invalid.RECOVERED
-            last.intv_end = last.intv_end or last.human
-            for before, after in itertools.pairwise(steps):
-                before.intv_end = before.human and before.intv_id != after.intv_id
-            final = next((step for step in reversed(steps) if step.valid), None)
-            if final is not None:
-                final.terminated, final.truncated = False, True
-            self._append(to_episode(steps, EndReason.FAULT, {**self._meta(key), "recovered": True}))
+            draft = EpisodeDraft(self._rules, self.io.control_hz)
+            for step in steps:
+                if step.invalid_reason != Invalid.GAP:
+                    draft.add(step)
+            draft.close(EndReason.FAULT)
+            draft.steps[-1].invalid_reason = Invalid.RECOVERED
+            self._append(draft.episode({**self._meta(key), "recovered": True}))
             found.append(key)
         shutil.rmtree(folder, ignore_errors=True)
         return found
@@ -207,10 +253,19 @@ def episode_key(facts: dict[str, Any]) -> Key:
     return Key(int(facts["run_id"]), int(facts["actor_id"]), int(facts["episode_id"]))
 
 
+def read_corrections(path: Path) -> list[dict[str, Any]]:
+    """What a person said about episodes after their end, in order; the last word counts."""
+    return _lines(path / CORRECTIONS)
+
+
 def read_manifest(path: Path) -> list[dict[str, Any]]:
     """Lines of a folder's manifest; one that was cut off by a kill is left out."""
+    return _lines(path / MANIFEST)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
     try:
-        text = (path / MANIFEST).read_text()
+        text = path.read_text()
     except FileNotFoundError:
         return []
     lines = []

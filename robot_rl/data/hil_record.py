@@ -57,6 +57,7 @@ class Invalid(IntEnum):
     CAMERA = 6
     NONFINITE = 7
     RECOVERED = 8
+    REWARD = 9  # whether it was a success is not known: the classifier was late or failed
 
 
 @dataclass

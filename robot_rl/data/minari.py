@@ -1,4 +1,4 @@
-"""Local Minari datasets (HDF5): reader and writer, without the minari package.
+"""Local Minari datasets: reader (HDF5 and Arrow) and writer (HDF5), without the minari package.
 
 A dataset is a folder `<name>-v<k>/data` with `main_data.hdf5` and `metadata.json`. A plain observation array is called
 "state" here; dictionaries keep their keys, nested ones joined with "/"; tuples count theirs as `_index_0` ....
@@ -8,18 +8,20 @@ Source: Farama-Foundation/Minari minari/dataset/_storages/hdf5_storage.py and mi
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from robot_rl.data import sources
+from robot_rl.data import minari_arrow, sources
 from robot_rl.data.atomic import new_folder
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, warning
+from robot_rl.extras import require
 from robot_rl.types import Episode
 
 FILE, META = "main_data.hdf5", "metadata.json"
@@ -34,7 +36,11 @@ def locate(path: Path) -> Path:
     for folder in (path, path / "data", path.parent):
         if (folder / FILE).is_file():
             return folder
-    raise FileNotFoundError(f"{path} holds no Minari dataset, expected {FILE} in it or in its folder 'data'")
+        if (folder / META).is_file() and minari_arrow.folders(folder):
+            return folder
+    raise FileNotFoundError(
+        f"{path} holds no Minari dataset, expected {FILE} or a folder per episode in it or in its folder 'data'"
+    )
 
 
 def read(
@@ -49,41 +55,56 @@ def read(
 
     Args:
         path: the dataset's folder, its data folder or its HDF5 file.
-        decode: JPEG bytes -> (H, W, C) uint8, for datasets whose images are JPEG-encoded (Minari's default; lossy).
+        decode: JPEG bytes -> (H, W, C) uint8, for datasets whose images are JPEG-encoded (Minari's default; lossy);
+            pillow where it is installed.
         infos: also read `infos` into `meta["columns"]`: the value after each step.
         allow_nan: list values that are not finite as a finding instead of refusing the data.
         control_hz: for the interface; the files do not tell.
 
     Raises:
         FileNotFoundError: no dataset there.
-        ValueError: the data is damaged, incomplete or in Minari's Arrow format; with the remedy.
+        ValueError: the data is damaged or incomplete; with the remedy.
     """
     path = Path(path)
     metadata = _metadata(path)
     folder = locate(path)
-    file_path = folder / FILE
-    sources.check_file(file_path)
+    arrow = metadata.get("data_format", "hdf5") == "arrow"
+    file_path = folder if arrow else folder / FILE
     findings: list[Finding] = []
     episodes: list[Episode] = []
     jpeg = bool(metadata.get("jpeg_encoding", False))
     if jpeg:
         findings.append(warning("jpeg", f"{file_path}: images are JPEG-encoded: lossy"))
-    try:
-        file = h5py.File(file_path, "r")
-    except OSError as problem:
-        raise sources.explain(file_path, problem) from problem
-    with file:
-        names = [name for name in map(str, file) if name.startswith("episode_") and name[8:].isdigit()]
-        if not names:
-            raise sources.missing_key(file_path, "episode_0", file)
-        for name in sorted(names, key=lambda name: int(name[8:])):  # episode_10 comes after episode_2
-            episodes.append(_episode(file_path, name, file[name], decode, infos, allow_nan, findings))
+    if arrow and infos:
+        findings.append(warning("no_infos", f"{folder}: infos of the Arrow format are not read"))
+    for name, group in minari_arrow.episodes(folder, metadata) if arrow else _groups(file_path):
+        episodes.append(_episode(file_path, name, group, decode or _pillow, infos, allow_nan, findings))
     for key in ("total_episodes", "total_steps"):
         found = len(episodes) if key == "total_episodes" else sum(len(e) for e in episodes)
         if key in metadata and metadata[key] != found:
             findings.append(warning("metadata", f"{META} says {key} {metadata[key]}, the data has {found}"))
-    io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
-    return Logs(episodes, findings, io, {**metadata, "path": str(file_path), "format": "minari"})
+    interface = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
+    return Logs(episodes, findings, interface, {**metadata, "path": str(file_path), "format": "minari"})
+
+
+def _groups(path: Path) -> Iterator[tuple[str, Any]]:
+    """Names and groups of the HDF5 format, by number."""
+    sources.check_file(path)
+    try:
+        file = h5py.File(path, "r")
+    except OSError as problem:
+        raise sources.explain(path, problem) from problem
+    with file:
+        names = [name for name in map(str, file) if name.startswith("episode_") and name[8:].isdigit()]
+        if not names:
+            raise sources.missing_key(path, "episode_0", file)
+        for name in sorted(names, key=lambda name: int(name[8:])):  # episode_10 comes after episode_2
+            yield name, file[name]
+
+
+def _pillow(data: bytes) -> np.ndarray:
+    """JPEG bytes -> (H, W, C) uint8."""
+    return np.asarray(require("PIL.Image", extra="logs").open(io.BytesIO(data)))
 
 
 def write(path: str | Path, episodes: Sequence[Episode], *, dataset_id: str, **metadata: Any) -> None:
@@ -140,11 +161,11 @@ def _metadata(path: Path) -> dict[str, Any]:
                 raise BadData(
                     error("metadata", f"{folder / META} is no JSON ({problem})", "download the dataset again")
                 ) from problem
-            if facts.get("data_format", "hdf5") != "hdf5":
+            if facts.get("data_format", "hdf5") not in ("hdf5", "arrow"):
                 raise BadData(
                     error(
-                        "minari_arrow",
-                        f"{folder} is in Minari's '{facts['data_format']}' format, expected 'hdf5'",
+                        "minari_format",
+                        f"{folder} is in Minari's '{facts['data_format']}' format, expected 'hdf5' or 'arrow'",
                         "convert it with minari",
                     )
                 )
@@ -156,7 +177,7 @@ def _episode(
     path: Path,
     name: str,
     group: Any,
-    decode: Callable[[bytes], np.ndarray] | None,
+    decode: Callable[[bytes], np.ndarray],
     infos: bool,
     allow_nan: bool,
     findings: list[Finding],
@@ -235,10 +256,10 @@ def _episode(
 
 
 def _flat(
-    path: Path, item: Any, name: str, decode: Callable[[bytes], np.ndarray] | None, exact: bool = False
+    path: Path, item: Any, name: str, decode: Callable[[bytes], np.ndarray], exact: bool = False
 ) -> dict[str, np.ndarray]:
     """Every array below an HDF5 item; the item itself is called `name`. float64 becomes float32 unless `exact`."""
-    if isinstance(item, h5py.Group):
+    if isinstance(item, (h5py.Group, Mapping)):
         nested = {key: _flat(path, child, "", decode, exact) for key, child in item.items()}
         return {f"{k}/{sub}" if sub else k: v for k, inner in nested.items() for sub, v in inner.items()}
     try:
@@ -246,14 +267,6 @@ def _flat(
     except OSError as problem:
         raise sources.unreadable(path, item.name, problem) from problem
     if h5py.check_vlen_dtype(item.dtype) == np.uint8:
-        if decode is None:
-            raise BadData(
-                error(
-                    "jpeg",
-                    f"{path}: {item.name} holds JPEG-encoded images; give `decode` (for example with PIL: "
-                    "lambda data: numpy.asarray(Image.open(io.BytesIO(data)))), or write it with jpeg_encoding=False",
-                )
-            )
         value = np.stack([decode(bytes(row)) for row in value])
     if value.dtype == np.float64 and not exact:
         value = value.astype(np.float32)

@@ -19,7 +19,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from io import FileIO
+from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,45 @@ _BLOCK = 64
 _HEAD = struct.Struct("<8sQQQ")
 _FOOT = struct.Struct("<8sI")
 _LARGEST_HEADER = 1 << 26
+
+
+def pack(episode: Episode) -> bytes:
+    """An episode as bytes, in the format of the files: the unit on the wire. Inverse of `unpack`.
+
+    Raises:
+        ValueError: `meta` holds something that is neither JSON nor an IOSpec, or an array of objects.
+    """
+    start, header, arrays = _encode(episode)
+    parts = [start, header]
+    for array in arrays:
+        parts += [array.tobytes(), bytes(-array.nbytes % _BLOCK)]
+    crc = 0
+    for part in parts[1:]:
+        crc = zlib.crc32(part, crc)
+    return b"".join([*parts, _FOOT.pack(END, crc).ljust(_BLOCK, b"\0")])
+
+
+def unpack(data: bytes) -> Episode:
+    """An episode from bytes that may come from anywhere; nothing in them is executed.
+
+    Raises:
+        ValueError: they are no whole episode, or damaged.
+    """
+    found = _record(BytesIO(data), 0, len(data))
+    if found is None or found[2] != len(data):
+        raise ValueError(f"{len(data)} bytes are no packed episode; expected the result of pack()")
+    header, body, _ = found
+    filling = data[_HEAD.size : _BLOCK] + data[len(data) - _BLOCK + _FOOT.size :]
+    if (
+        any(filling)
+        or zlib.crc32(data[_BLOCK : _BLOCK + header + body]) != _FOOT.unpack_from(data, _BLOCK + header + body)[1]
+    ):
+        raise ValueError("a packed episode is damaged: its checksum differs")
+    try:
+        raw = np.frombuffer(data, np.uint8, body, _BLOCK + header)
+        return _decode(data[_BLOCK : _BLOCK + header], raw)
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"a packed episode has a header that fits no episode: {error!r}") from error
 
 
 class Recorder:
@@ -183,7 +222,8 @@ def _record(file: Any, offset: int, size: int) -> tuple[int, int, int] | None:
     if magic != START:
         return None
     if version != VERSION:
-        raise ValueError(f"{file.name} is of recording version {version}, this program reads {VERSION}; update it")
+        name = getattr(file, "name", "the packed episode")
+        raise ValueError(f"{name} is of recording version {version}, this program reads {VERSION}; update it")
     after = offset + _BLOCK + header + body + _BLOCK
     if header > _LARGEST_HEADER or after > size:
         return None

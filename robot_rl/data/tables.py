@@ -308,8 +308,9 @@ def _take(columns: Mapping[str, np.ndarray], item: Mapping[str, Any]) -> np.ndar
 
 
 def _name(item: Mapping[str, Any]) -> str:
-    name = str(item.get("name", item["column"]))
-    return f"{item['transform']}({name})" if "transform" in item else name
+    if "name" in item:
+        return str(item["name"])
+    return f"{item['transform']}({item['column']})" if "transform" in item else str(item["column"])
 
 
 def _io(plan: dict[str, Any]) -> IOSpec:

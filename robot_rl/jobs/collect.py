@@ -7,10 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.types import Action, Episode, Obs, Policy, Step
+
+LOGP = "action_log_probs"
+"""Per-step column: log-density of the action under the policy that took it, as in D4RL's `infos/action_log_probs`."""
 
 
 class ExpertPolicy:
@@ -46,6 +50,31 @@ class ExpertPolicy:
         return Action(value=np.clip(action, -1.0, 1.0))
 
 
+class WithDensity:
+    """A policy whose sampled actions come with their log-density, where it can tell it (`log_prob`)."""
+
+    def __init__(self, policy: Policy) -> None:
+        """Wrap `policy`; where its `log_prob` refuses, it is passed through as it is."""
+        self.io, self._policy = policy.io, policy
+        self._log_prob: Callable[[Obs, torch.Tensor], torch.Tensor] | None = getattr(policy, "log_prob", None)
+
+    def reset(self, rows: Any = None) -> None:
+        """Forget memory of these rows."""
+        self._policy.reset(rows)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """The policy's answer, with `logp` (B,) unless the action is the mode."""
+        action = self._policy.act(obs, deterministic=deterministic)
+        if deterministic or action.logp is not None or self._log_prob is None:
+            return action
+        try:
+            logp = self._log_prob(obs, torch.as_tensor(action.value))
+        except ValueError:  # a deterministic policy with exploration noise
+            self._log_prob = None
+            return action
+        return replace(action, logp=logp.cpu().numpy() if isinstance(action.value, np.ndarray) else logp)
+
+
 def keep_steps(
     env: Any,
     policy: Policy,
@@ -57,7 +86,7 @@ def keep_steps(
     on_episode: Callable[[int], object] | None = None,
     max_rounds: int = 20,
 ) -> list[Episode]:
-    """Run a policy until `episodes` episodes are kept.
+    """Run a policy until `episodes` episodes are kept, with the log-density of its actions where it can tell it.
 
     Args:
         env: vector environment.
@@ -74,6 +103,8 @@ def keep_steps(
     """
     kept: list[Episode] = []
     tried = 0
+    if hasattr(policy, "log_prob"):
+        policy = WithDensity(policy)
     for round_ in range(max_rounds):
         finished = episodes_of(
             env, policy, episodes=episodes - len(kept), seed=seed + round_, deterministic=deterministic
@@ -108,10 +139,9 @@ def episodes_of(env: Any, policy: Policy, *, episodes: int, seed: int, determini
     builders: list[EpisodeBuilder] = []
 
     def store(row: Step) -> None:
-        if not builders:  # not every environment knows success
-            columns = ("success",) if "success" in row.info else ()
+        if not builders:  # not every environment knows success, not every policy a density
+            columns = tuple(name for name in ("success", LOGP) if name in row.info)
             builders.append(EpisodeBuilder(count, meta={"io": env.io.to_dict()}, columns=columns))
-        success = row.info.get("success")  # some environments say it at the end of an episode only
         ended = np.flatnonzero((_flags(row.terminated) | _flags(row.truncated)) & _flags(row.valid))
         whole = [e for e in builders[0].add(row) if e.terminated or e.truncated]
         success = row.info.get("success")  # some environments say it at the end of an episode only

@@ -18,12 +18,16 @@ from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.mix import Mix
-from robot_rl.loops.hil import HilOptions, HumanInTheLoop
+from robot_rl.loops.hil import HumanInTheLoop
+from robot_rl.loops.hil_adviser import Adviser
+from robot_rl.loops.hil_elicit import Elicitor
+from robot_rl.loops.hil_judge import Judge
+from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.trials import trials
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, read_metrics
-from robot_rl.types import Learner, Metrics, Tracker
+from robot_rl.types import IOSpec, Learner, Metrics, Tracker
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,11 @@ class HilSettings:
         seed: of everything; evaluation uses its own fixed seeds.
         gamma: discount per control step.
         demos: successful demonstrations that the person drives first.
+        elicit: after this many, later ones that contradict them are asked for again; 0 = take all.
+        advise: share of the policy's steps in which help is asked for; 0 = never. Needs a learner with critics.
         demo_share: their share (and that of the person's steps) of every batch; 0 uses no demonstrations.
         buffer_size: steps kept in memory; the disk keeps all.
-        task_reward: "success", "env" or "labels"; see `HilOptions`.
+        task_reward: "success", "env", "labels" or "classifier"; see `HilOptions`.
         learn_from: "cmd" or "exec"; see `HilMemory`.
         dup_human: human steps also count as demonstrations.
         store_human: "all", "last" or "none".
@@ -60,6 +66,8 @@ class HilSettings:
     seed: int = 0
     gamma: float = 0.97
     demos: int = 20
+    elicit: int = 0
+    advise: float = 0.0
     demo_share: float = 0.5
     buffer_size: int = 200_000
     task_reward: str = "success"
@@ -94,8 +102,25 @@ class HilSettings:
         return HilOptions(**{name: getattr(self, name) for name in names})
 
 
+def make_memory(settings: HilSettings, io: IOSpec) -> tuple[HilMemory, Mix]:
+    """An empty memory, and batches of it at the shares that the settings want."""
+    memory = HilMemory(
+        io,
+        settings.buffer_size,
+        learn_from=settings.learn_from,
+        dup_human=settings.dup_human,
+        store_human=settings.store_human,
+        seed=settings.seed,
+    )
+    views = memory.views
+    parts: Any = {"online": (views["online"], 1.0 - settings.demo_share)}
+    if settings.demo_share > 0.0:
+        parts["demo"] = (views["demo"], settings.demo_share)
+    return memory, Mix(parts, seed=settings.seed)
+
+
 class HilJob:
-    """One run in one folder: `log/` holds every step that was ever driven, `checkpoints/` the learner.
+    """One run in one folder, one process: `log/` holds every step that was ever driven, `checkpoints/` the learner.
 
     Args:
         settings: numbers.
@@ -106,10 +131,15 @@ class HilJob:
         make_tracker: (resume step or None) -> tracker.
         config: the composed configuration as YAML.
         resume: continue in `folder`.
+        make_judge: (io) -> success classifier on duty.
+        fit_clones: (states, actions, control_hz=) of the first demonstrations -> what later ones are compared with;
+            used with `settings.elicit`.
 
     Raises:
         CheckpointError: nothing to resume from, or it does not fit.
     """
+
+    actor_id = 0
 
     def __init__(
         self,
@@ -122,47 +152,39 @@ class HilJob:
         make_tracker: Callable[[int | None], Tracker],
         config: str,
         resume: bool = False,
+        make_judge: Callable[[IOSpec], Judge] | None = None,
+        fit_clones: Callable[..., Any] | None = None,
     ) -> None:
         self.settings, self.folder, self.config = settings, folder, config
         self.root = folder / "checkpoints"
+        if (settings.task_reward == "classifier") != (make_judge is not None):
+            raise ValueError(
+                "task_reward=classifier and judge=<folder of robot-rl classify> belong together; give both or neither"
+            )
         found = self._found(folder) if resume else None
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "config.yaml", config.encode())
         self._make_env, self._make_pilot = make_env, make_pilot
         pictures = getattr(make_pilot, "pictures", False)
         self.env = make_env(1, settings.seed, pictures)
+        self.judge = None if make_judge is None else make_judge(self.env.io)
+        self.elicitor: Elicitor | None = None
+        if settings.elicit and fit_clones is not None:
+            hz = self.env.io.control_hz
+            self.elicitor = Elicitor(
+                lambda states, actions: fit_clones(states, actions, control_hz=hz),
+                base=settings.elicit,
+                control_hz=hz,
+                say=lambda line: tqdm.write(line, file=sys.stderr),
+            )
         self.learner: Learner[Any] = make_learner(self.env.io)
         self.pilot = make_pilot(self.env, True)
-        self.log = HilLog(folder / "log", self.env.io, run_id=settings.seed)
-        self.memory = HilMemory(
-            self.env.io,
-            settings.buffer_size,
-            learn_from=settings.learn_from,
-            dup_human=settings.dup_human,
-            store_human=settings.store_human,
-            seed=settings.seed,
+        self.log = HilLog(
+            folder / "log", self.env.io, run_id=settings.seed, actor_id=self.actor_id, rules=settings.rules()
         )
-        views = self.memory.views
-        self.sampler = Mix({"online": (views["online"], 1.0)}, seed=settings.seed)
-        if settings.demo_share > 0.0:
-            parts: Any = {
-                "online": (views["online"], 1.0 - settings.demo_share),
-                "demo": (views["demo"], settings.demo_share),
-            }
-            self.sampler = Mix(parts, seed=settings.seed)
-        self.loop = HumanInTheLoop(
-            self.env,
-            self.learner,
-            self.pilot,
-            log=self.log,
-            memory=self.memory,
-            sampler=self.sampler,
-            rules=settings.rules(),
-            options=settings.options(),
-            batch_size=getattr(self.learner, "batch_size", 256),
-            seed=settings.seed,
-            frame=self._picture if pictures else None,
-        )
+        self.memory: HilMemory | None = None
+        self.sampler: Mix | None = None
+        self.loop = self._make_loop(self._picture if pictures else None)
         self.resume_step: int | None = None
         if resume:
             self._restore(found)
@@ -174,6 +196,38 @@ class HilJob:
         self._interrupted = False
         self.trials: Trials | None = None
         self._tick_p99 = 0.0
+
+    def _make_loop(self, picture: Callable[[], Any] | None) -> HumanInTheLoop:
+        """Memory, batches and the loop that uses them."""
+        settings = self.settings
+        self.memory, self.sampler = make_memory(settings, self.env.io)
+        return HumanInTheLoop(
+            self.env,
+            self.learner,
+            self.pilot,
+            log=self.log,
+            memory=self.memory,
+            sampler=self.sampler,
+            rules=settings.rules(),
+            options=settings.options(),
+            batch_size=getattr(self.learner, "batch_size", 256),
+            seed=settings.seed,
+            frame=picture,
+            judge=self.judge,
+            elicitor=self.elicitor,
+            adviser=self._make_adviser(),
+        )
+
+    def _make_adviser(self) -> Adviser | None:
+        share = self.settings.advise
+        if not share:
+            return None
+        values = getattr(self.learner, "values", None)
+        if values is None:
+            raise ValueError(
+                f"advise={share:g} needs a learner whose critics can be asked: policy=human/imitation_sac or human/rlif"
+            )
+        return Adviser(values, self.env.io.control_hz, share=share)
 
     def run(self) -> dict[str, Any]:
         """Demonstrations, loop, final block, report; returns the summary.
@@ -202,6 +256,9 @@ class HilJob:
                 self._save()
             if self._interrupted:
                 raise KeyboardInterrupt(str(self.folder))
+            self._settle()
+            if self._interrupted:
+                raise KeyboardInterrupt(str(self.folder))
             return self._finish()
         finally:
             if previous is not None:
@@ -220,12 +277,20 @@ class HilJob:
 
     def _prepare(self) -> None:
         """Learners that start from demonstrations do so now, once."""
+        assert self.memory is not None
         prepare = getattr(self.learner, "pretrain", None)
         views = self.memory.views
         if prepare is None or self.loop.updates > 0 or not len(views["demo"]) or self._interrupted:
             return
         metrics = prepare(views["demo"].batches(getattr(self.learner, "batch_size", 256)))
         self.tracker.log(metrics, self.loop.env_steps)
+
+    def _settle(self) -> None:
+        """Before the last block: nothing to wait for, where driving and learning take turns."""
+
+    def _further(self) -> dict[str, Any]:
+        """More lines of the summary."""
+        return {}
 
     def _hook(self, step: int, metrics: Metrics) -> bool:
         s = self.settings
@@ -264,7 +329,9 @@ class HilJob:
 
     def _save(self) -> None:
         loop = self.loop
-        state = {"loop": loop.state_dict(), "sampler": {**self.sampler.state_dict(), "parts": {}}}
+        state: dict[str, Any] = {"loop": loop.state_dict()}
+        if self.sampler is not None:
+            state["sampler"] = {**self.sampler.state_dict(), "parts": {}}
         checkpoint.save(
             self.root,
             loop.env_steps,
@@ -302,7 +369,8 @@ class HilJob:
                 continue  # damaged: the one before
             self.learner.load_state_dict(learner)
             self.loop.load_state_dict(state["loop"])
-            self.sampler.load_state_dict(state["sampler"])
+            if self.sampler is not None:
+                self.sampler.load_state_dict(state["sampler"])
             break
         else:  # killed before the first checkpoint
             self.loop.demos = sum(line["demo"] for line in self.log.manifest)
@@ -323,9 +391,12 @@ class HilJob:
             **{name.removeprefix("eval/"): value for name, value in final.items()},
             "human_seconds": stats.human_seconds,
             "demonstrations": loop.demos,
+            **({} if loop.adviser is None else {"help_asked_steps": loop.adviser.asked}),
+            **({} if self.elicitor is None else {"demonstrations_asked_for_again": self.elicitor.refused}),
             "interventions_steps": stats.human_steps,
             "ends": json.dumps(stats.reasons),
             "unattended": "allowed" if not against else "no: " + "; ".join(against),
+            **self._further(),
             "log": str(self.folder / "log"),
             "checkpoint": str(self.root / f"step_{loop.env_steps:09d}"),
             "curve": str(curve),

@@ -4,13 +4,17 @@ What the names mean here, which is not what they mean in D4RL (there: policies a
 
 - random: uniform actions.
 - expert: the agent, its mode at every step.
-- medium: an earlier checkpoint or a weaker agent where one is given; else the agent with Gaussian noise on its actions,
-  of a size found by bisection so that the return lies `medium_fraction` of the way from random to expert.
+- medium: an earlier checkpoint or a weaker agent where one is given; else the agent spoilt until the return lies
+  `medium_fraction` of the way from random to expert (bisection): by truncated Gaussian noise on its actions, whose mean
+  is the agent itself, or (`medium_by=bias`) by a fixed wrong function of the state, which cloning learns as well.
 - medium-replay: ten equal shares of episodes from random to medium: in share k every action is uniform with probability
   1 - k / 9, else that of medium.
 - medium-expert: one half of the steps medium, the other expert.
 
-The file says which it is (`metadata/*`), and of every step by which behaviour it was made (`infos/behaviour`).
+With `agent_noise` the agents' own actions have noise too, with `agent_sample` they draw them from their own policies,
+as D4RL's did: values learn nothing of actions that are never tried, and agents bear their own noise better than
+another. The file says which it is (`metadata/*`), of every step by which behaviour it was made (`infos/behaviour`), and
+where every part is random with what log-density (`infos/action_log_probs`).
 """
 
 from __future__ import annotations
@@ -27,50 +31,15 @@ import numpy as np
 from robot_rl.checkpoint import write_json
 from robot_rl.data import d4rl
 from robot_rl.data.recorder import Recorder, Recording
-from robot_rl.jobs.collect import episodes_of
+from robot_rl.jobs.behaviour import Behaviour
+from robot_rl.jobs.collect import LOGP, episodes_of
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Action, Episode, Obs, Policy
+from robot_rl.types import Episode, Policy
 
 LEVELS = ("random", "medium", "medium-replay", "medium-expert", "expert")
 _RUNGS = 10
 _NOISE_RANGE = 2.0
 _BISECTIONS = 7
-
-
-class Behaviour:
-    """A policy with noise: uniform actions with probability `random`, else the policy's mode plus Gaussian noise."""
-
-    def __init__(self, policy: Policy, *, noise: float = 0.0, random: float = 0.0, seed: int = 0) -> None:
-        """Wrap `policy`.
-
-        Args:
-            policy: acts deterministically below.
-            noise: standard deviation on actions in [-1, 1], which are clipped.
-            random: probability of a uniform action, per step and environment.
-            seed: of both.
-        """
-        self.io, self._policy, self.noise, self.random = policy.io, policy, noise, random
-        self.reseed(seed)
-
-    def reseed(self, seed: int) -> None:
-        """Begin the noise anew."""
-        self._rng = np.random.default_rng(seed)
-
-    def reset(self, rows: Any = None) -> None:
-        """Forget memory of these rows."""
-        self._policy.reset(rows)
-
-    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
-        """The policy's mode, spoilt."""
-        first = next(iter(obs.values()))
-        shape = (len(first), self.io.action_dim)
-        # The numbers are drawn whether they are used or not: the stream does not depend on the agent.
-        uniform, normal = self._rng.uniform(-1.0, 1.0, shape), self._rng.normal(size=shape)
-        chance = self._rng.random(shape[0]) < self.random
-        if self.random >= 1.0:
-            return Action(uniform.astype(np.float32))
-        action = np.asarray(self._policy.act(obs, deterministic=True).value, np.float32) + self.noise * normal
-        return Action(np.where(chance[:, None], uniform, action).clip(-1.0, 1.0).astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -101,6 +70,9 @@ def collect_level(
     medium: Policy | None = None,
     medium_fraction: float = 0.4,
     medium_noise: float | None = None,
+    medium_by: str = "noise",
+    agent_noise: float = 0.0,
+    agent_sample: bool = False,
     facts: dict[str, Any] | None = None,
     on_steps: Callable[[int], object] | None = None,
 ) -> LevelSummary:
@@ -118,7 +90,10 @@ def collect_level(
         seed: of resets and noise.
         medium: a weaker agent for the medium parts.
         medium_fraction: return of medium between random (0) and expert (1), where noise makes it.
-        medium_noise: standard deviation of that noise; found by bisection when None.
+        medium_noise: standard deviation of that noise, or amplitude of the bias; found by bisection when None.
+        medium_by: "noise" or "bias".
+        agent_noise: standard deviation of noise on every action of the agents.
+        agent_sample: the agents draw their actions from their own policies, in place of `agent_noise`.
         facts: plain values for the file's metadata and for telling whether interrupted work belongs to this call.
         on_steps: called with the number of steps collected so far.
 
@@ -129,9 +104,12 @@ def collect_level(
         raise ValueError(f"level is '{level}', expected one of {', '.join(LEVELS)}")
     if steps < 1 or not 0.0 < medium_fraction < 1.0:
         raise ValueError(f"steps is {steps} and medium_fraction {medium_fraction}; expected at least 1 and (0, 1)")
+    if medium_by not in ("noise", "bias"):
+        raise ValueError(f"medium_by is '{medium_by}', expected noise or bias")
     work = out.with_name(f".{out.name}.work")
     settings = {"level": level, "seed": seed, "num_envs": env.num_envs, "medium_fraction": medium_fraction}
     settings |= {"medium_noise": medium_noise, "own_medium": medium is not None, **(facts or {})}
+    settings |= {"medium_by": medium_by, "agent_noise": agent_noise, "agent_sample": agent_sample}
     settings = json.loads(json.dumps(settings))
     state = _resume(work, settings)
     noise = medium_noise
@@ -139,9 +117,17 @@ def collect_level(
         if noise is None:
             noise = state.get("noise")
         if noise is None:
-            noise = calibrate(env, expert, fraction=medium_fraction, seed=seed + 7)
+            own = {"noise": agent_noise, "sample": agent_sample} if medium_by == "bias" else {}
+            noise = calibrate(env, expert, fraction=medium_fraction, seed=seed + 7, by=medium_by, agent=own)
         write_json(work / "state.json", {"settings": settings, "noise": noise})
-    parts = _parts(level, expert, medium, noise or 0.0)
+    best = {"noise": agent_noise, "sample": agent_sample}
+    if medium is not None:
+        middle = best
+    elif medium_by == "noise":
+        middle = {"noise": noise or 0.0}
+    else:
+        middle = {**best, "bias": noise or 0.0}
+    parts = _parts(level, expert, medium or expert, middle, best)
     episodes: list[Episode] = []
     summary: dict[str, tuple[int, int, float]] = {}
     for number, part in enumerate(parts):
@@ -157,6 +143,8 @@ def collect_level(
         episodes += [_marked(e, number) for e in made]
         mean = float(np.mean([e.reward.sum(dtype=np.float64) for e in made]))
         summary[part.name] = (len(made), sum(len(e) for e in made), mean)
+    if not all(LOGP in e.meta.get("columns", {}) for e in episodes):  # a part without density: none has the column
+        episodes = [_without(e, LOGP) for e in episodes]
     described = {name: {"episodes": n, "steps": t, "return": r} for name, (n, t, r) in summary.items()}
     metadata = {
         **settings,
@@ -169,8 +157,17 @@ def collect_level(
     return LevelSummary(summary, noise)
 
 
-def calibrate(env: Any, policy: Policy, *, fraction: float, seed: int, episodes: int | None = None) -> float:
-    """Standard deviation of action noise at which the return lies `fraction` of the way from random to the policy's.
+def calibrate(
+    env: Any,
+    policy: Policy,
+    *,
+    fraction: float,
+    seed: int,
+    episodes: int | None = None,
+    by: str = "noise",
+    agent: dict[str, float] | None = None,
+) -> float:
+    """Noise or bias of the actions at which the return lies `fraction` of the way from random to the policy's.
 
     Bisection over [0, 2] with the same resets and noise at every trial.
 
@@ -180,7 +177,8 @@ def calibrate(env: Any, policy: Policy, *, fraction: float, seed: int, episodes:
     count = max(episodes or 8, env.num_envs)
 
     def measure(**spoilt: float) -> float:
-        behaviour = Behaviour(policy, seed=seed, **spoilt)
+        parts = {**(agent or {}), **spoilt}
+        behaviour = _spoilt(policy, parts, seed=seed)
         return float(np.mean(evaluate(env, behaviour, episodes=count, seed=seed, deterministic=False).returns))
 
     best, worst = measure(), measure(random=1.0)
@@ -190,23 +188,33 @@ def calibrate(env: Any, policy: Policy, *, fraction: float, seed: int, episodes:
     low, high = 0.0, _NOISE_RANGE
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if measure(noise=middle) > target else (low, middle)
+        low, high = (middle, high) if measure(**{by: middle}) > target else (low, middle)
     return 0.5 * (low + high)
 
 
-def _parts(level: str, expert: Policy, medium: Policy | None, noise: float) -> list[Part]:
-    weaker, size = (expert, noise) if medium is None else (medium, 0.0)
-    middle = Behaviour(weaker, noise=size)
+def _parts(level: str, expert: Policy, weaker: Policy, middle: dict[str, float], agent: dict[str, float]) -> list[Part]:
+    medium, best = _spoilt(weaker, middle), _spoilt(expert, agent)
     if level == "random":
         return [Part("random", 1.0, Behaviour(expert, random=1.0))]
     if level == "expert":
-        return [Part("expert", 1.0, Behaviour(expert))]
+        return [Part("expert", 1.0, best)]
     if level == "medium":
-        return [Part("medium", 1.0, middle)]
+        return [Part("medium", 1.0, medium)]
     if level == "medium-expert":
-        return [Part("medium", 0.5, middle), Part("expert", 0.5, Behaviour(expert))]
+        return [Part("medium", 0.5, medium), Part("expert", 0.5, best)]
     chances = [1.0 - k / (_RUNGS - 1) for k in range(_RUNGS)]
-    return [Part(f"{1 - p:.0%} medium", 1 / _RUNGS, Behaviour(weaker, noise=size, random=p)) for p in chances]
+    return [Part(f"{1 - p:.0%} medium", 1 / _RUNGS, _spoilt(weaker, {**middle, "random": p})) for p in chances]
+
+
+def _spoilt(policy: Policy, how: dict[str, float], seed: int = 0) -> Behaviour:
+    return Behaviour(
+        policy,
+        noise=how.get("noise", 0.0),
+        random=how.get("random", 0.0),
+        bias=how.get("bias", 0.0),
+        sample=bool(how.get("sample", False)),
+        seed=seed,
+    )
 
 
 def _resume(work: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -255,4 +263,9 @@ def _run(
 
 def _marked(episode: Episode, number: int) -> Episode:
     columns = {**episode.meta.get("columns", {}), "behaviour": np.full(len(episode), number, np.int8)}
+    return replace(episode, meta={**episode.meta, "columns": columns})
+
+
+def _without(episode: Episode, name: str) -> Episode:
+    columns = {key: value for key, value in episode.meta.get("columns", {}).items() if key != name}
     return replace(episode, meta={**episode.meta, "columns": columns})

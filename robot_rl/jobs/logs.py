@@ -98,7 +98,7 @@ def sampler(
         settings: how it is read.
         seed: of the sampling.
         seeds: independent streams in one batch.
-        reads: what the learner wants besides transitions: "next_action", "return_to_go".
+        reads: what the learner wants besides transitions: "next_action", "return_to_go", "episode", "step".
         window: steps per sample.
 
     Raises:
@@ -129,6 +129,7 @@ def sampler(
         episodes=episodes,
         next_action="next_action" in reads,
         return_to_go="return_to_go" in reads,
+        extras=tuple(name for name in ("episode", "step") if name in reads),
         reward_scale=scale,
         reward_bias=bias,
         action_clip=1.0 if s.action_clip else None,

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from robot_rl import checkpoint, report
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.data import scores
+from robot_rl.data.goals import GoalDataset
 from robot_rl.data.mix import Mix
 from robot_rl.jobs import logs, ope
 from robot_rl.jobs.interrupt import Interrupt
@@ -120,6 +121,8 @@ class OfflineJob:
         if not getattr(self.learner, "rewardless", False):
             logs.check_rewards(self.sampler)
         self.source: Any = self.sampler
+        if hasattr(self.learner, "goals"):
+            self.source = GoalDataset(self.sampler, seed=settings.seed, **self.learner.goals)  # type: ignore[attr-defined]
         if settings.expert is not None:
             demos, notes = logs.sampler(
                 logs.open_log(settings.expert),

@@ -21,7 +21,8 @@ from robot_rl.ope.estimators import Logged
 from robot_rl.ope.intervals import Interval, bootstrap
 from robot_rl.types import IOSpec, Transitions
 
-METHODS = ("fqe", "is", "wis", "pdis", "wpdis", "dr", "wdr")
+METHODS = ("fqe", "mb", "is", "wis", "pdis", "wpdis", "dr", "wdr")
+_MOST_STARTS = 256
 _LOGP = ("action_log_probs", "infos/action_log_probs")
 
 
@@ -33,6 +34,7 @@ class OpeSettings(LogSettings):
         seed: of everything.
         methods: which estimators.
         updates: of FQE.
+        model_updates: of the dynamics models.
         behaviour_updates: of the fitted behaviour policy, where the log holds no log-densities.
         holdout: share of the episodes that the behaviour policy and FQE do not train on; all estimates use them.
         smooth: standard deviation of a Gaussian around a deterministic policy, which gives it a density.
@@ -45,6 +47,7 @@ class OpeSettings(LogSettings):
     seed: int = 0
     methods: tuple[str, ...] = ("fqe", "wis", "wpdis", "wdr")
     updates: int = 50_000
+    model_updates: int = 10_000
     behaviour_updates: int = 5_000
     holdout: float = 0.2
     smooth: float | None = None
@@ -127,6 +130,7 @@ def run(
     *,
     make_fqe: Callable[[IOSpec, Any], Any],
     make_behaviour: Callable[[IOSpec], Any],
+    make_model: Callable[[IOSpec, Any], Any] | None = None,
 ) -> Report:
     """Evaluate `policy` on a log.
 
@@ -136,18 +140,27 @@ def run(
         io: its interface.
         make_fqe: (io, policy) -> learner of Q with `members` value functions.
         make_behaviour: (io) -> Gaussian cloning learner.
+        make_model: (io, policy) -> learner of dynamics with `members`, for method mb.
 
     Raises:
-        ValueError: unknown method, a policy that plays chunks, or the log does not fit the policy.
+        ValueError: unknown method, mb without `make_model`, a policy that plays chunks or remembers, or the log does
+            not fit it.
     """
     s = settings
     unknown = [name for name in s.methods if name not in METHODS]
     if unknown:
         raise ValueError(f"there is no estimator {', '.join(unknown)}; choose from {', '.join(METHODS)}")
+    if "mb" in s.methods and make_model is None:
+        raise ValueError("the model-based estimator mb needs a model to learn: ope.run(..., make_model=...)")
     if isinstance(policy, ChunkedPolicy):
         raise ValueError(
             "the policy plays chunks: what it does next depends on the chunk under way and not on the state alone, and "
             "these estimators judge policies of the state; evaluate it in an environment"
+        )
+    if getattr(policy, "remembers", False):
+        raise ValueError(
+            "the policy remembers: its action depends on more than the state, and these estimators judge policies of "
+            "the state; evaluate it in an environment"
         )
     store = logs.open_log(s.data)
     logs.agree(store.io, io)
@@ -183,8 +196,13 @@ def run(
             )
         td_error = fqe.td_error(next(iter(_pick(data, held_out, s).ordered(4096))))
 
+    model = None
+    if "mb" in s.methods and make_model is not None:
+        model = make_model(io, policy)
+        model.prepare(logs.facts(data))
+        _fit(model, _halves(data, inside, s, model), s.model_updates, "models")
     logged, reason = _logged(data, policy, mu, fqe, s)
-    estimates = [_estimate(name, logged, reason, fqe, data, s) for name in s.methods]
+    estimates = [_estimate(name, logged, reason, model if name == "mb" else fqe, data, s) for name in s.methods]
     effective = None if reason else estimators.effective_sample_size(logged)
     if not reason and estimators.unreliable(logged):
         warnings.append(
@@ -313,7 +331,7 @@ def _logged(data: LogDataset, policy: Any, mu: Any, fqe: Any, s: OpeSettings) ->
     log.
     """
     store, chosen = data.store, data.episodes
-    ratios, with_model = set(s.methods) != {"fqe"}, bool({"dr", "wdr"} & set(s.methods))
+    ratios, with_model = bool(set(s.methods) - {"fqe", "mb"}), bool({"dr", "wdr"} & set(s.methods))
     count, steps = len(chosen), int(store.length[chosen].max())
     reward = np.zeros((count, steps))
     ratio, q, v = (np.zeros((count, steps) if wanted else (count, 1)) for wanted in (ratios, with_model, with_model))
@@ -377,8 +395,10 @@ _ESTIMATORS: dict[str, Callable[[Logged], float]] = {
 
 
 def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset, s: OpeSettings) -> Estimate:
-    if name == "fqe":
+    if name in ("fqe", "mb"):
         start = data.initial_obs()["state"].float()
+        if name == "mb" and len(start) > _MOST_STARTS:  # roll-outs take a second per hundred
+            start = start[torch.from_numpy(np.random.default_rng(s.seed).permutation(len(start))[:_MOST_STARTS])]
         values = fqe.values(start).double().numpy()  # (M, E)
         rng = np.random.default_rng(s.seed)
 
@@ -388,7 +408,8 @@ def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset
             return float(rows[:, index].mean())
 
         interval = bootstrap(values.shape[1], draw, resamples=s.resamples, confidence=s.confidence, seed=s.seed)
-        return Estimate(name, interval, f"{len(values)} value functions, each from half of the episodes")
+        what = "value functions" if name == "fqe" else "models"
+        return Estimate(name, interval, f"{len(values)} {what}, each from half of the episodes")
     if reason:
         return Estimate(name, None, reason)
     interval = bootstrap(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,8 @@ def evaluate(
         seed: of the reset.
         deterministic: the policy's mode instead of samples.
         frames: how many frames of environment 0 to render (needs render_mode="rgb_array").
-        on_step: called with every `Step`, e.g. a recorder.
+        on_step: called with every `Step`, e.g. a recorder; `info["action_log_probs"]` (N,) where the policy says with
+            what log-density it drew the action.
         on_episode: called with the number of finished episodes.
 
     Raises:
@@ -86,9 +87,11 @@ def evaluate(
     while (done_count < quota).any():
         if len(result.frames) < frames:
             result.frames.append(np.asarray(env.render()[0]))
-        row = stepper.step(policy.act(stepper.obs, deterministic=deterministic).value)
+        action = policy.act(stepper.obs, deterministic=deterministic)
+        row = stepper.step(action.value)
         if on_step is not None:
-            on_step(row)
+            density = action.logp is not None and "raw" not in action.extras  # none where samples were clipped
+            on_step(replace(row, info={**row.info, "action_log_probs": action.logp}) if density else row)
         valid = _numpy(row.valid)
         returns += np.where(valid, _numpy(row.reward), 0.0)
         lengths += valid

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,43 +14,19 @@ from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
+from robot_rl.loops.hil_adviser import Adviser
+from robot_rl.loops.hil_elicit import Elicitor
+from robot_rl.loops.hil_judge import Judge
+from robot_rl.loops.hil_learning import Improver
+from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats
-from robot_rl.loops.stepping import Stepper
+from robot_rl.loops.hil_watch import Watch
+from robot_rl.loops.stepping import NonFiniteError, Stepper
 from robot_rl.loops.trials import Pilot, tell
-from robot_rl.types import Learner, Metrics, Obs, Sampler, Step, Transitions
+from robot_rl.types import Episode, Learner, Metrics, Obs, Sampler, Step, Transitions
 
 Hook = Callable[[int, Metrics], bool]
 _BACKOFF = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-
-
-@dataclass(frozen=True)
-class HilOptions:
-    """Numbers of the loop.
-
-    Attributes:
-        task_reward: "success" pays 1 and ends the episode when the world says success; "env" takes the world's reward
-            and ends; "labels" knows only the person's keys.
-        learning_starts: own steps before the first update.
-        updates_per_step: learner updates per own step.
-        max_hold_steps: ticks without a driver before the episode is given up.
-        promote_success: steps of successes without help join the demonstrations.
-        random_steps: own steps with uniform random proposals at the start.
-        grip_penalty: cost of opening or closing the gripper; read by grasp critics alone, never part of the reward.
-    """
-
-    task_reward: str = "success"
-    learning_starts: int = 100
-    updates_per_step: float = 1.0
-    max_hold_steps: int = 3
-    promote_success: bool = False
-    random_steps: int = 0
-    grip_penalty: float = 0.02
-
-    def __post_init__(self) -> None:
-        if self.task_reward not in ("success", "env", "labels"):
-            raise ValueError(f"task_reward is '{self.task_reward}', expected success, env or labels")
-        if self.updates_per_step < 0 or self.max_hold_steps < 1:
-            raise ValueError("updates_per_step must be >= 0 and max_hold_steps >= 1")
 
 
 class HumanInTheLoop:
@@ -70,6 +44,9 @@ class HumanInTheLoop:
         batch_size: rows per batch.
         seed: of the environment's first reset and of random proposals.
         frame: () -> picture for the person's screen, or None.
+        judge: says whether an observation shows success; needed for task_reward="classifier".
+        elicitor: looks at demonstrations as they come.
+        adviser: tells the person when help is wanted.
     """
 
     def __init__(
@@ -86,26 +63,48 @@ class HumanInTheLoop:
         batch_size: int,
         seed: int = 0,
         frame: Callable[[], Any] | None = None,
+        judge: Judge | None = None,
+        elicitor: Elicitor | None = None,
+        adviser: Adviser | None = None,
     ) -> None:
+        if (options.task_reward == "classifier") != (judge is not None):
+            raise ValueError("task_reward=classifier and a classifier belong together; give both or neither")
+        self.judge, self.elicitor, self.adviser = judge, elicitor, adviser
         self.env, self.learner, self.pilot = env, learner, pilot
         self.log, self.memory, self.sampler = log, memory, sampler
         self.rules, self.options, self.seed = rules, options, seed
         self.stats = HilStats(env.io.control_hz)
-        self.env_steps = self.updates = self.demos = self.version = self.skipped = 0
-        self.rollbacks = 0
-        """How often the learner diverged and was put back."""
-        self.problem = ""
-        self._good: list[Any] = []  # the learner after the last two episodes in which all was finite
-        self._poisoned = False
-        self._batches: Iterator[Transitions] = sampler.batches(batch_size)
-        self._credit = 0.0
+        self.env_steps = self.demos = self.version = 0
+        self.improver = Improver(
+            learner,
+            sampler.batches(batch_size),
+            options.updates_per_step,
+            most_credit=50.0 * max(options.updates_per_step, 1.0),
+        )
+        self._trouble = ""
         self._rng = np.random.default_rng(seed)
         self._stepper = Stepper(env)
-        self._metrics: Metrics = {}
         self._frame = frame
         self._updated_ns = pilot.now_ns()
         self._stop = self._world_ended = False
+        self.watch = Watch(env.io.control_hz, options.max_hold_steps)
+        self._seen: dict[str, Any] = {}
         self._grip = 1.0  # last gripper command of the episode; open at the start
+
+    @property
+    def updates(self) -> int:
+        """Of the learner so far."""
+        return self.improver.updates
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the learner diverged and was put back."""
+        return self.improver.rollbacks
+
+    @property
+    def problem(self) -> str:
+        """What a person should know, or ""."""
+        return self._trouble or self.watch.problem or self.improver.problem
 
     def stop(self) -> None:
         """End after the episode under way (from a signal handler)."""
@@ -146,7 +145,7 @@ class HumanInTheLoop:
             mark, steps = now, self.env_steps
             effective = self.updates / max(self.env_steps, 1)
             extra = {"time/sps": speed, "train/updates": float(self.updates), "train/updates_per_step": effective}
-            row = {**self._metrics, **facts.metrics(), **self.stats.metrics(), **extra}
+            row = {**self.improver.metrics, **facts.metrics(), **self.stats.metrics(), **extra}
             row |= {f"buffer/{name}": float(len(view)) for name, view in self.memory.views.items()}
             if hook(self.env_steps, row):
                 return
@@ -160,14 +159,19 @@ class HumanInTheLoop:
         key, self._world_ended = self.log.begin(), False
         draft = EpisodeDraft(self.rules, self.env.io.control_hz)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
-        gaps: list[float] = []
         self.learner.policy.reset()
-        self._grip = 1.0
+        for part in (self.watch, self.adviser):
+            if part is not None:
+                part.begin()
+        if self.judge is not None:
+            self.judge.begin()
+        self._grip, self._seen = 1.0, {}
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
-            obs = {name: np.array(value[0]) for name, value in self._stepper.obs.items()}
-            proposal = self._propose()
-            driven = self.pilot.drive(obs, proposal)
+            obs = self._here()
+            proposal = self._propose(demo)
+            blind = self.watch.look(obs, self._seen)
+            driven = self.pilot.drive(obs, proposal, blind=blind)
             discard = self._keys(draft, driven.presses) or discard
             if draft.end_reason != EndReason.NONE:
                 break
@@ -179,15 +183,24 @@ class HumanInTheLoop:
                 draft.close(EndReason.HUMAN_STOP if pressed else EndReason.SAFETY_STOP)
                 break
             t_cmd = self.pilot.now_ns()
-            row = self._stepper.step(driven.executed[None], proposed=proposal[None])
+            try:
+                row = self._stepper.step(driven.executed[None], proposed=proposal[None])
+            except NonFiniteError as error:
+                self._broken("the robot's observation is not finite", error)
+                draft.close(EndReason.FAULT)
+                break
+            self._seen = row.info
             tell(self.learner.policy, driven.executed)
             self.pilot.wait()
             self._world_ended = bool(row.terminated[0] or row.truncated[0])
             step, over = self._record(obs, proposal, driven, row, (t_obs, t_cmd, self.pilot.now_ns()))
             draft.add(step)
             self._note(step)
-            self._count(facts, step, driven, gaps)
+            facts.count(step, driven)
             held = held + 1 if not (driven.moving or demo) else 0
+            if self.watch.lost:
+                self.pilot.hold()
+                draft.close(EndReason.FAULT)
             if over != EndReason.NONE:
                 draft.close(over)
             elif held >= self.options.max_hold_steps:
@@ -199,20 +212,20 @@ class HumanInTheLoop:
             facts.tick_ms.append(1e3 * (time.perf_counter() - begun))
             self._show(demo, driven, key.episode_id)
         self.pilot.end()
-        return self._finish(draft, facts, gaps, demo, discard, first_row)
+        return self._finish(draft, facts, demo, discard, first_row)
 
     def _ready(self, demo: bool) -> bool:
         """Reset the robot, and wait until a person lets it move."""
         if not self._stepper.obs:
-            self._stepper.reset(seed=self.seed)
+            self._reset(self.seed)
             self.learner.policy.reset()
         while not self._stop:
             refused: list[str] = []
-            if self.pilot.driver not in ("HOLD", "STOPPED"):
+            if self.pilot.driver not in ("HOLD", "STOPPED") and (self._stepper.obs or self._reset()):
                 refused = self.pilot.begin(demo)
                 if not refused:
                     return True
-            self.pilot.idle({name: np.array(value[0]) for name, value in self._stepper.obs.items()})
+            self.pilot.idle(self._here())
             self.pilot.show(self._telemetry(demo, None, "; ".join(refused)), self._frame)
             self.pilot.wait()
             if not self.pilot.realtime and (refused or self.pilot.driver in ("HOLD", "STOPPED")):
@@ -220,16 +233,24 @@ class HumanInTheLoop:
                 raise RuntimeError(f"the robot is in {self.pilot.driver} and nobody is there to resume{why}")
         return False
 
-    def _propose(self) -> np.ndarray:
+    def _here(self) -> Obs:
+        return {name: np.array(value[0]) for name, value in self._stepper.obs.items()}
+
+    def _propose(self, demo: bool = False) -> np.ndarray:
         if self.env_steps < self.options.random_steps:
             return self._rng.uniform(-1.0, 1.0, self.env.io.action_dim).astype(np.float32)
-        return np.asarray(self.learner.policy.act(self._stepper.obs).value[0], np.float32)
+        proposal = np.asarray(self.learner.policy.act(self._stepper.obs).value[0], np.float32)
+        if self.adviser is not None and not demo and np.isfinite(proposal).all():
+            self.pilot.advise(self.adviser.look(self._stepper.obs, proposal))
+        return proposal
 
     def _keys(self, draft: EpisodeDraft, presses: tuple[tuple[str, float], ...]) -> bool:
         """Labels of the person; True when the episode is to be thrown away."""
         for kind, when in presses:
             if kind in ("success", "failure") and len(draft):
                 draft.label(kind == "success", round(when * 1e9))
+            elif kind in ("success", "failure"):  # pressed after the end: it is about the episode before
+                self.log.correct(kind == "success")
             elif kind in ("abort", "rerecord"):
                 draft.close(EndReason.HUMAN_STOP)
                 return kind == "rerecord"
@@ -242,13 +263,26 @@ class HumanInTheLoop:
         t_obs, t_cmd, t_next = times
         success = bool(row.info["success"][0]) if "success" in row.info else False
         terminated, truncated = bool(row.terminated[0]), bool(row.truncated[0])
+        verdict = None
+        if self.judge is not None:
+            patience = 0.5 / self.env.io.control_hz if self.pilot.realtime else math.inf
+            verdict = self.judge({name: value[0] for name, value in row.next_obs.items()}, patience)
+            success = verdict.success
         reward, over = self._outcome(float(row.reward[0]), success, terminated, truncated)
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
         valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
-        self._poisoned = self._poisoned or not np.isfinite(proposal).all()
+        self.improver.poisoned |= not np.isfinite(proposal).all()
+        if self.watch.blind:
+            valid, invalid = False, Invalid.CAMERA
         if not driven.finite:
             valid, invalid = False, Invalid.NONFINITE
             proposal = np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0)
+        reward_source = RewardSource.NONE if self.options.task_reward == "labels" else RewardSource.ENV
+        if verdict is not None:
+            reward_source = RewardSource.CLASSIFIER
+            if not verdict.known:
+                reward_source, valid = RewardSource.NONE, False
+                invalid = Invalid.REWARD if invalid == Invalid.NONE else invalid
         command = np.nan_to_num(np.clip(driven.command, -1.0, 1.0))
         step = ControlStep(
             obs=obs,
@@ -266,11 +300,13 @@ class HumanInTheLoop:
             deadman=driven.enable,
             input_norm=driven.norm,
             reward_task=reward,
-            reward_source=RewardSource.NONE if self.options.task_reward == "labels" else RewardSource.ENV,
+            reward_source=reward_source,
+            reward_prob=math.nan if verdict is None else verdict.probability,
             policy_version=self.version,
             policy_lag_ms=(t_obs - self._updated_ns) * 1e-6,
             safety_bits=driven.bits,
             clip_frac=driven.clip_frac,
+            cam_age_ms=self.watch.age_ms,
             valid=valid,
             invalid_reason=invalid,
         )
@@ -293,6 +329,8 @@ class HumanInTheLoop:
             return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
         if kind == "env":
             return reward, EndReason.SUCCESS if terminated and success else ends
+        if kind == "classifier" and not success:  # what the world thinks of it does not count, its time limit does
+            return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
         return (1.0, EndReason.SUCCESS) if success else (0.0, ends)
 
     def _note(self, step: ControlStep) -> None:
@@ -301,32 +339,20 @@ class HumanInTheLoop:
         except OSError as error:
             if error.errno not in _BACKOFF:
                 raise
-            self.problem = f"the journal cannot be written ({error}); free some space. The episode is kept in memory"
-
-    def _count(self, facts: EpisodeFacts, step: ControlStep, driven: Any, gaps: list[float]) -> None:
-        facts.steps += 1
-        facts.human_steps += step.human
-        facts.held += not driven.moving
-        facts.grip_switches += step.grip_penalty < 0
-        facts.clipped += step.clip_frac > 1e-3
-        facts.clip_frac += (step.clip_frac - facts.clip_frac) / facts.steps
-        facts.policy_lag_ms += (step.policy_lag_ms - facts.policy_lag_ms) / facts.steps
-        if step.intv_start:
-            facts.first_span = facts.steps - 1 if facts.spans == 0 else facts.first_span
-            facts.spans += 1
-            if math.isfinite(driven.disagreement):
-                gaps.append(driven.disagreement)
+            self._trouble = f"the journal cannot be written ({error}); free some space. The episode is kept in memory"
 
     def _finish(
-        self, draft: EpisodeDraft, facts: EpisodeFacts, gaps: list[float], demo: bool, discard: bool, first_row: int
+        self, draft: EpisodeDraft, facts: EpisodeFacts, demo: bool, discard: bool, first_row: int
     ) -> EpisodeFacts:
         reason = draft.end_reason
         facts.success = reason == EndReason.SUCCESS
         facts.end_reason = reason.name.lower()
         facts.autonomous = facts.human_steps == 0 and reason not in (EndReason.HUMAN_STOP, EndReason.COMMS)
         facts.returned = sum(step.reward_task for step in draft.steps if step.valid)
-        facts.disagreement = float(np.mean(gaps)) if gaps else math.nan
+        facts.disagreement = float(np.mean(facts.gaps)) if facts.gaps else math.nan
         useful = demo and facts.success and not discard
+        if useful and self.elicitor is not None:
+            useful = self.elicitor.offer(draft.steps)
         steps = draft.settled()
         if useful or not demo:
             self.memory.extend(steps, demo=demo)
@@ -340,69 +366,49 @@ class HumanInTheLoop:
             if self.options.promote_success and facts.success and facts.autonomous:
                 self.memory.promote(range(first_row, self.memory.count))
         if not demo:
-            self._keep()
+            self.improver.mark()
         if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
-            self._stepper.reset()
+            self._reset()
         return facts
 
-    def _commit(self, draft: EpisodeDraft, facts: dict[str, Any]) -> None:
+    def _reset(self, seed: int | None = None) -> bool:
+        """Reset the robot; False when a real one could not be reset: it holds, and a person has to see to it."""
+        try:
+            self._stepper.reset(seed=seed)
+        except RuntimeError as error:
+            self._broken("the reset failed", error)
+            return False
+        return True
+
+    def _broken(self, what: str, error: RuntimeError) -> None:
+        """A real robot holds until a person says go on; a simulation ends with the error."""
+        if not self.pilot.realtime:
+            raise error
+        self._trouble = f"{what} ({error}); put the robot right and press go"
+        self._stepper.obs = {}
+        self.pilot.hold()
+
+    def _commit(self, draft: EpisodeDraft, facts: dict[str, Any]) -> Episode | None:
         """To disk; with a full disk the robot holds until there is room: nothing is dropped silently."""
         while True:
             try:
-                self.log.commit(draft, facts)
-                self.problem = ""
-                return
+                episode = self.log.commit(draft, facts)
+                self._trouble = ""
+                return episode
             except OSError as error:
                 if error.errno not in _BACKOFF or self._stop or not self.pilot.realtime:
                     raise
-                self.problem = f"the episode cannot be written ({error}); the robot holds until there is room"
-                self.pilot.show(self._telemetry(False, None, self.problem), self._frame)
+                self._trouble = f"the episode cannot be written ({error}); the robot holds until there is room"
+                self.pilot.show(self._telemetry(False, None, self._trouble), self._frame)
                 self.pilot.wait()
 
     def _learn(self) -> None:
         o = self.options
         if len(self.memory.views["online"]) < max(o.learning_starts, 1):
             return
-        self._credit += o.updates_per_step
-        while self._credit >= 1.0 and (not self.pilot.realtime or self.pilot.spare() > 0.0):
-            self._credit -= 1.0
-            try:
-                self._metrics.update(self.learner.update(self._batches))
-            except FloatingPointError as error:
-                self.skipped += 1
-                if self.skipped >= 10:
-                    self._roll_back(error)
-            else:
-                self.skipped = 0
-            self.updates += 1
+        self.improver.earn()
+        if self.improver.spend(lambda: not self.pilot.realtime or self.pilot.spare() > 0.0):
             self.version, self._updated_ns = self.updates, self.pilot.now_ns()
-        self._credit = min(self._credit, 50.0 * max(o.updates_per_step, 1.0))
-
-    def _keep(self) -> None:
-        """Remember the learner of an episode without anything non-finite; put a diverged one back."""
-        if self._poisoned:
-            if not self._good:  # the robot has stopped or held; there is no better learner to go back to
-                self.problem = "the policy proposes actions that are not finite"
-                return
-            self._roll_back(FloatingPointError("the policy proposed an action that is not finite"))
-        elif self.skipped == 0 and self.updates:
-            self._good = [*self._good[-1:], copy.deepcopy(self.learner.state_dict())]
-        self._poisoned = False
-
-    def _roll_back(self, error: FloatingPointError) -> None:
-        """The learner as it was one good episode before the last, with half the step size.
-
-        Raises:
-            FloatingPointError: nothing to go back to, or the third time.
-        """
-        if not self._good or self.rollbacks >= 3:
-            raise error
-        self.rollbacks, self.skipped = self.rollbacks + 1, 0
-        self.learner.load_state_dict(self._good[0])
-        calm = getattr(self.learner, "calm", None)
-        if calm is not None:
-            calm()
-        self.problem = f"the learner diverged ({error}) and was put back, with half the step size"
 
     # ------------------------------------------------------------ screen
 
@@ -411,6 +417,8 @@ class HumanInTheLoop:
         return {
             "phase": "demonstration" if demo else "training",
             "demos": self.demos,
+            "elicit": "" if self.elicitor is None else self.elicitor.message,
+            "help": "" if self.adviser is None else self.adviser.why,
             "driver": self.pilot.driver if driven is None else driven.driver,
             "level": 2 if driven is None else driven.level,
             "reasons": [] if driven is None else list(driven.reasons),
@@ -454,7 +462,7 @@ class HumanInTheLoop:
             "updates": self.updates,
             "demos": self.demos,
             "version": self.version,
-            "credit": self._credit,
+            "credit": self.improver.credit,
             "updated_ns": self._updated_ns,
             "rng": {**rng, "state": {key: int(value) for key, value in rng["state"].items()}},
             "stats": self.stats.state_dict(),
@@ -473,9 +481,10 @@ class HumanInTheLoop:
         """
         if state.get("kind") != "hil":
             raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected hil")
-        for name in ("env_steps", "updates", "demos", "version"):
+        for name in ("env_steps", "demos", "version"):
             setattr(self, name, int(state[name]))
-        self._credit, self._updated_ns = float(state["credit"]), int(state["updated_ns"])
+        self.improver.updates, self.improver.credit = int(state["updates"]), float(state["credit"])
+        self._updated_ns = int(state["updated_ns"])
         self._rng.bit_generator.state = state["rng"]
         self.stats.load_state_dict(state["stats"])
         self.pilot.load_state_dict(state["pilot"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.data.hil_record import ControlStep
 from robot_rl.types import Metrics
 
 
@@ -51,6 +52,8 @@ class EpisodeFacts:
         policy_lag_ms: age of the parameters, mean.
         grip_switches: changes of the gripper command.
         tick_ms: compute time of every tick.
+        gaps: disagreement at the first step of every intervention.
+        link: further numbers, of the link to a learner elsewhere.
     """
 
     success: bool = False
@@ -68,6 +71,23 @@ class EpisodeFacts:
     policy_lag_ms: float = 0.0
     grip_switches: int = 0
     tick_ms: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    link: Metrics = field(default_factory=dict)
+
+    def count(self, step: ControlStep, driven: Any) -> None:
+        """Add a step, and what the pilot said about it."""
+        self.steps += 1
+        self.human_steps += step.human
+        self.held += not driven.moving
+        self.grip_switches += step.grip_penalty < 0
+        self.clipped += step.clip_frac > 1e-3
+        self.clip_frac += (step.clip_frac - self.clip_frac) / self.steps
+        self.policy_lag_ms += (step.policy_lag_ms - self.policy_lag_ms) / self.steps
+        if step.intv_start:
+            self.first_span = self.steps - 1 if self.spans == 0 else self.first_span
+            self.spans += 1
+            if math.isfinite(driven.disagreement):
+                self.gaps.append(driven.disagreement)
 
     def metrics(self) -> Metrics:
         """hil/... of this episode."""
@@ -83,6 +103,7 @@ class EpisodeFacts:
             "hil/held": float(self.held),
             "hil/grip_switches": float(self.grip_switches),
             "hil/policy_lag_ms": self.policy_lag_ms,
+            **self.link,
         }
         if self.spans:
             row["hil/first_span"] = float(self.first_span)
@@ -162,7 +183,7 @@ class HilStats:
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
         names = ("episodes", "demo_steps", "human_steps", "steps")
-        kept = [{**asdict(facts), "tick_ms": []} for facts in self._last]
+        kept = [{**asdict(facts), "tick_ms": [], "gaps": []} for facts in self._last]
         return {**{name: getattr(self, name) for name in names}, "reasons": dict(self.reasons), "last": kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -34,8 +34,16 @@ class Pilot(Protocol):
         """The clock."""
         ...
 
-    def drive(self, obs: Obs, proposal: np.ndarray) -> Any:
-        """One tick."""
+    def drive(self, obs: Obs, proposal: np.ndarray, *, blind: bool = False) -> Any:
+        """One tick; in a blind one nobody drives."""
+        ...
+
+    def hold(self) -> None:
+        """Nobody drives until a person resumes."""
+        ...
+
+    def advise(self, wanted: bool) -> None:
+        """Help is wanted, or not any more."""
         ...
 
     def idle(self, obs: Obs) -> tuple[tuple[str, float], ...]:

@@ -55,6 +55,30 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any 
     return learner.policy
 
 
+def load_classifier(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
+    """A success classifier of robot-rl classify, and its report."""
+    from robot_rl.jobs.classify import load
+
+    if not (folder / "config.yaml").exists():
+        raise Refused(f"{folder} holds no classifier; expected a folder of robot-rl classify")
+    made: Any = OmegaConf.load(folder / "config.yaml")
+    return load(folder, lambda io: instantiate(made.classifier, _partial_=True)(io, seed=made.seed, device=device))
+
+
+def judge_factory(cfg: DictConfig) -> Callable[[Any], Any]:
+    """(io) -> the classifier named in the configuration, on duty."""
+    from robot_rl.loops.hil_judge import Judge
+
+    def make(io: Any) -> Any:
+        model, report = load_classifier(Path(cfg.judge), str(cfg.device))
+        differences = [f"'{key}'" for key in model.keys if model.io.obs[key] != io.obs.get(key)]
+        if differences:
+            raise Refused(f"the classifier looks at {', '.join(differences)}, which this robot has not, or otherwise")
+        return Judge(model.probability, float(report["threshold"]), int(report["in_a_row"]))
+
+    return make
+
+
 def run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:
     """A new folder for a run, not made yet."""
     if HydraConfig.get().mode == RunMode.MULTIRUN:

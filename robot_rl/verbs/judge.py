@@ -139,6 +139,7 @@ def evaluate_offline(cfg: DictConfig) -> None:
         checkpoint.read_io(path),
         make_fqe=lambda io, target: instantiate(cfg.ope, _partial_=True)(io, target, **shared),
         make_behaviour=lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
+        make_model=lambda io, target: instantiate(cfg.model, _partial_=True)(io, target, **shared),
     )
     folder = run_folder(cfg, "ope", path.parent.parent.name)
     write_json(folder / "ope.json", ope.plain_numbers(report))
@@ -233,6 +234,9 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             medium=medium,
             medium_fraction=cfg.medium_fraction,
             medium_noise=cfg.medium_noise,
+            medium_by=cfg.medium_by,
+            agent_noise=cfg.noise,
+            agent_sample=cfg.sample,
             facts=facts,
             on_steps=lambda done: bar.update(min(done, cfg.steps) - bar.n),
         )
@@ -240,11 +244,12 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
     for name, (episodes, steps, mean) in summary.parts.items():
         rows[name] = f"{episodes} episodes, {steps:,} steps, mean return {mean:.4g}"
     if summary.noise is not None:
-        rows["medium is"] = f"the agent with Gaussian noise of {summary.noise:.3g} on its actions"
+        what = "truncated Gaussian noise" if cfg.medium_by == "noise" else "a fixed wrong function of the state"
+        rows["medium is"] = f"the agent with {what} of {summary.noise:.3g} on its actions"
     table(rows)
 
 
-RESUMABLE = ("learning", "language", "advantage_learning")
+RESUMABLE = ("learning", "language", "advantage_learning", "offline_scores", "pendulum")
 """Suites with one result file per run in the folder `out`; given again, they continue."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -16,7 +17,9 @@ from robot_rl.verbs.build import (
     begin,
     choice,
     env_factory,
+    judge_factory,
     learner_factory,
+    load_classifier,
     run_folder,
     saved_config,
     table,
@@ -98,9 +101,39 @@ def offline(cfg: DictConfig) -> None:
     print("".join(f"  {line}\n" for line in job.warnings), end="")
 
 
+def classify(cfg: DictConfig) -> None:
+    """Train a success classifier from recordings, or judge recordings with one."""
+    from robot_rl.jobs.classify import ClassifySettings, rescore
+    from robot_rl.jobs.classify import train as train_classifier
+
+    threads(cfg)
+    logs = [str(path) for path in cfg.logs]
+    if cfg.path is not None:
+        model, report = load_classifier(Path(cfg.path), str(cfg.device))
+        folder = run_folder(cfg, "classify", "scores")
+        table(rescore(model, report, logs, folder / "scores.jsonl"))
+        return
+    folder = run_folder(cfg, "classify", f"{choice('classifier').split('/')[-1]}_seed{cfg.seed}")
+    settings = ClassifySettings(**{f.name: cfg[f.name] for f in fields(ClassifySettings)})
+
+    def make(io: Any) -> Any:
+        return instantiate(cfg.classifier, _partial_=True)(io, seed=cfg.seed, device=cfg.device)
+
+    print(f"run folder: {folder}")
+    report = train_classifier(settings, logs, folder, make, saved_config(cfg))
+    hidden = ("advice", "hard_negatives", "hard_positives", "curve")
+    table({name: value for name, value in report.items() if name not in hidden})
+    for kind in ("hard_negatives", "hard_positives"):
+        found = [f"{row['episode']}@{row['step']} ({row['probability']:.2f})" for row in report[kind][:5]]
+        print(f"  {kind.replace('_', ' ')}: {', '.join(found)}")
+    print("".join(f"  next: {line}\n" for line in report["advice"]), end="")
+
+
 def hil(cfg: DictConfig) -> None:
     """Teach a robot with a person in the loop; Ctrl-C saves and says how to go on."""
     from robot_rl.jobs.hil import HilJob, HilSettings
+    from robot_rl.jobs.hil_link import HilActorJob, HilLearnerJob
+    from robot_rl.link import LinkSettings
 
     resume = cfg.resume is not None
     if resume:
@@ -114,14 +147,27 @@ def hil(cfg: DictConfig) -> None:
         ]
         if groups:
             raise Refused(f"{groups[0]}: a resumed run keeps its env, engine, policy, human and track; start a new run")
-        cfg = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
+        # a run of an earlier version may lack keys: those have their defaults
+        kept: Any = OmegaConf.load(saved)
+        newer = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in kept and key != "resume"])
+        cfg = OmegaConf.merge(newer, kept, OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
     else:
         name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
-        folder = run_folder(cfg, "hil", name)
+        part = "" if cfg.role == "both" else f"_{cfg.role}"
+        folder = run_folder(cfg, "hil", name + part)
+    if cfg.role not in ("both", "actor", "learner"):
+        raise Refused(f"role is '{cfg.role}', expected both (one process), actor (drives) or learner (learns)")
     threads(cfg)
     settings = HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)})
     config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
+    link: Any = None
+    if cfg.role != "both":
+        secret = os.environ.get("ROBOT_RL_LINK_PASSWORD")
+        try:
+            link = LinkSettings(**{**plain["link"], "password": plain["link"].get("password") or secret})
+        except TypeError as error:
+            raise Refused(f"link: {error}; the keys are {', '.join(f.name for f in fields(LinkSettings))}") from error
 
     def make_pilot(env: Any, with_person: bool) -> Any:
         human = None
@@ -136,16 +182,33 @@ def hil(cfg: DictConfig) -> None:
         return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
 
     print(f"run folder: {folder}", flush=True)
-    job = HilJob(
-        settings,
-        folder,
-        make_env=env_factory(cfg),
-        make_learner=learner_factory(cfg),
-        make_pilot=make_pilot,
-        make_tracker=make_tracker,
-        config=config,
-        resume=resume,
-    )
+    job: Any
+    if cfg.role == "learner":
+        job = HilLearnerJob(
+            settings,
+            folder,
+            link=link,
+            policy=plain["policy"],
+            make_learner=learner_factory(cfg),
+            make_tracker=make_tracker,
+            config=config,
+            resume=resume,
+        )
+    else:
+        kind: Any = HilJob if cfg.role == "both" else HilActorJob
+        job = kind(
+            settings,
+            folder,
+            make_env=env_factory(cfg),
+            make_learner=learner_factory(cfg),
+            make_pilot=make_pilot,
+            make_tracker=make_tracker,
+            config=config,
+            resume=resume,
+            make_judge=None if cfg.judge is None else judge_factory(cfg),
+            fit_clones=instantiate(cfg.compatibility, _partial_=True, seed=cfg.seed),
+            **({} if cfg.role == "both" else {"link": link, "policy": plain["policy"]}),
+        )
     try:
         summary = job.run()
     except KeyboardInterrupt:

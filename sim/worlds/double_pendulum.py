@@ -33,6 +33,9 @@ FULL_TORQUE_SPEED, NO_TORQUE_SPEED = 25.0, 35.0
 """Torque that adds energy is full while both joints are slower than the first speed [rad/s] and none beyond the second:
 the hardware stops at such speeds, and nothing would bound a simulated arm of so little damping."""
 
+COMPENSATION_SPEED = 0.1
+"""Speed [rad/s] of the passive joint beyond which its friction compensation is nearly whole."""
+
 _M1, _M2, _R1, _R2 = 0.5234602302310271, 0.6255677234174437, 0.2, 0.25569305436052964
 _I1, _I2, _ROTOR, _DAMPING, _G = 0.031887199591513114, 0.05086984812807257, 0.002263392, 0.001, 9.81
 # Inertias about the joints as in the parameter file: _I1 and _I2 already hold m r^2.
@@ -56,9 +59,11 @@ class DoublePendulum:
     Args:
         robot: "pendubot" (first joint driven) or "acrobot" (second joint driven).
         spread: the start is hanging at rest, each angle [rad] and speed [rad/s] off by up to this much.
+        compensation: torque [N*m] with which the motor of the passive joint works against its dry friction, as the
+            hardware's did while most of the logs were made (docs/worlds/double_pendulum.md); 0 leaves it idle.
 
     Raises:
-        ValueError: unknown robot or negative spread.
+        ValueError: unknown robot, or negative spread or compensation.
 
     Source: https://github.com/dfki-ric-underactuated-lab/double_pendulum (identified model, task, leaderboard).
     """
@@ -73,13 +78,16 @@ class DoublePendulum:
     obs_names: tuple[str, ...] = ("sin_q1", "cos_q1", "sin_q2", "cos_q2", "dq1/20", "dq2/20")
     cameras: tuple[str, ...] = ("front",)
 
-    def __init__(self, robot: str = "pendubot", spread: float = 0.05) -> None:
+    def __init__(self, robot: str = "pendubot", spread: float = 0.05, compensation: float = 0.0) -> None:
         if robot not in _SWING_UP:
             raise ValueError(f"robot is {robot!r}, expected one of {sorted(_SWING_UP)}")
         if spread < 0:
             raise ValueError(f"spread is {spread}, expected a number >= 0 (rad and rad/s)")
+        if compensation < 0:
+            raise ValueError(f"compensation is {compensation}, expected a torque >= 0 (N*m)")
         self.robot = robot
         self.spread = spread
+        self.compensation = compensation
         self._driven = 0 if robot == "pendubot" else 1
         self._gain, self._cost = balance(self._driven, 1.0 / self.control_hz)
 
@@ -116,14 +124,14 @@ class DoublePendulum:
             action: (N, 1) in [-1, 1].
 
         Returns:
-            (N, 2) torques of both joints; the passive one gets 0.
+            (N, 2) torques of both joints; the passive one gets what compensates its friction.
         """
         xp = view.xp
         torque = xp.clip(action[:, 0], -1.0, 1.0) * TORQUE
         fastest = xp.max(xp.abs(view.qvel), axis=1)
         share = xp.clip((NO_TORQUE_SPEED - fastest) / (NO_TORQUE_SPEED - FULL_TORQUE_SPEED), 0.0, 1.0)
         torque = xp.where(torque * view.qvel[:, self._driven] > 0.0, torque * share, torque)
-        passive = xp.zeros_like(torque)
+        passive = self.compensation * xp.tanh(view.qvel[:, 1 - self._driven] / COMPENSATION_SPEED)
         return xp.stack([torque, passive] if self._driven == 0 else [passive, torque], axis=1)
 
     def update(self, view: View) -> None:

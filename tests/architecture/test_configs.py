@@ -10,7 +10,7 @@ import yaml
 from hydra import compose, initialize_config_module
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("train", "offline", "hil", "eval", "ope", "fas", "collect", "bench", "data", "deploy", "critic")
+VERBS = ("train", "offline", "hil", "classify", "eval", "ope", "fas", "collect", "bench", "data", "deploy", "critic")
 GROUPS = sorted(
     p.relative_to(ROOT / "configs")
     for p in (ROOT / "configs").rglob("*.yaml")

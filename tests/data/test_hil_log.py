@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_rl.data import d4rl
+from robot_rl.data import d4rl, formats
+from robot_rl.data.convert import convert
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps, valid_pieces
 from robot_rl.data.hil_log import MANIFEST, HilLog, episode_key, read_manifest
 from robot_rl.data.hil_record import EndReason, Invalid
@@ -139,6 +140,32 @@ def test_export_to_d4rl_keeps_truncation_and_interventions(tmp_path):
     assert first.meta["columns"]["infos/intv_id"].tolist() == [-1, -1, 0, 0, -1]
     assert [len(second), len(third)] == [2, 1]  # the gap row is not exported, and nothing bootstraps across it
     assert third.truncated
+
+
+@pytest.mark.parametrize("to", ["d4rl", "lerobot", "store"])
+def test_convert_keeps_ends_and_interventions_and_leaves_out_what_nobody_may_learn_from(tmp_path, to):
+    """robot-rl data convert on a run folder: pieces as learners see them, whatever the format."""
+    if to == "lerobot":
+        pytest.importorskip("pyarrow", reason="needs pyarrow (extra `logs`)")
+    log = HilLog(tmp_path / "run" / "log", traces.io())
+    record(log, "ppHHp", EndReason.SUCCESS)
+    record(log, "pH-p", EndReason.TIMEOUT, base=30)
+    log.begin()
+    away = traces.draft("HHH")
+    away.close(EndReason.HUMAN_STOP)
+    log.commit(away, {"discarded": True})
+    out = tmp_path / ("out.hdf5" if to == "d4rl" else "out")
+    findings = convert(tmp_path / "run", out, to=to)
+    assert {f.case: f.count for f in findings if f.severity == "note"}.items() >= {"invalid": 1, "discarded": 1}.items()
+    first, second, third = formats.load(out, **({"infos": True} if to == "d4rl" else {})).episodes
+    assert [(e.terminated, e.truncated) for e in (first, second, third)] == [
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
+    assert first.intervened.tolist() == [False, False, True, True, False]
+    assert second.obs["state"][:, 0].tolist() == [30.0, 31.0, 32.0]  # the true successor, not the next row
+    assert third.obs["state"][:, 0].tolist() == [33.0, 34.0]
 
 
 WRITER = """

@@ -5,10 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.data.recorder import Recording
 from robot_rl.jobs.collect import ExpertPolicy, episodes_of, keep_steps
+from robot_rl.policies.offline.bc import Bc
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import Action, IOSpec
@@ -95,3 +97,15 @@ def test_collect_then_data_info_reads_both_formats(tmp_path: Path, robot_rl) -> 
         assert shown.returncode == 0, shown.stderr
         assert "episodes" in shown.stdout
     assert len(Recording(tmp_path / "demos")) == 3
+
+
+def test_sampled_actions_are_stored_with_their_log_density() -> None:
+    env = make(4, 0, world=Reach())
+    learner = Bc(env.io, gaussian=True, hidden=(8,), normalize=False)
+    episodes = keep_steps(env, learner.policy, episodes=4, seed=0)
+    for episode in episodes:
+        obs = {"state": torch.from_numpy(episode.obs["state"][:-1])}
+        expected = learner.policy.log_prob(obs, torch.from_numpy(episode.action)).detach().numpy()
+        np.testing.assert_allclose(episode.meta["columns"]["action_log_probs"], expected, rtol=1e-4, atol=1e-4)
+    plain = keep_steps(env, learner.policy, episodes=1, seed=0, deterministic=True)
+    assert "action_log_probs" not in plain[0].meta.get("columns", {})

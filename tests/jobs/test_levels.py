@@ -1,5 +1,6 @@
 """Graded data sets: ordered in return, said what they are, the same after an interruption."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportOptionalMemberAccess=false
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from robot_rl.data import d4rl
 from robot_rl.jobs import levels
@@ -108,3 +110,85 @@ def test_unknown_level_is_refused(tmp_path: Path) -> None:
     env, policy = expert()
     with pytest.raises(ValueError, match="expected one of random, medium"):
         collect_level(env, policy, tmp_path / "x.hdf5", level="good", steps=10, seed=0)
+
+
+class Fixed:
+    """Always the same action."""
+
+    def __init__(self, value: float) -> None:
+        self.io, self._value = expert()[0].io, value
+
+    def reset(self, rows=None):
+        pass
+
+    def act(self, obs, *, deterministic=False):
+        return Action(np.full((len(obs["state"]), self.io.action_dim), self._value, np.float32))
+
+
+def test_log_density_of_noise_at_a_bound_and_with_uniform_actions() -> None:
+    policy = Fixed(1.0)
+    size = policy.io.action_dim
+    obs = {"state": np.zeros((2000, 3), np.float32)}
+    action = Behaviour(policy, noise=0.5).act(obs)
+    # Half a normal distribution about the bound: twice its density; the mass below -1 is 3e-5.
+    z = (np.asarray(action.value, np.float64) - 1.0) / 0.5
+    by_hand = (-0.5 * z**2 - np.log(0.5) - 0.5 * np.log(2 * np.pi) + np.log(2.0)).sum(-1)
+    np.testing.assert_allclose(action.logp, by_hand, atol=2e-4)
+    uniform = Behaviour(policy, random=1.0).act(obs)
+    np.testing.assert_allclose(uniform.logp, -size * np.log(2.0), rtol=1e-6)
+    mixed = Behaviour(policy, noise=0.5, random=0.25).act(obs)
+    z = (np.asarray(mixed.value, np.float64) - 1.0) / 0.5
+    density = np.exp(-0.5 * z**2) / (0.5 * np.sqrt(2 * np.pi)) * 2.0
+    np.testing.assert_allclose(np.exp(mixed.logp), 0.75 * density.prod(-1) + 0.25 * 0.5**size, rtol=2e-3)
+    # Importance sampling of a constant: E_b[uniform / b] = 1.
+    assert np.exp(-size * np.log(2.0) - mixed.logp.astype(np.float64)).mean() == pytest.approx(1.0, abs=0.1)
+    assert Behaviour(policy).act(obs).logp is None
+
+
+def test_bias_is_a_function_of_the_state_that_noise_is_not() -> None:
+    obs = {"state": np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)}
+    one, two = (np.asarray(Behaviour(Fixed(0.0), bias=0.6, seed=s).act(obs).value) for s in (1, 2))
+    np.testing.assert_array_equal(one, two)
+    assert 0.3 < one.std() < 0.6
+    assert abs(one).max() <= 0.6 + 1e-6
+
+
+def test_sets_hold_log_densities_where_every_part_has_them(tmp_path: Path) -> None:
+    env, policy = expert()
+    options = {"steps": 300, "seed": 1, "medium_by": "bias", "medium_noise": 0.5}
+    for level, noise, held in (("medium-expert", 0.1, True), ("medium-replay", 0.0, False), ("random", 0.0, True)):
+        path = tmp_path / f"{level}.hdf5"
+        collect_level(env, policy, path, level=level, agent_noise=noise, **options)  # pyright: ignore
+        logs = d4rl.read(path, infos=True)
+        assert all(("infos/action_log_probs" in e.meta["columns"]) == held for e in logs.episodes), level
+
+
+class Wide(Fixed):
+    """Draws N(0.5, 0.1), and says so."""
+
+    def reseed(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def act(self, obs, *, deterministic=False):
+        shape = (len(obs["state"]), self.io.action_dim)
+        noise = np.zeros(shape) if deterministic else self.rng.normal(size=shape)
+        logp = None if deterministic else (-0.5 * noise**2 - np.log(0.1) - 0.5 * np.log(2 * np.pi)).sum(-1)
+        return Action((0.5 + 0.1 * noise).astype(np.float32), logp)
+
+    def log_prob(self, obs, action):
+        return torch.distributions.Normal(0.5, 0.1).log_prob(action).sum(-1)
+
+
+def test_agents_sample_their_own_actions_repeatably_and_with_their_density() -> None:
+    obs = {"state": np.zeros((500, 3), np.float32)}
+    one, two = (Behaviour(Wide(0.5), sample=True, seed=4).act(obs) for _ in range(2))
+    np.testing.assert_array_equal(one.value, two.value)
+    expected = Wide(0.5).log_prob(obs, torch.from_numpy(one.value)).numpy()
+    np.testing.assert_allclose(one.logp, expected, rtol=1e-3, atol=1e-3)
+    mixed = Behaviour(Wide(0.5), sample=True, random=0.25, seed=4).act(obs)
+    own = np.exp(Wide(0.5).log_prob(obs, torch.from_numpy(mixed.value)).numpy())
+    np.testing.assert_allclose(np.exp(mixed.logp), 0.75 * own + 0.25 * 0.5 ** mixed.value.shape[1], rtol=1e-3)
+    with pytest.raises(ValueError, match="sample takes the place of noise"):
+        Behaviour(Wide(0.5), sample=True, noise=0.1)
+    with pytest.raises(ValueError, match=r"Fixed has no reseed\(seed\)"):
+        Behaviour(Fixed(0.5), sample=True)

@@ -107,10 +107,17 @@ def differing(a: Any, b: Any, path: str = "") -> list[str]:
     return [] if same else [path]
 
 
-@pytest.mark.parametrize("policy", ["offline/iql", "offline/td3_bc", "offline/bc"])
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_offline_interrupted_and_resumed_equals_uninterrupted(make_offline, tmp_path, policy, seeds):
-    options = [f"data={log(tmp_path / 'log.hdf5')}", f"policy={policy}", f"policy.seeds={seeds}"]
+RESUMED = [
+    *(f"policy=offline/{name} policy.seeds={seeds}" for name in ("iql", "td3_bc", "bc") for seeds in (1, 2)),
+    "policy=offline/history_iql policy.width=8 policy.history=3",
+    "policy=offline/goal_bc policy.clusters=5",
+    "policy=offline/oer policy.model_hidden=[8] policy.model_members=2 policy.model_updates=120 policy.keep=20",
+]
+
+
+@pytest.mark.parametrize("chosen", RESUMED)
+def test_offline_interrupted_and_resumed_equals_uninterrupted(make_offline, tmp_path, chosen):
+    options = [f"data={log(tmp_path / 'log.hdf5')}", *chosen.split()]
     make_offline(tmp_path / "whole", *options).run()
     first = make_offline(tmp_path / "cut", *options)
     write = first.tracker.log

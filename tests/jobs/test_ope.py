@@ -12,6 +12,7 @@ from robot_rl.data.store import write_store
 from robot_rl.jobs.ope import OpeSettings, run
 from robot_rl.policies.offline.bc import Bc
 from robot_rl.policies.offline.fqe import Fqe
+from robot_rl.policies.offline.model_value import ModelValue
 from robot_rl.types import Action, Episode, IOSpec
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -63,7 +64,7 @@ def evaluate(log: Path, mean: float, **options: Any):
     settings = OpeSettings(
         **{
             **{"data": str(log), "gamma": GAMMA, "updates": 2500, "behaviour_updates": 800, "resamples": 300},
-            **{"methods": ("fqe", "is", "wis", "pdis", "wpdis", "dr", "wdr")},
+            **{"methods": ("fqe", "mb", "is", "wis", "pdis", "wpdis", "dr", "wdr"), "model_updates": 1200},
             **options,
         }
     )
@@ -73,6 +74,7 @@ def evaluate(log: Path, mean: float, **options: Any):
         IO,
         make_fqe=lambda io, p: Fqe(io, p, gamma=GAMMA, hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=64, members=3),
         make_behaviour=lambda io: Bc(io, gaussian=True, hidden=(32, 32), lr=2e-3),
+        make_model=lambda io, p: ModelValue(io, p, gamma=GAMMA, hidden=(32, 32), batch_size=64, members=3, rollouts=4),
     )
 
 

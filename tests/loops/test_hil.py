@@ -15,7 +15,8 @@ from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import EndReason, Invalid, Source
 from robot_rl.data.mix import Mix
-from robot_rl.loops.hil import HilOptions, HumanInTheLoop
+from robot_rl.loops.hil import HumanInTheLoop
+from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats, Trials, wilson
 from robot_rl.loops.trials import trials
 from robot_rl.policies.human.imitation_sac import ImitationSac

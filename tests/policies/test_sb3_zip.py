@@ -112,6 +112,21 @@ class Bomb:
         return os.system, (f"touch {self.path}",)
 
 
+def test_sb3_policy_samples_come_with_the_log_density_that_sb3_gives_them(tmp_path):
+    model, path = saved(tmp_path, "SAC")
+    policy = Sb3Policy(path, make_io(), seed=3)
+    sampled = policy.act({"state": OBS})
+    mean, log_std, _ = model.actor.get_action_dist_params(torch.from_numpy(OBS))
+    theirs = model.actor.action_dist.proba_distribution(mean, log_std)
+    expected = theirs.log_prob(torch.from_numpy(sampled.value)).detach().numpy()
+    inside = np.abs(np.asarray(sampled.value)).max(1) < 0.999  # theirs is cut off where tanh saturates
+    assert inside.sum() >= 3
+    np.testing.assert_allclose(np.asarray(sampled.logp)[inside], expected[inside], atol=1e-3)
+    assert policy.act({"state": OBS}, deterministic=True).logp is None
+    policy.reseed(3)
+    np.testing.assert_array_equal(policy.act({"state": OBS}).value, sampled.value)
+
+
 def rewritten(source, target, **replace):
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         for name in old.namelist():

@@ -51,8 +51,8 @@ class Session:
         self.drivers: list[tuple[float, str, float]] = []
         drive = self.pilot.drive
 
-        def watched(obs, proposal):
-            driven = drive(obs, proposal)
+        def watched(obs, proposal, **more):
+            driven = drive(obs, proposal, **more)
             self.drivers.append((time.monotonic(), driven.driver, float(driven.executed[0])))
             return driven
 

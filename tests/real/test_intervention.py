@@ -118,6 +118,24 @@ def test_device_lost_in_policy_supervised_holds_attended_slows():
     assert "lost" in decision.warning
 
 
+def test_fault_operator_absent_halves_the_speed_and_then_holds_until_somebody_is_there():
+    run = Trace(mode="deadman", absent_s=1.0)
+    decisions = [run() for _ in range(60)]
+    speeds = [float(d.action[0]) for d in decisions]
+    assert speeds[:11] == [1.0] * 11
+    assert speeds[11:41] == [0.5] * 30  # until four seconds
+    assert decisions[11].driver is Driver.POLICY
+    assert "operator" in decisions[11].warning
+    assert all(d.driver is Driver.HOLD and not d.moving for d in decisions[41:])
+    assert decisions[41].lost  # the episode ends
+    assert not decisions[42].lost
+    assert run(presses=["resume"]).driver is Driver.POLICY
+    assert float(run().action[0]) == 1.0
+    lazy = Trace(mode="deadman", absent_s=1.0)
+    for t in range(60):  # any input counts as being there
+        assert float(lazy(presses=["mark"] if t % 9 == 0 else ()).action[0]) == 1.0
+
+
 def test_hold_is_left_by_a_person_only():
     run = Trace(mode="deadman", start=Driver.HOLD)
     assert all(run().driver is Driver.HOLD for _ in range(20))

@@ -13,6 +13,8 @@ from robot_rl.real.teleop.remote import RemoteTeleop
 from robot_rl.real.teleop.scripted import ScriptedHuman
 from robot_rl.types import IOSpec
 
+IO = IOSpec({"state": ((3,), "float32")}, ("dx", "dy"), (-1.0, -1.0), (1.0, 1.0), ("m", "m"), 10.0)
+
 NAMES = ("tip_dx", "tip_dy", "tip_dz", "gripper_opening")
 OBS, ZERO = {"state": np.zeros(3, np.float32)}, np.zeros(4, np.float32)
 
@@ -152,3 +154,31 @@ def test_scripted_person_never_and_without_expert():
     assert not any(r.enable for r in drive(person(help="never"), -np.ones(4, np.float32)))
     with pytest.raises(ValueError, match="scripted expert"):
         ScriptedHuman(io(), expert=None)
+
+
+def test_scripted_person_judges_the_motion_that_was_made_and_not_the_next_wish():
+    """With sees=motion the takeover comes at the step after the bad one: the step that is blamed is the bad one."""
+    wishes = [0.0, 0.0, 1.0, 0.0, 0.0]
+    taken = {}
+    for sees in ("proposal", "motion"):
+        human = ScriptedHuman(
+            IO, expert=lambda obs: np.zeros((1, IO.action_dim), np.float32), sees=sees, window_s=0.1, patience_s=0.0
+        )
+        human.begin(0.0)
+        obs = {"state": np.zeros(3, np.float32)}
+        readings = [human.read(0.1 * t, obs, np.full(IO.action_dim, w, np.float32)) for t, w in enumerate(wishes)]
+        taken[sees] = next(t for t, reading in enumerate(readings) if reading.enable)
+    assert taken == {"proposal": 2, "motion": 3}
+
+
+def test_scripted_person_with_a_biased_hand_errs_the_same_way_always_and_judges_well():
+    human = ScriptedHuman(IO, expert=lambda obs: np.zeros((1, IO.action_dim), np.float32), bias=0.5, seed=3)
+    human.prepare(True)
+    human.begin(0.0)
+    obs, zero = {"state": np.zeros(3, np.float32)}, np.zeros(IO.action_dim, np.float32)
+    values = [human.read(0.1 * t, obs, zero).value for t in range(5)]
+    assert np.allclose(np.abs(values), 0.5)
+    assert (np.array(values) == values[0]).all()
+    human.prepare(False)
+    human.begin(1.0)
+    assert not any(human.read(1.0 + 0.1 * t, obs, zero).enable for t in range(60))  # the policy does what it should

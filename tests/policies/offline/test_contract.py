@@ -29,6 +29,7 @@ METHODS = {
     "xql.Xql": {},
     "xql.Xql seeds": {"seeds": 2, "random_actions": 1},
     "recoil.Recoil": {},
+    "oer.Oer": {"model_hidden": (8,), "model_members": 2, "pool": 64, "keep": 8, "horizon": 2, "updates": 4},
     "demo_kl.DemoKl": {"clone_updates": 2},
     "f_dvl.FDvl": {},
     "f_dvl.FDvl tv": {"divergence": "tv", "random_actions": 1},

@@ -1,0 +1,186 @@
+"""What a policy with a memory has: a recurrent summary of the last steps, and the steps themselves while it acts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.mlp import AutogradMlp
+from robot_rl.policies.nets.normalizer import FixedNorm
+from robot_rl.types import Action, IOSpec, Obs
+
+
+class HistoryEncoder:
+    """z_i = GRU over (o_0, 0), (o_1, a_0), ... (o_i, a_{i-1}); what came before o_0 is not known.
+
+    Args:
+        state: n.
+        actions: A.
+        width: of z.
+        device: torch device.
+        generator: of the initial weights (uniform within 1 / sqrt(width), as torch.nn.GRU).
+    """
+
+    def __init__(self, state: int, actions: int, width: int, *, device: str, generator: torch.Generator) -> None:
+        self.width = width
+        size = state + actions
+        shapes = {"gate_in": (3 * width, size), "gate_hidden": (3 * width, width)}
+        self.params = FlatParams({**shapes, "in_bias": (3 * width,), "hidden_bias": (3 * width,)}, device=device)
+        bound = 1.0 / math.sqrt(width)
+        with torch.no_grad():
+            for view in self.params.view.values():
+                view.copy_(torch.rand(view.shape, generator=generator, device=device) * (2 * bound) - bound)
+        self.params.require_grad()
+
+    def __call__(self, state: Tensor, previous: Tensor) -> Tensor:
+        """(B, L, width) of states (B, L, n) and the actions before them (B, L, A)."""
+        p = self.params.view
+        x, out = torch.cat([state, previous], -1), []
+        h = x.new_zeros(len(x), self.width)
+        for i in range(x.shape[1]):
+            h = torch.gru_cell(x[:, i], h, p["gate_in"], p["gate_hidden"], p["in_bias"], p["hidden_bias"])
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+class Memory:
+    """The last `size` states of B rows, the action before each, and how many there are; rows forget by themselves.
+
+    Attributes:
+        state: (B, size, n), the oldest first.
+        previous: (B, size, A): the action that led to each state; zeros for the oldest, whose past is not known.
+        count: (B,) int64 states seen since the last reset, at most `size`.
+    """
+
+    def __init__(self, size: int, state: int, actions: int, *, device: torch.device) -> None:
+        self._size = size
+        self.state = torch.zeros(0, size, state, device=device)
+        self.previous = torch.zeros(0, size, actions, device=device)
+        self.count = torch.zeros(0, dtype=torch.int64, device=device)
+        self._taken = torch.zeros(0, actions, device=device)
+
+    def forget(self, rows: Any = None) -> None:
+        """Forget what these rows saw; None: all."""
+        if rows is None:
+            self.count.zero_()
+        else:
+            self.count[torch.as_tensor(np.asarray(rows), device=self.count.device).bool()] = 0
+
+    def see(self, state: Tensor) -> Tensor:
+        """Add the states (B, n) of now; (B,) int64 where they lie. Another number of rows begins anew for all."""
+        rows = torch.arange(len(state), device=state.device)
+        if len(state) != len(self.count):
+            self.state = state.new_zeros(len(state), self._size, state.shape[1])
+            self.previous = state.new_zeros(len(state), self._size, self.previous.shape[2])
+            self.count = torch.zeros(len(state), dtype=torch.int64, device=state.device)
+            self._taken = self.previous[:, 0].clone()
+        full = self.count >= self._size
+        if bool(full.any()):
+            for memory in (self.state, self.previous):
+                memory[full] = memory[full].roll(-1, 1)
+            self.previous[full, 0] = 0.0  # the action before the oldest state is forgotten with what it came from
+            self.count[full] = self._size - 1
+        place = self.count.clone()
+        self.state[rows, place] = state
+        self.previous[rows, place] = torch.where((place > 0)[:, None], self._taken, 0.0)
+        self.count += 1
+        return place
+
+    def took(self, action: Tensor) -> None:
+        """The actions (B, A) of now."""
+        self._taken = action.clone()
+
+
+class HistoryPolicy:
+    """tanh of a network of z over the last `history` observations; forgets at every reset.
+
+    Attributes:
+        remembers: True: its answer depends on more than the observation, so estimators of single states refuse it.
+    """
+
+    remembers = True
+
+    def __init__(
+        self,
+        io: IOSpec,
+        encoder: HistoryEncoder,
+        actor: AutogradMlp,
+        *,
+        history: int,
+        norm: FixedNorm | None,
+        noise: float,
+        seed: int,
+    ) -> None:
+        """Share the learner's parameters.
+
+        Args:
+            io: interface.
+            encoder: of the history.
+            actor: (1, B, width) -> (1, B, A).
+            history: observations that are remembered.
+            norm: of states, or None.
+            noise: standard deviation when it acts stochastically.
+            seed: of that noise.
+        """
+        self.io, self._encoder, self._actor = io, encoder, actor
+        self._norm, self._noise = norm, noise
+        self._device = encoder.params.flat.device
+        self._generator = torch.Generator(device=self._device).manual_seed(seed)
+        self.memory = Memory(history, io.obs["state"][0][0], io.action_dim, device=self._device)
+
+    def reset(self, rows: Any = None) -> None:
+        """Forget what these rows saw; None: all."""
+        self.memory.forget(rows)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Choose actions: "state" (B, n) -> (B, A) in [-1, 1], in the kind of the observation.
+
+        Args:
+            obs: another number of rows than before begins anew for all.
+            deterministic: without noise.
+        """
+        state = torch.as_tensor(obs["state"]).to(self._device, torch.float32)
+        state = state if self._norm is None else self._norm(state)
+        place = self.memory.see(state)
+        longest = int(place.max()) + 1
+        rows = torch.arange(len(state), device=self._device)
+        z = self._encoder(self.memory.state[:, :longest], self.memory.previous[:, :longest])[rows, place]
+        action = self._actor.compute(z[None])[0].tanh()
+        if self._noise and not deterministic:
+            noise = torch.randn(action.shape, generator=self._generator, device=self._device)
+            action = (action + self._noise * noise).clamp(-1.0, 1.0)
+        self.memory.took(action)
+        return Action(action.cpu().numpy() if isinstance(obs["state"], np.ndarray) else action)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, normaliser and noise generator; what was seen is not kept."""
+        state: dict[str, Any] = {
+            "encoder": self._encoder.params.flat.detach().clone(),
+            "actor": self._actor.params.flat.detach().clone(),
+            "generator": self._generator.get_state(),
+        }
+        if self._norm is not None:
+            state["normalizer"] = self._norm.state_dict()
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state belongs to a policy of other sizes or parts.
+        """
+        own = self.state_dict()
+        if own.keys() != state.keys() or any(own[name].shape != state[name].shape for name in ("encoder", "actor")):
+            raise ValueError("the saved policy has other sizes; build it with the configuration that it was saved with")
+        self._encoder.params.flat.copy_(state["encoder"])
+        self._actor.params.flat.copy_(state["actor"])
+        if self._norm is not None:
+            self._norm.load_state_dict(state["normalizer"])
+        self._generator.set_state(state["generator"].cpu())

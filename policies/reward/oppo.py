@@ -1,0 +1,241 @@
+"""Offline preference-guided policy optimisation: a code for every segment, and the code that the teacher would like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robot_rl.policies.nets.attention import Transformer, draw_weights
+from robot_rl.policies.nets.history import Memory
+from robot_rl.policies.nets.normalizer import FixedNorm
+from robot_rl.policies.nets.preferences import Pairs
+from robot_rl.policies.nets.rows import state_size
+from robot_rl.types import Action, IOSpec, LogFacts, Obs
+
+
+def triplet_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:
+    """(P,) max(|anchor - positive| - |anchor - negative| + margin, 0), Euclidean.
+
+    Args:
+        anchor: (D,) or (P, D).
+        positive: (P, D).
+        negative: (P, D).
+        margin: how much nearer the positive has to be.
+    """
+    return ((anchor - positive).norm(dim=-1) - (anchor - negative).norm(dim=-1) + margin).clamp_min(0.0)
+
+
+class _Encoder(nn.Module):
+    """A segment's states and actions -> its code (B, D): the mean over a transformer that sees both ways."""
+
+    def __init__(self, state: int, actions: int, length: int, width: int, layers: int, code: int) -> None:
+        super().__init__()
+        self.state, self.action = nn.Linear(state, width), nn.Linear(actions, width)
+        self.place = nn.Embedding(length, width)
+        self.body = Transformer(width, layers, 2, causal=False)
+        self.code = nn.Linear(width, code)
+
+    def forward(self, state: Tensor, action: Tensor) -> Tensor:
+        place = self.place.weight[: state.shape[1]]
+        tokens = torch.cat([self.state(state) + place, self.action(action) + place], 1)
+        return self.code(self.body(tokens).mean(1))
+
+
+class _Decoder(nn.Module):
+    """Codes, states and the actions so far -> actions (B, L, A): a decision transformer whose goal is the code."""
+
+    def __init__(self, state: int, actions: int, length: int, width: int, layers: int, code: int) -> None:
+        super().__init__()
+        self.code, self.state, self.action = (nn.Linear(n, width) for n in (code, state, actions))
+        self.place = nn.Embedding(length, width)
+        self.body = Transformer(width, layers, 1, causal=True)
+        self.head = nn.Linear(width, actions)
+
+    def forward(self, code: Tensor, state: Tensor, action: Tensor) -> Tensor:
+        length = state.shape[1]
+        place = self.place.weight[:length]
+        parts = [self.code(code)[:, None] + place, self.state(state) + place, self.action(action) + place]
+        tokens = torch.stack(parts, 2).flatten(1, 2)
+        return self.head(self.body(tokens)[:, 1::3]).tanh()  # what follows a state is its action
+
+
+class CodePolicy:
+    """Acts as segments with the wanted code do; remembers as many steps as a segment has.
+
+    Attributes:
+        remembers: True: its answer depends on more than the observation.
+    """
+
+    remembers = True
+
+    def __init__(self, io: IOSpec, decoder: _Decoder, wanted: Tensor, length: int, norm: FixedNorm | None) -> None:
+        """Share the learner's networks."""
+        self.io, self._decoder, self._wanted, self._norm = io, decoder, wanted, norm
+        self.memory = Memory(length, io.obs["state"][0][0], io.action_dim, device=wanted.device)
+
+    def reset(self, rows: Any = None) -> None:
+        """Forget what these rows saw; None: all."""
+        self.memory.forget(rows)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Choose actions: "state" (B, n) -> (B, A) in [-1, 1], in the kind of the observation."""
+        state = torch.as_tensor(obs["state"]).to(self._wanted.device, torch.float32)
+        place = self.memory.see(state if self._norm is None else self._norm(state))
+        rows, longest = torch.arange(len(state)), int(place.max()) + 1
+        taken = self.memory.previous[:, :longest].roll(-1, 1)  # the action after each state; the newest is not read
+        taken[rows, place] = 0.0
+        code = self._wanted.expand(len(state), -1)
+        action = self._decoder(code, self.memory.state[:, :longest], taken)[rows, place]
+        self.memory.took(action)
+        return Action(action.cpu().numpy() if isinstance(obs["state"], np.ndarray) else action)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, wanted code, normaliser."""
+        state: dict[str, Any] = {"decoder": self._decoder.state_dict(), "wanted": self._wanted.detach().clone()}
+        if self._norm is not None:
+            state["normalizer"] = self._norm.state_dict()
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place."""
+        self._decoder.load_state_dict(state["decoder"])
+        self._wanted.copy_(state["wanted"])
+        if self._norm is not None:
+            self._norm.load_state_dict(state["normalizer"])
+
+
+class Oppo:
+    """Preferences without a reward: segments are encoded so that the preferred lie near one wanted code.
+
+    Loss: mean squared error of both segments' actions, decoded from their codes, + triplet_weight max(|w - z+| -
+    |w - z-| + margin, 0) + norm_weight (|z| - 1)^2; then w takes a step on the same triplets. Ties take part in the
+    reconstruction only. The policy decodes w.
+
+    Source: Kang et al., Beyond Reward: Offline Preference-guided Policy Optimization, equations 6 to 9; sizes and rates
+    of bkkgbkjb/OPPO. Where we differ: steps are counted inside a segment, not from the episode's start, which pairs do
+    not tell; the code is a mean over tokens.
+    """
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        length: int,
+        seed: int = 0,
+        device: str = "cpu",
+        batch_size: int = 64,
+        code: int = 8,
+        width: int = 128,
+        layers: int = 3,
+        triplet_weight: float = 0.1,
+        norm_weight: float = 0.1,
+        margin: float = 1.0,
+        lr: float = 1e-4,
+        wanted_lr: float = 1e-3,
+        clip: float = 0.25,
+        normalize: bool = True,
+    ) -> None:
+        """Build encoder, decoder and the wanted code.
+
+        Args:
+            io: one vector observation "state".
+            length: steps of the segments, and of the policy's memory.
+            seed: of weights and batches.
+            device: torch device.
+            batch_size: pairs per update.
+            code: width of z.
+            width: of the transformers.
+            layers: of each.
+            triplet_weight: of the preference term.
+            norm_weight: of the term that keeps codes near the unit sphere.
+            margin: of the triplets.
+            lr: step size of the networks (AdamW, weight decay 1e-4).
+            wanted_lr: step size of w.
+            clip: bound of the gradient's norm.
+            normalize: standardise states by the data's moments.
+
+        Raises:
+            ValueError: an option outside its range.
+        """
+        if min(length, batch_size, code, layers) < 1 or min(triplet_weight, norm_weight, margin) < 0:
+            raise ValueError(
+                f"length, batch_size, code, layers are {length}, {batch_size}, {code}, {layers}; weights and margin "
+                f"{triplet_weight}, {norm_weight}, {margin}; expected at least 1 and at least 0"
+            )
+        size = state_size(io, "OPPO")
+        self.io, self.batch_size, self.updates = io, batch_size, 0
+        self._triplet, self._norm_weight, self._margin, self._clip = triplet_weight, norm_weight, margin, clip
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+        self.norm = FixedNorm(size, device=device) if normalize else None
+        sizes = (size, io.action_dim, length, width, layers, code)
+        self._encoder, self._decoder = _Encoder(*sizes).to(device), _Decoder(*sizes).to(device)
+        draw_weights(self._encoder, self._generator)
+        draw_weights(self._decoder, self._generator)
+        wanted = 2.0 * torch.randn(code, generator=self._generator, device=device)
+        self._wanted = nn.Parameter(wanted)
+        self._weights = [*self._encoder.parameters(), *self._decoder.parameters()]
+        self._optimiser = torch.optim.AdamW(self._weights, lr=lr, weight_decay=1e-4)
+        self._wanted_optimiser = torch.optim.AdamW([self._wanted], lr=wanted_lr)
+        self.policy = CodePolicy(io, self._decoder, self._wanted.data, length, self.norm)
+
+    def prepare(self, facts: LogFacts) -> None:
+        """Take over the data's moments."""
+        if self.norm is not None:
+            self.norm.set(facts.state_mean, facts.state_std)
+
+    def update(self, pairs: Pairs) -> dict[str, float]:
+        """One step of the networks and one of w on `batch_size` pairs.
+
+        Returns:
+            "loss" of the reconstruction, "triplet", and "accuracy": how often w lies nearer to the preferred segment.
+        """
+        self.updates += 1
+        drawn = pairs.draw(self.batch_size, self._generator)
+        state, action = drawn.state.flatten(0, 1), drawn.action.flatten(0, 1)
+        state = state if self.norm is None else self.norm(state)
+        z = self._encoder(state, action)
+        error = (self._decoder(z, state, action) - action).square().mean()
+        codes = z.view(-1, 2, z.shape[-1])
+        second = drawn.preferred > 0.5
+        better = torch.where(second[:, None], codes[:, 1], codes[:, 0])
+        worse = torch.where(second[:, None], codes[:, 0], codes[:, 1])
+        decided = (drawn.preferred != 0.5).to(error)
+        share = decided / decided.sum().clamp_min(1.0)
+        triplet = (triplet_loss(self._wanted.detach(), better, worse, self._margin) * share).sum()
+        sphere = (z.norm(dim=-1) - 1.0).square().mean()
+        self._optimiser.zero_grad()
+        (error + self._triplet * triplet + self._norm_weight * sphere).backward()
+        nn.utils.clip_grad_norm_(self._weights, self._clip)
+        self._optimiser.step()
+        self._wanted_optimiser.zero_grad()
+        (triplet_loss(self._wanted, better.detach(), worse.detach(), self._margin) * share).sum().backward()
+        self._wanted_optimiser.step()
+        with torch.no_grad():
+            near = (self._wanted - better).norm(dim=-1) < (self._wanted - worse).norm(dim=-1)
+        accuracy = (near.to(share) * share).sum()
+        return {"loss": float(error.detach()), "triplet": float(triplet.detach()), "accuracy": float(accuracy)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, wanted code, optimisers, generator and the counter."""
+        return {
+            "encoder": self._encoder.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "wanted_optimiser": self._wanted_optimiser.state_dict(),
+            "policy": self.policy.state_dict(),
+            "generator": self._generator.get_state(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place."""
+        self._encoder.load_state_dict(state["encoder"])
+        self.policy.load_state_dict(state["policy"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._wanted_optimiser.load_state_dict(state["wanted_optimiser"])
+        self._generator.set_state(state["generator"].cpu())
+        self.updates = int(state["updates"])

@@ -1,0 +1,139 @@
+"""A policy made worse on purpose, with the density of what it does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl.types import Action, Obs, Policy
+
+_LOG_SQRT_TAU = 0.5 * math.log(2.0 * math.pi)
+
+
+class Behaviour:
+    """A policy's mode or samples, pulled off by a fixed function of the state, with noise, at times uniform instead.
+
+    The mode becomes m(s) = clip(mode(s) + bias sin(W s + b)) with W and b drawn once: a worse policy that cloning can
+    learn, unlike noise, whose mean is the policy itself. Actions are drawn from a normal distribution about m(s) that
+    is truncated to [-1, 1], so that they have a density at the bounds too: log((1 - random) prod N + random 2^-A).
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        noise: float = 0.0,
+        random: float = 0.0,
+        bias: float = 0.0,
+        sample: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Wrap `policy`.
+
+        Args:
+            policy: acts deterministically below, unless `sample`.
+            noise: standard deviation on actions in [-1, 1] before the truncation.
+            random: probability of a uniform action, per step and environment.
+            bias: amplitude of the fixed function of the state.
+            sample: the policy draws its actions itself, in place of `noise`; with a bias they have no density.
+            seed: of noise and uniform actions; not of the fixed function, which is always the same one.
+
+        Raises:
+            ValueError: a negative amplitude, a probability outside [0, 1], both kinds of noise, or a policy whose
+                samples cannot be repeated.
+        """
+        if min(noise, bias) < 0 or not 0 <= random <= 1:
+            raise ValueError(
+                f"noise is {noise}, bias {bias}, random {random}; expected noise and bias >= 0, random in [0, 1]"
+            )
+        if sample and (noise or not hasattr(policy, "reseed")):
+            raise ValueError(
+                "sample takes the place of noise; give one of them" if noise else
+                f"{type(policy).__name__} has no reseed(seed), so that what it samples could not be repeated; use noise"
+            )  # fmt: skip
+        self.io, self._policy, self.sample = policy.io, policy, sample
+        self.noise, self.random, self.bias = noise, random, bias
+        self._wave: tuple[np.ndarray, np.ndarray] | None = None
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        """Begin the noise anew."""
+        self._rng = np.random.default_rng(seed)
+        if self.sample:
+            self._policy.reseed(seed)  # type: ignore[attr-defined]
+
+    def reset(self, rows: Any = None) -> None:
+        """Forget memory of these rows."""
+        self._policy.reset(rows)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """The policy's mode, spoilt; `logp` (B,) unless the action is a function of the state.
+
+        Args:
+            obs: what the policy reads; `bias` needs the vector "state".
+            deterministic: not used: the spoiling is the behaviour.
+        """
+        first = next(iter(obs.values()))
+        shape = (len(first), self.io.action_dim)
+        # The numbers are drawn whether they are used or not: the stream does not depend on the agent.
+        uniform, quantile = self._rng.uniform(-1.0, 1.0, shape), self._rng.random(shape)
+        chance = self._rng.random(shape[0]) < self.random
+        flat = -shape[1] * math.log(2.0)
+        if self.random >= 1.0:
+            return Action(uniform.astype(np.float32), logp=np.full(shape[0], flat, np.float32))
+        answer = self._policy.act(obs, deterministic=not self.sample)
+        mode = np.asarray(answer.value, np.float64)
+        if self.bias:
+            mode = mode + self.bias * self._pull(np.asarray(obs["state"], np.float64))
+        mode = mode.clip(-1.0, 1.0)
+        if self.sample and not self.bias:
+            logp = self._own(obs, answer)
+            action = np.where(chance[:, None], uniform, mode).astype(np.float32)
+            if not self.random:
+                return Action(action, logp=logp)
+            if logp is None or not hasattr(self._policy, "log_prob"):  # of the uniform actions it is not known
+                return Action(action)
+            logp = self._policy.log_prob(obs, torch.from_numpy(action)).cpu().numpy()  # type: ignore[attr-defined]
+            mixed = np.logaddexp(math.log1p(-self.random) + logp, math.log(self.random) + flat)
+            return Action(action, logp=mixed.astype(np.float32))
+        if not self.noise:
+            return Action(np.where(chance[:, None], uniform, mode).astype(np.float32))
+        drawn = _truncated_normal(mode, self.noise, quantile)
+        action = np.where(chance[:, None], uniform, drawn).clip(-1.0, 1.0).astype(np.float32)
+        logp = _truncated_logp(action.astype(np.float64), mode, self.noise).sum(-1)
+        if self.random:
+            logp = np.logaddexp(math.log1p(-self.random) + logp, math.log(self.random) + flat)
+        return Action(action, logp=logp.astype(np.float32))
+
+    def _own(self, obs: Obs, answer: Action) -> np.ndarray | None:
+        """(B,) log-density of what the policy drew, where it tells it."""
+        if answer.logp is not None:
+            return np.asarray(answer.logp, np.float32)
+        known = getattr(self._policy, "log_prob", None)
+        return None if known is None else known(obs, torch.as_tensor(answer.value)).cpu().numpy()
+
+    def _pull(self, state: np.ndarray) -> np.ndarray:
+        if self._wave is None:
+            rng = np.random.default_rng(0)
+            weight = rng.normal(size=(state.shape[1], self.io.action_dim)) / math.sqrt(state.shape[1])
+            self._wave = (weight, rng.uniform(-math.pi, math.pi, self.io.action_dim))
+        return np.sin(state @ self._wave[0] + self._wave[1])
+
+
+def _limits(mode: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of a normal distribution below -1 and below 1."""
+    low, high = (torch.special.ndtr(torch.from_numpy((end - mode) / noise)).numpy() for end in (-1.0, 1.0))
+    return low, high
+
+
+def _truncated_normal(mode: np.ndarray, noise: float, quantile: np.ndarray) -> np.ndarray:
+    low, high = _limits(mode, noise)
+    return mode + noise * torch.special.ndtri(torch.from_numpy(low + quantile * (high - low))).numpy()
+
+
+def _truncated_logp(action: np.ndarray, mode: np.ndarray, noise: float) -> np.ndarray:
+    low, high = _limits(mode, noise)
+    return -0.5 * np.square((action - mode) / noise) - math.log(noise) - _LOG_SQRT_TAU - np.log(high - low)

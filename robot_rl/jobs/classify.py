@@ -1,0 +1,277 @@
+"""Train a success classifier from recordings, say what it is worth, and judge old recordings with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from tqdm import tqdm
+
+from robot_rl.checkpoint import CheckpointError, load_state, save_state, write_bytes, write_json
+from robot_rl.data.hil_log import episode_key, read_corrections
+from robot_rl.data.recorder import Recording
+from robot_rl.data.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
+from robot_rl.types import Episode, IOSpec, Obs
+
+
+class Classifier(Protocol):
+    """See `robot_rl.policies.reward.success.SuccessClassifier`."""
+
+    io: IOSpec
+    steps: int
+    keys: tuple[str, ...]
+
+    def fit(self, obs: Obs, label: np.ndarray, hard: np.ndarray | None = None) -> Any:
+        """Train; yields losses."""
+        ...
+
+    def calibrate(self, obs: Obs, label: np.ndarray) -> float:
+        """Fit the temperature."""
+        ...
+
+    def probability(self, obs: Obs) -> np.ndarray:
+        """(N,)."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy in place."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClassifySettings:
+    """Numbers of a training run.
+
+    Attributes:
+        seed: of the split.
+        margin: see `LabelRules`.
+        after: see `LabelRules`.
+        calibrate_share: share of the episodes that calibration and threshold are fitted on.
+        test_share: share of the episodes that is only measured on.
+        in_a_row: observations above the threshold that count as success.
+        most_false_alarms: wanted probability of a false alarm in an episode.
+        examples: how many doubtful observations are listed.
+    """
+
+    seed: int = 0
+    margin: int = 2
+    after: bool = True
+    calibrate_share: float = 0.2
+    test_share: float = 0.2
+    in_a_row: int = 2
+    most_false_alarms: float = 0.01
+    examples: int = 12
+
+    def __post_init__(self) -> None:
+        if min(self.calibrate_share, self.test_share) <= 0 or self.calibrate_share + self.test_share >= 0.9:
+            raise ValueError("calibrate_share and test_share must be positive and leave something to train on")
+        if self.in_a_row < 1 or not 0 < self.most_false_alarms < 1:
+            raise ValueError("in_a_row must be at least 1 and most_false_alarms in (0, 1)")
+
+
+def log_folder(path: str | Path) -> Path:
+    """The recording in a run folder of robot-rl hil, or the folder itself.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for folder in (Path(path) / "log", Path(path)):
+        if list(folder.glob("segment-*.episodes")):
+            return folder
+    raise ValueError(f"{path} holds no recording; expected a run folder of robot-rl hil")
+
+
+def read(paths: Sequence[str | Path]) -> tuple[list[Episode], list[dict[str, Any]]]:
+    """Episodes and a person's corrections of several runs."""
+    if not paths:
+        raise ValueError("logs is empty; give run folders of robot-rl hil, e.g. logs=[runs/hil/<run>]")
+    episodes: list[Episode] = []
+    corrections: list[dict[str, Any]] = []
+    for path in paths:
+        folder = log_folder(path)
+        episodes += list(Recording(folder))
+        corrections += read_corrections(folder)
+    keys = [episode_key(episode.meta) for episode in episodes]
+    if len(set(keys)) < len(keys):
+        raise ValueError("two of the recordings hold episodes of the same name; give runs with different seeds")
+    return episodes, corrections
+
+
+def train(
+    settings: ClassifySettings,
+    logs: Sequence[str],
+    folder: Path,
+    make: Callable[[IOSpec], Classifier],
+    config: str,
+) -> dict[str, Any]:
+    """Train, calibrate, measure, save.
+
+    Args:
+        settings: numbers.
+        logs: run folders of robot-rl hil.
+        folder: where classifier and report go.
+        make: (io) -> classifier.
+        config: the composed configuration as YAML.
+
+    Returns:
+        The report: confusion on episodes that nothing was fitted on, calibration, false alarms, what to record next.
+
+    Raises:
+        ValueError: no recordings, of different robots, or without both kinds of labels.
+    """
+    episodes, corrections = read(logs)
+    io = episodes[0].meta["io"]
+    for episode in episodes:
+        differences = io.differences(episode.meta["io"])
+        if differences:
+            raise ValueError("the recordings are of different robots:\n  - " + "\n  - ".join(differences))
+    model = make(io)
+    data = frames(episodes, model.keys, LabelRules(settings.margin, settings.after), corrections)
+    shares = [1 - settings.calibrate_share - settings.test_share, settings.calibrate_share, settings.test_share]
+    taught, fitted, tested = data.split(shares, settings.seed)
+    for name, part in (("training", taught), ("calibration", fitted), ("test", tested)):
+        if not part.label.any() or part.label.all():
+            raise ValueError(
+                f"the {name} part has {int(part.label.sum())} positives among {len(part)} observations of "
+                f"{len(np.unique(part.episode))} episodes; record more successes and failures, or change its share"
+            )
+    for _ in tqdm(model.fit(taught.obs, taught.label, taught.hard), total=model.steps, unit="step", file=sys.stderr):
+        pass
+    temperature = model.calibrate(fitted.obs, fitted.label)
+    length = int(max(data.step) + 1)
+    chosen = model.probability(fitted.obs)
+    threshold = pick_threshold(chosen, fitted.label, length, settings.most_false_alarms)
+    p = model.probability(tested.obs)
+    measured = quality(p, tested.label, threshold)
+    alarms, count = false_alarms(p, tested, threshold, settings.in_a_row)
+    everything = model.probability(data.obs)
+    report: dict[str, Any] = {
+        "observations": len(data),
+        "positives": int(data.label.sum()),
+        "corrected": int(data.hard.sum()),
+        "episodes": len(data.names),
+        "temperature": temperature,
+        "threshold": threshold,
+        "in_a_row": settings.in_a_row,
+        **measured,
+        "false_alarm_episodes": alarms,
+        "test_episodes": count,
+        "advice": advice(data, measured, length, settings),
+        "hard_negatives": examples(everything, data, False, settings.examples),
+        "hard_positives": examples(everything, data, True, settings.examples),
+        "curve": reliability(p, tested.label),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_state(folder / "classifier.pt", model.state_dict())
+    write_json(folder / "io.json", io.to_dict())
+    write_bytes(folder / "config.yaml", config.encode())
+    write_json(folder / "classifier.json", report)
+    return report
+
+
+def load(folder: Path, make: Callable[[IOSpec], Classifier]) -> tuple[Classifier, dict[str, Any]]:
+    """A trained classifier and its report.
+
+    Raises:
+        CheckpointError: the folder holds none.
+    """
+    try:
+        io = IOSpec.from_dict(json.loads((folder / "io.json").read_text()))
+        report = json.loads((folder / "classifier.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder} holds no classifier ({error}); expected a folder of robot-rl classify"
+        ) from error
+    model = make(io)
+    model.load_state_dict(load_state(folder / "classifier.pt"))
+    return model, report
+
+
+def rescore(model: Classifier, report: dict[str, Any], logs: Sequence[str], out: Path) -> dict[str, Any]:
+    """Judge recordings anew: probability of every step, and what the classifier would have said about every episode.
+
+    Args:
+        model: trained.
+        report: of its training.
+        logs: run folders.
+        out: JSON-lines file: one episode per line.
+    """
+    episodes, corrections = read(logs)
+    fixes = {episode_key(line): bool(line["success"]) for line in corrections}
+    lines: list[dict[str, Any]] = []
+    for episode in episodes:
+        key = episode_key(episode.meta)
+        p = model.probability({name: np.array(episode.obs[name][1:]) for name in model.keys})
+        above = p >= report["threshold"]
+        run, said = 0, False
+        for yes in above:
+            run = run + 1 if yes else 0
+            said = said or run >= report["in_a_row"]
+        truth = fixes.get(key, bool(episode.meta["success"]))
+        lines.append(
+            {
+                "run_id": key.run_id,
+                "actor_id": key.actor_id,
+                "episode_id": key.episode_id,
+                "recorded": truth,
+                "classifier": said,
+                "probability": [round(float(x), 4) for x in p],
+            }
+        )
+    write_bytes(out, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    agree = sum(line["recorded"] == line["classifier"] for line in lines)
+    return {"episodes": len(lines), "agree": agree, "scores": str(out)}
+
+
+def examples(probability: np.ndarray, data: Frames, positive: bool, count: int) -> list[dict[str, Any]]:
+    """The observations of one kind that the classifier is least sure of, at most one per episode."""
+    rows = np.flatnonzero(data.label == positive)
+    order = rows[np.argsort(probability[rows] * (1 if positive else -1))]
+    seen: set[int] = set()
+    out: list[dict[str, Any]] = []
+    for row in order:
+        if int(data.episode[row]) in seen or len(out) == count:
+            continue
+        seen.add(int(data.episode[row]))
+        where = {"episode": data.names[data.episode[row]], "step": int(data.step[row])}
+        out.append({**where, "probability": round(float(probability[row]), 4)})
+    return out
+
+
+def reliability(probability: np.ndarray, label: np.ndarray, bins: int = 10) -> list[dict[str, float]]:
+    """Per bin of predicted probability: its mean, the share of successes, how many."""
+    place = np.minimum((probability * bins).astype(int), bins - 1)
+    found = [(b, place == b) for b in range(bins) if (place == b).any()]
+    return [
+        {"said": float(probability[rows].mean()), "was": float(label[rows].mean()), "n": int(rows.sum())}
+        for _, rows in found
+    ]
+
+
+def advice(data: Frames, measured: dict[str, float], length: int, settings: ClassifySettings) -> list[str]:
+    """What to record next, in words."""
+    out = []
+    positives, negatives = int(data.label.sum()), int((~data.label).sum())
+    if positives < 200:
+        out.append(f"{positives} positive observations; 200 are a good number: record more successes")
+    if negatives < 2 * positives:
+        out.append(f"{negatives} negative observations for {positives} positive ones; 2 to 3 times as many are better")
+    wanted = 1.0 - (1.0 - settings.most_false_alarms) ** (1.0 / length)
+    if measured["false_positive_high"] > wanted:
+        out.append(
+            f"at most {wanted:.2g} false positives per observation are wanted, up to "
+            f"{measured['false_positive_high']:.2g} cannot be excluded on {int(measured['true_negatives'])} test "
+            "negatives: drive to what looks almost like success, press 0, and train again"
+        )
+    if measured["recall"] < 0.9:
+        out.append(f"only {measured['recall']:.0%} of the successes are seen: record them from more places")
+    return out

@@ -1,0 +1,286 @@
+"""Human-in-the-loop learning in two processes: the actor's job and the learner's, joined by the link."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from robot_rl import checkpoint
+from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
+from robot_rl.data.hil_pieces import ActorBook, Inbox, Outbox, Place
+from robot_rl.jobs.hil import HilJob, HilSettings, make_memory
+from robot_rl.link import ActorLink, LearnerLink, LinkSettings
+from robot_rl.loops.hil_actor import Follower, HilActor, tensors_of
+from robot_rl.loops.hil_learner import HilLearner
+from robot_rl.types import IOSpec, Metrics, Tracker
+
+_AGREED = ("seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end")
+
+
+def agreement(settings: HilSettings, policy: Mapping[str, Any]) -> dict[str, Any]:
+    """What actor and learner must have in common, as plain values.
+
+    Args:
+        settings: of the run.
+        policy: its configuration; "device" may differ.
+    """
+    facts = {name: getattr(settings, name) for name in _AGREED}
+    facts |= {f"policy.{name}": value for name, value in policy.items() if name != "device"}
+    return json.loads(json.dumps(facts))
+
+
+class HilActorJob(HilJob):
+    """Drives, records and sends; the folder holds the log and the policy that acted.
+
+    Args:
+        link: settings of the link.
+        policy: configuration of the policy, which the learner's has to equal.
+        parts: arguments of `HilJob`.
+    """
+
+    def __init__(
+        self, settings: HilSettings, folder: Path, *, link: LinkSettings, policy: Mapping[str, Any], **parts: Any
+    ) -> None:
+        self._link_settings, self._policy = link, dict(policy)
+        self.actor_id = link.actor_id
+        self.link: Any = None
+        super().__init__(settings, folder, **parts)
+
+    def _make_loop(self, picture: Callable[[], Any] | None) -> HilActor:
+        s, link = self.settings, self._link_settings
+        self.learner = Follower(self.learner.policy)
+        outbox = Outbox(self.log)
+
+        def rows(place: Place) -> tuple[dict[str, Any], bytes, Place] | None:
+            found = outbox.piece(place)
+            return None if found is None else (asdict(found[0]), found[1], found[0].after)
+
+        facts = {**agreement(s, self._policy), "io": self.env.io.to_dict()}
+        like = tensors_of(self.learner.policy)
+        self.link = ActorLink(link, rows, outbox.end, like, json.loads(json.dumps(facts)), self.log.identity)
+        return HilActor(
+            self.env,
+            self.learner,
+            self.pilot,
+            link=self.link,
+            outbox=outbox,
+            collect_without_learner=link.collect_without_learner,
+            most_waiting=link.most_waiting,
+            speed=link.speed,
+            patience_s=link.patience_s,
+            log=self.log,
+            rules=s.rules(),
+            options=s.options(),
+            seed=s.seed,
+            frame=picture,
+            judge=self.judge,
+            elicitor=self.elicitor,
+        )
+
+    def run(self) -> dict[str, Any]:
+        """As `HilJob.run`; the learner is asked for its last weights before the last block."""
+        try:
+            return super().run()
+        finally:
+            self.link.close()
+
+    def _prepare(self) -> None:
+        loop = self.loop
+        assert isinstance(loop, HilActor)
+        if self._interrupted or loop.wait_for_weights():
+            return
+        sys.stderr.write(
+            f"no weights from a learner at {self._link_settings.endpoint} within {self._link_settings.patience_s:g} s; "
+            "the policy drives as it is, and what is recorded waits on this disk\n"
+        )
+
+    def _settle(self) -> None:
+        assert isinstance(self.loop, HilActor)
+        if not self.loop.finish():
+            sys.stderr.write("the learner is gone; the last block runs with the weights that arrived\n")
+
+    def _further(self) -> dict[str, Any]:
+        loop = self.loop
+        assert isinstance(loop, HilActor)
+        return {
+            "weights": f"version {loop.version}" + ("" if self.link.finished else ", not the learner's last"),
+            "rows_confirmed": "all" if not loop.outbox.waiting(self.link.acked) else "not all: the learner is gone",
+        }
+
+
+class HilLearnerJob:
+    """Learns from what actors send; the folder holds a copy of every row, and checkpoints.
+
+    Args:
+        settings: numbers; those of driving are not used.
+        folder: the run folder.
+        link: settings of the link.
+        policy: configuration of the policy.
+        make_learner: (io) -> learner.
+        make_tracker: (resume step or None) -> tracker.
+        config: the composed configuration as YAML.
+        resume: continue in `folder`.
+
+    Raises:
+        CheckpointError: nothing to resume from.
+    """
+
+    def __init__(
+        self,
+        settings: HilSettings,
+        folder: Path,
+        *,
+        link: LinkSettings,
+        policy: Mapping[str, Any],
+        make_learner: Callable[[IOSpec], Any],
+        make_tracker: Callable[[int | None], Tracker],
+        config: str,
+        resume: bool = False,
+    ) -> None:
+        self.settings, self.folder, self.config = settings, folder, config
+        self._link, self._make_learner, self._make_tracker = link, make_learner, make_tracker
+        self._facts = agreement(settings, policy)
+        self._resume = resume
+        if resume and not (folder / "config.yaml").exists():
+            raise CheckpointError(f"{folder} holds no run of a learner; expected a folder of robot-rl hil role=learner")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / "config.yaml", config.encode())
+        self.root = folder / "checkpoints"
+        self.loop: HilLearner | None = None
+        self._saved_at = -1
+        self._interrupted = False
+
+    def run(self) -> dict[str, Any]:
+        """Wait for an actor, learn until it is done; returns the summary.
+
+        Raises:
+            KeyboardInterrupt: after a Ctrl-C, once everything is saved.
+        """
+        previous = signal.getsignal(signal.SIGINT)
+        try:
+            signal.signal(signal.SIGINT, self._on_interrupt)
+        except ValueError:  # not the main thread
+            previous = None
+        inbox, link = None, None
+        try:
+            known = self._known_io()
+            inbox = Inbox(self.folder / "rows", known) if known is not None else None
+            facts = self._facts if known is None else {**self._facts, "io": json.loads(json.dumps(known.to_dict()))}
+            book = ActorBook(self.folder / "actors.json")
+            link = LearnerLink(self._link, facts, {} if inbox is None else inbox.places, admit=book.admit)
+            sys.stderr.write(f"learner: listening on {self._link.endpoint} as '{self._link.name}'\n")
+            if inbox is None:
+                while not link.wait_for_actor(0.2):
+                    if self._interrupted:
+                        raise KeyboardInterrupt(str(self.folder))
+                write_json(self.folder / "io.json", link.io)
+                known = self._known_io()
+                assert known is not None
+                inbox = Inbox(self.folder / "rows", known)
+            assert known is not None
+            return self._learn(known, inbox, link)
+        finally:
+            if previous is not None:
+                signal.signal(signal.SIGINT, previous)
+            if inbox is not None:
+                inbox.close()
+            if link is not None:
+                link.close()
+
+    def _learn(self, io: IOSpec, inbox: Inbox, link: LearnerLink) -> dict[str, Any]:
+        s = self.settings
+        learner = self._make_learner(io)
+        memory, sampler = make_memory(s, io)
+        self.loop = loop = HilLearner(
+            learner,
+            link,
+            inbox=inbox,
+            memory=memory,
+            sampler=sampler,
+            batch_size=getattr(learner, "batch_size", 256),
+            demos=s.demos,
+            learning_starts=s.learning_starts,
+            updates_per_step=s.updates_per_step,
+            promote_success=s.promote_success,
+        )
+        self._sampler, self._io = sampler, io
+        self._restore(loop)
+        tracker = self._make_tracker(loop.rows if self._resume else None)
+        tracked = loop.rows
+
+        def hook(rows: int, metrics: Metrics) -> bool:
+            nonlocal tracked
+            if rows > tracked:  # one row of metrics per step at most
+                tracker.log(metrics, rows)
+                tracked = rows
+            if s.checkpoint_every and rows // s.checkpoint_every > max(self._saved_at, 0) // s.checkpoint_every:
+                self._save(loop)
+            if loop.trouble:
+                sys.stderr.write(f"{loop.trouble}\n")
+                loop.trouble = ""
+            return self._interrupted
+
+        try:
+            complete = loop.run(hook)
+            self._save(loop)
+            if self._interrupted:
+                raise KeyboardInterrupt(str(self.folder))
+            served = loop.finish(self._link.patience_s)
+        finally:
+            tracker.close()
+        summary = {
+            "rows": loop.rows,
+            "demonstrations": loop.demos,
+            "updates": loop.improver.updates,
+            "doubled_pieces": inbox.doubled,
+            "complete": str(complete),
+            "last_weights_delivered": str(served),
+            "checkpoint": str(self.root / f"step_{loop.rows:09d}"),
+        }
+        write_json(self.folder / "learner.json", summary)
+        return summary
+
+    def _on_interrupt(self, *_: Any) -> None:
+        if self._interrupted:  # asked twice: leave at once
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            raise KeyboardInterrupt
+        self._interrupted = True
+        if self.loop is not None:
+            self.loop.stop()
+
+    def _known_io(self) -> IOSpec | None:
+        path = self.folder / "io.json"
+        return IOSpec.from_dict(json.loads(path.read_text())) if path.exists() else None
+
+    def _save(self, loop: HilLearner) -> None:
+        checkpoint.save(
+            self.root,
+            loop.rows,
+            policy=loop.learner.policy.state_dict(),
+            learner=loop.learner.state_dict(),
+            loop={"loop": loop.state_dict(), "sampler": {**self._sampler.state_dict(), "parts": {}}},
+            io=self._io,
+            config=self.config,
+            meta={"seed": self.settings.seed, "settings": asdict(self.settings), "role": "learner"},
+            keep=self.settings.keep_checkpoints,
+        )
+        self._saved_at = loop.rows
+
+    def _restore(self, loop: HilLearner) -> None:
+        """The newest checkpoint that can be read; rows that came since then have their updates still to come."""
+        for path in reversed(checkpoint.complete(self.root)):
+            try:
+                learner = checkpoint.load_state(path / "learner.pt")
+                state = checkpoint.load_state(path / "loop.pt")
+            except CheckpointError:
+                continue  # damaged: the one before
+            loop.learner.load_state_dict(learner)
+            loop.load_state_dict(state["loop"])
+            self._sampler.load_state_dict(state["sampler"])
+            self._saved_at = checkpoint.read_meta(path)["step"]
+            return

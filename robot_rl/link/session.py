@@ -1,0 +1,201 @@
+"""Where actor and learner meet, how they trust each other, and weights as bytes."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+
+from robot_rl.extras import require
+
+Place = tuple[int, int]
+"""(episode, step) of the next row that is wanted."""
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """How actor and learner find and trust each other.
+
+    Attributes:
+        endpoint: where the learner listens and the actor connects, in Zenoh's words: tcp/127.0.0.1:7447,
+            tls/learner.local:7447, quic/...
+        name: of the run; several runs may share a Zenoh network under different names.
+        actor_id: of the actor; unique among those of a learner.
+        heartbeat_s: between signs of life.
+        lost_s: silence after which the other side counts as dead.
+        resend_s: without progress, rows are sent again after this time.
+        window: rows on the way that the learner has not confirmed.
+        patience_s: how long an actor waits for a learner where waiting moves nothing: at the start, for the first
+            weights, and for the last ones at the end.
+        collect_without_learner: begin new episodes while the learner is away; False holds between episodes.
+        most_waiting: rows that may wait for the learner on the actor's disk before it holds between episodes.
+        speed: driven steps of a simulated actor per second, as a multiple of its control rate; a robot keeps its own.
+        authority: PEM file of the certificate authority, for tls/ and quic/.
+        certificate: PEM file of this side's certificate; the learner needs one, the actor as well if it is to be known
+            to the learner (`mutual`).
+        key: PEM file of its private key.
+        mutual: the learner admits only actors whose certificate the authority signed.
+        user: with `password` the name that both sides have to give.
+        password: see user; also from the variable ROBOT_RL_LINK_PASSWORD, which no run folder keeps.
+        config: a Zenoh configuration file (JSON5) for all that is not named here; what is named here goes on top.
+
+    Raises:
+        ValueError: names the setting.
+    """
+
+    endpoint: str = "tcp/127.0.0.1:7447"
+    name: str = "hil"
+    actor_id: int = 0
+    heartbeat_s: float = 0.25
+    lost_s: float = 5.0
+    resend_s: float = 1.0
+    window: int = 1024
+    patience_s: float = 60.0
+    collect_without_learner: bool = True
+    most_waiting: int = 100_000
+    speed: float = 1.0
+    authority: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    mutual: bool = False
+    user: str | None = None
+    password: str | None = None
+    config: str | None = None
+
+    def __post_init__(self) -> None:
+        if "/" not in self.endpoint or not self.name or set(self.name) & set("/*$?#"):
+            raise ValueError(
+                f"endpoint is '{self.endpoint}' and name '{self.name}', expected e.g. tcp/127.0.0.1:7447 and a word"
+            )
+        if min(self.heartbeat_s, self.lost_s, self.resend_s, self.speed) <= 0 or self.window < 1 or self.actor_id < 0:
+            raise ValueError("heartbeat_s, lost_s, resend_s, speed, window must be positive and actor_id at least 0")
+        if bool(self.user) != bool(self.password):
+            raise ValueError("user and password belong together; give both or neither")
+        if not self.secret and not _loopback(self.endpoint) and self.config is None:
+            raise ValueError(
+                f"the link would run unprotected over {self.endpoint}: anybody there could drive what the robot "
+                "learns. Give authority, certificate and key with a tls/ endpoint, or a Zenoh file in config, or use a "
+                "tunnel (ssh -L 7447:127.0.0.1:7447 learner)"
+            )
+
+    @property
+    def secret(self) -> bool:
+        """The endpoint speaks TLS."""
+        return self.endpoint.split("/")[0] in ("tls", "quic")
+
+
+def open_session(settings: LinkSettings, *, listen: bool) -> Any:
+    """A Zenoh session: one peer that listens, or one that connects and keeps trying.
+
+    Raises:
+        ImportError: Zenoh is not installed.
+        ValueError: the settings do not fit together.
+        RuntimeError: the address is taken or cannot be reached.
+    """
+    zenoh = require("zenoh", extra="link")
+    config = zenoh.Config.from_file(settings.config) if settings.config else zenoh.Config()
+    forever = {"timeout_ms": -1, "exit_on_failure": False}
+    retry = {"period_init_ms": 200, "period_max_ms": 1000, "period_increase_factor": 2}
+    values: dict[str, Any] = {
+        "mode": "peer",
+        "scouting/multicast/enabled": False,
+        "scouting/gossip/enabled": False,
+        "listen/endpoints": [settings.endpoint] if listen else [],
+        "connect": {"endpoints": [] if listen else [settings.endpoint], **forever, "retry": retry},
+    }
+    if settings.secret:
+        needed = [settings.certificate, settings.key] if listen else [settings.authority]
+        if None in needed:
+            raise ValueError(f"{settings.endpoint} needs " + ("certificate and key" if listen else "authority"))
+        side = "listen" if listen else "connect"
+        values |= {
+            "transport/link/tls/root_ca_certificate": _path(settings.authority),
+            f"transport/link/tls/{side}_certificate": _path(settings.certificate),
+            f"transport/link/tls/{side}_private_key": _path(settings.key),
+            "transport/link/tls/enable_mtls": settings.mutual,
+        }
+    if settings.user:
+        values["transport/auth/usrpwd/user"] = settings.user
+        values["transport/auth/usrpwd/password"] = settings.password
+        if listen:
+            values["transport/auth/usrpwd/dictionary_file"] = _dictionary(settings.user, str(settings.password))
+    try:
+        for name, value in values.items():
+            if value is not None:
+                config.insert_json5(name, json.dumps(value))
+        return zenoh.open(config)
+    except zenoh.ZError as error:
+        what = "listen on" if listen else "connect to"
+        raise RuntimeError(f"the link cannot {what} {settings.endpoint}: {error}") from error
+    finally:
+        names = values.get("transport/auth/usrpwd/dictionary_file")
+        if names is not None:
+            Path(names).unlink(missing_ok=True)
+
+
+def dump_weights(tensors: Mapping[str, Tensor]) -> bytes:
+    """Named tensors as safetensors."""
+    save = require("safetensors.torch", extra="link").save
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+
+
+def load_weights(blob: bytes, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Named tensors out of safetensors; nothing in them is executed.
+
+    Args:
+        blob: from anywhere.
+        like: names, shapes and types that are expected.
+
+    Raises:
+        ValueError: they do not fit, or hold values that are not finite.
+    """
+    load = require("safetensors.torch", extra="link").load
+    try:
+        found: dict[str, Tensor] = load(blob)
+    except Exception as error:  # the library has its own kinds
+        raise ValueError(f"{len(blob)} bytes are no safetensors: {error}") from error
+    if found.keys() != like.keys():
+        raise ValueError(f"weights named {sorted(found)}, expected {sorted(like)}")
+    for name, tensor in found.items():
+        if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
+            raise ValueError(
+                f"weights '{name}' are {tuple(tensor.shape)} {tensor.dtype}, expected {tuple(like[name].shape)} "
+                f"{like[name].dtype}; actor and learner were started with different policies"
+            )
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"weights '{name}' are not finite")
+    return found
+
+
+def _loopback(endpoint: str) -> bool:
+    host = urlsplit(f"//{endpoint.split('/', 1)[1].split('#')[0].split('?')[0]}").hostname or ""
+    if endpoint.startswith(("unixsock", "unixpipe")) or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _path(file: str | None) -> str | None:
+    if file is None:
+        return None
+    if not Path(file).is_file():
+        raise ValueError(f"{file} is no file; expected a PEM file for the link's TLS")
+    return str(Path(file).resolve())
+
+
+def _dictionary(user: str, password: str) -> str:
+    """Zenoh reads the names that it admits from a file."""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:  # mode 0600
+        file.write(f"{user}:{password}\n")
+    return file.name

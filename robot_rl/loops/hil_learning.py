@@ -1,0 +1,90 @@
+"""What improves the policy while a robot is driven: updates on credit, and a way back from divergence."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from robot_rl.types import Learner, Metrics, Transitions
+
+
+class Improver:
+    """A learner that is asked for updates as steps come in.
+
+    Ten updates in a row with a loss that is not finite, or a policy that proposed actions that are not, put the learner
+    back to where it was one good mark before the last, with half the step size.
+
+    Args:
+        learner: to improve.
+        batches: what it learns from.
+        updates_per_step: credit that every step earns.
+        most_credit: credit that can be saved up; infinite where no robot waits for the learner.
+    """
+
+    def __init__(
+        self,
+        learner: Learner[Transitions],
+        batches: Iterator[Transitions],
+        updates_per_step: float,
+        most_credit: float = math.inf,
+    ) -> None:
+        self.learner, self._batches = learner, batches
+        self._per_step, self._most = updates_per_step, most_credit
+        self.credit = 0.0
+        self.updates = self.skipped = self.rollbacks = 0
+        self.metrics: Metrics = {}
+        self.poisoned = False
+        """The policy proposed an action that is not finite since the last mark."""
+        self.problem = ""
+        self._good: list[Any] = []  # the learner at the last two marks at which all was finite
+
+    def earn(self) -> None:
+        """A step was driven."""
+        self.credit += self._per_step
+
+    def spend(self, go_on: Callable[[], bool]) -> int:
+        """Updates while there is credit and `go_on()`; returns how many."""
+        done = 0
+        while self.credit >= 1.0 and go_on():
+            self.credit -= 1.0
+            try:
+                self.metrics.update(self.learner.update(self._batches))
+            except FloatingPointError as error:
+                self.skipped += 1
+                if self.skipped >= 10:
+                    self._roll_back(error)
+            else:
+                self.skipped = 0
+            self.updates += 1
+            done += 1
+        self.credit = min(self.credit, self._most)
+        return done
+
+    def mark(self) -> None:
+        """Remember the learner if all was finite since the last mark; put a diverged one back."""
+        if self.poisoned:
+            if not self._good:  # the robot has stopped or held; there is no better learner to go back to
+                self.problem = "the policy proposes actions that are not finite"
+                return
+            self._roll_back(FloatingPointError("the policy proposed an action that is not finite"))
+        elif self.skipped == 0 and self.updates:
+            self._good = [*self._good[-1:], copy.deepcopy(self.learner.state_dict())]
+            self.problem = ""
+        self.poisoned = False
+
+    def _roll_back(self, error: FloatingPointError) -> None:
+        """The learner as it was one good mark before the last, with half the step size.
+
+        Raises:
+            FloatingPointError: nothing to go back to, or the third time.
+        """
+        if not self._good or self.rollbacks >= 3:
+            raise error
+        self.rollbacks, self.skipped = self.rollbacks + 1, 0
+        self.learner.load_state_dict(self._good[0])
+        calm = getattr(self.learner, "calm", None)
+        if calm is not None:
+            calm()
+        self.problem = f"the learner diverged ({error}) and was put back, with half the step size"

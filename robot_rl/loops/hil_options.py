@@ -1,0 +1,35 @@
+"""Numbers of the human-in-the-loop loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HilOptions:
+    """Numbers of the loop.
+
+    Attributes:
+        task_reward: "success" pays 1 and ends the episode when the world says success; "env" takes the world's reward
+            and ends; "labels" knows only the person's keys; "classifier" pays 1 and ends when the classifier says so.
+        learning_starts: own steps before the first update.
+        updates_per_step: learner updates per own step.
+        max_hold_steps: ticks without a driver before the episode is given up.
+        promote_success: steps of successes without help join the demonstrations.
+        random_steps: own steps with uniform random proposals at the start.
+        grip_penalty: cost of opening or closing the gripper; read by grasp critics alone, never part of the reward.
+    """
+
+    task_reward: str = "success"
+    learning_starts: int = 100
+    updates_per_step: float = 1.0
+    max_hold_steps: int = 3
+    promote_success: bool = False
+    random_steps: int = 0
+    grip_penalty: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.task_reward not in ("success", "env", "labels", "classifier"):
+            raise ValueError(f"task_reward is '{self.task_reward}', expected success, env, labels or classifier")
+        if self.updates_per_step < 0 or self.max_hold_steps < 1:
+            raise ValueError("updates_per_step must be >= 0 and max_hold_steps >= 1")

@@ -1,0 +1,58 @@
+"""Practice on a track: after a crash the car starts again at the checkpoint that it had reached."""
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from robot_rl.data.hil_episode import EpisodeRules
+from robot_rl.data.hil_log import HilLog
+from robot_rl.data.hil_memory import HilMemory
+from robot_rl.loops.hil import HumanInTheLoop
+from robot_rl.loops.hil_options import HilOptions
+from robot_rl.real.cockpit import simulated
+from robot_rl.sim.mujoco_env import make
+from robot_rl.sim.worlds.race import Race
+
+
+class Left:
+    """Full speed, hard to the left: into the border before the next checkpoint."""
+
+    consumes, batch_size = "transitions", 8
+
+    def __init__(self):
+        self.policy = self
+
+    def reset(self, rows=None):
+        pass
+
+    def act(self, obs, *, deterministic=False):
+        return SimpleNamespace(value=np.ones((1, 2), np.float32))
+
+
+@pytest.mark.parametrize("practice", [True, False])
+def test_practice_goes_on_at_the_last_checkpoint_through_the_whole_stack(tmp_path, practice):
+    env = make(1, 0, world=Race(practice=practice))
+    memory = HilMemory(env.io, 5000)
+    loop = HumanInTheLoop(
+        env,
+        Left(),
+        simulated(env, None),
+        log=HilLog(tmp_path, env.io),
+        memory=memory,
+        sampler=memory.views["online"],
+        rules=EpisodeRules(),
+        options=HilOptions(task_reward="env", learning_starts=10**6),
+        batch_size=8,
+    )
+    gates = []
+    for _ in range(5):
+        facts = loop._episode(demo=False)
+        assert facts.end_reason == "failure"
+        gates.append(int(env._view.task["gate"][0]))
+    assert (len(set(gates)) == 1) == practice
+    batch = memory.take(memory.views["online"].rows())
+    assert int(batch.terminated.sum()) == 5  # a crash is a true end: nothing is bootstrapped into the next start
+    assert (batch.discount[batch.terminated] == 0).all()
+    env.close()
