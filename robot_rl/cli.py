@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import __version__
 from robot_rl.verbs.build import Refused
+from robot_rl.verbs.critic import critic
 from robot_rl.verbs.judge import bench, collect, evaluate, evaluate_intervals, evaluate_offline
 from robot_rl.verbs.learn import classify, hil, offline, train
 from robot_rl.verbs.logs import data, positional, session
@@ -31,6 +32,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   collect       record episodes                          robot-rl collect env=pick out=pick.hdf5
   data          info, validate, convert or plot a log    robot-rl data info pick.hdf5
   data session  recorded robot sessions                  robot-rl data session convert <bag> out.hdf5 ...
+  critic        clips, train, eval, label: progress      robot-rl critic train data=clips/train
   deploy        a policy on a ROS 2 robot, or simulated  robot-rl deploy robot_spec=desk_arm world=reach policy_path=...
   bench         measure ours against peers               robot-rl bench sac
   doctor        versions, devices, what is missing       robot-rl doctor
@@ -50,6 +52,7 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "eval fas": ("fas", evaluate_intervals),
     "collect": ("collect", collect),
     "data": ("data", data),
+    "critic": ("critic", critic),
     "deploy": ("deploy", deploy),
     "bench": ("bench", bench),
 }
@@ -125,6 +128,8 @@ def main() -> None:
     config_name, function = VERBS[verb]
     if verb == "bench" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
         rest[0] = f"suite={rest[0]}"
+    if verb == "critic" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
+        rest[0] = f"what={rest[0]}"
     if verb == "data":
         rest = positional(rest)
     if verb == "train":

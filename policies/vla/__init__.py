@@ -1,0 +1,1 @@
+"""Vision-language-action: progress critics, policies, and the guard that checkpoints pass on loading."""

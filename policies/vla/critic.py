@@ -1,0 +1,352 @@
+"""A small progress critic: how much of the remaining work was done between two pictures, and is the goal met.
+
+Labels are shares of the remaining work under any goal of the scene, failures included; pair deltas are read out
+antisymmetrically, so that a frame compared with itself gives exactly 0 and a pair and its reversal cancel. One scalar
+per frame (minus log remaining work) is trained beside the pair head: its differences are free of gain along any loop of
+frames, and it is the absolute value.
+
+Source: pair deltas, done and the success-only recipe: Zhai et al., VLAC, arXiv 2509.15937. Categorical targets:
+Farebrother et al., Stop Regressing, 2024. Remaining work as label, goal on feature maps, one scalar per frame: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from robot_rl.policies.nets.critic_scores import Platt, fit_platt
+from robot_rl.policies.nets.progress import CLIP, add_up, log_delta, share_of_log
+from robot_rl.policies.nets.value_heads import hl_gauss_head
+from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, FrameBatch
+from robot_rl.policies.vla.critic_net import BINS, CriticNet
+from robot_rl.policies.vla.interface import (
+    CriticMeta,
+    CriticOutput,
+    Trajectory,
+    checked_goal,
+    checked_images,
+    shows_something,
+)
+from robot_rl.types import Array, Metrics
+
+_EDGE = 1.0 + 1.0 / (BINS - 1)  # centres at -1, -.95, ..., 1
+READOUTS = ("pairwise", "siamese")
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Frames read under one goal each: everything that pairs of them need. n is the number of frames."""
+
+    reading: Tensor  # (n, width)
+    s: Tensor  # (n,) minus log of remaining work over the reference work
+    done: Tensor  # (n,) logits
+    images: Tensor  # (n, 1, H, W, 3) uint8
+
+
+class TinyCritic:
+    """The trained network behind the contract `ProgressCritic`.
+
+    Args:
+        net: the network.
+        readout: "pairwise" (antisymmetrised pair head) or "siamese" (difference of one scalar per frame).
+        platt: calibration of done.
+        gap_s: seconds between the frames of training pairs, shortest and longest.
+        name: for reports.
+
+    Raises:
+        ValueError: unknown read-out.
+    """
+
+    def __init__(
+        self,
+        net: CriticNet,
+        *,
+        readout: str = "pairwise",
+        platt: Platt | None = None,
+        gap_s: tuple[float, float] = (0.2, 5.0),
+        name: str = "tiny_critic",
+    ) -> None:
+        if readout not in READOUTS:
+            raise ValueError(f"readout is '{readout}', expected one of {', '.join(READOUTS)}")
+        self.net, self.readout, self.platt = net, readout, platt or Platt()
+        kind = "pairwise_head" if readout == "pairwise" else "siamese"
+        self.meta = CriticMeta(name, kind, net.size, delta_gap_s=gap_s)
+        self._centres = hl_gauss_head(-_EDGE, _EDGE, BINS, sigma_ratio=1.5).centres
+
+    @torch.no_grad()
+    def __call__(self, images_t0: Array, images_t1: Array, goal: Sequence[str]) -> CriticOutput:
+        """See `ProgressCritic`. An empty picture gives valid=False; a pair of equal pictures delta 0 exactly."""
+        first = checked_images(images_t0, self.meta.image_size, name="images_t0")
+        second = checked_images(images_t1, self.meta.image_size, name="images_t1")
+        if len(first) != len(second):
+            raise ValueError(f"{len(first)} first and {len(second)} second pictures, expected as many of each")
+        texts = checked_goal(goal, len(first))
+        if not texts:
+            nothing = torch.zeros(0)
+            return CriticOutput.of(nothing, nothing, nothing.bool(), value=nothing)
+        both = self.moments(torch.cat([first, second]), [*texts, *texts])
+        count = len(first)
+        before, after = _rows(both, slice(0, count)), _rows(both, slice(count, None))
+        return self.compare(before, after)
+
+    @torch.no_grad()
+    def moments(self, images: Array, goal: Sequence[str]) -> Moments:
+        """Read n frames (n, H, W, 3), each under its sentence, in blocks that keep memory small."""
+        frames = checked_images(images, self.meta.image_size)
+        texts = checked_goal(goal, len(frames))
+        device = next(self.net.parameters()).device
+        unique = list(dict.fromkeys(texts))
+        ids, length = self.net.tokens(unique)
+        sentences = self.net.sentence(torch.as_tensor(ids, device=device), torch.as_tensor(length, device=device))
+        which = torch.tensor([unique.index(text) for text in texts], device=device)
+        readings = [
+            self.net.frames(frames[i : i + 256, 0].to(device), sentences[which[i : i + 256]])
+            for i in range(0, len(frames), 256)
+        ]
+        reading = torch.cat(readings)
+        s, done = self.net.moments(reading)
+        return Moments(reading.cpu(), s.cpu(), done.cpu(), frames.cpu())
+
+    @torch.no_grad()
+    def compare(self, before: Moments, after: Moments) -> CriticOutput:
+        """Pairs of frames that were read before, row by row."""
+        if self.readout == "siamese":
+            dlogw = after.s - before.s
+        else:
+            device = next(self.net.parameters()).device
+            a, b = before.reading.to(device), after.reading.to(device)
+            share = 0.5 * (self._mean(self.net.pairs(a, b)) - self._mean(self.net.pairs(b, a))).cpu()
+            dlogw = torch.as_tensor(log_delta(share.clamp(-1 + CLIP, 1 - CLIP).numpy()), dtype=torch.float32)
+        same = (before.images == after.images).flatten(1).all(dim=1)
+        # 0 exactly, whatever the rounding of a matrix product
+        dlogw = torch.where(same, torch.zeros_like(dlogw), dlogw)
+        valid = shows_something(before.images) & shows_something(after.images)
+        return CriticOutput.of(dlogw, self._done(after.done), valid, value=1.0 - torch.exp(-after.s).clamp(max=2.0))
+
+    def trajectory(self, frames: Array, goal: str, *, stride: int = 1) -> Trajectory:
+        """See `ProgressCritic`."""
+        count = len(frames)
+        if count < 2:
+            raise ValueError(f"{count} frames, expected at least 2")
+        index = np.unique(np.concatenate([np.arange(0, count, stride), [count - 1]]))
+        taken = torch.as_tensor(np.ascontiguousarray(np.asarray(frames)[index]))
+        return self.follow(self.moments(taken, [goal] * len(index)), index)
+
+    def follow(self, moments: Moments, index: np.ndarray | None = None) -> Trajectory:
+        """`trajectory` of frames that were read before; backwards by giving their rows in that order."""
+        out = self.compare(_rows(moments, slice(0, -1)), _rows(moments, slice(1, None)))
+        steps = torch.nan_to_num(out.dlogw).numpy().astype(np.float64)
+        u, values = add_up(steps)
+        absolute = 1.0 - np.exp(-(moments.s - moments.s[0]).numpy().astype(np.float64))
+        valid = out.valid.numpy()
+        shown = shows_something(moments.images)
+        done = torch.where(shown, self._done(moments.done), torch.zeros(len(shown))).numpy()
+        place = np.arange(len(values)) if index is None else index
+        return Trajectory(share_of_log(steps), u, values, done, place, np.maximum(absolute, -1.0), valid)
+
+    def score(self, clip: Tensor, instruction: Sequence[str]) -> Tensor:
+        """(B, T, H, W, 3) uint8 and B sentences -> (B, T) progress in [0, 1] since each first frame."""
+        rows = [self.trajectory(frames.numpy(), text).values for frames, text in zip(clip, instruction)]
+        return torch.as_tensor(np.stack(rows), dtype=torch.float32).clamp(0.0, 1.0)
+
+    def _done(self, logit: Tensor) -> Tensor:
+        return torch.as_tensor(self.platt(logit.numpy()), dtype=torch.float32)
+
+    def _mean(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1) @ self._centres.to(logits.device)
+
+
+def _rows(moments: Moments, rows: Any) -> Moments:
+    return Moments(moments.reading[rows], moments.s[rows], moments.done[rows], moments.images[rows])
+
+
+class CriticLearner:
+    """Trains a `CriticNet` on labelled clips.
+
+    L = L_pair + w_done L_done + w_scalar (Huber of s + Huber of its differences). L_pair is the cross-entropy of the
+    share over 41 centres on [-1, 1] with Gaussian targets (sigma .075); L_done weighs met and unmet frames of a batch
+    alike. AdamW, one cycle of the learning rate.
+
+    Args:
+        size: (height, width) of the pictures.
+        seed: of weights and draws.
+        device: for the network.
+        steps: batches of the whole training.
+        lr: peak of the cycle.
+        weight_decay: of AdamW.
+        items: clips and goals in a batch.
+        frames: of each; all ordered pairs of them count.
+        labels: "work" or "vlac"; see `ClipSampler`.
+        successes_only: leave failures out.
+        other_goals: share of items under a goal that is not the clip's.
+        conditioning: "maps" or "pooled"; see `CriticNet`.
+        width: of the reading.
+        readout: of the finished critic, "pairwise" or "siamese".
+        done_weight: w_done.
+        scalar_weight: w_scalar.
+    """
+
+    def __init__(
+        self,
+        size: Sequence[int] = (48, 48),
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        steps: int = 3000,
+        lr: float = 2e-3,
+        weight_decay: float = 1e-4,
+        items: int = 24,
+        frames: int = 4,
+        labels: str = "work",
+        successes_only: bool = False,
+        other_goals: float = 0.5,
+        conditioning: str = "maps",
+        width: int = 128,
+        readout: str = "pairwise",
+        done_weight: float = 0.5,
+        scalar_weight: float = 1.0,
+    ) -> None:
+        torch.manual_seed(seed)
+        self.net = CriticNet((int(size[0]), int(size[1])), width=width, conditioning=conditioning).to(device)
+        self.seed, self.device, self.steps, self.done_steps = seed, device, steps, 0
+        self.readout = readout
+        self.recipe: dict[str, Any] = {
+            "labels": labels, "successes_only": successes_only, "other_goals": other_goals, "items": items,
+            "frames": frames,
+        }  # fmt: skip
+        self._weights = (done_weight, scalar_weight)
+        self._head = hl_gauss_head(-_EDGE, _EDGE, BINS, sigma_ratio=1.5, device=device)
+        self._optimizer = torch.optim.AdamW(self.net.parameters(), lr=lr, weight_decay=weight_decay)
+        self._schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self._optimizer, max_lr=lr, total_steps=max(steps, 2), pct_start=0.15, div_factor=10.0
+        )
+        self.platt = Platt()
+        self.gap_s = (0.2, 5.0)
+
+    def sampler(self, clips: Clips) -> ClipSampler:
+        """Batches of these clips by this learner's recipe."""
+        longest = int(np.diff(clips.start).max()) - 1
+        self.gap_s = (clips.stride_s, round(clips.stride_s * longest, 3))
+        return ClipSampler(clips, **self.recipe, words=self.net.tokens.size, seed=self.seed)
+
+    def update(self, batch: FrameBatch) -> Metrics:
+        """One step on one batch.
+
+        Returns:
+            loss and its parts; "pair_mae" of the share, "done_accuracy".
+        """
+        net, device = self.net, self.device
+        items, count = batch.images.shape[:2]
+        sentence = net.sentence(batch.ids.to(device), batch.length.to(device))
+        reading = net.frames(batch.images.flatten(0, 1).to(device), sentence.repeat_interleave(count, dim=0))
+        s, done = (x.view(items, count) for x in net.moments(reading))
+        reading = reading.view(items, count, -1)
+        first = reading[:, :, None].expand(-1, -1, count, -1)
+        logits = net.pairs(first.flatten(0, 2), first.transpose(1, 2).flatten(0, 2))
+        keep = batch.pair_mask.flatten().to(device)
+        share = batch.share.flatten().to(device)[keep]
+        pair = self._head.loss(logits[keep], share)
+
+        steps = torch.sign(share) * -torch.log1p(-share.abs())
+        difference = (s[:, None, :] - s[:, :, None]).flatten()[keep]
+        scalar = F.huber_loss(difference, steps)
+        known = batch.log_mask.to(device)
+        if known.any():
+            scalar = scalar + F.huber_loss(s[known], -batch.log_work.to(device)[known])
+
+        label, seen = batch.done.to(device), batch.done_mask.to(device)
+        each = F.binary_cross_entropy_with_logits(done, label, reduction="none")
+        finished = _balanced(each, label > 0.5, seen)
+
+        loss = pair + self._weights[0] * finished + self._weights[1] * scalar
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        self._optimizer.step()
+        if self.done_steps < self.steps - 1:
+            self._schedule.step()
+        self.done_steps += 1
+        with torch.no_grad():
+            error = (self._head.value(logits[keep]) - share).abs().mean()
+            right = ((done > 0) == (label > 0.5))[seen].float().mean()
+        return {
+            "loss": float(loss.detach()),
+            "pair_loss": float(pair.detach()),
+            "done_loss": float(finished.detach()),
+            "scalar_loss": float(scalar.detach()),
+            "pair_mae": float(error),
+            "done_accuracy": float(right),
+        }
+
+    def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Clips:
+        """Arrays and facts of a generator as this learner's data; see `Clips.of`."""
+        return Clips.of(arrays, facts)
+
+    def calibrate(self, clips: Clips) -> Platt:
+        """Fit slope and bias of done on clips that no update saw.
+
+        With labels "work": every frame under the clip's goal and two others. With "vlac", which knows neither: the
+        early and late frames of successes, by time.
+        """
+        critic = self.critic()
+        logit, label = [], []
+        by_time = self.recipe["labels"] == "vlac"
+        if by_time:
+            clips = clips.part(np.flatnonzero(clips.succeeded()))
+        owner = np.repeat(np.arange(len(clips)), np.diff(clips.start))
+        for shift in (0,) if by_time else (0, 1, 2):
+            goal = (clips.goal[owner] + shift) % len(clips.phrasings)
+            texts = [clips.phrasings[g][int(i) % len(clips.phrasings[g])] for g, i in zip(goal, owner)]
+            logit.append(critic.moments(clips.frames, texts).done.numpy())
+            label.append(clips.done[np.arange(len(goal)), goal])
+        scores, met = np.concatenate(logit), np.concatenate(label)
+        if by_time:
+            share = (np.arange(len(owner)) - clips.start[owner]) / (np.diff(clips.start)[owner] - 1)
+            known = (share < 0.8) | (share > 0.95)
+            scores, met = scores[known], (share > 0.95)[known]
+        self.platt = fit_platt(scores, met)
+        return self.platt
+
+    def evaluate(self, clips: Clips, **options: Any) -> dict[str, Any]:
+        """The report of `critic_report.evaluate` on the present weights."""
+        from robot_rl.policies.vla.critic_report import evaluate  # it imports this file
+
+        return evaluate(self.critic(), clips, **options)
+
+    def critic(self, readout: str | None = None) -> TinyCritic:
+        """The critic with the present weights (shared, not copied)."""
+        return TinyCritic(self.net, readout=readout or self.readout, platt=self.platt, gap_s=self.gap_s)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values; exact continuation."""
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": {k: v for k, v in self._schedule.state_dict().items() if not callable(v)},
+            "steps": self.done_steps,
+            "platt": [self.platt.slope, self.platt.bias],
+            "gap_s": list(self.gap_s),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly."""
+        self.net.load_state_dict(state["net"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        self.done_steps = int(state["steps"])
+        self.platt = Platt(*state["platt"])
+        self.gap_s = (float(state["gap_s"][0]), float(state["gap_s"][1]))
+
+
+def _balanced(loss: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
+    """Mean loss with both classes of equal total weight n / 2; a class alone counts as it is."""
+    good, bad = loss[mask & positive], loss[mask & ~positive]
+    if good.numel() == 0 or bad.numel() == 0:
+        return loss[mask].mean() if mask.any() else loss.sum() * 0.0
+    return 0.5 * (good.mean() + bad.mean())

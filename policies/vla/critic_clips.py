@@ -1,0 +1,287 @@
+"""Labelled clips, and batches of frames from them with the labels of every pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robot_rl.policies.nets.progress import CLIP, work_share
+from robot_rl.policies.nets.vla_words import HashedWords
+
+
+@dataclass(frozen=True)
+class Clips:
+    """C clips, one after another.
+
+    Attributes:
+        frames: (F, H, W, 3) uint8.
+        start: (C + 1,) int64, where each clip begins.
+        work: (F, G) float32 > 0, remaining work under every goal.
+        done: (F, G) bool.
+        goal: (C,) int64, the goal that is asked.
+        kind: (C,) int64 into `kinds`.
+        kinds: names.
+        successes: names of the kinds that meet their goal and stay there.
+        phrasings: sentences of each goal.
+        held_out: sentences that no training uses.
+        stride_s: seconds between frames.
+    """
+
+    frames: np.ndarray
+    start: np.ndarray
+    work: np.ndarray
+    done: np.ndarray
+    goal: np.ndarray
+    kind: np.ndarray
+    kinds: tuple[str, ...]
+    successes: tuple[str, ...]
+    phrasings: list[list[str]]
+    held_out: list[list[str]]
+    stride_s: float
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Clips:
+        """From the arrays and the facts of a generator.
+
+        Raises:
+            ValueError: lengths that do not fit each other, or work that is not positive.
+        """
+        names = ("frames", "start", "work", "done", "goal", "kind")
+        clips = cls(
+            **{name: arrays[name] for name in names},
+            kinds=tuple(facts["kinds"]),
+            successes=tuple(facts["successes"]),
+            phrasings=list(facts["phrasings"]),
+            held_out=list(facts["held_out_phrasings"]),
+            stride_s=float(facts["stride_s"]),
+        )
+        count, frames = len(clips.goal), len(clips.frames)
+        if len(clips.start) != count + 1 or clips.start[-1] != frames or len(clips.work) != frames:
+            raise ValueError(
+                f"{count} clips, {frames} frames, {len(clips.work)} rows of work and starts up to {clips.start[-1]} "
+                "do not fit each other"
+            )
+        if not (clips.work > 0).all():
+            raise ValueError("remaining work must be > 0 everywhere; a goal that is met keeps its floor")
+        if len(clips.phrasings) != clips.work.shape[1]:
+            raise ValueError(f"sentences for {len(clips.phrasings)} goals, labels for {clips.work.shape[1]}")
+        return clips
+
+    def __len__(self) -> int:
+        return len(self.goal)
+
+    def succeeded(self) -> np.ndarray:
+        """(C,) bool: clips of a kind that meets its goal."""
+        return np.isin(self.kind, [self.kinds.index(name) for name in self.successes])
+
+    def part(self, rows: np.ndarray) -> Clips:
+        """Some of the clips."""
+        pieces = [np.arange(int(self.start[i]), int(self.start[i + 1])) for i in rows]
+        index = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+        return Clips(
+            self.frames[index],
+            np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64),
+            self.work[index],
+            self.done[index],
+            self.goal[rows],
+            self.kind[rows],
+            self.kinds,
+            self.successes,
+            self.phrasings,
+            self.held_out,
+            self.stride_s,
+        )
+
+
+@dataclass(frozen=True)
+class FrameBatch:
+    """I items of K frames of one clip under one goal, in any order, with the labels of all ordered pairs.
+
+    Attributes:
+        images: (I, K, H, W, 3) uint8.
+        ids: (I, L) int64, the sentence; length: (I,) int64.
+        share: (I, K, K) float32, c from frame a to frame b; pair_mask: (I, K, K) bool.
+        log_work: (I, K) float32, ln of the remaining work over the reference work; log_mask: (I, K) bool.
+        done: (I, K) float32; done_mask: (I, K) bool.
+    """
+
+    images: Tensor
+    ids: Tensor
+    length: Tensor
+    share: Tensor
+    pair_mask: Tensor
+    log_work: Tensor
+    log_mask: Tensor
+    done: Tensor
+    done_mask: Tensor
+
+
+class ClipSampler:
+    """Endless batches by one recipe.
+
+    All ordered pairs of an item's frames are labelled, so adjacent frames, long gaps, reversals and regressions come
+    in every batch. Brightness, colour and a small shift are drawn once for an item, pixel noise for each frame.
+
+    Args:
+        clips: to draw from.
+        labels: "work" (remaining work of the simulator, any goal) or "vlac" (by time, as published: (j - i) / (T - i),
+            cut at -1 backwards; 0 under a goal that is not the clip's; done 0 before .8 T, 1 after .95 T).
+        successes_only: draw only from clips that meet their goal.
+        other_goals: share of items under a goal that is not the clip's.
+        items: I.
+        frames: K.
+        seed: of all draws.
+
+    Raises:
+        ValueError: unknown labels; nothing to draw from; "vlac" labels with failures.
+    """
+
+    def __init__(
+        self,
+        clips: Clips,
+        *,
+        labels: str = "work",
+        successes_only: bool = False,
+        other_goals: float = 0.5,
+        items: int = 24,
+        frames: int = 4,
+        words: int = 509,
+        seed: int = 0,
+    ) -> None:
+        if labels not in ("work", "vlac"):
+            raise ValueError(f"labels is '{labels}', expected 'work' or 'vlac'")
+        if labels == "vlac" and not successes_only:
+            raise ValueError("labels=vlac count time as progress, which only holds in successes: set successes_only")
+        self.clips, self.labels, self.other_goals = clips, labels, other_goals
+        self.items, self.frames = items, frames
+        length = np.diff(clips.start)
+        allowed = (length >= 3) & (clips.succeeded() | (not successes_only))
+        self._rows = np.flatnonzero(allowed)
+        if len(self._rows) == 0:
+            raise ValueError("no clip to draw from: none of three frames or more that the recipe allows")
+        # Kinds count alike, successes as much as half of the failures together.
+        kinds = clips.kind[self._rows]
+        weight = np.zeros(len(self._rows))
+        present = np.unique(kinds)
+        good = [k for k in present if clips.kinds[k] in clips.successes]
+        for k in present:
+            share = 1.0 / (3 * len(good)) if k in good else 2.0 / (3 * (len(present) - len(good)))
+            weight[kinds == k] = share / np.sum(kinds == k)
+        self._weight = weight / weight.sum()
+        self._random = np.random.default_rng(seed)
+        self._tokens = HashedWords(words)
+        self.reference_work = float(np.median(clips.work[clips.start[:-1], clips.goal]))
+
+    def __iter__(self) -> Iterator[FrameBatch]:
+        return self
+
+    def __next__(self) -> FrameBatch:
+        random, clips, K = self._random, self.clips, self.frames
+        rows = random.choice(self._rows, size=self.items, p=self._weight)
+        images, share, pair_mask, log_work, log_mask, done, done_mask, texts = [], [], [], [], [], [], [], []
+        for row in rows:
+            first, last = int(clips.start[row]), int(clips.start[row + 1]) - 1
+            asked = int(clips.goal[row])
+            goal = self._other(asked) if random.random() < self.other_goals else asked
+            index = self._draw_frames(last - first)
+            at = first + index
+            images.append(self._augmented(clips.frames[at]))
+            texts.append(str(random.choice(clips.phrasings[goal])))
+            same = np.eye(K, dtype=bool)
+            if self.labels == "work":
+                work = clips.work[at, goal].astype(np.float64)
+                share.append(work_share(work[:, None], work[None, :]))
+                log_work.append(np.log(work / self.reference_work))
+                log_mask.append(np.ones(K, bool))
+                done.append(clips.done[at, goal])
+                done_mask.append(np.ones(K, bool))
+            else:
+                T = last - first
+                # A pair that starts at the last frame has nothing left to divide by: one frame stands in.
+                left = np.maximum(T - index[:, None], 1)
+                published = np.clip((index[None, :] - index[:, None]) / left, -1 + CLIP, 1 - CLIP)
+                share.append(np.where(same, 0.0, published) if goal == asked else np.zeros((K, K)))
+                log_work.append(np.log((T - index + 1) / (T + 1)))
+                log_mask.append(np.full(K, goal == asked))
+                done.append(index > 0.95 * T if goal == asked else np.zeros(K, bool))
+                done_mask.append((index < 0.8 * T) | (index > 0.95 * T) | (goal != asked))
+            pair_mask.append(~same)
+        ids, length = self._tokens([self._filled(text) for text in texts])
+
+        def tensor(rows: list[np.ndarray], dtype: torch.dtype) -> Tensor:
+            return torch.as_tensor(np.stack(rows)).to(dtype)
+
+        return FrameBatch(
+            torch.as_tensor(np.stack(images)),
+            torch.as_tensor(ids),
+            torch.as_tensor(length),
+            tensor(share, torch.float32),
+            tensor(pair_mask, torch.bool),
+            tensor(log_work, torch.float32),
+            tensor(log_mask, torch.bool),
+            tensor(done, torch.float32),
+            tensor(done_mask, torch.bool),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator's state."""
+        return {"random": _plain(self._random.bit_generator.state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the same draws."""
+        self._random.bit_generator.state = _unplain(state["random"])
+
+    def _other(self, asked: int) -> int:
+        goals = len(self.clips.phrasings)
+        return int((asked + self._random.integers(1, goals)) % goals)
+
+    def _draw_frames(self, last: int) -> np.ndarray:
+        """(K,) of 0..last: a group of near and far frames, else anywhere; the end often, for the sake of done."""
+        random = self._random
+        index = random.integers(0, last + 1, self.frames)
+        if random.random() < 0.6:
+            i = int(index[0])
+            gap = int(np.exp(random.uniform(0.0, np.log(max(last, 1) + 1.0))))
+            index[1 : min(3, self.frames)] = np.minimum([i + 1, i + max(gap, 1)], last)[: self.frames - 1]
+        if random.random() < 0.35:
+            index[-1] = last
+        return random.permutation(index)
+
+    def _augmented(self, frames: np.ndarray) -> np.ndarray:
+        random = self._random
+        gain = random.uniform(0.88, 1.12) * random.uniform(0.96, 1.04, 3)
+        height, width = frames.shape[1:3]
+        most = min(height, width) // 24  # pixels
+        down, right = random.integers(0, 2 * most + 1, 2)
+        x = np.pad(frames, ((0, 0), (most, most), (most, most), (0, 0)), mode="edge")
+        x = x[:, down : down + height, right : right + width]
+        x = x * gain.astype(np.float32) + random.normal(0.0, 3.0, (*x.shape[:3], 1)).astype(np.float32)
+        return np.clip(x, 0, 255).astype(np.uint8)
+
+    def _filled(self, text: str) -> str:
+        """Unknown words between the known ones, so that a new phrasing's fillers mean nothing."""
+        random = self._random
+        words = []
+        for word in text.split():
+            if random.random() < 0.12:
+                words.append(f"x{random.integers(10_000)}")
+            words.append(word)
+        return " ".join(words)
+
+
+def _plain(state: Any) -> Any:
+    """Generator states hold integers of 128 bits: as text, for checkpoints."""
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items()}
+    return f"int:{state}" if isinstance(state, int) else state
+
+
+def _unplain(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _unplain(value) for key, value in state.items()}
+    return int(state[4:]) if isinstance(state, str) and state.startswith("int:") else state

@@ -1,0 +1,331 @@
+"""Progress critics from start to end: clips on disk, training that can stop anywhere, the report."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from robot_rl.checkpoint import load_state, save_state, write_bytes, write_json
+from robot_rl.jobs.interrupt import Interrupt
+from robot_rl.types import Episode, Metrics
+
+FACTS, STATE = "facts.json", "state.pt"
+
+
+class Generator(Protocol):
+    """What makes clips, such as `TabletopClips`."""
+
+    def facts(self) -> dict[str, Any]:
+        """What the arrays mean; plain values."""
+        ...
+
+    def generate(self, kinds: list[str], seed: int) -> dict[str, np.ndarray]:
+        """One clip for each kind."""
+        ...
+
+
+class Judge(Protocol):
+    """What scores a clip, such as `policies.vla.critic.TinyCritic`."""
+
+    def trajectory(self, frames: np.ndarray, goal: str, *, stride: int = 1) -> Any:
+        """Values, deltas, done and the frames used."""
+        ...
+
+
+class CriticLearner(Protocol):
+    """What trains on clips, such as `policies.vla.critic.CriticLearner`."""
+
+    steps: int
+    done_steps: int
+
+    def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Any:
+        """Its data."""
+        ...
+
+    def sampler(self, clips: Any) -> Any:
+        """Endless batches, with `state_dict` and `load_state_dict`."""
+        ...
+
+    def update(self, batch: Any) -> Metrics:
+        """One step."""
+        ...
+
+    def calibrate(self, clips: Any) -> Any:
+        """Fit done on held-out clips."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Exact continuation."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue."""
+        ...
+
+
+def plan(count: int, shares: Mapping[str, float], seed: int) -> list[str]:
+    """Kinds of `count` clips by their shares (largest remainders), shuffled.
+
+    Raises:
+        ValueError: no positive share, or a negative one.
+    """
+    names, weight = list(shares), np.array([float(value) for value in shares.values()])
+    if len(weight) == 0 or weight.min() < 0 or weight.sum() <= 0:
+        raise ValueError(f"shares are {dict(shares)}, expected numbers >= 0 that are not all 0")
+    exact = count * weight / weight.sum()
+    whole = np.floor(exact).astype(int)
+    for i in np.argsort(whole - exact, kind="stable")[: count - whole.sum()]:
+        whole[i] += 1
+    kinds = [name for name, number in zip(names, whole) for _ in range(number)]
+    return [kinds[i] for i in np.random.default_rng(seed).permutation(len(kinds))]
+
+
+def make_clips(
+    generator: Generator,
+    folder: Path,
+    *,
+    count: int,
+    chunk: int,
+    shares: Mapping[str, float],
+    seed: int,
+    on_clips: Callable[[int], None] | None = None,
+) -> int:
+    """Write clips in files of `chunk`; files that are there already stay, so that a stopped run continues.
+
+    Args:
+        generator: makes them; file i depends on the seed and i alone.
+        folder: facts.json and clips_<i>.npz; each file appears whole or not at all.
+        count: clips in all.
+        chunk: clips in a file.
+        shares: of the kinds.
+        seed: of everything.
+        on_clips: called with the clips on disk so far.
+
+    Returns:
+        Clips on disk; fewer than `count` when interrupted.
+
+    Raises:
+        ValueError: the folder holds clips of another recipe.
+    """
+    facts = {**generator.facts(), "count": count, "chunk": chunk, "shares": dict(shares), "seed": seed}
+    path = folder / FACTS
+    if path.exists():
+        there = json.loads(path.read_text())
+        differ = sorted(key for key in facts | there if facts.get(key) != there.get(key))
+        if differ:
+            raise ValueError(f"{folder} holds clips made otherwise ({', '.join(differ)}); choose another folder")
+    write_json(path, facts)
+    kinds, made = plan(count, shares, seed), 0
+    with Interrupt() as interrupt:
+        for number in range(-(-count // chunk)):
+            part = kinds[number * chunk : (number + 1) * chunk]
+            file = folder / f"clips_{number:04d}.npz"
+            if not file.exists():
+                packed = io.BytesIO()
+                np.savez_compressed(packed, **generator.generate(part, seed * 100_003 + number))  # type: ignore[arg-type]
+                write_bytes(file, packed.getvalue())
+            made += len(part)
+            if on_clips is not None:
+                on_clips(made)
+            if interrupt.asked:
+                break
+    return made
+
+
+def load_clips(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """All clips of a folder as one set of arrays, and its facts with "hash", a digest of everything in it.
+
+    Raises:
+        FileNotFoundError: no clips there.
+        ValueError: the set is not complete yet.
+    """
+    path = folder / FACTS
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} holds no clips; make them with robot-rl critic clips out={folder}")
+    facts = json.loads(path.read_text())
+    files = sorted(folder.glob("clips_*.npz"))
+    wanted = -(-facts["count"] // facts["chunk"])
+    if len(files) != wanted:
+        raise ValueError(f"{folder} holds {len(files)} of {wanted} files; run robot-rl critic clips again to finish")
+    parts: dict[str, list[np.ndarray]] = {}
+    digest, frames = hashlib.sha256(), 0
+    for file in files:
+        with np.load(file, allow_pickle=False) as arrays:
+            for name in arrays.files:
+                value = arrays[name]
+                digest.update(value.tobytes())
+                parts.setdefault(name, []).append(value[1:] + frames if name == "start" else value)
+        frames += len(parts["frames"][-1])
+    joined = {name: np.concatenate(values) for name, values in parts.items()}
+    joined["start"] = np.concatenate([[0], joined["start"]]).astype(np.int64)
+    return joined, {**facts, "hash": digest.hexdigest()[:16]}
+
+
+def split(count: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to train on and rows kept for calibration."""
+    order = np.random.default_rng([seed, 77]).permutation(count)
+    kept = round(count * share)
+    return np.sort(order[kept:]), np.sort(order[:kept])
+
+
+def train(
+    learner: CriticLearner,
+    clips: Any,
+    folder: Path,
+    *,
+    calibration: Any,
+    save_every: int,
+    minutes: float | None,
+    log: Callable[[Metrics, int], None],
+    on_step: Callable[[int, Metrics], None] | None = None,
+    log_every: int = 50,
+) -> bool:
+    """Train until the learner's last step, an interrupt or the time limit; the state is saved in each case.
+
+    Args:
+        learner: to train.
+        clips: its data.
+        folder: of the run; a state in it is continued exactly.
+        calibration: clips kept from training.
+        save_every: updates between saved states.
+        minutes: of wall time, or None.
+        log: takes metrics (means since the last row) and the step.
+        on_step: called after each update.
+        log_every: updates between rows of metrics.
+
+    Returns:
+        Whether training is complete; then done is calibrated.
+    """
+    sampler = learner.sampler(clips)
+    state = folder / STATE
+    if state.exists():
+        saved = load_state(state)
+        learner.load_state_dict(saved["learner"])
+        sampler.load_state_dict(saved["sampler"])
+    deadline = None if minutes is None else time.monotonic() + 60.0 * minutes
+
+    def save() -> None:
+        packed = folder / f".{STATE}.part"
+        save_state(packed, {"learner": learner.state_dict(), "sampler": sampler.state_dict()})
+        packed.replace(state)
+
+    rows: list[Metrics] = []
+    with Interrupt() as interrupt:
+        while learner.done_steps < learner.steps:
+            metrics = learner.update(next(sampler))
+            rows.append(metrics)
+            if on_step is not None:
+                on_step(learner.done_steps, metrics)
+            if learner.done_steps % log_every == 0:
+                log({f"train/{key}": float(np.mean([row[key] for row in rows])) for key in metrics}, learner.done_steps)
+                rows.clear()
+            late = deadline is not None and time.monotonic() > deadline
+            if interrupt.asked or late:
+                save()
+                return False
+            if learner.done_steps % save_every == 0:
+                save()
+    learner.calibrate(calibration)
+    save()
+    return True
+
+
+def label(
+    episode: Episode,
+    judge: Judge,
+    reward: Callable[..., np.ndarray],
+    *,
+    instruction: str,
+    camera: str,
+    mode: str,
+    gamma: float,
+    stride: int,
+) -> Episode:
+    """The same episode with the critic's reward, and what it said as further columns.
+
+    Columns (T,): "critic_progress" and "critic_done" after each step, "critic_reward_<mode>", and "env_reward", what
+    the log held before. Between the frames that the critic looked at (every `stride`-th), progress is held and the
+    reward is 0.
+
+    Args:
+        episode: with pictures "image.<camera>".
+        judge: with `trajectory`.
+        reward: such as `policies.reward.critic_reward.progress_reward`.
+        instruction: the sentence.
+        camera: which pictures.
+        mode: of the reward.
+        gamma: per control step.
+        stride: control steps between looks.
+
+    Raises:
+        ValueError: no such pictures; columns of these names are there already.
+    """
+    key, steps = f"image.{camera}", len(episode.reward)
+    if key not in episode.obs:
+        pictures = [name for name in episode.obs if name.startswith("image.")]
+        raise ValueError(f"the log holds no '{key}'; it holds {pictures or 'no pictures'}")
+    columns = dict(episode.meta.get("columns", {}))
+    name = f"critic_reward_{mode}"
+    if name in columns:
+        raise ValueError(f"the log has a column '{name}' already; labels are never written over")
+    path = judge.trajectory(episode.obs[key], instruction, stride=stride)
+    index = path.index
+    gained = reward(
+        path.values, path.deltas, mode=mode, gamma=gamma, steps=np.diff(index), terminated=bool(episode.terminated)
+    )
+    spread = np.zeros(steps, np.float32)
+    spread[index[1:] - 1] = gained
+    seen = np.searchsorted(index, np.arange(1, steps + 1), side="right") - 1
+    columns.update(
+        critic_progress=path.values[seen].astype(np.float32),
+        critic_done=path.done[seen].astype(np.float32),
+        env_reward=columns.get("env_reward", episode.reward),
+    )
+    columns[name] = spread
+    meta = {**episode.meta, "columns": columns, "instruction": instruction}
+    return replace(episode, reward=spread, meta=meta)
+
+
+def plot_clip(path: Path, frames: np.ndarray, lines: Mapping[str, np.ndarray], done: Mapping[str, np.ndarray]) -> None:
+    """Write a PNG: pictures of the clip, values over its frames (dashed: truth), P(done) below.
+
+    Args:
+        path: file.
+        frames: (T + 1, H, W, 3) uint8.
+        lines: label -> (T + 1,) values; labels that end in "truth" are dashed.
+        done: label -> (T + 1,) probabilities.
+    """
+    from robot_rl.extras import require
+
+    require("matplotlib", extra="report")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(3, 1, height_ratios=[1, 2.4, 1])
+    shown = np.linspace(0, len(frames) - 1, min(10, len(frames))).astype(int)
+    axes[0].imshow(np.concatenate(list(frames[shown]), axis=1))
+    axes[0].set_axis_off()
+    for axis, rows, label in ((axes[1], lines, "progress"), (axes[2], done, "P(done)")):
+        for i, (name, values) in enumerate(rows.items()):
+            truth = name.endswith("truth")
+            # a truth has the colour of the line before it
+            colour = f"C{sum(not key.endswith('truth') for key in list(rows)[: i + 1]) - 1}"
+            axis.plot(values, "--" if truth else "-", color=colour, label=name, alpha=0.6 if truth else 1.0)
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+    axes[1].legend(fontsize=8)
+    axes[2].set_xlabel("frame")
+    axes[2].set_ylim(-0.05, 1.05)
+    packed = io.BytesIO()
+    figure.savefig(packed, format="png", dpi=110)
+    write_bytes(path, packed.getvalue())

@@ -1,0 +1,232 @@
+"""The verb critic: clips, train, eval, label."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hydra.utils import get_method, get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl.verbs.build import Refused, choice, run_folder, table, threads
+
+
+def critic(cfg: DictConfig) -> None:
+    """Dispatch on `what`."""
+    parts = {"clips": _clips, "train": _train, "eval": _eval, "label": _label}
+    if cfg.what not in parts:
+        raise Refused(f"there is no 'critic {cfg.what}'; choose {', '.join(parts)}")
+    threads(cfg)
+    parts[cfg.what](cfg)
+
+
+def _need(cfg: DictConfig, **keys: str) -> None:
+    for key, what in keys.items():
+        if cfg.get(key) is None:
+            raise Refused(f"critic {cfg.what} needs {key}=<{what}>")
+
+
+def _clips(cfg: DictConfig) -> None:
+    from tqdm import tqdm
+
+    from robot_rl.jobs import critic as job
+
+    _need(cfg, out="folder to write")
+    shares: Any = OmegaConf.to_container(cfg.shares)
+    with tqdm(total=cfg.count, unit="clip", file=sys.stderr, dynamic_ncols=True) as bar:
+
+        def show(done: int) -> None:
+            bar.update(done - bar.n)
+
+        made = job.make_clips(
+            instantiate(cfg.clips),
+            Path(cfg.out),
+            count=cfg.count,
+            chunk=cfg.chunk,
+            shares=shares,
+            seed=cfg.seed,
+            on_clips=show,
+        )
+    if made < cfg.count:
+        raise Refused(f"stopped after {made} of {cfg.count} clips; the same command continues")
+    arrays, facts = job.load_clips(Path(cfg.out))
+    kinds = np.bincount(arrays["kind"], minlength=len(facts["kinds"]))
+    table(
+        {
+            "folder": str(cfg.out),
+            "clips": len(arrays["goal"]),
+            "frames": len(arrays["frames"]),
+            "hash": facts["hash"],
+            **{f"  {name}": int(number) for name, number in zip(facts["kinds"], kinds)},
+        }
+    )
+
+
+def _train(cfg: DictConfig) -> None:
+    from tqdm import tqdm
+
+    from robot_rl.checkpoint import write_bytes, write_json
+    from robot_rl.jobs import critic as job
+    from robot_rl.track import Jsonl
+
+    if cfg.path is not None:
+        folder = Path(cfg.path)
+        if not (folder / "config.yaml").exists():
+            raise Refused(f"{folder} is no run of robot-rl critic train: it has no config.yaml")
+        kept: Any = OmegaConf.load(folder / "config.yaml")
+        cfg = OmegaConf.merge(kept, {"minutes": cfg.minutes, "path": str(folder)})  # type: ignore[assignment]
+    else:
+        _need(cfg, data="folder of clips")
+        folder = run_folder(cfg, "critic", f"{choice('critic')}_{cfg.seed}")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / "config.yaml", OmegaConf.to_yaml(cfg).encode())
+    arrays, facts = job.load_clips(Path(cfg.data))
+    learner = instantiate(cfg.critic, seed=cfg.seed, device=cfg.device)
+    clips = learner.clips(arrays, facts)
+    rows, kept_rows = job.split(len(clips), cfg.calibration, cfg.seed)
+    log = Jsonl(folder)
+    with tqdm(total=learner.steps, unit="update", file=sys.stderr, dynamic_ncols=True) as bar:
+
+        def show(step: int, metrics: dict[str, float]) -> None:
+            bar.update(step - bar.n)
+            if step % 50 == 0:
+                bar.set_postfix(pair_mae=f"{metrics['pair_mae']:.3f}", done=f"{metrics['done_accuracy']:.3f}")
+
+        complete = job.train(
+            learner,
+            clips.part(rows),
+            folder,
+            calibration=clips.part(kept_rows),
+            save_every=cfg.save_every,
+            minutes=cfg.minutes,
+            log=log.log,
+            on_step=show,
+        )
+    log.close()
+    if not complete:
+        print(
+            f"stopped at update {learner.done_steps} of {learner.steps}; robot-rl critic train path={folder} continues"
+        )
+        return
+    write_json(folder / "train.json", {"clips": str(cfg.data), "hash": facts["hash"], "trained_on": len(rows)})
+    table({"run": str(folder), "updates": learner.done_steps, "calibrated on": f"{len(kept_rows)} clips"})
+
+
+def _eval(cfg: DictConfig) -> None:
+    from tqdm import tqdm
+
+    from robot_rl.checkpoint import write_json
+    from robot_rl.jobs import critic as job
+
+    _need(cfg, path="run of critic train", data="folder of clips")
+    learner, run = _load(cfg)
+    arrays, facts = job.load_clips(Path(cfg.data))
+    if (run.get("data") is not None) and facts["hash"] == _trained_hash(Path(cfg.path)):
+        raise Refused(f"{cfg.data} is what this critic was trained on; make others: robot-rl critic clips seed=1 out=…")
+    clips = learner.clips(arrays, facts)
+    with tqdm(total=len(clips), unit="clip", file=sys.stderr, dynamic_ncols=True) as bar:
+        report = learner.evaluate(clips, phrasing=cfg.phrasing, on_clip=lambda done: bar.update(done - bar.n))
+    report["hash"] = facts["hash"]
+    folder = Path(cfg.path)
+    write_json(folder / f"report_{cfg.phrasing}.json", report)
+    rows = get_method("robot_rl.policies.vla.critic_report.lines")(report)
+    width = max(len(row[0]) for row in rows)
+    for what, measured, wanted in rows:
+        print(f"  {what:<{width}}  {measured:<22}  {wanted}")
+    picture = folder / "clip.png"
+    _plot(learner, clips, picture)
+    table({"numbers": str(folder / f"report_{cfg.phrasing}.json"), "plot": str(picture)})
+
+
+def _label(cfg: DictConfig) -> None:
+    from tqdm import tqdm
+
+    from robot_rl.data import formats, recorder
+    from robot_rl.jobs import critic as job
+
+    _need(cfg, path="run of critic train", data="log with pictures", out="log to write")
+    out = Path(cfg.out)
+    if out.exists():
+        raise Refused(f"{out} exists already; choose another name (nothing is overwritten)")
+    reward = get_method("robot_rl.policies.reward.critic_reward.progress_reward")
+    caveat = get_object("robot_rl.policies.reward.critic_reward.CAVEATS").get(cfg.mode)
+    if caveat:
+        print(f"  warning: mode={cfg.mode}: {caveat}", file=sys.stderr)
+    learner, _ = _load(cfg)
+    judge, logs = learner.critic(), formats.load(cfg.data)
+    ends, truths = [], []
+    with recorder.Recorder(out) as writer, tqdm(logs.episodes, unit="episode", file=sys.stderr) as bar:
+        for episode in bar:
+            text = cfg.instruction or episode.meta.get("instruction")
+            if not text:
+                raise Refused("the log names no instruction; add instruction='<sentence>'")
+            labelled = job.label(
+                episode,
+                judge,
+                reward,
+                instruction=str(text),
+                camera=str(cfg.camera),
+                mode=str(cfg.mode),
+                gamma=float(cfg.gamma),
+                stride=int(cfg.stride),
+            )
+            writer.append(labelled)
+            columns = labelled.meta["columns"]
+            ends.append((float(columns["critic_progress"][-1]), float(columns["critic_done"][-1])))
+            if "success" in episode.meta:
+                truths.append(bool(episode.meta["success"]))
+    progress, done = np.array(ends).T
+    rows: dict[str, Any] = {
+        "log": str(out),
+        "episodes": len(ends),
+        "mean end progress": float(progress.mean()),
+        "called done": float((done > 0.5).mean()),
+    }
+    if len(truths) == len(ends):
+        rows["truly successful"] = float(np.mean(truths))
+        rows["agreement"] = float(np.mean((done > 0.5) == np.array(truths)))
+    table(rows)
+
+
+def _load(cfg: DictConfig) -> tuple[Any, Any]:
+    from robot_rl.checkpoint import load_state
+    from robot_rl.jobs import critic as job
+
+    folder = Path(cfg.path)
+    if not (folder / job.STATE).exists():
+        raise Refused(f"{folder} holds no {job.STATE}; give path=<run folder of critic train>")
+    run: Any = OmegaConf.load(folder / "config.yaml")
+    learner = instantiate(run.critic, seed=run.seed, device=cfg.device)
+    learner.load_state_dict(load_state(folder / job.STATE, device=cfg.device)["learner"])
+    if learner.done_steps < learner.steps:
+        print(f"  note: trained for {learner.done_steps} of {learner.steps} updates; done is not calibrated")
+    return learner, run
+
+
+def _trained_hash(folder: Path) -> str:
+    import json
+
+    path = folder / "train.json"
+    return json.loads(path.read_text())["hash"] if path.exists() else ""
+
+
+def _plot(learner: Any, clips: Any, path: Path) -> None:
+    """A success under its own goal, under another block's and another plate's, against the truth."""
+    from robot_rl.jobs.critic import plot_clip
+
+    judge = learner.critic()
+    row = int(np.flatnonzero(clips.succeeded())[0])
+    part = slice(int(clips.start[row]), int(clips.start[row + 1]))
+    asked, goals = int(clips.goal[row]), len(clips.held_out)
+    lines, done = {}, {}
+    for goal in (asked, asked ^ 1, (asked + 2) % goals):
+        text = clips.held_out[goal][0]
+        path_of = judge.trajectory(clips.frames[part], text)
+        name = f"{'asked: ' if goal == asked else ''}{text}"
+        lines[name] = path_of.values
+        work = clips.work[part][:, goal].astype(np.float64)
+        lines[f"{name}, truth"] = np.maximum(1.0 - work / work[0], -1.0)
+        done[name] = path_of.done
+    plot_clip(path, clips.frames[part], lines, done)

@@ -1,0 +1,44 @@
+"""Sentences for the goals of the tabletop world: templates to train on, and phrasings that training never uses."""
+
+from __future__ import annotations
+
+from robot_rl.sim.worlds.tabletop import BLOCKS, GOALS, PLATES
+
+_TRAIN = (
+    "put the {block} {noun} on the {plate} plate",
+    "place the {block} {noun} on the {plate} plate",
+    "move the {block} {noun} to the {plate} plate",
+    "take the {block} {noun} and put it on the {plate} plate",
+    "the {block} {noun} goes on the {plate} plate",
+    "on the {plate} plate, put the {block} {noun}",
+)
+_HELD_OUT = (
+    "could you set the {block} {noun} down upon the {plate} dish",
+    "please bring that {block} {noun} over to the {plate} dish",
+    "i want the {block} {noun} to end up on the {plate} one",
+    "transfer the {noun} that is {block} onto the plate that is {plate}",
+    "the {plate} plate should hold the {block} {noun}",
+)
+_NOUNS = {"train": ("block", "cube"), "held_out": ("block",)}
+
+
+def phrasings(split: str = "train") -> list[list[str]]:
+    """Every sentence for every goal.
+
+    Args:
+        split: "train" (12 for each goal) or "held_out" (5 for each goal, 30 in all: other verbs, word orders and
+            fillers; the words for colours are the same, since nothing teaches a small model others).
+
+    Returns:
+        One list for each row of `GOALS`.
+
+    Raises:
+        ValueError: unknown split.
+    """
+    if split not in _NOUNS:
+        raise ValueError(f"split is '{split}', expected 'train' or 'held_out'")
+    templates = _TRAIN if split == "train" else _HELD_OUT
+    return [
+        [text.format(block=BLOCKS[i], plate=PLATES[j], noun=noun) for text in templates for noun in _NOUNS[split]]
+        for i, j in GOALS
+    ]

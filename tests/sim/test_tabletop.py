@@ -1,0 +1,184 @@
+"""Tabletop: the contract, what counts as met, remaining work by hand, sentences, and clips that show what they name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.sim.check import check
+from robot_rl.sim.mujoco_env import make
+from robot_rl.sim.worlds.tabletop import BLOCKS, GOALS, PLATES, WORK_MIN, Tabletop
+from robot_rl.sim.worlds.tabletop_clips import KINDS, TabletopClips
+from robot_rl.sim.worlds.tabletop_text import phrasings
+
+
+def test_tabletop_passes_the_check() -> None:
+    env = make(4, 0, world=Tabletop(seconds=2.0), num_threads=1)
+    findings = check(env, steps=60)
+    env.close()
+    assert not findings, "\n".join(findings)
+
+
+def test_tabletop_expert_meets_every_goal_and_work_never_grows() -> None:
+    world = Tabletop()
+    env = make(36, 0, world=world, num_threads=1)
+    obs, _ = env.reset(seed=0)
+    view: Any = env._view
+    view.task["goal"][...] = np.arange(36) % 6
+    obs["state"][:, 20:] = world.one_hot(view.task["goal"])
+    work, info = [], {}
+    for _ in range(45):
+        obs, _, _, _, info = env.step(env.expert(obs))
+        work.append(world.remaining(view)[np.arange(36), view.task["goal"]])
+    assert info["success"].all()
+    assert np.diff(work, axis=0).max() < 0.01  # m
+    np.testing.assert_allclose(work[-1], WORK_MIN)
+    others = world.satisfied(view)
+    assert others.sum() == 36  # each met its own goal and no other
+    env.close()
+
+
+def test_tabletop_random_actions_meet_nothing() -> None:
+    env = make(16, 1, world=Tabletop(), num_threads=1)
+    env.reset(seed=1)
+    random = np.random.default_rng(0)
+    met = [env.step(random.uniform(-1, 1, (16, 4)).astype(np.float32))[4]["success"] for _ in range(79)]
+    assert np.mean(met) < 0.02
+    env.close()
+
+
+def placed() -> tuple[Any, Any, Any]:
+    """One environment with the red block at the origin, the yellow plate 30 cm to the right, open fingers far above."""
+    env = make(1, 0, world=Tabletop(), num_threads=1)
+    env.reset(seed=0)
+    view: Any = env._view
+    view.qpos[0, :5] = (0.0, 0.0, 0.12, 0.04, 0.04)
+    for i, y in enumerate((0.0, 0.1, -0.1)):
+        view.qpos[0, 5 + 7 * i : 8 + 7 * i] = (0.0, y, 0.02)
+    view.task["plate_yellow"][0] = (0.3, 0.0, 0.002)
+    view.task["plate_purple"][0] = (-0.3, 0.0, 0.002)
+    return env, view, env.world
+
+
+def test_tabletop_remaining_work_by_hand() -> None:
+    env, view, world = placed()
+    # red on yellow: down to it .1, grasp .05, across .3, up .08, down .08, release .03
+    assert world.remaining(view)[0, 0] == pytest.approx(0.64)
+    # green on yellow: to it sqrt(.1^2 + .1^2), across sqrt(.3^2 + .1^2), the rest alike
+    assert world.remaining(view)[0, 2] == pytest.approx(np.hypot(0.1, 0.1) + np.hypot(0.3, 0.1) + 0.24)
+    # red in the hand, 5 cm up: neither way nor grasp; 3 cm more to climb. Green: red has to be let go first.
+    view.qpos[0, :5] = (0.0, 0.0, 0.07, 0.02, 0.02)
+    view.qpos[0, 7] = 0.07
+    assert world.remaining(view)[0, 0] == pytest.approx(0.3 + 0.03 + 0.08 + 0.03)
+    far = np.sqrt(0.1**2 + 0.05**2)
+    assert world.remaining(view)[0, 2] == pytest.approx(far + 0.05 + 0.03 + np.hypot(0.3, 0.1) + 0.19)
+    # lying on the plate but still held: only the release is left
+    view.qpos[0, :3] = view.qpos[0, 5:8] = (0.3, 0.0, 0.02)
+    assert world.remaining(view)[0, 0] == pytest.approx(0.03)
+    assert not world.satisfied(view).any()
+    view.qpos[0, 3:5] = 0.04
+    assert world.satisfied(view)[0].tolist() == [True] + [False] * 5
+    assert world.remaining(view)[0, 0] == pytest.approx(WORK_MIN)
+    env.close()
+
+
+def test_tabletop_block_in_the_air_or_beside_the_plate_is_not_there() -> None:
+    env, view, world = placed()
+    view.qpos[0, 5:8] = (0.3, 0.0, 0.05)
+    assert not world.satisfied(view)[0, 0]
+    view.qpos[0, 5:8] = (0.3, 0.036, 0.02)
+    assert not world.satisfied(view)[0, 0]
+    view.qpos[0, 5:8] = (0.3, 0.034, 0.02)
+    assert world.satisfied(view)[0, 0]
+    env.close()
+
+
+def test_tabletop_start_meets_no_goal_and_nothing_overlaps() -> None:
+    world = Tabletop()
+    env = make(200, 3, world=world, num_threads=1)
+    env.reset(seed=3)
+    view: Any = env._view
+    assert not world.satisfied(view).any()
+    spots = [view.qpos[:, 5 + 7 * i : 7 + 7 * i] for i in range(3)]
+    spots += [view.task[f"plate_{name}"][:, :2] for name in PLATES]
+    for i in range(5):
+        for j in range(i):
+            assert np.linalg.norm(spots[i] - spots[j], axis=1).min() > 0.085
+    assert set(np.unique(view.task["goal"])) == set(range(6))
+    env.close()
+
+
+def test_tabletop_work_reward_is_minus_the_remaining_work() -> None:
+    world = Tabletop(reward="work")
+    env = make(3, 0, world=world, num_threads=1)
+    obs, _ = env.reset(seed=0)
+    _, reward, *_ = env.step(env.expert(obs))
+    view: Any = env._view
+    work = world.remaining(view)[np.arange(3), view.task["goal"]]
+    np.testing.assert_allclose(reward, -work, rtol=1e-5)
+    env.close()
+    with pytest.raises(ValueError, match="reward is 'dense'"):
+        Tabletop(reward="dense")
+    with pytest.raises(ValueError, match="control_hz"):
+        Tabletop(control_hz=15.0)
+
+
+def test_tabletop_sentences_name_their_goal_and_held_out_ones_are_new() -> None:
+    train, held_out = phrasings("train"), phrasings("held_out")
+    for texts in (train, held_out):
+        for (block, plate), sentences in zip(GOALS, texts):
+            for text in sentences:
+                assert [name for name in BLOCKS if name in text.split()] == [BLOCKS[block]]
+                assert [name for name in PLATES if name in text.split()] == [PLATES[plate]]
+    known = {text for sentences in train for text in sentences}
+    assert not known & {text for sentences in held_out for text in sentences}
+    assert sum(len(sentences) for sentences in held_out) == 30
+    with pytest.raises(ValueError, match="split is"):
+        phrasings("test")
+
+
+@pytest.fixture(scope="module")
+def clips() -> dict[str, np.ndarray]:
+    return TabletopClips(size=(16, 16)).generate([kind for kind in KINDS for _ in range(4)], 11)
+
+
+def test_clips_end_as_their_kind_says(clips: dict[str, np.ndarray]) -> None:
+    for c, (goal, number) in enumerate(zip(clips["goal"], clips["kind"])):
+        kind, part = KINDS[number], slice(clips["start"][c], clips["start"][c + 1])
+        done, work = clips["done"][part], clips["work"][part]
+        block, plate = GOALS[goal]
+        assert done[-1, goal] == (kind in ("success", "pause")), kind
+        assert not done[0].any()
+        if kind == "wrong_object":
+            assert GOALS[int(np.argmax(done[-1]))][0] != block
+            assert done[-1].any()
+        if kind == "wrong_place":
+            assert done[-1, GOALS.index((block, 1 - plate))]
+        if kind == "undo":
+            assert done[:, goal].any()
+            assert done[-1, GOALS.index((block, 1 - plate))]
+        if kind in ("drop", "stall", "miss", "regress"):
+            assert not done[-1].any(), kind
+        if kind == "regress":
+            assert work[-1, goal] > work[:, goal].min() + 0.02
+        if kind == "stall":
+            assert np.ptp(work[-3:, goal]) < 0.02
+
+
+def test_clips_pictures_change_and_repeat_with_the_seed(clips: dict[str, np.ndarray]) -> None:
+    assert len(clips["frames"]) == clips["start"][-1] == len(clips["work"]) == len(clips["done"])
+    assert clips["frames"].dtype == np.uint8
+    moved = np.abs(np.diff(clips["frames"][: clips["start"][1]].astype(int), axis=0)).max(axis=(1, 2, 3))
+    assert (moved[:4] > 10).all()
+    again = TabletopClips(size=(16, 16)).generate([kind for kind in KINDS for _ in range(4)], 11)
+    for name, value in clips.items():
+        np.testing.assert_array_equal(value, again[name], err_msg=name)
+
+
+def test_clips_refuse_unknown_kinds_and_cameras() -> None:
+    with pytest.raises(ValueError, match="explode"):
+        TabletopClips().generate(["explode"], 0)
+    with pytest.raises(ValueError, match="camera is 'side'"):
+        TabletopClips(camera="side")
