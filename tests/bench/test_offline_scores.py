@@ -40,6 +40,7 @@ def test_unknown_names_and_a_missing_zoo_are_explained(tmp_path: Path) -> None:
 
 
 def test_published_settings_name_known_sets() -> None:
-    known = {f"{env}-{level}" for env in ("halfcheetah", "hopper", "walker2d") for level in ("medium-expert", "medium-replay")}
+    levels = ("medium-expert", "medium-replay")
+    known = {f"{env}-{level}" for env in ("halfcheetah", "hopper", "walker2d") for level in levels}
     for method in METHODS.values():
         assert set(method.per_set) in (set(), known)
