@@ -88,8 +88,10 @@ def trial(
         while time.monotonic() < until:
             executor.spin_once(timeout_sec=max(until - time.monotonic(), 0.0))
 
+    clients: dict[str, Any] = {}  # kept: every new one costs every process of the graph memory for good
+
     def call(name: str, kind: Any, request: Any) -> Any:
-        client = node.create_client(kind, name)
+        client = clients.get(name) or clients.setdefault(name, node.create_client(kind, name))
         end = time.monotonic() + 10.0
         while not client.service_is_ready() and time.monotonic() < end:
             spin(time.monotonic() + 0.1)
