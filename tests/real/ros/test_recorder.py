@@ -47,10 +47,24 @@ class Recorder:
         self.clients = {
             name: station.node.create_client(Trigger, f"{self.name}/{name}") for name in ("start", "stop", "discard")
         }
+        self.met = False
+
+    def meet(self):
+        """A new process is ready to us before we are to it, and answers to nobody: ask what changes nothing."""
+        end = time.monotonic() + 60.0
+        client = self.clients["discard"]
+        while not self.met:
+            assert time.monotonic() < end, f"{self.name} never answered"
+            future = client.call_async(Trigger.Request())
+            try:
+                self.met = wait(future.done, 3.0)
+            except AssertionError:
+                client.remove_pending_request(future)
 
     def ask(self, name):
         client = self.clients[name]
-        wait(client.service_is_ready, 60.0, f"service {name}")
+        wait(lambda: all(item.service_is_ready() for item in self.clients.values()), 60.0, f"service {name}")
+        self.meet()
         future = client.call_async(Trigger.Request())
         wait(future.done, 15.0, f"answer of {name}")
         return future.result()
