@@ -87,7 +87,7 @@ def experts(tmp_path):
     return params
 
 
-@pytest.mark.parametrize("minutes", [0.25, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("minutes", [1.0, pytest.param(60.0, marks=[pytest.mark.slow, pytest.mark.timeout(4500)])])
 def test_43_soak_memory_and_pace_are_flat_and_ctrl_c_brakes_and_leaves_nobody(tmp_path, experts, minutes, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{HERE}")
     found = soak(minutes, str(tmp_path), task_seconds=3.0, record_seconds=6.0, options=(f"params_file={experts}",))
