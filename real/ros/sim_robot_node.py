@@ -160,7 +160,11 @@ class SimRobotNode(Node):
     def _make_feed(self, spec: RobotSpec) -> CameraFeed | None:
         if not spec.cameras or not self._camera_rate or not self.plant.cameras:
             return None
-        return CameraFeed(
+        if self._inject["camera"] not in FAULTS:
+            raise ValueError(
+                f"inject.camera is {self._inject['camera']!r}, expected one of {', '.join(map(repr, FAULTS))}"
+            )
+        feed = CameraFeed(
             self,
             spec.cameras,
             self.plant,
@@ -173,6 +177,8 @@ class SimRobotNode(Node):
             noise=self._grain,
             seed=self._seed,
         )
+        feed.fault = self._inject["camera"]
+        return feed
 
     def wind_down(self) -> None:
         """Stop the physics."""

@@ -87,6 +87,19 @@ def test_an_unknown_camera_fault_is_refused(seeing) -> None:
     assert "garbage" in seeing.set("sim_robot", inject__camera="upside down")[0]
 
 
+def test_an_unknown_camera_fault_at_the_start_is_one_line(seeing, processes) -> None:
+    refused = processes.start(
+        "sim_robot_node",
+        "world:=reach",
+        "inject.camera:=upside",
+        spec="seeing.yaml",
+        key="refused",
+        args=("-r", "__ns:=/alone"),
+    )
+    assert refused.wait(60.0) == 2
+    assert "inject.camera is 'upside', expected one of '', 'silent', 'repeat', 'garbage'" in processes.log("refused")
+
+
 def test_raw_and_compressed_pictures_show_the_same_world(seeing) -> None:
     shots: dict[str, list] = {"front": [], "wrist": []}
     weak = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
