@@ -176,6 +176,19 @@ def split(count: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(order[kept:]), np.sort(order[:kept])
 
 
+def check_calibration(clips: Any) -> None:
+    """Say before a long training what would stop it at its end.
+
+    Raises:
+        ValueError: no success among the clips kept for calibration.
+    """
+    if not clips.succeeded().any():
+        raise ValueError(
+            f"none of the {len(clips)} clips kept for calibration is a success, so done could not be calibrated in the end; "
+            "make more clips (robot-rl critic clips count=480) or keep a larger share (calibration=0.3)"
+        )
+
+
 def train(
     learner: CriticLearner,
     clips: Any,
@@ -203,7 +216,11 @@ def train(
 
     Returns:
         Whether training is complete; then done is calibrated.
+
+    Raises:
+        ValueError: no success among the clips kept for calibration; said before the first update.
     """
+    check_calibration(calibration)
     sampler = learner.sampler(clips)
     state = folder / STATE
     if state.exists():
@@ -233,6 +250,7 @@ def train(
                 return False
             if learner.done_steps % save_every == 0:
                 save()
+    save()  # whatever the calibration finds, the updates are not lost
     learner.calibrate(calibration)
     save()
     return True

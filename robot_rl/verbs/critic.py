@@ -83,10 +83,11 @@ def _train(cfg: DictConfig) -> None:
     arrays, facts = job.load_clips(Path(cfg.data))
     learner = instantiate(cfg.critic, seed=cfg.seed, device=cfg.device)
     clips = learner.clips(arrays, facts)
+    rows, kept_rows = job.split(len(clips), cfg.calibration, cfg.seed)
+    job.check_calibration(clips.part(kept_rows))
     if cfg.path is None:  # only now: data that cannot be used leaves no run behind
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "config.yaml", OmegaConf.to_yaml(cfg).encode())
-    rows, kept_rows = job.split(len(clips), cfg.calibration, cfg.seed)
     log = Jsonl(folder)
     with tqdm(total=learner.steps, unit="update", file=sys.stderr, dynamic_ncols=True) as bar:
 

@@ -237,6 +237,14 @@ def test_training_resumes_exactly(tmp_path: Path) -> None:
         torch.testing.assert_close(value, rows["parts"][key], atol=0, rtol=0, msg=key)
 
 
+def test_training_that_could_not_be_calibrated_is_refused_before_its_first_update(tmp_path: Path) -> None:
+    data, made = clips(), learner(steps=6)
+    failures = data.part(np.flatnonzero(~data.succeeded()))
+    with pytest.raises(ValueError, match=r"none of the \d+ clips kept for calibration is a success"):
+        job.train(made, data, tmp_path, calibration=failures, save_every=1, minutes=None, log=lambda m, s: None)
+    assert made.done_steps == 0
+
+
 def test_clips_on_disk_continue_where_they_stopped(tmp_path: Path) -> None:
     shares = {"success": 2, "stop": 1}
     job.make_clips(Line(), tmp_path / "a", count=10, chunk=4, shares=shares, seed=5)
