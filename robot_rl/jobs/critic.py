@@ -184,8 +184,8 @@ def check_calibration(clips: Any) -> None:
     """
     if not clips.succeeded().any():
         raise ValueError(
-            f"none of the {len(clips)} clips kept for calibration is a success, so done could not be calibrated in the end; "
-            "make more clips (robot-rl critic clips count=480) or keep a larger share (calibration=0.3)"
+            f"none of the {len(clips)} clips kept for calibration is a success, so done could not be calibrated in the "
+            "end; make more clips (robot-rl critic clips count=480) or keep a larger share (calibration=0.3)"
         )
 
 
