@@ -142,6 +142,7 @@ def run(
     every: int = 100,
     picture: str | None = None,
     task: str = "bowl",
+    seed: int = 0,
     seeds: int = 1,
 ) -> dict[str, Any]:
     """Train each case and compare what its critics promise with what its policy achieves.
@@ -152,6 +153,7 @@ def run(
         every: updates between measurements.
         picture: PNG file to draw, or None.
         task: name in `TASKS`.
+        seed: of the first run of every case.
         seeds: runs of every case.
 
     Returns:
@@ -168,10 +170,10 @@ def run(
     kind = importlib.import_module("robot_rl.policies.offline.ravl").Ravl
     io = IOSpec({"state": ((2,), "float32")}, ("x", "y"), (-1.0, -1.0), (1.0, 1.0), ("1", "1"), 10.0)
     rows: list[dict[str, Any]] = []
-    for case, seed in itertools.product(given.cases, range(seeds)):
+    for case, number in itertools.product(given.cases, range(seed, seed + seeds)):
         learner = kind(
             io,
-            seed=seed,
+            seed=number,
             critics=case.critics,
             eta=case.eta,
             gamma=given.gamma,
@@ -195,7 +197,7 @@ def run(
             if (i + 1) % every == 0:
                 promised = metrics["train/target"]
                 got, per_step, inside = given.achieved(learner.policy, 30 if task == "bowl" else 50)
-                row: dict[str, Any] = {"case": case.name, "seed": seed, "updates": i + 1}
+                row: dict[str, Any] = {"case": case.name, "seed": number, "updates": i + 1}
                 row |= {"promised": promised, "achieved": got, "gap": promised - got}
                 if task != "bowl":
                     row["reward_per_step"] = per_step
@@ -234,9 +236,9 @@ def _draw_steps(rows: list[dict[str, Any]], path: str, task: Task) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
     for colour, case in enumerate(task.cases):
         own = [row for row in rows if row["case"] == case.name]
-        for seed in sorted({row["seed"] for row in own}):
+        for i, seed in enumerate(sorted({row["seed"] for row in own})):
             line = [row for row in own if row["seed"] == seed]
-            label = case.name if seed == 0 else None
+            label = None if i else case.name
             for axis, key in zip(axes, ("promised", "reward_per_step")):
                 axis.plot([r["updates"] for r in line], [r[key] for r in line], f"C{colour}", label=label)
     for axis, best, title in zip(
