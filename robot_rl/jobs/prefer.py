@@ -163,6 +163,7 @@ class PreferJob:
         width = [self.store.io.obs["state"][0][0], self.store.io.action_dim]
         answers, model = Answers([], [], []), self._make(*width)
         given = s.labels not in ("return", "ask")
+        train = test = np.zeros(0, int)
         rounds = 1 if given or s.rule == "uniform" else s.rounds
         if given:
             answers = read_answers(Path(s.labels), self.store, s.length)
