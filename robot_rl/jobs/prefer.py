@@ -17,6 +17,7 @@ from tqdm import tqdm
 from robot_rl.checkpoint import save_state, write_bytes, write_json
 from robot_rl.data import d4rl
 from robot_rl.data.store import Store
+from robot_rl.extras import require
 from robot_rl.jobs.logs import open_log
 
 Piece = tuple[int, int]
@@ -227,6 +228,7 @@ class PreferJob:
         shown = "".join(
             f"\n{name}: {self._describe(piece)}\n" for name, piece in (("first", first), ("second", second))
         )
+        shown += self._draw_curves(first, second)
         while True:
             try:
                 said = self._ask(f"{shown}{_PROMPT}").strip().lower()
@@ -234,6 +236,24 @@ class PreferJob:
                 return None
             if said in ("q", "1", "2", "0"):
                 return {"q": None, "1": 0, "2": 1, "0": TIE}[said]
+
+    def _draw_curves(self, first: Piece, second: Piece) -> str:
+        """States and actions of both pieces as pair.png; a line that says so, or nothing without matplotlib."""
+        try:
+            require("matplotlib", extra="report").use("Agg")
+            plt = require("matplotlib.pyplot", extra="report")
+        except ImportError:
+            return ""
+        figure, axes = plt.subplots(2, 2, figsize=(9, 5), sharex=True, sharey="row")
+        for column, (name, piece) in enumerate((("first", first), ("second", second))):
+            for axis, label, rows in zip(axes[:, column], ("state", "action"), self._rows(piece)):
+                axis.plot(rows)
+                axis.set_ylabel(label)
+            axes[0, column].set_title(f"{name}: episode {piece[0]} from step {piece[1]}", fontsize=9)
+        figure.tight_layout()
+        figure.savefig(self._folder / "pair.png", dpi=80)
+        plt.close(figure)
+        return f"\ncurves of both: {self._folder / 'pair.png'}\n"
 
     def _describe(self, piece: Piece) -> str:
         state, action = self._rows(piece)

@@ -90,6 +90,7 @@ def test_a_person_answers_and_stops(log, tmp_path):
     assert rows == [0, 1, -1] * 5
     assert "episode" in shown[0]
     assert "steps" in shown[0]
+    assert (tmp_path / "a/pair.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(
