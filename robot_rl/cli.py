@@ -18,6 +18,7 @@ from robot_rl.verbs.critic import critic
 from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
 from robot_rl.verbs.learn import classify, hil, offline, train
 from robot_rl.verbs.logs import data, positional, session
+from robot_rl.verbs.prefer import prefer
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
 from robot_rl.verbs.sweep import sweep
 
@@ -28,6 +29,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   hil           teach a robot, a person in the loop      robot-rl hil env=insert human=browser
   classify      learn what success looks like          robot-rl classify logs=[runs/hil/<run>]
   offline       train a policy from a log                robot-rl offline data=log.hdf5 policy=offline/iql
+  prefer        a reward from preferences                robot-rl prefer data=log.hdf5 labels=ask
   eval          evaluate a trained policy, film it       robot-rl eval path=runs/train/<run> episodes=100
   eval ope      estimate its value from a log alone      robot-rl eval ope path=runs/offline/<run> data=log.hdf5
   eval fas      evaluate it at fewer decisions           robot-rl eval fas path=runs/train/<run>
@@ -50,6 +52,7 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "hil": ("hil", hil),
     "classify": ("classify", classify),
     "offline": ("offline", offline),
+    "prefer": ("prefer", prefer),
     "eval": ("eval", evaluate),
     "eval ope": ("ope", evaluate_offline),
     "eval fas": ("fas", evaluate_intervals),

@@ -10,7 +10,22 @@ import yaml
 from hydra import compose, initialize_config_module
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("train", "offline", "hil", "classify", "eval", "ope", "fas", "collect", "bench", "data", "deploy", "critic", "check")
+VERBS = (
+    "train",
+    "offline",
+    "hil",
+    "classify",
+    "eval",
+    "ope",
+    "fas",
+    "collect",
+    "bench",
+    "data",
+    "deploy",
+    "critic",
+    "check",
+    "prefer",
+)
 GROUPS = sorted(
     p.relative_to(ROOT / "configs")
     for p in (ROOT / "configs").rglob("*.yaml")

@@ -18,6 +18,7 @@ METHODS = {
     "iql.Iql seeds": {"seeds": 3},
     "iql.Iql corl": {"order": "corl"},
     "iql.Iql deterministic": {"deterministic": True},
+    "iql.Iql dropout": {"dropout": 0.1, "seeds": 2},
     "awac.Awac": {},
     "rebrac.ReBrac": {},
     "rebrac.ReBrac seeds": {"seeds": 2},
