@@ -34,6 +34,7 @@ class ScriptedHuman:
         drive_s: how long one intervention lasts.
         attention: share of the episodes that are watched at all.
         random_rate: probability per tick of a takeover with help="random".
+        most_s: takes over for this long in all, demonstrations not counted; None is a person who never tires.
         give_up_s: presses "failure" after this much time in an episode; None never.
         seed: of all randomness.
 
@@ -58,6 +59,7 @@ class ScriptedHuman:
         drive_s: float = 1.5,
         attention: float = 1.0,
         random_rate: float = 0.05,
+        most_s: float | None = None,
         give_up_s: float | None = None,
         seed: int = 0,
     ) -> None:
@@ -68,8 +70,8 @@ class ScriptedHuman:
             raise ValueError(f"help is '{help}', expected disagreement, random, adviser or never")
         if sees not in ("proposal", "motion"):
             raise ValueError(f"sees is '{sees}', expected proposal or motion")
-        if min(delay_s, noise, bias, window_s, patience_s) < 0.0 or drive_s <= 0.0:
-            raise ValueError("delay_s, noise, bias, window_s and patience_s must be >= 0 and drive_s > 0")
+        if min(delay_s, noise, bias, window_s, patience_s, most_s or 0.0) < 0.0 or drive_s <= 0.0:
+            raise ValueError("delay_s, noise, bias, window_s, patience_s and most_s must be >= 0 and drive_s > 0")
         if expert is None and help != "never":
             raise ValueError(
                 "this environment has no scripted expert to drive with; choose one of our worlds (env=insert, "
@@ -81,6 +83,7 @@ class ScriptedHuman:
         self._motion = sees == "motion"
         self._wish: float | None = None  # how far the policy's last action was from the expert's
         self._threshold, self._attention, self._rate = threshold, attention, random_rate
+        self._left = None if most_s is None else round(most_s * hz)
         self._patience, self._drive = round(patience_s * hz), max(round(drive_s * hz), 1)
         self._give_up = None if give_up_s is None else round(give_up_s * hz)
         self._window: deque[float] = deque(maxlen=max(round(window_s * hz), 1))
@@ -130,8 +133,9 @@ class ScriptedHuman:
                 self._wish = None
         elif self._rest > 0:
             self._rest -= 1
-        elif self._watches and self._worried():
-            self._driving = self._drive
+        elif self._watches and self._left != 0 and self._worried():
+            self._driving = self._drive if self._left is None else min(self._drive, self._left)
+            self._left = None if self._left is None else self._left - self._driving
         value = self._hand(advice)
         driving = self._driving > 0
         norm = float(np.abs(value).max()) if driving else 0.0
@@ -144,12 +148,13 @@ class ScriptedHuman:
         """Nothing to release."""
 
     def state_dict(self) -> dict[str, object]:
-        """The generator; between episodes nothing else matters."""
+        """The generator and what patience is left; between episodes nothing else matters."""
         state = self._rng.bit_generator.state
-        return {"rng": {**state, "state": {key: int(value) for key, value in state["state"].items()}}}
+        return {"left": self._left, "rng": {**state, "state": {key: int(value) for key, value in state["state"].items()}}}
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue the generator."""
+        """Continue."""
+        self._left = state.get("left", self._left)
         self._rng.bit_generator.state = state["rng"]
 
     def advise(self, wanted: bool) -> None:
