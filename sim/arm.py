@@ -214,19 +214,22 @@ class Arm:
         """Where the axes of the actions that are moves stand, for a safety layer outside the simulation.
 
         Returns:
-            "position" and "velocity" (N, D), "low" and "high" (D,): tip and yaw [m, rad], or the six joints [rad].
+            "position" and "velocity" (N, D), "low" and "high" (D,): tip and yaw [m, rad], or the six joints [rad]; with
+            a gripper "gripper" (N, 1), its opening in units of the action.
         """
         xp, task = view.xp, view.task
+        grip = {"gripper": (self.opening(view) * (2.0 / STROKE) - 1.0)[:, None]} if self.gripper else {}
         if self.mode == "joint":
             low, high = (constant(limit, view.qpos) for limit in (self.chain.low, self.chain.high))
-            return {"position": view.qpos[:, :6], "velocity": view.qvel[:, :6], "low": low, "high": high}
+            return {"position": view.qpos[:, :6], "velocity": view.qvel[:, :6], "low": low, "high": high, **grip}
         position, velocity = [task["tip"]], [task["tip_velocity"]]
         if self.yaw:
             position.append(task["yaw"][:, None])
             velocity.append(xp.zeros_like(task["yaw"])[:, None])
         limits = (*self.low, *(-_YAW,) * self.yaw), (*self.high, *(_YAW,) * self.yaw)
         low, high = (constant(limit, task["tip"]) for limit in limits)
-        return {"position": xp.concat(position, 1), "velocity": xp.concat(velocity, 1), "low": low, "high": high}
+        position, velocity = xp.concat(position, 1), xp.concat(velocity, 1)
+        return {"position": position, "velocity": velocity, "low": low, "high": high, **grip}
 
     def opening(self, view: View) -> Array:
         """(N,) distance of the finger pads, m."""

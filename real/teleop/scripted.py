@@ -28,7 +28,9 @@ class ScriptedHuman:
             (when asked by `advise`) or "never".
         sees: what is compared with the expert: "proposal" (what the policy wants to do now, as if it could be seen) or
             "motion" (what the policy did in the last step, as a person beside the robot sees it).
-        threshold: mean over `window_s` of the largest action difference above which a person is worried.
+        gap: how far two actions are apart: "max", the largest difference of an axis, or "rms", over all axes. Where the
+            reward is made from takeovers, "rms" tells a policy about each axis, "max" only once all others are right.
+        threshold: mean over `window_s` of that gap above which a person is worried.
         window_s: see threshold.
         patience_s: how long the policy may try after the start and after every help.
         drive_s: how long one intervention lasts.
@@ -53,6 +55,7 @@ class ScriptedHuman:
         bias: float = 0.0,
         help: str = "disagreement",
         sees: str = "proposal",
+        gap: str = "max",
         threshold: float = 0.6,
         window_s: float = 0.5,
         patience_s: float = 1.5,
@@ -70,6 +73,8 @@ class ScriptedHuman:
             raise ValueError(f"help is '{help}', expected disagreement, random, adviser or never")
         if sees not in ("proposal", "motion"):
             raise ValueError(f"sees is '{sees}', expected proposal or motion")
+        if gap not in ("max", "rms"):
+            raise ValueError(f"gap is '{gap}', expected max or rms")
         if min(delay_s, noise, bias, window_s, patience_s, most_s or 0.0) < 0.0 or drive_s <= 0.0:
             raise ValueError("delay_s, noise, bias, window_s, patience_s and most_s must be >= 0 and drive_s > 0")
         if expert is None and help != "never":
@@ -80,6 +85,7 @@ class ScriptedHuman:
         hz = io.control_hz
         self._expert, self._actions = expert, io.action_dim
         self._skill, self._noise, self._help = skill, noise, help
+        self._rms = gap == "rms"
         self._motion = sees == "motion"
         self._wish: float | None = None  # how far the policy's last action was from the expert's
         self._threshold, self._attention, self._rate = threshold, attention, random_rate
@@ -118,7 +124,8 @@ class ScriptedHuman:
         batch = {key: np.asarray(item)[None] for key, item in obs.items()}
         self._seen.append(np.asarray(self._expert(batch), np.float32)[0])
         advice = self._seen[0]
-        gap = float(np.abs(advice - policy).max())
+        apart = np.abs(advice - policy)
+        gap = float(np.sqrt(np.mean(apart**2)) if self._rms else apart.max())
         if self._motion:
             gap, self._wish = self._wish, gap if self._driving == 0 else None
         if gap is not None:

@@ -16,6 +16,7 @@ from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
 from robot_rl.loops.hil_adviser import Adviser
 from robot_rl.loops.hil_elicit import Elicitor
+from robot_rl.loops.hil_grip import Grippers
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_learning import Improver
 from robot_rl.loops.hil_options import HilOptions
@@ -89,7 +90,8 @@ class HumanInTheLoop:
         self._stop = self._world_ended = False
         self.watch = Watch(env.io.control_hz, options.max_hold_steps)
         self._seen: dict[str, Any] = {}
-        self._grip = 1.0  # last gripper command of the episode; open at the start
+        self.grippers = Grippers(env.io, options.grip_penalty)
+        self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on
 
     @property
     def updates(self) -> int:
@@ -104,7 +106,7 @@ class HumanInTheLoop:
     @property
     def problem(self) -> str:
         """What a person should know, or ""."""
-        return self._trouble or self.watch.problem or self.improver.problem
+        return self._trouble or self.watch.problem or self.grippers.problem or self.improver.problem
 
     def stop(self) -> None:
         """End after the episode under way (from a signal handler)."""
@@ -160,18 +162,16 @@ class HumanInTheLoop:
         draft = EpisodeDraft(self.rules, self.env.io.control_hz)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
         self.learner.policy.reset()
-        for part in (self.watch, self.adviser):
+        for part in (self.watch, self.grippers, self.adviser, self.judge):
             if part is not None:
                 part.begin()
-        if self.judge is not None:
-            self.judge.begin()
-        self._grip, self._seen = 1.0, {}
+        self._rows, self._seen = [], {}
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
             obs = self._here()
             proposal = self._propose(demo)
-            blind = self.watch.look(obs, self._seen)
-            driven = self.pilot.drive(obs, proposal, blind=blind)
+            blind = self.watch.look(obs, self._seen) or self.grippers.blind
+            driven = self.pilot.drive(obs, proposal, blind=blind, grip=self.grippers.wanted)
             discard = self._keys(draft, driven.presses) or discard
             if draft.end_reason != EndReason.NONE:
                 break
@@ -197,8 +197,11 @@ class HumanInTheLoop:
             draft.add(step)
             self._note(step)
             facts.count(step, driven)
-            held = held + 1 if not (driven.moving or demo) else 0
-            if self.watch.lost:
+            held = held + 1 if not (driven.moving or demo or self.grippers.blind) else 0
+            void = self.grippers.look(len(draft) - 1, driven.executed, driven.gripper)
+            if void is not None:
+                self._void(draft, void)
+            if self.watch.lost or self.grippers.lost:
                 self.pilot.hold()
                 draft.close(EndReason.FAULT)
             if over != EndReason.NONE:
@@ -207,7 +210,7 @@ class HumanInTheLoop:
                 draft.close(EndReason.HUMAN_STOP)
             if not demo:
                 self.env_steps += 1
-                self.memory.extend(draft.settled())
+                self._hand_on(draft.settled())
                 self._learn()
             facts.tick_ms.append(1e3 * (time.perf_counter() - begun))
             self._show(demo, driven, key.episode_id)
@@ -268,12 +271,12 @@ class HumanInTheLoop:
             patience = 0.5 / self.env.io.control_hz if self.pilot.realtime else math.inf
             verdict = self.judge({name: value[0] for name, value in row.next_obs.items()}, patience)
             success = verdict.success
-        reward, over = self._outcome(float(row.reward[0]), success, terminated, truncated)
+        reward, over = self.options.outcome(float(row.reward[0]), success, terminated, truncated)
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
         valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
         self.improver.poisoned |= not np.isfinite(proposal).all()
-        if self.watch.blind:
-            valid, invalid = False, Invalid.CAMERA
+        if self.watch.blind or self.grippers.blind:
+            valid, invalid = False, Invalid.CAMERA if self.watch.blind else Invalid.GRIPPER
         if not driven.finite:
             valid, invalid = False, Invalid.NONFINITE
             proposal = np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0)
@@ -310,28 +313,21 @@ class HumanInTheLoop:
             valid=valid,
             invalid_reason=invalid,
         )
-        if "grip" in self.env.io.action_names[-1]:
-            self._grasp(step)
+        self.grippers.charge(step)
         return step, over
 
-    def _grasp(self, step: ControlStep) -> None:
-        """Discrete choice and cost of the gripper: once per real switch, whoever drives."""
-        command = float(step.action_cmd[-1])
-        step.grip_action = (command > 0.5) - (command < -0.5)
-        if step.grip_action and step.grip_action != self._grip:
-            step.grip_penalty = -self.options.grip_penalty
-            self._grip = step.grip_action
+    def _hand_on(self, steps: list[ControlStep], *, demo: bool = False) -> None:
+        """Settled steps to the memory."""
+        self._rows += [self.memory.count] * len(steps)
+        self.memory.extend(steps, demo=demo)
 
-    def _outcome(self, reward: float, success: bool, terminated: bool, truncated: bool) -> tuple[float, EndReason]:
-        kind = self.options.task_reward
-        ends = EndReason.TIMEOUT if truncated else EndReason.FAILURE if terminated else EndReason.NONE
-        if kind == "labels":  # what the world thinks of it does not count, its time limit does
-            return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
-        if kind == "env":
-            return reward, EndReason.SUCCESS if terminated and success else ends
-        if kind == "classifier" and not success:  # what the world thinks of it does not count, its time limit does
-            return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
-        return (1.0, EndReason.SUCCESS) if success else (0.0, ends)
+    def _void(self, draft: EpisodeDraft, index: int) -> None:
+        """From this step on nothing is learned from: the gripper did not do what was recorded."""
+        for step in draft.steps[index:]:
+            if step.valid:
+                step.valid, step.invalid_reason = False, Invalid.GRIPPER
+        if index < len(self._rows):
+            self.memory.forget(range(self._rows[index], self.memory.count))
 
     def _note(self, step: ControlStep) -> None:
         try:
@@ -355,7 +351,9 @@ class HumanInTheLoop:
             useful = self.elicitor.offer(draft.steps)
         steps = draft.settled()
         if useful or not demo:
-            self.memory.extend(steps, demo=demo)
+            self._hand_on(steps, demo=demo)
+        if discard:
+            self.memory.forget(range(first_row, self.memory.count))
         self._commit(draft, {"demo": useful, "discarded": discard or (demo and not useful)})
         if useful:
             self.demos += 1

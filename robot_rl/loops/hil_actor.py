@@ -81,6 +81,9 @@ class Sent:
             self.outbox.rows(steps)
         return len(steps)
 
+    def forget(self, rows: Sequence[int]) -> None:
+        """The learner does that too, for episodes that are thrown away."""
+
     def promote(self, rows: Sequence[int]) -> None:
         """The learner does that, from the episode's facts."""
 

@@ -212,7 +212,9 @@ class HilLearner:
     def _learn_of(self, received: Received) -> None:
         """Into the memory, and into the count of updates that are due."""
         head = received.head
-        if head.discarded:
+        if head.discarded:  # told with the last piece; what came before it is forgotten
+            if head.first:
+                self.memory.forget(self._episodes.pop(head.actor, ([], True))[0])
             return
         before = self.memory.count
         self.memory.extend(received.steps, demo=head.demo)
