@@ -131,7 +131,7 @@ def test_episode_that_is_thrown_away_is_not_sampled_in_the_same_session(tmp_path
     rows = loop.memory.views["online"].rows()
     assert len(rows) == len(episode(loop, 1))
     assert rows.min() >= stored
-    assert [line["discarded"] for line in loop.log.manifest] == [True, False]
+    assert [bool(kept.meta.get("discarded")) for kept in loop.log.episodes()] == [True, False]
     again = build(tmp_path, None)  # and after a restart the same rows are there
     again.restore_memory()
     new = again.memory.take(again.memory.views["online"].rows())
