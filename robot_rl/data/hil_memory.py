@@ -113,6 +113,13 @@ class HilMemory:
         """Let the demo view see these rows too, e.g. those of a success without help."""
         self.views["demo"].add([row for row in rows if row >= self._oldest])
 
+    def joined(self, rows: np.ndarray) -> np.ndarray:
+        """(B,) bool: the next of these rows (B,) begins with the very observation that this one ends with."""
+        refs = self._refs[rows % self.capacity]
+        out = np.zeros(len(rows), bool)
+        out[:-1] = refs[:-1, 1] == refs[1:, 0]
+        return out
+
     def forget(self, rows: Sequence[int]) -> None:
         """Nobody samples these rows any more: the episode was thrown away, or did not happen as it was recorded."""
         for view in self.views.values():

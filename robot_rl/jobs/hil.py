@@ -21,6 +21,7 @@ from robot_rl.data.mix import Mix
 from robot_rl.loops.hil import HumanInTheLoop
 from robot_rl.loops.hil_adviser import Adviser
 from robot_rl.loops.hil_elicit import Elicitor
+from robot_rl.loops.hil_episodes import NewSteps
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_stats import Trials
@@ -102,8 +103,8 @@ class HilSettings:
         return HilOptions(**{name: getattr(self, name) for name in names})
 
 
-def make_memory(settings: HilSettings, io: IOSpec) -> tuple[HilMemory, Mix]:
-    """An empty memory, and batches of it at the shares that the settings want."""
+def make_memory(settings: HilSettings, io: IOSpec, *, in_order: bool = False) -> tuple[HilMemory, Mix | NewSteps]:
+    """An empty memory, and batches of it at the shares that the settings want; `in_order` for on-policy learners."""
     memory = HilMemory(
         io,
         settings.buffer_size,
@@ -112,6 +113,8 @@ def make_memory(settings: HilSettings, io: IOSpec) -> tuple[HilMemory, Mix]:
         store_human=settings.store_human,
         seed=settings.seed,
     )
+    if in_order:
+        return memory, NewSteps(memory, settings.demo_share)
     views = memory.views
     parts: Any = {"online": (views["online"], 1.0 - settings.demo_share)}
     if settings.demo_share > 0.0:
@@ -183,7 +186,7 @@ class HilJob:
             folder / "log", self.env.io, run_id=settings.seed, actor_id=self.actor_id, rules=settings.rules()
         )
         self.memory: HilMemory | None = None
-        self.sampler: Mix | None = None
+        self.sampler: Mix | NewSteps | None = None
         self.loop = self._make_loop(self._picture if pictures else None)
         self.resume_step: int | None = None
         if resume:
@@ -200,7 +203,7 @@ class HilJob:
     def _make_loop(self, picture: Callable[[], Any] | None) -> HumanInTheLoop:
         """Memory, batches and the loop that uses them."""
         settings = self.settings
-        self.memory, self.sampler = make_memory(settings, self.env.io)
+        self.memory, self.sampler = make_memory(settings, self.env.io, in_order=self.learner.consumes == "episodes")
         return HumanInTheLoop(
             self.env,
             self.learner,

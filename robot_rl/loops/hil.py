@@ -76,12 +76,9 @@ class HumanInTheLoop:
         self.rules, self.options, self.seed = rules, options, seed
         self.stats = HilStats(env.io.control_hz)
         self.env_steps = self.demos = self.version = 0
-        self.improver = Improver(
-            learner,
-            sampler.batches(batch_size),
-            options.updates_per_step,
-            most_credit=50.0 * max(options.updates_per_step, 1.0),
-        )
+        self._whole = learner.consumes == "episodes"  # learns between episodes, from what the same weights drove
+        rate = options.updates_per_step / (getattr(learner, "rollout_steps", 1) if self._whole else 1)
+        self.improver = Improver(learner, sampler.batches(batch_size), rate, most_credit=50.0 * max(rate, 1.0))
         self._trouble = ""
         self._rng = np.random.default_rng(seed)
         self._stepper = Stepper(env)
@@ -364,6 +361,8 @@ class HumanInTheLoop:
             if self.options.promote_success and facts.success and facts.autonomous:
                 self.memory.promote(range(first_row, self.memory.count))
         if not demo:
+            if self._whole:
+                self._learn(ended=True)
             self.improver.mark()
         if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
             self._reset()
@@ -400,12 +399,14 @@ class HumanInTheLoop:
                 self.pilot.show(self._telemetry(False, None, self._trouble), self._frame)
                 self.pilot.wait()
 
-    def _learn(self) -> None:
-        o = self.options
-        if len(self.memory.views["online"]) < max(o.learning_starts, 1):
+    def _learn(self, ended: bool = False) -> None:
+        if len(self.memory.views["online"]) < max(self.options.learning_starts, 1):
             return
-        self.improver.earn()
-        if self.improver.spend(lambda: not self.pilot.realtime or self.pilot.spare() > 0.0):
+        if not ended:
+            self.improver.earn()
+        if self._whole and not ended:
+            return
+        if self.improver.spend(lambda: ended or not self.pilot.realtime or self.pilot.spare() > 0.0):
             self.version, self._updated_ns = self.updates, self.pilot.now_ns()
 
     # ------------------------------------------------------------ screen
