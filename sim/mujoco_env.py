@@ -34,6 +34,7 @@ def make(
     num_threads: int | None = None,
     cameras: Sequence[str] = (),
     camera_size: Sequence[int] = (84, 84),
+    camera_quality: str = "full",
     state: bool = True,
     randomize: Randomize | Mapping[str, Any] | None = None,
     render_mode: str | None = None,
@@ -51,6 +52,7 @@ def make(
         num_threads: threads of MuJoCo's pool; None takes the processors available to this process.
         cameras: names of the world's cameras to observe as "image.<name>".
         camera_size: (height, width) of these images in pixels.
+        camera_quality: "full" or "fast" (no shadows, reflections and multisampling) of these images.
         state: whether to observe "state".
         randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`.
         render_mode: "rgb_array" or None.
@@ -68,6 +70,7 @@ def make(
         num_threads=num_threads,
         cameras=cameras,
         camera_size=camera_size,
+        camera_quality=camera_quality,
         state=state,
         randomize=Randomize(**randomize) if isinstance(randomize, Mapping) else randomize,
         render_mode=render_mode,
@@ -95,6 +98,7 @@ class MujocoVectorEnv(VectorEnv):
         num_threads: int | None,
         cameras: Sequence[str],
         camera_size: Sequence[int],
+        camera_quality: str,
         state: bool,
         randomize: Randomize | None,
         render_mode: str | None,
@@ -102,7 +106,7 @@ class MujocoVectorEnv(VectorEnv):
         render_camera: str | None,
         crash_dir: str | None,
     ) -> None:
-        self._check_options(num_envs, world, cameras, camera_size, state, render_mode, render_camera)
+        self._check_options(num_envs, world, cameras, camera_size, camera_quality, state, render_mode, render_camera)
         self.num_envs, self.world = num_envs, world
         self._mjcf = world.mjcf()
         options = randomize or Randomize()
@@ -118,7 +122,8 @@ class MujocoVectorEnv(VectorEnv):
         self._render_size = (int(render_size[0]), int(render_size[1]))
         self._render_camera = render_camera if render_camera or not world.cameras else world.cameras[0]
         self.render_mode = render_mode
-        self._renderers: dict[tuple[int, int], Any] = {}
+        self._quality = camera_quality
+        self._renderers: dict[tuple[tuple[int, int], str], Any] = {}
         self._with_state = state
         self._crash_dir = crash_dir
 
@@ -392,7 +397,7 @@ class MujocoVectorEnv(VectorEnv):
             self._state_obs[rows] = self._random.noisy(state, rows)
         obs: Obs = {"state": self._state_obs.copy()} if self._with_state else {}
         if self._names:
-            pictures = self._pictures(rows, self._names, self._size)
+            pictures = self._pictures(rows, self._names, self._size, self._quality)
             for name, value in pictures.items():
                 key = f"image.{name}"
                 if not whole and base is not None:
@@ -403,15 +408,16 @@ class MujocoVectorEnv(VectorEnv):
         return obs
 
     def _pictures(
-        self, rows: np.ndarray, cameras: Sequence[str | None], size: tuple[int, int]
+        self, rows: np.ndarray, cameras: Sequence[str | None], size: tuple[int, int], quality: str = "full"
     ) -> dict[str | None, np.ndarray]:
-        if size not in self._renderers:
+        if (size, quality) not in self._renderers:
             from robot_rl.sim.render import Cameras  # OpenGL only for those who look
 
             markers = getattr(self.world, "markers", {})
-            self._renderers[size] = Cameras(self.physics.model, size[1], size[0], markers)
+            model = self.physics.model
+            self._renderers[size, quality] = Cameras(model, size[1], size[0], markers, quality=quality)
         task = {key: np.asarray(value)[rows] for key, value in self._view.task.items()}
-        return self._renderers[size].render(self.physics.qpos[rows], cameras, task)
+        return self._renderers[size, quality].render(self.physics.qpos[rows], cameras, task)
 
     def _crash(self, index: int, key: str, values: Any) -> None:
         physics = self.physics
@@ -443,6 +449,7 @@ class MujocoVectorEnv(VectorEnv):
         world: World,
         cameras: Sequence[str],
         camera_size: Sequence[int],
+        quality: str,
         state: bool,
         render_mode: str | None,
         render_camera: str | None,
@@ -454,6 +461,8 @@ class MujocoVectorEnv(VectorEnv):
                 raise ValueError(f"world '{world.name}' has no camera '{name}'; it has {list(world.cameras)}")
         if len(camera_size) != 2 or min(camera_size) < 1:
             raise ValueError(f"camera_size is {list(camera_size)}, expected [height, width] in pixels")
+        if quality not in ("full", "fast"):
+            raise ValueError(f"camera_quality is '{quality}', expected full or fast")
         if not state and not cameras:
             raise ValueError("nothing to observe: state is false and cameras is empty; set one of them")
         if render_mode not in (None, "rgb_array"):
