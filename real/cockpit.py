@@ -158,9 +158,7 @@ class Pilot:
         if self.realtime:
             self.takeover.hold()
 
-    def drive(
-        self, obs: Obs, proposal: np.ndarray, *, blind: bool = False, grip: np.ndarray | None = None
-    ) -> Driven:
+    def drive(self, obs: Obs, proposal: np.ndarray, *, blind: bool = False, grip: np.ndarray | None = None) -> Driven:
         """One tick: who drives, and what the robot gets.
 
         Args:

@@ -2,11 +2,11 @@
 
 gym_hil (pip install gym-hil; it needs MuJoCo below 3.9, so an environment of its own) leaves three things to its user.
 Its state holds where gripper and block are but not the vector between them; its random block comes from NumPy's global
-generator, so that no seed repeats an episode; and there is nobody to demonstrate. This file adds them and changes nothing
-of the task: 2.5 cm per action, 100 steps of 0.1 s, success when the block is 10 cm up.
+generator, so that no seed repeats an episode; and there is nobody to demonstrate. This file adds them and changes
+nothing of the task: 2.5 cm per action, 100 steps of 0.1 s, success when the block is 10 cm up.
 
-Actions in [-1, 1]: three moves of the gripper, and its opening (1 opens, -1 closes; what lies between moves the fingers'
-command by that share of its range).
+Actions in [-1, 1]: three moves of the gripper, and its opening (1 opens, -1 closes; what lies between moves the
+fingers' command by that share of its range).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -53,8 +53,6 @@ class PickCube(gymnasium.Env):
         ImportError: gym_hil is not installed.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
-
     def __init__(
         self,
         random_block: bool = True,
@@ -63,12 +61,13 @@ class PickCube(gymnasium.Env):
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
         prefer_headless()  # gym_hil opens a renderer even where nobody looks
         try:
             base = importlib.import_module("gym_hil.envs").PandaPickCubeGymEnv
         except ImportError as error:
             raise ImportError(
-                "this task needs gym_hil: pip install gym-hil (it wants MuJoCo below 3.9: use an environment of its own)"
+                "this task needs gym_hil: pip install gym-hil (it wants MuJoCo below 3.9: an environment of its own)"
             ) from error
         self._base: Any = base(image_obs=pictures, **options)
         self._random, self._relative, self._pictures = random_block, relative, pictures

@@ -271,8 +271,8 @@ class MujocoVectorEnv(VectorEnv):
         """Where the robot's commanded axes stand, for a safety layer; None where the world has none.
 
         Returns:
-            "position" and "velocity" (N, D) and "low" and "high" (D,) of the first D actions, which are moves; where there
-            are grippers, "gripper" (N, G), their openings in units of their actions, which are the last.
+            "position" and "velocity" (N, D) and "low" and "high" (D,) of the first D actions, which are moves; where
+            there are grippers, "gripper" (N, G), their openings in units of their actions, which are the last.
         """
         call = getattr(self.world, "tool", None)
         return None if call is None else {key: np.array(value, float) for key, value in call(self._view).items()}

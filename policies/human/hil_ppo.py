@@ -37,8 +37,8 @@ class _Rows:
 class HilPpo:
     """Clipped policy updates on the policy's own steps, with imitation of the person beside them.
 
-    Every `rollout_steps` own steps, at the end of an episode, the learner gets all steps since its last update in order.
-    Those that the person drove are foreign rows: no policy gradient, the trace of the advantage stops before them (the
+    Every `rollout_steps` own steps, at the end of an episode, the learner gets all steps since its last update, in
+    order. Those that the person drove are foreign rows: no policy gradient, the trace of the advantage stops before them (the
     value of the state in which the person took over stands for what came of it), and the critic learns from them like
     from all others. What the person did is imitated beside it.
 
@@ -158,7 +158,8 @@ class HilPpo:
 
         Args:
             batches: steps since the last update in order, then steps to imitate; extras "source" tells them apart (0
-                and 1), "boundary" marks the first kind's ends and gaps, "reward_task" and "reward_rlif" are as recorded.
+                and 1), "boundary" marks the first kind's ends and gaps, "reward_task" and "reward_rlif" are as
+                recorded.
 
         Returns:
             train/policy_loss, value_loss, il_loss, kl, clip_fraction, own_share, explained_variance.

@@ -15,10 +15,10 @@ from robot_rl.types import IOSpec
 class StartFrame:
     """Rotation about the vertical and shift between the base and the tool's pose at the start.
 
-    The state's columns are known by their names: `start_x, start_y, start_z` (and `start_yaw`) is the pose at the start, in
-    the units of `tip_x ...` and `yaw`. From "tip" the start is subtracted; it and every other triple `<name>_x, _y, _z` is
-    turned into the start's frame; from `yaw` its yaw is subtracted. The start's own columns are left out. Of the actions
-    the pair `tip_dx, tip_dy` is turned; what has no direction in the plane stays.
+    The state's columns are known by their names: `start_x, start_y, start_z` (and `start_yaw`) is the pose at the
+    start, in the units of `tip_x ...` and `yaw`. From "tip" the start is subtracted; it and every other triple
+    `<name>_x, _y, _z` is turned into the start's frame; from `yaw` its yaw is subtracted. The start's own columns are
+    left out. Of the actions the pair `tip_dx, tip_dy` is turned; what has no direction in the plane stays.
 
     Args:
         io: interface of the robot.
@@ -33,11 +33,13 @@ class StartFrame:
     def __init__(self, io: IOSpec) -> None:
         names = list(io.obs_names)
         if list(io.obs) != ["state"]:
-            raise ValueError(f"the start's frame is one of vectors, the robot observes {sorted(io.obs)}; set cameras=[]")
+            raise ValueError(
+                f"the start's frame is one of vectors, the robot observes {sorted(io.obs)}; set cameras=[]"
+            )
         if "start_x" not in names or "tip_x" not in names:
             raise ValueError(
-                "the state does not tell where the tip was at the start; use a world that can (reach, pick, insert with "
-                "action=ee) and set env.world.start_pose=true"
+                "the state does not tell where the tip was at the start; use a world that can (reach, pick, insert "
+                "with action=ee) and set env.world.start_pose=true"
             )
         if not {"tip_dx", "tip_dy"} <= set(io.action_names):
             raise ValueError(f"the actions are {io.action_names}, expected moves of the tip: env.world.action=ee")

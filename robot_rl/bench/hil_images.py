@@ -1,7 +1,8 @@
 """Image batches against LeRobot's replay buffer, and camera pictures against gym_hil's renderer, in alternation.
 
 Both peers run their own code: `lerobot.rl.buffer.ReplayBuffer` with its defaults (float pictures, random shift), and
-`mujoco.Renderer` used as `gym_hil.mujoco_gym_env` uses it, on gym_hil's own scene. A peer that is not installed is left out.
+`mujoco.Renderer` used as `gym_hil.mujoco_gym_env` uses it, on gym_hil's own scene. A peer that is not installed is
+left out.
 """
 
 from __future__ import annotations
@@ -127,7 +128,9 @@ def _pictures(repeats: int) -> list[dict[str, Any]]:
     found = importlib.util.find_spec("gym_hil")
     if found is None or found.origin is None:
         return [{"what": "camera pictures", "left out": "gym_hil is not installed (pip install gym-hil)"}]
-    render: Any = importlib.import_module("robot_rl.sim.render")  # chooses the OpenGL platform before mujoco is imported
+    render: Any = importlib.import_module(
+        "robot_rl.sim.render"
+    )  # chooses the OpenGL platform before mujoco is imported
     mujoco: Any = importlib.import_module("mujoco")
     path = str(Path(found.origin).parent / "assets" / "scene.xml")
     names = ["front", "handcam_rgb"]

@@ -17,8 +17,8 @@ from robot_rl.types import Transitions
 class NewSteps:
     """Sampler whose batches are all own steps since the last batch, in order, and demonstrations beside them.
 
-    Extras: "source" 0 for the former and 1 for the latter; "boundary" where the next row is not the next moment: an end,
-    a cut, or a gap where nobody drove.
+    Extras: "source" 0 for the former and 1 for the latter; "boundary" where the next row is not the next moment: an
+    end, a cut, or a gap where nobody drove.
 
     Args:
         memory: that holds the rows.

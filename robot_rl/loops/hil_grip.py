@@ -88,15 +88,16 @@ class Grippers:
             self._order, self._from, self._follows = command.copy(), place.copy(), np.abs(command - place) < self.change
         if self.blind:
             return self._again(place)
-        fresh = np.abs(command - self._order) > self.change
-        self._order = np.where(fresh, command, self._order)
+        order = self._order
+        fresh = np.abs(command - order) > self.change
+        self._order = order = np.where(fresh, command, order)
         self._from, self._since = np.where(fresh, place, self._from), np.where(fresh, index, self._since)
         self._age = np.where(fresh, 0, self._age + 1)
         self._follows = np.where(fresh, False, self._follows) | self._went(place)
         stuck = ~self._follows & (self._age >= self._patience)
         if not stuck.any():
             return None
-        self._trying, self.wanted = 0, np.where(stuck, place, self._order)
+        self._trying, self.wanted = 0, np.where(stuck, place, order)
         names = ", ".join(name for name, bad in zip(self._names, stuck) if bad)
         self.problem = f"{names} does not follow: no motion for {self.patience_s:g} s after a command; trying again"
         return int(self._since[stuck].min())
@@ -119,4 +120,6 @@ class Grippers:
     def _went(self, place: np.ndarray) -> np.ndarray:
         assert self._order is not None
         way = self._order - self._from
-        return (np.abs(place - self._order) < self.change) | ((place - self._from) * np.sign(way) > self.least * abs(way))
+        return (np.abs(place - self._order) < self.change) | (
+            (place - self._from) * np.sign(way) > self.least * abs(way)
+        )

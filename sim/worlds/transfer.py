@@ -68,12 +68,15 @@ _MJCF = f"""
     {marker(0.012)}
   </worldbody>
   <actuator>
-    {"".join(
+    {
+    "".join(
         f'<position name="{name}_{axis}" joint="{name}_{axis}" kp="1200" kv="55" forcerange="-40 40"/>'
-        if axis in "xyz" else
-        f'<position name="{name}_{axis}" joint="{name}_{axis}" kp="400" kv="8" forcerange="-6 6"/>'
-        for name in ("left", "right") for axis in ("x", "y", "z", "a", "b")
-    )}
+        if axis in "xyz"
+        else f'<position name="{name}_{axis}" joint="{name}_{axis}" kp="400" kv="8" forcerange="-6 6"/>'
+        for name in ("left", "right")
+        for axis in ("x", "y", "z", "a", "b")
+    )
+}
   </actuator>
 </mujoco>
 """
@@ -231,16 +234,15 @@ class Transfer:
         return self._alone(view) & (norm(view.task["goal"] - view.qpos[:, 10:13]) < self.radius)
 
     def expert(self, state: Array) -> Array:
-        """Left: grasp, lift to the meeting point, let go once the right one holds, withdraw. Right: wait, grasp, carry."""
+        """Left: grasp, lift to the meeting point, let go once the right one holds, withdraw. Right: wait, grasp,
+        carry."""
         xp = array_api_compat.array_namespace(state)
         lag, opening = state[:, 12:18] * _LAG, (state[:, 18:20] + 1.0) * (0.5 * _OPEN)
         to_left, to_right = state[:, 20:23] * _NEAR, state[:, 23:26] * _NEAR
         to_goal, rod = state[:, 29:32] * _FAR, state[:, 32:35] * _FAR
         right_tip = state[:, 3:6] * _TIP + constant((0.0, -0.1, 0.1), state)
         thick = 2 * _HALF
-        held = [
-            (opening[:, i] < thick + 0.004) & (norm(way) < 0.016) for i, way in enumerate((to_left, to_right))
-        ]
+        held = [(opening[:, i] < thick + 0.004) & (norm(way) < 0.016) for i, way in enumerate((to_left, to_right))]
         left_holds, right_holds = held
         at = [norm(way) < 0.007 for way in (to_left, to_right)]
         let_go = opening[:, 0] > thick + 0.012

@@ -136,4 +136,4 @@ def test_episode_that_is_thrown_away_is_not_sampled_in_the_same_session(tmp_path
     again.restore_memory()
     new = again.memory.take(again.memory.views["online"].rows())
     assert (new.obs["state"] == loop.memory.take(rows).obs["state"]).all()
-    assert len(to_steps(list(loop.log.episodes())[0])) == 12  # the log keeps everything
+    assert len(to_steps(next(iter(loop.log.episodes())))) == 12  # the log keeps everything

@@ -156,7 +156,9 @@ def test_new_steps_come_once_in_order_with_their_gaps_marked():
 def line(folder, seed, steps, **options):
     env = LineEnv(seed=seed)
     human = ScriptedHuman(env.io, expert=env.expert, help="disagreement", patience_s=0.5, drive_s=0.5, seed=seed)
-    learner = HilPpo(env.io, hidden=(32, 32), bc_steps=0, rollout_steps=100, batch_size=16, lr=1e-3, seed=seed, **options)
+    learner = HilPpo(
+        env.io, hidden=(32, 32), bc_steps=0, rollout_steps=100, batch_size=16, lr=1e-3, seed=seed, **options
+    )
     memory = HilMemory(env.io, 20_000, seed=seed)
     loop = HumanInTheLoop(
         env,
