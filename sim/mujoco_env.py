@@ -277,6 +277,16 @@ class MujocoVectorEnv(VectorEnv):
         call = getattr(self.world, "tool", None)
         return None if call is None else {key: np.array(value, float) for key, value in call(self._view).items()}
 
+    @property
+    def way_out(self) -> tuple[float | None, ...] | None:
+        """(A,) action that leads out of where the robot is stuck, None in it being any number; None: nobody knows one."""
+        return getattr(self.world, "way_out", None)
+
+    def place(self) -> np.ndarray | None:
+        """(N, P) where the robots are [m]; None where the world does not tell."""
+        call = getattr(self.world, "place", None)
+        return None if call is None else np.array(call(self._view), float)
+
     def render(self) -> tuple[np.ndarray, ...] | None:
         """One (height, width, 3) uint8 frame per environment, or None without render_mode."""
         if self.render_mode is None:

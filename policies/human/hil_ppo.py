@@ -38,9 +38,9 @@ class HilPpo:
     """Clipped policy updates on the policy's own steps, with imitation of the person beside them.
 
     Every `rollout_steps` own steps, at the end of an episode, the learner gets all steps since its last update, in
-    order. Those that the person drove are foreign rows: no policy gradient, the trace of the advantage stops before them (the
-    value of the state in which the person took over stands for what came of it), and the critic learns from them like
-    from all others. What the person did is imitated beside it.
+    order. Those that the person drove are foreign rows: no policy gradient, the trace of the advantage stops before
+    them (the value of the state in which the person took over stands for what came of it), and the critic learns from
+    them like from all others. What the person did is imitated beside it.
 
     Source: Schulman et al., Proximal Policy Optimization Algorithms; Luo et al., RLIF (the reward from takeovers);
     Rajeswaran et al., DAPG (fading imitation beside a policy gradient). Where we differ: the policy is a squashed

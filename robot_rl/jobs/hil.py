@@ -24,6 +24,7 @@ from robot_rl.loops.hil_elicit import Elicitor
 from robot_rl.loops.hil_episodes import NewSteps
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_options import HilOptions
+from robot_rl.loops.hil_recovery import Recovery, of_environment
 from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.trials import trials
 from robot_rl.stopwatch import Stopwatch
@@ -51,6 +52,7 @@ class HilSettings:
         promote_success: unaided successes join the demonstrations.
         reaction_ms: of the person's labels.
         stop_is_end: stops are true ends instead of cuts.
+        recover: a robot that is stuck backs out by itself, where its world knows how; see `Recovery`.
         learning_starts: own steps before the first update.
         random_steps: own steps with random proposals.
         updates_per_step: learner updates per own step.
@@ -78,6 +80,7 @@ class HilSettings:
     promote_success: bool = False
     reaction_ms: float = 200.0
     stop_is_end: bool = False
+    recover: bool = False
     learning_starts: int = 100
     random_steps: int = 0
     updates_per_step: float = 1.0
@@ -219,7 +222,14 @@ class HilJob:
             judge=self.judge,
             elicitor=self.elicitor,
             adviser=self._make_adviser(),
+            recovery=self._make_recovery(),
         )
+
+    def _make_recovery(self) -> Recovery | None:
+        if not self.settings.recover:
+            return None
+        self.env.reset()  # a place to ask for
+        return of_environment(self.env, self.settings.seed)
 
     def _make_adviser(self) -> Adviser | None:
         share = self.settings.advise
@@ -395,6 +405,7 @@ class HilJob:
             "human_seconds": stats.human_seconds,
             "demonstrations": loop.demos,
             **({} if loop.adviser is None else {"help_asked_steps": loop.adviser.asked}),
+            **({} if loop.recovery is None else {"recoveries": loop.recovery.count}),
             **({} if self.elicitor is None else {"demonstrations_asked_for_again": self.elicitor.refused}),
             "interventions_steps": stats.human_steps,
             "ends": json.dumps(stats.reasons),

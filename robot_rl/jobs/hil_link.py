@@ -80,6 +80,7 @@ class HilActorJob(HilJob):
             frame=picture,
             judge=self.judge,
             elicitor=self.elicitor,
+            recovery=self._make_recovery(),
         )
 
     def run(self) -> dict[str, Any]:

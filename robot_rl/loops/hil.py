@@ -20,6 +20,8 @@ from robot_rl.loops.hil_grip import Grippers
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_learning import Improver
 from robot_rl.loops.hil_options import HilOptions
+from robot_rl.loops.hil_recovery import Recovery
+from robot_rl.loops.hil_screen import telemetry
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats
 from robot_rl.loops.hil_watch import Watch
 from robot_rl.loops.stepping import NonFiniteError, Stepper
@@ -48,6 +50,7 @@ class HumanInTheLoop:
         judge: says whether an observation shows success; needed for task_reward="classifier".
         elicitor: looks at demonstrations as they come.
         adviser: tells the person when help is wanted.
+        recovery: backs out where the robot is stuck; its steps are stored and never learned from.
     """
 
     def __init__(
@@ -67,10 +70,11 @@ class HumanInTheLoop:
         judge: Judge | None = None,
         elicitor: Elicitor | None = None,
         adviser: Adviser | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         if (options.task_reward == "classifier") != (judge is not None):
             raise ValueError("task_reward=classifier and a classifier belong together; give both or neither")
-        self.judge, self.elicitor, self.adviser = judge, elicitor, adviser
+        self.judge, self.elicitor, self.adviser, self.recovery = judge, elicitor, adviser, recovery
         self.env, self.learner, self.pilot = env, learner, pilot
         self.log, self.memory, self.sampler = log, memory, sampler
         self.rules, self.options, self.seed = rules, options, seed
@@ -159,7 +163,7 @@ class HumanInTheLoop:
         draft = EpisodeDraft(self.rules, self.env.io.control_hz)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
         self.learner.policy.reset()
-        for part in (self.watch, self.grippers, self.adviser, self.judge):
+        for part in (self.watch, self.grippers, self.adviser, self.judge, self.recovery):
             if part is not None:
                 part.begin()
         self._rows, self._seen = [], {}
@@ -168,7 +172,11 @@ class HumanInTheLoop:
             obs = self._here()
             proposal = self._propose(demo)
             blind = self.watch.look(obs, self._seen) or self.grippers.blind
-            driven = self.pilot.drive(obs, proposal, blind=blind, grip=self.grippers.wanted)
+            out = None if demo or self.recovery is None else self.recovery.look()
+            wish = proposal if out is None else out
+            driven = self.pilot.drive(obs, wish, blind=blind, grip=self.grippers.wanted)
+            if driven.human and self.recovery is not None:
+                self.recovery.begin()
             discard = self._keys(draft, driven.presses) or discard
             if draft.end_reason != EndReason.NONE:
                 break
@@ -270,6 +278,8 @@ class HumanInTheLoop:
             success = verdict.success
         reward, over = self.options.outcome(float(row.reward[0]), success, terminated, truncated)
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
+        if source == Source.POLICY and self.recovery is not None and self.recovery.driving:
+            source = Source.RECOVERY
         valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
         self.improver.poisoned |= not np.isfinite(proposal).all()
         if self.watch.blind or self.grippers.blind:
@@ -412,25 +422,7 @@ class HumanInTheLoop:
     # ------------------------------------------------------------ screen
 
     def _telemetry(self, demo: bool, driven: Any, problem: str = "") -> dict[str, Any]:
-        rolling = self.stats.metrics()
-        return {
-            "phase": "demonstration" if demo else "training",
-            "demos": self.demos,
-            "elicit": "" if self.elicitor is None else self.elicitor.message,
-            "help": "" if self.adviser is None else self.adviser.why,
-            "driver": self.pilot.driver if driven is None else driven.driver,
-            "level": 2 if driven is None else driven.level,
-            "reasons": [] if driven is None else list(driven.reasons),
-            "problem": problem or self.problem or ("" if driven is None else driven.warning),
-            "steps": self.env_steps,
-            "updates": self.updates,
-            "episodes": self.stats.episodes,
-            "intervention_rate": rolling.get("rollout/intervention_rate"),
-            "success": rolling.get("rollout/success"),
-            "human_seconds": self.stats.human_seconds,
-            "buffers": {name: len(view) for name, view in self.memory.views.items()},
-            "late": getattr(self.pilot, "late", 0),
-        }
+        return telemetry(self, demo, driven, problem)
 
     def _show(self, demo: bool, driven: Any, episode: int) -> None:
         if self.pilot.realtime:
@@ -469,6 +461,7 @@ class HumanInTheLoop:
             "episodes": len(self.log.manifest),
             "rows": self.memory.count,
             "memory": self.memory.state_dict(),
+            "recovery": None if self.recovery is None else self.recovery.state_dict(),
             "stepper": self._stepper.state_dict() if hasattr(self.env, "state_dict") and self._stepper.obs else None,
         }
 
@@ -488,6 +481,8 @@ class HumanInTheLoop:
         self.stats.load_state_dict(state["stats"])
         self.pilot.load_state_dict(state["pilot"])
         self.memory.load_state_dict(state["memory"])
+        if self.recovery is not None and state.get("recovery"):
+            self.recovery.load_state_dict(state["recovery"])
         later = self.log.manifest[int(state["episodes"]) :]
         self.env_steps += sum(line["steps"] for line in later if not line["demo"])
         if state["stepper"] is not None:
