@@ -279,7 +279,7 @@ class MujocoVectorEnv(VectorEnv):
 
     @property
     def way_out(self) -> tuple[float | None, ...] | None:
-        """(A,) action that leads out of where the robot is stuck, None in it being any number; None: nobody knows one."""
+        """(A,) action that leads out of where the robot is stuck, None in it is any number; None: nobody knows one."""
         return getattr(self.world, "way_out", None)
 
     def place(self) -> np.ndarray | None:
