@@ -21,7 +21,6 @@ import torch
 
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep
-from robot_rl.policies.nets.image import random_shift
 from robot_rl.types import IOSpec
 
 CAMERAS, SIZE, STATE, ACTIONS = ("front", "wrist"), 128, 18, 4
@@ -42,6 +41,7 @@ def measure(quick: bool = False, rows: int = 800, batch: int = 256, repeats: int
 
 def _batches(rows: int, batch: int, repeats: int) -> list[dict[str, Any]]:
     ours = _our_memory(rows)
+    random_shift: Any = importlib.import_module("robot_rl.policies.nets.image").random_shift  # what our learners use
     view, noise = ours.views["online"], torch.Generator().manual_seed(0)
     images = [f"image.{name}" for name in CAMERAS]
 
