@@ -30,13 +30,13 @@ def measure(quick: bool = False, rows: int = 800, batch: int = 256, repeats: int
     """One row per measurement: medians of processor time [ms], ours and the peer's, and their ratio.
 
     Args:
-        quick: few repetitions.
+        quick: five repetitions and small buffers.
         rows: steps in the buffers.
         batch: rows of a batch, each with two pictures before and two after.
         repeats: alternations.
     """
-    repeats = 3 if quick else repeats
-    return [*_batches(rows, batch, repeats), *_pictures(4 * repeats)]
+    rows, repeats = (min(rows, 300), 5) if quick else (rows, repeats)
+    return [*_batches(rows, batch, repeats), *_pictures(repeats)]
 
 
 def _batches(rows: int, batch: int, repeats: int) -> list[dict[str, Any]]:
