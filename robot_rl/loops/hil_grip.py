@@ -88,9 +88,11 @@ class Grippers:
             self._order, self._from, self._follows = command.copy(), place.copy(), np.abs(command - place) < self.change
         if self.blind:
             return self._again(place)
-        order = self._order
-        fresh = np.abs(command - order) > self.change
-        self._order = order = np.where(fresh, command, order)
+        order, differs = self._order, np.abs(command - self._order) > self.change
+        # fingers around an object that are told to close less, or more, are told nothing new
+        same_way = (np.sign(command - place) == np.sign(order - place)) & (np.abs(order - place) >= self.change)
+        fresh = differs & ~same_way
+        self._order = order = np.where(differs, command, order)
         self._from, self._since = np.where(fresh, place, self._from), np.where(fresh, index, self._since)
         self._age = np.where(fresh, 0, self._age + 1)
         self._follows = np.where(fresh, False, self._follows) | self._went(place)

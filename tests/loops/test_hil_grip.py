@@ -101,6 +101,13 @@ def test_fingers_around_an_object_follow_and_restless_commands_are_not_judged():
     watch = grip()
     for t in range(60):  # closes from 1 to 0.3, where an object is
         assert watch.look(t, np.array([0.0, -1.0]), np.array([max(0.3, 1.0 - 0.2 * t)])) is None
+    for t in range(60, 160):  # holds it, now more, now less firmly
+        assert watch.look(t, np.array([0.0, -1.0 if t % 40 < 20 else -0.4]), np.array([0.3])) is None
+    for t in range(160, 200):  # and opens
+        assert watch.look(t, np.array([0.0, 1.0]), np.array([min(1.0, 0.3 + 0.2 * (t - 160))])) is None
+    watch.begin()
+    jam = [watch.look(t, np.array([0.0, -1.0 if t % 6 < 3 else -0.5]), np.array([1.0])) for t in range(12)]
+    assert any(index is not None for index in jam)  # that it is told the same in other words excuses no jam
     watch.begin()
     for t in range(60):  # told something else before a second has passed
         assert watch.look(t, np.array([0.0, 1.0 if t % 8 < 4 else -1.0]), np.array([0.0])) is None
