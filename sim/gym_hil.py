@@ -53,6 +53,8 @@ class PickCube(gymnasium.Env):
         ImportError: gym_hil is not installed.
     """
 
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
     def __init__(
         self,
         random_block: bool = True,
@@ -61,7 +63,6 @@ class PickCube(gymnasium.Env):
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
         prefer_headless()  # gym_hil opens a renderer even where nobody looks
         try:
             base = importlib.import_module("gym_hil.envs").PandaPickCubeGymEnv

@@ -84,11 +84,13 @@ class Grippers:
         if not self._count or measured is None or not np.isfinite(measured).all():
             return None
         place, command = np.asarray(measured, float), np.asarray(executed, float)[-self._count :]
-        if self._order is None:
-            self._order, self._from, self._follows = command.copy(), place.copy(), np.abs(command - place) < self.change
+        order = self._order
+        if order is None:
+            self._order = order = command.copy()
+            self._from, self._follows = place.copy(), np.abs(command - place) < self.change
         if self.blind:
             return self._again(place)
-        order, differs = self._order, np.abs(command - self._order) > self.change
+        differs = np.abs(command - order) > self.change
         # fingers around an object that are told to close less, or more, are told nothing new
         same_way = (np.sign(command - place) == np.sign(order - place)) & (np.abs(order - place) >= self.change)
         fresh = differs & ~same_way
