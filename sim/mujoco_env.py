@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, interface
 from robot_rl.sim.draw import Streams
-from robot_rl.sim.interface import checked
+from robot_rl.sim.interface import check_options, checked
 from robot_rl.sim.mujoco_physics import Physics
 from robot_rl.sim.randomize import Randomize, Randomizer
 from robot_rl.sim.scene import Sensors, check_markers, check_scene
@@ -107,7 +107,7 @@ class MujocoVectorEnv(VectorEnv):
         render_camera: str | None,
         crash_dir: str | None,
     ) -> None:
-        self._check_options(num_envs, world, cameras, camera_size, camera_quality, state, render_mode, render_camera)
+        check_options(num_envs, world, cameras, camera_size, camera_quality, state, render_mode, render_camera)
         self.num_envs, self.world = num_envs, world
         self._mjcf = world.mjcf()
         options = randomize or Randomize()
@@ -460,33 +460,6 @@ class MujocoVectorEnv(VectorEnv):
             key,
             path,
         )
-
-    @staticmethod
-    def _check_options(
-        num_envs: int,
-        world: World,
-        cameras: Sequence[str],
-        camera_size: Sequence[int],
-        quality: str,
-        state: bool,
-        render_mode: str | None,
-        render_camera: str | None,
-    ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}, expected at least 1")
-        for name in (*cameras, *([render_camera] if render_camera else [])):
-            if name not in world.cameras:
-                raise ValueError(f"world '{world.name}' has no camera '{name}'; it has {list(world.cameras)}")
-        if world.episode_steps < 1:
-            raise ValueError(f"{world.name}.episode_steps is {world.episode_steps}, expected at least 1 control step")
-        if len(camera_size) != 2 or min(camera_size) < 1:
-            raise ValueError(f"camera_size is {list(camera_size)}, expected [height, width] in pixels")
-        if quality not in ("full", "fast"):
-            raise ValueError(f"camera_quality is '{quality}', expected full or fast")
-        if not state and not cameras:
-            raise ValueError("nothing to observe: state is false and cameras is empty; set one of them")
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or null")
 
 
 def _flags(value: Any, world: str, term: str) -> np.ndarray:
