@@ -47,12 +47,14 @@ class Axes:
         velocity: (D,).
         low: (D,) workspace.
         high: (D,).
+        gripper: (G,) measured openings in units of their actions, which are the last; None where nobody measures.
     """
 
     position: np.ndarray
     velocity: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    gripper: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,16 @@ class ActionSafety:
             self._bad = 0
         return refused
 
-    def filter(self, action: np.ndarray, axes: Axes | None, now: float, *, moving: bool, human: bool) -> Filtered:
+    def filter(
+        self,
+        action: np.ndarray,
+        axes: Axes | None,
+        now: float,
+        *,
+        moving: bool,
+        human: bool,
+        grip: np.ndarray | None = None,
+    ) -> Filtered:
         """One tick.
 
         Args:
@@ -206,6 +217,7 @@ class ActionSafety:
             now: [s].
             moving: somebody drives; False brakes and holds.
             human: a person drives (their speed may be higher).
+            grip: (G,) where the grippers go while nobody drives, at `direct_rate` at most; None keeps them.
         """
         asked = np.asarray(action, float)
         finite = bool(np.isfinite(asked).all())
@@ -225,7 +237,7 @@ class ActionSafety:
         out = np.asarray(sent.value, float) / self._scale if sent.value.size == len(self._scale) else self._neutral
         out = np.clip(out, -1.0, 1.0)
         if not follows:  # axes without a place of their own: a gripper keeps its grip, a throttle goes to rest
-            out = np.concatenate([out[: self._moves], self._resting()])
+            out = np.concatenate([out[: self._moves], self._resting(grip)])
         self._last = out
         reasons = verdict.reasons if finite else (*verdict.reasons, "bad_command")
         if follows and not reasons and np.abs(out - np.clip(asked, -1.0, 1.0)).max() > 1e-6:
@@ -243,9 +255,13 @@ class ActionSafety:
             position[: self._moves], velocity[: self._moves] = axes.position, axes.velocity
         return RobotState(now, position, velocity)
 
-    def _resting(self) -> np.ndarray:
+    def _resting(self, grip: np.ndarray | None) -> np.ndarray:
         keep = np.array(["grip" in name for name in self._io.action_names[self._moves :]], bool)
-        return np.where(keep, self._last[self._moves :], self._neutral[self._moves :])
+        held = self._last[self._moves :].copy()
+        if grip is not None:
+            most = self._limits.direct_rate * self._period
+            held[-len(grip) :] += np.clip(np.clip(grip, -1.0, 1.0) - held[-len(grip) :], -most, most)
+        return np.where(keep, held, self._neutral[self._moves :])
 
     @staticmethod
     def _rest(io: IOSpec) -> np.ndarray:

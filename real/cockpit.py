@@ -42,6 +42,7 @@ class Driven:
         finite: the command was finite.
         stopped: a stop is latched.
         warning: about the device.
+        gripper: (G,) where the grippers stand, in units of their actions; None where that is not measured.
     """
 
     executed: np.ndarray
@@ -64,6 +65,7 @@ class Driven:
     finite: bool
     stopped: bool
     warning: str
+    gripper: np.ndarray | None = None
 
 
 class Pilot:
@@ -156,13 +158,14 @@ class Pilot:
         if self.realtime:
             self.takeover.hold()
 
-    def drive(self, obs: Obs, proposal: np.ndarray, *, blind: bool = False) -> Driven:
+    def drive(self, obs: Obs, proposal: np.ndarray, *, blind: bool = False, grip: np.ndarray | None = None) -> Driven:
         """One tick: who drives, and what the robot gets.
 
         Args:
             obs: without a batch axis.
             proposal: (A,) of the policy, also while a person drives.
-            blind: nobody drives in this tick: what the robot sees is not to be trusted.
+            blind: nobody drives in this tick: what the robot sees, or its gripper, is not to be trusted.
+            grip: (G,) what the grippers are to do in such a tick; None keeps them.
         """
         now = self.clock.now()
         reading = self._read(now, obs, proposal)
@@ -188,7 +191,7 @@ class Pilot:
         if decision.moving and not decision.human and not np.isfinite(proposal).all():
             command = np.asarray(proposal, np.float32)  # the safety layer has to see it
         self._seen = self._axes()
-        done = self.safety.filter(command, self._seen, now, moving=decision.moving, human=decision.human)
+        done = self.safety.filter(command, self._seen, now, moving=decision.moving, human=decision.human, grip=grip)
         if self.safety.stopped:
             self.takeover.stop()
         return Driven(
@@ -212,6 +215,7 @@ class Pilot:
             finite=done.finite,
             stopped=self.safety.stopped,
             warning=decision.warning,
+            gripper=None if self._seen is None else self._seen.gripper,
         )
 
     def advise(self, wanted: bool) -> None:
@@ -327,7 +331,8 @@ def simulated(
         found = call() if call is not None else None
         if found is None:
             return None
-        return Axes(found["position"][0], found["velocity"][0], found["low"], found["high"])
+        grip = found["gripper"][0] if "gripper" in found else None
+        return Axes(found["position"][0], found["velocity"][0], found["low"], found["high"], grip)
 
     if call is not None:
         env.reset()  # a place to read limits from

@@ -348,6 +348,8 @@ class Learner(Protocol[Data_contra]):
     Attributes:
         policy: what acts; its `state_dict` holds tensors only.
         consumes: which loop feeds it: "transitions" (replay; the learner then has `batch_size`), "rollout" (on-policy),
+            "episodes" (on-policy with a person in the loop: all steps since the last update in order, then steps to
+            imitate, see `loops.hil_episodes`; the learner then has `rollout_steps` and `batch_size`),
             "environment" (it brings its own loop: `attach(env)`, `run(total_steps, hook)`, `env_steps`).
             "device_transitions" and "device_rollout" (the same on a device: `loops.device`, `loops.device_on_policy`).
         reads: (optional) extras that a learner from logs wants: "next_action", "return_to_go".

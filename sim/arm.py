@@ -65,6 +65,7 @@ class Arm:
         leash: m that the commanded tip may be ahead of the measured one ("ee").
         model: MJCF in which to find `site`, when the hand holds something; None is the bare arm.
         site: what counts as the tip; its z axis is the direction of the tool.
+        start_pose: the state also tells where the tip was at the start, for policies that think in that frame ("ee").
 
     Raises:
         ValueError: unknown action, or a rate that does not divide the physics rate.
@@ -85,7 +86,10 @@ class Arm:
         leash: float = 0.06,
         model: str | None = None,
         site: str = "tip",
+        start_pose: bool = False,
     ) -> None:
+        if start_pose and action != "ee":
+            raise ValueError("start_pose goes with action='ee': moves of joints have no frame at the tip")
         if action not in ("ee", "joint"):
             raise ValueError(f"action is '{action}', expected 'ee' (moves of the tool tip) or 'joint' (joint moves)")
         substeps = 1.0 / (control_hz * TIMESTEP) if control_hz > 0 else 0.0
@@ -98,7 +102,7 @@ class Arm:
         self.control_hz = float(control_hz)
         self.chain = Chain(model or scene(), site)
         self.low, self.high, self.leash = low, high, leash
-        self.gripper, self.yaw = gripper, yaw
+        self.gripper, self.yaw, self._start_pose = gripper, yaw, start_pose
         if action == "ee":
             names = ("tip_dx", "tip_dy", "tip_dz") + ("tip_dyaw",) * yaw
             steps = (speed / control_hz,) * 3 + (turn_speed / control_hz,) * yaw
@@ -114,6 +118,8 @@ class Arm:
         self.action_units = units + ("m",) * gripper
         self.state_names = tuple(f"{name}_{axis}" for name in ("tip", "tip_velocity", "tip_lag") for axis in "xyz")
         self.state_names += ("opening",) * gripper + ("yaw",) * yaw
+        if start_pose:
+            self.state_names += ("start_x", "start_y", "start_z") + ("start_yaw",) * yaw
         if action == "joint":
             self.state_names += tuple(f"{name}_position" for name in self.chain.joints)
             self.state_names += tuple(f"{name}_lag" for name in self.chain.joints)
@@ -141,13 +147,18 @@ class Arm:
             "tip_lag": xp.zeros_like(reached),
             "yaw": yaw,
         }
+        if self._start_pose:
+            task["start"] = xp.concat([reached, yaw[:, None]], axis=1)
         return xp.concat([joints, fingers], axis=1), task
 
     def adopt(self, view: View) -> None:
         """Take the joints in `view.qpos` as commanded and measured pose: an episode begins at a measured robot."""
         cast("dict[str, Any]", view.task)["command"][...] = view.qpos[:, :6]
         self.update(view)
-        cast("dict[str, Any]", view.task)["tip_velocity"][...] = 0.0
+        task = cast("dict[str, Any]", view.task)
+        task["tip_velocity"][...] = 0.0
+        if self._start_pose:
+            task["start"][...] = view.xp.concat([task["tip"], task["yaw"][:, None]], axis=1)
 
     def control(self, view: View, action: Array) -> Array:
         """Advance the command by (N, A) actions in [-1, 1] and return (N, 8) position targets."""
@@ -204,6 +215,10 @@ class Arm:
             parts.append(xp.astype(self.opening(view) * (2.0 / STROKE) - 1.0, tip.dtype)[:, None])
         if self.yaw:
             parts.append(task["yaw"][:, None])
+        if self._start_pose:
+            parts.append((task["start"][:, :3] - centre) / _TIP)
+            if self.yaw:
+                parts.append(task["start"][:, 3:])
         if self.mode == "joint":
             measured = xp.astype(view.qpos[:, :6], tip.dtype)
             home = constant(HOME, tip)
@@ -214,19 +229,22 @@ class Arm:
         """Where the axes of the actions that are moves stand, for a safety layer outside the simulation.
 
         Returns:
-            "position" and "velocity" (N, D), "low" and "high" (D,): tip and yaw [m, rad], or the six joints [rad].
+            "position" and "velocity" (N, D), "low" and "high" (D,): tip and yaw [m, rad], or the six joints [rad]; with
+            a gripper "gripper" (N, 1), its opening in units of the action.
         """
         xp, task = view.xp, view.task
+        grip = {"gripper": (self.opening(view) * (2.0 / STROKE) - 1.0)[:, None]} if self.gripper else {}
         if self.mode == "joint":
             low, high = (constant(limit, view.qpos) for limit in (self.chain.low, self.chain.high))
-            return {"position": view.qpos[:, :6], "velocity": view.qvel[:, :6], "low": low, "high": high}
+            return {"position": view.qpos[:, :6], "velocity": view.qvel[:, :6], "low": low, "high": high, **grip}
         position, velocity = [task["tip"]], [task["tip_velocity"]]
         if self.yaw:
             position.append(task["yaw"][:, None])
             velocity.append(xp.zeros_like(task["yaw"])[:, None])
         limits = (*self.low, *(-_YAW,) * self.yaw), (*self.high, *(_YAW,) * self.yaw)
         low, high = (constant(limit, task["tip"]) for limit in limits)
-        return {"position": xp.concat(position, 1), "velocity": xp.concat(velocity, 1), "low": low, "high": high}
+        position, velocity = xp.concat(position, 1), xp.concat(velocity, 1)
+        return {"position": position, "velocity": velocity, "low": low, "high": high, **grip}
 
     def opening(self, view: View) -> Array:
         """(N,) distance of the finger pads, m."""

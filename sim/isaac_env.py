@@ -41,6 +41,7 @@ def make(
     num_threads: int | None = None,
     cameras: Sequence[str] = (),
     camera_size: Sequence[int] = (84, 84),
+    camera_quality: str = "full",
     state: bool = True,
     randomize: Randomize | Mapping[str, Any] | None = None,
     render_mode: str | None = None,
@@ -59,6 +60,7 @@ def make(
         num_threads: of the CPU engine; here it must stay None.
         cameras: of the CPU engine; here it must stay empty.
         camera_size: of the CPU engine.
+        camera_quality: of the CPU engine.
         state: must be True.
         randomize: latency and noise; factors that change the model are refused.
         render_mode: "rgb_array" (drawn by MuJoCo from the joint state) or None.

@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, interface
 from robot_rl.sim.draw import Streams
-from robot_rl.sim.interface import checked
+from robot_rl.sim.interface import check_options, checked
 from robot_rl.sim.mujoco_physics import Physics
 from robot_rl.sim.randomize import Randomize, Randomizer
 from robot_rl.sim.scene import Sensors, check_markers, check_scene
@@ -35,6 +35,7 @@ def make(
     num_threads: int | None = None,
     cameras: Sequence[str] = (),
     camera_size: Sequence[int] = (84, 84),
+    camera_quality: str = "full",
     state: bool = True,
     randomize: Randomize | Mapping[str, Any] | None = None,
     render_mode: str | None = None,
@@ -52,6 +53,7 @@ def make(
         num_threads: threads of MuJoCo's pool; None takes the processors available to this process.
         cameras: names of the world's cameras to observe as "image.<name>".
         camera_size: (height, width) of these images in pixels.
+        camera_quality: "full" or "fast" (no shadows, reflections and multisampling) of these images.
         state: whether to observe "state".
         randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`.
         render_mode: "rgb_array" or None.
@@ -69,6 +71,7 @@ def make(
         num_threads=num_threads,
         cameras=cameras,
         camera_size=camera_size,
+        camera_quality=camera_quality,
         state=state,
         randomize=Randomize(**randomize) if isinstance(randomize, Mapping) else randomize,
         render_mode=render_mode,
@@ -96,6 +99,7 @@ class MujocoVectorEnv(VectorEnv):
         num_threads: int | None,
         cameras: Sequence[str],
         camera_size: Sequence[int],
+        camera_quality: str,
         state: bool,
         randomize: Randomize | None,
         render_mode: str | None,
@@ -103,7 +107,7 @@ class MujocoVectorEnv(VectorEnv):
         render_camera: str | None,
         crash_dir: str | None,
     ) -> None:
-        self._check_options(num_envs, world, cameras, camera_size, state, render_mode, render_camera)
+        check_options(num_envs, world, cameras, camera_size, camera_quality, state, render_mode, render_camera)
         self.num_envs, self.world = num_envs, world
         self._mjcf = world.mjcf()
         options = randomize or Randomize()
@@ -120,7 +124,8 @@ class MujocoVectorEnv(VectorEnv):
         self._render_size = (int(render_size[0]), int(render_size[1]))
         self._render_camera = render_camera if render_camera or not world.cameras else world.cameras[0]
         self.render_mode = render_mode
-        self._renderers: dict[tuple[int, int], Any] = {}
+        self._quality = camera_quality
+        self._renderers: dict[tuple[tuple[int, int], str], Any] = {}
         self._with_state = state
         self._crash_dir = crash_dir
 
@@ -268,10 +273,21 @@ class MujocoVectorEnv(VectorEnv):
         """Where the robot's commanded axes stand, for a safety layer; None where the world has none.
 
         Returns:
-            "position" and "velocity" (N, D) and "low" and "high" (D,) of the first D actions, which are moves.
+            "position" and "velocity" (N, D) and "low" and "high" (D,) of the first D actions, which are moves; where
+            there are grippers, "gripper" (N, G), their openings in units of their actions, which are the last.
         """
         call = getattr(self.world, "tool", None)
         return None if call is None else {key: np.array(value, float) for key, value in call(self._view).items()}
+
+    @property
+    def way_out(self) -> tuple[float | None, ...] | None:
+        """(A,) action that leads out of where the robot is stuck, None in it is any number; None: nobody knows one."""
+        return getattr(self.world, "way_out", None)
+
+    def place(self) -> np.ndarray | None:
+        """(N, P) where the robots are [m]; None where the world does not tell."""
+        call = getattr(self.world, "place", None)
+        return None if call is None else np.array(call(self._view), float)
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """One (height, width, 3) uint8 frame per environment, or None without render_mode."""
@@ -394,7 +410,7 @@ class MujocoVectorEnv(VectorEnv):
             self._state_obs[rows] = self._random.noisy(state, rows)
         obs: Obs = {"state": self._state_obs.copy()} if self._with_state else {}
         if self._names:
-            pictures = self._pictures(rows, self._names, self._size)
+            pictures = self._pictures(rows, self._names, self._size, self._quality)
             for name, value in pictures.items():
                 key = f"image.{name}"
                 if not whole and base is not None:
@@ -405,15 +421,16 @@ class MujocoVectorEnv(VectorEnv):
         return obs
 
     def _pictures(
-        self, rows: np.ndarray, cameras: Sequence[str | None], size: tuple[int, int]
+        self, rows: np.ndarray, cameras: Sequence[str | None], size: tuple[int, int], quality: str = "full"
     ) -> dict[str | None, np.ndarray]:
-        if size not in self._renderers:
+        if (size, quality) not in self._renderers:
             from robot_rl.sim.render import Cameras  # OpenGL only for those who look
 
             markers = getattr(self.world, "markers", {})
-            self._renderers[size] = Cameras(self.physics.model, size[1], size[0], markers)
+            model = self.physics.model
+            self._renderers[size, quality] = Cameras(model, size[1], size[0], markers, quality=quality)
         task = {key: np.asarray(value)[rows] for key, value in self._view.task.items()}
-        return self._renderers[size].render(self.physics.qpos[rows], cameras, task)
+        return self._renderers[size, quality].render(self.physics.qpos[rows], cameras, task)
 
     def _crash(self, index: int, key: str, values: Any) -> None:
         physics = self.physics
@@ -443,30 +460,6 @@ class MujocoVectorEnv(VectorEnv):
             key,
             path,
         )
-
-    @staticmethod
-    def _check_options(
-        num_envs: int,
-        world: World,
-        cameras: Sequence[str],
-        camera_size: Sequence[int],
-        state: bool,
-        render_mode: str | None,
-        render_camera: str | None,
-    ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}, expected at least 1")
-        for name in (*cameras, *([render_camera] if render_camera else [])):
-            if name not in world.cameras:
-                raise ValueError(f"world '{world.name}' has no camera '{name}'; it has {list(world.cameras)}")
-        if world.episode_steps < 1:
-            raise ValueError(f"{world.name}.episode_steps is {world.episode_steps}, expected at least 1 control step")
-        if len(camera_size) != 2 or min(camera_size) < 1:
-            raise ValueError(f"camera_size is {list(camera_size)}, expected [height, width] in pixels")
-        if not state and not cameras:
-            raise ValueError("nothing to observe: state is false and cameras is empty; set one of them")
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or null")
 
 
 def _flags(value: Any, world: str, term: str) -> np.ndarray:

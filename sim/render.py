@@ -18,6 +18,7 @@ from robot_rl.sim.scene import mocap
 prefer_headless()
 mujoco = require("mujoco", extra="sim")
 
+QUALITIES = ("full", "fast")
 _REMEDY = (
     "Rendering without a screen needs EGL (Debian or Ubuntu: apt-get install libegl1 libgl1-mesa-dri; NVIDIA drivers "
     "bring their own) or OSMesa (apt-get install libosmesa6), and pip install pyopengl. Without either, train from "
@@ -66,13 +67,25 @@ class Cameras:
         width: picture width in pixels.
         height: picture height in pixels.
         markers: mocap body name -> name of the variable that holds its position, for drawn goals.
+        quality: "full", or "fast": no shadows, reflections and multisampling, which take most of the time where a
+            processor draws.
 
     Raises:
         RuntimeError: no renderer works.
-        ValueError: a marker is not a mocap body of the model.
+        ValueError: a marker is not a mocap body of the model, or an unknown quality.
     """
 
-    def __init__(self, model: Any, width: int, height: int, markers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        width: int,
+        height: int,
+        markers: Mapping[str, str] | None = None,
+        *,
+        quality: str = "full",
+    ) -> None:
+        if quality not in QUALITIES:
+            raise ValueError(f"the quality of pictures is '{quality}', expected one of {', '.join(QUALITIES)}")
         self._model = model
         self._data = mujoco.MjData(model)
         self.width, self.height = width, height
@@ -83,11 +96,15 @@ class Cameras:
         self._scene = mujoco.MjvScene(model, maxgeom=max(1000, 2 * model.ngeom + 100))
         self._option = mujoco.MjvOption()
         # A shadow map much finer than the picture shows no more; on a software renderer it takes most of the time.
-        quality = model.vis.quality
-        finest = quality.shadowsize
-        quality.shadowsize = min(finest, 2 ** (4 * max(width, height) - 1).bit_length())
+        wanted = model.vis.quality
+        finest, samples = wanted.shadowsize, wanted.offsamples
+        wanted.shadowsize = min(finest, 2 ** (4 * max(width, height) - 1).bit_length())
+        if quality == "fast":
+            wanted.offsamples = 0
+            for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+                self._scene.flags[flag.value] = 0
         self._mjr: Any = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
-        quality.shadowsize = finest
+        wanted.shadowsize, wanted.offsamples = finest, samples
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._mjr)
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._pixels = np.empty((height, width, 3), np.uint8)

@@ -25,6 +25,7 @@ def make(
     num_threads: int | None = None,
     cameras: Sequence[str] = (),
     camera_size: Sequence[int] = (84, 84),
+    camera_quality: str = "full",
     state: bool = True,
     randomize: Randomize | Mapping[str, Any] | None = None,
     render_mode: str | None = None,
@@ -45,6 +46,7 @@ def make(
         num_threads: of the CPU engine; here it must stay None.
         cameras: of the CPU engine; here it must stay empty (pictures would leave the device).
         camera_size: of the CPU engine.
+        camera_quality: of the CPU engine.
         state: must be True.
         randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`. Factors
             that change the model `per: episode` cost one look at the device per step; `per: environment` is free.

@@ -92,7 +92,10 @@ class World(Protocol):
             of the n environments that reset, so that the next start may depend on it (practice without a person).
         adopt(view): takes the measured `qpos` as the start, for worlds whose policies run on a robot.
         tool(view) -> dict: "position", "velocity" (N, D), "low", "high" (D,) of the first D actions where these are
-            moves: what a safety layer between policy and simulation watches.
+            moves: what a safety layer between policy and simulation watches; where there are grippers, "gripper" (N,
+            G), their openings in units of their actions, which are the last.
+        place(view) -> (N, P) [m], with the attribute `way_out`, (A,) an action (None: any number) that leads out of
+            where the robot is stuck.
     """
 
     @property

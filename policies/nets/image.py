@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, layer_norm, linear
@@ -30,11 +31,34 @@ def random_shift(image: Tensor, pad: int, generator: torch.Generator) -> Tensor:
         return image
     batch, height, width = image.shape[:3]
     offset = torch.randint(-pad, pad + 1, (2, batch, 1), generator=generator, device=generator.device)
+    if image.dtype == torch.uint8 and image.device.type == "cpu":
+        return _shift_bytes(image, offset[:, :, 0].tolist())
     offset = offset.to(image.device)
     rows = (torch.arange(height, device=image.device) + offset[0]).clamp_(0, height - 1)
     columns = (torch.arange(width, device=image.device) + offset[1]).clamp_(0, width - 1)
     item = torch.arange(batch, device=image.device)[:, None, None]
     return image[item, rows[:, :, None], columns[:, None, :]]
+
+
+def _shift_bytes(image: Tensor, offset: list[list[int]]) -> Tensor:
+    """`random_shift` on the CPU by copies of blocks: gathering single pixels of three bytes takes ten times as long."""
+    source = image.numpy()
+    out = np.empty_like(source)
+    height, width = source.shape[1:3]
+    for picture, target, down, right in zip(source, out, *offset):
+        top, bottom = max(0, -down), min(height, height - down)  # rows of the target that the source has
+        left, end = max(0, -right), min(width, width - right)
+        inside = target[top:bottom]
+        inside[:, left:end] = picture[top + down : bottom + down, left + right : end + right]
+        if left:
+            inside[:, :left] = inside[:, left : left + 1]
+        if end < width:
+            inside[:, end:] = inside[:, end - 1 : end]
+        if top:
+            target[:top] = target[top]
+        if bottom < height:
+            target[bottom:] = target[bottom - 1]
+    return torch.from_numpy(out)
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,15 @@ class ScriptedHuman:
             (when asked by `advise`) or "never".
         sees: what is compared with the expert: "proposal" (what the policy wants to do now, as if it could be seen) or
             "motion" (what the policy did in the last step, as a person beside the robot sees it).
-        threshold: mean over `window_s` of the largest action difference above which a person is worried.
+        gap: how far two actions are apart: "max", the largest difference of an axis, or "rms", over all axes. Where the
+            reward is made from takeovers, "rms" tells a policy about each axis, "max" only once all others are right.
+        threshold: mean over `window_s` of that gap above which a person is worried.
         window_s: see threshold.
         patience_s: how long the policy may try after the start and after every help.
         drive_s: how long one intervention lasts.
         attention: share of the episodes that are watched at all.
         random_rate: probability per tick of a takeover with help="random".
+        most_s: takes over for this long in all, demonstrations not counted; None is a person who never tires.
         give_up_s: presses "failure" after this much time in an episode; None never.
         seed: of all randomness.
 
@@ -52,12 +55,14 @@ class ScriptedHuman:
         bias: float = 0.0,
         help: str = "disagreement",
         sees: str = "proposal",
+        gap: str = "max",
         threshold: float = 0.6,
         window_s: float = 0.5,
         patience_s: float = 1.5,
         drive_s: float = 1.5,
         attention: float = 1.0,
         random_rate: float = 0.05,
+        most_s: float | None = None,
         give_up_s: float | None = None,
         seed: int = 0,
     ) -> None:
@@ -68,8 +73,10 @@ class ScriptedHuman:
             raise ValueError(f"help is '{help}', expected disagreement, random, adviser or never")
         if sees not in ("proposal", "motion"):
             raise ValueError(f"sees is '{sees}', expected proposal or motion")
-        if min(delay_s, noise, bias, window_s, patience_s) < 0.0 or drive_s <= 0.0:
-            raise ValueError("delay_s, noise, bias, window_s and patience_s must be >= 0 and drive_s > 0")
+        if gap not in ("max", "rms"):
+            raise ValueError(f"gap is '{gap}', expected max or rms")
+        if min(delay_s, noise, bias, window_s, patience_s, most_s or 0.0) < 0.0 or drive_s <= 0.0:
+            raise ValueError("delay_s, noise, bias, window_s, patience_s and most_s must be >= 0 and drive_s > 0")
         if expert is None and help != "never":
             raise ValueError(
                 "this environment has no scripted expert to drive with; choose one of our worlds (env=insert, "
@@ -78,9 +85,11 @@ class ScriptedHuman:
         hz = io.control_hz
         self._expert, self._actions = expert, io.action_dim
         self._skill, self._noise, self._help = skill, noise, help
+        self._rms = gap == "rms"
         self._motion = sees == "motion"
         self._wish: float | None = None  # how far the policy's last action was from the expert's
         self._threshold, self._attention, self._rate = threshold, attention, random_rate
+        self._left = None if most_s is None else round(most_s * hz)
         self._patience, self._drive = round(patience_s * hz), max(round(drive_s * hz), 1)
         self._give_up = None if give_up_s is None else round(give_up_s * hz)
         self._window: deque[float] = deque(maxlen=max(round(window_s * hz), 1))
@@ -115,7 +124,8 @@ class ScriptedHuman:
         batch = {key: np.asarray(item)[None] for key, item in obs.items()}
         self._seen.append(np.asarray(self._expert(batch), np.float32)[0])
         advice = self._seen[0]
-        gap = float(np.abs(advice - policy).max())
+        apart = np.abs(advice - policy)
+        gap = float(np.sqrt(np.mean(apart**2)) if self._rms else apart.max())
         if self._motion:
             gap, self._wish = self._wish, gap if self._driving == 0 else None
         if gap is not None:
@@ -130,8 +140,9 @@ class ScriptedHuman:
                 self._wish = None
         elif self._rest > 0:
             self._rest -= 1
-        elif self._watches and self._worried():
-            self._driving = self._drive
+        elif self._watches and self._left != 0 and self._worried():
+            self._driving = self._drive if self._left is None else min(self._drive, self._left)
+            self._left = None if self._left is None else self._left - self._driving
         value = self._hand(advice)
         driving = self._driving > 0
         norm = float(np.abs(value).max()) if driving else 0.0
@@ -144,12 +155,16 @@ class ScriptedHuman:
         """Nothing to release."""
 
     def state_dict(self) -> dict[str, object]:
-        """The generator; between episodes nothing else matters."""
+        """The generator and what patience is left; between episodes nothing else matters."""
         state = self._rng.bit_generator.state
-        return {"rng": {**state, "state": {key: int(value) for key, value in state["state"].items()}}}
+        return {
+            "left": self._left,
+            "rng": {**state, "state": {key: int(value) for key, value in state["state"].items()}},
+        }
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue the generator."""
+        """Continue."""
+        self._left = state.get("left", self._left)
         self._rng.bit_generator.state = state["rng"]
 
     def advise(self, wanted: bool) -> None:

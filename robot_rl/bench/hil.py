@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from robot_rl.bench import hil_images
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
 from robot_rl.data.hil_log import HilLog, episode_key, read_manifest
 from robot_rl.data.hil_pieces import Inbox, Outbox, PieceHead, Place
@@ -36,7 +37,9 @@ IO = IOSpec({"state": ((2,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
 WEIGHTS = {"actor": torch.zeros(1000)}
 
 
-def run(quick: bool = False, kills: int = 200, seed: int = 0, pause_s: float = 0.25) -> dict[str, Any]:
+def run(
+    quick: bool = False, kills: int = 200, seed: int = 0, pause_s: float = 0.25, images: bool = False
+) -> dict[str, Any]:
     """Kill, cut, restart, compare.
 
     Args:
@@ -44,11 +47,14 @@ def run(quick: bool = False, kills: int = 200, seed: int = 0, pause_s: float = 0
         kills: in all, of actor, learner and link in turn at random.
         seed: of moments and victims.
         pause_s: mean time between two of them.
+        images: measure image batches and camera pictures against LeRobot and gym_hil instead; see `hil_images`.
 
     Returns:
         {"rows": one row with counts of kills, recorded, lost, doubled and different steps, weights that were torn and
         weights that went back in version within one life of the learner}.
     """
+    if images:
+        return {"rows": hil_images.measure(quick)}
     kills = min(kills, 10) if quick else kills
     rng = random.Random(seed)
     context = multiprocessing.get_context("fork")

@@ -113,6 +113,18 @@ class HilMemory:
         """Let the demo view see these rows too, e.g. those of a success without help."""
         self.views["demo"].add([row for row in rows if row >= self._oldest])
 
+    def joined(self, rows: np.ndarray) -> np.ndarray:
+        """(B,) bool: the next of these rows (B,) begins with the very observation that this one ends with."""
+        refs = self._refs[rows % self.capacity]
+        out = np.zeros(len(rows), bool)
+        out[:-1] = refs[:-1, 1] == refs[1:, 0]
+        return out
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """Nobody samples these rows any more: the episode was thrown away, or did not happen as it was recorded."""
+        for view in self.views.values():
+            view.remove(rows)
+
     def take(self, rows: np.ndarray) -> Transitions:
         """A batch of rows by number (B,).
 
@@ -237,6 +249,13 @@ class View:
                 self._reserve()
                 self._rows[self._end] = row
             self._end += 1
+
+    def remove(self, rows: Sequence[int]) -> None:
+        """See these rows no more."""
+        seen = self.rows()
+        kept = seen[~np.isin(seen, np.asarray(rows, np.int64))]
+        self._rows[self._begin : self._begin + len(kept)] = kept
+        self._end = self._begin + len(kept)
 
     def batches(self, size: int) -> Iterator[Transitions]:
         """Endless batches of `size` rows."""

@@ -58,6 +58,7 @@ class Invalid(IntEnum):
     NONFINITE = 7
     RECOVERED = 8
     REWARD = 9  # whether it was a success is not known: the classifier was late or failed
+    GRIPPER = 10  # the gripper did not follow
 
 
 @dataclass

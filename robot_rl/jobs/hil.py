@@ -21,8 +21,10 @@ from robot_rl.data.mix import Mix
 from robot_rl.loops.hil import HumanInTheLoop
 from robot_rl.loops.hil_adviser import Adviser
 from robot_rl.loops.hil_elicit import Elicitor
+from robot_rl.loops.hil_episodes import NewSteps
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_options import HilOptions
+from robot_rl.loops.hil_recovery import Recovery, of_environment
 from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.trials import trials
 from robot_rl.stopwatch import Stopwatch
@@ -50,6 +52,7 @@ class HilSettings:
         promote_success: unaided successes join the demonstrations.
         reaction_ms: of the person's labels.
         stop_is_end: stops are true ends instead of cuts.
+        recover: a robot that is stuck backs out by itself, where its world knows how; see `Recovery`.
         learning_starts: own steps before the first update.
         random_steps: own steps with random proposals.
         updates_per_step: learner updates per own step.
@@ -77,6 +80,7 @@ class HilSettings:
     promote_success: bool = False
     reaction_ms: float = 200.0
     stop_is_end: bool = False
+    recover: bool = False
     learning_starts: int = 100
     random_steps: int = 0
     updates_per_step: float = 1.0
@@ -102,8 +106,8 @@ class HilSettings:
         return HilOptions(**{name: getattr(self, name) for name in names})
 
 
-def make_memory(settings: HilSettings, io: IOSpec) -> tuple[HilMemory, Mix]:
-    """An empty memory, and batches of it at the shares that the settings want."""
+def make_memory(settings: HilSettings, io: IOSpec, *, in_order: bool = False) -> tuple[HilMemory, Mix | NewSteps]:
+    """An empty memory, and batches of it at the shares that the settings want; `in_order` for on-policy learners."""
     memory = HilMemory(
         io,
         settings.buffer_size,
@@ -112,6 +116,8 @@ def make_memory(settings: HilSettings, io: IOSpec) -> tuple[HilMemory, Mix]:
         store_human=settings.store_human,
         seed=settings.seed,
     )
+    if in_order:
+        return memory, NewSteps(memory, settings.demo_share)
     views = memory.views
     parts: Any = {"online": (views["online"], 1.0 - settings.demo_share)}
     if settings.demo_share > 0.0:
@@ -183,7 +189,7 @@ class HilJob:
             folder / "log", self.env.io, run_id=settings.seed, actor_id=self.actor_id, rules=settings.rules()
         )
         self.memory: HilMemory | None = None
-        self.sampler: Mix | None = None
+        self.sampler: Mix | NewSteps | None = None
         self.loop = self._make_loop(self._picture if pictures else None)
         self.resume_step: int | None = None
         if resume:
@@ -200,7 +206,7 @@ class HilJob:
     def _make_loop(self, picture: Callable[[], Any] | None) -> HumanInTheLoop:
         """Memory, batches and the loop that uses them."""
         settings = self.settings
-        self.memory, self.sampler = make_memory(settings, self.env.io)
+        self.memory, self.sampler = make_memory(settings, self.env.io, in_order=self.learner.consumes == "episodes")
         return HumanInTheLoop(
             self.env,
             self.learner,
@@ -216,7 +222,14 @@ class HilJob:
             judge=self.judge,
             elicitor=self.elicitor,
             adviser=self._make_adviser(),
+            recovery=self._make_recovery(),
         )
+
+    def _make_recovery(self) -> Recovery | None:
+        if not self.settings.recover:
+            return None
+        self.env.reset()  # a place to ask for
+        return of_environment(self.env, self.settings.seed)
 
     def _make_adviser(self) -> Adviser | None:
         share = self.settings.advise
@@ -392,6 +405,7 @@ class HilJob:
             "human_seconds": stats.human_seconds,
             "demonstrations": loop.demos,
             **({} if loop.adviser is None else {"help_asked_steps": loop.adviser.asked}),
+            **({} if loop.recovery is None else {"recoveries": loop.recovery.count}),
             **({} if self.elicitor is None else {"demonstrations_asked_for_again": self.elicitor.refused}),
             "interventions_steps": stats.human_steps,
             "ends": json.dumps(stats.reasons),

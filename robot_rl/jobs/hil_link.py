@@ -80,6 +80,7 @@ class HilActorJob(HilJob):
             frame=picture,
             judge=self.judge,
             elicitor=self.elicitor,
+            recovery=self._make_recovery(),
         )
 
     def run(self) -> dict[str, Any]:
@@ -195,6 +196,11 @@ class HilLearnerJob:
     def _learn(self, io: IOSpec, inbox: Inbox, link: LearnerLink) -> dict[str, Any]:
         s = self.settings
         learner = self._make_learner(io)
+        if learner.consumes == "episodes":
+            raise ValueError(
+                f"{type(learner).__name__} learns from what its newest weights drove and from nothing older; use one "
+                "process (role=both), or policy=human/imitation_sac"
+            )
         memory, sampler = make_memory(s, io)
         self.loop = loop = HilLearner(
             learner,

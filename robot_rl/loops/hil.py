@@ -16,9 +16,12 @@ from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
 from robot_rl.loops.hil_adviser import Adviser
 from robot_rl.loops.hil_elicit import Elicitor
+from robot_rl.loops.hil_grip import Grippers
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_learning import Improver
 from robot_rl.loops.hil_options import HilOptions
+from robot_rl.loops.hil_recovery import Recovery
+from robot_rl.loops.hil_screen import telemetry
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats
 from robot_rl.loops.hil_watch import Watch
 from robot_rl.loops.stepping import NonFiniteError, Stepper
@@ -47,6 +50,7 @@ class HumanInTheLoop:
         judge: says whether an observation shows success; needed for task_reward="classifier".
         elicitor: looks at demonstrations as they come.
         adviser: tells the person when help is wanted.
+        recovery: backs out where the robot is stuck; its steps are stored and never learned from.
     """
 
     def __init__(
@@ -66,21 +70,19 @@ class HumanInTheLoop:
         judge: Judge | None = None,
         elicitor: Elicitor | None = None,
         adviser: Adviser | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         if (options.task_reward == "classifier") != (judge is not None):
             raise ValueError("task_reward=classifier and a classifier belong together; give both or neither")
-        self.judge, self.elicitor, self.adviser = judge, elicitor, adviser
+        self.judge, self.elicitor, self.adviser, self.recovery = judge, elicitor, adviser, recovery
         self.env, self.learner, self.pilot = env, learner, pilot
         self.log, self.memory, self.sampler = log, memory, sampler
         self.rules, self.options, self.seed = rules, options, seed
         self.stats = HilStats(env.io.control_hz)
         self.env_steps = self.demos = self.version = 0
-        self.improver = Improver(
-            learner,
-            sampler.batches(batch_size),
-            options.updates_per_step,
-            most_credit=50.0 * max(options.updates_per_step, 1.0),
-        )
+        self._whole = learner.consumes == "episodes"  # learns between episodes, from what the same weights drove
+        rate = options.updates_per_step / (getattr(learner, "rollout_steps", 1) if self._whole else 1)
+        self.improver = Improver(learner, sampler.batches(batch_size), rate, most_credit=50.0 * max(rate, 1.0))
         self._trouble = ""
         self._rng = np.random.default_rng(seed)
         self._stepper = Stepper(env)
@@ -89,7 +91,8 @@ class HumanInTheLoop:
         self._stop = self._world_ended = False
         self.watch = Watch(env.io.control_hz, options.max_hold_steps)
         self._seen: dict[str, Any] = {}
-        self._grip = 1.0  # last gripper command of the episode; open at the start
+        self.grippers = Grippers(env.io, options.grip_penalty)
+        self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on
 
     @property
     def updates(self) -> int:
@@ -104,7 +107,7 @@ class HumanInTheLoop:
     @property
     def problem(self) -> str:
         """What a person should know, or ""."""
-        return self._trouble or self.watch.problem or self.improver.problem
+        return self._trouble or self.watch.problem or self.grippers.problem or self.improver.problem
 
     def stop(self) -> None:
         """End after the episode under way (from a signal handler)."""
@@ -160,18 +163,20 @@ class HumanInTheLoop:
         draft = EpisodeDraft(self.rules, self.env.io.control_hz)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
         self.learner.policy.reset()
-        for part in (self.watch, self.adviser):
+        for part in (self.watch, self.grippers, self.adviser, self.judge, self.recovery):
             if part is not None:
                 part.begin()
-        if self.judge is not None:
-            self.judge.begin()
-        self._grip, self._seen = 1.0, {}
+        self._rows, self._seen = [], {}
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
             obs = self._here()
             proposal = self._propose(demo)
-            blind = self.watch.look(obs, self._seen)
-            driven = self.pilot.drive(obs, proposal, blind=blind)
+            blind = self.watch.look(obs, self._seen) or self.grippers.blind
+            out = None if demo or self.recovery is None else self.recovery.look()
+            wish = proposal if out is None else out
+            driven = self.pilot.drive(obs, wish, blind=blind, grip=self.grippers.wanted)
+            if driven.human and self.recovery is not None:
+                self.recovery.begin()
             discard = self._keys(draft, driven.presses) or discard
             if draft.end_reason != EndReason.NONE:
                 break
@@ -197,8 +202,11 @@ class HumanInTheLoop:
             draft.add(step)
             self._note(step)
             facts.count(step, driven)
-            held = held + 1 if not (driven.moving or demo) else 0
-            if self.watch.lost:
+            held = held + 1 if not (driven.moving or demo or self.grippers.blind) else 0
+            void = self.grippers.look(len(draft) - 1, driven.executed, driven.gripper)
+            if void is not None:
+                self._void(draft, void)
+            if self.watch.lost or self.grippers.lost:
                 self.pilot.hold()
                 draft.close(EndReason.FAULT)
             if over != EndReason.NONE:
@@ -207,7 +215,7 @@ class HumanInTheLoop:
                 draft.close(EndReason.HUMAN_STOP)
             if not demo:
                 self.env_steps += 1
-                self.memory.extend(draft.settled())
+                self._hand_on(draft.settled())
                 self._learn()
             facts.tick_ms.append(1e3 * (time.perf_counter() - begun))
             self._show(demo, driven, key.episode_id)
@@ -268,12 +276,14 @@ class HumanInTheLoop:
             patience = 0.5 / self.env.io.control_hz if self.pilot.realtime else math.inf
             verdict = self.judge({name: value[0] for name, value in row.next_obs.items()}, patience)
             success = verdict.success
-        reward, over = self._outcome(float(row.reward[0]), success, terminated, truncated)
+        reward, over = self.options.outcome(float(row.reward[0]), success, terminated, truncated)
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
+        if source == Source.POLICY and self.recovery is not None and self.recovery.driving:
+            source = Source.RECOVERY
         valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
         self.improver.poisoned |= not np.isfinite(proposal).all()
-        if self.watch.blind:
-            valid, invalid = False, Invalid.CAMERA
+        if self.watch.blind or self.grippers.blind:
+            valid, invalid = False, Invalid.CAMERA if self.watch.blind else Invalid.GRIPPER
         if not driven.finite:
             valid, invalid = False, Invalid.NONFINITE
             proposal = np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0)
@@ -310,28 +320,21 @@ class HumanInTheLoop:
             valid=valid,
             invalid_reason=invalid,
         )
-        if "grip" in self.env.io.action_names[-1]:
-            self._grasp(step)
+        self.grippers.charge(step)
         return step, over
 
-    def _grasp(self, step: ControlStep) -> None:
-        """Discrete choice and cost of the gripper: once per real switch, whoever drives."""
-        command = float(step.action_cmd[-1])
-        step.grip_action = (command > 0.5) - (command < -0.5)
-        if step.grip_action and step.grip_action != self._grip:
-            step.grip_penalty = -self.options.grip_penalty
-            self._grip = step.grip_action
+    def _hand_on(self, steps: list[ControlStep], *, demo: bool = False) -> None:
+        """Settled steps to the memory."""
+        self._rows += [self.memory.count] * len(steps)
+        self.memory.extend(steps, demo=demo)
 
-    def _outcome(self, reward: float, success: bool, terminated: bool, truncated: bool) -> tuple[float, EndReason]:
-        kind = self.options.task_reward
-        ends = EndReason.TIMEOUT if truncated else EndReason.FAILURE if terminated else EndReason.NONE
-        if kind == "labels":  # what the world thinks of it does not count, its time limit does
-            return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
-        if kind == "env":
-            return reward, EndReason.SUCCESS if terminated and success else ends
-        if kind == "classifier" and not success:  # what the world thinks of it does not count, its time limit does
-            return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
-        return (1.0, EndReason.SUCCESS) if success else (0.0, ends)
+    def _void(self, draft: EpisodeDraft, index: int) -> None:
+        """From this step on nothing is learned from: the gripper did not do what was recorded."""
+        for step in draft.steps[index:]:
+            if step.valid:
+                step.valid, step.invalid_reason = False, Invalid.GRIPPER
+        if index < len(self._rows):
+            self.memory.forget(range(self._rows[index], self.memory.count))
 
     def _note(self, step: ControlStep) -> None:
         try:
@@ -355,7 +358,9 @@ class HumanInTheLoop:
             useful = self.elicitor.offer(draft.steps)
         steps = draft.settled()
         if useful or not demo:
-            self.memory.extend(steps, demo=demo)
+            self._hand_on(steps, demo=demo)
+        if discard:
+            self.memory.forget(range(first_row, self.memory.count))
         self._commit(draft, {"demo": useful, "discarded": discard or (demo and not useful)})
         if useful:
             self.demos += 1
@@ -366,6 +371,8 @@ class HumanInTheLoop:
             if self.options.promote_success and facts.success and facts.autonomous:
                 self.memory.promote(range(first_row, self.memory.count))
         if not demo:
+            if self._whole:
+                self._learn(ended=True)
             self.improver.mark()
         if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
             self._reset()
@@ -402,36 +409,20 @@ class HumanInTheLoop:
                 self.pilot.show(self._telemetry(False, None, self._trouble), self._frame)
                 self.pilot.wait()
 
-    def _learn(self) -> None:
-        o = self.options
-        if len(self.memory.views["online"]) < max(o.learning_starts, 1):
+    def _learn(self, ended: bool = False) -> None:
+        if len(self.memory.views["online"]) < max(self.options.learning_starts, 1):
             return
-        self.improver.earn()
-        if self.improver.spend(lambda: not self.pilot.realtime or self.pilot.spare() > 0.0):
+        if not ended:
+            self.improver.earn()
+        if self._whole and not ended:
+            return
+        if self.improver.spend(lambda: ended or not self.pilot.realtime or self.pilot.spare() > 0.0):
             self.version, self._updated_ns = self.updates, self.pilot.now_ns()
 
     # ------------------------------------------------------------ screen
 
     def _telemetry(self, demo: bool, driven: Any, problem: str = "") -> dict[str, Any]:
-        rolling = self.stats.metrics()
-        return {
-            "phase": "demonstration" if demo else "training",
-            "demos": self.demos,
-            "elicit": "" if self.elicitor is None else self.elicitor.message,
-            "help": "" if self.adviser is None else self.adviser.why,
-            "driver": self.pilot.driver if driven is None else driven.driver,
-            "level": 2 if driven is None else driven.level,
-            "reasons": [] if driven is None else list(driven.reasons),
-            "problem": problem or self.problem or ("" if driven is None else driven.warning),
-            "steps": self.env_steps,
-            "updates": self.updates,
-            "episodes": self.stats.episodes,
-            "intervention_rate": rolling.get("rollout/intervention_rate"),
-            "success": rolling.get("rollout/success"),
-            "human_seconds": self.stats.human_seconds,
-            "buffers": {name: len(view) for name, view in self.memory.views.items()},
-            "late": getattr(self.pilot, "late", 0),
-        }
+        return telemetry(self, demo, driven, problem)
 
     def _show(self, demo: bool, driven: Any, episode: int) -> None:
         if self.pilot.realtime:
@@ -470,6 +461,7 @@ class HumanInTheLoop:
             "episodes": len(self.log.manifest),
             "rows": self.memory.count,
             "memory": self.memory.state_dict(),
+            "recovery": None if self.recovery is None else self.recovery.state_dict(),
             "stepper": self._stepper.state_dict() if hasattr(self.env, "state_dict") and self._stepper.obs else None,
         }
 
@@ -489,6 +481,8 @@ class HumanInTheLoop:
         self.stats.load_state_dict(state["stats"])
         self.pilot.load_state_dict(state["pilot"])
         self.memory.load_state_dict(state["memory"])
+        if self.recovery is not None and state.get("recovery"):
+            self.recovery.load_state_dict(state["recovery"])
         later = self.log.manifest[int(state["episodes"]) :]
         self.env_steps += sum(line["steps"] for line in later if not line["demo"])
         if state["stepper"] is not None:

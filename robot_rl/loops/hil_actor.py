@@ -81,6 +81,9 @@ class Sent:
             self.outbox.rows(steps)
         return len(steps)
 
+    def forget(self, rows: Sequence[int]) -> None:
+        """The learner does that too, for episodes that are thrown away."""
+
     def promote(self, rows: Sequence[int]) -> None:
         """The learner does that, from the episode's facts."""
 
@@ -222,7 +225,7 @@ class HilActor(HumanInTheLoop):
         load_tensors(policy, tensors)
         self._updated_ns = self.pilot.now_ns()
 
-    def _learn(self) -> None:
+    def _learn(self, ended: bool = False) -> None:
         """Send what is settled, and keep a simulated robot at its pace."""
         self.link.notify()
         if not self.pilot.realtime:

@@ -97,7 +97,7 @@ class HilLearner:
         """The demonstrations have been learned."""
         self.trouble = ""
         self._stop = False
-        self._episodes: dict[int, tuple[list[int], bool]] = {}  # actor -> rows of its episode, nobody helped so far
+        self._episodes: dict[int, tuple[int, list[int], bool]] = {}  # actor -> its episode, its rows, nobody helped
         for received in inbox.restored():
             self._learn_of(received)
         self.improver.poisoned = False  # what was proposed in an earlier life was dealt with there
@@ -212,7 +212,11 @@ class HilLearner:
     def _learn_of(self, received: Received) -> None:
         """Into the memory, and into the count of updates that are due."""
         head = received.head
-        if head.discarded:
+        number, rows, alone = self._episodes.get(head.actor, (-1, [], True))
+        if number != head.episode:
+            rows, alone = [], True
+        if head.discarded:  # known with the last piece; what came before it is forgotten
+            self.memory.forget(rows)
             return
         before = self.memory.count
         self.memory.extend(received.steps, demo=head.demo)
@@ -224,10 +228,9 @@ class HilLearner:
             if len(self.memory.views["online"]) >= self._starts:
                 self.improver.earn()
             self.improver.poisoned |= step.invalid_reason == Invalid.NONFINITE
-        rows, alone = self._episodes.get(head.actor, ([], True)) if head.first else ([], True)
         rows = [*rows, *range(before, self.memory.count)]
         alone = alone and not any(step.human for step in received.steps)
-        self._episodes[head.actor] = rows, alone
+        self._episodes[head.actor] = head.episode, rows, alone
         if self._promote and head.final and head.success and alone:
             self.memory.promote(rows)
 

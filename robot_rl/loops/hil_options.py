@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from robot_rl.data.hil_record import EndReason
+
 
 @dataclass(frozen=True)
 class HilOptions:
@@ -33,3 +35,15 @@ class HilOptions:
             raise ValueError(f"task_reward is '{self.task_reward}', expected success, env, labels or classifier")
         if self.updates_per_step < 0 or self.max_hold_steps < 1:
             raise ValueError("updates_per_step must be >= 0 and max_hold_steps >= 1")
+
+    def outcome(self, reward: float, success: bool, terminated: bool, truncated: bool) -> tuple[float, EndReason]:
+        """Task reward of a step and why the episode ends with it, from what the world, or the classifier, says."""
+        kind = self.task_reward
+        ends = EndReason.TIMEOUT if truncated else EndReason.FAILURE if terminated else EndReason.NONE
+        if kind == "labels":  # what the world thinks of it does not count, its time limit does
+            return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
+        if kind == "env":
+            return reward, EndReason.SUCCESS if terminated and success else ends
+        if kind == "classifier" and not success:  # the same
+            return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
+        return (1.0, EndReason.SUCCESS) if success else (0.0, ends)

@@ -34,8 +34,8 @@ class Pilot(Protocol):
         """The clock."""
         ...
 
-    def drive(self, obs: Obs, proposal: np.ndarray, *, blind: bool = False) -> Any:
-        """One tick; in a blind one nobody drives."""
+    def drive(self, obs: Obs, proposal: np.ndarray, *, blind: bool = False, grip: np.ndarray | None = None) -> Any:
+        """One tick; in a blind one nobody drives, and the grippers go to `grip`."""
         ...
 
     def hold(self) -> None:

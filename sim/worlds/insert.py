@@ -59,6 +59,7 @@ class Insert:
         reward: "dense", in [0, 1] per step and 1 with the peg in the hole, or "sparse", 1 where successful.
         terminate_on_success: end the episode at success. The dense reward is then lowered by 1, so that every step
             costs and finishing early never loses reward.
+        start_pose: the state also tells where the tip was at the start (action "ee"), for `human/relative_frame`.
 
     Raises:
         ValueError: an option outside these values.
@@ -75,6 +76,7 @@ class Insert:
         seconds: float = 6.0,
         reward: str = "dense",
         terminate_on_success: bool = False,
+        start_pose: bool = False,
     ) -> None:
         if reward not in ("dense", "sparse"):
             raise ValueError(f"reward is '{reward}', expected 'dense' or 'sparse'")
@@ -91,6 +93,7 @@ class Insert:
             leash=0.02,
             model=self.mjcf(),
             site="peg_end",
+            start_pose=start_pose,
         )
         self._dense = reward == "dense"
         self._terminate = terminate_on_success

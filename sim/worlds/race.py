@@ -72,6 +72,8 @@ class Race:
         *("previous_steering", "previous_wheel_speed"),
     )
     cameras: tuple[str, ...] = ("chase", "onboard", "overview")
+    way_out: tuple[float | None, ...] = (None, -1.0)
+    """Back out of where the car is stuck, with any steering."""
 
     def __init__(
         self, track: str = "club", half_width: float = 0.6, checkpoints: int = 12, practice: bool = False
@@ -132,6 +134,10 @@ class Race:
         passed = xp.astype(xp.floor(task["best"] / self._gate_distance), xp.int64)
         last = (task["gate"] + passed) % self.checkpoints
         return self._start(draw, xp.where(task["lap"], fresh.task["gate"], last), xp)
+
+    def place(self, view: View) -> Array:
+        """(N, 2) where the cars are [m]."""
+        return view.qpos[:, :2]
 
     def control(self, view: View, action: Array) -> Array:
         """Steering angles of both front wheels (Ackermann) [rad] and mean wheel speed [rad/s].

@@ -22,6 +22,7 @@ class Reach:
         reward: "dense", in [0, 1] per step and near 1 at the goal, or "sparse", 1 where successful.
         terminate_on_success: end the episode at success. The dense reward is then lowered by 1, so that every step
             costs and finishing early never loses reward.
+        start_pose: the state also tells where the tip was at the start (action "ee"), for `human/relative_frame`.
 
     Raises:
         ValueError: an option outside these values.
@@ -39,10 +40,13 @@ class Reach:
         seconds: float = 4.0,
         reward: str = "dense",
         terminate_on_success: bool = False,
+        start_pose: bool = False,
     ) -> None:
         if reward not in ("dense", "sparse"):
             raise ValueError(f"reward is '{reward}', expected 'dense' or 'sparse'")
-        self._arm = arm = Arm(action=action, control_hz=control_hz, low=_LOW, high=_HIGH, gripper=False)
+        self._arm = arm = Arm(
+            action=action, control_hz=control_hz, low=_LOW, high=_HIGH, gripper=False, start_pose=start_pose
+        )
         self._dense = reward == "dense"
         self._terminate = terminate_on_success
         self.control_hz = arm.control_hz

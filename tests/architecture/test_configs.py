@@ -42,7 +42,7 @@ def check(node: dict[str, Any], where: str) -> None:
     function = target(node["_target_"])
     signature = inspect.signature(function)
     for key, value in node.items():
-        if key == "_target_":
+        if key in ("_target_", "_partial_"):
             continue
         assert key in signature.parameters, f"{where}: {node['_target_']} has no argument '{key}'"
         if isinstance(value, dict) and "_target_" in value:

@@ -123,6 +123,22 @@ def test_discarded_demonstrations_are_kept_on_disk_and_not_learned_from(tmp_path
     assert len(Inbox(tmp_path / "rows", traces.io()).restored()[0].steps) == 4
 
 
+def test_thrown_away_episode_is_forgotten_and_the_one_before_it_is_not(tmp_path):
+    pieces = record(tmp_path / "log", ["p" * 10, "p" * 10, "p" * 10])
+    middle = [(head, body) for head, body in pieces if head["episode"] == 1]
+    for late in (True, False):  # known with the last piece, or (sent again later) with every one
+        told = [({**head, "discarded": head["final"] or not late}, body) for head, body in middle]
+        others = {0: [p for p in pieces if p[0]["episode"] == 0], 2: [p for p in pieces if p[0]["episode"] == 2]}
+        loop = build(tmp_path / f"rows{late}", Wire([*others[0], *told, *others[2]]), demos=0)
+        loop.receive()
+        rows = loop.memory.views["online"].rows()
+        assert len(rows) == 20
+        first = loop.memory.take(rows).obs["state"]
+        whole = build(tmp_path / f"whole{late}", Wire([*others[0], *told[:0]]), demos=0)
+        whole.receive()
+        assert torch.equal(first[:10], whole.memory.take(whole.memory.views["online"].rows()).obs["state"])
+
+
 def test_unaided_successes_are_promoted_across_pieces(tmp_path):
     pieces = record(tmp_path / "log", ["p" * 10, "pppHHppppp"])
     loop = build(tmp_path / "rows", Wire(pieces), demos=0, promote_success=True)

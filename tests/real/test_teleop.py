@@ -119,7 +119,7 @@ def test_remote_keeps_the_newest_message_and_its_age():
 
 def person(**options):
     expert = options.pop("expert", lambda obs: np.ones((1, 4), np.float32))
-    return ScriptedHuman(io(), expert=expert, patience_s=1.0, drive_s=0.5, window_s=0.3, **options)
+    return ScriptedHuman(io(), expert=expert, **{"patience_s": 1.0, "drive_s": 0.5, "window_s": 0.3, **options})
 
 
 def drive(human, policy, ticks=60):
@@ -182,3 +182,23 @@ def test_scripted_person_with_a_biased_hand_errs_the_same_way_always_and_judges_
     human.prepare(False)
     human.begin(1.0)
     assert not any(human.read(1.0 + 0.1 * t, obs, zero).enable for t in range(60))  # the policy does what it should
+
+
+def test_person_who_tires_helps_for_so_long_and_no_longer():
+    tired = person(most_s=0.5, drive_s=0.3, patience_s=0.0, window_s=0.1, threshold=0.1)
+    helped = [reading.enable for reading in drive(tired, -np.ones(4, np.float32), 40)]
+    assert sum(helped) == 5
+    saved = tired.state_dict()
+    rested = person(most_s=0.5, drive_s=0.3, patience_s=0.0, window_s=0.1, threshold=0.1)
+    rested.load_state_dict(saved)
+    assert not any(reading.enable for reading in drive(rested, -np.ones(4, np.float32), 40))
+
+
+def test_gap_over_all_axes_or_the_worst_one():
+    policy = np.ones(4, np.float32)
+    policy[0] = -1.0  # the expert of these tests says 1 everywhere: one axis is off by 2, the mean square is 1
+    options = {"patience_s": 0.0, "window_s": 0.1, "threshold": 1.5, "drive_s": 0.3}
+    assert any(reading.enable for reading in drive(person(gap="max", **options), policy, 10))
+    assert not any(reading.enable for reading in drive(person(gap="rms", **options), policy, 10))
+    with pytest.raises(ValueError, match="max or rms"):
+        person(gap="median")

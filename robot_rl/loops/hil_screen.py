@@ -1,0 +1,38 @@
+"""What a screen shows of a running loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from robot_rl.loops.hil import HumanInTheLoop
+
+
+def telemetry(loop: HumanInTheLoop, demo: bool, driven: Any, problem: str = "") -> dict[str, Any]:
+    """Plain values for the console.
+
+    Args:
+        loop: that runs.
+        demo: a demonstration is being driven.
+        driven: of the last tick, or None.
+        problem: what stands in the way now, before what the loop itself has to say.
+    """
+    rolling = loop.stats.metrics()
+    return {
+        "phase": "demonstration" if demo else "training",
+        "demos": loop.demos,
+        "elicit": "" if loop.elicitor is None else loop.elicitor.message,
+        "help": "" if loop.adviser is None else loop.adviser.why,
+        "driver": loop.pilot.driver if driven is None else driven.driver,
+        "level": 2 if driven is None else driven.level,
+        "reasons": [] if driven is None else list(driven.reasons),
+        "problem": problem or loop.problem or ("" if driven is None else driven.warning),
+        "steps": loop.env_steps,
+        "updates": loop.updates,
+        "episodes": loop.stats.episodes,
+        "intervention_rate": rolling.get("rollout/intervention_rate"),
+        "success": rolling.get("rollout/success"),
+        "human_seconds": loop.stats.human_seconds,
+        "buffers": {name: len(view) for name, view in loop.memory.views.items()},
+        "late": getattr(loop.pilot, "late", 0),
+    }
