@@ -65,7 +65,7 @@ class Sac:
         value_range: tuple[float, float] | str = "auto",
         bins: int = 101,
         sigma_ratio: float = 0.75,
-        normalize_obs: bool = False,
+        normalize_obs: bool | str = False,
         encoder_channels: tuple[int, ...] = (32, 32, 32, 32),
         encoder_strides: tuple[int, ...] = (2, 2, 1, 1),
         latent: int = 50,
@@ -102,7 +102,9 @@ class Sac:
                 running scale so that values fit [-5, 5]; temperature then counts in scaled reward.
             bins: outputs of the categorical heads.
             sigma_ratio: HL-Gauss blur in bin widths.
-            normalize_obs: standardise "state" with running moments, stored in the policy.
+            normalize_obs: standardise "state" with running moments, stored in the policy; "auto": where its components
+                have no names of their own but places ("observation[3]"), as those of Gymnasium tasks, whose units vary.
+                Worlds that name theirs have scaled them, and standardising what hardly varies slows learning.
             encoder_channels: channels of the image encoder's convolutions.
             encoder_strides: strides of them.
             latent: features per camera.
@@ -129,6 +131,10 @@ class Sac:
 
         state = io.obs["state"][0][0] if "state" in io.obs else 0
         cameras = {key: shape for key, (shape, _) in io.obs.items() if key.startswith("image.")}
+        if normalize_obs == "auto":
+            normalize_obs = all(name.endswith("]") for name in io.obs_names)
+        if not isinstance(normalize_obs, bool):
+            raise ValueError(f"normalize_obs is {normalize_obs!r}, expected true, false or auto")
         self._norm = RunningNorm(state, device=self._device) if normalize_obs and state else None
         auto = isinstance(value_range, str)
         if auto and value_range != "auto":

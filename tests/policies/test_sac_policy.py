@@ -1,6 +1,7 @@
 """The acting half of SAC."""
 
 import io as stdio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,3 +99,15 @@ def test_policy_meets_the_contract():
     assert isinstance(policy, Policy)
     policy.reset()
     policy.reset(np.array([True]))
+
+
+@pytest.mark.parametrize(
+    ("names", "standardised"),
+    [(tuple(f"observation[{i}]" for i in range(5)), True), (tuple("vwxyz"), False), ((), True)],
+)
+def test_states_without_names_are_standardised_by_auto(names, standardised):
+    io = replace(spec(), obs_names=names)
+    state = Sac(io, hidden=(8, 8), normalize_obs="auto").policy.state_dict()
+    assert ("normalizer" in state) == standardised
+    with pytest.raises(ValueError, match="normalize_obs is 'yes', expected true, false or auto"):
+        Sac(io, normalize_obs="yes")
