@@ -168,7 +168,14 @@ def collect(cfg: DictConfig) -> None:
     else:
         env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         if cfg.get("policy") is None:
-            policy = ExpertPolicy(env, noise=cfg.noise, seed=cfg.seed)
+            policy = ExpertPolicy(
+                env,
+                noise=cfg.noise,
+                noise_time=cfg.noise_time,
+                pauses=cfg.pauses,
+                pause_time=cfg.pause_time,
+                seed=cfg.seed,
+            )
         else:
             policy = instantiate(cfg.policy, _partial_=True)(path=str(cfg.path), io=env.io, device=cfg.device)
     if cfg.level is not None:
