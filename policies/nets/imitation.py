@@ -50,6 +50,14 @@ def human_rows(batch: Transitions) -> Tensor:
     return rows.to(batch.reward.dtype)
 
 
+def demonstrated(batch: Transitions) -> Tensor:
+    """(B,) 1 for demonstrations: all rows of a log; else those that `human_rows` tells."""
+    if "step" in batch.extras and "source" not in batch.extras:
+        return torch.ones_like(batch.reward if batch.reward.dim() == 1 else batch.reward[:, 0])
+    weight = human_rows(batch)
+    return weight if weight.dim() == 1 else weight[:, 0]
+
+
 def imitation_grad(raw: Tensor, action: Tensor, weight: Tensor, *, min_std: float) -> tuple[Tensor, Tensor]:
     """Gradient of -sum(weight * log pi(action)) / sum(weight) by `raw`, and the loss; zeros when nothing weighs.
 

@@ -81,3 +81,27 @@ def split(batch: Transitions, seeds: int, norm: FixedNorm | None) -> Rows:
     cut = {name: value.reshape(seeds, size // seeds, *value.shape[1:]) for name, value in columns.items()}
     more = {name: value.reshape(seeds, size // seeds, *value.shape[1:]) for name, value in extras.items()}
     return Rows(**cut, extras=more)
+
+
+def windowed(batch: Transitions, window: int) -> Transitions:
+    """A batch as windows (B, window): batches of single steps become windows of one.
+
+    Raises:
+        ValueError: the windows are of another length.
+    """
+    if batch.reward.dim() == 1:
+        batch = Transitions(
+            {k: v[:, None] for k, v in batch.obs.items()},
+            batch.action[:, None],
+            batch.reward[:, None],
+            batch.discount[:, None],
+            {k: v[:, None] for k, v in batch.next_obs.items()},
+            batch.terminated[:, None],
+            batch.truncated[:, None],
+            batch.intervened[:, None],
+            batch.mask[:, None],
+            batch.extras,
+        )
+    if batch.reward.shape[1] != window:
+        raise ValueError(f"the batch holds windows of {batch.reward.shape[1]} steps, expected {window}")
+    return batch

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from robot_rl.policies.nets.action_codes import ActionCodes
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.imitation import human_rows
+from robot_rl.policies.nets.imitation import demonstrated
 from robot_rl.policies.nets.initial import orthogonal
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
@@ -282,14 +282,6 @@ class ArsqPolicy:
         if own.norm is not None:
             own.norm.load_state_dict(state["norm"])
         own._advantage.refresh()
-
-
-def demonstrated(batch: Transitions) -> Tensor:
-    """(B,) 1 for demonstrations: all rows of a log; else those that `human_rows` tells."""
-    if "step" in batch.extras and "source" not in batch.extras:
-        return torch.ones_like(batch.reward if batch.reward.dim() == 1 else batch.reward[:, 0])
-    weight = human_rows(batch)
-    return weight if weight.dim() == 1 else weight[:, 0]
 
 
 def normalised(raw: Tensor, alpha: float) -> Tensor:

@@ -15,7 +15,7 @@ from robot_rl.policies.nets.flow import ChunkFlow
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import state_size
+from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
 from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Transitions
 
@@ -149,7 +149,7 @@ class Qc:
             FloatingPointError: a metric is not finite or the values diverge.
         """
         wanted = self._state.tick()
-        rows = self._rows(next(batches))
+        rows = chunk_rows(windowed(next(batches), self.window))
         state, after = self.seen(rows.obs["state"]), self.seen(rows.next_obs["state"])
         next_chunk = self._choose(after, self._generator)
         target = self._head.backup(
@@ -190,23 +190,6 @@ class Qc:
         ended = rows.terminated[:, None]
         action = torch.where((ended & ~rows.mask)[..., None], fill, rows.action)
         return action, rows.mask | ended
-
-    def _rows(self, batch: Transitions) -> Transitions:
-        if batch.reward.dim() == 1:  # windows of one step
-            batch = Transitions(
-                {k: v[:, None] for k, v in batch.obs.items()},
-                batch.action[:, None],
-                batch.reward[:, None],
-                batch.discount[:, None],
-                {k: v[:, None] for k, v in batch.next_obs.items()},
-                batch.terminated[:, None],
-                batch.truncated[:, None],
-                batch.intervened[:, None],
-                batch.mask[:, None],
-            )
-        if batch.reward.shape[1] != self.window:
-            raise ValueError(f"the batch holds windows of {batch.reward.shape[1]} steps, expected {self.window}")
-        return chunk_rows(batch)
 
     def seen(self, state: Tensor) -> Tensor:
         """Normalised state."""

@@ -12,7 +12,8 @@ import torch
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.policies.nets.action_codes import ActionCodes
-from robot_rl.policies.sequence.arsq import Arsq, demo_term, demonstrated, normalised
+from robot_rl.policies.nets.imitation import demonstrated
+from robot_rl.policies.sequence.arsq import Arsq, demo_term, normalised
 from robot_rl.types import Episode, IOSpec, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x", "y"), (-1.0,) * 2, (1.0,) * 2, ("1",) * 2, 10.0)
