@@ -17,7 +17,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.imitation import demonstrated
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import state_size, windowed
+from robot_rl.policies.nets.rows import beyond_the_end, first_steps, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
 from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Transitions
 
@@ -216,9 +216,9 @@ class CqnAs:
         batch = windowed(next(batches), self.window)
         demo = demonstrated(batch)
         whole = chunk_rows(batch)
-        rows = whole if self._ahead == self.window else chunk_rows(_first(batch, self._ahead))
+        rows = whole if self._ahead == self.window else chunk_rows(first_steps(batch, self._ahead))
         state, after = self.seen(whole.obs["state"]), self.seen(rows.next_obs["state"])
-        action, mask = self._beyond_the_end(whole)
+        action, mask = beyond_the_end(whole, self._generator)
         target = self._targets(after, rows.reward, rows.discount)
         code = self.codes.encode(action).transpose(1, 2)  # (B, L, T, D)
         out = torch.stack(
@@ -250,12 +250,6 @@ class CqnAs:
                     "demo_loss": imitation,
                 }
             )
-
-    def _beyond_the_end(self, rows: Transitions) -> tuple[Tensor, Tensor]:
-        """Actions (B, T, D) and which count (B, T); behind a true end any action does."""
-        fill = torch.rand(rows.action.shape, generator=self._generator, device=rows.action.device) * 2.0 - 1.0
-        ended = rows.terminated[:, None]
-        return torch.where((ended & ~rows.mask)[..., None], fill, rows.action), rows.mask | ended
 
     def _middle(self, code: Tensor) -> Tensor:
         """(B, T, D) midpoints after the levels of (B, l, T, D); zeros for none."""
@@ -366,21 +360,6 @@ class _Planner:
             generator.set_state(state[f"noise{i}"].cpu())
         if self._learner.norm is not None:
             self._learner.norm.load_state_dict(state["norm"])
-
-
-def _first(window: Transitions, steps: int) -> Transitions:
-    """The first steps of windows."""
-    return Transitions(
-        {k: v[:, :steps] for k, v in window.obs.items()},
-        window.action[:, :steps],
-        window.reward[:, :steps],
-        window.discount[:, :steps],
-        {k: v[:, :steps] for k, v in window.next_obs.items()},
-        window.terminated[:, :steps],
-        window.truncated[:, :steps],
-        window.intervened[:, :steps],
-        window.mask[:, :steps],
-    )
 
 
 def _step(params: FlatParams, loss: Tensor, lr: float) -> None:

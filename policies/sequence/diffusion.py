@@ -20,7 +20,7 @@ from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Transitions
 
 KINDS = ("diffusion", "flow")
-_TIME = 16
+TIME = 16
 
 
 class Diffusion:
@@ -114,7 +114,7 @@ class Diffusion:
         self._generator = torch.Generator(device=device).manual_seed(seed)
         self.norm = FixedNorm(size, device=device) if normalize else None
         self._flat = horizon_pred * actions
-        teacher = MlpShape(1, size + self._flat + _TIME, tuple(hidden), self._flat, False, "teacher.")
+        teacher = MlpShape(1, size + self._flat + TIME, tuple(hidden), self._flat, False, "teacher.")
         student = MlpShape(1, size + self._flat, tuple(hidden), self._flat, False, "student.")
         self._params, self._student_params = (FlatParams(x.shapes(), device=device) for x in (teacher, student))
         teacher.initialise(self._params, self._generator)
@@ -126,7 +126,7 @@ class Diffusion:
         self._student = build_mlp(student, self._student_params, matmul="float32")
         self._student_acting = build_mlp(student, self._student_mean, matmul="float32")
         play = Execution(self.horizons, actions, mode=mode, delay=delay, blend=blend)
-        self.policy = DiffusionPolicy(io, _Planner(self, seed + 1), play, student=student_acts)
+        self.policy = DiffusionPolicy(io, DiffusionPlanner(self, seed + 1), play, student=student_acts)
         self._state = LearnerState(
             self.method,
             metrics_every=metrics_every,
@@ -189,7 +189,7 @@ class Diffusion:
             count = len(self.schedule.beta)
             index = torch.randint(count, (len(chunk),), generator=self._generator, device=chunk.device)
             t, x, goal = index / count, self.schedule.noised(chunk, noise, index), noise
-        diff = (self._net.forward(torch.cat([state, x, time_features(t, _TIME)], 1))[0] - goal) * valid
+        diff = (self._net.forward(torch.cat([state, x, time_features(t, TIME)], 1))[0] - goal) * valid
         count = valid.sum().clamp_min(1.0)
         self._net.backward((diff * (2.0 / count))[None])
         self._params.adam(self.rate(), beta1=0.95)
@@ -232,7 +232,7 @@ class Diffusion:
         return x.clamp(-1.0, 1.0)
 
     def _velocity(self, state: Tensor, x: Tensor, t: float) -> Tensor:
-        features = time_features(torch.full((len(x),), t, dtype=x.dtype, device=x.device), _TIME)
+        features = time_features(torch.full((len(x),), t, dtype=x.dtype, device=x.device), TIME)
         return self._acting.forward(torch.cat([state, x, features], 1))[0]
 
     @torch.no_grad()
@@ -250,7 +250,7 @@ class Diffusion:
         weight = guidance_weights(self.delay, h - k, h).to(state) * running.to(state.dtype)
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
-            features = time_features(t, _TIME)
+            features = time_features(t, TIME)
             return self._graph.compute(torch.cat([state, x.flatten(1), features], 1))[0].view_as(x)
 
         chunk = guided_flow(velocity, noise.view(len(noise), h, -1), previous, weight, steps=self.steps)
@@ -285,7 +285,7 @@ class DiffusionPolicy(ChunkedPolicy):
         student: who decides.
     """
 
-    def __init__(self, io: IOSpec, planner: _Planner, execution: Execution, *, student: bool = False) -> None:
+    def __init__(self, io: IOSpec, planner: DiffusionPlanner, execution: Execution, *, student: bool = False) -> None:
         super().__init__(io, planner, execution)
         self.student = planner.student = student
 
@@ -295,7 +295,7 @@ class DiffusionPolicy(ChunkedPolicy):
         self.reset()
 
 
-class _Planner:
+class DiffusionPlanner:
     """The acting half; shares the learner's parameters. Samples have no mode: `deterministic` keeps their noise apart
     from that of training."""
 
