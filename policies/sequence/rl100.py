@@ -205,11 +205,8 @@ class Rl100(Diffusion):
             found |= self.consider(self._memory.states)
         if self._distill:
             found["distill_loss"] = self._teach(state)
-        self._last = {**getattr(self, "_last", {}), **found}
-        return self._state.report({**self._last, **self._tally()} if wanted else None)
-
-    def _tally(self) -> dict[str, Tensor]:
-        return {"accepted": self._memory.counts[0], "refused": self._memory.counts[1]}
+        counts = self._memory.counts
+        return self._state.report({**found, "accepted": counts[0], "refused": counts[1]} if wanted else None)
 
     def _judge_step(self, batch: Transitions) -> dict[str, Tensor]:
         rows = chunk_rows(first_steps(batch, self.horizons.exec))
