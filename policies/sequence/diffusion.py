@@ -290,7 +290,13 @@ class DiffusionPolicy(ChunkedPolicy):
         self.student = planner.student = student
 
     def choose(self, *, student: bool) -> None:
-        """Let the student decide, or the teacher."""
+        """Let the student decide, or the teacher.
+
+        Raises:
+            ValueError: the student never learned.
+        """
+        if student and not self.planner.has_student:  # type: ignore[attr-defined]
+            raise ValueError("this policy's student never learned; train it with policy.distill_from=<update>")
         self.student = self.planner.student = student  # type: ignore[attr-defined]
         self.reset()
 
@@ -303,6 +309,11 @@ class DiffusionPlanner:
         self._learner, self.student = learner, False
         device = learner._generator.device
         self._noise = [torch.Generator(device=device).manual_seed(seed + i) for i in range(2)]
+
+    @property
+    def has_student(self) -> bool:
+        """Whether the student learns."""
+        return self._learner._distill > 0
 
     def plan(self, obs: Obs, *, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:
         """A chunk from new noise."""

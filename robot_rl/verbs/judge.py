@@ -49,6 +49,10 @@ def evaluate(cfg: DictConfig) -> None:
         policy = load_policy(cfg, run_config, path, env.io)
     else:
         policy = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
+    if cfg.student is not None:
+        if not hasattr(policy, "choose"):
+            raise Refused(f"student={cfg.student} is for a diffusion policy with a student, not {type(policy).__name__}")
+        policy.choose(student=bool(cfg.student))
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
         result = run_evaluation(
             env,

@@ -160,3 +160,10 @@ def test_wrong_options_are_refused() -> None:
     for options in ({"kind": "gan"}, {"student_acts": True}, {"sample_steps": 50}, {"horizon_exec": 9}):
         with pytest.raises(ValueError, match=r"kind|student|sampling|horizon_exec"):
             Diffusion(IO, **{**SMALL, **options})
+
+
+def test_a_student_that_never_learned_cannot_be_chosen() -> None:
+    learner = Diffusion(IO, horizon_pred=2, horizon_exec=1, hidden=(8,), noise_steps=4, sample_steps=2)
+    with pytest.raises(ValueError, match="never learned"):
+        learner.policy.choose(student=True)
+    learner.policy.choose(student=False)
