@@ -17,7 +17,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 class ChunkJudge:
     """Q(s, a_1 ... a_k), V(s) and an ensemble s' = s + f(s, a_1 ... a_k), all learnt from executed chunks.
 
-    V is an expectile of min Q', Q regresses on R + discount V(s'): no action outside the log is ever valued in learning.
+    V is an expectile of min Q', Q regresses on R + discount V(s'): no action outside the log is valued in learning.
 
     Args:
         state: S, normalised states.

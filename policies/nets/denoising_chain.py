@@ -47,7 +47,9 @@ class Chain:
         if not 1 <= self.tuned <= self.steps:
             raise ValueError(f"tuned is {self.tuned}, expected 1 ... steps = {self.steps}: the last steps of the chain")
         if self.floor <= 0.0:
-            raise ValueError(f"floor is {self.floor}, expected above 0: a deterministic step has no density to learn by")
+            raise ValueError(
+                f"floor is {self.floor}, expected above 0: a deterministic step has no density to learn by"
+            )
         if self.reduce not in ("mean", "sum"):
             raise ValueError(f"reduce is '{self.reduce}', expected 'mean' or 'sum'")
 

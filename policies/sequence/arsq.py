@@ -84,8 +84,8 @@ class Arsq:
             bellman_weight: of the squared error of Q.
             demo_kind: "cql", "margin" or "none".
             demo_weight: of that term.
-            demo_low: a digit's term is not pushed below this: -1 pushes until the demonstrated bin leads by 1, 0 until it
-                ties; None = without end.
+            demo_low: a digit's term is not pushed below this: -1 pushes until the demonstrated bin leads by 1, 0 until
+                it ties; None = without end, which lets values drift on noisy logs.
             demo_high: no gradient where the term is above this; None = no limit.
             demo_temperature: of the logsumexp of "cql".
             normalize: standardise states by the data's moments.

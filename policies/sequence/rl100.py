@@ -24,12 +24,12 @@ class Rl100(Diffusion):
     """A diffusion policy in three stages.
 
     1. Imitation, `clone_updates` updates: as `Diffusion`.
-    2. From the same log: `judge_updates` updates of Q, V and models (`ChunkJudge`), then PPO over the denoising chain of
-       chunks that the policy itself proposes at logged states, A = min Q - V, the same for all steps of the chain.
+    2. From the same log: `judge_updates` updates of Q, V and models (`ChunkJudge`), then PPO over the denoising chain
+       of chunks that the policy itself proposes at logged states, A = min Q - V, the same for all steps of the chain.
        Every `gate_every` updates the candidate is scored in the models; only if it scores higher than the policy that
        acts, it becomes that policy, else it is thrown away.
-    3. Online (`robot-rl train init=<run>`): PPO over the chain with GAE over decisions (reward sum gamma^i r_i, discount
-       gamma^k, bootstrap at time limits), V of stage 2 going on as critic.
+    3. Online (`robot-rl train init=<run>`): PPO over the chain with GAE over decisions (reward sum gamma^i r_i,
+       discount gamma^k, bootstrap at time limits), V of stage 2 going on as critic.
 
     Source: RL-100 (hesic73/RL-100); Ren et al., Diffusion Policy Policy Optimization. Where we differ: what `Diffusion`
     differs in; proposals in place of logged actions; a refused candidate is thrown away; the gate takes the smaller

@@ -1,4 +1,4 @@
-"""Shallow Q-iteration from random rollouts: explore at random, look a few steps ahead, fix one time step after another."""
+"""Shallow Q-iteration from random rollouts: explore at random, look a few steps ahead, fix decision by decision."""
 
 from __future__ import annotations
 
@@ -304,7 +304,9 @@ class SqirlPolicy:
         """
         own = self._learner
         if "fixed" not in state or state["fixed"].shape != own.progress.fixed.shape:
-            raise ValueError(f"the saved policy is not one of {tuple(own.progress.fixed.shape)} weights; build it alike")
+            raise ValueError(
+                f"the saved policy is not one of {tuple(own.progress.fixed.shape)} weights; build it alike"
+            )
         own.progress.fixed.copy_(state["fixed"])
         own.progress.decision = int(state["decision"])
         own.norm.load_state_dict(state["norm"])

@@ -51,7 +51,9 @@ def evaluate(cfg: DictConfig) -> None:
         policy = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
     if cfg.student is not None:
         if not hasattr(policy, "choose"):
-            raise Refused(f"student={cfg.student} is for a diffusion policy with a student, not {type(policy).__name__}")
+            raise Refused(
+                f"student={cfg.student} is for a diffusion policy with a student, not {type(policy).__name__}"
+            )
         policy.choose(student=bool(cfg.student))
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
         result = run_evaluation(

@@ -50,7 +50,7 @@ def test_estimators_from_logs_refuse_a_chunk_policy(tmp_path: Path) -> None:
 
 
 def test_rl100_goes_from_a_log_to_the_task_and_its_student_is_evaluated(tmp_path: Path, robot_rl: Any) -> None:
-    """Three stages on the command line: batches of a log first, rollouts after `init=`, resumed, then the student."""
+    """Three stages on the command line: batches of a log first, rollouts after `init=`, then the student."""
     quiet = ["video_episodes=0", "track.tensorboard=false", "eval_every=0", "final_episodes=2"]
     world = ["env=reach", "env.world.seconds=1", "env.world.reward=sparse", "env.world.terminate_on_success=true"]
     done = robot_rl("collect", *world, "episodes=6", "out=log.hdf5")
@@ -69,8 +69,5 @@ def test_rl100_goes_from_a_log_to_the_task_and_its_student_is_evaluated(tmp_path
     tuned = next(tmp_path.glob("runs/train/*_b"))
     after = checkpoint.load_state(checkpoint.find(tuned) / "learner.pt")
     assert int(after["memory"]["counts"][2]) == 2  # rollouts of 128 steps in two environments
-    assert robot_rl("train", f"resume={tuned}", "total_steps=768").returncode == 0
     shown = robot_rl("eval", f"path={tuned}", "episodes=2", "student=true", "video_episodes=0")
     assert shown.returncode == 0, shown.stderr
-    other = robot_rl("eval", f"path={run}", "policy=sb3", "student=true")
-    assert other.returncode == 1

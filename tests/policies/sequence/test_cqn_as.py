@@ -89,7 +89,7 @@ def test_time_limit_bootstraps_and_a_true_end_does_not() -> None:
 
 
 def test_nstep_bootstraps_before_the_chunk_ends_and_is_played_that_far() -> None:
-    """Reward 1 per step, T = 4, n = 2, no bootstrap (the successor's discount is 0 at the end of the data's episode)."""
+    """Reward 1 per step, T = 4, n = 2, no bootstrap where the episode ends inside."""
     io = interface(1)
     learner = CqnAs(io, **SMALL, horizon=4, value_semantics="nstep", n_step=2, demo_weight=0.0)
     assert isinstance(learner.policy.execution, Execution)

@@ -75,6 +75,7 @@ def test_loss_stops_at_the_clip_range_of_each_step_and_weighs_noisy_steps_less()
         loss.backward()
         ratio = np.exp(shift)
         expected = [-sign * ratio * w / 2 * m for w, m in zip((0.5, 1.0), moves)]
+        assert logp.grad is not None
         np.testing.assert_allclose(logp.grad, [expected], rtol=1e-5)
 
 
@@ -100,7 +101,7 @@ def test_decisions_of_a_rollout_have_the_golden_advantages(terminated: bool, adv
     np.testing.assert_allclose(rows["advantage"], advantage, atol=1e-5)
     assert rows["duration"].tolist() == [3, 2, 1]
     assert rows["chain"].flatten().tolist() == [0.0, 3.0, 5.0]
-    np.testing.assert_allclose(rows["target"], np.array(advantage) + [1.0, 0.5, 2.0], atol=1e-5)
+    np.testing.assert_allclose(rows["target"], np.array(advantage) + np.array([1.0, 0.5, 2.0]), atol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -65,12 +65,10 @@ def played(learner: Sqirl, rows: int) -> Rollout:
     for t in range(2):
         obs = {"state": np.eye(3, dtype=np.float32)[state]}
         action = learner.policy.act(obs)
-        chosen = (action.value[:, 0] > 0).astype(np.int64)
+        chosen = (np.asarray(action.value)[:, 0] > 0).astype(np.int64)
         columns.append((obs["state"], action, PAYS[state, chosen].astype(np.float32), np.full(rows, t == 1)))
         state = STEP[state, chosen]
-    extras = {
-        name: torch.as_tensor(np.stack([c[1].extras[name] for c in columns])) for name in learner.rollout_extras
-    }
+    extras = {name: torch.as_tensor(np.stack([c[1].extras[name] for c in columns])) for name in learner.rollout_extras}
     end = torch.as_tensor(np.stack([c[3] for c in columns]))
     nothing = torch.zeros(2, rows)
     return Rollout(
