@@ -18,8 +18,8 @@ class RenormCritic:
     """E perceptrons (E, B) with batch renormalisation of the input and behind every hidden ReLU.
 
     Training: (x - m) / s r + d with the batch's moments m, s; r = s / s' and d = (m - m') / s' have no gradient and are
-    clipped to [1/3, 3] and [-5, 5], so that a batch that agrees with the running moments m', s' is normalised by those. For the
-    first `warm` passes r = 1, d = 0 (plain batch normalisation). Otherwise: (x - m') / s'.
+    clipped to [1/3, 3] and [-5, 5], so that a batch that agrees with the running moments m', s' is normalised by them.
+    In the first `warm` passes r = 1, d = 0 (plain batch normalisation). Otherwise: (x - m') / s'.
 
     Args:
         members: E.
