@@ -115,6 +115,20 @@ def test_demonstrations_are_the_rows_of_a_log_or_the_second_part_of_a_mix() -> N
     assert demonstrated(log).tolist() == [1.0, 1.0]
 
 
+def test_windows_are_demonstrations_by_their_source_or_where_a_person_drove() -> None:
+    one = rows(6, terminated=True, source=[0, 1, 0])
+    flat = {"obs": one.obs, "next_obs": one.next_obs}
+    windows = {
+        name: getattr(one, name).view(3, 2, *getattr(one, name).shape[1:])
+        for name in ("action", "reward", "discount", "terminated", "truncated", "intervened", "mask")
+    }
+    batch = replace(one, **{**flat, **windows})
+    batch.intervened[2, 1] = True
+    assert demonstrated(batch).tolist() == [0.0, 1.0, 1.0]
+    batch.mask[2, 1] = False  # that step does not exist
+    assert demonstrated(batch).tolist() == [0.0, 1.0, 0.0]
+
+
 def test_batches_without_demonstrations_have_no_demo_loss_and_bins_of_demonstrations_rise() -> None:
     learner = Arsq(IO, **SMALL)
     assert learner.update(iter([rows(32, terminated=True)]))["train/demo_loss"] == 0.0
