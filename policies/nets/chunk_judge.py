@@ -17,7 +17,10 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 class ChunkJudge:
     """Q(s, a_1 ... a_k), V(s) and an ensemble s' = s + f(s, a_1 ... a_k), all learnt from executed chunks.
 
-    V is an expectile of min Q', Q regresses on R + discount V(s'): no action outside the log is valued in learning.
+    V is an expectile of min Q', Q regresses on R + discount V(s'): no action outside the log is valued in learning. What a
+    policy proposes may lie outside: where the models disagree more than on nine of ten logged decisions, a chunk counts
+    as no better than a poor logged one (the tenth percentile of Q). Without that, critics and models are climbed where
+    they know nothing, and the score rises while the policy gets worse.
 
     Args:
         state: S, normalised states.
@@ -49,8 +52,9 @@ class ChunkJudge:
         self.q_target = self.q_params.twin()
         self._q, self._v = build_mlp(q, self.q_params, matmul="float32"), build_mlp(v, self.v_params, matmul="float32")
         self._q_old = build_mlp(q, self.q_target, matmul="float32")
+        self.range = _Range(device)
         self.model = Dynamics(
-            state, wide, generator=generator, members=members, elites=max(members // 2, 1), hidden=hidden, lr=lr
+            state, wide, generator=generator, members=members, elites=max(members // 2, 2), hidden=hidden, lr=lr
         )
 
     def parts(self) -> dict[str, Any]:
@@ -60,6 +64,7 @@ class ChunkJudge:
             "q_target": self.q_target,
             "v": self.v_params,
             "model_ranks": self.model,
+            "range": self.range,
             **self.model.parts(),
         }
 
@@ -97,6 +102,7 @@ class ChunkJudge:
         self.q_target.blend(self.q_params, self._tau)
         self._q_old.refresh()
         model = self._fit_model(state, code, after, reward)
+        self.range.observe(out[..., 0].amin(0).quantile(0.1), self._spread(state, code)[1].quantile(0.9))
         return {
             "q": out.mean(),
             "value": value.mean(),
@@ -120,9 +126,28 @@ class ChunkJudge:
         code = critic_action(chunk.view(len(chunk), self.horizon, self.actions))
         return self._q_old.forward(torch.cat([state, code], 1))[..., 0].amin(0)
 
+    @torch.no_grad()
+    def _spread(self, state: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S) mean next state of the elites, and (B,) how far they are apart."""
+        mean, _ = self.model.predict(state, code)
+        elite = mean[self.model.order[: self.model.elites]]
+        centre = elite.mean(0)
+        return state + centre[:, :-1], (elite - centre).norm(dim=-1).amax(0)
+
+    def careful(self, state: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Value of whole chunks (B, k A), no better than a poor logged one where the models disagree.
+
+        Returns:
+            (B,) value, (B, S) next state, (B,) bool whether the models agree.
+        """
+        code = critic_action(chunk.view(len(chunk), self.horizon, self.actions))
+        after, spread = self._spread(state, code)
+        known, q = spread <= self.range.spread, self.q(state, chunk)
+        return torch.where(known, q, q.clamp_max(self.range.low)), after, known
+
     def advantage(self, state: Tensor, chunk: Tensor) -> Tensor:
-        """(B,) min Q - V."""
-        return self.q(state, chunk) - self.value(state)
+        """(B,) careful value - V."""
+        return self.careful(state, chunk)[0] - self.value(state)
 
     @torch.no_grad()
     def fit_value(self, state: Tensor, target: Tensor) -> Tensor:
@@ -135,10 +160,10 @@ class ChunkJudge:
 
     @torch.no_grad()
     def score(self, state: Tensor, choose: Callable[[Tensor], Tensor], decisions: int) -> Tensor:
-        """() how good a policy is, without the world: mean of min Q along rollouts of the models from logged states.
+        """() how good a policy is, without the world: mean careful value along model rollouts from logged states.
 
-        A rollout goes on where the mean of the elites says, and stops counting once they disagree more than they did
-        on any of the first decisions: behind that, Q is a guess, and a mean of guesses can be exploited.
+        A rollout goes on where the mean of the elites says, and counts no further behind a decision on which they
+        disagree.
 
         Args:
             state: (B, S) logged.
@@ -146,19 +171,41 @@ class ChunkJudge:
             decisions: length of a rollout.
         """
         total, count = state.new_zeros(()), state.new_zeros(())
-        known = torch.ones(len(state), dtype=torch.bool, device=state.device)
-        limit = None
+        going = torch.ones(len(state), dtype=torch.bool, device=state.device)
         for _ in range(decisions):
-            chunk = choose(state)
-            total += (self.q(state, chunk) * known).sum()
-            count += known.sum()
-            code = critic_action(chunk.view(len(chunk), self.horizon, self.actions))
-            mean, _ = self.model.predict(state, code)
-            elite = mean[self.model.order[: self.model.elites]]
-            spread = (elite - elite.mean(0)).norm(dim=-1).amax(0)
-            limit = spread.quantile(0.9) if limit is None else limit
-            known = known & (spread <= limit)
-            state = state + elite.mean(0)[:, :-1]
-            if not bool(known.any()):
+            value, state, known = self.careful(state, choose(state))
+            total += (value * going).sum()
+            count += going.sum()
+            going = going & known
+            if not bool(going.any()):
                 break
         return total / count
+
+
+class _Range:
+    """What logged decisions look like, as running means; a saved part.
+
+    Attributes:
+        low: () tenth percentile of min Q.
+        spread: () ninth decile of how far the models are apart.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.low, self.spread = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.count = torch.zeros((), device=device)
+
+    def observe(self, low: Tensor, spread: Tensor) -> None:
+        """Those of one batch; a mean at first, then over the last hundred or so."""
+        self.count += 1
+        weight = 1.0 / self.count.clamp_max(100.0)
+        self.low += weight * (low - self.low)
+        self.spread += weight * (spread - self.spread)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies."""
+        return {"low": self.low.clone(), "spread": self.spread.clone(), "count": self.count.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor], /) -> None:
+        """Copy in place."""
+        for name in ("low", "spread", "count"):
+            getattr(self, name).copy_(state[name])

@@ -127,6 +127,21 @@ def test_judge_knows_which_chunks_are_better(judged: tuple[Rl100, dict[str, Any]
     assert q[0].item() == pytest.approx(1.0, abs=0.3)
 
 
+def test_chunks_on_which_the_models_disagree_count_as_poor_ones(judged: tuple[Rl100, dict[str, Any]]) -> None:
+    learner = again(judged)
+    state, chunk = learner.seen(torch.tensor([[0.0, 1.0]] * 3)), torch.tensor([[0.5, 0.5], [0.0, 0.0], [-0.7, -0.7]])
+    assert learner.judge.range.spread > 0
+    learner.judge.range.spread.fill_(1e9)
+    free, _, known = learner.judge.careful(state, chunk)
+    assert known.all()
+    torch.testing.assert_close(free, learner.judge.q(state, chunk))
+    learner.judge.range.spread.fill_(0.0)
+    value, _, known = learner.judge.careful(state, chunk)
+    assert not known.any()
+    torch.testing.assert_close(value, free.clamp_max(learner.judge.range.low))
+    assert learner.judge.range.low < free[0]
+
+
 def test_gate_refuses_a_harmful_candidate_and_throws_it_away(judged: tuple[Rl100, dict[str, Any]]) -> None:
     """The candidate is pushed towards action -0.7, the worst of the log: the policy that acts stays, bit for bit."""
     learner = again(judged)
