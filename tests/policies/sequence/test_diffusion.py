@@ -167,3 +167,14 @@ def test_a_student_that_never_learned_cannot_be_chosen() -> None:
     with pytest.raises(ValueError, match="never learned"):
         learner.policy.choose(student=True)
     learner.policy.choose(student=False)
+
+
+def test_student_in_numpy_is_the_student() -> None:
+    learner = Diffusion(
+        IO, horizon_pred=4, horizon_exec=2, hidden=(16, 8), noise_steps=4, sample_steps=2, distill_from=1
+    )
+    learner._student_mean.flat.copy_(torch.randn(learner._student_mean.flat.shape))
+    learner._student_acting.refresh()
+    state, noise = torch.randn(5, 1), torch.randn(5, 4)
+    found = learner.student_numpy(state.numpy(), noise.numpy())
+    np.testing.assert_allclose(found.reshape(5, -1), learner.student(state, noise), atol=1e-5)
