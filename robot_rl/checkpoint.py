@@ -49,11 +49,23 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=True) + "\n").encode())
 
 
-def _packed(value: Any) -> Any:
+_PLAIN = (bool, int, float, complex, str, bytes, torch.Tensor, torch.Size, torch.dtype, torch.device)
+
+
+def check_state(state: Any, name: str) -> None:
+    """Refuse what `save_state` could not write, before anything is learned.
+
+    Raises:
+        TypeError: with the place of what is neither a tensor, nor an array, nor a plain value.
+    """
+    _packed(state, name)
+
+
+def _packed(value: Any, where: str = "state") -> Any:
     """Replace NumPy arrays by tensors (marked), since weights-only loading admits tensors and plain values alone."""
     if isinstance(value, np.ndarray):
         if value.dtype == object:
-            raise TypeError("state holds a NumPy object array; expected numeric arrays (no pickle in checkpoints)")
+            raise TypeError(f"{where} is a NumPy object array; expected numeric arrays (no pickle in checkpoints)")
         if value.dtype.kind == "U":
             return {"__strings__": value.tolist(), "dtype": str(value.dtype)}
         if value.dtype in (np.uint16, np.uint32, np.uint64):  # torch lacks full support of these: keep the bits
@@ -64,10 +76,15 @@ def _packed(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
-        return {key: _packed(item) for key, item in value.items()}
+        return type(value)((key, _packed(item, f"{where}[{key!r}]")) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value)(_packed(item) for item in value)
-    return value
+        return type(value)(_packed(item, f"{where}[{i}]") for i, item in enumerate(value))
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    raise TypeError(
+        f"{where} is a {type(value).__name__}; checkpoints hold tensors, arrays and plain values alone, since nothing "
+        "is unpickled from them. Save what it is made of, of a generator its state (get_state(), bit_generator.state)"
+    )
 
 
 def _unpacked(value: Any) -> Any:
@@ -101,8 +118,14 @@ def load_state(path: Path, *, device: str = "cpu") -> Any:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing; expected a checkpoint written by robot-rl") from error
     except Exception as error:  # torch raises many kinds for damaged files
+        # An unpickler's own message recommends to trust the file, which is no advice to pass on.
+        why = (
+            "it holds other objects"
+            if type(error).__name__ == "UnpicklingError"
+            else f"{type(error).__name__}: {error}"
+        )
         raise CheckpointError(
-            f"{path} cannot be read as tensors and plain values ({type(error).__name__}: {str(error)[:200]}); "
+            f"{path} cannot be read as tensors and plain values ({why.splitlines()[0][:200]}); "
             "use another checkpoint of the run"
         ) from error
 

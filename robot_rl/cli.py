@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import resources
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -13,9 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import __version__
 from robot_rl.verbs.build import Refused
 from robot_rl.verbs.critic import critic
-from robot_rl.verbs.judge import bench, collect, evaluate, evaluate_intervals, evaluate_offline
+from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
 from robot_rl.verbs.learn import classify, hil, offline, train
 from robot_rl.verbs.logs import data, positional, session
+from robot_rl.verbs.prefer import prefer
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
 from robot_rl.verbs.sweep import sweep
 
@@ -26,10 +29,12 @@ USAGE = """robot-rl <verb> [key=value ...]
   hil           teach a robot, a person in the loop      robot-rl hil env=insert human=browser
   classify      learn what success looks like          robot-rl classify logs=[runs/hil/<run>]
   offline       train a policy from a log                robot-rl offline data=log.hdf5 policy=offline/iql
+  prefer        a reward from preferences                robot-rl prefer data=log.hdf5 labels=ask
   eval          evaluate a trained policy, film it       robot-rl eval path=runs/train/<run> episodes=100
   eval ope      estimate its value from a log alone      robot-rl eval ope path=runs/offline/<run> data=log.hdf5
   eval fas      evaluate it at fewer decisions           robot-rl eval fas path=runs/train/<run>
   collect       record episodes                          robot-rl collect env=pick out=pick.hdf5
+  check         an environment against the contract       robot-rl check env=reach
   data          info, validate, convert or plot a log    robot-rl data info pick.hdf5
   data session  recorded robot sessions                  robot-rl data session convert <bag> out.hdf5 ...
   critic        clips, train, eval, label: progress      robot-rl critic train data=clips/train
@@ -47,9 +52,11 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "hil": ("hil", hil),
     "classify": ("classify", classify),
     "offline": ("offline", offline),
+    "prefer": ("prefer", prefer),
     "eval": ("eval", evaluate),
     "eval ope": ("ope", evaluate_offline),
     "eval fas": ("fas", evaluate_intervals),
+    "check": ("check", check),
     "collect": ("collect", collect),
     "data": ("data", data),
     "critic": ("critic", critic),
@@ -94,8 +101,36 @@ def named(item: str) -> str:
     return f"policy.{item}" if item.startswith("advantage=") else item
 
 
+SYNONYMS = {"total_steps": "updates", "updates": "total_steps", "steps": "total_steps", "task": "env"}
+
+
+def unknown(config_name: str, overrides: list[str]) -> str:
+    """What is wrong with the first key that this verb has not, or ""; Hydra's advice would be to add it."""
+    configs = resources.files("robot_rl.configs")
+    keys = {"hydra"} | {item.name for item in configs.iterdir() if item.is_dir()}
+    for name in (config_name, "verb"):
+        keys |= set(OmegaConf.create(configs.joinpath(f"{name}.yaml").read_text()))
+    for item in overrides:
+        key = item.split("=")[0].split("@")[0]
+        top = key.replace("/", ".").split(".")[0]
+        if "=" not in item or not top.isidentifier() or top in keys:
+            continue  # a flag, "+key=", "~key", or known; what lies below a key Hydra knows better
+        near = [SYNONYMS[top]] if SYNONYMS.get(top) in keys else difflib.get_close_matches(top, sorted(keys), 2)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        return f"robot-rl {config_name} has no key '{top}'{hint} All keys: robot-rl {config_name} --help"
+    return ""
+
+
 def main() -> None:
     """Entry point of the console script."""
+    try:
+        _main()
+    except BrokenPipeError:  # robot-rl … | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _main() -> None:
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     arguments = [item for item in arguments if item != "--debug"]
@@ -134,6 +169,10 @@ def main() -> None:
         rest = positional(rest)
     if verb == "train":
         rest = [named(item) for item in rest]
+    wrong = unknown(config_name, rest)
+    if wrong:
+        print(f"robot-rl: {wrong}", file=sys.stderr)
+        sys.exit(2)
     if debug:
         os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [f"robot-rl {verb}", *rest]

@@ -35,6 +35,9 @@ class Jsonl:
 
     def log(self, metrics: Metrics, step: int) -> None:
         """Append one row; numbers that JSON cannot hold become null."""
+        for name, value in metrics.items():
+            if not isinstance(value, (int, float)):  # NumPy's float64 is a float
+                raise TypeError(f"metric {name} is a {type(value).__name__}, expected a number; use float(...)")
         row = {name: (value if math.isfinite(value) else None) for name, value in metrics.items()}
         self._file.write(json.dumps({"step": int(step), **row}) + "\n")
         self._file.flush()

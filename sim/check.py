@@ -8,6 +8,8 @@ Works on every vector environment with an `.io`: our engines, Gymnasium ids, a r
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -32,14 +34,22 @@ def check(env: Any, *, steps: int = 1200, seed: int = 0) -> list[str]:
     if found:
         return found  # the rest would only repeat it in other words
     run = _Run(env, seed)
-    for part in (_first_step, _episode, _actions, _determinism, _seeding, _restore):
+    raised: set[str] = set()
+    for part in (_first_step, _episode, _actions, _determinism, _seeding, _restore, _expert):
         try:
             found += part(run, steps)
         except Exception as error:  # a broken environment may raise anything; the rest is still worth knowing
-            found.append(
-                f"{part.__name__[1:]}: the environment raised {type(error).__name__}: {error}; expected no error"
-            )
+            text = f"the environment raised {type(error).__name__}: {error}"
+            if text not in raised:  # one fault stops several parts
+                found.append(f"{part.__name__[1:]}: {text}; expected no error{_place(error)}")
+            raised.add(text)
     return list(dict.fromkeys(found))
+
+
+def _place(error: BaseException) -> str:
+    """Where the error arose, for those who write the environment."""
+    trace = traceback.extract_tb(error.__traceback__)
+    return f" (raised at {Path(trace[-1].filename).name}:{trace[-1].lineno}, {trace[-1].name})" if trace else ""
 
 
 class _Run:
@@ -254,6 +264,18 @@ def _actions(run: _Run, steps: int) -> list[str]:
             "a NaN action was accepted, expected ValueError with the environment's index; check actions in step()"
         )
     return found
+
+
+def _expert(run: _Run, steps: int) -> list[str]:
+    """A scripted expert answers like a policy."""
+    expert = getattr(run.env, "expert", None)
+    if expert is None or not hasattr(getattr(run.env, "world", None), "expert"):
+        return []
+    action = _numpy(expert(run.env.reset(seed=run.seed)[0]))
+    wanted = (run.count, run.io.action_dim)
+    if action.shape != wanted or not np.isfinite(action).all():
+        return [f"expert gives {action.dtype}{list(action.shape)}, expected finite numbers of shape {list(wanted)}"]
+    return []
 
 
 def _difference(first: list[dict[str, np.ndarray]], second: list[dict[str, np.ndarray]], rows: Any) -> str | None:

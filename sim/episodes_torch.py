@@ -18,6 +18,7 @@ from torch import Tensor
 from robot_rl.sim.draw_torch import TorchStreams
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.randomize_torch import TorchRandomizer
+from robot_rl.sim.scene import Sensors, check_markers
 from robot_rl.sim.world import Reset, View, World
 
 BAD_STATE, BAD_REWARD, BAD_ACTION = 1, 2, 4
@@ -148,7 +149,7 @@ class Episodes:
             qpos=physics.qpos,
             qvel=physics.qvel,
             ctrl=physics.ctrl,
-            sensors=dict(physics.sensors),
+            sensors=Sensors(physics.sensors),
             action=self.action,
             previous_action=self.previous,
             step=self.count,
@@ -179,6 +180,7 @@ class Episodes:
     def adopt(self, task: dict[str, Tensor]) -> None:
         """Take over the world's variables (after a load)."""
         if not self.task:
+            check_markers(self.world, task)
             self.task = {key: torch.zeros_like(value, device=self.device) for key, value in task.items()}
         for key, target in self.task.items():
             target.copy_(task[key])
@@ -292,6 +294,7 @@ class Episodes:
         self.count.masked_fill_(mask, 0)
         task: dict[str, Any] = start.task
         if not self.task:
+            check_markers(self.world, task)
             self.task = {key: torch.zeros_like(value, device=self.device) for key, value in task.items()}
             view.task = dict(self.task)
         if self.task.keys() != task.keys():
@@ -315,4 +318,6 @@ class Episodes:
 def _vector(value: Any, like: Tensor, world: str) -> Tensor:
     if tuple(value.shape) != tuple(like.shape):
         raise ValueError(f"a term of world '{world}' has shape {tuple(value.shape)}, expected {tuple(like.shape)}")
+    if like.dtype is torch.bool and value.dtype is not torch.bool:
+        raise TypeError(f"a flag of world '{world}' is {value.dtype}, expected bool (N,); compare with a threshold")
     return value.to(like.dtype)

@@ -25,6 +25,7 @@ from torch import Tensor
 from robot_rl.extras import require
 from robot_rl.sim import isaac_model, isaac_worker
 from robot_rl.sim.randomize import Randomize
+from robot_rl.sim.scene import check_scene
 from robot_rl.sim.tensor_env import TensorVectorEnv, refuse, torch_device
 from robot_rl.sim.world import World
 
@@ -93,6 +94,7 @@ def make(
         device=where,
         latency=options.latency is not None,
     )
+    check_scene(world, physics.model)
     return TensorVectorEnv(
         num_envs,
         seed,

@@ -21,8 +21,9 @@ from robot_rl.sim.draw import Streams
 from robot_rl.sim.interface import checked
 from robot_rl.sim.mujoco_physics import Physics
 from robot_rl.sim.randomize import Randomize, Randomizer
+from robot_rl.sim.scene import Sensors, check_markers, check_scene
 from robot_rl.sim.world import Reset, View, World
-from robot_rl.types import Array, IOSpec, Obs
+from robot_rl.types import IOSpec, Obs
 
 
 def make(
@@ -113,6 +114,7 @@ class MujocoVectorEnv(VectorEnv):
             num_threads=num_threads,
             separate_models=options.needs_models,
         )
+        check_scene(world, self.physics.model)
         self._names = tuple(cameras)
         self._size = (int(camera_size[0]), int(camera_size[1]))
         self._render_size = (int(render_size[0]), int(render_size[1]))
@@ -164,7 +166,7 @@ class MujocoVectorEnv(VectorEnv):
             qpos=physics.qpos,
             qvel=physics.qvel,
             ctrl=physics.ctrl,
-            sensors=cast("dict[str, Array]", physics.sensors),
+            sensors=Sensors(physics.sensors),
             action=self._action,
             previous_action=self._previous_action,
             step=self._step,
@@ -224,8 +226,8 @@ class MujocoVectorEnv(VectorEnv):
             if value.base is not None:  # a view into arrays that the next step overwrites
                 task[key] = value.copy()
         reward = np.asarray(world.reward(view), np.float32)
-        terminated = np.array(world.terminated(view), bool)
-        success = np.array(world.success(view), bool)
+        terminated = _flags(world.terminated(view), world.name, "terminated")
+        success = _flags(world.success(view), world.name, "success")
         truncated = (self._step >= world.episode_steps) & ~terminated
         final = self._assemble(self._rows, None)
         if not math.isfinite(np.vdot(reward, reward)) and not np.isfinite(reward).all():
@@ -362,6 +364,7 @@ class MujocoVectorEnv(VectorEnv):
         for array in (self._action, self._previous_action, self._step):
             array[rows] = 0
         if not view.task:
+            check_markers(self.world, start.task)
             view.task = {
                 key: np.zeros((self.num_envs, *np.shape(value)[1:]), np.asarray(value).dtype)
                 for key, value in start.task.items()
@@ -428,9 +431,14 @@ class MujocoVectorEnv(VectorEnv):
         saved = f"repeat it with robot_rl.sim.crash.repeat('{path}')" if path else "its state could not be saved"
         bad = np.flatnonzero(~np.isfinite(np.asarray(values)))
         where = f"component {bad[0]} of {key}" if len(bad) else f"{key} (MuJoCo stopped after a warning)"
+        mend = "Take a smaller timestep, softer gains or narrower randomisation"
+        if key == "reward" and np.isfinite(physics.state[index]).all():
+            mend = (
+                f"The physics is finite, so {self.world.name}.reward made it: look for a division by 0, a log or a root"
+            )
         raise crash.UnstableSimulationError(
             f"{self.world.name}: environment {index} diverged at step {int(self._view.step[index])} of its episode: "
-            f"{where} is not finite. Take a smaller timestep, softer gains or narrower randomisation; {saved}",
+            f"{where} is not finite. {mend}; {saved}",
             index,
             key,
             path,
@@ -451,12 +459,22 @@ class MujocoVectorEnv(VectorEnv):
         for name in (*cameras, *([render_camera] if render_camera else [])):
             if name not in world.cameras:
                 raise ValueError(f"world '{world.name}' has no camera '{name}'; it has {list(world.cameras)}")
+        if world.episode_steps < 1:
+            raise ValueError(f"{world.name}.episode_steps is {world.episode_steps}, expected at least 1 control step")
         if len(camera_size) != 2 or min(camera_size) < 1:
             raise ValueError(f"camera_size is {list(camera_size)}, expected [height, width] in pixels")
         if not state and not cameras:
             raise ValueError("nothing to observe: state is false and cameras is empty; set one of them")
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or null")
+
+
+def _flags(value: Any, world: str, term: str) -> np.ndarray:
+    """A copy of (N,) flags."""
+    found = np.array(value)
+    if found.dtype != bool:  # a distance would count as true wherever it is not exactly 0
+        raise TypeError(f"{world}.{term} returned {found.dtype}, expected bool (N,); compare with a threshold")
+    return found
 
 
 def _select(view: View, rows: np.ndarray) -> View:
@@ -466,7 +484,7 @@ def _select(view: View, rows: np.ndarray) -> View:
         qpos=view.qpos[rows],
         qvel=view.qvel[rows],
         ctrl=view.ctrl[rows],
-        sensors={key: value[rows] for key, value in view.sensors.items()},
+        sensors=Sensors({key: value[rows] for key, value in view.sensors.items()}),
         action=view.action[rows],
         previous_action=view.previous_action[rows],
         step=view.step[rows],

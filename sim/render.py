@@ -13,6 +13,7 @@ import numpy as np
 from robot_rl.extras import require
 from robot_rl.sim import headless
 from robot_rl.sim.headless import prefer_headless
+from robot_rl.sim.scene import mocap
 
 prefer_headless()
 mujoco = require("mujoco", extra="sim")
@@ -77,7 +78,7 @@ class Cameras:
         self.width, self.height = width, height
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
         model.vis.global_.offheight = max(model.vis.global_.offheight, height)
-        self._markers = {key: _mocap(model, body) for body, key in (markers or {}).items()}
+        self._markers = {key: mocap(model, body) for body, key in (markers or {}).items()}
         self._context: Any = open_context(width, height)
         self._scene = mujoco.MjvScene(model, maxgeom=max(1000, 2 * model.ngeom + 100))
         self._option = mujoco.MjvOption()
@@ -143,16 +144,3 @@ class Cameras:
             self._mjr.free()
             self._context.free()
             self._context = None
-
-
-def camera_names(model: Any) -> list[str]:
-    """Names of the model's cameras."""
-    return [mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA, i) or "" for i in range(model.ncam)]
-
-
-def _mocap(model: Any, body: str) -> int:
-    index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, body)
-    mocap = int(model.body_mocapid[index]) if index >= 0 else -1
-    if mocap < 0:
-        raise ValueError(f"marker '{body}' is not a mocap body of the model; give it <body name='{body}' mocap='true'>")
-    return mocap

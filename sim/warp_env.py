@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from robot_rl.sim.randomize import SCALED, Randomize
+from robot_rl.sim.scene import check_scene
 from robot_rl.sim.tensor_env import TensorVectorEnv, refuse, torch_device
 from robot_rl.sim.world import World
 
@@ -84,6 +85,7 @@ def make(
         scaled=tuple(key for key in SCALED if getattr(options, key) is not None),
         latency=options.latency is not None,
     )
+    check_scene(world, physics.model)
     return TensorVectorEnv(
         num_envs,
         seed,

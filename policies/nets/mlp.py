@@ -74,6 +74,27 @@ class MlpShape:
                 view.copy_(draw.mul_(2 * bound).sub_(bound))
 
 
+@dataclass(frozen=True)
+class Dropout:
+    """Hidden units that a forward pass leaves out: each with probability `rate`, the others grow by 1 / (1 - rate).
+
+    Source: Srivastava et al., Dropout (inverted, as torch has it).
+    """
+
+    rate: float
+    generator: torch.Generator
+
+    def factors(self, shape: MlpShape, members: int, like: Tensor) -> list[Tensor]:
+        """(E, B, width) factors of every hidden layer, 0 or 1 / (1 - rate), for rows `like` (..., B, inputs)."""
+        keep = 1.0 - self.rate
+        return [
+            torch.rand(members, like.shape[-2], width, generator=self.generator, device=like.device, dtype=like.dtype)
+            .lt_(keep)
+            .div_(keep)
+            for width in shape.hidden
+        ]
+
+
 @dataclass
 class _Layer:
     """What the backward pass needs of one hidden layer of one member."""
@@ -83,6 +104,7 @@ class _Layer:
     z: Tensor | None = None  # before LayerNorm
     mean: Tensor | None = None
     rstd: Tensor | None = None
+    grown: float = 1.0  # of the units that dropout kept
 
 
 class ExplicitMlp:
@@ -136,13 +158,14 @@ class ExplicitMlp:
             half[e].copy_(full[e])
 
     @torch.no_grad()
-    def forward(self, x: Tensor, members: Sequence[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor, members: Sequence[int] | None = None, drop: Dropout | None = None) -> Tensor:
         """Outputs of the members.
 
         Args:
             x: (B, inputs) in the type of the parameters, or (G, B, inputs): the first E / G members read the first
                 group of rows, and so on (several seeds, each with batches and members of its own).
             members: which members, or None for all E.
+            drop: leaves out hidden units (while training); None for all units.
 
         Returns:
             (E, B, outputs), E the number of chosen members.
@@ -152,9 +175,14 @@ class ExplicitMlp:
         self._members, self._saved = chosen, []
         x_grad = x.to(torch.bfloat16) if self.low else x
         self._groups = groups = 0 if x.dim() == 2 else len(x)
+        factors = None if drop is None else drop.factors(self.shape, len(chosen), x)
         for row, e in enumerate(chosen):
             group = self._group_of(e)
-            h, layers = self._hidden(x[group], x_grad[group], e) if groups else self._hidden(x, x_grad, e)
+            own = None if factors is None else [factor[row] for factor in factors]
+            h, layers = self._hidden(x[group], x_grad[group], e, own) if groups else self._hidden(x, x_grad, e, own)
+            if drop is not None:
+                for layer in layers[:-1]:
+                    layer.grown = 1.0 / (1.0 - drop.rate)
             self._saved.append(layers)
             self._last(h, e, out[row])
         return out
@@ -190,7 +218,9 @@ class ExplicitMlp:
                 total = part if total is None else total.add_(part)
         return out, total
 
-    def _hidden(self, x: Tensor, x_grad: Tensor, e: int) -> tuple[Tensor, list[_Layer]]:
+    def _hidden(
+        self, x: Tensor, x_grad: Tensor, e: int, factors: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[_Layer]]:
         """Last hidden activation in full precision, and what backward needs."""
         if e in self._stale:
             self._renew(e)
@@ -201,6 +231,8 @@ class ExplicitMlp:
             half = low and i > 0
             weight = self._half_of[i][e] if half else self.weight[i][e]
             z = affine(x_grad if half else h, weight, self.bias[i][e], relu=not norm)
+            if factors is not None and not norm:
+                z = z * factors[i].to(z.dtype)
             layer = _Layer(x=x_grad, h=z)
             layers.append(layer)
             if norm:
@@ -208,7 +240,7 @@ class ExplicitMlp:
                 h, layer.mean, layer.rstd = torch.native_layer_norm(
                     layer.z, [width], self.scale[i][e], self.shift[i][e], _LN_EPS
                 )
-                layer.h = h.relu_()
+                layer.h = h = h.relu_() if factors is None else h.relu_() * factors[i]
                 if low and i < last:
                     x_grad = h.to(torch.bfloat16)
             elif low:
@@ -274,6 +306,8 @@ class ExplicitMlp:
         for i in range(depth - 1, -1, -1):
             layer = layers[i]
             x, h = (layer.x, layer.h) if rows is None else (layer.x[rows], layer.h[rows])
+            if layer.grown != 1.0:  # units that were left out are 0 in h, like those of the ReLU
+                d_h = d_h * layer.grown
             if self.shape.layer_norm:
                 d_z = self._norm_backward(d_h.to(h.dtype), h, layer, i, e, weights, rows)
                 if self.low:
@@ -341,15 +375,15 @@ class AutogradMlp:
         out = self.forward(x)
         return out, self.backward(loss_grad(out), inputs=inputs)
 
-    def forward(self, x: Tensor, members: Sequence[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor, members: Sequence[int] | None = None, drop: Dropout | None = None) -> Tensor:
         """As `ExplicitMlp.forward`."""
         with torch.set_grad_enabled(self.params.trainable):
             self._x = x.detach().requires_grad_(self.params.trainable)
-            out = self.compute(self._x, members)
+            out = self.compute(self._x, members, drop)
         self._out = out
         return out.detach()
 
-    def compute(self, x: Tensor, members: Sequence[int] | None = None) -> Tensor:
+    def compute(self, x: Tensor, members: Sequence[int] | None = None, drop: Dropout | None = None) -> Tensor:
         """(E, B, outputs) with the graph attached."""
         shape, view = self.shape, self.params.view
 
@@ -363,6 +397,7 @@ class AutogradMlp:
         else:
             group = torch.arange(shape.members) * len(x) // shape.members
             h = x[group if members is None else group[list(members)]]
+        factors = None if drop is None else drop.factors(shape, count, x)
         for i, width in enumerate(shape.hidden):
             weight, bias = part("weight", i), part("bias", i)
             if self.low and i > 0:
@@ -372,7 +407,7 @@ class AutogradMlp:
             if shape.layer_norm:
                 h = torch.nn.functional.layer_norm(h, (width,), eps=_LN_EPS)
                 h = torch.addcmul(part("shift", i)[:, None], h, part("scale", i)[:, None])
-            h = h.relu()
+            h = h.relu() if factors is None else h.relu() * factors[i]
         last = len(shape.hidden)
         return torch.baddbmm(part("bias", last)[:, None], h, part("weight", last))
 

@@ -48,6 +48,7 @@ class Edac(SacN):
         eta: float = 1.0,
         lr: float = 3e-4,
         tau: float = 0.005,
+        init_alpha: float = 1.0,
         normalize: bool = False,
         matmul: str = "float32",
         kernel: str = "auto",
@@ -66,6 +67,7 @@ class Edac(SacN):
             eta: weight of the diversity; 1 locomotion (5 medium-expert), 10 to 1000 pen, 200 Adroit, 0.1 Maze2d.
             lr: step size of everything.
             tau: Polyak rate of the target critics.
+            init_alpha: temperature at the start.
             normalize: standardise states by the data's moments.
             matmul: "float32", "bf16" or "auto".
             kernel: of all but the critics' own step, which needs second derivatives and goes through autograd.
@@ -86,6 +88,7 @@ class Edac(SacN):
             critics=critics,
             lr=lr,
             tau=tau,
+            init_alpha=init_alpha,
             normalize=normalize,
             matmul=matmul,
             kernel=kernel,

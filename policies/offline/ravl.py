@@ -53,6 +53,7 @@ class Ravl:
         model: Model | None = None,
         lr: float = 3e-4,
         tau: float = 0.005,
+        init_alpha: float = 1.0,
         kernel: str = "auto",
         matmul: str = "float32",
         metrics_every: int = 100,
@@ -83,6 +84,7 @@ class Ravl:
             model: true dynamics in place of the models, to separate model errors from everything else.
             lr: step size of actor and critics.
             tau: Polyak rate of the target critics.
+            init_alpha: temperature at the start; where rewards are far below 1 the entropy would drown them at first.
             kernel: "auto", "explicit" or "autograd".
             matmul: of actor and critics: "float32", "bf16" or "auto".
             metrics_every: metrics are computed in every n-th update.
@@ -125,6 +127,7 @@ class Ravl:
             eta=eta,
             lr=lr,
             tau=tau,
+            init_alpha=init_alpha,
             normalize=True,
             matmul=matmul,
             kernel=kernel,

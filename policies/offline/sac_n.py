@@ -44,6 +44,7 @@ class SacN:
         critics: int = 10,
         lr: float = 3e-4,
         tau: float = 0.005,
+        init_alpha: float = 1.0,
         normalize: bool = False,
         matmul: str = "float32",
         kernel: str = "auto",
@@ -61,6 +62,7 @@ class SacN:
             critics: N; 10 halfcheetah, 20 walker2d, 200 to 500 hopper, 25 AntMaze and Maze2d, 100 Adroit.
             lr: step size of everything.
             tau: Polyak rate of the target critics.
+            init_alpha: temperature at the start; where rewards are far below 1 the entropy would drown them at first.
             normalize: standardise states by the data's moments.
             matmul: "float32", "bf16" or "auto".
             kernel: "auto", "explicit" or "autograd" (all critics in one batched product).
@@ -69,8 +71,11 @@ class SacN:
         Raises:
             ValueError: an option outside its range.
         """
-        if critics < 1 or batch_size < 1:
-            raise ValueError(f"critics is {critics} and batch_size {batch_size}, expected at least 1")
+        if critics < 1 or batch_size < 1 or init_alpha <= 0:
+            raise ValueError(
+                f"critics is {critics}, batch_size {batch_size} and init_alpha {init_alpha}; expected at least 1, at "
+                "least 1 and more than 0"
+            )
         size = state_size(io, self.method)
         self.io, self.batch_size, self.critics = io, batch_size, critics
         self._lr, self._tau, self._size = lr, tau, size
@@ -85,6 +90,7 @@ class SacN:
             norm=self.norm,
             lr=lr,
             alpha_lr=lr,
+            init_alpha=init_alpha,
             log_std_min=-5.0,
             kernel=kernel,
             matmul=matmul,

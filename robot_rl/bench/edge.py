@@ -1,6 +1,11 @@
 """The edge of reach: values of short branches in the true world, with one critic, two, and many diverse ones.
 
-A point is pushed on a plane. The model is the world itself, so what goes wrong is not the model's error. Two tasks:
+A point is pushed on a plane. The model is the world itself, so what goes wrong is not the model's error. Three tasks:
+
+- hold: x' = x + 0.3 a, reward 0.02 - 0.025 |x'|^2, logged states within 0.3 of the origin on either axis. Staying there
+  is all that is to be learnt. With branches of one step nobody acts further out, so what critics make of it by chance
+  is bootstrapped from: where all of them promise more than staying does, the policy leaves and values feed on
+  themselves.
 
 - bowl: x' = clip(x + 0.3 a, -2, 2), reward -|x'|^2. Branches of one step begin in one corner, so every successor lies
   at the edge: it is bootstrapped from and never acted in.
@@ -12,6 +17,7 @@ A point is pushed on a plane. The model is the world itself, so what goes wrong 
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +49,8 @@ class Task:
         reward: of (state, successor).
         states: (generator, count) -> logged states.
         cases: what is compared.
+        alpha: temperature at the start.
+        most: largest reward per step that lasts, where the task is drawn with it.
     """
 
     step: float
@@ -51,6 +59,8 @@ class Task:
     reward: Callable[[Tensor, Tensor], Tensor]
     states: Callable[[torch.Generator, int], Tensor]
     cases: tuple[Case, ...]
+    alpha: float = 1.0
+    most: float | None = None
 
     def world(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """True dynamics in the form of a model."""
@@ -110,11 +120,30 @@ TASKS = {
             Case("RAVL, 10 critics, eta 100", 10, 100.0),
         ),
     ),
+    "hold": Task(
+        0.3,
+        100.0,
+        0.99,
+        lambda state, after: 0.02 - 0.025 * after.square().sum(1),
+        lambda generator, count: 0.3 * (torch.rand(count, 2, generator=generator) * 2 - 1),
+        (
+            Case("2 critics (MOPO without penalty)", 2, 0.0),
+            Case("RAVL, 10 critics, eta 1", 10, 1.0),
+        ),
+        alpha=0.001,  # rewards are hundredths: a bonus of 1 times the entropy would be all that counts
+        most=0.02,
+    ),
 }
 
 
 def run(
-    quick: bool = False, updates: int = 1000, every: int = 100, picture: str | None = None, task: str = "bowl"
+    quick: bool = False,
+    updates: int = 1000,
+    every: int = 100,
+    picture: str | None = None,
+    task: str = "bowl",
+    seed: int = 0,
+    seeds: int = 1,
 ) -> dict[str, Any]:
     """Train each case and compare what its critics promise with what its policy achieves.
 
@@ -124,10 +153,13 @@ def run(
         every: updates between measurements.
         picture: PNG file to draw, or None.
         task: name in `TASKS`.
+        seed: of the first run of every case.
+        seeds: runs of every case.
 
     Returns:
-        {"rows": case, updates, promised (mean target), achieved (discounted return of 30 steps, 50 in cliff, from
-        logged states), gap, and of cliff the mean reward per step (best 1, outside -5) and the share of points inside}.
+        {"rows": case, seed, updates, promised (mean target), achieved (discounted return of 30 steps, 50 in cliff and
+        hold, from logged states), gap, and of these two the mean reward per step (best 1 and 0.02) and of cliff the
+        share of points inside}.
 
     Raises:
         ValueError: unknown task.
@@ -138,9 +170,10 @@ def run(
     kind = importlib.import_module("robot_rl.policies.offline.ravl").Ravl
     io = IOSpec({"state": ((2,), "float32")}, ("x", "y"), (-1.0, -1.0), (1.0, 1.0), ("1", "1"), 10.0)
     rows: list[dict[str, Any]] = []
-    for case in given.cases:
+    for case, number in itertools.product(given.cases, range(seed, seed + seeds)):
         learner = kind(
             io,
+            seed=number,
             critics=case.critics,
             eta=case.eta,
             gamma=given.gamma,
@@ -148,8 +181,9 @@ def run(
             batch_size=128,
             lr=1e-3,
             tau=0.02,
+            init_alpha=given.alpha,
             horizon=1,
-            real_ratio=0.05 if task == "cliff" else 0.0,
+            real_ratio=0.0 if task == "bowl" else 0.05,
             rollout_every=200,
             rollout_batch=500,
             model=given.world,
@@ -162,14 +196,18 @@ def run(
             metrics = learner.update(batches)
             if (i + 1) % every == 0:
                 promised = metrics["train/target"]
-                got, per_step, inside = given.achieved(learner.policy, 50 if task == "cliff" else 30)
-                row: dict[str, Any] = {"case": case.name, "updates": i + 1, "promised": promised, "achieved": got}
-                row["gap"] = promised - got
+                got, per_step, inside = given.achieved(learner.policy, 30 if task == "bowl" else 50)
+                row: dict[str, Any] = {"case": case.name, "seed": number, "updates": i + 1}
+                row |= {"promised": promised, "achieved": got, "gap": promised - got}
+                if task != "bowl":
+                    row["reward_per_step"] = per_step
                 if task == "cliff":
-                    row |= {"reward_per_step": per_step, "inside": inside}
+                    row["inside"] = inside
                 rows.append(row)
-    if picture is not None:
+    if picture is not None and given.most is None:
         _draw(rows, picture)
+    elif picture is not None:
+        _draw_steps(rows, picture, given)
     return {"rows": rows}
 
 
@@ -186,6 +224,33 @@ def _draw(rows: list[dict[str, Any]], path: str) -> None:
         axis.set_xlabel("updates")
     axes[0].set_ylabel("discounted value")
     axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+def _draw_steps(rows: list[dict[str, Any]], path: str, task: Task) -> None:
+    require("matplotlib", extra="report").use("Agg")
+    plt = require("matplotlib.pyplot", extra="report")
+    assert task.most is not None
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
+    for colour, case in enumerate(task.cases):
+        own = [row for row in rows if row["case"] == case.name]
+        for i, seed in enumerate(sorted({row["seed"] for row in own})):
+            line = [row for row in own if row["seed"] == seed]
+            label = None if i else case.name
+            for axis, key in zip(axes, ("promised", "reward_per_step")):
+                axis.plot([r["updates"] for r in line], [r[key] for r in line], f"C{colour}", label=label)
+    for axis, best, title in zip(
+        axes,
+        (task.most / (1.0 - task.gamma), task.most),
+        ("promised value; dotted: the most that exists", "reward per step achieved; dotted: the best"),
+    ):
+        axis.axhline(best, color="black", linestyle=":")
+        axis.set_yscale("symlog", linthresh=best)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("updates")
+    axes[0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=80)
     plt.close(figure)

@@ -33,6 +33,7 @@ def run(
     who: tuple[str, ...] = ("peer", "ours"),
     overrides: tuple[str, ...] = (),
     label: str = "ours",
+    variant: str = "",
     eval_every: int = 0,
     eval_episodes: int = 10,
 ) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def run(
         threads: threads of each process.
         who: which contestants run now.
         overrides: command line overrides of our run, e.g. ("policy.matmul=float32",).
+        variant: another configuration of our learner, such as "sac_classic".
         label: file label of our runs, so that variants stand side by side.
         eval_every: steps between evaluations; 0 means a tenth of `steps`.
         eval_episodes: deterministic episodes per evaluation, on seeds 10_000 and up for both.
@@ -74,6 +76,7 @@ def run(
                 "every": every,
                 "episodes": eval_episodes,
                 "overrides": list(overrides),
+                "variant": variant,
             }
             if contestant == "peer":
                 subprocess.run(
@@ -88,7 +91,7 @@ def _train_ours(job: dict[str, Any], folder: Path, env: dict[str, str]) -> None:
     """Run `robot-rl train` as a user would, and read the curve from its metrics."""
     command = [
         *(sys.executable, "-m", "robot_rl", "train", "env=gym", f"id={job['env_id']}"),
-        *(f"policy=online/{job['algorithm']}", f"seed={job['seed']}", f"total_steps={job['steps']}"),
+        *(f"policy=online/{job['variant'] or job['algorithm']}", f"seed={job['seed']}", f"total_steps={job['steps']}"),
         *(f"threads={job['threads']}", f"eval_every={job['every']}", f"eval_episodes={job['episodes']}"),
         *(f"final_episodes={job['episodes']}", f"log_every={min(1000, job['every'])}", "checkpoint_every=0"),
         *("video_episodes=0", f"output={folder}", "track.tensorboard=false", *job["overrides"]),

@@ -17,7 +17,9 @@ from robot_rl.data import scores
 from robot_rl.data.goals import GoalDataset
 from robot_rl.data.mix import Mix
 from robot_rl.jobs import logs, ope
+from robot_rl.jobs.contract import check_learner
 from robot_rl.jobs.interrupt import Interrupt
+from robot_rl.jobs.live_bar import LiveBar
 from robot_rl.jobs.logs import LogSettings
 from robot_rl.jobs.offline_judge import Judges, judge, updates_of
 from robot_rl.jobs.train import record_video
@@ -113,6 +115,7 @@ class OfflineJob:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "config.yaml", config.encode())
         self.learner: Learner[Any] = make_learner(self.io)
+        check_learner(self.learner)
         options: dict[str, Any] = {
             name: getattr(self.learner, name, default) for name, default in (("reads", ()), ("window", 1))
         }
@@ -134,7 +137,7 @@ class OfflineJob:
             self.source = Mix({"expert": (demos, 0.5), "other": (self.sampler, 0.5)}, seed=settings.seed)
         elif getattr(self.learner, "needs_expert", False):
             raise ValueError("this method imitates: add expert=<log of demonstrations> beside data=<log>")
-        self.loop = Offline(self.learner, self.source, batch_size=getattr(self.learner, "batch_size", 256))
+        self.loop = Offline(self.learner, self.source, batch_size=getattr(self.learner, "batch_size", 0))
         self.resume_step: int | None = None
         if found is not None:
             self._restore(found)
@@ -171,7 +174,7 @@ class OfflineJob:
             KeyboardInterrupt: after a Ctrl-C, once everything is saved.
         """
         total, done = self.settings.updates, self.loop.updates
-        progress = tqdm(total=total, initial=done, unit="update", dynamic_ncols=True, file=sys.stderr)
+        progress = LiveBar(total, done, "update", lambda: self.loop.updates)
         with self._interrupt, progress as bar:
             self._bar = bar
             self._watch.resume()
@@ -191,7 +194,7 @@ class OfflineJob:
         self._watch.pause()
         wall, cpu = self._watch.read()
         metrics = {**metrics, "time/train_s": wall, "time/train_cpu_s": cpu}
-        self._bar.update(step - self._bar.n)
+        self._bar.to(step)
         short = {key: f"{metrics[f'train/{key}']:.3g}" for key in ("q", "loss") if f"train/{key}" in metrics}
         if self._eval_env is not None and s.eval_every and step // s.eval_every > self._last_hook // s.eval_every:
             results = self.evaluate(s.eval_episodes)
@@ -199,7 +202,7 @@ class OfflineJob:
                 self.evaluations, self._evaluated_at = results, step
             metrics = {**metrics, **self._summarise(results)}
             short["eval"] = f"{metrics.get('eval/score', metrics['eval/return']):.4g}"
-        self._bar.set_postfix(short)
+        self._bar.note(short, metrics)
         self.tracker.log(metrics, step)
         if s.checkpoint_every and step // s.checkpoint_every > self._last_hook // s.checkpoint_every:
             self._save()
@@ -288,20 +291,33 @@ class OfflineJob:
             returns = [result.returns for result in self.evaluations]
             assert self.make_env is not None
             video = record_video(self.make_env, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
-        judged, why = self._judge()
-        support: Path | None = None
-        if judged is not None:
-            summary |= {"value, from the log alone": ope.line(judged.estimates[0])}
-            summary |= {"value of the logged policy": ope.line(ope.Estimate("", judged.behaviour))}
-            summary |= {"actions outside the data": f"{judged.outside:.1%}"}
-            support = report.write_support(self.folder / "support.png", judged.support)
-            self.warnings = [line for line in judged.warnings if line.startswith("WARNING")]
-        elif why:
-            summary["value, from the log alone"] = f"- ({why})"
+        judged: ope.Report | None = None
+        if self._judges is not None and self._estimate_updates:  # minutes: what is known already comes first
+            self._write(summary, returns, video, None)
+            tqdm.write(
+                f"report so far: {self.folder / 'report.html'}\nnow estimating the policy's value from the log alone "
+                f"({self._estimate_updates} updates, after cloning its behaviour); estimate=0 leaves that out",
+                sys.stderr,
+            )
+            judged, why = self._judge()
+            if judged is not None:
+                summary |= {"value, from the log alone": ope.line(judged.estimates[0])}
+                summary |= {"value of the logged policy": ope.line(ope.Estimate("", judged.behaviour))}
+                summary |= {"actions outside the data": f"{judged.outside:.1%}"}
+                self.warnings = [line for line in judged.warnings if line.startswith("WARNING")]
+            elif why:
+                summary["value, from the log alone"] = f"- ({why})"
+        return self._write(summary, returns, video, judged)
+
+    def _write(
+        self, known: dict[str, Any], returns: list[list[float]], video: Path | str, judged: ope.Report | None
+    ) -> dict[str, Any]:
+        """Curve, evaluation.json and report; returns the whole summary."""
+        support = None if judged is None else report.write_support(self.folder / "support.png", judged.support)
         rows = read_metrics(self.folder / METRICS_FILE)
         curve = report.write_curve(self.folder / "curve.png", rows, title=self.folder.name)
-        summary |= {
-            "checkpoint": str(self.root / f"step_{step:09d}"),
+        summary = known | {
+            "checkpoint": str(self.root / f"step_{self.loop.updates:09d}"),
             "curve": str(curve),
             "video": str(video),
             "report": str(self.folder / "report.html"),
@@ -329,8 +345,7 @@ class OfflineJob:
         return summary
 
     def _judge(self) -> tuple[ope.Report | None, str]:
-        if self._judges is None or not self._estimate_updates:
-            return None, ""
+        assert self._judges is not None
         self.learner.policy.active = 0  # type: ignore[attr-defined]
         s = self.settings
         return judge(s, self.learner.policy, self.io, self._judges, updates=self._estimate_updates, seed=s.seed)

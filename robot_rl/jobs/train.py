@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from robot_rl import checkpoint, parallel, report
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
@@ -20,9 +18,12 @@ from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
 from robot_rl.jobs import logs
 from robot_rl.jobs.collect import ExpertPolicy, keep_steps
+from robot_rl.jobs.contract import check_learner
 from robot_rl.jobs.interrupt import Interrupt
+from robot_rl.jobs.live_bar import LiveBar
 from robot_rl.jobs.logs import LogSettings
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
+from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
 from robot_rl.loops.evaluate import Evaluation, evaluate
@@ -135,6 +136,7 @@ class TrainJob:
             write_bytes(folder / "config.yaml", config.encode())
         self.env = make_env(parallel.shard(settings.num_envs), settings.seed + 100_003 * rank, False)
         self.learner: Learner[Any] = make_learner(self.env.io)
+        check_learner(self.learner)
         self.buffer: ReplayBuffer | DeviceReplay | None = None
         self.loop: Any = self._make_loop(folder)
         self.resume_step: int | None = None
@@ -218,7 +220,7 @@ class TrainJob:
                 self.learner,
                 self.buffer,
                 sampler=sampler,
-                batch_size=getattr(self.learner, "batch_size", 256),
+                batch_size=rows_per_batch(self.learner),
                 learning_starts=s.learning_starts if s.init is None else 0,
                 updates_per_step=s.updates_per_step,
                 workers_file=folder / "workers",
@@ -228,7 +230,7 @@ class TrainJob:
             self.learner,
             self.buffer,
             sampler=sampler,
-            batch_size=getattr(self.learner, "batch_size", 256),
+            batch_size=rows_per_batch(self.learner),
             learning_starts=s.learning_starts,
             random_steps=None if s.init is None else 0,
             updates_per_step=s.updates_per_step,
@@ -316,8 +318,7 @@ class TrainJob:
         """
         s = self.settings
         step = int(self.loop.env_steps)
-        bar_of = {"initial": step, "unit": "step", "dynamic_ncols": True, "disable": parallel.rank() > 0}
-        progress = tqdm(total=s.total_steps, file=sys.stderr, **bar_of)
+        progress = LiveBar(s.total_steps, step, "step", lambda: int(self.loop.env_steps), disable=parallel.rank() > 0)
         with self._interrupt, progress as bar:
             self._bar = bar
             self._watch.resume()
@@ -342,7 +343,7 @@ class TrainJob:
         self._watch.pause()
         wall, cpu = self._watch.read()
         metrics = {**metrics, "time/train_s": wall, "time/train_cpu_s": cpu}
-        self._bar.update(step - self._bar.n)
+        self._bar.to(step)
         short = {}
         for name, key in (("return", "rollout/return"), ("success", "rollout/success")):
             if key in metrics and np.isfinite(metrics[key]):
@@ -360,7 +361,7 @@ class TrainJob:
                 if stop:
                     self.evaluation, self._evaluated_at = result, step
             short["eval"] = f"{metrics.get('eval/success', metrics['eval/return']):.3g}"
-        self._bar.set_postfix(short)
+        self._bar.note(short, metrics)
         self.tracker.log(metrics, step)
         if s.checkpoint_every and step // s.checkpoint_every > self._previous(step) // s.checkpoint_every:
             self._save()

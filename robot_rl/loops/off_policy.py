@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.loops.contract import chosen, learned
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Learner, Metrics, Sampler
@@ -96,7 +97,7 @@ class OffPolicy:
             if self.env_steps < self.random_steps:
                 action = self._rng.uniform(-1.0, 1.0, (num_envs, action_dim)).astype(np.float32)
             else:
-                action = self.learner.policy.act(stepper.obs).value
+                action = chosen(self.learner.policy, stepper.obs).value
             row = stepper.step(action)
             if self._previous is not None:
                 row.info["previous_action"] = self._previous
@@ -114,7 +115,7 @@ class OffPolicy:
                 self._update_credit += num_envs * self.updates_per_step
                 while self._update_credit >= 1.0:
                     self._update_credit -= 1.0
-                    metrics.update(self.learner.update(batches))
+                    metrics.update(learned(self.learner, batches))
                     self.updates += 1
             if self.env_steps >= next_hook or self.env_steps >= total_steps:
                 next_hook = (self.env_steps // hook_every + 1) * hook_every

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from robot_rl.loops.contract import learned
 from robot_rl.types import Learner, Metrics, Sampler
 
 Hook = Callable[[int, Metrics], bool]
@@ -50,7 +51,7 @@ class Offline:
         metrics: Metrics = {}
         mark, mark_updates = time.perf_counter(), self.updates
         while self.updates < total_updates:
-            metrics = self.learner.update(batches)
+            metrics = learned(self.learner, batches)
             self.updates += 1
             if self.updates % hook_every == 0 or self.updates >= total_updates:
                 now = time.perf_counter()

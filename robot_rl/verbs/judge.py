@@ -1,4 +1,4 @@
-"""Verbs that measure and record: eval, eval fas, eval ope, collect, bench."""
+"""Verbs that measure and record: check, eval, eval fas, eval ope, collect, bench."""
 
 from __future__ import annotations
 
@@ -19,6 +19,36 @@ from robot_rl.verbs.build import (
     table,
     threads,
 )
+
+
+def check(cfg: DictConfig) -> None:
+    """Run an environment through the contract, and its expert through an episode of each copy."""
+    import numpy as np
+
+    from robot_rl.jobs.collect import ExpertPolicy
+    from robot_rl.loops.evaluate import evaluate as run_evaluation
+
+    if cfg.get("env") is None:
+        raise Refused("say which environment: robot-rl check env=reach")
+    env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+    findings = importlib.import_module("robot_rl.sim.check").check(env, steps=cfg.steps, seed=cfg.seed)
+    for number, finding in enumerate(findings, 1):
+        print(f"{number}. {finding}")
+    if hasattr(env, "expert") and not findings:
+        result = run_evaluation(env, ExpertPolicy(env), episodes=cfg.num_envs, seed=cfg.seed)
+        success = result.metrics().get("eval/success", float("nan"))
+        print(f"expert: return {np.mean(result.returns):.4g}, success {success:.2f}")
+    env.close()
+    if findings:
+        raise Refused(f"{choice('env')} breaks the contract of environments in {len(findings)} places")
+    print(f"{choice('env')} keeps the contract of environments")
+
+
+def _source(path: Path) -> str:
+    """Run and step of a checkpoint, or the name of a file."""
+    if path.parent.name != "checkpoints":
+        return path.stem
+    return f"{path.parent.parent.name}_{path.name.removeprefix('step_').lstrip('0') or '0'}"
 
 
 def evaluate(cfg: DictConfig) -> None:
@@ -64,7 +94,7 @@ def evaluate(cfg: DictConfig) -> None:
             deterministic=cfg.deterministic,
             on_episode=lambda done: bar.update(done - bar.n),
         )
-    folder = run_folder(cfg, "eval", path.stem)
+    folder = run_folder(cfg, "eval", _source(path))
     folder.mkdir(parents=True, exist_ok=True)
     video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed)
     summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}

@@ -10,7 +10,22 @@ import yaml
 from hydra import compose, initialize_config_module
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("train", "offline", "hil", "classify", "eval", "ope", "fas", "collect", "bench", "data", "deploy", "critic")
+VERBS = (
+    "train",
+    "offline",
+    "hil",
+    "classify",
+    "eval",
+    "ope",
+    "fas",
+    "collect",
+    "bench",
+    "data",
+    "deploy",
+    "critic",
+    "check",
+    "prefer",
+)
 GROUPS = sorted(
     p.relative_to(ROOT / "configs")
     for p in (ROOT / "configs").rglob("*.yaml")
@@ -52,7 +67,7 @@ def test_config_group_agrees_with_signature(path: Path) -> None:
     check(node, str(path))
 
 
-PRESETS = {"policy/online/rlpd", "behaviour/bc", "critic/success_only"}
+PRESETS = {"policy/online/sac", "policy/online/rlpd", "behaviour/bc", "critic/success_only"}
 
 
 @pytest.mark.parametrize("verb", VERBS)

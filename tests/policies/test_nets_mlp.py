@@ -6,7 +6,7 @@ import torch
 
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.gemm import affine, mask_by, resolve_precision, times_transposed, weight_grad
-from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+from robot_rl.policies.nets.mlp import Dropout, MlpShape, build_mlp
 
 
 def network(kernel, shape, *, dtype=torch.float64, matmul="float32", seed=0):
@@ -34,6 +34,40 @@ def test_explicit_gradients_equal_autograd(layer_norm, outputs, hidden, members)
     torch.testing.assert_close(d_x, d_expected, rtol=1e-9, atol=1e-11)
     for name, grad in own.grad_view.items():
         torch.testing.assert_close(grad, theirs.grad_view[name], rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("groups", [None, 3])
+def test_explicit_gradients_equal_autograd_with_dropout(layer_norm, groups):
+    shape = MlpShape(3, 4, (8, 6), 2, layer_norm)
+    explicit, own = network("explicit", shape)
+    reference, theirs = network("autograd", shape)
+    x = torch.randn(*(() if groups is None else (groups,)), 9, 4, dtype=torch.float64)
+    drops = [Dropout(0.3, torch.Generator().manual_seed(7)) for _ in "ab"]
+    out, expected = explicit.forward(x, drop=drops[0]), reference.forward(x, drop=drops[1])
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(out, explicit.forward(x, drop=drops[0]))  # other units the next time
+    assert torch.equal(explicit.forward(x), network("explicit", shape)[0].forward(x))  # and none without
+    explicit.forward(x, drop=Dropout(0.3, torch.Generator().manual_seed(7)))
+    d = torch.randn(out.shape, dtype=torch.float64)
+    inputs = slice(1, 4)
+    torch.testing.assert_close(explicit.backward(d, inputs=inputs), reference.backward(d, inputs=inputs))
+    for name, grad in own.grad_view.items():
+        torch.testing.assert_close(grad, theirs.grad_view[name], rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("matmul", ["float32", "bf16"])
+def test_dropout_leaves_the_mean_of_hidden_units(matmul):
+    """One layer of units that are all 1 and summed: kept ones grow, so that the mean stays 100."""
+    shape = MlpShape(1, 1, (100,), 1)
+    net, params = network("explicit", shape, dtype=torch.float32, matmul=matmul)
+    params.flat.zero_()
+    params.view["bias0"].fill_(1.0)
+    params.view["weight1"].fill_(1.0)
+    net.refresh()
+    out = net.forward(torch.zeros(2000, 1), drop=Dropout(0.2, torch.Generator().manual_seed(0)))[0, :, 0]
+    assert out.mean().item() == pytest.approx(100.0, rel=0.01)
+    assert out.std().item() == pytest.approx((100 * 0.2 / 0.8) ** 0.5, rel=0.1)  # binomial
 
 
 @pytest.mark.parametrize("kernel", ["explicit", "autograd"])

@@ -309,3 +309,47 @@ def test_equals_plain_mujoco_stepping_with_contacts(slider):
     assert data.ncon > 0
     # only the solver's warm start differs; it stops at a relative improvement of 1e-8
     assert env.physics.qpos[1] == pytest.approx(data.qpos, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("cameras", ("frnt",), r"names the cameras \['frnt'\]; its model has \['"),
+        ("markers", {"nobody": "goal"}, "'nobody' is not a mocap body"),
+        ("markers", {"goal": "gaol"}, "at the variable 'gaol', and reset returned"),
+        ("episode_steps", 0, "episode_steps is 0, expected at least 1"),
+    ],
+)
+def test_names_that_the_model_has_not_are_told_at_the_start(slider, name, value, message):
+    world = slider()
+    setattr(world, name, value)
+    with pytest.raises(ValueError, match=message):
+        make(2, 0, world=world).reset()
+
+
+@pytest.mark.parametrize("term", ["success", "terminated"])
+def test_score_in_place_of_a_flag_is_refused(slider, term):
+    world = slider()
+    setattr(world, term, lambda view: abs(view.qpos[:, 0]))
+    env = make(2, 0, world=world)
+    env.reset()
+    with pytest.raises(TypeError, match=rf"{term} returned float.*compare with a threshold"):
+        env.step(np.zeros((2, 1), np.float32))
+
+
+def test_mistyped_sensor_is_answered_with_those_that_there_are(slider):
+    world = slider()
+    world.reward = lambda view: view.sensors["tpi"][:, 0]
+    env = make(2, 0, world=world)
+    env.reset()
+    with pytest.raises(ValueError, match=r"no sensor 'tpi'; it has \["):
+        env.step(np.zeros((2, 1), np.float32))
+
+
+def test_reward_that_is_not_finite_is_not_blamed_on_the_physics(slider, tmp_path):
+    world = slider()
+    world.reward = lambda view: view.qpos[:, 0] * np.nan
+    env = make(2, 0, world=world, crash_dir=str(tmp_path))
+    env.reset()
+    with pytest.raises(crash.UnstableSimulationError, match=r"physics is finite, so .*reward made it"):
+        env.step(np.zeros((2, 1), np.float32))

@@ -174,3 +174,13 @@ def test_ravl_with_true_dynamics_does_not_overestimate_and_one_critic_does():
     gap = {row["case"]: row["gap"] for row in rows}
     assert gap["1 critic"] > 10.0
     assert gap["RAVL, 8 diverse critics"] < 0.5 * gap["1 critic"]
+
+
+@pytest.mark.slow
+def test_ravl_holds_a_point_in_the_true_world_where_two_critics_run_away():
+    """Best reward per step 0.02, most that can be promised 2. Two critics find it, leave and diverge; RAVL stays."""
+    rows = {row["case"].split()[0]: row for row in run(updates=1600, every=1600, task="hold")["rows"]}
+    assert rows["2"]["reward_per_step"] < -1.0
+    assert rows["2"]["promised"] > 2.0
+    assert rows["RAVL,"]["reward_per_step"] > 0.015
+    assert rows["RAVL,"]["promised"] < 1.0

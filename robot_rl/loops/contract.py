@@ -1,0 +1,51 @@
+"""What a loop expects of a learner and its policy, checked in the call that breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from robot_rl.types import Action, Learner, Metrics, Obs, Policy
+
+
+def rows_per_batch(learner: Learner[Any]) -> int:
+    """`learner.batch_size`, which learners of transitions have.
+
+    Raises:
+        ValueError: it is absent or no positive number.
+    """
+    size = getattr(learner, "batch_size", None)
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(
+            f"{type(learner).__name__}.batch_size is {size!r}, expected the rows of a batch as a number of at least 1"
+        )
+    return size
+
+
+def learned(learner: Learner[Any], batches: Iterator[Any]) -> Metrics:
+    """`learner.update(batches)`.
+
+    Raises:
+        TypeError: what comes back are no metrics.
+    """
+    metrics = learner.update(batches)
+    if not isinstance(metrics, dict):
+        raise TypeError(
+            f"{type(learner).__name__}.update returned {type(metrics).__name__}, expected a dict of metrics, which may "
+            "be empty"
+        )
+    return metrics
+
+
+def chosen(policy: Policy, obs: Obs, *, deterministic: bool = False) -> Action:
+    """`policy.act(obs)`.
+
+    Raises:
+        TypeError: what comes back is no `Action`.
+    """
+    action = policy.act(obs, deterministic=deterministic)
+    if not isinstance(action, Action):
+        raise TypeError(
+            f"{type(policy).__name__}.act returned {type(action).__name__}, expected robot_rl.types.Action(value)"
+        )
+    return action

@@ -1,0 +1,56 @@
+"""The command line answers mistakes with what to type instead."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from robot_rl.cli import unknown
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("verb", "item", "answer"),
+    [
+        ("offline", "total_steps=5", "no key 'total_steps'; did you mean updates?"),
+        ("train", "updates=5", "no key 'updates'; did you mean total_steps?"),
+        ("train", "polcy=online/sac", "did you mean policy?"),
+        ("train", "polcy.lr=1", "did you mean policy?"),
+        ("train", "zzz=1", "no key 'zzz' All keys: robot-rl train --help"),
+        ("train", "env=reach", ""),
+        ("train", "policy.lr=1e-3", ""),
+        ("train", "+new=1", ""),
+        ("train", "~track", ""),
+        ("train", "hydra.verbose=true", ""),
+        ("train", "output=/tmp", ""),
+    ],
+)
+def test_key_that_a_verb_has_not(verb: str, item: str, answer: str) -> None:
+    assert answer in unknown(verb, [item]) if answer else not unknown(verb, [item])
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "robot_rl", *arguments], env=env, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_check_tells_what_is_wrong_with_a_world_and_lets_the_expert_play() -> None:
+    fine = run("check", "env=reach", "num_envs=4")
+    assert fine.returncode == 0, fine.stderr
+    assert "success 1.00" in fine.stdout
+    assert "reach keeps the contract" in fine.stdout
+    broken = run("check", "env=reach", "env.world.seconds=0")
+    assert broken.returncode == 1
+    assert "episode_steps is 0, expected at least 1" in broken.stderr
+
+
+def test_reader_that_leaves_early_sees_no_traceback() -> None:
+    command = f"'{sys.executable}' -m robot_rl train --help | head -1"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr
