@@ -17,7 +17,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 class ChunkJudge:
     """Q(s, a_1 ... a_k), V(s) and an ensemble s' = s + f(s, a_1 ... a_k), all learnt from executed chunks.
 
-    V is an expectile of min Q', Q regresses on R + discount V(s'): no action outside the log is valued in learning. What
+    V is an expectile of min Q', Q regresses on R + discount V(s'): no action outside the log is valued there. What
     a policy proposes may lie outside: where the models disagree more than on nine of ten logged decisions, a chunk
     counts as no better than a poor logged one (the tenth percentile of Q). Without that, critics and models are climbed
     where they know nothing, and the score rises while the policy gets worse.
