@@ -352,6 +352,8 @@ class Learner(Protocol[Data_contra]):
             imitate, see `loops.hil_episodes`; the learner then has `rollout_steps` and `batch_size`),
             "environment" (it brings its own loop: `attach(env)`, `run(total_steps, hook)`, `env_steps`).
             "device_transitions" and "device_rollout" (the same on a device: `loops.device`, `loops.device_on_policy`).
+        fine_tunes: (optional) what it consumes when `robot-rl train init=...` goes on with a learner from a log, if
+            that is another loop, e.g. "rollout".
         reads: (optional) extras that a learner from logs wants: "next_action", "return_to_go".
         window: (optional) steps per sample: batches are then windows, fields (B, window) for (B,); `chunks.chunk_rows`
             makes decisions of them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -48,6 +49,20 @@ def human_rows(batch: Transitions) -> Tensor:
     if "source" in batch.extras:
         rows = rows | (batch.extras["source"] > 0)
     return rows.to(batch.reward.dtype)
+
+
+def demonstrated(batch: Transitions) -> Tensor:
+    """(B,) 1 for demonstrations: all rows of a log (extras "step"); else those that `human_rows` tells.
+
+    Of windows, those whose existing steps a person drove in part.
+    """
+    if batch.reward.dim() > 1:
+        driven = (batch.intervened & batch.mask).any(1)
+        batch = replace(batch, intervened=driven, reward=batch.reward[:, 0])
+    if "step" in batch.extras and "source" not in batch.extras:
+        return torch.ones_like(batch.reward)
+    weight = human_rows(batch)
+    return weight if weight.dim() == 1 else weight[:, 0]
 
 
 def imitation_grad(raw: Tensor, action: Tensor, weight: Tensor, *, min_std: float) -> tuple[Tensor, Tensor]:

@@ -81,3 +81,54 @@ def split(batch: Transitions, seeds: int, norm: FixedNorm | None) -> Rows:
     cut = {name: value.reshape(seeds, size // seeds, *value.shape[1:]) for name, value in columns.items()}
     more = {name: value.reshape(seeds, size // seeds, *value.shape[1:]) for name, value in extras.items()}
     return Rows(**cut, extras=more)
+
+
+def windowed(batch: Transitions, window: int) -> Transitions:
+    """A batch as windows (B, window): batches of single steps become windows of one.
+
+    Raises:
+        ValueError: the windows are of another length.
+    """
+    if batch.reward.dim() == 1:
+        batch = Transitions(
+            {k: v[:, None] for k, v in batch.obs.items()},
+            batch.action[:, None],
+            batch.reward[:, None],
+            batch.discount[:, None],
+            {k: v[:, None] for k, v in batch.next_obs.items()},
+            batch.terminated[:, None],
+            batch.truncated[:, None],
+            batch.intervened[:, None],
+            batch.mask[:, None],
+            batch.extras,
+        )
+    if batch.reward.shape[1] != window:
+        raise ValueError(f"the batch holds windows of {batch.reward.shape[1]} steps, expected {window}")
+    return batch
+
+
+def first_steps(window: Transitions, steps: int) -> Transitions:
+    """The first steps of windows (B, H); extras are left behind."""
+    return Transitions(
+        {k: v[:, :steps] for k, v in window.obs.items()},
+        window.action[:, :steps],
+        window.reward[:, :steps],
+        window.discount[:, :steps],
+        {k: v[:, :steps] for k, v in window.next_obs.items()},
+        window.terminated[:, :steps],
+        window.truncated[:, :steps],
+        window.intervened[:, :steps],
+        window.mask[:, :steps],
+    )
+
+
+def beyond_the_end(rows: Transitions, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Actions (B, H, A) and mask (B, H) that a critic reads: chunks that a true end cut short become whole ones.
+
+    What a policy would have done behind a true end is never executed, so the value is the same whatever it is: uniform
+    actions stand there. Without this, whole chunks would never be trained in the last H - 1 states, and whole chunks
+    are what a policy proposes there. Behind a time limit the length code stays.
+    """
+    fill = torch.rand(rows.action.shape, generator=generator, device=rows.action.device) * 2.0 - 1.0
+    ended = rows.terminated[:, None]
+    return torch.where((ended & ~rows.mask)[..., None], fill, rows.action), rows.mask | ended

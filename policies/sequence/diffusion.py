@@ -20,7 +20,7 @@ from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Transitions
 
 KINDS = ("diffusion", "flow")
-_TIME = 16
+TIME = 16
 
 
 class Diffusion:
@@ -114,7 +114,7 @@ class Diffusion:
         self._generator = torch.Generator(device=device).manual_seed(seed)
         self.norm = FixedNorm(size, device=device) if normalize else None
         self._flat = horizon_pred * actions
-        teacher = MlpShape(1, size + self._flat + _TIME, tuple(hidden), self._flat, False, "teacher.")
+        teacher = MlpShape(1, size + self._flat + TIME, tuple(hidden), self._flat, False, "teacher.")
         student = MlpShape(1, size + self._flat, tuple(hidden), self._flat, False, "student.")
         self._params, self._student_params = (FlatParams(x.shapes(), device=device) for x in (teacher, student))
         teacher.initialise(self._params, self._generator)
@@ -125,8 +125,13 @@ class Diffusion:
         self._graph = AutogradMlp(teacher, self._mean_params)  # guidance differentiates by its input
         self._student = build_mlp(student, self._student_params, matmul="float32")
         self._student_acting = build_mlp(student, self._student_mean, matmul="float32")
+        view = self._student_mean.view
+        arrays = [view[name].detach()[0] for name in student.shapes()]
+        self._student_arrays = [
+            (w.numpy(), b.numpy()) for w, b in zip(arrays[::2], arrays[1::2]) if w.device.type == "cpu"
+        ]
         play = Execution(self.horizons, actions, mode=mode, delay=delay, blend=blend)
-        self.policy = DiffusionPolicy(io, _Planner(self, seed + 1), play, student=student_acts)
+        self.policy = DiffusionPolicy(io, DiffusionPlanner(self, seed + 1), play, student=student_acts)
         self._state = LearnerState(
             self.method,
             metrics_every=metrics_every,
@@ -189,7 +194,7 @@ class Diffusion:
             count = len(self.schedule.beta)
             index = torch.randint(count, (len(chunk),), generator=self._generator, device=chunk.device)
             t, x, goal = index / count, self.schedule.noised(chunk, noise, index), noise
-        diff = (self._net.forward(torch.cat([state, x, time_features(t, _TIME)], 1))[0] - goal) * valid
+        diff = (self._net.forward(torch.cat([state, x, time_features(t, TIME)], 1))[0] - goal) * valid
         count = valid.sum().clamp_min(1.0)
         self._net.backward((diff * (2.0 / count))[None])
         self._params.adam(self.rate(), beta1=0.95)
@@ -232,7 +237,7 @@ class Diffusion:
         return x.clamp(-1.0, 1.0)
 
     def _velocity(self, state: Tensor, x: Tensor, t: float) -> Tensor:
-        features = time_features(torch.full((len(x),), t, dtype=x.dtype, device=x.device), _TIME)
+        features = time_features(torch.full((len(x),), t, dtype=x.dtype, device=x.device), TIME)
         return self._acting.forward(torch.cat([state, x, features], 1))[0]
 
     @torch.no_grad()
@@ -244,13 +249,25 @@ class Diffusion:
         rest = chunk[:, k - 1 : k].expand(-1, self.window - k, -1)
         return torch.cat([chunk[:, :k], rest], 1).flatten(1)
 
+    def student_numpy(self, state: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """As `student` (on a CPU), in plain NumPy: of one row torch's calls cost more than the products."""
+        h = np.concatenate([state, noise], 1)
+        for i, (weight, bias) in enumerate(self._student_arrays):
+            h = h @ weight + bias
+            if i + 1 < len(self._student_arrays):
+                np.maximum(h, 0.0, out=h)
+        chunk = np.clip(h, -1.0, 1.0).reshape(len(h), self.window, -1)
+        k = self.horizons.exec
+        chunk[:, k:] = chunk[:, k - 1 : k]
+        return chunk
+
     def continued(self, state: Tensor, noise: Tensor, previous: Tensor, running: Tensor) -> Tensor:
         """(B, H A): a flow's sample that goes on from the running chunk (real-time chunking)."""
         h, k = self.window, self.horizons.exec
         weight = guidance_weights(self.delay, h - k, h).to(state) * running.to(state.dtype)
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
-            features = time_features(t, _TIME)
+            features = time_features(t, TIME)
             return self._graph.compute(torch.cat([state, x.flatten(1), features], 1))[0].view_as(x)
 
         chunk = guided_flow(velocity, noise.view(len(noise), h, -1), previous, weight, steps=self.steps)
@@ -285,17 +302,23 @@ class DiffusionPolicy(ChunkedPolicy):
         student: who decides.
     """
 
-    def __init__(self, io: IOSpec, planner: _Planner, execution: Execution, *, student: bool = False) -> None:
+    def __init__(self, io: IOSpec, planner: DiffusionPlanner, execution: Execution, *, student: bool = False) -> None:
         super().__init__(io, planner, execution)
         self.student = planner.student = student
 
     def choose(self, *, student: bool) -> None:
-        """Let the student decide, or the teacher."""
+        """Let the student decide, or the teacher.
+
+        Raises:
+            ValueError: the student never learned.
+        """
+        if student and not self.planner.has_student:  # type: ignore[attr-defined]
+            raise ValueError("this policy's student never learned; train it with policy.distill_from=<update>")
         self.student = self.planner.student = student  # type: ignore[attr-defined]
         self.reset()
 
 
-class _Planner:
+class DiffusionPlanner:
     """The acting half; shares the learner's parameters. Samples have no mode: `deterministic` keeps their noise apart
     from that of training."""
 
@@ -304,12 +327,19 @@ class _Planner:
         device = learner._generator.device
         self._noise = [torch.Generator(device=device).manual_seed(seed + i) for i in range(2)]
 
+    @property
+    def has_student(self) -> bool:
+        """Whether the student learns."""
+        return self._learner._distill > 0
+
     def plan(self, obs: Obs, *, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:
         """A chunk from new noise."""
         own = self._learner
         generator = self._noise[int(deterministic)]
         state = own.seen(torch.as_tensor(obs["state"]).to(generator.device, torch.float32))
         noise = torch.randn(len(state), own._flat, generator=generator, device=generator.device)
+        if self.student and own._student_arrays:
+            return Plan(own.student_numpy(state.numpy(), noise.numpy()))
         if self.student:
             chunk = own.student(state, noise)
         elif own.kind == "flow" and own.delay and context["running"].any():

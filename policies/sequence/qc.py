@@ -15,7 +15,7 @@ from robot_rl.policies.nets.flow import ChunkFlow
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import state_size
+from robot_rl.policies.nets.rows import beyond_the_end, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
 from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Transitions
 
@@ -149,7 +149,7 @@ class Qc:
             FloatingPointError: a metric is not finite or the values diverge.
         """
         wanted = self._state.tick()
-        rows = self._rows(next(batches))
+        rows = chunk_rows(windowed(next(batches), self.window))
         state, after = self.seen(rows.obs["state"]), self.seen(rows.next_obs["state"])
         next_chunk = self._choose(after, self._generator)
         target = self._head.backup(
@@ -158,7 +158,7 @@ class Qc:
         clone = self.flow.clone_grad(state, rows.action, rows.mask, self._generator)
         self._flow_params.adam(self._lr)
         self._flow_net.refresh()
-        x = torch.cat([state, critic_action(*self._beyond_the_end(rows))], dim=1)
+        x = torch.cat([state, critic_action(*beyond_the_end(rows, self._generator))], dim=1)
         out, _ = self._critic.fit(x, lambda out: self._head.loss_grad(out, target))
         self._critic_params.adam(self._lr)
         self._critic.refresh()
@@ -178,35 +178,6 @@ class Qc:
                 **more,
             }
         )
-
-    def _beyond_the_end(self, rows: Transitions) -> tuple[Tensor, Tensor]:
-        """Actions and mask that the critic reads: chunks that a true end cut short become whole ones.
-
-        What a policy would have done behind a true end is never executed, so the value is the same whatever it is:
-        uniform actions stand there. Without this, whole chunks would never be trained in the last h - 1 states, and
-        whole chunks are what the policy proposes there. Behind a time limit the length code stays.
-        """
-        fill = torch.rand(rows.action.shape, generator=self._generator, device=rows.action.device) * 2.0 - 1.0
-        ended = rows.terminated[:, None]
-        action = torch.where((ended & ~rows.mask)[..., None], fill, rows.action)
-        return action, rows.mask | ended
-
-    def _rows(self, batch: Transitions) -> Transitions:
-        if batch.reward.dim() == 1:  # windows of one step
-            batch = Transitions(
-                {k: v[:, None] for k, v in batch.obs.items()},
-                batch.action[:, None],
-                batch.reward[:, None],
-                batch.discount[:, None],
-                {k: v[:, None] for k, v in batch.next_obs.items()},
-                batch.terminated[:, None],
-                batch.truncated[:, None],
-                batch.intervened[:, None],
-                batch.mask[:, None],
-            )
-        if batch.reward.shape[1] != self.window:
-            raise ValueError(f"the batch holds windows of {batch.reward.shape[1]} steps, expected {self.window}")
-        return chunk_rows(batch)
 
     def seen(self, state: Tensor) -> Tensor:
         """Normalised state."""

@@ -18,35 +18,83 @@ LOGP = "action_log_probs"
 
 
 class ExpertPolicy:
-    """The scripted expert of a world as a `Policy`, with optional exploration noise."""
+    """The scripted expert of a world as a `Policy`, with the noise and the pauses of an operator where asked."""
 
-    def __init__(self, env: Any, *, noise: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        env: Any,
+        *,
+        noise: float = 0.0,
+        noise_time: float = 0.0,
+        pauses: float = 0.0,
+        pause_time: float = 0.3,
+        seed: int = 0,
+    ) -> None:
         """Wrap `env.expert`.
 
         Args:
             env: environment whose world has a scripted expert.
             noise: standard deviation of Gaussian noise on actions in [-1, 1].
-            seed: of the noise.
+            noise_time: s over which the noise stays alike (Ornstein-Uhlenbeck: correlation e^(-t / noise_time)); 0 is
+                new noise at every step.
+            pauses: share of the time in which the operator stands still: moves are 0, the gripper as it was told last.
+            pause_time: mean length of a pause in s.
+            seed: of noise and pauses.
 
         Raises:
-            ValueError: the environment has no scripted expert.
+            ValueError: the environment has no scripted expert, or a number is out of range.
         """
         if not hasattr(env, "expert"):
             raise ValueError(
                 "this environment has no scripted expert; choose one of our worlds (env=reach, env=pick ...) "
                 "or collect with a trained policy: path=runs/train/<run>"
             )
+        if noise < 0 or noise_time < 0 or not 0 <= pauses < 1 or pause_time <= 0:
+            raise ValueError(
+                f"noise, noise_time, pauses, pause_time are {noise}, {noise_time}, {pauses}, {pause_time}; expected "
+                "0 or more, 0 or more, a share below 1, and a time above 0"
+            )
         self.io = env.io
         self._expert, self._noise, self._rng = env.expert, noise, np.random.default_rng(seed)
+        tick = 1.0 / env.io.control_hz
+        self._keep = float(np.exp(-tick / noise_time)) if noise_time > 0 else 0.0
+        # Two-state chain: the share of time in a pause is begin / (begin + end).
+        self._end = min(tick / pause_time, 1.0)
+        self._begin, self._share = min(self._end * pauses / (1.0 - pauses), 1.0), pauses
+        self._moves = np.array([name != "gripper_opening" for name in env.io.action_names])
+        self._drift: np.ndarray | None = None  # (B, A) the noise now
+        self._still = np.zeros(0, bool)  # (B,) in a pause
+        self._fresh = np.zeros(0, bool)  # (B,) an episode begins
+        self._last = np.zeros((0, 0), np.float32)
 
     def reset(self, rows: Any = None) -> None:
-        """Nothing to forget: experts are memoryless."""
+        """Noise and pauses of these rows begin anew; the expert itself has no memory."""
+        if rows is None:
+            self._drift = None
+        elif self._drift is not None and len(self._fresh) == len(rows):
+            self._fresh |= np.asarray(rows, bool)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
-        """The expert's action, plus noise unless `deterministic`."""
+        """The expert's action; with noise and pauses unless `deterministic`."""
         action = np.asarray(self._expert(obs), np.float32)
-        if self._noise and not deterministic:
-            action = action + self._rng.normal(0.0, self._noise, action.shape).astype(np.float32)
+        if deterministic or not (self._noise or self._share):
+            return Action(value=np.clip(action, -1.0, 1.0))
+        if self._drift is None or self._drift.shape != action.shape:
+            self._drift, self._last = np.zeros_like(action), action
+            self._still, self._fresh = np.zeros(len(action), bool), np.ones(len(action), bool)
+        if self._noise:
+            draw = self._rng.normal(0.0, self._noise, action.shape).astype(np.float32)
+            keep = np.where(self._fresh, 0.0, self._keep)[:, None]  # an episode begins in the stationary distribution
+            self._drift = (keep * self._drift + np.sqrt(1.0 - keep**2) * draw).astype(np.float32)
+            action = action + self._drift
+        if self._share:
+            chance = self._rng.random(len(action))
+            going_on = np.where(self._still, chance >= self._end, chance < self._begin)
+            self._still = np.where(self._fresh, chance < self._share, going_on)
+            held = np.where(self._moves, 0.0, np.where(self._fresh[:, None], action, self._last))
+            action = np.where(self._still[:, None], held, action).astype(np.float32)
+        self._fresh[:] = False
+        self._last = action
         return Action(value=np.clip(action, -1.0, 1.0))
 
 

@@ -171,6 +171,8 @@ class TrainJob:
     def _make_loop(self, folder: Path) -> Any:
         s = self.settings
         consumes = self.learner.consumes
+        if s.init is not None:
+            consumes = getattr(self.learner, "fine_tunes", consumes)
         if consumes.startswith("device_"):
             return self._device_loop(folder)
         if parallel.size() > 1:

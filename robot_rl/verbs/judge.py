@@ -79,6 +79,12 @@ def evaluate(cfg: DictConfig) -> None:
         policy = load_policy(cfg, run_config, path, env.io)
     else:
         policy = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
+    if cfg.student is not None:
+        if not hasattr(policy, "choose"):
+            raise Refused(
+                f"student={cfg.student} is for a diffusion policy with a student, not {type(policy).__name__}"
+            )
+        policy.choose(student=bool(cfg.student))
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
         result = run_evaluation(
             env,
@@ -198,7 +204,14 @@ def collect(cfg: DictConfig) -> None:
     else:
         env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         if cfg.get("policy") is None:
-            policy = ExpertPolicy(env, noise=cfg.noise, seed=cfg.seed)
+            policy = ExpertPolicy(
+                env,
+                noise=cfg.noise,
+                noise_time=cfg.noise_time,
+                pauses=cfg.pauses,
+                pause_time=cfg.pause_time,
+                seed=cfg.seed,
+            )
         else:
             policy = instantiate(cfg.policy, _partial_=True)(path=str(cfg.path), io=env.io, device=cfg.device)
     if cfg.level is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from robot_rl import checkpoint
 from robot_rl.data.store import write_store
 from robot_rl.jobs import logs, ope
 from robot_rl.jobs.logs import LogSettings
@@ -46,3 +47,27 @@ def test_estimators_from_logs_refuse_a_chunk_policy(tmp_path: Path) -> None:
     settings = ope.OpeSettings(data=str(store_of(tmp_path).path))
     with pytest.raises(ValueError, match="plays chunks"):
         ope.run(settings, learner.policy, IO, make_fqe=none, make_behaviour=none)
+
+
+def test_rl100_goes_from_a_log_to_the_task_and_its_student_is_evaluated(tmp_path: Path, robot_rl: Any) -> None:
+    """Three stages on the command line: batches of a log first, rollouts after `init=`, then the student."""
+    quiet = ["video_episodes=0", "track.tensorboard=false", "eval_every=0", "final_episodes=2"]
+    world = ["env=reach", "env.world.seconds=1", "env.world.reward=sparse", "env.world.terminate_on_success=true"]
+    done = robot_rl("collect", *world, "episodes=6", "out=log.hdf5")
+    assert done.returncode == 0, done.stderr
+    small = ["policy.hidden=[16,16]", "policy.judge_hidden=[16,16]", "policy.members=2", "policy.batch_size=16"]
+    stages = ["policy.clone_updates=10", "policy.judge_updates=5", "policy.gate_every=5", "policy.distill_from=2"]
+    offline = ["data=log.hdf5", *world, "policy=sequence/rl100", *small, *stages, "updates=25", "estimate=0", "name=a"]
+    done = robot_rl("offline", *offline, *quiet)
+    assert done.returncode == 0, done.stderr
+    run = next(tmp_path.glob("runs/offline/*_a"))
+    saved = checkpoint.load_state(checkpoint.find(run) / "learner.pt")
+    assert int(saved["memory"]["counts"].sum()) == 2  # two visits at the gate
+    online = [*world, f"init={run}", "num_envs=2", "total_steps=512", "name=b"]
+    done = robot_rl("train", *online, *quiet)
+    assert done.returncode == 0, done.stderr
+    tuned = next(tmp_path.glob("runs/train/*_b"))
+    after = checkpoint.load_state(checkpoint.find(tuned) / "learner.pt")
+    assert int(after["memory"]["counts"][2]) == 2  # rollouts of 128 steps in two environments
+    shown = robot_rl("eval", f"path={tuned}", "episodes=2", "student=true", "video_episodes=0")
+    assert shown.returncode == 0, shown.stderr

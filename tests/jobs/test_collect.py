@@ -109,3 +109,58 @@ def test_sampled_actions_are_stored_with_their_log_density() -> None:
         np.testing.assert_allclose(episode.meta["columns"]["action_log_probs"], expected, rtol=1e-4, atol=1e-4)
     plain = keep_steps(env, learner.policy, episodes=1, seed=0, deterministic=True)
     assert "action_log_probs" not in plain[0].meta.get("columns", {})
+
+
+class _Steady:
+    """An environment's worth of an expert that always moves by 0.2 and opens to 0.7."""
+
+    io = IOSpec(
+        {"state": ((1,), "float32")},
+        ("x", "gripper_opening"),
+        (-1.0, 0.0),
+        (1.0, 1.0),
+        ("m", "m"),
+        50.0,
+    )
+
+    @staticmethod
+    def expert(obs: dict[str, np.ndarray]) -> np.ndarray:
+        return np.tile(np.array([[0.2, 0.7]], np.float32), (len(obs["state"]), 1))
+
+
+def _played(policy: ExpertPolicy, ticks: int, rows: int = 64) -> np.ndarray:
+    obs = {"state": np.zeros((rows, 1), np.float32)}
+    return np.stack([policy.act(obs).value for _ in range(ticks)])
+
+
+def test_noise_with_a_time_is_as_wide_as_white_noise_and_correlated_by_its_time() -> None:
+    """At 50 Hz and 0.1 s the correlation over one tick is e^(-0.2) = 0.819, from the first tick of an episode on."""
+    noise = _played(ExpertPolicy(_Steady(), noise=0.2, noise_time=0.1, seed=1), 400)[..., 0] - 0.2
+    assert noise.std() == pytest.approx(0.2, rel=0.05)
+    assert noise[0].std() == pytest.approx(0.2, rel=0.3)
+    assert np.corrcoef(noise[:-1].ravel(), noise[1:].ravel())[0, 1] == pytest.approx(0.819, abs=0.03)
+    white = _played(ExpertPolicy(_Steady(), noise=0.2, seed=1), 400)[..., 0] - 0.2
+    assert abs(np.corrcoef(white[:-1].ravel(), white[1:].ravel())[0, 1]) < 0.03
+
+
+def test_noise_begins_anew_with_an_episode() -> None:
+    policy = ExpertPolicy(_Steady(), noise=0.2, noise_time=100.0, seed=1)
+    before = _played(policy, 1)[0, :, 0]
+    policy.reset(np.arange(64) < 32)
+    after = _played(policy, 1)[0, :, 0]
+    assert np.abs(after - before)[32:].max() < 0.02
+    assert np.abs(after - before)[:32].max() > 0.1
+
+
+def test_pauses_stand_still_for_their_share_of_the_time_and_hold_the_gripper() -> None:
+    played = _played(ExpertPolicy(_Steady(), pauses=0.4, pause_time=0.2, seed=3), 500)
+    still = played[..., 0] == 0.0
+    assert still.mean() == pytest.approx(0.4, abs=0.05)
+    starts = (still[1:] & ~still[:-1]).sum()
+    assert still.sum() / starts == pytest.approx(10.0, rel=0.2)  # 0.2 s at 50 Hz
+    assert (played[..., 1] == np.float32(0.7)).all()
+
+
+def test_pauses_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="a share below 1"):
+        ExpertPolicy(_Steady(), pauses=1.0)

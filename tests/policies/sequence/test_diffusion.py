@@ -160,3 +160,21 @@ def test_wrong_options_are_refused() -> None:
     for options in ({"kind": "gan"}, {"student_acts": True}, {"sample_steps": 50}, {"horizon_exec": 9}):
         with pytest.raises(ValueError, match=r"kind|student|sampling|horizon_exec"):
             Diffusion(IO, **{**SMALL, **options})
+
+
+def test_a_student_that_never_learned_cannot_be_chosen() -> None:
+    learner = Diffusion(IO, horizon_pred=2, horizon_exec=1, hidden=(8,), noise_steps=4, sample_steps=2)
+    with pytest.raises(ValueError, match="never learned"):
+        learner.policy.choose(student=True)
+    learner.policy.choose(student=False)
+
+
+def test_student_in_numpy_is_the_student() -> None:
+    learner = Diffusion(
+        IO, horizon_pred=4, horizon_exec=2, hidden=(16, 8), noise_steps=4, sample_steps=2, distill_from=1
+    )
+    learner._student_mean.flat.copy_(torch.randn(learner._student_mean.flat.shape))
+    learner._student_acting.refresh()
+    state, noise = torch.randn(5, 1), torch.randn(5, 4)
+    found = learner.student_numpy(state.numpy(), noise.numpy())
+    np.testing.assert_allclose(found.reshape(5, -1), learner.student(state, noise), atol=1e-5)
