@@ -26,6 +26,7 @@ def test_transfer_expert_hands_over_and_random_actions_do_not(hz: float) -> None
     obs, _ = env.reset(seed=3)
     rng = np.random.default_rng(0)
     info: dict[str, Any] = {}
+    reward: Any = None
     for _ in range(env.world.episode_steps - 1):
         obs, reward, _, _, info = env.step(env.expert(obs))
     assert info["success"].mean() > 0.95
@@ -46,7 +47,7 @@ def test_transfer_cannot_be_done_by_one_instrument() -> None:
     assert (view.task["goal"][:, 1] < world.left_edge - 0.06).all()
     assert (view.qpos[:, 11] > 0.06).all()
     for _ in range(30):
-        env.step(np.tile(np.float32([0, -1, 0, 0, 1, 0, 1, 1]), (8, 1)))
+        env.step(np.tile(np.array([0, -1, 0, 0, 1, 0, 1, 1], np.float32), (8, 1)))
     assert view.qpos[:, 1].min() > world.left_edge - 0.004
     assert view.qpos[:, 6].max() < -world.left_edge + 0.004
     env.close()
@@ -77,7 +78,7 @@ def test_transfer_tool_is_what_the_actions_move() -> None:
     assert before["position"].shape == (1, 6)
     assert before["gripper"].tolist() == [[1.0, 1.0]]
     for _ in range(4):
-        env.step(np.float32([[0.5, 0, 0, 0, 0, -0.5, 1, -1]]))
+        env.step(np.array([[0.5, 0, 0, 0, 0, -0.5, 1, -1]], np.float32))
     after = env.tool()
     assert after is not None
     moved = (after["position"] - before["position"])[0]
