@@ -65,6 +65,7 @@ def mean_action(learner):
 
 def test_ppo_avoids_what_makes_people_take_over():
     learner = HilPpo(IO, w_task=0.0, w_rlif=1.0, il_weight=0.0, lr=1e-3, **SMALL)
+    metrics = {}
     for _ in range(15):
         action = sampled(learner)
         metrics = learner.update(iter([rows(action, torch.zeros(128))]))
