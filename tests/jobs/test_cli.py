@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ("offline", "total_steps=5", "no key 'total_steps'; did you mean updates?"),
         ("train", "updates=5", "no key 'updates'; did you mean total_steps?"),
-        ("train", "polcy=online/sac", "did you mean policy?"),
-        ("train", "polcy.lr=1", "did you mean policy?"),
+        ("train", "total_stepz=5", "did you mean total_steps?"),
+        ("train", "polizy.lr=1", "did you mean policy?"),
         ("train", "zzz=1", "no key 'zzz' All keys: robot-rl train --help"),
         ("train", "env=reach", ""),
         ("train", "policy.lr=1e-3", ""),
