@@ -1,5 +1,6 @@
 """A robot that is stuck backs out by itself, and nothing of that is learned from."""
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: reportOptionalSubscript=false
 
 from types import SimpleNamespace
 
@@ -96,7 +97,7 @@ def test_car_that_stands_on_the_track_backs_up():
     start, driven = env.place()[0].copy(), []
     for _ in range(60):
         way = recovery.look()
-        action = np.float32([0.0, -0.6]) if way is None else way  # -0.6 is 0 m/s
+        action = np.array([0.0, -0.6], np.float32) if way is None else way  # -0.6 is 0 m/s
         driven.append(way is not None)
         *_, terminated, _, _ = env.step(action[None])
         if terminated[0]:
