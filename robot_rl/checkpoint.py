@@ -76,7 +76,7 @@ def _packed(value: Any, where: str = "state") -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
-        return type(value)((key, _packed(item, f"{where}[{key!r}]")) for key, item in value.items())
+        return {key: _packed(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_packed(item, f"{where}[{i}]") for i, item in enumerate(value))
     if value is None or isinstance(value, _PLAIN):

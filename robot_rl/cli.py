@@ -104,11 +104,11 @@ def named(item: str) -> str:
 SYNONYMS = {"total_steps": "updates", "updates": "total_steps", "steps": "total_steps", "task": "env"}
 
 
-def unknown(config_name: str, overrides: list[str]) -> str:
+def unknown(verb: str, overrides: list[str]) -> str:
     """What is wrong with the first key that this verb has not, or ""; Hydra's advice would be to add it."""
     configs = resources.files("robot_rl.configs")
     keys = {"hydra"} | {item.name for item in configs.iterdir() if item.is_dir()}
-    for name in (config_name, "verb"):
+    for name in (VERBS[verb][0], "verb"):
         keys |= set(OmegaConf.create(configs.joinpath(f"{name}.yaml").read_text()))
     for item in overrides:
         key = item.split("=")[0].split("@")[0]
@@ -117,14 +117,17 @@ def unknown(config_name: str, overrides: list[str]) -> str:
             continue  # a flag, "+key=", "~key", or known; what lies below a key Hydra knows better
         near = [SYNONYMS[top]] if SYNONYMS.get(top) in keys else difflib.get_close_matches(top, sorted(keys), 2)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        return f"robot-rl {config_name} has no key '{top}'{hint} All keys: robot-rl {config_name} --help"
+        return f"robot-rl {verb} has no key '{top}'{hint or ';'} all keys: robot-rl {verb} --help"
     return ""
 
 
 def main() -> None:
     """Entry point of the console script."""
     try:
-        _main()
+        try:
+            _main()
+        finally:  # Hydra leaves by sys.exit, and what it has printed may still be on its way
+            sys.stdout.flush()
     except BrokenPipeError:  # robot-rl … | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -169,7 +172,7 @@ def _main() -> None:
         rest = positional(rest)
     if verb == "train":
         rest = [named(item) for item in rest]
-    wrong = unknown(config_name, rest)
+    wrong = unknown(verb, rest)
     if wrong:
         print(f"robot-rl: {wrong}", file=sys.stderr)
         sys.exit(2)

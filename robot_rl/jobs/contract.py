@@ -8,7 +8,15 @@ from robot_rl.checkpoint import check_state
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.types import Learner
 
-CONSUMES = ("transitions", "rollout", "stale_rollout", "environment", "device_transitions", "device_rollout")
+CONSUMES = (
+    "transitions",
+    "rollout",
+    "stale_rollout",
+    "environment",
+    "device_transitions",
+    "device_rollout",
+    "episodes",
+)
 
 
 def check_learner(learner: Learner[Any]) -> None:

@@ -185,6 +185,10 @@ class TrainJob:
                 f"workers={s.workers} feeds learners from a replay buffer, and {type(self.learner).__name__} reads "
                 f"'{consumes}'; use policy=online/sac or online/rlpd, or workers=0"
             )
+        if consumes == "episodes":
+            raise ValueError(
+                f"{type(self.learner).__name__} learns with a person in the loop; use robot-rl hil policy=..."
+            )
         if consumes == "rollout":
             return OnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
         if consumes == "stale_rollout":

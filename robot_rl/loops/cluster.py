@@ -20,6 +20,7 @@ import torch
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.extras import require
+from robot_rl.loops.contract import learned
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Episode, IOSpec, Learner, Metrics, Sampler, Step
 
@@ -349,12 +350,12 @@ class ClusterOffPolicy:
                 if self._credit < 1.0:
                     break
                 self._credit -= 1.0
-                metrics.update(self.learner.update(batches))
+                metrics.update(learned(self.learner, batches))
                 self.updates += 1
             if self.env_steps >= next_hook or self.env_steps >= total_steps:
                 while self._credit >= 1.0:
                     self._credit -= 1.0
-                    metrics.update(self.learner.update(batches))
+                    metrics.update(learned(self.learner, batches))
                     self.updates += 1
                 next_hook = (self.env_steps // hook_every + 1) * hook_every
                 speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robot_rl.loops.contract import learned
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Array, Learner, Metrics, Obs, Policy, Rollout, Step
@@ -76,7 +77,7 @@ class OnPolicy:
             rollout = self._collect()
             collected = time.perf_counter()
             steps = int(rollout.valid.sum())
-            metrics = self._learner.update(iter((rollout,)))
+            metrics = learned(self._learner, iter((rollout,)))
             end = time.perf_counter()
             self.env_steps += steps
             self.iterations += 1

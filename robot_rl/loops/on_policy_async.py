@@ -10,6 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from robot_rl.loops.contract import learned
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.on_policy import Hook, OnPolicyLearner, RolloutStorage, collect
 from robot_rl.loops.stepping import Stepper
@@ -185,7 +186,7 @@ class AsyncOnPolicy:
         got = time.perf_counter()
         rollout = item.storage.rollout(learner)
         staleness = learner.updates - item.version
-        metrics = learner.update(iter((rollout,)))
+        metrics = learned(learner, iter((rollout,)))
         end = time.perf_counter()
         steps = int(rollout.valid.sum())
         self.env_steps += steps

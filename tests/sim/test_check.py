@@ -294,3 +294,18 @@ def test_environment_that_raises_is_a_finding(env):
 
 def test_autoreset_mode_of_our_engines(env):
     assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+
+
+@pytest.mark.parametrize("answer", [np.zeros((3, 2)), np.full((3, 1), np.nan)])
+def test_expert_that_answers_with_something_else(slider, answer):
+    env = make(3, 0, world=slider())
+    env.expert = lambda obs=None: answer
+    only(check(env), "expert gives float64")
+
+
+def test_one_fault_that_stops_several_parts_is_told_once_and_with_its_place(slider):
+    world = slider()
+    world.reward = lambda view: view.sensors["tpi"][:, 0]
+    found = [finding for finding in check(make(2, 0, world=world)) if "no sensor 'tpi'" in finding]
+    assert len(found) == 1
+    assert "(raised at scene.py:" in found[0]
