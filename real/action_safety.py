@@ -57,6 +57,9 @@ class Axes:
     gripper: np.ndarray | None = None
 
 
+_TURN_SLACK = 0.1  # rad that a rotation may swing past its limit before that counts as a fault; moves have 0.03 m
+
+
 @dataclass(frozen=True)
 class SafetyLimits:
     """Limits of motion in the task space.
@@ -143,6 +146,7 @@ class ActionSafety:
                     acceleration=self._limits.turn_acceleration if turn else self._limits.acceleration,
                     jerk=self._limits.turn_jerk if turn else self._limits.jerk,
                     effort=1.0,
+                    limit_slack=_TURN_SLACK if turn else None,
                     lower=float(axes.low[i]),
                     upper=float(axes.high[i]),
                 )

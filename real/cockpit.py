@@ -139,6 +139,22 @@ class Pilot:
         self._overrun = False
         return refused
 
+    def restart(self) -> None:
+        """Before `begin`: clear a latched fault of a simulated robot that has been put back at its start.
+
+        A stop stays latched until a person clears it. Where nobody is there who could (trials, a scripted person in
+        simulated time), being put back is that act. An e-stop is never cleared here.
+        """
+        if self.realtime or not self._teleports or self.safety.supervisor.state != "FAULT":
+            return
+        for _ in range(12):
+            self.safety.watch(self._axes(), self.clock.now())
+            refused = self.safety.rearm()
+            self.clock.sleep_until(self.clock.now() + self._period)
+            if not refused:
+                self.takeover.driver = Driver.POLICY
+                return
+
     def end(self) -> None:
         """After an episode: brake and hold, so that the reset and the learner's pauses move nothing."""
         self.safety.disable()

@@ -21,11 +21,12 @@ class StateMonitor:
     """
 
     def __init__(self, spec: RobotSpec, settings: SafetySettings) -> None:
-        self._spec, self._set = spec, settings
+        self._spec = spec
         self._joints = len(spec.joints)
         self._speed, self._effort = spec.array("velocity"), spec.array("effort")
         self._lower, self._upper = spec.hard_bounds()
         self._turning = np.array([joint.continuous for joint in spec.joints])
+        self.adopt(settings)
         self._last: RobotState | None = None
         self._good_since: float | None = None
         self._pushes = 0
@@ -70,6 +71,8 @@ class StateMonitor:
     def adopt(self, settings: SafetySettings) -> None:
         """Take over changed timeouts."""
         self._set = settings
+        given = self._spec.array("limit_slack")
+        self._slack = np.where(np.isnan(given), settings.limit_slack, given)
 
     def relearn(self) -> None:
         """Called at a reset: the next state need not be near the last one."""
@@ -116,7 +119,7 @@ class StateMonitor:
     def _limits(self, state: RobotState, position: np.ndarray, velocity: np.ndarray) -> list[str]:
         codes, outside = [], self._outside(position)
         self._forgiven = np.minimum(self._forgiven, np.maximum(outside, 0.0))
-        if (outside > self._forgiven + self._set.limit_slack).any():
+        if (outside > self._forgiven + self._slack).any():
             codes.append("limit_measured")
         if (np.abs(velocity) > self._set.velocity_factor * self._speed).any():
             codes.append("velocity_measured")

@@ -52,6 +52,7 @@ class JointSpec:
         kp: gain of the simulated servo.
         kd: damping of the simulated servo; kp and kd are also the wall of effort mode.
         effort_rate: largest change of a commanded effort [N m/s]; None = `effort` in 0.1 s.
+        limit_slack: measured positions may lie outside [lower, upper] by this much [rad or m]; None = that of the settings.
     """
 
     name: str
@@ -66,6 +67,7 @@ class JointSpec:
     kp: float = 0.0
     kd: float = 0.0
     effort_rate: float | None = None
+    limit_slack: float | None = None
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,9 @@ def flags(x: Any) -> Any:
     return x.bool() if isinstance(x, torch.Tensor) else np.asarray(x).astype(np.bool_, copy=False)
 
 
+_FLOATS = (torch.float32, torch.float64, np.dtype(np.float32), np.dtype(np.float64))
+
+
 def check_float(x: Any, name: str = "reward") -> Any:
     """Check for a dtype that the recursions support.
 
@@ -186,6 +189,6 @@ def check_float(x: Any, name: str = "reward") -> Any:
     Raises:
         ValueError: anything but float32 and float64.
     """
-    if str(x.dtype).rpartition(".")[2] not in ("float32", "float64"):
+    if x.dtype not in _FLOATS:
         raise ValueError(f"{name} is {x.dtype}, expected float32 or float64; convert it first")
     return x.dtype

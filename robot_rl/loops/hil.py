@@ -229,6 +229,8 @@ class HumanInTheLoop:
             self.learner.policy.reset()
         while not self._stop:
             refused: list[str] = []
+            if self._stepper.obs:
+                self.pilot.restart()
             if self.pilot.driver not in ("HOLD", "STOPPED") and (self._stepper.obs or self._reset()):
                 refused = self.pilot.begin(demo)
                 if not refused:

@@ -22,6 +22,10 @@ class Pilot(Protocol):
         """Who drives."""
         ...
 
+    def restart(self) -> None:
+        """Before `begin`: a simulated robot that was put back is unlocked."""
+        ...
+
     def begin(self, demo: bool = False) -> list[str]:
         """Before an episode; what stands against motion."""
         ...
@@ -102,6 +106,7 @@ def trials(
     out, stepper = Trials(deterministic=deterministic), Stepper(env)
     stepper.reset(seed=seed)
     for number in range(episodes):
+        pilot.restart()  # a stop cost its own trial and no other
         refused = pilot.begin()
         if refused:
             raise RuntimeError(f"the safety layer does not allow a trial: {', '.join(refused)}")

@@ -392,3 +392,31 @@ def test_trials_of_the_expert_succeed_alone(tmp_path):
     block = trials(env, policy, simulated(env, None), episodes=12, seed=0)
     assert block.successes == [True] * 12
     assert block.stops == 0
+
+
+def test_a_stop_costs_its_own_trial_and_no_other():
+    env = LineEnv()
+    learner = Fixed(env.io, 0.0)
+    calls = iter(range(1000))
+    learner.act = lambda obs, deterministic=False: SimpleNamespace(
+        value=np.full((1, 1), math.nan if next(calls) < 3 else 0.3, np.float32)
+    )
+    found = trials(env, learner, simulated(env, None), episodes=3, seed=0)
+    assert found.stops == 1
+    assert len(found.successes) == 3
+    assert not found.successes[0]
+    assert found.steps[1] > found.steps[0]
+
+
+def test_simulated_robot_that_stopped_goes_on_after_it_was_put_back_but_never_after_an_estop(tmp_path):
+    env = LineEnv()
+    learner = Fixed(env.io, math.nan)
+    loop = build(tmp_path / "fault", None, env=env, learner=learner)
+    loop._episode(demo=False)
+    assert loop.pilot.driver == "STOPPED"
+    learner.value = 0.0
+    assert loop._episode(demo=False) is not None
+    loop = build(tmp_path / "estop", Script([{}] * 3 + [{"press": ("estop",)}]))
+    loop._episode(demo=False)
+    with pytest.raises(RuntimeError, match="STOPPED"):
+        loop._episode(demo=False)

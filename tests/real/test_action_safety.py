@@ -169,3 +169,13 @@ def test_late_loop_holds_and_is_counted():
     assert pilot.late == 1
     assert driven.lost
     assert driven.driver == "HOLD"
+
+
+def test_rotation_may_swing_further_past_its_limit_than_a_move():
+    io = IOSpec({"state": ((2,), "float32")}, ("dx", "dyaw"), (-0.02, -0.1), (0.02, 0.1), ("m", "rad"), 10.0)
+    for place, fault in (([0.0, 1.24], False), ([0.0, 1.32], True), ([0.14, 0.0], True), ([0.125, 0.0], False)):
+        axes = Axes(np.array(place), np.zeros(2), np.array([-0.1, -1.2]), np.array([0.1, 1.2]))
+        safety = ActionSafety(io, axes)
+        for tick in range(5):
+            safety.watch(axes, 0.1 * tick)
+        assert bool(safety.enable()) is fault, place

@@ -116,8 +116,10 @@ def _gae_wide(
     tiles = list(range(0, steps - 1, TILE))
     cuts = np.searchsorted(ends, np.array([*tiles, steps - 1]) * width).tolist()
     blend, decay = kind(gamma * (1.0 - gae_lambda)), kind(gamma * gae_lambda)
-    a = np.full((TILE, width), decay)
+    a = np.empty((min(TILE, steps), width), kind)
+    a.fill(decay)
     row, following = np.empty_like(target[0]), target[-1]
+    multiply, add = np.multiply, np.add  # looked up, and given their output by place: calls are what a short row costs
     for i in range(len(tiles) - 1, -1, -1):
         low = tiles[i]
         high = min(low + TILE, steps - 1)
@@ -128,8 +130,8 @@ def _gae_wide(
         y.ravel()[cells] = patch[here]
         a.ravel()[cells] = 0
         for now, factor in zip(y[::-1], a[high - low - 1 :: -1]):
-            np.multiply(factor, following, out=row)
-            np.add(now, row, out=now)
+            multiply(factor, following, row)
+            add(now, row, now)
             following = now
         a.ravel()[cells] = decay
         np.subtract(y, value[low:high], out=advantage[low:high])

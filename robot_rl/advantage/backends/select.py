@@ -70,6 +70,7 @@ def backend(device: str = "cpu") -> str:
     return name
 
 
+@functools.cache
 def kernels(name: str) -> ModuleType:
     """Module of a CPU array backend ("numpy" or "numba"), imported on first use."""
     return importlib.import_module(f"robot_rl.advantage.backends.{name}_scan")
