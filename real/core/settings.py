@@ -26,7 +26,7 @@ class SafetySettings:
         estop_action: `brake` at the largest deceleration, `zero` velocity at once, `halt` publishing.
         future_tolerance: how far a stamp may lie ahead of now.
         estop_clear_time: how long the e-stop must be released before a reset.
-        limit_slack: measured positions may lie outside the hard limits by this much [rad], where a joint says nothing else.
+        limit_slack: measured positions may lie outside the hard limits by this much [rad], unless a joint says more.
         jump_factor: a state that moved faster than this times the largest speed is a jump.
         velocity_factor: measured speed above this times the largest one is a fault; likewise effort.
         force_factor: measured force above this times the RobotSpec's `force` in 3 samples is a fault.

@@ -52,7 +52,7 @@ class JointSpec:
         kp: gain of the simulated servo.
         kd: damping of the simulated servo; kp and kd are also the wall of effort mode.
         effort_rate: largest change of a commanded effort [N m/s]; None = `effort` in 0.1 s.
-        limit_slack: measured positions may lie outside [lower, upper] by this much [rad or m]; None = that of the settings.
+        limit_slack: how far a measured position may lie outside its limits [rad or m]; None = as the settings say.
     """
 
     name: str
