@@ -1,0 +1,283 @@
+"""Any method with critics, exploring inside a safe set that demonstrations span."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robot_rl.policies.nets.imitation import human_rows
+from robot_rl.policies.nets.safe_set import SafeSet
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+
+
+class SafeExploration:
+    """Keeps a method's actions where the predicted next states are probably safe.
+
+    An action passes when min over the next `horizon` predicted states of P(safe) is at least `delta`. Else
+    `candidates` further samples of the policy are tried and the one with the largest mean Q among those that pass is
+    taken; if none passes, the demonstrator's clone acts. The method learns from what was executed, as ever.
+
+    This bounds exploration in a learnt sense. It is no replacement for the safety supervisor, which stands behind it.
+
+    Source: interface and filter are our design; safe sets as in `SafeSet`; the setting of Safe Reinforcement Learning
+    with Minimal Supervision (arXiv 2501.04481, abstract only: its "optimistic forgetting" is not implemented).
+    """
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        method: Callable[..., Any],
+        seed: int = 0,
+        device: str = "cpu",
+        gamma: float = 0.97,
+        delta: float = 0.5,
+        horizon: int = 2,
+        candidates: int = 16,
+        set_steps: int = 500,
+        decay: float = 0.8,
+        spread: tuple[float, float] = (1.0, 4.0),
+        hidden: tuple[int, ...] = (128, 128),
+        lr: float = 1e-3,
+        metrics_every: int = 100,
+    ) -> None:
+        """Build method, set, model and clone.
+
+        Args:
+            io: interface of the robot; observation "state" only.
+            method: (io, seed=, device=, gamma=) -> learner with `values`.
+            seed: of everything.
+            device: of everything.
+            gamma: discount per step, of the method.
+            delta: least P(safe), in [0, 1); 0 switches the filter off.
+            horizon: predicted steps, at least 1.
+            candidates: samples tried in place of an action that does not pass.
+            set_steps: updates of set, model and clone on the demonstrations before the first own step.
+            decay: see `SafeSet`.
+            spread: see `SafeSet`.
+            hidden: widths of set, model and clone.
+            lr: of set, model and clone.
+            metrics_every: updates between measured metrics.
+
+        Raises:
+            ValueError: an option outside its range, pictures, or a method whose critics cannot be asked.
+        """
+        if set(io.obs) != {"state"}:
+            raise ValueError(f"the safe set reads observation 'state' alone, this robot gives {', '.join(io.obs)}")
+        if not 0.0 <= delta < 1.0 or not 0.0 <= decay < 1.0 or not 0.0 < spread[0] <= spread[1]:
+            raise ValueError(
+                f"delta is {delta}, decay {decay}, spread {tuple(spread)}; expected numbers in [0, 1) and two "
+                "distances that rise"
+            )
+        if horizon < 1 or candidates < 1 or set_steps < 0:
+            raise ValueError(
+                f"horizon is {horizon}, candidates {candidates}, set_steps {set_steps}; expected at least 1, 1 and 0"
+            )
+        self.learner = method(io, seed=seed, device=device, gamma=gamma)
+        if not callable(getattr(self.learner, "values", None)):
+            raise ValueError(
+                f"{type(self.learner).__name__} has no critics that can be asked; use human/imitation_sac or human/rlif"
+            )
+        self.consumes, self.batch_size = self.learner.consumes, self.learner.batch_size
+        self._generator = torch.Generator(device).manual_seed(seed + 7919)
+        states = io.obs["state"][0][0]
+        self.safe = SafeSet(
+            states,
+            io.action_dim,
+            generator=self._generator,
+            hidden=tuple(hidden),
+            decay=decay,
+            spread=(float(spread[0]), float(spread[1])),
+            lr=lr,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            widths = [states, *hidden]
+            layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
+            self.clone = nn.Sequential(*layers, nn.Linear(widths[-1], io.action_dim), nn.Tanh()).to(device)
+        self._clone_optimiser = torch.optim.Adam(self.clone.parameters(), lr)
+        self._set_steps, self._every, self._updates = set_steps, metrics_every, 0
+        self._metrics: Metrics = {}
+        self.policy = SafePolicy(
+            io, self.learner.policy, self.safe, self.clone, self.learner.values, delta, horizon, candidates
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a loop may ask of the method (`rollout_steps`, `calm`), where it has it."""
+        if name in ("learner", "safe"):
+            raise AttributeError(name)
+        return getattr(self.learner, name)
+
+    def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
+        """The method's own where it has one, then set, model and clone on demonstrations."""
+        prepare = getattr(self.learner, "pretrain", None)
+        found = {} if prepare is None else prepare(batches)
+        for _ in range(self._set_steps):
+            self._metrics = self._learn(next(batches))
+        return {**found, **self._metrics}
+
+    def update(self, batches: Iterator[Transitions], /) -> Metrics:
+        """The method's own; set, model and clone learn from the last batch that it took."""
+        last: list[Transitions] = []
+
+        def tapped() -> Iterator[Transitions]:
+            for batch in batches:
+                last[:] = [batch]
+                yield batch
+
+        found = self.learner.update(tapped())
+        self._updates += 1
+        metrics = self._learn(last[0])
+        if self._updates % self._every == 0:
+            self._metrics = metrics
+        return {**found, **self._metrics, **self.policy.metrics()}
+
+    def _learn(self, batch: Transitions) -> dict[str, float]:
+        metrics = self.safe.learn(batch)
+        weight = human_rows(batch)[:, None]
+        if float(weight.sum()) > 0.0:
+            error = (self.clone(self.policy.scaled(batch.obs["state"])) - batch.action).square() * weight
+            loss = error.sum() / (weight.sum() * batch.action.shape[1])
+            self._clone_optimiser.zero_grad()
+            loss.backward()
+            self._clone_optimiser.step()
+        return metrics
+
+    def values(self, obs: Obs, action: np.ndarray) -> np.ndarray:
+        """(E, B) of the method's critics."""
+        return self.learner.values(obs, action)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The method's, and everything of the set."""
+        return {
+            "method": self.learner.state_dict(),
+            "clone_optimiser": copy.deepcopy(self._clone_optimiser.state_dict()),
+            "set": self.policy.set_state(),
+            "generator": self._generator.get_state(),
+            "updates": self._updates,
+            "metrics": dict(self._metrics),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Continue exactly."""
+        self.learner.load_state_dict(state["method"])
+        self._clone_optimiser.load_state_dict(state["clone_optimiser"])
+        self.policy.load_set_state(state["set"])
+        self._generator.set_state(state["generator"].cpu())
+        self._updates, self._metrics = int(state["updates"]), dict(state["metrics"])
+
+
+class SafePolicy:
+    """A policy behind the filter of a safe set.
+
+    Args:
+        io: interface.
+        policy: of the method.
+        safe: set and model.
+        clone: scaled state -> action of the demonstrator.
+        values: critics.
+        delta: least P(safe).
+        horizon: predicted steps.
+        candidates: samples tried.
+    """
+
+    def __init__(
+        self,
+        io: IOSpec,
+        policy: Any,
+        safe: SafeSet,
+        clone: nn.Module,
+        values: Callable[[Obs, np.ndarray], np.ndarray],
+        delta: float,
+        horizon: int,
+        candidates: int,
+    ) -> None:
+        self.io, self._policy, self._safe, self._clone, self._values = io, policy, safe, clone, values
+        self._delta, self._horizon, self._candidates = delta, horizon, candidates
+        self._counts = {"asked": 0, "replaced": 0, "fallback": 0}
+
+    def reset(self, rows: Any = None) -> None:
+        """The method's policy forgets."""
+        self._policy.reset(rows)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """The policy's action, another of its samples, or the demonstrator's; one decision per row."""
+        found = self._policy.act(obs, deterministic=deterministic)
+        if self._delta == 0.0 or not self._safe.rows:
+            return found
+        state = torch.as_tensor(np.asarray(obs["state"], np.float32), device=self._device)
+        value = np.array(found.value, np.float32)
+        finite = np.isfinite(value).all(1)  # what is not finite is for the supervisor to see
+        passed = self._passes(state, torch.as_tensor(np.nan_to_num(value), device=self._device)).cpu().numpy()
+        self._counts["asked"] += len(value)
+        for row in np.flatnonzero(~passed & finite):
+            value[row] = self._other(obs, state, int(row))
+        return replace(found, value=value)
+
+    def _other(self, obs: Obs, state: Tensor, row: int) -> np.ndarray:
+        many = {key: np.repeat(np.asarray(item)[row : row + 1], self._candidates, 0) for key, item in obs.items()}
+        tried = np.asarray(self._policy.act(many).value, np.float32)
+        here = state[row : row + 1].expand(self._candidates, -1)
+        good = self._passes(here, torch.as_tensor(tried, device=self._device)).cpu().numpy()
+        if good.any():
+            self._counts["replaced"] += 1
+            q = self._values(many, tried).mean(0)
+            return tried[int(np.argmax(np.where(good, q, -np.inf)))]
+        self._counts["fallback"] += 1
+        return self._demonstrator(state[row : row + 1]).cpu().numpy()[0]
+
+    def _passes(self, state: Tensor, action: Tensor) -> Tensor:
+        return self._safe.ahead(state, action, self._demonstrator, self._horizon) >= self._delta
+
+    def _demonstrator(self, state: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self._clone(self.scaled(state))
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._clone.parameters()).device
+
+    def scaled(self, state: Tensor) -> Tensor:
+        """States as set and clone read them."""
+        return self._safe.scaled(state)
+
+    def metrics(self) -> Metrics:
+        """Shares of the actions so far that another sample, or the demonstrator, took the place of."""
+        asked = max(self._counts["asked"], 1)
+        return {f"safe/{name}": self._counts[name] / asked for name in ("replaced", "fallback")}
+
+    def executed(self, action: np.ndarray) -> None:
+        """What the robot did, for policies that remember it."""
+        tell = getattr(self._policy, "executed", None)
+        if tell is not None:
+            tell(action)
+
+    def set_state(self) -> dict[str, Any]:
+        """Set, model, clone and counters."""
+        return {
+            "safe": self._safe.state_dict(),
+            "clone": copy.deepcopy(self._clone.state_dict()),
+            "counts": dict(self._counts),
+        }
+
+    def load_set_state(self, state: dict[str, Any]) -> None:
+        """Copy in place."""
+        self._safe.load_state_dict(state["safe"])
+        self._clone.load_state_dict(state["clone"])
+        self._counts = {name: int(count) for name, count in state["counts"].items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The method's policy, and the set."""
+        return {"policy": self._policy.state_dict(), **self.set_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy in place."""
+        self._policy.load_state_dict(state["policy"])
+        self.load_set_state(state)
