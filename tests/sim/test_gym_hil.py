@@ -66,3 +66,16 @@ def test_task_with_gym_hil() -> None:
     assert not np.array_equal(env.reset(seed=4)[0]["state"], first)
     assert check(env) == []
     env.close()
+
+
+@pytest.mark.skipif(not INSTALLED, reason="gym_hil is not installed (it needs MuJoCo below 3.9)")
+def test_oracle_drives_where_only_pictures_show_the_block() -> None:
+    env = gym_hil.make(1, 0, pictures=True)
+    obs, _ = env.reset(seed=0)
+    assert {"state", "image.front", "image.wrist"} == set(obs)
+    for _ in range(60):
+        obs, _, terminated, _, info = env.step(env.expert(obs))
+        if terminated[0]:
+            break
+    assert info["success"][0]
+    env.close()
