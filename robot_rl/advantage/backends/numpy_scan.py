@@ -19,7 +19,7 @@ import numpy as np
 WIDE = 2000  # columns from which a plain loop over time beats the blocked form
 BLOCK = 12  # time steps per block of the narrow form
 COLUMN = 64  # consecutive rows per column of the flat form
-TILE = 32  # time steps of the wide form whose coefficients are written at a time, so that they stay in cache
+TILE = 64  # time steps of the wide form that are served at a time, so that they stay in cache
 FLAT_LOOP = 96  # below this length a loop over Python floats is the fastest flat scan
 DENSE = 16  # more than one boundary in so many rows: masks over everything beat lists of boundaries
 PRECISE = 0.998  # float32 coefficients closer to one lose whole digits of a long return: float64 from here on
@@ -79,13 +79,13 @@ def gae(
         wide = [x.astype(np.float64) for x in (reward, value, next_value)]
         advantage[...], target[...] = gae(wide[0], wide[1], wide[2], terminated, boundary, gamma, gae_lambda)
         return advantage, target
-    boundary = boundary | terminated
     with np.errstate(invalid="ignore", over="ignore"):
         # G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1}): the scan yields returns, one pass less than deltas.
         if reward.ndim == 2 and reward.shape[1] >= WIDE:
             _gae_wide(reward, value, next_value, terminated, boundary, gamma, gae_lambda, advantage, target)
             if np.isfinite(target[0]).all():
                 return advantage, target
+        boundary = boundary | terminated
         a = _prepare(reward, value, next_value, terminated, boundary, gamma, gae_lambda, target, advantage)
         _scan_in_place(target, a)
         # NaN times a coefficient of 0 is NaN, so anything that is not finite has travelled to the first row.
@@ -106,35 +106,39 @@ def _gae_wide(
     advantage: np.ndarray,
     target: np.ndarray,
 ) -> None:
-    """The same for long rows: tile after tile of time steps, so that only inputs and outputs leave the cache."""
+    """The same for long rows: tile after tile of time steps, so that only inputs and outputs leave the cache.
+
+    The few boundaries of a tile are looked up while its flags and rewards are at hand.
+    """
     steps, width = reward.shape
     kind = reward.dtype.type
     np.add(reward[-1], _bootstrap(next_value[-1], terminated[-1], gamma), out=target[-1])
     np.subtract(target[-1], value[-1], out=advantage[-1])
-    ends = np.flatnonzero(boundary[:-1])
-    patch = reward.ravel()[ends] + _bootstrap(next_value.ravel()[ends], terminated.ravel()[ends], gamma)
-    tiles = list(range(0, steps - 1, TILE))
-    cuts = np.searchsorted(ends, np.array([*tiles, steps - 1]) * width).tolist()
-    blend, decay = kind(gamma * (1.0 - gae_lambda)), kind(gamma * gae_lambda)
-    a = np.empty((min(TILE, steps), width), kind)
+    blend, decay, factor = kind(gamma * (1.0 - gae_lambda)), kind(gamma * gae_lambda), kind(gamma)
+    size = max(min(TILE, steps - 1), 1)
+    a, ends = np.empty((size, width), kind), np.empty((size, width), np.bool_)
     a.fill(decay)
     row, following = np.empty_like(target[0]), target[-1]
     multiply, add = np.multiply, np.add  # looked up, and given their output by place: calls are what a short row costs
-    for i in range(len(tiles) - 1, -1, -1):
-        low = tiles[i]
-        high = min(low + TILE, steps - 1)
-        y, here = target[low:high], slice(cuts[i], cuts[i + 1])
-        np.multiply(value[low + 1 : high + 1], blend, out=y)
-        np.add(y, reward[low:high], out=y)
-        cells = ends[here] - low * width
-        y.ravel()[cells] = patch[here]
+    for high in range(steps - 1, 0, -size):
+        tile = slice(max(high - size, 0), high)
+        y, last = target[tile], high - tile.start
+        np.logical_or(boundary[tile], terminated[tile], out=ends[:last])
+        cells = np.flatnonzero(ends[:last])
+        multiply(value[tile.start + 1 : high + 1], blend, y)
+        add(y, reward[tile], y)
+        ahead = next_value[tile].ravel()[cells]
+        ahead *= factor
+        ahead[terminated[tile].ravel()[cells]] = 0  # not a product: the successor of a terminal row may be NaN
+        ahead += reward[tile].ravel()[cells]
+        y.ravel()[cells] = ahead
         a.ravel()[cells] = 0
-        for now, factor in zip(y[::-1], a[high - low - 1 :: -1]):
-            multiply(factor, following, row)
+        for now, trace in zip(y[::-1], a[last - 1 :: -1]):
+            multiply(trace, following, row)
             add(now, row, now)
             following = now
         a.ravel()[cells] = decay
-        np.subtract(y, value[low:high], out=advantage[low:high])
+        np.subtract(y, value[tile], out=advantage[tile])
 
 
 def _prepare(
