@@ -102,12 +102,12 @@ def threads(cfg: DictConfig) -> None:
         torch.set_num_threads(int(cfg.threads))
 
 
-def begin(cfg: DictConfig, verb: str, groups: tuple[str, ...]) -> tuple[DictConfig, Path]:
-    """Configuration and folder of a new run, or of the run that is to be resumed."""
+def begin(cfg: DictConfig, verb: str, groups: tuple[str, ...], method: str = "") -> tuple[DictConfig, Path]:
+    """Configuration and folder of a new run (`method` in its name instead of the chosen one), or of a resumed run."""
     if cfg.resume is None:
         world = [f"{choice('env')}{'-' + str(cfg.id) if cfg.id else ''}"] if choice("env") else []
         source = [Path(str(cfg.data)).stem] if verb == "offline" else []
-        name = "_".join([*source, *world, choice("policy").split("/")[-1], f"seed{cfg.seed}"])
+        name = "_".join([*source, *world, method or choice("policy").split("/")[-1], f"seed{cfg.seed}"])
         return cfg, run_folder(cfg, verb, name)
     given = Path(cfg.resume)
     folder = given.parent.parent if given.parent.name == "checkpoints" else given

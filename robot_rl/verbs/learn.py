@@ -34,9 +34,11 @@ def train(cfg: DictConfig) -> None:
     from robot_rl.jobs.train import TrainJob, TrainSettings
 
     device = parallel.start(str(cfg.device))
-    cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "track", "experiment"))
+    method = ""
     if cfg.init is not None and cfg.resume is None:  # the offline run's own learner goes on
         cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
+        method = str(cfg.policy.get("_target_", "")).rpartition(".")[0].rpartition(".")[2]
+    cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "track", "experiment"), method)
     folder = parallel.agree(folder)  # its name holds the time, which differs between processes
     config, cfg.device = saved_config(cfg), device
     threads(cfg)

@@ -294,10 +294,10 @@ def test_offline_run_is_fine_tuned_beside_its_log_and_resumes(tmp_path, robot_rl
     run = next(tmp_path.glob("runs/offline/*_a"))
     online = ["env=reach", f"init={run}", "log=log.hdf5", "total_steps=80", "learning_starts=20", "log_every=40"]
     online += ["buffer_size=70"]
-    online += ["eval_every=0", "final_episodes=2", "video_episodes=0", "track.tensorboard=false", "name=b"]
+    online += ["eval_every=0", "final_episodes=2", "video_episodes=0", "track.tensorboard=false"]
     done = robot_rl("train", *online)
     assert done.returncode == 0, done.stderr
-    tuned = next(tmp_path.glob("runs/train/*_b"))
+    tuned = next(tmp_path.glob("runs/train/*_reach_cal_ql_seed0"))  # named after what learns, not after the default
     before = checkpoint.load_state(checkpoint.find(run) / "learner.pt")
     after = checkpoint.load_state(checkpoint.find(tuned) / "learner.pt")
     assert after["updates"] == 60 + 61  # one per step from the twentieth on
