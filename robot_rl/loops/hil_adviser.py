@@ -44,8 +44,8 @@ class Adviser:
         *,
         share: float = 0.1,
         window_s: float = 1.0,
-        warm: int = 200,
-        memory: int = 2000,
+        warm: int = 100,
+        memory: int = 500,
     ) -> None:
         if not 0.0 < share < 1.0 or window_s <= 0 or warm < 20 or memory < warm:
             raise ValueError(
