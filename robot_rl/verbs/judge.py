@@ -85,6 +85,13 @@ def evaluate(cfg: DictConfig) -> None:
                 f"student={cfg.student} is for a diffusion policy with a student, not {type(policy).__name__}"
             )
         policy.choose(student=bool(cfg.student))
+    if cfg.target_return is not None:
+        if not hasattr(policy, "aim"):
+            raise Refused(
+                f"target_return={cfg.target_return} is for a policy that is conditioned on returns "
+                f"(policy=sequence/dt, sequence/modt), not {type(policy).__name__}"
+            )
+        policy.aim(float(cfg.target_return))
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
         result = run_evaluation(
             env,
