@@ -1,4 +1,4 @@
-"""Trajectories as tokens - return to go, state, (region of the action,) action - and what a policy on them remembers."""
+"""Trajectories as tokens - return to go, state, (region,) action - and what a policy on them remembers."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ class ReturnPolicy:
             ValueError: the state belongs to a policy of other sizes or parts.
         """
         if "net" not in state or "returns" not in state:
-            raise ValueError(f"the saved policy has {sorted(state)}, expected net, norm and returns: it is of another kind")
+            raise ValueError(f"the saved policy has {sorted(state)}, expected net, norm and returns")
         load_module(self.net, state["net"])
         self.norm.load_state_dict(state["norm"])
         self.returns.load_state_dict(state["returns"])

@@ -200,9 +200,7 @@ class Line:
 
 def mixed_log(folder: Path) -> LogDataset:
     rng = np.random.default_rng(0)
-    episodes = [
-        line(gain, sign, rng) for gain in (-0.5, 0.0, 0.5, 1.0, 3.0) for sign in (-1.0, 1.0) for _ in range(6)
-    ]
+    episodes = [line(gain, sign, rng) for gain in (-0.5, 0.0, 0.5, 1.0, 3.0) for sign in (-1.0, 1.0) for _ in range(6)]
     store = write_store(folder / "line.store", episodes, io=IO)
     return LogDataset(store, window=6, return_to_go=True, return_gamma=1.0, extras=("step",), seed=3)
 
