@@ -1,4 +1,4 @@
-"""Multi-objective decision transformer: states and returns are predicted too, actions by way of regions (our design)."""
+"""Multi-objective decision transformer: predicts states and returns too, actions by way of regions (our design)."""
 
 from __future__ import annotations
 
@@ -210,9 +210,8 @@ class _Heads(nn.Module):
         found = {"state": self.state(last), "return": self.goal(last)}
         if self.region is None or region is None:
             return {**found, "action": self.action(tokens[:, :, 1]).tanh()}
-        return {
-            **found, "logits": self.region(tokens[:, :, 1]), "action": self.centres[region] + self.action(tokens[:, :, 2])
-        }  # fmt: skip
+        action = self.centres[region] + self.action(tokens[:, :, 2])
+        return {**found, "logits": self.region(tokens[:, :, 1]), "action": action}
 
 
 class _RegionPolicy(ReturnPolicy):

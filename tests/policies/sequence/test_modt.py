@@ -132,11 +132,8 @@ def test_learns_both_ways_round_where_a_mean_would_stand_still(tmp_path: Path) -
     for i in range(40):
         action = np.full((1, 1), 0.8 if i % 2 else -0.8, np.float32) + rng.normal(size=(1, 1)).astype(np.float32) * 0.02
         zero = np.zeros((2, 2), np.float32)
-        episodes.append(
-            Episode(
-                {"state": zero}, action, action, np.ones(1, np.float32), True, False, np.zeros(1, bool), np.arange(2.0)
-            )
-        )
+        one, no = np.ones(1, np.float32), np.zeros(1, bool)
+        episodes.append(Episode({"state": zero}, action, action, one, True, False, no, np.arange(2.0)))
     store = write_store(tmp_path / "two.store", episodes, io=dt.IO)
     data = LogDataset(store, window=2, return_to_go=True, return_gamma=1.0, extras=("step",))
     learner = build(context=2, regions=2, dropout=0.0, lr=3e-3, batch_size=32)
