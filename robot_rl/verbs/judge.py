@@ -299,7 +299,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
     table(rows)
 
 
-RESUMABLE = ("learning", "language", "advantage_learning", "offline_scores", "pendulum")
+RESUMABLE = ("learning", "language", "advantage_learning", "offline_scores", "pendulum", "decision_interval")
 """Suites with one result file per run in the folder `out`; given again, they continue."""
 
 
