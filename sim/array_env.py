@@ -127,12 +127,12 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
 
     def state_dict(self) -> dict[str, Any]:
         """Arrays, ticks, and where the stream of episodes stands."""
-        state = {key: value.copy() for key, value in self.state.items()}
-        return {"state": state, "tick": self._tick.copy(), "seed": self._start_seed, "episode": self._episode.copy()}
+        state = {f"state.{key}": value.copy() for key, value in self.state.items()}
+        return {**state, "tick": self._tick.copy(), "seed": self._start_seed, "episode": self._episode.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken."""
-        self.state = {key: np.array(value) for key, value in state["state"].items()}
+        self.state = {key: np.array(state[f"state.{key}"]) for key in self.state}
         self._tick, self._episode = np.array(state["tick"]), np.array(state["episode"])
         self._start_seed = int(state["seed"])
 

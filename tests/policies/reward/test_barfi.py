@@ -104,7 +104,7 @@ def test_returns_end_with_their_episode() -> None:
     assert not torch.allclose(grads[0], grads[1])
     columns["go_on"] = torch.zeros(2, 4)
     first = {name: value[:1] for name, value in columns.items()}
-    assert float(learner._surrogate(state[:1], action[:1], first, reward[:1], torch.tensor(0.9))) == 0.0
+    assert learner._surrogate(state[:1], action[:1], first, reward[:1], torch.tensor(0.9)).item() == 0.0
 
 
 def test_save_load_update_equals_update() -> None:
