@@ -15,6 +15,7 @@ from robot_rl.advantage import policy_loss, rollout_gae
 from robot_rl.policies.nets.attention import Transformer
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_state
+from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Rollout
 
@@ -26,12 +27,13 @@ class Cmat:
     """PPO on a policy that treats agents alike and in no order.
 
     The observation is N blocks of O numbers, the action N blocks of A. Exchanging two agents' blocks exchanges their
-    actions and leaves the value as it was, exactly: no identity, no order enters. An encoder of unmasked attention gives
-    rep_n; pooled (softmax over agents, 4 heads) it is the first token and the value's input. A decoder appends `consensus`
-    tokens, each seeing those before it and all rep_n; a gate's softmax over the tokens gives the consensus z. Action n: a
-    Gaussian of (rep_n, z).
+    actions and leaves the value as it was, exactly: no identity, no order enters. An encoder of unmasked attention
+    gives rep_n; pooled (softmax over agents, in heads) it is the first token and the value's input. A decoder appends
+    `consensus` tokens, each seeing those before it and all rep_n; a gate's softmax over the tokens gives the consensus
+    z. Action n: a Gaussian of (rep_n, z).
 
-    One value and one advantage for all; the ratio is per agent, or of all together with `ratio: joint`.
+    One value and one advantage for all; the ratio is per agent, or of all together with `ratio: joint`. The value is
+    learnt in units of the returns' running moments: trunk and gradient bound are shared with the policy.
 
     Source: CMAT (RS2002/CMAT, cmat.py). Where we differ: a fixed number of consensus tokens (the source has as many as
     agents), keys of the decoder kept between tokens, one learner of our PPO.
@@ -56,7 +58,7 @@ class Cmat:
         ratio: str = "agent",
         rollout_steps: int = 50,
         epochs: int = 5,
-        minibatch: int = 400,
+        minibatch: int = 100,
         clip: float = 0.2,
         gae_lambda: float = 0.95,
         entropy_weight: float = 0.0,
@@ -113,12 +115,14 @@ class Cmat:
         _draw(self.net, self._generator)
         self._step = ModuleStep(self.net, lr=lr, clip=grad_clip)
         self.policy = CmatPolicy(io, self.net, agents, seed + 1, device)
-        self._agents = agents
+        self._agents, self.moments = agents, RunningNorm(1, max_scale=1e6, device=device)
         self._state = LearnerState(
             self.method,
             metrics_every=metrics_every,
-            parts={"net": self._step, "policy": self.policy, "generator": self._generator},
-        )
+            parts={
+                "net": self._step, "policy": self.policy, "moments": self.moments, "generator": self._generator,
+            },
+        )  # fmt: skip
 
     def _blocks(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self._agents, -1)
@@ -127,14 +131,14 @@ class Cmat:
     def value(self, obs: Obs) -> Tensor:
         """(B,) the shared value."""
         state = torch.as_tensor(obs["state"]).to(self._generator.device, torch.float32)
-        return self.net(self._blocks(state))[2]
+        return self.net(self._blocks(state))[2] / self.moments.scale + self.moments.shift
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
         """`epochs` passes over one rollout.
 
         Returns:
-            The latest metrics: train/policy_loss, train/value_loss, train/entropy (per agent), train/ratio_off (share of
-            ratios outside the clip), train/value.
+            The latest metrics: train/policy_loss, train/value_loss, train/entropy (per agent), train/ratio_off (share
+            of ratios outside the clip), train/value (of returns' moments).
 
         Raises:
             FloatingPointError: a metric is not finite.
@@ -150,6 +154,8 @@ class Cmat:
         action = self._blocks(rollout.action).flatten(0, 1)[keep]
         old = rollout.extras["agent_logp"].flatten(0, 1)[keep]
         advantage, target = advantage.flatten()[keep], target.flatten()[keep]
+        self.moments.observe(target[:, None])
+        target = self.moments(target[:, None])[:, 0]
         advantage = (advantage - advantage.mean()) / advantage.std(correction=0).clamp_min(1e-8)
         found: dict[str, Tensor] = {}
         for _ in range(self._epochs):
@@ -312,7 +318,7 @@ def gaussian_logp(action: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _draw(net: CmatNet, generator: torch.Generator) -> None:
-    """Uniform within 1 / sqrt(fan-in), biases 0, norms 1, the actor's last layer a hundredth: mean actions begin at 0."""
+    """Uniform within 1 / sqrt(fan-in), biases 0, norms 1, the actor's last layer a hundredth: means begin near 0."""
     for name, value in net.named_parameters():
         if value.dim() > 1:
             bound = value.shape[1] ** -0.5 * (0.01 if name == "actor.3.weight" else 1.0)

@@ -10,9 +10,9 @@ from robot_rl.types import IOSpec
 class Spread:
     """N points on a square of side 2 move to N landmarks; one reward for all.
 
-    Observation: per agent its place and the vectors to all landmarks, 2 + 2 N numbers, agents one behind another: alike
-    for every agent, so that exchanging two of them exchanges their parts. Action: velocity of every agent in x and y, at
-    most 1 per second. Reward: minus the mean distance of the landmarks from their nearest agents. Success: every
+    Observation: per agent its place and the vectors to all landmarks, 2 + 2 N numbers, agents one behind another:
+    alike for every agent, so that exchanging two of them exchanges their parts. Action: velocity of every agent in x
+    and y, at most 1 per second. Reward: minus the mean distance of the landmarks from their nearest agents. Success: every
     landmark has an agent within 0.1. Who covers which landmark has to be agreed on: two agents at one landmark leave
     another bare.
 
