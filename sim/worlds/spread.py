@@ -12,8 +12,8 @@ class Spread:
 
     Observation: per agent its place and the vectors to all landmarks, 2 + 2 N numbers, agents one behind another:
     alike for every agent, so that exchanging two of them exchanges their parts. Action: velocity of every agent in x
-    and y, at most 1 per second. Reward: minus the mean distance of the landmarks from their nearest agents. Success: every
-    landmark has an agent within 0.1. Who covers which landmark has to be agreed on: two agents at one landmark leave
+    and y, at most 1 per second. Reward: minus the mean distance of the landmarks from their nearest agents. Success:
+    every landmark has an agent within 0.1. Who covers which has to be agreed on: two agents at one landmark leave
     another bare.
 
     Args:

@@ -230,3 +230,38 @@ def test_return_that_is_asked_for_is_what_is_earned(tmp_path: Path) -> None:
     assert best > -1.6
     assert -8.0 < middle < -2.8
     assert worst < -20.0
+
+
+def test_returns_to_go_behind_a_cut(tmp_path: Path) -> None:
+    """Rewards of 2: an episode cut after 3 of 12 steps earned 6 to be seen, 24 at its rate; one that terminated, 6."""
+    rng, episodes = np.random.default_rng(0), []
+    for steps, terminated in ((3, False), (3, True), (12, False)):
+        one = line(1.0, 1.0, rng, steps)
+        episodes.append(
+            replace(one, reward=np.full(steps, 2.0, np.float32), terminated=terminated, truncated=not terminated)
+        )
+    store = write_store(tmp_path / "cut.store", episodes, io=IO)
+    for bootstrap, first in ((False, [6.0, 6.0, 24.0]), (True, [24.0, 6.0, 24.0])):
+        data = LogDataset(store, return_to_go=True, return_gamma=1.0, return_bootstrap=bootstrap)
+        found = data.returns_to_go(1.0, bootstrap)
+        assert found[store.start_step].tolist() == first
+    # discounted by 0.5: 2 + 1 + 0.5, and 2 (0.5^3 + ... + 0.5^11)
+    assert data.returns_to_go(0.5, True)[0] == pytest.approx(2.0 * (1 - 0.5**12) / 0.5)  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def test_job_reads_undiscounted_returns_whatever_the_run_discounts(tmp_path: Path) -> None:
+    from robot_rl.jobs import logs
+    from robot_rl.jobs.logs import LogSettings
+
+    data = mixed_log(tmp_path)
+    settings = LogSettings(str(data.store.path), gamma=0.5, reward="scale_bias", reward_scale=2.0, reward_bias=1.0)
+    learner = build()
+    found, _ = logs.sampler(
+        data.store, settings, seed=0, reads=learner.reads, window=learner.window, return_gamma=learner.return_gamma
+    )
+    facts = logs.facts(found)
+    returns = data.store.returns() * 2.0 + 12.0
+    assert (facts.return_low, facts.return_high) == pytest.approx((returns.min(), returns.max()))
+    assert (facts.reward_scale, facts.reward_bias) == (2.0, 1.0)
+    np.testing.assert_allclose(found.returns_to_go(1.0)[data.store.start_step], returns, rtol=1e-5)
+    assert sorted(found.sample(4).extras) == ["return_to_go", "step"]
