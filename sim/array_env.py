@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -53,7 +53,10 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         ValueError: num_envs below 1.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": ["rgb_array"]}
+    metadata: dict[str, Any] = {  # noqa: RUF012  (an instance variable to gymnasium)
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+        "render_modes": ["rgb_array"],
+    }
 
     def __init__(self, world: ArrayWorld, num_envs: int, seed: int, render_mode: str | None = None) -> None:
         if num_envs < 1:

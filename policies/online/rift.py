@@ -247,6 +247,7 @@ class _Scores(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(widths[i], widths[i + 1]) for i in range(len(widths) - 1)])
         with torch.no_grad():
             for i, layer in enumerate(self.layers):
+                assert isinstance(layer, nn.Linear)
                 bound = (0.01 if i == len(hidden) else 1.0) * widths[i] ** -0.5
                 draw = torch.rand(layer.weight.shape, generator=generator, device=generator.device)
                 layer.weight.copy_(draw * (2 * bound) - bound)

@@ -340,6 +340,7 @@ class _Gaussian(nn.Module):
         self.log_std = nn.Parameter(torch.full((actions,), -0.5))
         with torch.no_grad():
             for i, layer in enumerate(self.layers):
+                assert isinstance(layer, nn.Linear)
                 bound = (0.1 if i == 2 else 1.0) * layer.weight.shape[1] ** -0.5
                 draw = torch.rand(layer.weight.shape, generator=generator, device=generator.device)
                 layer.weight.copy_(draw * (2 * bound) - bound)

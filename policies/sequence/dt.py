@@ -147,7 +147,9 @@ class DecisionTransformer:
         if not self.returns.scale > 0:
             raise ValueError(f"return_scale is {return_scale}, expected a positive number")
         self._drop = Dropout(dropout, generator)
-        self.net = self._build(size, io.action_dim, width=width, layers=layers, heads=heads, times=max_steps).to(device)
+        self.net: Any = self._build(size, io.action_dim, width=width, layers=layers, heads=heads, times=max_steps).to(
+            device
+        )
         draw_weights(self.net, generator)
         self._step = ModuleStep(self.net, lr=lr, weight_decay=weight_decay, warm_up=warm_up, clip=grad_clip)
         self.policy = self._policy(context, clip_return, seed)
@@ -276,7 +278,8 @@ class ReturnPolicy:
         self, io: IOSpec, net: nn.Module, norm: FixedNorm, returns: Returns, *, context: int, clip: bool
     ) -> None:
         """Share the learner's parameters."""
-        self.io, self.net, self.norm, self.returns, self._clip = io, net, norm, returns, clip
+        self.io, self.norm, self.returns, self._clip = io, norm, returns, clip
+        self.net: Any = net
         self._device = norm.shift.device
         self.memory = TrajectoryMemory(context, io.obs["state"][0][0], io.action_dim, device=self._device)
         self._owed = torch.zeros(0, device=self._device)

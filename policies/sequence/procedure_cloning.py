@@ -171,6 +171,8 @@ class _Cells(nn.Module):
         self.layers = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)])
         with torch.no_grad():
             for layer in self.layers:
+                assert isinstance(layer, nn.Conv2d)
+                assert layer.bias is not None
                 weight, bias = layer.weight, layer.bias
                 bound = (weight[0].numel()) ** -0.5 * 3.0**0.5 * 2.0**0.5  # He, uniform
                 draw = torch.rand(weight.shape, generator=generator, device=generator.device).to(weight.device)

@@ -50,7 +50,7 @@ class Spread:
         moved = state["place"] + self._dt * action.reshape(len(action), self.agents, 2)
         state["place"] = np.clip(moved, -1.0, 1.0)
         far = self._nearest(state)
-        return -far.mean(1), np.zeros(len(far), bool), (far < 0.1).all(1)
+        return -far.mean(1), np.zeros(len(far), bool), np.asarray((far < 0.1).all(1))
 
     def observe(self, state: dict[str, np.ndarray]) -> np.ndarray:
         """(rows, N (2 + 2 N))."""

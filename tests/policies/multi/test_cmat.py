@@ -22,8 +22,10 @@ SMALL: dict[str, Any] = {"width": 16, "heads": 2, "consensus": 2, "rollout_steps
 def net(seed: int = 0) -> CmatNet:
     found = CmatNet(5, 2, width=16, blocks=2, heads=2, consensus=3)
     _draw(found, torch.Generator().manual_seed(seed))
+    last = found.actor[3]
+    assert isinstance(last, torch.nn.Linear)
     with torch.no_grad():
-        found.actor[3].weight.mul_(100.0)
+        last.weight.mul_(100.0)
     return found.double()
 
 
@@ -92,7 +94,7 @@ def rollout(learner: Cmat, steps: int = 4, rows: int = 3, seed: int = 0) -> Roll
     end = torch.zeros(steps, rows, dtype=torch.bool)
     last = end.clone()
     last[-1] = True
-    raw, agent = (torch.stack([a.extras[name] for a in answers]) for name in ("raw", "agent_logp"))
+    raw, agent = (torch.stack([torch.as_tensor(a.extras[name]) for a in answers]) for name in ("raw", "agent_logp"))
     logp = torch.stack([torch.as_tensor(a.logp) for a in answers])
     return Rollout(
         {"state": states}, raw, logp, values, torch.randn(steps, rows, generator=g), values, end, last, last,

@@ -130,12 +130,12 @@ def test_policy_holds_for_j_ticks_and_for_any_other_interval() -> None:
     policy = build().policy
     state = {"state": np.zeros((2, 1), np.float32)}
     policy.reset()
-    held = [policy.act(state).value for _ in range(6)]
+    held = [np.asarray(policy.act(state).value) for _ in range(6)]
     np.testing.assert_array_equal(held[0], held[2])
     assert (held[2] != held[3]).all()
     longer, holds = at_interval(policy, 5)
     longer.reset()
-    held = [longer.act(state).value for _ in range(6)]
+    held = [np.asarray(longer.act(state).value) for _ in range(6)]
     np.testing.assert_array_equal(held[0], held[4])
     assert holds
     assert (held[4] != held[5]).all()
