@@ -55,6 +55,7 @@ class Cmat:
         blocks: int = 1,
         heads: int = 4,
         consensus: int = 4,
+        input_norm: bool = True,
         ratio: str = "agent",
         rollout_steps: int = 50,
         epochs: int = 5,
@@ -79,6 +80,8 @@ class Cmat:
             blocks: of the encoder.
             heads: of attention and of the pooling.
             consensus: C tokens that are generated.
+            input_norm: LayerNorm over each agent's observation, as in the source. It takes away how large the numbers
+                are as a whole: leave it out where places and distances are observed in one unit.
             ratio: "agent": clipped per agent; "joint": of the joint action (take a smaller clip).
             rollout_steps: steps of every environment per update.
             epochs: passes over a rollout.
@@ -110,8 +113,9 @@ class Cmat:
         self._lambda, self._entropy, self._value = gae_lambda, entropy_weight, value_weight
         self._generator = torch.Generator(device=device).manual_seed(seed)
         self.net = CmatNet(
-            size // agents, io.action_dim // agents, width=width, blocks=blocks, heads=heads, consensus=consensus
-        ).to(device)
+            size // agents, io.action_dim // agents, width=width, blocks=blocks, heads=heads, consensus=consensus,
+            input_norm=input_norm,
+        ).to(device)  # fmt: skip
         _draw(self.net, self._generator)
         self._step = ModuleStep(self.net, lr=lr, clip=grad_clip)
         self.policy = CmatPolicy(io, self.net, agents, seed + 1, device)
@@ -196,11 +200,15 @@ class Cmat:
 class CmatNet(nn.Module):
     """Encoder over agents, pooled prefix, consensus decoder, heads; works for any number of agents."""
 
-    def __init__(self, seen: int, actions: int, *, width: int, blocks: int, heads: int, consensus: int) -> None:
+    def __init__(
+        self, seen: int, actions: int, *, width: int, blocks: int, heads: int, consensus: int, input_norm: bool = True
+    ) -> None:
         """Sizes per agent: `seen` O, `actions` A; others as in `Cmat`."""
         super().__init__()
         self.heads, self.consensus, self.width = heads, consensus, width
-        self.inputs = nn.Sequential(nn.LayerNorm(seen), nn.Linear(seen, width), nn.GELU())
+        self.inputs = nn.Sequential(
+            nn.LayerNorm(seen) if input_norm else nn.Identity(), nn.Linear(seen, width), nn.GELU()
+        )
         self.encoder = Transformer(width, blocks, heads, causal=False)
         self.pool = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, heads))
         self.pooled = nn.Linear(heads * width, width)
