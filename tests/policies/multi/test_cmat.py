@@ -136,9 +136,12 @@ def test_worlds_that_agents_do_not_divide_are_refused() -> None:
 
 @pytest.mark.slow
 def test_agents_spread_over_the_landmarks() -> None:
-    env = make(16, 0, world=Spread(agents=2))
-    learner = Cmat(env.io, agents=2, width=32, heads=2, consensus=2, rollout_steps=25, gamma=0.95, input_norm=False)
+    env = make(64, 0, world=Spread(agents=2))
+    learner = Cmat(
+        env.io, agents=2, width=32, heads=2, consensus=2, rollout_steps=25, minibatch=400, gamma=0.95, lr=2e-3,
+        input_norm=False,
+    )  # fmt: skip
     start = evaluate(make(50, 5, world=Spread(agents=2)), learner.policy, episodes=50).returns
-    OnPolicy(env, learner, seed=0).run(16 * 25 * 60)
+    OnPolicy(env, learner, seed=0).run(64 * 25 * 50)
     after = evaluate(make(50, 5, world=Spread(agents=2)), learner.policy, episodes=50).returns
-    assert np.mean(after) > 0.7 * np.mean(start)  # returns are negative: a third less of the distance
+    assert np.mean(after) > np.mean(start) + 3.0, (np.mean(start), np.mean(after))
