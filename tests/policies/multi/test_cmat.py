@@ -142,6 +142,6 @@ def test_agents_spread_over_the_landmarks() -> None:
         input_norm=False,
     )  # fmt: skip
     start = evaluate(make(50, 5, world=Spread(agents=2)), learner.policy, episodes=50).returns
-    OnPolicy(env, learner, seed=0).run(64 * 25 * 50)
+    OnPolicy(env, learner, seed=0).run(64 * 25 * 24)
     after = evaluate(make(50, 5, world=Spread(agents=2)), learner.policy, episodes=50).returns
     assert np.mean(after) > np.mean(start) + 3.0, (np.mean(start), np.mean(after))
