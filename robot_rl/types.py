@@ -238,6 +238,10 @@ class LogFacts:
         reward_high: largest reward.
         gamma: discount per step.
         horizon: steps of the longest episode.
+        return_low: smallest undiscounted return of an episode; NaN where it is not known.
+        return_high: largest.
+        reward_scale: what the log's rewards were multiplied by; the environment still gives those before it.
+        reward_bias: what was added behind it.
     """
 
     state_mean: np.ndarray
@@ -246,6 +250,10 @@ class LogFacts:
     reward_high: float
     gamma: float
     horizon: int
+    return_low: float = float("nan")
+    return_high: float = float("nan")
+    reward_scale: float = 1.0
+    reward_bias: float = 0.0
 
     @property
     def return_bound(self) -> float:
@@ -315,7 +323,11 @@ class Action:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Anything that acts: network, teleoperator, script, remote VLA."""
+    """Anything that acts: network, teleoperator, script, remote VLA.
+
+    Two further methods are called where a policy has them: `executed(action (N, A))` by training and trials, what was
+    done in the last tick; `earned(reward (N,))` by evaluation, what it brought (return-conditioned policies).
+    """
 
     io: IOSpec
 
@@ -354,11 +366,15 @@ class Learner(Protocol[Data_contra]):
             "device_transitions" and "device_rollout" (the same on a device: `loops.device`, `loops.device_on_policy`).
         fine_tunes: (optional) what it consumes when `robot-rl train init=...` goes on with a learner from a log, if
             that is another loop, e.g. "rollout".
-        reads: (optional) extras that a learner from logs wants: "next_action", "return_to_go".
+        reads: (optional) extras that a learner from logs wants: "next_action", "return_to_go", "episode", "step".
+        return_gamma: (optional) discount of "return_to_go" where it is not that of the run; 1 for undiscounted returns.
+        return_bootstrap: (optional) True: "return_to_go" goes on behind a cut, see `data.LogDataset`.
         window: (optional) steps per sample: batches are then windows, fields (B, window) for (B,); `chunks.chunk_rows`
             makes decisions of them.
         keeps: (optional) name -> shape of further columns that the buffer keeps; the loop itself provides
-            "previous_action", the action executed before (zeros after a reset).
+            "previous_action", the action executed before (zeros after a reset), and "decision_start" (1,), 1 on the
+            first tick of a decision: of a `ChunkedPolicy`, and before it acts, of random actions held for the
+            learner's `decision_interval` ticks.
         prepare: (optional) `prepare(facts: LogFacts)`, called once before the first update on a log.
     """
 

@@ -50,6 +50,8 @@ class LogDataset:
             step that follows the n-step return in the same episode; where there is none, zeros and False.
         return_to_go: also `extras["return_to_go"]` (B,): discounted sum of rewards to the end of the episode.
         return_gamma: discount of that sum; `gamma` when None, 1 for undiscounted returns.
+        return_bootstrap: an episode that no terminal ends and that is shorter than the longest earns, for that sum, its
+            mean reward until it were as long: what a recording cut off is not worth 0.
         extras: further float columns "info/<name>" of the store by <name>, or "proposed"; and "row", "episode", "step"
             (int64): place in the store, episode, step inside it.
         reward_scale: rewards are multiplied by this; "return_range" is 1000 / (largest - smallest return of a complete
@@ -79,6 +81,7 @@ class LogDataset:
         next_action: bool = False,
         return_to_go: bool = False,
         return_gamma: float | None = None,
+        return_bootstrap: bool = False,
         extras: Sequence[str] = (),
         reward_scale: float | str = 1.0,
         reward_bias: float = 0.0,
@@ -112,7 +115,7 @@ class LogDataset:
         self._ones: dict[int, Tensor] = {}
         if return_to_go:
             self._held["return_to_go"] = self._arrays.put(
-                self.returns_to_go(gamma if return_gamma is None else return_gamma), "float32"
+                self.returns_to_go(gamma if return_gamma is None else return_gamma, return_bootstrap), "float32"
             )
         self._streams = [_Stream(seed + i, self._length) for i in range(seeds)]
 
@@ -172,8 +175,10 @@ class LogDataset:
         ends = [self.reward_scale * x + self.reward_bias for x in (low, high)]
         return min(ends), max(ends)
 
-    def returns_to_go(self, gamma: float) -> np.ndarray:
+    def returns_to_go(self, gamma: float, bootstrap: bool = False) -> np.ndarray:
         """(N,) float32 over the whole store: sum of gamma^i r_{t+i} to the end of each step's episode.
+
+        With `bootstrap`, cut episodes go on at their mean reward up to the length of the longest.
 
         Rewards are scaled and shifted as in batches. Doubling: a sum over 2^k steps is one over 2^(k-1) and another
         that begins 2^(k-1) later, so a million steps cost twenty passes and no loop over rows.
@@ -187,6 +192,11 @@ class LogDataset:
             inside = place[: store.steps - reach] + reach < ends[: store.steps - reach]
             total[: store.steps - reach] += np.where(inside, gamma**reach * total[reach:], 0.0)
             reach *= 2
+        if bootstrap and len(store):
+            rewards = store.returns() * self.reward_scale / np.maximum(store.length, 1) + self.reward_bias
+            missing = np.where(self._terminated, 0, store.length.max() - store.length)
+            tail = missing if gamma == 1.0 else (1.0 - gamma**missing) / (1.0 - gamma)
+            total += gamma ** (ends - place) * np.repeat(np.where(store.length > 0, rewards, 0.0) * tail, store.length)
         return total.astype(np.float32)
 
     def initial_obs(self) -> dict[str, Tensor]:

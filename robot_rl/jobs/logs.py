@@ -90,6 +90,8 @@ def sampler(
     seeds: int = 1,
     reads: tuple[str, ...] = (),
     window: int = 1,
+    return_gamma: float | None = None,
+    return_bootstrap: bool = False,
 ) -> tuple[LogDataset, list[str]]:
     """The data set that a learner draws from, and what was assumed, repaired or left out.
 
@@ -100,6 +102,8 @@ def sampler(
         seeds: independent streams in one batch.
         reads: what the learner wants besides transitions: "next_action", "return_to_go", "episode", "step".
         window: steps per sample.
+        return_gamma: discount of "return_to_go"; None: `settings.gamma`.
+        return_bootstrap: "return_to_go" goes on behind a cut, see `LogDataset`.
 
     Raises:
         ValueError: an option out of range, or actions outside [-1, 1] without `action_clip`.
@@ -129,6 +133,8 @@ def sampler(
         episodes=episodes,
         next_action="next_action" in reads,
         return_to_go="return_to_go" in reads,
+        return_gamma=return_gamma,
+        return_bootstrap=return_bootstrap,
         extras=tuple(name for name in ("episode", "step") if name in reads),
         reward_scale=scale,
         reward_bias=bias,
@@ -159,7 +165,10 @@ def facts(data: LogDataset) -> LogFacts:
     """What `learner.prepare` gets."""
     mean, std = data.moments("state")
     low, high = data.reward_range()
-    return LogFacts(mean, std, low, high, data.gamma, data.horizon)
+    returns = data.store.returns()[data.episodes] * data.reward_scale
+    returns = returns + data.reward_bias * data.store.length[data.episodes]
+    ends = float(returns.min()), float(returns.max())
+    return LogFacts(mean, std, low, high, data.gamma, data.horizon, *ends, data.reward_scale, data.reward_bias)
 
 
 def agree(log: IOSpec, env: IOSpec) -> IOSpec:

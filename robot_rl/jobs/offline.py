@@ -117,7 +117,8 @@ class OfflineJob:
         self.learner: Learner[Any] = make_learner(self.io)
         check_learner(self.learner)
         options: dict[str, Any] = {
-            name: getattr(self.learner, name, default) for name, default in (("reads", ()), ("window", 1))
+            name: getattr(self.learner, name, default)
+            for name, default in (("reads", ()), ("window", 1), ("return_gamma", None), ("return_bootstrap", False))
         }
         seeds = getattr(self.learner, "seeds", 1)
         self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds, **options)

@@ -79,6 +79,7 @@ def evaluate(
     stepper = Stepper(env)
     stepper.reset(seed=seed)
     policy.reset()
+    earned = getattr(policy, "earned", None)
     meter: ChunkMeter | None = getattr(policy, "meter", None)
     if meter is not None:
         meter.clear()
@@ -94,6 +95,8 @@ def evaluate(
             on_step(replace(row, info={**row.info, "action_log_probs": action.logp}) if density else row)
         valid = _numpy(row.valid)
         returns += np.where(valid, _numpy(row.reward), 0.0)
+        if earned is not None:
+            earned(np.where(valid, _numpy(row.reward), 0.0))
         lengths += valid
         ended = (_numpy(row.terminated) | _numpy(row.truncated)) & valid
         for i in np.flatnonzero(ended):

@@ -74,6 +74,9 @@ class OffPolicy:
         self._previous: np.ndarray | None = None
         if "previous_action" in getattr(learner, "keeps", {}):  # executed before, zeros after a reset
             self._previous = np.zeros((env.num_envs, env.io.action_dim), np.float32)
+        self._hold: _Hold | None = None
+        if "decision_start" in getattr(learner, "keeps", {}):  # 1 on the first tick of every decision
+            self._hold = _Hold(env.num_envs, env.io.action_dim, getattr(learner, "decision_interval", 1))
 
     def run(self, total_steps: int, hook: Hook, *, hook_every: int = 1000) -> None:
         """Train until `total_steps` transitions or until the hook says stop.
@@ -96,9 +99,16 @@ class OffPolicy:
         while self.env_steps < total_steps:
             if self.env_steps < self.random_steps:
                 action = self._rng.uniform(-1.0, 1.0, (num_envs, action_dim)).astype(np.float32)
+                if self._hold is not None:
+                    action = self._hold.draw(action)
             else:
-                action = chosen(self.learner.policy, stepper.obs).value
+                answer = chosen(self.learner.policy, stepper.obs)
+                action = answer.value
+                if self._hold is not None:
+                    self._hold.decided(host(answer.extras["chunk_start"]))
             row = stepper.step(action)
+            if self._hold is not None:
+                row.info["decision_start"] = self._hold.start.astype(np.float32)[:, None]
             if self._previous is not None:
                 row.info["previous_action"] = self._previous
             self.buffer.add(row)
@@ -106,6 +116,8 @@ class OffPolicy:
             over = host(row.terminated) | host(row.truncated) | ~host(row.valid)
             if self._previous is not None:
                 self._previous = np.where(over[:, None], 0.0, host(row.action)).astype(np.float32)
+            if self._hold is not None:
+                self._hold.tick(over)
             if told is not None:
                 told(host(row.action))
             if over.any():  # a chunk never goes on behind a reset
@@ -141,6 +153,7 @@ class OffPolicy:
             "stats": self.stats.state_dict(),
             **({} if memory is None else {"policy_memory": memory()}),
             **({} if self._previous is None else {"previous_action": self._previous}),
+            **({} if self._hold is None else {"hold": self._hold.state_dict()}),
             "stepper": self._stepper.state_dict() if hasattr(self.env, "state_dict") else None,
         }
 
@@ -157,9 +170,47 @@ class OffPolicy:
             self.learner.policy.recall(state["policy_memory"])  # type: ignore[attr-defined]
         if self._previous is not None:
             self._previous = np.array(state["previous_action"], np.float32)
+        if self._hold is not None:
+            self._hold.load_state_dict(state["hold"])
         if state["stepper"] is not None:  # else this environment cannot be restored: a new episode begins
             self._stepper.reset(seed=self.seed)
             self._stepper.load_state_dict(state["stepper"])
+
+
+class _Hold:
+    """Where decisions of several ticks begin, in N environments; random ones are held as long as the policy's.
+
+    Attributes:
+        start: (N,) bool, a decision began in this tick.
+    """
+
+    def __init__(self, num_envs: int, action_dim: int, interval: int) -> None:
+        self._interval = interval
+        self._age = np.zeros(num_envs, np.int64)
+        self._action = np.zeros((num_envs, action_dim), np.float32)
+        self.start = np.zeros(num_envs, bool)
+
+    def draw(self, action: np.ndarray) -> np.ndarray:
+        """Random actions (N, A), or those that are still held."""
+        self.start = self._age % self._interval == 0
+        self._action = np.where(self.start[:, None], action, self._action)
+        return self._action
+
+    def decided(self, start: np.ndarray) -> None:
+        """The policy says where it decided, (N,) bool."""
+        self.start = start.astype(bool)
+
+    def tick(self, over: np.ndarray) -> None:
+        """A step was made; an episode ended in the rows `over` (N,)."""
+        self._age = np.where(over, 0, np.where(self.start, 1, self._age + 1))
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies."""
+        return {"age": self._age.copy(), "action": self._action.copy()}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Take over."""
+        self._age, self._action = np.array(state["age"], np.int64), np.array(state["action"], np.float32)
 
 
 def host(x: Any) -> np.ndarray:

@@ -85,6 +85,13 @@ def evaluate(cfg: DictConfig) -> None:
                 f"student={cfg.student} is for a diffusion policy with a student, not {type(policy).__name__}"
             )
         policy.choose(student=bool(cfg.student))
+    if cfg.target_return is not None:
+        if not hasattr(policy, "aim"):
+            raise Refused(
+                f"target_return={cfg.target_return} is for a policy that is conditioned on returns "
+                f"(policy=sequence/dt, sequence/modt), not {type(policy).__name__}"
+            )
+        policy.aim(float(cfg.target_return))
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
         result = run_evaluation(
             env,
@@ -292,7 +299,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
     table(rows)
 
 
-RESUMABLE = ("learning", "language", "advantage_learning", "offline_scores", "pendulum")
+RESUMABLE = ("learning", "language", "advantage_learning", "offline_scores", "pendulum", "decision_interval")
 """Suites with one result file per run in the folder `out`; given again, they continue."""
 
 

@@ -14,6 +14,7 @@ import array_api_compat
 import numpy as np
 
 from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.worlds.driving_reward import DrivingLimits, SimpleReward
 from robot_rl.sim.worlds.race_track import centre_line, load_points, track_meshes
 from robot_rl.types import Array
 
@@ -76,8 +77,16 @@ class Race:
     """Back out of where the car is stuck, with any steering."""
 
     def __init__(
-        self, track: str = "club", half_width: float = 0.6, checkpoints: int = 12, practice: bool = False
+        self,
+        track: str = "club",
+        half_width: float = 0.6,
+        checkpoints: int = 12,
+        practice: bool = False,
+        reward: str = "progress",
+        speed_limit: float = 3.0,
     ) -> None:
+        if reward not in ("progress", "simple"):
+            raise ValueError(f"reward is '{reward}', expected 'progress' or 'simple'")
         line = centre_line(load_points(track), _SPACING)
         tightest = 1.0 / float(np.abs(line["curvature"]).max())
         if not HALF_LENGTH < half_width < tightest:
@@ -92,6 +101,10 @@ class Race:
         self._line = line
         self._samples = len(line["xy"])
         self._spacing = self.length / self._samples
+        self._simple: SimpleReward | None = None
+        if reward == "simple":
+            limits = DrivingLimits(speed=speed_limit, off_centre=0.5 * half_width)
+            self._simple = SimpleReward(self.length, 1.0 / self.control_hz, limits)
         self._tables: dict[tuple[str, str], dict[str, Array]] = {}
 
     def mjcf(self) -> str:
@@ -182,6 +195,11 @@ class Race:
         lap = task["best"] >= self.length
         task["finished"] = lap & ~task["lap"]
         task["lap"] = lap
+        if self._simple is not None:
+            yaw, (_, offset) = heading(view), self._offset(view, table)
+            c, s, vx, vy = xp.cos(yaw), xp.sin(yaw), view.qvel[:, 0], view.qvel[:, 1]
+            speeds = {"along": c * vx + s * vy, "side": c * vy - s * vx, "yaw_rate": view.qvel[:, 5]}
+            self._simple.update(task, xp, **speeds, offset=offset)
 
     def observe(self, view: View) -> Array:
         """What a localised car knows: its motion, its place across the track, the track ahead, its last action.
@@ -216,6 +234,8 @@ class Race:
     def reward(self, view: View) -> Array:
         """Progress [m] - 0.05 (change of steering action)^2 - 5 on collision + 5 when the lap is complete.
 
+        With `reward="simple"`: new route completion [%] times penalty factors, -1 off the track; see `SimpleReward`.
+
         Args:
             view: state of N environments.
 
@@ -223,6 +243,8 @@ class Race:
             (N,) float32.
         """
         xp, task = view.xp, view.task
+        if self._simple is not None:
+            return xp.astype(self._simple.value(task, self.terminated(view), xp), xp.float32)
         value = task["advance"] - STEER_COST * (view.action[:, 0] - view.previous_action[:, 0]) ** 2
         value = value - COLLISION_PENALTY * xp.astype(self.terminated(view), value.dtype)
         return xp.astype(value + LAP_BONUS * xp.astype(task["finished"], value.dtype), xp.float32)
@@ -308,6 +330,7 @@ class Race:
             task={
                 **{"gate": gate, "index": index, "place": place, "progress": zero, "best": zero, "advance": zero},
                 **{"lap": no, "finished": no},
+                **({} if self._simple is None else self._simple.start(zero, xp)),
             },
         )
 

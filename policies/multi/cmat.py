@@ -1,0 +1,336 @@
+"""Consensus multi-agent transformer: agents agree on one latent, then all act at once, in no order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from robot_rl.advantage import policy_loss, rollout_gae
+from robot_rl.policies.nets.attention import Transformer
+from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_state
+from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.rows import state_size
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Rollout
+
+RATIOS = ("agent", "joint")
+_LOG_TAU = math.log(2 * math.pi)
+
+
+class Cmat:
+    """PPO on a policy that treats agents alike and in no order.
+
+    The observation is N blocks of O numbers, the action N blocks of A. Exchanging two agents' blocks exchanges their
+    actions and leaves the value as it was, exactly: no identity, no order enters. An encoder of unmasked attention
+    gives rep_n; pooled (softmax over agents, in heads) it is the first token and the value's input. A decoder appends
+    `consensus` tokens, each seeing those before it and all rep_n; a gate's softmax over the tokens gives the consensus
+    z. Action n: a Gaussian of (rep_n, z).
+
+    One value and one advantage for all; the ratio is per agent, or of all together with `ratio: joint`. The value is
+    learnt in units of the returns' running moments: trunk and gradient bound are shared with the policy.
+
+    Source: CMAT (RS2002/CMAT, cmat.py). Where we differ: a fixed number of consensus tokens (the source has as many as
+    agents), keys of the decoder kept between tokens, one learner of our PPO.
+    """
+
+    consumes = "rollout"
+    method = "CMAT"
+    rollout_extras = ("agent_logp",)
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        gamma: float = 0.99,
+        agents: int = 3,
+        width: int = 64,
+        blocks: int = 1,
+        heads: int = 4,
+        consensus: int = 4,
+        input_norm: bool = True,
+        ratio: str = "agent",
+        rollout_steps: int = 50,
+        epochs: int = 5,
+        minibatch: int = 100,
+        clip: float = 0.2,
+        gae_lambda: float = 0.95,
+        entropy_weight: float = 0.0,
+        value_weight: float = 0.5,
+        lr: float = 1e-3,
+        grad_clip: float = 0.5,
+        metrics_every: int = 1,
+    ) -> None:
+        """Build the network for `io`.
+
+        Args:
+            io: "state" of N equal blocks, N equal blocks of actions.
+            seed: of weights, samples and minibatches.
+            device: torch device.
+            gamma: discount per step.
+            agents: N.
+            width: E of the tokens.
+            blocks: of the encoder.
+            heads: of attention and of the pooling.
+            consensus: C tokens that are generated.
+            input_norm: LayerNorm over each agent's observation, as in the source. It takes away how large the numbers
+                are as a whole: leave it out where places and distances are observed in one unit.
+            ratio: "agent": clipped per agent; "joint": of the joint action (take a smaller clip).
+            rollout_steps: steps of every environment per update.
+            epochs: passes over a rollout.
+            minibatch: steps (of all agents) per gradient step.
+            clip: width of the ratio's clip.
+            gae_lambda: of the advantages.
+            entropy_weight: of an entropy bonus.
+            value_weight: of the value's loss.
+            lr: step size (AdamW without decay).
+            grad_clip: bound of the gradient's norm.
+            metrics_every: metrics are computed in every n-th update.
+
+        Raises:
+            ValueError: an option out of range, or sizes that the agents do not divide.
+        """
+        size = state_size(io, self.method)
+        if agents < 1 or size % agents or io.action_dim % agents:
+            raise ValueError(
+                f"agents is {agents}, and the world has {size} observations and {io.action_dim} actions; expected "
+                "equal blocks for every agent (policy.agents=N, as env.world.agents=N of env=spread)"
+            )
+        if ratio not in RATIOS or min(consensus, rollout_steps, epochs, minibatch) < 1:
+            raise ValueError(
+                f"ratio, consensus, rollout_steps, epochs, minibatch are '{ratio}', {consensus}, {rollout_steps}, "
+                f"{epochs}, {minibatch}; expected agent or joint, and at least 1"
+            )
+        self.io, self.rollout_steps, self._gamma = io, rollout_steps, gamma
+        self._joint, self._epochs, self._minibatch, self._clip = ratio == "joint", epochs, minibatch, clip
+        self._lambda, self._entropy, self._value = gae_lambda, entropy_weight, value_weight
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+        self.net = CmatNet(
+            size // agents, io.action_dim // agents, width=width, blocks=blocks, heads=heads, consensus=consensus,
+            input_norm=input_norm,
+        ).to(device)  # fmt: skip
+        _draw(self.net, self._generator)
+        self._step = ModuleStep(self.net, lr=lr, clip=grad_clip)
+        self.policy = CmatPolicy(io, self.net, agents, seed + 1, device)
+        self._agents, self.moments = agents, RunningNorm(1, max_scale=1e6, device=device)
+        self._state = LearnerState(
+            self.method,
+            metrics_every=metrics_every,
+            parts={
+                "net": self._step, "policy": self.policy, "moments": self.moments, "generator": self._generator,
+            },
+        )  # fmt: skip
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self._agents, -1)
+
+    @torch.no_grad()
+    def value(self, obs: Obs) -> Tensor:
+        """(B,) the shared value."""
+        state = torch.as_tensor(obs["state"]).to(self._generator.device, torch.float32)
+        return self.net(self._blocks(state))[2] / self.moments.scale + self.moments.shift
+
+    def update(self, batches: Iterator[Rollout], /) -> Metrics:
+        """`epochs` passes over one rollout.
+
+        Returns:
+            The latest metrics: train/policy_loss, train/value_loss, train/entropy (per agent), train/ratio_off (share
+            of ratios outside the clip), train/value (of returns' moments).
+
+        Raises:
+            FloatingPointError: a metric is not finite.
+        """
+        wanted = self._state.tick()
+        rollout = next(batches)
+        advantage, target = rollout_gae(
+            rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary,
+            gamma=self._gamma, gae_lambda=self._lambda, valid=rollout.valid,
+        )  # fmt: skip
+        keep = rollout.valid.flatten()
+        state = self._blocks(rollout.obs["state"]).flatten(0, 1)[keep]
+        action = self._blocks(rollout.action).flatten(0, 1)[keep]
+        old = rollout.extras["agent_logp"].flatten(0, 1)[keep]
+        advantage, target = advantage.flatten()[keep], target.flatten()[keep]
+        self.moments.observe(target[:, None])
+        target = self.moments(target[:, None])[:, 0]
+        advantage = (advantage - advantage.mean()) / advantage.std(correction=0).clamp_min(1e-8)
+        found: dict[str, Tensor] = {}
+        for _ in range(self._epochs):
+            order = torch.randperm(len(state), generator=self._generator, device=state.device)
+            for part in order.split(self._minibatch):
+                found = self._fit(state[part], action[part], old[part], advantage[part], target[part])
+        return self._state.report(found if wanted else None)
+
+    def _fit(self, state: Tensor, action: Tensor, old: Tensor, advantage: Tensor, target: Tensor) -> dict[str, Tensor]:
+        mean, std, value = self.net(state)
+        logp = gaussian_logp(action, mean, std)
+        if self._joint:
+            logp, old = logp.sum(1, keepdim=True), old.sum(1, keepdim=True)
+        spread = advantage[:, None].expand_as(logp)
+        actor = policy_loss(logp, old, spread, clip=self._clip)
+        error = (value - target).square().mean()
+        entropy = (std.log() + 0.5 * (1 + _LOG_TAU)).sum()
+        self._step(actor + self._value * error - self._entropy * entropy)
+        outside = ((logp - old).exp() - 1.0).abs() > self._clip
+        return {
+            "policy_loss": actor.detach(), "value_loss": error.detach(), "entropy": entropy.detach(),
+            "ratio_off": outside.float().mean(), "value": value.detach().mean(),
+        }  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser, generators and counters: tensors and numbers."""
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state belongs to a learner of other sizes.
+        """
+        self._state.load_state_dict(state)
+
+
+class CmatNet(nn.Module):
+    """Encoder over agents, pooled prefix, consensus decoder, heads; works for any number of agents."""
+
+    def __init__(
+        self, seen: int, actions: int, *, width: int, blocks: int, heads: int, consensus: int, input_norm: bool = True
+    ) -> None:
+        """Sizes per agent: `seen` O, `actions` A; others as in `Cmat`."""
+        super().__init__()
+        self.heads, self.consensus, self.width = heads, consensus, width
+        self.inputs = nn.Sequential(
+            nn.LayerNorm(seen) if input_norm else nn.Identity(), nn.Linear(seen, width), nn.GELU()
+        )
+        self.encoder = Transformer(width, blocks, heads, causal=False)
+        self.pool = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, heads))
+        self.pooled = nn.Linear(heads * width, width)
+        self.critic = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
+        self.before, self.between, self.after = nn.LayerNorm(width), nn.LayerNorm(width), nn.LayerNorm(width)
+        self.own, self.own_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.ask, self.tell, self.cross_out = (
+            nn.Linear(width, width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(width, width),
+        )
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.gate = nn.Linear(width, 1)
+        self.actor = nn.Sequential(
+            nn.LayerNorm(2 * width), nn.Linear(2 * width, width), nn.GELU(), nn.Linear(width, actions)
+        )
+        self.log_std = nn.Parameter(torch.zeros(actions))
+        place = torch.arange(consensus + 1)[:, None] / 10000 ** (torch.arange(0, width, 2)[None] / width)
+        waves = torch.stack([place.sin(), place.cos()], -1).flatten(1)[:, :width]
+        self.register_buffer("place", waves)
+
+    place: Tensor
+
+    def forward(self, seen: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Means (B, N, A), standard deviations (A,), values (B,).
+
+        Args:
+            seen: (B, N, O).
+            mask: (B, N) bool, agents that exist; None: all. The others are seen by nobody.
+        """
+        if mask is None:
+            rep = self.encoder(self.inputs(seen))
+        else:  # rows of one team size at a time: a missing agent must not be attended to
+            rep = torch.zeros(*seen.shape[:2], self.width, dtype=seen.dtype, device=seen.device)
+            for i, there in enumerate(mask):
+                rep[i, there] = self.encoder(self.inputs(seen[i, there][None]))[0]
+        score = self.pool(rep)
+        if mask is not None:
+            score = score.masked_fill(~mask[..., None], -torch.inf)
+        prefix = self.pooled(torch.einsum("bnh,bne->bhe", score.softmax(1), rep).flatten(1))
+        value = self.critic(prefix)[:, 0]
+        z = self._agree(prefix, rep, mask)
+        mean = self.actor(torch.cat([rep, z[:, None].expand_as(rep)], -1))
+        return mean, self.log_std.sigmoid() * 0.5, value
+
+    def _agree(self, prefix: Tensor, rep: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, E) consensus: tokens generated one after another, joined by a gate."""
+        keys, values = self.tell(rep).chunk(2, -1)
+        tokens, own_keys, own_values = [prefix], [], []
+        for i in range(self.consensus):
+            x = tokens[-1] + self.place[i]
+            query, key, told = self.own(self.before(x)).chunk(3, -1)
+            own_keys.append(key)  # a causal token never changes: its key and value are kept
+            own_values.append(told)
+            x = x + self.own_out(self._attend(query, torch.stack(own_keys, 1), torch.stack(own_values, 1), None))
+            x = x + self.cross_out(self._attend(self.ask(self.between(x)), keys, values, mask))
+            tokens.append(x + self.down(gelu(self.up(self.after(x)))))
+        found = torch.stack(tokens, 1)
+        return (self.gate(found).softmax(1) * found).sum(1)
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, E) of one query (B, E) over keys and values (B, L, E), in heads."""
+        size, length = keys.shape[:2]
+        q, k, v = query.view(size, 1, self.heads, -1), *(x.view(size, length, self.heads, -1) for x in (keys, values))
+        score = (q * k).sum(-1) / q.shape[-1] ** 0.5
+        if mask is not None:
+            score = score.masked_fill(~mask[..., None], -torch.inf)
+        return (score.softmax(1)[..., None] * v).sum(1).flatten(1)
+
+
+class CmatPolicy:
+    """Samples every agent's Gaussian, or the means when deterministic; shares the learner's network."""
+
+    def __init__(self, io: IOSpec, net: CmatNet, agents: int, seed: int, device: str) -> None:
+        """`seed` is of the samples."""
+        self.io, self._net, self._agents, self._device = io, net, agents, torch.device(device)
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+
+    def reset(self, rows: Any = None) -> None:
+        """Nothing to forget: the policy has no memory."""
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """(B, N A) in [-1, 1]; logp (B,) of all agents; extras "raw" (B, N A) and "agent_logp" (B, N)."""
+        given = obs["state"]
+        state = torch.as_tensor(given).to(self._device, torch.float32)
+        mean, std, _ = self._net(state.view(len(state), self._agents, -1))
+        raw = mean
+        if not deterministic:
+            raw = mean + std * torch.randn(mean.shape, generator=self._generator, device=self._device)
+        logp = gaussian_logp(raw, mean, std)
+        out = (raw.flatten(1).clamp(-1.0, 1.0), logp.sum(1), raw.flatten(1), logp)
+        if isinstance(given, np.ndarray):
+            out = tuple(x.cpu().numpy() for x in out)
+        return Action(out[0], out[1], {"raw": out[2], "agent_logp": out[3]})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and generator."""
+        return {"net": module_state(self._net), "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state belongs to a policy of other sizes.
+        """
+        load_module(self._net, state["net"])
+        self._generator.set_state(state["generator"].cpu())
+
+
+def gaussian_logp(action: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(B, N) log-density of unclipped actions (B, N, A), summed over each agent's dimensions."""
+    return -(0.5 * ((action - mean) / std).square() + std.log() + 0.5 * _LOG_TAU).sum(-1)
+
+
+@torch.no_grad()
+def _draw(net: CmatNet, generator: torch.Generator) -> None:
+    """Uniform within 1 / sqrt(fan-in), biases 0, norms 1, the actor's last layer a hundredth: means begin near 0."""
+    for name, value in net.named_parameters():
+        if value.dim() > 1:
+            bound = value.shape[1] ** -0.5 * (0.01 if name == "actor.3.weight" else 1.0)
+            draw = torch.rand(value.shape, generator=generator, device=generator.device)
+            value.copy_(draw * (2 * bound) - bound)
+        elif name != "log_std":
+            value.fill_(1.0 if name.endswith("weight") else 0.0)

@@ -1,0 +1,108 @@
+"""Modules of torch that a learner trains: one optimiser, warm-up, a bound on the gradient, and a state of its own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class ModuleStep:
+    """AdamW on the parameters of a module; saved and loaded as one part of a learner.
+
+    Args:
+        module: what learns.
+        lr: step size.
+        weight_decay: of AdamW.
+        warm_up: updates over which the step size grows linearly to `lr`; 0 for none.
+        clip: bound of the gradient's norm, or None.
+        betas: of AdamW.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        lr: float,
+        weight_decay: float = 0.0,
+        warm_up: int = 0,
+        clip: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        self.module, self._lr, self._warm_up, self._clip = module, lr, warm_up, clip
+        self._optimiser = torch.optim.AdamW(module.parameters(), lr=lr, weight_decay=weight_decay, betas=betas)
+        self._steps = 0
+
+    def __call__(self, loss: Tensor) -> Tensor:
+        """One step down `loss`; () norm of the gradient before it was bounded."""
+        self._optimiser.zero_grad()
+        loss.backward()
+        return self.apply()
+
+    def apply(self) -> Tensor:
+        """One step with the gradients that the parameters hold; () their norm."""
+        self._steps += 1
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._lr * min(1.0, self._steps / self._warm_up) if self._warm_up else self._lr
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), torch.inf if self._clip is None else self._clip)
+        self._optimiser.step()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of weights, moments and the counter."""
+        return {
+            "module": module_state(self.module),
+            "optimiser": copy.deepcopy(self._optimiser.state_dict()),
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the weights are of other sizes.
+        """
+        load_module(self.module, state["module"])
+        # torch's optimisers keep the tensors that they are given: two learners would share their moments
+        self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
+        self._steps = int(state["steps"])
+
+
+def module_state(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of a module's weights: what a later update leaves alone."""
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def load_module(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Copy weights in place.
+
+    Raises:
+        ValueError: they are of another module.
+    """
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"saved weights do not fit; build it as it was saved: {error}") from error
+
+
+class Dropout:
+    """Dropout that draws from its owner's generator.
+
+    Args:
+        rate: share that is dropped.
+        generator: where it draws.
+    """
+
+    def __init__(self, rate: float, generator: torch.Generator) -> None:
+        if not 0.0 <= rate < 1.0:
+            raise ValueError(f"dropout is {rate}, expected a share in [0, 1)")
+        self.rate, self._generator = rate, generator
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Drop entries and scale up the others."""
+        if not self.rate:
+            return x
+        keep = torch.rand(x.shape, generator=self._generator, device=x.device) >= self.rate
+        return x * keep / (1.0 - self.rate)

@@ -1,0 +1,302 @@
+"""Group-relative training of a choice among driving candidates: all of a state are simulated and learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+
+from robot_rl.advantage import group_advantage, policy_loss
+from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_state
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Rollout
+
+_GRAVITY_SIDE = 4.9  # m/s^2 sideways that tyres hold
+_NAMES = ("forward_speed/4", "offset/half_width", "sin_heading_error", "cos_heading_error")
+
+
+class Rift:
+    """A softmax over R lines x M speeds, trained on the simulated returns of all of them.
+
+    In a state, each of R x M candidates - hold this offset from the centre line at that speed - is driven for `horizon`
+    steps in a kinematic model of car and track ahead. Its return G is progress less discomfort and leaving the track.
+    The group of all candidates gives A = (G - mean) / (std + 1e-5); the loss is the clipped surrogate over all of them
+    against the stored behaviour probabilities, with dual clip: for A < 0 at least 3 A. A single candidate or equal
+    returns learn nothing. No KL term, no critic.
+
+    Acting, the chosen candidate's controller drives one step, then the choice is made again.
+
+    Source: Chen et al., RIFT: Closed-Loop RL Fine-Tuning for Realistic and Controllable Traffic Simulation
+    (CurryChen77/RIFT) for group, advantage and loss. **Our design**: candidates, model, returns and network; the source
+    fine-tunes the mode head of a pre-trained planner among recorded traffic.
+    """
+
+    consumes = "rollout"
+    method = "RIFT"
+    rollout_extras = ("logits",)
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        gamma: float = 0.99,
+        offsets: tuple[float, ...] = (-0.5, 0.0, 0.5),
+        speeds: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0),
+        half_width: float = 0.6,
+        wheelbase: float = 0.3,
+        horizon: int = 20,
+        off_track: float = 5.0,
+        discomfort: float = 0.05,
+        rollout_steps: int = 20,
+        hidden: tuple[int, ...] = (64, 64),
+        epochs: int = 3,
+        clip: float = 0.2,
+        dual_clip: float = 3.0,
+        lr: float = 1e-3,
+        metrics_every: int = 1,
+    ) -> None:
+        """Build the network for `io`.
+
+        Args:
+            io: "state" with the names of world `race`; actions steering [rad] and wheel speed [m/s].
+            seed: of weights and samples.
+            device: torch device.
+            gamma: part of every learner's signature; candidates' returns are undiscounted over `horizon`.
+            offsets: lines to hold, over half the track's width, positive left.
+            speeds: speeds to hold [m/s].
+            half_width: of the track [m].
+            wheelbase: of the car [m].
+            horizon: simulated control steps.
+            off_track: what leaving the track costs, in metres of progress.
+            discomfort: cost per step of more lateral acceleration than tyres hold, likewise.
+            rollout_steps: steps of every environment per update.
+            hidden: widths.
+            epochs: steps on each rollout.
+            clip: width of the ratio's clip.
+            dual_clip: c > 1.
+            lr: step size (Adam).
+            metrics_every: metrics are computed in every n-th update.
+
+        Raises:
+            ValueError: an option out of range, or a world without these names.
+        """
+        if not offsets or not speeds or min(horizon, rollout_steps, epochs) < 1:
+            raise ValueError("offsets, speeds: at least one; horizon, rollout_steps, epochs: at least 1")
+        self.io, self.rollout_steps = io, rollout_steps
+        self._epochs, self._clip, self._dual = epochs, clip, dual_clip
+        self.model = Candidates(
+            io, offsets, speeds, half_width=half_width, wheelbase=wheelbase, horizon=horizon, off_track=off_track,
+            discomfort=discomfort,
+        )  # fmt: skip
+        generator = torch.Generator(device=device).manual_seed(seed)
+        self.net = _Scores(io.obs["state"][0][0], tuple(hidden), self.model.count, generator).to(device)
+        self._step = ModuleStep(self.net, lr=lr)
+        self.policy = CandidatePolicy(io, self.net, self.model, seed + 1, device)
+        self._state = LearnerState(
+            self.method, metrics_every=metrics_every, parts={"net": self._step, "policy": self.policy}
+        )
+
+    def value(self, obs: Obs) -> Tensor:
+        """(B,) zeros: there is no critic."""
+        return torch.zeros(len(next(iter(obs.values()))))
+
+    def update(self, batches: Iterator[Rollout], /) -> Metrics:
+        """`epochs` steps on the states of one rollout; rewards of the world are not read.
+
+        Returns:
+            The latest metrics: train/loss, train/entropy [nats], train/model_return (of the policy's choice, mean over
+            states), train/best_return (of the best candidate), train/off_track (share of candidates that leave).
+
+        Raises:
+            FloatingPointError: a metric is not finite.
+        """
+        wanted = self._state.tick()
+        rollout = next(batches)
+        keep = rollout.valid.flatten()
+        state = rollout.obs["state"].flatten(0, 1)[keep]
+        old = log_softmax(rollout.extras["logits"].flatten(0, 1)[keep], -1)
+        returns, left = self.model.simulate(state)
+        count = self.model.count
+        group = torch.arange(len(state), device=state.device).repeat_interleave(count)
+        advantage = group_advantage(returns.flatten(), group, eps=1e-5, std_floor=0.0).view(-1, count)
+        logp, loss = old, torch.zeros(())
+        for _ in range(self._epochs):
+            logp = log_softmax(self.net(state), -1)
+            loss = policy_loss(
+                logp.flatten(), old.flatten(), advantage.flatten(), clip=self._clip, dual_clip=self._dual,
+                episode=group,
+            )  # fmt: skip
+            self._step(loss)
+        if not wanted:
+            return self._state.report(None)
+        share = logp.detach().exp()
+        found = {"loss": loss.detach(), "entropy": -(share * logp.detach()).sum(-1).mean()}
+        found |= {"model_return": (share * returns).sum(-1).mean(), "best_return": returns.amax(-1).mean()}
+        return self._state.report({**found, "off_track": left.float().mean()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser, generator and counters: tensors and numbers."""
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state belongs to a learner of other sizes.
+        """
+        self._state.load_state_dict(state)
+
+
+class Candidates:
+    """R lines x M speeds: their controller, and what they would earn on the track ahead.
+
+    Kinematic bicycle in the track's own coordinates, v the speed, o the offset, psi the heading error, kappa the
+    curvature at the distance driven: s' = v cos psi / (1 - o kappa), o' = v sin psi, psi' = v tan(steer) / wheelbase -
+    kappa s'.
+    """
+
+    def __init__(
+        self, io: IOSpec, offsets: tuple[float, ...], speeds: tuple[float, ...], *, half_width: float,
+        wheelbase: float, horizon: int, off_track: float, discomfort: float,
+    ) -> None:  # fmt: skip
+        names = list(io.obs_names)
+        ahead = [name for name in names if name.startswith("curvature_")]
+        missing = [name for name in _NAMES if name not in names]
+        if missing or len(ahead) < 2 or io.action_names != ("steering", "wheel_speed"):
+            raise ValueError(
+                f"RIFT reads {', '.join(_NAMES)} and curvatures ahead and answers steering and wheel_speed; the world "
+                f"lacks {', '.join(missing) or 'curvatures or these actions'}; use env=race"
+            )
+        self._place = [names.index(name) for name in _NAMES]
+        self._curves = [names.index(name) for name in ahead]
+        self._at = torch.tensor([float(name.removeprefix("curvature_").removesuffix("m")) for name in ahead])
+        lines = torch.tensor(offsets) * half_width
+        pairs = torch.cartesian_prod(lines, torch.tensor(speeds)).view(-1, 2)
+        self.count, self._line, self._speed = len(pairs), pairs[:, 0], pairs[:, 1]
+        self._half_width, self._base, self._horizon = half_width, wheelbase, horizon
+        self._off_track, self._discomfort, self._dt = off_track, discomfort, 1.0 / io.control_hz
+        self._steer = io.action_high[0]
+        self._slow, self._fast = io.action_low[1], io.action_high[1]
+
+    def _read(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """speed, offset, heading error (B,), and curvatures (B, C)."""
+        speed, offset, sine, cosine = (state[:, i] for i in self._place)
+        return speed * 4.0, offset * self._half_width, torch.atan2(sine, cosine), state[:, self._curves]
+
+    def _curve(self, curves: Tensor, along: Tensor) -> Tensor:
+        """(B, K) curvature at distances (B, K) ahead, linear between the known ones, the last behind them."""
+        index = torch.searchsorted(self._at, along.clamp(0.0, float(self._at[-1])).contiguous(), right=True)
+        index = index.clamp(1, len(self._at) - 1)
+        low, high = self._at[index - 1], self._at[index]
+        part = ((along - low) / (high - low)).clamp(0.0, 1.0)
+        return curves.gather(1, index - 1) * (1.0 - part) + curves.gather(1, index) * part
+
+    def _steering(self, curve: Tensor, offset: Tensor, error: Tensor, speed: Tensor) -> Tensor:
+        """Steering [rad] towards the candidate's line: the bend itself, and a turn back within about a metre."""
+        look = 0.5 + 0.25 * speed.clamp_min(0.0)
+        back = torch.atan((self._line - offset) / look)
+        bend = curve + 2.0 * torch.sin(back - error) / look
+        return torch.atan(self._base * bend).clamp(-self._steer, self._steer)
+
+    def simulate(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (B, K) of all candidates in metres of progress, and (B, K) bool which leave the track."""
+        speed, offset, error, curves = self._read(state)
+        speed, offset, error = (x[:, None].expand(-1, self.count) for x in (speed, offset, error))
+        along = torch.zeros_like(offset)
+        left = torch.zeros_like(offset, dtype=torch.bool)
+        cost, dt = torch.zeros_like(offset), self._dt
+        for _ in range(self._horizon):
+            curve = self._curve(curves, along)
+            steer = self._steering(curve, offset, error, speed)
+            speed = speed + (self._speed - speed).clamp(-4.0 * dt, 4.0 * dt)
+            # tyres hold so much: beyond it the car turns less than it is steered
+            turn = speed * steer.tan() / self._base
+            held = _GRAVITY_SIDE / speed.abs().clamp_min(0.1)
+            cost = cost + torch.where(~left & (turn.abs() > held), self._discomfort, 0.0)
+            turn = torch.maximum(torch.minimum(turn, held), -held)
+            ahead = speed * error.cos() / (1.0 - offset * curve).clamp_min(0.2)
+            moved = torch.where(left, 0.0, ahead * dt)
+            along = along + moved
+            offset = offset + speed * error.sin() * dt
+            error = error + (turn - curve * ahead) * dt
+            left = left | (offset.abs() > 0.8 * self._half_width)  # the footprint reaches beyond its middle
+        return along - cost - self._off_track * left, left
+
+    def drive(self, state: Tensor, choice: Tensor) -> Tensor:
+        """(B, 2) actions in [-1, 1] of the chosen candidates (B,)."""
+        speed, offset, error, curves = self._read(state)
+        steer = self._steering(curves[:, :1], offset[:, None], error[:, None], speed[:, None])
+        steer = steer.gather(1, choice[:, None])[:, 0]
+        wanted = self._speed[choice]
+        throttle = (2.0 * wanted - self._fast - self._slow) / (self._fast - self._slow)
+        return torch.stack([steer / self._steer, throttle], 1).clamp(-1.0, 1.0)
+
+
+class _Scores(nn.Module):
+    """One logit per candidate; small at the beginning, so that all are tried."""
+
+    def __init__(self, state: int, hidden: tuple[int, ...], count: int, generator: torch.Generator) -> None:
+        super().__init__()
+        widths = [state, *hidden, count]
+        self.layers = nn.ModuleList([nn.Linear(widths[i], widths[i + 1]) for i in range(len(widths) - 1)])
+        with torch.no_grad():
+            for i, layer in enumerate(self.layers):
+                assert isinstance(layer, nn.Linear)
+                bound = (0.01 if i == len(hidden) else 1.0) * widths[i] ** -0.5
+                draw = torch.rand(layer.weight.shape, generator=generator, device=generator.device)
+                layer.weight.copy_(draw * (2 * bound) - bound)
+                layer.bias.zero_()
+
+    def forward(self, state: Tensor) -> Tensor:
+        """(..., count)."""
+        h = state
+        for layer in self.layers[:-1]:
+            h = layer(h).tanh()
+        return self.layers[-1](h)
+
+
+class CandidatePolicy:
+    """Draws a candidate (the likeliest when deterministic) and drives it for one step."""
+
+    def __init__(self, io: IOSpec, net: nn.Module, model: Candidates, seed: int, device: str) -> None:
+        """Share the learner's network."""
+        self.io, self._net, self._model, self._device = io, net, model, torch.device(device)
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+
+    def reset(self, rows: Any = None) -> None:
+        """Nothing to forget: the policy has no memory."""
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """(B, 2) in [-1, 1]; logp of the choice, extras "logits" (B, K) and "choice" (B,)."""
+        given = obs["state"]
+        state = torch.as_tensor(given).to(self._device, torch.float32)
+        logits = self._net(state)
+        if deterministic:
+            choice = logits.argmax(-1)
+        else:
+            choice = torch.multinomial(logits.softmax(-1), 1, generator=self._generator)[:, 0]
+        logp = log_softmax(logits, -1).gather(1, choice[:, None])[:, 0]
+        out = (self._model.drive(state, choice), logp, logits, choice)
+        if isinstance(given, np.ndarray):
+            out = tuple(x.cpu().numpy() for x in out)
+        return Action(out[0], out[1], {"logits": out[2], "choice": out[3]})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and generator."""
+        return {"net": module_state(self._net), "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state belongs to a policy of other sizes.
+        """
+        load_module(self._net, state["net"])
+        self._generator.set_state(state["generator"].cpu())

@@ -1,0 +1,147 @@
+"""Worlds that are arrays and no physics - grids, points - as N copies behind the vector-environment interface."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from robot_rl.types import IOSpec
+
+State = dict[str, np.ndarray]
+
+
+class ArrayWorld(Protocol):
+    """One task, written for N rows at once.
+
+    Attributes:
+        io: interface; one observation "state".
+        episode_steps: steps after which an episode is truncated.
+    """
+
+    io: IOSpec
+    episode_steps: int
+
+    def start(self, rng: np.random.Generator) -> State:
+        """Arrays of one new episode, without a row axis."""
+        ...
+
+    def step(self, state: State, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Move on in place: actions (N, A) -> reward, terminated, success, (N,) each."""
+        ...
+
+    def observe(self, state: State) -> np.ndarray:
+        """(N, S) float32."""
+        ...
+
+    def expert(self, obs: np.ndarray) -> np.ndarray:
+        """(N, A) actions of a scripted expert for observations (N, S)."""
+        ...
+
+    def picture(self, state: State, row: int) -> np.ndarray:
+        """(H, W, 3) uint8."""
+        ...
+
+
+class ArrayVectorEnv(gymnasium.vector.VectorEnv):
+    """N copies of an `ArrayWorld` with same-step autoreset; row i depends on the seed and i alone.
+
+    Raises:
+        ValueError: num_envs below 1.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012  (an instance variable to gymnasium)
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+        "render_modes": ["rgb_array"],
+    }
+
+    def __init__(self, world: ArrayWorld, num_envs: int, seed: int, render_mode: str | None = None) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}, expected 1 or more")
+        self.world, self.num_envs, self.io, self.render_mode = world, num_envs, world.io, render_mode
+        size = world.io.obs["state"][0]
+        box = gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32)
+        self.single_observation_space = gymnasium.spaces.Dict({"state": box})
+        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (world.io.action_dim,), np.float32)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._seed(seed)
+
+    def _seed(self, seed: int) -> None:
+        self._start_seed, self._episode = seed, np.zeros(self.num_envs, np.int64)
+        rows = [self._start(i) for i in range(self.num_envs)]
+        self.state: State = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+        self._tick = np.zeros(self.num_envs, np.int64)
+
+    def _start(self, row: int) -> State:
+        """The next episode of a row: drawn from the seed, the row and the episode's number."""
+        self._episode[row] += 1
+        return self.world.start(np.random.default_rng([self._start_seed, row, int(self._episode[row])]))
+
+    def _renew(self, rows: np.ndarray) -> None:
+        for i in rows.tolist():
+            for key, value in self._start(i).items():
+                self.state[key][i] = value
+        self._tick[rows] = 0
+
+    def _obs(self) -> dict[str, np.ndarray]:
+        return {"state": self.world.observe(self.state)}
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+        """Start anew: all rows, or those of options["reset_mask"] (N,) bool."""
+        if seed is not None:
+            self._seed(int(seed))
+        else:
+            mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
+            self._renew(np.flatnonzero(mask))
+        return self._obs(), {}
+
+    def step(self, actions: np.ndarray) -> tuple[dict, np.ndarray, np.ndarray, np.ndarray, dict]:
+        """One step of every row; ended ones begin anew.
+
+        Raises:
+            ValueError: an action that is not finite, or of another shape.
+        """
+        wanted = (self.num_envs, self.io.action_dim)
+        if np.shape(actions) != wanted or not np.isfinite(actions).all():
+            raise ValueError(f"actions of shape {np.shape(actions)}, expected finite numbers of shape {wanted}")
+        executed = np.clip(actions, -1.0, 1.0).astype(np.float32)
+        reward, terminated, success = self.world.step(self.state, executed)
+        self._tick += 1
+        truncated = (self._tick >= self.world.episode_steps) & ~terminated
+        info = {"success": success.copy(), "executed": executed, "intervened": np.zeros(self.num_envs, bool)}
+        obs, over = self._obs(), terminated | truncated
+        if over.any():
+            info["final_obs"] = obs
+            self._renew(np.flatnonzero(over))
+            obs = self._obs()
+        return obs, reward.astype(np.float32), terminated, truncated, info
+
+    def expert(self, obs: dict[str, np.ndarray]) -> np.ndarray:
+        """(N, A) actions of the world's expert."""
+        return self.world.expert(np.asarray(obs["state"]))
+
+    def render(self) -> tuple[np.ndarray, ...]:
+        """A picture of every row."""
+        return tuple(self.world.picture(self.state, i) for i in range(self.num_envs))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Arrays, ticks, and where the stream of episodes stands."""
+        state = {f"state.{key}": value.copy() for key, value in self.state.items()}
+        return {**state, "tick": self._tick.copy(), "seed": self._start_seed, "episode": self._episode.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        self.state = {key: np.array(state[f"state.{key}"]) for key in self.state}
+        self._tick, self._episode = np.array(state["tick"]), np.array(state["episode"])
+        self._start_seed = int(state["seed"])
+
+
+def make(
+    num_envs: int, seed: int, device: str = "cpu", *, world: ArrayWorld, render_mode: str | None = None
+) -> ArrayVectorEnv:
+    """Factory for configurations; `device` is part of every factory's signature."""
+    return ArrayVectorEnv(world, num_envs, seed, render_mode)
