@@ -154,7 +154,9 @@ def oracle(state: np.ndarray) -> np.ndarray:
         ValueError: the block's place is not in it.
     """
     if state.shape[1] < 21:
-        raise ValueError("the oracle looks at the block's place, which pictures do not tell; use pictures=false or workers=0")
+        raise ValueError(
+            "the oracle looks at the block's place, which pictures do not tell; use pictures=false or workers=0"
+        )
     closed, block = state[:, 14], state[:, 18:21] - state[:, 15:18]
     aside = np.linalg.norm(block[:, :2], axis=1)
     near = (aside < 0.012) & (np.abs(block[:, 2]) < 0.012)
