@@ -22,8 +22,8 @@ COMPENSATIONS = ("queue", "rtc", "naive", "wait")
 class DelayedPolicy:
     """A planner whose answers arrive late, played through an action queue that counts control steps.
 
-    The control step is the only clock: a request made at step n with latency l is answered before step n + ceil(l / dt),
-    so that a run is the same bit for bit whatever the machine. One request is in flight per row.
+    The control step is the only clock: a request made at step n with latency l is answered before step n + ceil(l /
+    dt), so that a run is the same bit for bit whatever the machine. One request is in flight per row.
 
     Compensation:
         "queue": the next chunk is asked for while the present one still runs, so early that it should arrive in time
@@ -164,6 +164,16 @@ class DelayedPolicy:
         joined = np.zeros_like(age) if self.compensation in ("naive", "wait") else age
         self.execution.offer(here, self._chunk[here], age=joined)
         self._asked[here] = -1
+
+    def facts(self) -> dict[str, float]:
+        """Counters, and the share of control steps at which nothing was queued."""
+        return {
+            "dry_share": self.execution.underruns / max(self.meter.ticks, 1),
+            "stale": float(self.stale),
+            "dropped": float(self.dropped),
+            "lost": float(self.lost),
+            "stops": float(self.stops),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The planner's; queues are not kept."""

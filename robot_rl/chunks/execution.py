@@ -125,6 +125,11 @@ class Execution:
             setattr(self, f"_{name}", np.array(state[name]))
 
     @property
+    def idle(self) -> np.ndarray:
+        """(A,) action where nothing is queued, NaN = the last one."""
+        return self._idle.copy()
+
+    @property
     def count(self) -> int:
         """N."""
         return len(self._tick)

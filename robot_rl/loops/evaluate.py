@@ -21,7 +21,7 @@ class Evaluation:
         returns: undiscounted returns.
         lengths: control steps.
         successes: success at the end of the episode (for worlds that say so), else empty.
-        tasks: which of the environment's `task_names` each episode was about (for worlds that have several), else empty.
+        tasks: which of the environment's `task_names` each episode was about, for worlds that have several, else empty.
         frames: rendered frames of the first environment, (H, W, 3) uint8 each.
     """
 

@@ -124,6 +124,7 @@ class Tabletop:
             goal, "train" or "held_out" (see `tabletop_text`), drawn with the start; None has no such observation.
         layout: "random", any five of nine places, or "fixed", the same five in every episode.
         jitter: largest shift of a block or plate from its place along each axis, m.
+        hand_spread: share of its range from which the start of the hand is drawn; 0 is always the middle.
 
     Raises:
         ValueError: an option outside these values.
@@ -144,6 +145,7 @@ class Tabletop:
         sentences: str | None = None,
         layout: str = "random",
         jitter: float = _JITTER,
+        hand_spread: float = 1.0,
     ) -> None:
         if control_hz not in (10, 20, 40):
             raise ValueError(f"control_hz is {control_hz:g}, expected 10, 20 or 40 (physics runs at 200 Hz)")
@@ -153,6 +155,9 @@ class Tabletop:
             raise ValueError(f"layout is '{layout}', expected 'random' or 'fixed'")
         if not 0.0 <= jitter <= _JITTER:
             raise ValueError(f"jitter is {jitter:g} m, expected 0 to {_JITTER:g}: further, neighbours would touch")
+        if not 0.0 <= hand_spread <= 1.0:
+            raise ValueError(f"hand_spread is {hand_spread:g}, expected a share from 0 to 1")
+        self._spread = float(hand_spread)
         self._fixed, self._jitter, self._words = layout == "fixed", float(jitter), None
         if sentences is not None:
             from robot_rl.sim.worlds.tabletop_text import sentence_bytes  # which names blocks and plates of this file
@@ -188,7 +193,8 @@ class Tabletop:
         x = (xp.astype(places % 3, xp.float64) - 1.0) * _SPACING + shift[:, :5]
         y = (xp.astype(places // 3, xp.float64) - 1.0) * _SPACING + shift[:, 5:]
         zero = xp.zeros_like(x[:, :1])
-        tip = constant((-0.13, -0.13, 0.11), x) + xp.astype(unit[:, :3], xp.float64) * constant((0.26, 0.26, 0.08), x)
+        where = 0.5 + self._spread * (xp.astype(unit[:, :3], xp.float64) - 0.5)
+        tip = constant((-0.13, -0.13, 0.11), x) + where * constant((0.26, 0.26, 0.08), x)
         hand = xp.concat([tip, zero + 0.5 * STROKE, zero + 0.5 * STROKE], axis=1)
         blocks = [
             part
