@@ -80,6 +80,7 @@ class GaussianHead(nn.Module):
         self.mean = nn.Linear(width, horizon * actions)
         self.log_std = nn.Parameter(torch.full((actions,), math.log(std)))
 
+    @torch.no_grad()
     def sample(
         self, reading: Tensor, generator: torch.Generator | None, *, deterministic: bool, guide: Guide | None = None
     ) -> Drawn:
@@ -129,6 +130,7 @@ class TokenHead(nn.Module):
         self._shape, self.bins, self.temperature = (horizon, actions), bins, temperature
         self.logits = nn.Linear(width, horizon * actions * bins)
 
+    @torch.no_grad()
     def sample(
         self, reading: Tensor, generator: torch.Generator | None, *, deterministic: bool, guide: Guide | None = None
     ) -> Drawn:
@@ -215,6 +217,7 @@ class FlowHead(nn.Module):
         )  # fmt: skip
         self.spread = nn.Linear(width, horizon * actions) if noise == "learned" else None
 
+    @torch.no_grad()
     def sample(
         self, reading: Tensor, generator: torch.Generator | None, *, deterministic: bool, guide: Guide | None = None
     ) -> Drawn:
