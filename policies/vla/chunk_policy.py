@@ -31,8 +31,8 @@ class ChunkPolicy(nn.Module):
 
     Args:
         backbone: reads pictures and sentence; its weights are trained with the rest.
-        meta: horizon, actions, cameras, state; codec, tokenizer and image size are taken from head and backbone. Without
-            cameras the backbone reads the sentence alone.
+        meta: horizon, actions, cameras, state; codec, tokenizer and image size are taken from head and backbone.
+            Without cameras the backbone reads the sentence alone.
         stats: between normalised actions and robot units.
         limits: (low, high), each (A,), robot units; actions are cut there.
         head: "gaussian", "token" or "flow", see `heads`.

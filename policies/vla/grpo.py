@@ -28,8 +28,8 @@ class VlaGrpo:
     """Learner of whole episodes; it brings its own loop. One decision (chunk) is one turn.
 
     Each round plays waves of episodes, `group_size` from each start (the same state and sentence), until `groups`
-    groups with different outcomes are there or `refills` more waves were played; groups without spread teach nothing and
-    are dropped. The advantage of an episode, (score - group mean) / group deviation, goes to all its decisions, and
+    groups with different outcomes are there or `refills` more waves were played; groups without spread teach nothing
+    and are dropped. The advantage of an episode, (score - group mean) / group deviation, goes to all its decisions, and
     their executed actions (or tokens) enter a clipped ratio loss.
 
     With `progress` "srpo" a failed episode scores up to `progress_scale` by how near it came to remembered successes
@@ -281,6 +281,8 @@ class VlaGrpo:
             columns.setdefault("goal", []).extend(wave.goal[int(i)] for i in row)
             episodes += wave.executed.shape[1]
         rows: dict[str, Any] = {key: x if key == "goal" else torch.cat(x) for key, x in columns.items()}
+        if not len(rows["mask"]):
+            return {**rows, "weight": rows["logp"]}
         whole = rows["episode"][:, None].expand_as(rows["mask"])
         weight = row_weight(rows["mask"].flatten(), "seq_mean_token_mean", episode=whole.flatten())
         rows["weight"] = torch.as_tensor(weight).view_as(rows["mask"]).to(rows["logp"].dtype)

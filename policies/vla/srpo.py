@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import torch
 
 from robot_rl.advantage.anchors import components
 
@@ -60,9 +61,12 @@ class SuccessMemory:
         return np.clip((far - _distance(x, medoids).min(1)) / (far - near), 0.0, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """All embeddings."""
+        """All embeddings, as tensors."""
         kinds = {"won": self._won, "idle": self._idle}
-        return {kind: {task: np.stack(list(rows)) for task, rows in kept.items()} for kind, kept in kinds.items()}
+        return {
+            kind: {task: torch.as_tensor(np.stack(list(rows))) for task, rows in kept.items()}
+            for kind, kept in kinds.items()
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
@@ -103,9 +107,7 @@ def embed(features: np.ndarray, length: np.ndarray, parts: int = 4) -> np.ndarra
     found = []
     for i, steps in enumerate(np.asarray(length, np.int64)):
         edge = np.linspace(0, steps, parts + 1)
-        spans = [
-            (int(a), max(int(np.ceil(b)), int(a) + 1)) for a, b in zip(np.minimum(edge[:-1], steps - 1), edge[1:])
-        ]
+        spans = [(int(a), max(int(np.ceil(b)), int(a) + 1)) for a, b in zip(np.minimum(edge[:-1], steps - 1), edge[1:])]
         found.append(np.concatenate([features[a:b, i].mean(0) for a, b in spans]))
     return np.stack(found)
 

@@ -66,9 +66,12 @@ class TinyBackbone(nn.Module):
     def forward(self, images: Tensor, goal: Sequence[str]) -> Tensor:
         """(B, V, H, W, 3) uint8 and B sentences -> (B, width) float32."""
         device = self.join.weight.device
-        ids, length = (torch.as_tensor(x, device=device) for x in self.tokens(goal))
+        texts = list(dict.fromkeys(goal))  # a batch holds few different sentences
+        ids, length = (torch.as_tensor(x, device=device) for x in self.tokens(texts))
         states, _ = self.read(self.embed(ids))
-        sentence = states[torch.arange(len(ids), device=device), length - 1]
+        place = {text: i for i, text in enumerate(texts)}
+        rows = torch.tensor([place[text] for text in goal], device=device, dtype=torch.int64)
+        sentence = states[torch.arange(len(ids), device=device), length - 1][rows]
         count, views = images.shape[:2]
         if not views:
             return F.relu(self.join(sentence))

@@ -28,7 +28,10 @@ class DelayedPolicy:
     Compensation:
         "queue": the next chunk is asked for while the present one still runs, so early that it should arrive in time
             (95th percentile of the delays measured so far, and a margin), and joined by control step: entries that were
-            meant for steps that are over are dropped by the measured delay, and the rest replaces what is left.
+            meant for steps that are over are dropped by the measured delay, and the rest replaces what is left. Moves
+            are anchored anew: a chunk of moves is a path from where the robot was when it was asked for, and what ran
+            meanwhile has brought it elsewhere, so that the next moves lead back to that path. A chunk that was asked
+            for while nothing ran is played from its first entry: the robot still stands where it was seen.
         "rtc": as "queue", and the planner is told what will run meanwhile and for how long, which a flow continues
             (real-time chunking).
         "naive": asked for as early, but played from its first entry when it arrives, as if no time had passed.
@@ -40,7 +43,8 @@ class DelayedPolicy:
         horizons: lengths; exec + the largest delay should not exceed pred, else the queue runs dry.
         latency: of the answers.
         compensation: see above.
-        idle: (A,) action where nothing is queued, NaN = repeat; see `Execution`.
+        idle: (A,) action where nothing is queued, NaN = repeat; see `Execution`. Entries that are 0 are moves.
+        reanchor: see "queue".
         margin: ticks that a chunk is asked for earlier than the estimate says.
         blend: ticks over which a new chunk fades in.
         max_hold: ticks in a row that the queue may be dry; longer ones are counted in `stops`, and stay idle in every
@@ -65,6 +69,7 @@ class DelayedPolicy:
         *,
         compensation: str = "queue",
         idle: np.ndarray | None = None,
+        reanchor: bool = True,
         margin: int = 1,
         blend: int = 0,
         max_hold: int = 10,
@@ -74,6 +79,7 @@ class DelayedPolicy:
         self.io, self.planner, self.horizons, self.latency = io, planner, horizons, latency
         self.compensation, self._margin, self._max_hold = compensation, margin, max_hold
         self.execution = Execution(horizons, io.action_dim, mode="receding", blend=blend, idle=idle)
+        self._moves = np.equal(self.execution.idle, 0.0) & reanchor
         self.estimate, self.meter = DelayEstimate(), ChunkMeter()
         self.stale = self.dropped = self.lost = self.stops = 0
         self._start(0)
@@ -85,6 +91,8 @@ class DelayedPolicy:
         self._never = np.zeros(count, bool)
         self._dry = np.zeros(count, np.int64)
         self._chunk = np.zeros((count, self.horizons.pred, self.io.action_dim), np.float32)
+        self._sum = np.zeros((count, self.io.action_dim))  # of all moves since the request
+        self._still = np.zeros(count, bool)  # nothing ran when the request was made
 
     def reset(self, rows: Array | None = None) -> None:
         """Forget queues and requests in flight of these rows ((N,) bool mask), or all."""
@@ -113,6 +121,7 @@ class DelayedPolicy:
         self._dry = np.where(before, 0, self._dry + 1)
         self.stops += int((self._dry == self._max_hold + 1).sum())
         value = np.clip(value, -1.0, 1.0)
+        self._sum += value
         self.meter.tick(value, start)
         if isinstance(first, Tensor):
             return Action(torch.as_tensor(value, device=first.device))
@@ -144,6 +153,7 @@ class DelayedPolicy:
         chunk = plan.chunk.detach().cpu().numpy() if isinstance(plan.chunk, Tensor) else np.asarray(plan.chunk)
         self._chunk[wanted] = chunk
         self._asked[wanted], self._never[wanted] = tick, delay < 0
+        self._sum[wanted], self._still[wanted] = 0.0, left[wanted] == 0
         self._arrives[wanted] = tick + np.where(delay < 0, self.horizons.pred, delay)  # when it is given up
         self.execution.asked(wanted)
         self.meter.decided(int(wanted.sum()), 0.0)
@@ -161,9 +171,27 @@ class DelayedPolicy:
         for delay in age.tolist():
             self.estimate.add(delay)
         self.stale += int((age >= self.horizons.pred).sum())
-        joined = np.zeros_like(age) if self.compensation in ("naive", "wait") else age
-        self.execution.offer(here, self._chunk[here], age=joined)
+        k, h = self.horizons.exec, self.horizons.pred
+        if self.compensation in ("naive", "wait"):
+            alone = np.arange(h) < k if self.compensation == "wait" else np.ones(h, bool)
+            self.execution.offer(here, self._chunk[here], valid=np.tile(alone, (len(age), 1)))
+        else:
+            age = np.where(self._still[here], 0, age)
+            self.execution.offer(here, self._anchored(self._chunk[here], self._sum[here], age), age=age)
         self._asked[here] = -1
+
+    def _anchored(self, chunk: np.ndarray, done: np.ndarray, age: np.ndarray) -> np.ndarray:
+        """Chunks (n, H, A) whose moves from entry `age` (n,) on lead back to their path, from (n, A) moved since."""
+        if not self._moves.any():
+            return chunk
+        path, out = chunk.cumsum(1), chunk.copy()
+        at = np.where((age > 0)[:, None], done, 0.0)
+        for i in range(self.horizons.pred):
+            move = np.clip(path[:, i] - at, -1.0, 1.0)
+            live = (i >= age)[:, None] & self._moves
+            out[:, i] = np.where(live, move, out[:, i])
+            at = np.where(live, at + move, at)
+        return out
 
     def facts(self) -> dict[str, float]:
         """Counters, and the share of control steps at which nothing was queued."""

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from robot_rl.policies.vla.grpo import VlaGrpo
+from robot_rl.policies.vla.interface import VLAObs
 from robot_rl.policies.vla.player import VlaPlayer
 from robot_rl.policies.vla.srpo import SuccessMemory, clusters, embed
 from robot_rl.types import IOSpec
 
 TEXTS = ("to the left end", "to the right end")
-GOALS = np.array([-1.0, 1.0])
+GOALS = np.array([-1.6, 1.6])
 
 
 class Rail:
@@ -31,7 +32,7 @@ class Rail:
         return self._obs(), {}
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
-        self.x = np.clip(self.x + 0.25 * np.clip(action[:, 0], -1, 1), -1.2, 1.2)
+        self.x = np.clip(self.x + 0.25 * np.clip(action[:, 0], -1, 1), -1.9, 1.9)
         self.t += 1
         over = np.full(self.num_envs, self.t >= 8)
         won = np.abs(self.x - GOALS[self.task]) < 0.2
@@ -58,6 +59,24 @@ def learner(head: str = "gaussian", **options: Any) -> VlaGrpo:
     return VlaGrpo(Rail().io, scratch=recipe, **{**plain, **options})
 
 
+def weaken(made: VlaGrpo, speed: float = 0.62, spread: float = 0.25) -> None:
+    """Imitate someone who is too slow: 8 steps of .25 * .62 end at 1.24, and 1.4 is needed."""
+    draw = torch.Generator().manual_seed(0)
+    optimiser = torch.optim.Adam(made.planner.model.parameters(), lr=3e-3)
+    for _ in range(250):
+        sign = torch.randint(2, (64,), generator=draw)
+        place = torch.rand(64, 1, generator=draw) * 1.6
+        state = place * (2.0 * sign[:, None] - 1.0)
+        drive = speed + spread * torch.randn(64, 2, 1, generator=draw)
+        actions = (drive * (2.0 * sign[:, None, None] - 1.0)).clamp(-1, 1)
+        look = VLAObs({}, state, torch.zeros(64, dtype=torch.int64))
+        robot = made.planner.to_robot(actions)
+        loss = made.planner.model.imitation_loss(look, [TEXTS[int(i)] for i in sign], robot, generator=draw)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
 def success(made: VlaGrpo, start: float = 0.0) -> float:
     env = Rail(start=start)
     obs, info = env.reset(seed=list(range(32)))[0], {}
@@ -81,13 +100,13 @@ def test_progress_reward_learns_where_every_group_fails_and_outcomes_alone_do_no
 
 
 @pytest.mark.parametrize("head", ["gaussian", "token", "flow"])
-def test_outcomes_teach_each_head_where_some_tries_succeed(head: str) -> None:
-    made = learner(head, refills=1, epochs=2)
-    made.attach(Rail(start=0.6))
-    before = success(made, 0.6)
-    made.run(50 * 256)
-    assert before < 0.9
-    assert success(made, 0.6) >= 0.9
+def test_outcomes_lift_a_weak_imitation_with_each_head(head: str) -> None:
+    made = learner(head, lr=2e-3, backbone_lr=2e-3, epochs=4)
+    weaken(made)
+    made.attach(Rail())
+    assert success(made) <= 0.1
+    made.run(60 * 256)
+    assert success(made) >= 0.9
 
 
 def test_groups_without_spread_are_dropped_and_redrawn() -> None:
@@ -140,8 +159,8 @@ def test_turn_values_credit_later_decisions_more() -> None:
 
 def test_saved_and_loaded_learner_goes_on_alike() -> None:
     one, other = learner(start := "gaussian", progress="srpo", demos=1), learner(start, progress="srpo", demos=1)
-    one.attach(Rail(start=0.6))
-    other.attach(Rail(start=0.6))
+    one.attach(Rail(start=0.8))
+    other.attach(Rail(start=0.8))
     one.run(512)
     other.load_state_dict(one.state_dict())
     for made in (one, other):
@@ -162,7 +181,7 @@ def test_learner_refuses_what_cannot_work() -> None:
     with pytest.raises(ValueError, match="add init="):
         made.run(10)
     blind = IOSpec({"state": ((1,), "float32")}, ("dx",), (-1.0,), (1.0,), ("m",), 10.0, ("x",))
-    with pytest.raises(ValueError, match="env.world.sentences=train"):
+    with pytest.raises(ValueError, match=r"env\.world\.sentences=train"):
         VlaGrpo(blind)
     assert isinstance(made.policy, VlaPlayer)
 
