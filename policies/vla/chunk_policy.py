@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robot_rl.policies.vla.heads import Guide, make_head
+from robot_rl.policies.nets.vla_heads import Guide, make_head
 from robot_rl.policies.vla.interface import (
     ActionChunk,
     ActionStats,
@@ -35,7 +35,7 @@ class ChunkPolicy(nn.Module):
             Without cameras the backbone reads the sentence alone.
         stats: between normalised actions and robot units.
         limits: (low, high), each (A,), robot units; actions are cut there.
-        head: "gaussian", "token" or "flow", see `heads`.
+        head: "gaussian", "token" or "flow", see `policies.nets.vla_heads`.
         head_options: of the head.
         trunk: widths of the layers that join the backbone's reading with the state.
 

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from robot_rl.advantage import gae, group_advantage, policy_loss, row_weight, value_loss_rows
 from robot_rl.advantage.weights import drop_zero_variance
-from robot_rl.policies.vla.chunk_policy import ChunkPolicy
+from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
+from robot_rl.policies.vla.grpo_waves import Wave, moments, play
 from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, save_folder
-from robot_rl.policies.vla.srpo import SuccessMemory, embed
-from robot_rl.policies.vla.waves import Wave, moments, play
 from robot_rl.types import IOSpec, Metrics
 
 DRIFT = 0.02
@@ -124,7 +123,7 @@ class VlaGrpo:
         self.policy = VlaPlayer(io, VlaPlanner(io, recipe, seed=seed, device=device))
         self.memory = SuccessMemory()
         self._ready, self._env, self._steps = scratch is not None, None, 0
-        self._first: ChunkPolicy | None = None  # as it began: its readings are what clips are compared by
+        self._first: Any = None  # as it began: its readings are what clips are compared by
         self.env_steps = 0
         if self._ready:
             self._begin()

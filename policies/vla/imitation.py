@@ -67,7 +67,7 @@ class VlaImitation:
             gamma: part of every learner's signature; cloning does not discount.
             batch_size: windows per update.
             head: "gaussian", "token" or "flow".
-            head_options: of the head, see `heads`.
+            head_options: of the head, see `policies.nets.vla_heads`.
             horizon_pred: H actions in a chunk.
             horizon_exec: actions executed before the next decision.
             cameras: names; None = all that `io` has, [] = none.

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from robot_rl.policies.vla.grpo import VlaGrpo
+from robot_rl.policies.vla.grpo_progress import SuccessMemory, clusters, embed
 from robot_rl.policies.vla.interface import VLAObs
 from robot_rl.policies.vla.player import VlaPlayer
-from robot_rl.policies.vla.srpo import SuccessMemory, clusters, embed
 from robot_rl.types import IOSpec
 
 TEXTS = ("to the left end", "to the right end")

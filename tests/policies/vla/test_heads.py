@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from robot_rl.policies.vla.heads import (
+from robot_rl.policies.nets.vla_heads import (
     FlowHead,
     cps_step,
     decode_tokens,

@@ -13,7 +13,8 @@ import torch
 
 from robot_rl.policies.vla.guard import CheckpointError
 from robot_rl.policies.vla.imitation import VlaImitation
-from robot_rl.policies.vla.player import from_folder, idle_action, semantics_of
+from robot_rl.policies.vla.player import from_folder
+from robot_rl.policies.vla.player_parts import idle_action, semantics_of
 from robot_rl.types import IOSpec, Transitions
 
 IO = IOSpec(

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.policies.vla.interface import VLAObs
-from robot_rl.policies.vla.player import VlaPlanner
+from robot_rl.policies.vla.player import VLAObs, VlaPlanner
 
 
 @dataclass(frozen=True)
