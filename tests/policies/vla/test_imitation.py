@@ -42,7 +42,7 @@ def batches(seed: int = 0, size: int = 8) -> Iterator[Transitions]:
         right = draw.integers(2, size=size).astype(bool)
         action = torch.zeros(size, 4, 3)
         action[..., 0] = torch.as_tensor(np.where(right, 0.8, -0.8), dtype=torch.float32)[:, None]
-        action[..., 2] = -0.5
+        action[..., 1:] = torch.as_tensor(draw.normal((0.0, -0.5), 0.05, (size, 4, 2)).astype(np.float32))
         text = torch.as_tensor(words(["right" if flag else "left" for flag in right]))[:, None].expand(-1, 4, -1)
         obs = {
             "state": torch.as_tensor(draw.normal(size=(size, 4, 4)).astype(np.float32)),
