@@ -122,7 +122,8 @@ class VlaGrpo:
         recipe = Recipe.from_dict(scratch) if scratch else Recipe((), (8, 8), (), 1, 1, "gaussian")
         self.policy = VlaPlayer(io, VlaPlanner(io, recipe, seed=seed, device=device))
         self.memory = SuccessMemory()
-        self._ready, self._env, self._steps = scratch is not None, None, 0
+        self._env: Any = None
+        self._ready, self._steps = scratch is not None, 0
         self._first: Any = None  # as it began: its readings are what clips are compared by
         self.env_steps = 0
         if self._ready:

@@ -167,8 +167,8 @@ class VlaImitation:
     def _follow(self) -> None:
         """Move the acting weights towards the trained ones."""
         keep = min(self._average, self._updates / (self._updates + 10.0))
-        mean, own = (list(model.parameters()) for model in (self.policy.planner.model, self.model))
-        torch._foreach_lerp_(mean, own, 1.0 - keep)
+        for mean, own in zip(self.policy.planner.model.parameters(), self.model.parameters()):
+            mean.lerp_(own, 1.0 - keep)
 
     def export(self, folder: Path) -> Path:
         """Write the acting policy as a folder of the guard: safetensors, card and the statistics of the data.

@@ -91,7 +91,8 @@ class Recipe:
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Recipe:
         """Inverse of `to_dict`."""
-        return cls(**{key: tuple(x) if isinstance(x, list) else x for key, x in plain.items()})
+        found: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in plain.items()}
+        return cls(**found)
 
 
 def build(recipe: Recipe, io: IOSpec, stats: ActionStats, *, seed: int = 0) -> ChunkPolicy:

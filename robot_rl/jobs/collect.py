@@ -155,7 +155,7 @@ def keep_steps(
     kept: list[Episode] = []
     tried = 0
     names = getattr(env, "task_names", ())
-    room = dict.fromkeys(range(len(names)), per_task)
+    room: dict[int, int] = dict.fromkeys(range(len(names)), per_task or 0)
     if per_task is not None:
         if not names or per_task < 1:
             raise ValueError(f"per_task is {per_task}: expected 1 or more, of an environment with several tasks")
@@ -172,12 +172,12 @@ def keep_steps(
         )
         tried += len(finished)
         for episode in finished:
-            task = episode.meta.get("task")
+            task = int(episode.meta.get("task", -1))
             if per_task is not None and not room[task]:
                 continue
             if len(kept) < episodes and (not only_success or episode.meta.get("success", False)):
                 if per_task is not None:
-                    room[task] -= 1  # type: ignore[operator]
+                    room[task] -= 1
                 kept.append(episode)
                 if on_episode is not None:
                     on_episode(len(kept))

@@ -239,6 +239,7 @@ def test_film_takes_new_pictures_only_when_they_are_due() -> None:
         return {"top": np.full((len(rows), 2, 2, 3), len(taken), np.uint8)}
 
     film, every, step = Film(["top"], 3), np.arange(2), np.zeros(2, np.int64)
+    shown: dict[str, np.ndarray] = {}
     for _ in range(4):
         shown = film.take(every, step, draw, anew=False)
         step += 1

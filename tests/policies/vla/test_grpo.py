@@ -82,7 +82,7 @@ def success(made: VlaGrpo, start: float = 0.0) -> float:
     obs, info = env.reset(seed=list(range(32)))[0], {}
     made.policy.reset()
     for _ in range(8):
-        obs, _, _, _, info = env.step(made.policy.act(obs, deterministic=True).value)
+        obs, _, _, _, info = env.step(np.asarray(made.policy.act(obs, deterministic=True).value))
     return float(info["success"].mean())
 
 

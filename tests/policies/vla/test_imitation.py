@@ -72,6 +72,7 @@ def test_policy_learns_to_listen_and_comes_back_from_its_folder(
     head: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     made, data = VlaImitation(IO, head=head, head_options=options, **SMALL), batches()
+    metrics: dict[str, float] = {}
     for _ in range(150):
         metrics = made.update(data)
     assert metrics["train/action_error"] < 0.2
