@@ -110,15 +110,16 @@ def cut(folder: Path) -> None:
 ALL = "mean std q01 q99 low high"
 MOVES = slice(0, 3)
 SWAPPED = ["tip_dy", "tip_dx", "tip_dz", "gripper"]
+WEIGHT, BIAS = "head.mean.weight", "head.mean.bias"
 OTHER_TOKENS = {"name": "bytes", "size": 260, "digest": "0"}
 CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "file missing": ("files", lambda folder: (folder / "stats.npz").unlink()),
     "file cut off": ("files", cut),
     "weight missing": ("keys", weights(lambda s: s.pop("head.mean.weight"))),
     "weight of another name": ("keys", weights(lambda s: s.update({"module.mean.weight": s.pop("head.mean.weight")}))),
-    "weight of another shape": ("keys", weights(lambda s: s.update({"head.mean.bias": s["head.mean.bias"][:-1].clone()}))),
+    "weight of another shape": ("keys", weights(lambda s: s.update({BIAS: s[BIAS][:-1].clone()}))),
     "weight not finite": ("finite", weights(setter("head.mean.weight", (0, 0), float("nan")))),
-    "weights of another run": ("digest", weights(lambda s: s.update({"head.mean.weight": s["head.mean.weight"] + 0.01}))),
+    "weights of another run": ("digest", weights(lambda s: s.update({WEIGHT: s[WEIGHT] + 0.01}))),
     "another tokenizer": ("tokenizer", policy(tokenizer=OTHER_TOKENS)),
     "padded vocabulary": ("vocabulary", policy(tokenizer={"name": "hashed_words", "size": 573, "digest": "0"})),
     "other picture size": ("image_size", policy(image_size=[64, 64])),
