@@ -86,6 +86,7 @@ def success(made: VlaGrpo, start: float = 0.0) -> float:
     return float(info["success"].mean())
 
 
+@pytest.mark.slow
 def test_progress_reward_learns_where_every_group_fails_and_outcomes_alone_do_not() -> None:
     scores = {}
     for progress in ("none", "srpo"):
@@ -99,6 +100,7 @@ def test_progress_reward_learns_where_every_group_fails_and_outcomes_alone_do_no
     assert scores["srpo"] >= 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("head", "reached"), [("gaussian", 0.9), ("token", 0.9), ("flow", 0.3)])
 def test_outcomes_lift_a_weak_imitation_with_each_head(head: str, reached: float) -> None:
     made = learner(head, lr=2e-3, backbone_lr=2e-3, epochs=4)
