@@ -16,6 +16,7 @@ from robot_rl import __version__
 from robot_rl.verbs.build import Refused
 from robot_rl.verbs.critic import critic
 from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
+from robot_rl.verbs.latency import evaluate_latency
 from robot_rl.verbs.learn import classify, hil, offline, train
 from robot_rl.verbs.logs import data, positional, session
 from robot_rl.verbs.prefer import prefer
@@ -33,6 +34,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   eval          evaluate a trained policy, film it       robot-rl eval path=runs/train/<run> episodes=100
   eval ope      estimate its value from a log alone      robot-rl eval ope path=runs/offline/<run> data=log.hdf5
   eval fas      evaluate it at fewer decisions           robot-rl eval fas path=runs/train/<run>
+  eval latency  with answers that come late            robot-rl eval latency path=runs/offline/<run> latency_ms=300
   collect       record episodes                          robot-rl collect env=pick out=pick.hdf5
   check         an environment against the contract       robot-rl check env=reach
   data          info, validate, convert or plot a log    robot-rl data info pick.hdf5
@@ -56,6 +58,7 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "eval": ("eval", evaluate),
     "eval ope": ("ope", evaluate_offline),
     "eval fas": ("fas", evaluate_intervals),
+    "eval latency": ("latency", evaluate_latency),
     "check": ("check", check),
     "collect": ("collect", collect),
     "data": ("data", data),
@@ -158,7 +161,7 @@ def _main() -> None:
         sys.exit(sweep(rest))
     if verb == "data" and rest[:1] == ["session"]:
         sys.exit(session(rest[1:]))
-    if verb == "eval" and rest[:1] in (["ope"], ["fas"]):
+    if verb == "eval" and rest[:1] in (["ope"], ["fas"], ["latency"]):
         verb, rest = f"eval {rest[0]}", rest[1:]
     if verb not in VERBS:
         print(f"robot-rl: there is no verb '{verb}'\n\n{USAGE}", file=sys.stderr)

@@ -18,10 +18,12 @@ from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, interface
 from robot_rl.sim.draw import Streams
+from robot_rl.sim.film import Film
 from robot_rl.sim.interface import check_options, checked
 from robot_rl.sim.mujoco_physics import Physics
 from robot_rl.sim.randomize import Randomize, Randomizer
 from robot_rl.sim.scene import Sensors, check_markers, check_scene
+from robot_rl.sim.view_rows import flags, select
 from robot_rl.sim.world import Reset, View, World
 from robot_rl.types import IOSpec, Obs
 
@@ -36,6 +38,7 @@ def make(
     cameras: Sequence[str] = (),
     camera_size: Sequence[int] = (84, 84),
     camera_quality: str = "full",
+    camera_every: int = 1,
     state: bool = True,
     randomize: Randomize | Mapping[str, Any] | None = None,
     render_mode: str | None = None,
@@ -54,6 +57,8 @@ def make(
         cameras: names of the world's cameras to observe as "image.<name>".
         camera_size: (height, width) of these images in pixels.
         camera_quality: "full" or "fast" (no shadows, reflections and multisampling) of these images.
+        camera_every: control steps between two pictures of an episode; in between the last one is repeated, as by a
+            camera that is slower than the controller (and as cheap).
         state: whether to observe "state".
         randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`.
         render_mode: "rgb_array" or None.
@@ -72,6 +77,7 @@ def make(
         cameras=cameras,
         camera_size=camera_size,
         camera_quality=camera_quality,
+        camera_every=camera_every,
         state=state,
         randomize=Randomize(**randomize) if isinstance(randomize, Mapping) else randomize,
         render_mode=render_mode,
@@ -100,6 +106,7 @@ class MujocoVectorEnv(VectorEnv):
         cameras: Sequence[str],
         camera_size: Sequence[int],
         camera_quality: str,
+        camera_every: int,
         state: bool,
         randomize: Randomize | None,
         render_mode: str | None,
@@ -125,6 +132,7 @@ class MujocoVectorEnv(VectorEnv):
         self._render_camera = render_camera if render_camera or not world.cameras else world.cameras[0]
         self.render_mode = render_mode
         self._quality = camera_quality
+        self._film = Film(cameras, camera_every)
         self._renderers: dict[tuple[tuple[int, int], str], Any] = {}
         self._with_state = state
         self._crash_dir = crash_dir
@@ -133,6 +141,10 @@ class MujocoVectorEnv(VectorEnv):
         image = (*self._size, 3)
         obs: dict[str, tuple[tuple[int, ...], str]] = {"state": ((components,), "float32")} if state else {}
         obs |= {f"image.{name}": (image, "uint8") for name in cameras}
+        self.task_names: tuple[str, ...] = tuple(getattr(world, "task_names", ()))
+        self._letters = int(getattr(world, "instruction_bytes", 0))
+        if self._letters:
+            obs["instruction"] = ((self._letters,), "uint8")
         self.io = IOSpec(
             obs=obs,
             action_names=tuple(world.action_names),
@@ -231,14 +243,15 @@ class MujocoVectorEnv(VectorEnv):
             if value.base is not None:  # a view into arrays that the next step overwrites
                 task[key] = value.copy()
         reward = np.asarray(world.reward(view), np.float32)
-        terminated = _flags(world.terminated(view), world.name, "terminated")
-        success = _flags(world.success(view), world.name, "success")
+        terminated = flags(world.terminated(view), world.name, "terminated")
+        success = flags(world.success(view), world.name, "success")
         truncated = (self._step >= world.episode_steps) & ~terminated
         final = self._assemble(self._rows, None)
         if not math.isfinite(np.vdot(reward, reward)) and not np.isfinite(reward).all():
             index = int(np.flatnonzero(~np.isfinite(reward))[0])
             self._crash(index, "reward", reward[index : index + 1])
         done = terminated | truncated
+        tasks = {"task": np.array(view.task["goal"])} if self.task_names else {}
         obs = final
         if done.any():
             rows = np.flatnonzero(done)
@@ -251,6 +264,7 @@ class MujocoVectorEnv(VectorEnv):
             "success": success,
             "executed": action,
             "intervened": np.zeros(self.num_envs, bool),
+            **tasks,
         }
         return dict(obs), reward, terminated, truncated, info
 
@@ -317,7 +331,7 @@ class MujocoVectorEnv(VectorEnv):
             "started": self._last is not None,
             "state": self._state_obs.copy(),
         }
-        out |= {f"task.{key}": np.array(value) for key, value in view.task.items()}
+        out |= {f"task.{key}": np.array(value) for key, value in view.task.items()} | self._film.state_dict()
         out |= {f"stream.{key}": value for key, value in self._streams.state_dict().items()}
         out |= {f"random.{key}": value for key, value in self._random.state_dict().items()}
         return out
@@ -354,6 +368,8 @@ class MujocoVectorEnv(VectorEnv):
         if self._random.options.needs_models and self._random.factors:
             physics.scale(self._rows, self._random.factors)
         self._last = self._assemble(self._rows, None, fresh=False) if bool(state["started"]) else None
+        if self._last is not None:
+            self._last |= self._film.load_state_dict(state)
 
     def _reset_rows(self, rows: np.ndarray, *, ended: bool = False) -> None:
         view, count = self._view, len(rows)
@@ -363,7 +379,7 @@ class MujocoVectorEnv(VectorEnv):
         if follow is None:
             start: Reset = self.world.reset(self._streams.draw(rows), count, xp)
         else:
-            start = follow(self._streams.draw(rows), _select(view, rows))
+            start = follow(self._streams.draw(rows), select(view, rows))
         for name, value, width in (
             ("qpos", start.qpos, self.physics.model.nq),
             ("qvel", start.qvel, self.physics.model.nv),
@@ -397,7 +413,7 @@ class MujocoVectorEnv(VectorEnv):
         """The observation: environments `rows` from the present state, the others from `base`."""
         whole = len(rows) == self.num_envs
         if fresh:
-            view = self._view if whole else _select(self._view, rows)
+            view = self._view if whole else select(self._view, rows)
             state = np.asarray(self.world.observe(view), np.float32)
             if state.shape != (len(rows), self._state_obs.shape[1]):
                 raise ValueError(
@@ -409,15 +425,18 @@ class MujocoVectorEnv(VectorEnv):
                 self._crash(int(rows[worst]), "state", state[worst])
             self._state_obs[rows] = self._random.noisy(state, rows)
         obs: Obs = {"state": self._state_obs.copy()} if self._with_state else {}
+        if self._letters:
+            world: Any = self.world
+            words = np.zeros((self.num_envs, self._letters), np.uint8) if base is None else base["instruction"].copy()
+            words[rows] = world.instruct(self._view if whole else select(self._view, rows))
+            obs["instruction"] = words
         if self._names:
-            pictures = self._pictures(rows, self._names, self._size, self._quality)
-            for name, value in pictures.items():
-                key = f"image.{name}"
-                if not whole and base is not None:
-                    obs[key] = base[key].copy()
-                    obs[key][rows] = value
-                else:
-                    obs[key] = value
+            obs |= self._film.take(
+                rows,
+                self._step,
+                lambda due: self._pictures(due, self._names, self._size, self._quality),
+                anew=not fresh,
+            )
         return obs
 
     def _pictures(
@@ -460,26 +479,3 @@ class MujocoVectorEnv(VectorEnv):
             key,
             path,
         )
-
-
-def _flags(value: Any, world: str, term: str) -> np.ndarray:
-    """A copy of (N,) flags."""
-    found = np.array(value)
-    if found.dtype != bool:  # a distance would count as true wherever it is not exactly 0
-        raise TypeError(f"{world}.{term} returned {found.dtype}, expected bool (N,); compare with a threshold")
-    return found
-
-
-def _select(view: View, rows: np.ndarray) -> View:
-    """The view of some environments, as copies."""
-    return View(
-        xp=view.xp,
-        qpos=view.qpos[rows],
-        qvel=view.qvel[rows],
-        ctrl=view.ctrl[rows],
-        sensors=Sensors({key: value[rows] for key, value in view.sensors.items()}),
-        action=view.action[rows],
-        previous_action=view.previous_action[rows],
-        step=view.step[rows],
-        task={key: value[rows] for key, value in view.task.items()},
-    )

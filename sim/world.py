@@ -87,7 +87,12 @@ class World(Protocol):
         markers: name of a mocap body -> name of a (N, 3) variable of `task`, its position [m] in pictures (a goal that
             cameras should see). Only drawn: give its geoms contype="0" conaffinity="0" and put no sensor on it.
 
+        task_names: names of several tasks in one scene, where `task["goal"]` (N,) counts them; evaluations then report
+            each, and the info of every step holds "task" (N,).
+        instruction_bytes: length L of the observation "instruction", 0 for none (CPU engine).
+
     Optional methods, called where present:
+        instruct(view) -> (N, L) uint8: the sentence that says the task, UTF-8 with zeros behind.
         reset_after(draw, view) -> Reset: in place of `reset` when an episode ended by itself; `view` is the final state
             of the n environments that reset, so that the next start may depend on it (practice without a person).
         adopt(view): takes the measured `qpos` as the start, for worlds whose policies run on a robot.

@@ -1,18 +1,20 @@
-"""A policy on any backbone: a normal distribution over a chunk of actions, and a value.
+"""A policy on any backbone: a head that draws chunks of actions, and a value.
 
 The head is small and new; the backbone may be a tiny one of this repository or a pretrained vision-language model.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robot_rl.policies.nets.vla_heads import Guide, make_head
 from robot_rl.policies.vla.interface import (
     ActionChunk,
     ActionStats,
@@ -23,20 +25,22 @@ from robot_rl.policies.vla.interface import (
     checked_images,
 )
 
-_STD = (0.05, 1.0)
-
 
 class ChunkPolicy(nn.Module):
-    """Behind the contract `VLAPolicy`, with codec "gaussian": one log-probability per action of the chunk.
+    """Behind the contract `VLAPolicy`.
 
     Args:
         backbone: reads pictures and sentence; its weights are trained with the rest.
-        meta: horizon, actions, cameras, state; tokenizer and image size are taken from the backbone.
+        meta: horizon, actions, cameras, state; codec, tokenizer and image size are taken from head and backbone.
+            Without cameras the backbone reads the sentence alone.
         stats: between normalised actions and robot units.
         limits: (low, high), each (A,), robot units; actions are cut there.
+        head: "gaussian", "token" or "flow", see `policies.nets.vla_heads`.
+        head_options: of the head.
+        trunk: widths of the layers that join the backbone's reading with the state.
 
     Raises:
-        ValueError: statistics or limits of another length than the actions.
+        ValueError: statistics or limits of another length than the actions; an unknown head.
     """
 
     def __init__(
@@ -45,6 +49,10 @@ class ChunkPolicy(nn.Module):
         meta: PolicyMeta,
         stats: ActionStats,
         limits: tuple[Sequence[float], Sequence[float]],
+        *,
+        head: str = "gaussian",
+        head_options: dict[str, Any] | None = None,
+        trunk: Sequence[int] = (128,),
     ) -> None:
         super().__init__()
         width = len(meta.action_names)
@@ -52,58 +60,86 @@ class ChunkPolicy(nn.Module):
             if length != width:
                 raise ValueError(f"{name} have {length} entries, expected {width}: one for each action")
         self.backbone, self.stats = backbone, stats
+        self._limits = limits
+        sizes = [backbone.width + meta.state_dim, *trunk]
+        layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.GELU())]
+        self.trunk = nn.Sequential(*layers)
+        self.head = make_head(head, sizes[-1], meta.horizon, width, head_options)
+        self.critic = nn.Linear(sizes[-1], 1)
         self.meta = replace(
             meta,
-            codec="gaussian",
-            logp_layout="step",
+            codec=self.head.codec,
+            logp_layout=self.head.layout,
             image_size=backbone.image_size,
             norm=stats.norm,
             tokenizer=backbone.fingerprint(),
         )
-        self._limits = limits
-        inside = backbone.width + meta.state_dim
-        self.trunk = nn.Sequential(nn.Linear(inside, 128), nn.GELU())
-        self.mean = nn.Linear(128, meta.horizon * width)
-        self.log_std = nn.Parameter(torch.full((width,), math.log(0.3)))
-        self.critic = nn.Linear(128, 1)
 
     def act(
-        self, obs: VLAObs, goal: Sequence[str], *, generator: torch.Generator, deterministic: bool = False
+        self,
+        obs: VLAObs,
+        goal: Sequence[str],
+        *,
+        generator: torch.Generator | None,
+        deterministic: bool = False,
+        prefix: Guide | None = None,
     ) -> ActionChunk:
-        """Draw a chunk for each moment; see `VLAPolicy`."""
+        """Draw a chunk for each moment; see `VLAPolicy`.
+
+        Args:
+            obs: what is seen.
+            goal: sentences.
+            generator: of the draws.
+            deterministic: the mode.
+            prefix: a flow goes on from the running chunk, (B, H, A) normalised, held to it as (B, H) says; its
+                log-probabilities are then NaN.
+        """
         with torch.no_grad():
-            mean, std, value = self._heads(obs, goal)
-            noise = torch.randn(mean.shape, generator=generator, device=mean.device)
-            actions = mean if deterministic else mean + std * noise
-            logp = _normal(actions, mean, std).sum(-1)
-        low, high = (torch.as_tensor(x, dtype=actions.dtype, device=actions.device) for x in self._limits)
-        env_actions = torch.minimum(torch.maximum(self.stats.to_robot(actions), low), high)
+            reading = self.read(obs, goal)
+            drawn = self.head.sample(reading, generator, deterministic=deterministic, guide=prefix)
+            value = self.critic(reading)[:, 0]
+        low, high = (torch.as_tensor(x, dtype=value.dtype, device=value.device) for x in self._limits)
+        env_actions = torch.minimum(torch.maximum(self.stats.to_robot(drawn.actions), low), high)
         first = obs.step + self.meta.latency_offset
-        return ActionChunk(actions, env_actions, logp, value, {"actions": actions}, first)
+        return ActionChunk(drawn.actions, env_actions, drawn.logp, value, drawn.trace, first)
 
     def evaluate(self, obs: VLAObs, goal: Sequence[str], trace: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, H) log-probabilities, (B, H) entropies, (B,) values of chunks drawn before."""
-        mean, std, value = self._heads(obs, goal)
-        entropy = (0.5 * math.log(2 * math.pi * math.e) + std.log()).sum(-1).expand(mean.shape[:2])
-        return _normal(trace["actions"], mean, std).sum(-1), entropy, value
+        """(B, L) log-probabilities, (B, L) entropies, (B,) values of chunks drawn before."""
+        reading = self.read(obs, goal)
+        logp, entropy = self.head.evaluate(reading, trace)
+        return logp, entropy, self.critic(reading)[:, 0]
 
-    def imitation_loss(self, obs: VLAObs, goal: Sequence[str], actions: Tensor) -> Tensor:
-        """() minus mean log-probability of actions (B, H, A) in robot units."""
-        mean, std, _ = self._heads(obs, goal)
-        return -_normal(self.stats.from_robot(actions), mean, std).mean()
+    def imitation_loss(
+        self,
+        obs: VLAObs,
+        goal: Sequence[str],
+        actions: Tensor,
+        *,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """() loss of the head on actions (B, H, A) in robot units, where mask (B, H); None = everywhere."""
+        mask = torch.ones_like(actions[..., 0], dtype=torch.bool) if mask is None else mask
+        return self.head.loss(self.read(obs, goal), self.stats.from_robot(actions), mask, generator)
 
     def parameters_by_role(self) -> dict[str, list[nn.Parameter]]:
         """Parameters of "vision", "language", "action" and "value"."""
-        action = [*self.trunk.parameters(), *self.mean.parameters(), self.log_std]
+        action = [*self.trunk.parameters(), *self.head.parameters()]
         return {**self.backbone.roles(), "action": action, "value": list(self.critic.parameters())}
 
-    def _heads(self, obs: VLAObs, goal: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, obs: VLAObs, goal: Sequence[str]) -> Tensor:
+        """(B, W) reading of pictures, sentence and state.
+
+        Raises:
+            TypeError: pictures are not uint8.
+            ValueError: pictures, sentences or state that do not fit the policy.
+        """
         missing = [name for name in self.meta.cameras if name not in obs.images]
         if missing:
             raise ValueError(f"pictures of {missing} are missing; the policy looks through {list(self.meta.cameras)}")
         size = self.meta.image_size
         views = [checked_images(obs.images[name], size, name=f"images of '{name}'") for name in self.meta.cameras]
-        images = torch.cat(views, dim=1)
+        images = torch.cat(views, dim=1) if views else torch.zeros(len(goal), 0, *size, 3, dtype=torch.uint8)
         if self.meta.channels == "bgr":
             images = images.flip(-1)
         if self.meta.rotated:
@@ -117,13 +153,7 @@ class ChunkPolicy(nn.Module):
             if not torch.isfinite(obs.state).all():
                 raise ValueError("state holds NaN or infinity; the model would answer without a word")
             parts.append(obs.state)
-        hidden = self.trunk(torch.cat(parts, dim=1))
-        mean = self.mean(hidden).view(len(images), self.meta.horizon, len(self.meta.action_names))
-        return mean, self.log_std.exp().clamp(*_STD), self.critic(hidden)[:, 0]
-
-
-def _normal(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    return -0.5 * ((x - mean) / std) ** 2 - std.log() - 0.5 * math.log(2 * math.pi)
+        return self.trunk(torch.cat(parts, dim=1))
 
 
 def probe_obs(meta: PolicyMeta, count: int = 4, seed: int = 7) -> tuple[VLAObs, list[str]]:

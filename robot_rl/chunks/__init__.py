@@ -5,20 +5,26 @@ row of `Transitions`: `action` (B, H, A) executed and zero behind the k-th, `mas
 sum of gamma^i r, `discount` gamma^k (1 - terminated), `next_obs` the true successor of the k-th step.
 """
 
+from robot_rl.chunks.delayed import COMPENSATIONS, DelayedPolicy
 from robot_rl.chunks.execution import MODES, Execution, ensemble_weights
-from robot_rl.chunks.guidance import guidance_weights, guided_flow
+from robot_rl.chunks.guidance import guidance_factor, guidance_weights, guided_flow
 from robot_rl.chunks.horizons import Horizons
+from robot_rl.chunks.latency import DelayEstimate, LatencyModel, ticks_of
 from robot_rl.chunks.meter import ChunkMeter
 from robot_rl.chunks.policy import ChunkedPolicy, Held, Plan, Planner
 from robot_rl.chunks.rows import chunk_n_step, chunk_rows, critic_action, critic_width
 
 __all__ = [
+    "COMPENSATIONS",
     "MODES",
     "ChunkMeter",
     "ChunkedPolicy",
+    "DelayEstimate",
+    "DelayedPolicy",
     "Execution",
     "Held",
     "Horizons",
+    "LatencyModel",
     "Plan",
     "Planner",
     "chunk_n_step",
@@ -26,6 +32,8 @@ __all__ = [
     "critic_action",
     "critic_width",
     "ensemble_weights",
+    "guidance_factor",
     "guidance_weights",
     "guided_flow",
+    "ticks_of",
 ]

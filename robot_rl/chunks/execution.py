@@ -38,7 +38,7 @@ class Execution:
             on.
         "stop": as "receding", but a call may ask for fewer steps (`length` of `offer`).
 
-    Where no chunk covers a tick, the last action is repeated, and counted in `underruns`.
+    Where no chunk covers a tick, the last action is repeated (or that of `idle`), and counted in `underruns`.
 
     Args:
         horizons: lengths.
@@ -64,6 +64,7 @@ class Execution:
         oldest_first: bool = True,
         delay: int = 0,
         blend: int = 0,
+        idle: np.ndarray | None = None,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"execution mode is '{mode}', expected one of {', '.join(MODES)}")
@@ -85,6 +86,9 @@ class Execution:
             raise ValueError(f"blend is {blend}, expected 0 or more ticks")
         self.horizons, self.mode, self.decay, self.oldest_first = horizons, mode, decay, oldest_first
         self.delay, self.blend, self._dim = delay, blend, action_dim
+        self._idle = np.full(action_dim, np.nan, np.float32) if idle is None else np.asarray(idle, np.float32)
+        if self._idle.shape != (action_dim,):
+            raise ValueError(f"idle has shape {self._idle.shape}, expected ({action_dim},): one number for each action")
         self._slots = horizons.pred if mode == "ensemble" else 2
         self.underruns = 0
         self.reset_all(0)
@@ -119,6 +123,11 @@ class Execution:
         """Continue where `state_dict` was taken."""
         for name in _STATE:
             setattr(self, f"_{name}", np.array(state[name]))
+
+    @property
+    def idle(self) -> np.ndarray:
+        """(A,) action where nothing is queued, NaN = the last one."""
+        return self._idle.copy()
 
     @property
     def count(self) -> int:
@@ -228,7 +237,7 @@ class Execution:
         else:
             action = self._newest(value, exists)
         self.underruns += int((~covered).sum())
-        action = np.where(covered[:, None], action, self._last)
+        action = np.where(covered[:, None], action, np.where(np.isnan(self._idle), self._last, self._idle))
         start = np.equal(self._fade, self._tick)
         self._last, self._moved = action.astype(np.float32), np.ones(self.count, bool)
         self._tick += 1

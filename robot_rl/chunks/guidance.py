@@ -48,6 +48,7 @@ def guided_flow(
     *,
     steps: int = 10,
     beta: float = 5.0,
+    jacobian: str = "full",
 ) -> Tensor:
     """Euler integration of a flow, pulled towards the running chunk.
 
@@ -61,23 +62,38 @@ def guided_flow(
         weight: (H,) or (B, H) from `guidance_weights`; 0 where `previous` does not exist.
         steps: Euler steps.
         beta: largest guidance factor.
+        jacobian: "full", or "identity" (J = 1: no gradient through the network, which halves the cost).
+
+    Raises:
+        ValueError: another jacobian.
 
     Returns:
         (B, H, A), not clipped.
 
     Source: Black et al., Real-Time Execution of Action Chunking Flow Policies, algorithm 1.
     """
+    if jacobian not in ("full", "identity"):
+        raise ValueError(f"jacobian is '{jacobian}', expected 'full' or 'identity'")
     x, dt = noise, 1.0 / steps
     held = weight.to(noise)[..., None]
     for i in range(steps):
         t = i * dt
-        now = x.detach().requires_grad_(True)
-        with torch.enable_grad():
+        now = x.detach().requires_grad_(jacobian == "full")
+        with torch.set_grad_enabled(jacobian == "full"):
             v = velocity(now, torch.full((len(now),), t, dtype=now.dtype, device=now.device))
             x1 = now + (1.0 - t) * v
         error = ((previous - x1) * held).detach()
-        (correction,) = torch.autograd.grad(x1, now, error)
-        left = beta if t == 0.0 else (1.0 - t) / t
-        c = min(left * (t * t + (1.0 - t) ** 2) / (1.0 - t) ** 2, beta)
+        correction = torch.autograd.grad(x1, now, error)[0] if jacobian == "full" else error
+        c = guidance_factor(t, beta)
         x = now.detach() + dt * (v.detach() + c * correction)
     return x
+
+
+def guidance_factor(t: float, beta: float = 5.0) -> float:
+    """min(((1 - t) / t) (t^2 + (1 - t)^2) / (1 - t)^2, beta), `beta` at t = 0; t from 0 (noise) to 1 (action).
+
+    Source: Black et al., Real-Time Execution of Action Chunking Flow Policies, algorithm 1.
+    """
+    if t <= 0.0:
+        return beta
+    return min((1.0 - t) / t * (t * t + (1.0 - t) ** 2) / (1.0 - t) ** 2, beta)

@@ -130,6 +130,7 @@ def keep_steps(
     episodes: int,
     seed: int,
     only_success: bool = False,
+    per_task: int | None = None,
     deterministic: bool = False,
     on_episode: Callable[[int], object] | None = None,
     max_rounds: int = 20,
@@ -142,24 +143,41 @@ def keep_steps(
         episodes: how many to keep.
         seed: of the first reset.
         only_success: keep only episodes that end in success.
+        per_task: keep this many of each of the environment's tasks, whatever `episodes` says.
         deterministic: the policy's mode instead of samples.
         on_episode: called with the number of kept episodes.
         max_rounds: rounds of `episodes` attempts before giving up.
 
     Raises:
         RuntimeError: too few successes in all rounds.
+        ValueError: `per_task` where the environment has no tasks.
     """
     kept: list[Episode] = []
     tried = 0
+    names = getattr(env, "task_names", ())
+    room: dict[int, int] = dict.fromkeys(range(len(names)), per_task or 0)
+    if per_task is not None:
+        if not names or per_task < 1:
+            raise ValueError(f"per_task is {per_task}: expected 1 or more, of an environment with several tasks")
+        episodes = per_task * len(names)
     if hasattr(policy, "log_prob"):
         policy = WithDensity(policy)
     for round_ in range(max_rounds):
         finished = episodes_of(
-            env, policy, episodes=episodes - len(kept), seed=seed + round_, deterministic=deterministic
+            env,
+            policy,
+            episodes=max(episodes - len(kept), 2 * len(names) * (per_task is not None)),
+            seed=seed + round_,
+            deterministic=deterministic,
         )
         tried += len(finished)
         for episode in finished:
+            task = int(episode.meta.get("task", -1))
+            if per_task is not None and not room[task]:
+                continue
             if len(kept) < episodes and (not only_success or episode.meta.get("success", False)):
+                if per_task is not None:
+                    room[task] -= 1
                 kept.append(episode)
                 if on_episode is not None:
                     on_episode(len(kept))
@@ -192,11 +210,14 @@ def episodes_of(env: Any, policy: Policy, *, episodes: int, seed: int, determini
             builders.append(EpisodeBuilder(count, meta={"io": env.io.to_dict()}, columns=columns))
         ended = np.flatnonzero((_flags(row.terminated) | _flags(row.truncated)) & _flags(row.valid))
         whole = [e for e in builders[0].add(row) if e.terminated or e.truncated]
+        task = row.info.get("task")
         success = row.info.get("success")  # some environments say it at the end of an episode only
         for i, episode in zip(ended.tolist(), whole):
             if quota[i] > 0:
                 quota[i] -= 1
                 found.append(_finished(episode, env.io.control_hz, None if success is None else success[i]))
+                if task is not None:
+                    found[-1].meta["task"] = int(task[i])
 
     evaluate(env, policy, episodes=episodes, seed=seed, deterministic=deterministic, on_step=store)
     return found

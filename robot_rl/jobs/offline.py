@@ -281,6 +281,9 @@ class OfflineJob:
     def _finish(self) -> dict[str, Any]:
         s, step = self.settings, self.loop.updates
         summary: dict[str, Any] = {"updates": step, "transitions": len(self.sampler)}
+        model = report.export_model(self.learner, self.folder / f"model_{step:09d}")
+        if model is not None:
+            summary["model"] = str(model)
         returns: list[list[float]] = []
         video: Path | str = "no environment to film in; add env=…"
         if self._eval_env is not None:

@@ -431,6 +431,7 @@ class TrainJob:
         s, step = self.settings, int(self.loop.env_steps)
         if self._evaluated_at != step or self.evaluation is None:
             self.evaluation = self.evaluate(s.final_episodes)
+        report.export_model(self.learner, self.folder / f"model_{step:09d}")
         final = self.evaluation.metrics()
         self.tracker.log(final, step)
         rows = read_metrics(self.folder / METRICS_FILE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,12 +21,14 @@ class Evaluation:
         returns: undiscounted returns.
         lengths: control steps.
         successes: success at the end of the episode (for worlds that say so), else empty.
+        tasks: which of the environment's `task_names` each episode was about, for worlds that have several, else empty.
         frames: rendered frames of the first environment, (H, W, 3) uint8 each.
     """
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     successes: list[bool] = field(default_factory=list)
+    tasks: list[int] = field(default_factory=list)
     frames: list[np.ndarray] = field(default_factory=list)
     chunks: dict[str, float] = field(default_factory=dict)
     """Of a policy that acts in chunks: decisions per episode, border_jerk, latency_ms, latency_p95_ms."""
@@ -42,6 +44,14 @@ class Evaluation:
         if self.successes:
             out["eval/success"] = float(np.mean(self.successes))
         return {**out, **{f"eval/{name}": value for name, value in self.chunks.items()}}
+
+
+def by_task(result: Evaluation, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Name of each task -> (successes, episodes); empty where the environment does not tell."""
+    if len(result.tasks) != len(result.successes):
+        return {}
+    won, tasks = np.array(result.successes, bool), np.array(result.tasks, np.int64)
+    return {name: (int(won[tasks == i].sum()), int((tasks == i).sum())) for i, name in enumerate(names)}
 
 
 def evaluate(
@@ -105,6 +115,8 @@ def evaluate(
                 result.lengths.append(int(lengths[i]))
                 if "success" in row.info:
                     result.successes.append(bool(_numpy(row.info["success"])[i]))
+                if "task" in row.info:
+                    result.tasks.append(int(_numpy(row.info["task"])[i]))
             done_count[i] += 1
             returns[i], lengths[i] = 0.0, 0
         anew = ended | ~valid  # a row that is no transition is the reset of a next-step autoreset

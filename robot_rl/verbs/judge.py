@@ -58,6 +58,7 @@ def evaluate(cfg: DictConfig) -> None:
     from robot_rl import checkpoint
     from robot_rl.checkpoint import write_json
     from robot_rl.jobs.train import record_video
+    from robot_rl.loops.evaluate import by_task
     from robot_rl.loops.evaluate import evaluate as run_evaluation
 
     threads(cfg)
@@ -105,8 +106,22 @@ def evaluate(cfg: DictConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed)
     summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}
-    write_json(folder / "evaluation.json", {**summary, "returns": result.returns, "successes": result.successes})
-    table({**summary, "video": str(video), "numbers": str(folder / "evaluation.json")})
+    tasks = by_task(result, getattr(env, "task_names", ()))
+    lines = {f"success, {name}": _with_interval(won, count) for name, (won, count) in tasks.items() if count}
+    write_json(
+        folder / "evaluation.json",
+        {**summary, "returns": result.returns, "successes": result.successes, "tasks": tasks},
+    )
+    if result.successes:
+        lines["success in all"] = _with_interval(sum(result.successes), len(result.successes))
+    table({**summary, **lines, "video": str(video), "numbers": str(folder / "evaluation.json")})
+
+
+def _with_interval(won: int, count: int) -> str:
+    from robot_rl.loops.hil_stats import wilson
+
+    low, high = wilson(won, count)
+    return f"{won}/{count} = {won / count:.2f} (95 %: {low:.2f} to {high:.2f})"
 
 
 def evaluate_intervals(cfg: DictConfig) -> None:
@@ -231,6 +246,7 @@ def collect(cfg: DictConfig) -> None:
             episodes=cfg.episodes,
             seed=cfg.seed + 30_000,
             only_success=cfg.only_success,
+            per_task=cfg.per_task,
             deterministic=cfg.deterministic,
             on_episode=lambda done: bar.update(done - bar.n),
         )

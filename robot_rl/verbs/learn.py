@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.verbs.build import (
@@ -35,7 +35,8 @@ def train(cfg: DictConfig) -> None:
 
     device = parallel.start(str(cfg.device))
     method = ""
-    if cfg.init is not None and cfg.resume is None:  # the offline run's own learner goes on
+    own = get_class(cfg.policy._target_) if cfg.init is not None and cfg.resume is None else None
+    if own is not None and not getattr(own, "from_policy", False):  # the offline run's own learner goes on
         cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
         method = str(cfg.policy.get("_target_", "")).rpartition(".")[0].rpartition(".")[2]
     cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "track", "experiment"), method)

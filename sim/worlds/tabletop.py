@@ -30,6 +30,7 @@ WORK_MIN = 0.01
 GRASP, RELEASE, LIFT = 0.05, 0.03, 0.08
 """Metres that a pending grasp and a pending release count for, and how high a block is carried."""
 
+_FIXED = (0, 2, 6, 3, 5)  # of the nine places: three blocks in corners, a plate on either side
 _RADIUS = 0.035  # a block's centre within this of the plate's counts as on it, m
 _SPACING, _JITTER = 0.12, 0.015  # of the places that blocks and plates start at, m
 _LOW, _HIGH = (-0.17, -0.17, 0.018), (0.17, 0.17, 0.20)
@@ -119,6 +120,11 @@ class Tabletop:
         control_hz: decisions per second: 10, 20 or 40.
         seconds: length of an episode.
         reward: "sparse", 1 where the goal is met, or "work", minus the remaining work [m] after the step.
+        sentences: what the observation "instruction" (UTF-8 bytes, zeros behind) says: "plain", one sentence for each
+            goal, "train" or "held_out" (see `tabletop_text`), drawn with the start; None has no such observation.
+        layout: "random", any five of nine places, or "fixed", the same five in every episode.
+        jitter: largest shift of a block or plate from its place along each axis, m.
+        hand_spread: share of its range from which the start of the hand is drawn; 0 is always the middle.
 
     Raises:
         ValueError: an option outside these values.
@@ -128,12 +134,36 @@ class Tabletop:
     cameras: tuple[str, ...] = ("front", "top")
     markers: ClassVar[dict[str, str]] = {f"plate_{name}": f"plate_{name}" for name in PLATES}
     goals = GOALS
+    task_names: tuple[str, ...] = tuple(f"{BLOCKS[i]} block on {PLATES[j]} plate" for i, j in GOALS)
+    """What "task" in the info counts."""
 
-    def __init__(self, control_hz: float = 10.0, seconds: float = 8.0, reward: str = "sparse") -> None:
+    def __init__(
+        self,
+        control_hz: float = 10.0,
+        seconds: float = 8.0,
+        reward: str = "sparse",
+        sentences: str | None = None,
+        layout: str = "random",
+        jitter: float = _JITTER,
+        hand_spread: float = 1.0,
+    ) -> None:
         if control_hz not in (10, 20, 40):
             raise ValueError(f"control_hz is {control_hz:g}, expected 10, 20 or 40 (physics runs at 200 Hz)")
         if reward not in ("sparse", "work"):
             raise ValueError(f"reward is '{reward}', expected 'sparse' or 'work'")
+        if layout not in ("random", "fixed"):
+            raise ValueError(f"layout is '{layout}', expected 'random' or 'fixed'")
+        if not 0.0 <= jitter <= _JITTER:
+            raise ValueError(f"jitter is {jitter:g} m, expected 0 to {_JITTER:g}: further, neighbours would touch")
+        if not 0.0 <= hand_spread <= 1.0:
+            raise ValueError(f"hand_spread is {hand_spread:g}, expected a share from 0 to 1")
+        self._spread = float(hand_spread)
+        self._fixed, self._jitter, self._words = layout == "fixed", float(jitter), None
+        if sentences is not None:
+            from robot_rl.sim.worlds.tabletop_text import sentence_bytes  # which names blocks and plates of this file
+
+            self._words = sentence_bytes(sentences)
+        self.instruction_bytes = 0 if self._words is None else self._words.shape[2]
         self.control_hz = float(control_hz)
         self.episode_steps = round(seconds * control_hz)
         self._reward = reward
@@ -155,13 +185,16 @@ class Tabletop:
     def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
         """Blocks and plates on five of nine places, jittered; hand anywhere above; any goal."""
         places = xp.argsort(draw.uniform(9), axis=1)[:, : len(BLOCKS) + len(PLATES)]
+        if self._fixed:
+            places = 0 * places + xp.asarray(_FIXED, device=array_api_compat.device(places))[None, :]
         unit = draw.uniform(4)
-        shift = xp.astype(draw.uniform(10, low=-_JITTER, high=_JITTER), xp.float64)
+        shift = xp.astype(draw.uniform(10, low=-self._jitter, high=self._jitter), xp.float64)
         turn = xp.astype(draw.uniform(len(BLOCKS), low=-0.1, high=0.1), xp.float64)
         x = (xp.astype(places % 3, xp.float64) - 1.0) * _SPACING + shift[:, :5]
         y = (xp.astype(places // 3, xp.float64) - 1.0) * _SPACING + shift[:, 5:]
         zero = xp.zeros_like(x[:, :1])
-        tip = constant((-0.13, -0.13, 0.11), x) + xp.astype(unit[:, :3], xp.float64) * constant((0.26, 0.26, 0.08), x)
+        where = 0.5 + self._spread * (xp.astype(unit[:, :3], xp.float64) - 0.5)
+        tip = constant((-0.13, -0.13, 0.11), x) + where * constant((0.26, 0.26, 0.08), x)
         hand = xp.concat([tip, zero + 0.5 * STROKE, zero + 0.5 * STROKE], axis=1)
         blocks = [
             part
@@ -178,6 +211,8 @@ class Tabletop:
         goal = xp.astype(unit[:, 3] * len(GOALS), xp.int64)
         qpos = xp.concat([hand, *blocks], axis=1)
         task = {"goal": goal, "command": xp.asarray(tip, copy=True), **plates}
+        if self._words is not None:  # drawn only where it is said, so that starts without sentences stay what they were
+            task["phrase"] = xp.astype(draw.uniform(1)[:, 0] * self._words.shape[1], xp.int64)
         return Reset(qpos, xp.zeros((n, _HAND + 6 * len(BLOCKS)), dtype=xp.float64), hand, task)
 
     def control(self, view: View, action: Array) -> Array:
@@ -212,6 +247,13 @@ class Tabletop:
         block, plate = goal // len(PLATES), goal % len(PLATES)
         columns = [block == i for i in range(len(BLOCKS))] + [plate == i for i in range(len(PLATES))]
         return xp.astype(xp.stack(columns, axis=1), xp.float32)
+
+    def instruct(self, view: View) -> Array:
+        """(N, `instruction_bytes`) uint8: the sentence of each goal."""
+        assert self._words is not None
+        goal = view.task["goal"]
+        words = view.xp.asarray(self._words, device=array_api_compat.device(goal))
+        return words[goal, view.task["phrase"]]
 
     def remaining(self, view: View) -> Array:
         """(N, 6) remaining work [m] under every goal, at least `WORK_MIN`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from robot_rl.sim.worlds.tabletop import BLOCKS, GOALS, PLATES
 
 _TRAIN = (
@@ -42,3 +44,23 @@ def phrasings(split: str = "train") -> list[list[str]]:
         [text.format(block=BLOCKS[i], plate=PLATES[j], noun=noun) for text in templates for noun in _NOUNS[split]]
         for i, j in GOALS
     ]
+
+
+def sentence_bytes(split: str) -> np.ndarray:
+    """(6, P, L) uint8: UTF-8 of P sentences for each goal, zeros behind.
+
+    Args:
+        split: "plain" (the first template alone), or one of `phrasings`.
+
+    Raises:
+        ValueError: unknown split.
+    """
+    if split not in ("plain", *_NOUNS):
+        raise ValueError(f"sentences are '{split}', expected 'plain', 'train' or 'held_out'")
+    found = [rows[:1] for rows in phrasings()] if split == "plain" else phrasings(split)
+    longest = max(len(text.encode()) for rows in [*phrasings(), *phrasings("held_out")] for text in rows)
+    out = np.zeros((len(found), len(found[0]), longest), np.uint8)
+    for i, rows in enumerate(found):
+        for j, text in enumerate(rows):
+            out[i, j, : len(text.encode())] = list(text.encode())
+    return out

@@ -18,6 +18,7 @@ VERBS = (
     "eval",
     "ope",
     "fas",
+    "latency",
     "collect",
     "bench",
     "data",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from robot_rl.sim.check import check
+from robot_rl.sim.film import Film
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.tabletop import BLOCKS, GOALS, PLATES, WORK_MIN, Tabletop
 from robot_rl.sim.worlds.tabletop_clips import KINDS, TabletopClips
@@ -182,3 +183,74 @@ def test_clips_refuse_unknown_kinds_and_cameras() -> None:
         TabletopClips().generate(["explode"], 0)
     with pytest.raises(ValueError, match="camera is 'side'"):
         TabletopClips(camera="side")
+
+
+def test_tabletop_says_the_goal_and_rows_of_one_seed_have_one_start() -> None:
+    env = make(4, 0, world=Tabletop(seconds=1.0, sentences="train", layout="fixed", hand_spread=0.0), num_threads=1)
+    obs, _ = env.reset(seed=[3, 3, 4, 4])
+    for key in ("state", "instruction"):
+        np.testing.assert_array_equal(obs[key][::2], obs[key][1::2])
+    words = [bytes(row).rstrip(b"\0").decode() for row in obs["instruction"]]
+    view: Any = env._view
+    for text, goal in zip(words, view.task["goal"]):
+        assert text in phrasings()[goal]
+    np.testing.assert_allclose(obs["state"][:, :2], 0.0, atol=1e-6)
+    for _ in range(9):
+        obs, _, _, truncated, info = env.step(np.zeros((4, 4), np.float32))
+    before = view.task["goal"].copy()
+    obs, _, _, truncated, info = env.step(np.zeros((4, 4), np.float32))
+    assert truncated.all()
+    np.testing.assert_array_equal(info["task"], before)  # of the episode that ended, not of the next
+    assert len(env.task_names) == 6
+    env.close()
+    plain = make(2, 0, world=Tabletop(), num_threads=1)
+    assert "instruction" not in plain.io.obs
+    plain.close()
+
+
+def test_tabletop_starts_are_what_they_were_without_sentences() -> None:
+    states = []
+    for sentences in (None, "plain"):
+        env = make(3, 5, world=Tabletop(sentences=sentences), num_threads=1)
+        states.append(env.reset(seed=5)[0]["state"])
+        env.close()
+    np.testing.assert_array_equal(states[0], states[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sentences": "rhymes"}, "expected 'plain', 'train' or 'held_out'"),
+        ({"layout": "round"}, "expected 'random' or 'fixed'"),
+        ({"jitter": 0.1}, "neighbours would touch"),
+        ({"hand_spread": 2.0}, "a share from 0 to 1"),
+    ],
+)
+def test_tabletop_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tabletop(**options)
+
+
+def test_film_takes_new_pictures_only_when_they_are_due() -> None:
+    taken: list[list[int]] = []
+
+    def draw(rows: np.ndarray) -> dict[str, np.ndarray]:
+        taken.append(rows.tolist())
+        return {"top": np.full((len(rows), 2, 2, 3), len(taken), np.uint8)}
+
+    film, every, step = Film(["top"], 3), np.arange(2), np.zeros(2, np.int64)
+    shown: dict[str, np.ndarray] = {}
+    for _ in range(4):
+        shown = film.take(every, step, draw, anew=False)
+        step += 1
+    assert taken == [[0, 1], [0, 1]]  # at steps 0 and 3
+    assert shown["image.top"][0, 0, 0, 0] == 2
+    step[:] = (0, 4)  # the first begins anew
+    shown = film.take(every, step, draw, anew=False)
+    assert taken[-1] == [0]
+    assert shown["image.top"][:, 0, 0, 0].tolist() == [3, 2]
+    other = Film(["top"], 3)
+    other.take(every, step, draw, anew=True)
+    np.testing.assert_array_equal(other.load_state_dict(film.state_dict())["image.top"], shown["image.top"])
+    with pytest.raises(ValueError, match="camera_every is 0"):
+        Film(["top"], 0)

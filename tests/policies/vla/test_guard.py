@@ -110,15 +110,16 @@ def cut(folder: Path) -> None:
 ALL = "mean std q01 q99 low high"
 MOVES = slice(0, 3)
 SWAPPED = ["tip_dy", "tip_dx", "tip_dz", "gripper"]
+WEIGHT, BIAS = "head.mean.weight", "head.mean.bias"
 OTHER_TOKENS = {"name": "bytes", "size": 260, "digest": "0"}
 CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "file missing": ("files", lambda folder: (folder / "stats.npz").unlink()),
     "file cut off": ("files", cut),
-    "weight missing": ("keys", weights(lambda s: s.pop("mean.weight"))),
-    "weight of another name": ("keys", weights(lambda s: s.update({"module.mean.weight": s.pop("mean.weight")}))),
-    "weight of another shape": ("keys", weights(lambda s: s.update({"mean.bias": s["mean.bias"][:-1].clone()}))),
-    "weight not finite": ("finite", weights(setter("mean.weight", (0, 0), float("nan")))),
-    "weights of another run": ("digest", weights(lambda s: s.update({"mean.weight": s["mean.weight"] + 0.01}))),
+    "weight missing": ("keys", weights(lambda s: s.pop("head.mean.weight"))),
+    "weight of another name": ("keys", weights(lambda s: s.update({"module.mean.weight": s.pop("head.mean.weight")}))),
+    "weight of another shape": ("keys", weights(lambda s: s.update({BIAS: s[BIAS][:-1].clone()}))),
+    "weight not finite": ("finite", weights(setter("head.mean.weight", (0, 0), float("nan")))),
+    "weights of another run": ("digest", weights(lambda s: s.update({WEIGHT: s[WEIGHT] + 0.01}))),
     "another tokenizer": ("tokenizer", policy(tokenizer=OTHER_TOKENS)),
     "padded vocabulary": ("vocabulary", policy(tokenizer={"name": "hashed_words", "size": 573, "digest": "0"})),
     "other picture size": ("image_size", policy(image_size=[64, 64])),
@@ -197,7 +198,7 @@ def test_fresh_weights_are_refused_unless_frozen(tmp_path: Path) -> None:
         guard.load(tmp_path / "fresh", cases.build, cases.robot(), probe=cases.probe)
     policy, report = guard.load(tmp_path / "fresh", cases.build, cases.robot(), probe=cases.probe, accept=["untouched"])
     assert [item.check for item in report.accepted] == ["untouched"]
-    heads = ("backbone", "trunk", "mean", "critic", "log_std")
+    heads = ("backbone", "trunk", "head", "critic")
     guard.save(tmp_path / "frozen", policy, TINY, probe=cases.probe, frozen=heads)
     guard.load(tmp_path / "frozen", cases.build, cases.robot(), probe=cases.probe)
 
@@ -214,7 +215,7 @@ def test_guard_refuses_bad_calls(clean: Path) -> None:
         guard.save(clean, cases.trained(TINY), TINY, probe=cases.probe)
     broken = cases.trained(TINY)
     with torch.no_grad():
-        broken.mean.weight[0, 0] = float("inf")
+        broken.head.mean.weight[0, 0] = float("inf")
     with pytest.raises(ValueError, match="NaN or infinity"):
         guard.save(clean.parent / "broken", broken, TINY, probe=cases.probe)
     assert not (clean.parent / "broken").exists()

@@ -1,0 +1,425 @@
+"""Group-relative learning of a vision-language-action policy: several tries from one start, the better ones win."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robot_rl.advantage import gae, group_advantage, policy_loss, row_weight, value_loss_rows
+from robot_rl.advantage.weights import drop_zero_variance
+from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
+from robot_rl.policies.vla.grpo_waves import Wave, moments, play
+from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, save_folder
+from robot_rl.types import IOSpec, Metrics
+
+DRIFT = 0.02
+"""Largest difference of a log-probability between acting and learning that counts as the same."""
+
+
+class VlaGrpo:
+    """Learner of whole episodes; it brings its own loop. One decision (chunk) is one turn.
+
+    Each round plays waves of episodes, `group_size` from each start (the same state and sentence), until `groups`
+    groups with different outcomes are there or `refills` more waves were played; groups without spread teach nothing
+    and are dropped. The advantage of an episode, (score - group mean) / group deviation, goes to all its decisions, and
+    their executed actions (or tokens) enter a clipped ratio loss.
+
+    With `progress` "srpo" a failed episode scores up to `progress_scale` by how near it came to remembered successes
+    (`SuccessMemory`), so that groups in which all fail teach as well.
+
+    Source: SimpleVLA-RL (groups, dynamic sampling, clip .2 / .28, no KL term); Fei et al., SRPO; RLinf, piRL (flow).
+    """
+
+    consumes = "environment"
+    from_policy = True
+    """`robot-rl train init=<run>` begins with that run's policy, and keeps the learner that policy= names."""
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        gamma: float = 0.99,
+        groups: int = 8,
+        group_size: int = 8,
+        refills: int = 3,
+        advantage: str = "grpo",
+        gae_lambda: float = 0.95,
+        progress: str = "none",
+        progress_scale: float = 0.8,
+        demos: int = 0,
+        minibatch: int = 256,
+        epochs: int = 2,
+        lr: float = 3e-4,
+        backbone_lr: float = 1e-4,
+        lr_warmup: int = 5,
+        clip_low: float = 0.2,
+        clip_high: float = 0.28,
+        target_kl: float = 0.1,
+        entropy_coef: float = 0.0,
+        value_coef: float = 0.5,
+        explore: float = 0.0,
+        grad_norm: float = 1.0,
+        scratch: dict[str, Any] | None = None,
+    ) -> None:
+        """Wait for a policy to begin with.
+
+        Args:
+            io: with the observation "instruction".
+            seed: of starts and draws.
+            device: torch device.
+            gamma: discount per control step, for advantage "gae"; outcomes of groups have none.
+            groups: with different outcomes, wanted in a round.
+            group_size: episodes from one start; must divide num_envs.
+            refills: further waves in a round while groups are missing.
+            advantage: "grpo", or "gae" over turns with the policy's value head (no groups are dropped then).
+            gae_lambda: of "gae", per turn.
+            progress: "none" or "srpo".
+            progress_scale: largest score of a failure, below 1.
+            demos: of the scripted expert, for each sentence, that the memory of "srpo" begins with.
+            minibatch: decisions per optimiser step.
+            epochs: passes over a round, at most; see `target_kl`.
+            lr: of trunk, head and value.
+            backbone_lr: of the backbone; 0 leaves it as it is.
+            lr_warmup: optimiser steps over which both rise.
+            clip_low, clip_high: widths of the ratio clip, per logp entry (action of a chunk, or token).
+            target_kl: the round's updates stop once the estimated KL per entry is above this; 0 = never.
+            entropy_coef: weight of the entropy (heads that know it).
+            value_coef: weight of the value loss, for "gae".
+            explore: smallest deviation of a "gaussian" head at the start; imitation leaves too little to try.
+            grad_norm: gradients are cut at this norm.
+            scratch: recipe of a fresh policy (see `Recipe`), to begin without init=.
+
+        Raises:
+            ValueError: an option out of range.
+        """
+        if min(groups, group_size - 1, minibatch, epochs) < 1:
+            raise ValueError(
+                f"groups, group_size, minibatch, epochs are {groups}, {group_size}, {minibatch}, {epochs}; expected 1 "
+                "or more, and groups of at least 2"
+            )
+        if advantage not in ("grpo", "gae") or progress not in ("none", "srpo") or not 0 < progress_scale < 1:
+            raise ValueError(
+                f"advantage, progress, progress_scale are '{advantage}', '{progress}', {progress_scale}; expected grpo "
+                "or gae, none or srpo, and a number in (0, 1): a failure never counts as much as a success"
+            )
+        self._io, self._device, self._seed, self._gamma = io, device, seed, gamma
+        self._groups, self._size, self._refills = groups, group_size, refills
+        self._advantage, self._lambda = advantage, gae_lambda
+        self._progress, self._scale, self._demos = progress, progress_scale, demos
+        self._minibatch, self._epochs, self._clip = minibatch, epochs, (clip_low, clip_high)
+        self._rates, self._warm, self._kl = (lr, backbone_lr), lr_warmup, target_kl
+        self._coefs, self._norm, self._explore = (entropy_coef, value_coef), grad_norm, explore
+        self._starts, self._samples = np.random.default_rng([seed, 5]), torch.Generator(device=device).manual_seed(seed)
+        recipe = Recipe.from_dict(scratch) if scratch else Recipe((), (8, 8), (), 1, 1, "gaussian")
+        self.policy = VlaPlayer(io, VlaPlanner(io, recipe, seed=seed, device=device))
+        self.memory = SuccessMemory()
+        self._env: Any = None
+        self._ready, self._steps = scratch is not None, 0
+        self._first: Any = None  # as it began: its readings are what clips are compared by
+        self.env_steps = 0
+        if self._ready:
+            self._begin()
+
+    @property
+    def planner(self) -> VlaPlanner:
+        """Of the policy."""
+        return self.policy.planner
+
+    def _begin(self) -> None:
+        model = self.planner.model
+        if self._explore and self.planner.recipe.head == "gaussian":
+            with torch.no_grad():
+                model.head.log_std.clamp_min_(float(np.log(self._explore)))
+        self._first = copy.deepcopy(model)
+        roles, (lr, slow) = model.parameters_by_role(), self._rates
+        trained = [{"params": [*roles["action"], *roles["value"]], "rate": lr}]
+        if slow:
+            trained.append({"params": [*roles["vision"], *roles["language"]], "rate": slow})
+        self._optimiser = torch.optim.Adam(trained, lr=lr, betas=(0.9, 0.95), eps=1e-5)
+        self._checked = False
+
+    def attach(self, env: Any) -> None:
+        """Set the environment that `run` learns in.
+
+        Raises:
+            ValueError: its copies are no multiple of the group size.
+        """
+        self._io.check(env.io)
+        if env.num_envs % self._size:
+            raise ValueError(f"num_envs is {env.num_envs}, expected a multiple of group_size = {self._size}")
+        self._env = env
+
+    def run(self, total_steps: int, hook: Callable[[int, Metrics], bool] | None = None) -> None:
+        """Rounds until `env_steps` reaches `total_steps`, or the hook says stop.
+
+        Raises:
+            ValueError: no environment, or no policy to begin with.
+        """
+        if self._env is None:
+            raise ValueError("VlaGrpo has no environment to learn in; call attach(env) first")
+        if not self._ready:
+            raise ValueError("this learner improves a policy: add init=<run of policy=vla/imitation>")
+        if self._progress == "srpo" and self._demos and not self.env_steps:
+            self._remember_expert()
+        while self.env_steps < total_steps:
+            begun = time.perf_counter()
+            waves, metrics = self.collect()
+            steps = sum(wave.steps for wave in waves)
+            self.env_steps += steps
+            metrics |= self.learn(waves)
+            metrics["time/sps"] = steps / (time.perf_counter() - begun)
+            if hook is not None and hook(self.env_steps, metrics):
+                return
+
+    def collect(self) -> tuple[list[Wave], Metrics]:
+        """Waves of one round: as many as it takes for `groups` groups with spread, `refills` + the least at most."""
+        per_wave = self._env.num_envs // self._size
+        least = -(-self._groups // per_wave)
+        waves: list[Wave] = []
+        useful = 0
+        while len(waves) < least or (len(waves) < least + self._refills and useful < self._groups):
+            seeds = np.repeat(self._starts.integers(2**31, size=per_wave), self._size)
+            wave = play(self._env, self.planner, seeds, generator=self._samples)
+            waves.append(wave)
+            if self._advantage == "gae":
+                useful += per_wave
+            else:
+                kept = np.asarray(drop_zero_variance(self.scores(wave), wave.group))
+                useful += int(kept.sum()) // self._size
+        won = np.concatenate([wave.success for wave in waves])
+        failed = np.concatenate([wave.success.reshape(-1, self._size).sum(1) == 0 for wave in waves])
+        return waves, {
+            "rollout/success": float(won.mean()),
+            "rollout/return": float(np.mean([wave.reward.sum(0).mean() for wave in waves])),
+            "rollout/useful_groups": useful / (len(waves) * per_wave),
+            "rollout/failed_groups": float(failed.mean()),
+            "rollout/waves": float(len(waves)),
+        }
+
+    def scores(self, wave: Wave) -> np.ndarray:
+        """(N,) outcomes: 1 for success, else 0 or the progress of `srpo`."""
+        score = wave.success.astype(np.float64)
+        if self._progress == "none":
+            return score
+        clips, still = self.clips(wave)
+        goals = np.array(wave.goal)
+        for text in np.unique(goals):
+            rows = np.flatnonzero(goals == text)
+            for i in rows[:4]:
+                self.memory.add_idle(text, still[i])
+            lost = rows[~wave.success[rows]]
+            if len(lost):
+                score[lost] = self._scale * np.nan_to_num(self.memory.progress(text, clips[lost]))
+        return score
+
+    def clips(self, wave: Wave) -> tuple[np.ndarray, np.ndarray]:
+        """(N, D) embeddings of the episodes, and of their first moments held still."""
+        assert self._first is not None
+        count, episodes = wave.executed.shape[:2]
+        found = []
+        with torch.no_grad():
+            for i in range(count):
+                look = moments({key: x[i] for key, x in wave.obs.items()}, torch.arange(episodes))
+                parts = [] if look.state is None else [look.state]
+                if look.images:
+                    views = torch.stack(list(look.images.values()), 1)
+                    parts.append(self._first.backbone(views, wave.goal))
+                found.append(torch.cat(parts, 1).cpu().numpy())
+        features = np.stack(found)
+        still = np.repeat(features[:1], count, axis=0)
+        length = wave.decisions
+        return embed(features, length), embed(still, length)
+
+    def learn(self, waves: Sequence[Wave]) -> Metrics:
+        """Updates on the waves of one round."""
+        rows = self._rows(waves)
+        if self._progress == "srpo":
+            for wave in waves:  # only now: an episode is not compared with itself
+                clips, _ = self.clips(wave)
+                for i in np.flatnonzero(wave.success):
+                    self.memory.add(wave.goal[i], clips[i])
+        count = len(rows["advantage"])
+        if not count:
+            return {"train/decisions": 0.0}
+        found: list[dict[str, float]] = []
+        generator = np.random.default_rng([self._seed, 9, self._steps])
+        for _ in range(self._epochs):
+            order = torch.as_tensor(generator.permutation(count), device=self._device)
+            for part in order.split(self._minibatch):
+                found.append(self._update(rows, part, count))
+            if self._kl and found[-1]["kl"] > self._kl:
+                break
+        out = {f"train/{name}": float(np.mean([x[name] for x in found])) for name in found[0]}
+        return {**out, "train/decisions": float(count), "train/updates": float(len(found))}
+
+    def _rows(self, waves: Sequence[Wave]) -> dict[str, Any]:
+        """Decisions of all kept episodes, one behind another."""
+        columns: dict[str, list[Any]] = {}
+        episodes = 0
+        for wave in waves:
+            score = self.scores(wave)
+            advantage, target, kept = self._credit(wave, score)
+            alive = wave.executed.any(-1).cpu().numpy() & kept[None]
+            step, row = (torch.as_tensor(x, device=self._device) for x in np.nonzero(alive))
+            mask = wave.executed[step, row]
+            per_action = wave.logp.shape[-1] // mask.shape[-1]
+            new = {f"obs.{key}": x[step, row] for key, x in wave.obs.items()}
+            new |= {f"trace.{key}": x[step, row] for key, x in wave.trace.items()}
+            new |= {"logp": wave.logp[step, row], "mask": mask.repeat_interleave(per_action, dim=1)}
+            new |= {"advantage": advantage[step, row], "target": target[step, row], "episode": row + episodes}
+            for key, x in new.items():
+                columns.setdefault(key, []).append(x)
+            columns.setdefault("goal", []).extend(wave.goal[int(i)] for i in row)
+            episodes += wave.executed.shape[1]
+        rows: dict[str, Any] = {key: x if key == "goal" else torch.cat(x) for key, x in columns.items()}
+        if not len(rows["mask"]):
+            return {**rows, "weight": rows["logp"]}
+        whole = rows["episode"][:, None].expand_as(rows["mask"])
+        weight = row_weight(rows["mask"].flatten(), "seq_mean_token_mean", episode=whole.flatten())
+        rows["weight"] = torch.as_tensor(weight).view_as(rows["mask"]).to(rows["logp"].dtype)
+        return rows
+
+    def _credit(self, wave: Wave, score: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
+        """(K, N) advantages and value targets, and (N,) bool episodes that teach."""
+        count, episodes = wave.executed.shape[:2]
+        if self._advantage == "grpo":
+            kept = np.asarray(drop_zero_variance(score, wave.group))
+            flat = np.asarray(group_advantage(score, wave.group))
+            advantage = torch.as_tensor(flat, dtype=torch.float32, device=self._device).expand(count, episodes)
+            return advantage, torch.zeros_like(advantage), kept
+        alive = wave.executed.any(-1).T.cpu()
+        last = alive & ~torch.cat([alive[:, 1:], torch.zeros(episodes, 1, dtype=torch.bool)], 1)
+        reward = last * torch.as_tensor(score, dtype=torch.float32)[:, None]
+        value = wave.value.T.cpu()
+        following = torch.cat([value[:, 1:], torch.zeros(episodes, 1)], 1)
+        discount = (self._gamma ** wave.executed.sum(-1).T.cpu().float()) * (alive & ~last)  # the outcome ends it all
+        found, target = gae(reward, discount, value, following, discount * self._lambda)
+        inside = found[alive]
+        found = (found - inside.mean()) / (inside.std() + 1e-8)
+        return found.T.to(self._device), target.T.to(self._device), np.ones(episodes, bool)
+
+    def _update(self, rows: dict[str, Any], part: Tensor, count: int) -> dict[str, float]:
+        obs = {key[4:]: x for key, x in rows.items() if key.startswith("obs.")}
+        trace = {key[6:]: x[part] for key, x in rows.items() if key.startswith("trace.")}
+        goal = [rows["goal"][int(i)] for i in part]
+        logp, entropy, value = self.planner.model.evaluate(moments(obs, part), goal, trace)
+        old, mask = rows["logp"][part], rows["mask"][part]
+        if not self._checked:
+            self._check(logp.detach(), old, mask)
+        weight = rows["weight"][part] * (count / len(part))
+        advantage = rows["advantage"][part][:, None].expand_as(logp)
+        loss = policy_loss(logp, old, advantage, mask=mask, clip=self._clip, row_weights=weight)
+        total = loss
+        if self._coefs[0] and not bool(torch.isnan(entropy).any()):
+            total = total - self._coefs[0] * (entropy * mask).sum() / mask.sum().clamp_min(1)
+        if self._advantage == "gae":
+            total = total + self._coefs[1] * value_loss_rows(value, rows["target"][part], clip=None).mean()
+        self._steps += 1
+        for group in self._optimiser.param_groups:
+            group["lr"] = group["rate"] * min(1.0, self._steps / max(1, self._warm))
+        self._optimiser.zero_grad(set_to_none=True)
+        total.backward()
+        norm = float(nn.utils.clip_grad_norm_(self.planner.model.parameters(), self._norm))
+        if not np.isfinite(norm):
+            raise FloatingPointError("the gradient is not finite; lower lr, or begin from an earlier checkpoint")
+        self._optimiser.step()
+        with torch.no_grad():
+            gap = (logp - old)[mask]
+            kl, clipped = (gap.exp() - 1.0 - gap).mean(), ((gap.exp() - 1.0).abs() > self._clip[0]).float().mean()
+        return {
+            "policy_loss": float(loss.detach()), "kl": float(kl), "clipped": float(clipped), "gradient_norm": norm,
+            **({} if bool(torch.isnan(entropy).any()) else {"entropy": float(entropy[mask].mean())}),
+        }  # fmt: skip
+
+    def _check(self, logp: Tensor, old: Tensor, mask: Tensor) -> None:
+        """Before the first step acting and learning must agree about what was drawn."""
+        self._checked = True
+        worst = float((logp - old)[mask].abs().max())
+        if not worst <= DRIFT:
+            raise ValueError(
+                f"log-probabilities differ by up to {worst:.3g} between acting and learning (allowed {DRIFT}); use one "
+                "engine and one dtype for both"
+            )
+
+    def _remember_expert(self) -> None:
+        """Successes of the scripted expert for the memory, `demos` for each sentence."""
+        if not hasattr(self._env, "expert"):
+            raise ValueError("demos needs an environment with a scripted expert; set demos=0")
+        for _ in range(20):
+            seeds = self._starts.integers(2**31, size=self._env.num_envs)
+            wave = play(self._env, self.planner, seeds, generator=self._samples, expert=self._env.expert)
+            clips, still = self.clips(wave)
+            for i, text in enumerate(wave.goal):
+                if wave.success[i] and self.memory.count(text) < self._demos:
+                    self.memory.add(text, clips[i])
+                    self.memory.add_idle(text, still[i])
+            if all(self.memory.count(text) >= self._demos for text in set(wave.goal)):
+                return
+
+    def update(self, batches: Iterator[Any], /) -> Metrics:
+        """Not used: this learner plays its own episodes.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("VlaGrpo plays its own episodes; use robot-rl train")
+
+    def export(self, folder: Path) -> Path:
+        """Write the policy as a folder of the guard.
+
+        Raises:
+            FileExistsError: the folder exists.
+        """
+        return save_folder(folder, self.planner, frozen=("critic",))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, those at the beginning, optimiser, memory, generators and counters."""
+        if self._first is None:
+            return {"kind": "vla_grpo"}  # has no policy yet
+        draw: Any = self._starts.bit_generator.state["state"]
+        return {
+            "kind": "vla_grpo",
+            "policy": self.policy.state_dict(),
+            "first": {name: x.detach().clone() for name, x in self._first.state_dict().items()},
+            "optimiser": copy.deepcopy(self._optimiser.state_dict()),
+            "memory": self.memory.state_dict(),
+            "samples": self._samples.get_state(),
+            "starts": [str(draw["state"]), str(draw["inc"])],
+            "steps": self._steps,
+            "env_steps": self.env_steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Go on with a run of this learner, or begin with the policy of an imitation.
+
+        Raises:
+            ValueError: the state is of another kind of learner.
+        """
+        if state.get("kind") not in ("vla_grpo", "vla_imitation"):
+            raise ValueError("this learner begins with a run of policy=vla/imitation, or goes on with one of its own")
+        self.policy.load_state_dict(state["policy"])
+        self._ready = True
+        if state["kind"] == "vla_imitation":
+            self._begin()
+            return
+        explore, self._explore = self._explore, 0.0
+        self._begin()
+        self._explore = explore
+        assert self._first is not None
+        self._first.load_state_dict(state["first"])
+        self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
+        self.memory.load_state_dict(state["memory"])
+        self._samples.set_state(torch.as_tensor(state["samples"]).cpu())
+        place: Any = self._starts.bit_generator.state
+        place["state"] = {"state": int(state["starts"][0]), "inc": int(state["starts"][1])}
+        self._starts.bit_generator.state = place
+        self._steps, self.env_steps = int(state["steps"]), int(state["env_steps"])

@@ -1,0 +1,215 @@
+"""Imitation of demonstrations by a vision-language-action policy: pictures, own state and a sentence in, chunks out."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from robot_rl.chunks import chunk_rows
+from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, limit_stats, save_folder
+from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+
+PROPRIO = ("tip_x", "tip_y", "tip_z", "lag_*", "opening")
+"""Of the tabletop's state: what a robot knows of itself. Vectors to the blocks and the goal are not among it."""
+_SEEN = 20_000
+
+
+class VlaImitation:
+    """Clones chunks of demonstrations.
+
+    Losses: "gaussian" minus log-likelihood, "token" cross-entropy, "flow" squared error of the velocity, each over the
+    existing entries of the chunk. The policy that acts has an average of the weights.
+
+    Source: Zhao et al., ACT (chunks); Kim et al., OpenVLA-OFT (tokens in parallel); Black et al., pi0 (flow). Backbone
+    and sizes are ours, for a CPU.
+    """
+
+    consumes = "transitions"
+    rewardless = True
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        gamma: float = 0.99,
+        batch_size: int = 64,
+        head: str = "gaussian",
+        head_options: dict[str, Any] | None = None,
+        horizon_pred: int = 10,
+        horizon_exec: int = 5,
+        cameras: Sequence[str] | None = None,
+        proprio: Sequence[str] = PROPRIO,
+        backbone: dict[str, Any] | None = None,
+        trunk: Sequence[int] = (256, 256),
+        lr: float = 1e-3,
+        warmup: int = 50,
+        decay_updates: int = 0,
+        weight_decay: float = 1e-4,
+        grad_norm: float = 1.0,
+        average: float = 0.99,
+        metrics_every: int = 50,
+    ) -> None:
+        """Build the policy for `io`.
+
+        Args:
+            io: with the observation "instruction"; "image.<camera>" for the cameras.
+            seed: of weights and draws.
+            device: torch device.
+            gamma: part of every learner's signature; cloning does not discount.
+            batch_size: windows per update.
+            head: "gaussian", "token" or "flow".
+            head_options: of the head, see `policies.nets.vla_heads`.
+            horizon_pred: H actions in a chunk.
+            horizon_exec: actions executed before the next decision.
+            cameras: names; None = all that `io` has, [] = none.
+            proprio: components of "state" that the policy sees; "lag_*" means all that begin so.
+            backbone: see `Recipe`; None is the small one of this repository, which knows the places of features.
+            trunk: widths of the layers behind it.
+            lr: step size.
+            warmup: updates over which it rises.
+            decay_updates: updates at which a cosine brings it to 0; 0 keeps it.
+            weight_decay: of AdamW.
+            grad_norm: gradients are cut at this norm.
+            average: decay of the average of the weights that acts; 0 = the weights themselves.
+            metrics_every: metrics are computed in every n-th update.
+
+        Raises:
+            ValueError: an option out of range, or something that `io` lacks.
+        """
+        if batch_size < 1 or not 0 <= average < 1:
+            raise ValueError(f"batch_size, average are {batch_size}, {average}; expected 1 or more, and [0, 1)")
+        there = tuple(key.removeprefix("image.") for key in io.obs if key.startswith("image."))
+        seen = there if cameras is None else tuple(cameras)
+        size = io.obs[f"image.{seen[0]}"][0][:2] if seen and f"image.{seen[0]}" in io.obs else (8, 8)
+        recipe = Recipe(
+            cameras=seen,
+            image_size=(int(size[0]), int(size[1])),
+            proprio=tuple(proprio),
+            horizon=horizon_pred,
+            exec_len=horizon_exec,
+            head=head,
+            head_options=dict(head_options or {}),
+            trunk=tuple(trunk),
+            backbone=dict(backbone or {"kind": "tiny", "places": bool(seen)}),
+        )
+        planner = VlaPlanner(io, recipe, seed=seed, device=device)
+        recipe = Recipe.from_dict({**recipe.to_dict(), "proprio": list(planner.sight.proprio)})
+        planner = VlaPlanner(io, recipe, seed=seed, device=device)
+        self.io, self.batch_size, self.window = io, batch_size, horizon_pred
+        self.policy = VlaPlayer(io, planner)
+        self.model = copy.deepcopy(planner.model)
+        """What is trained; the policy's own is its average."""
+        self._rate = (lr, warmup, decay_updates)
+        self._norm, self._average, self._every = grad_norm, average, metrics_every
+        self._draw = torch.Generator(device=device).manual_seed(seed + 1)
+        self._optimiser = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=weight_decay)
+        self._device, self._updates = device, 0
+        self._actions = np.zeros((0, io.action_dim), np.float32)
+        self._metrics: Metrics = {}
+
+    def prepare(self, facts: LogFacts) -> None:
+        """Nothing: states come in units of their own, actions in those of the environment."""
+
+    def update(self, batches: Iterator[Transitions], /) -> Metrics:
+        """One gradient step on one batch of windows.
+
+        Returns:
+            The latest metrics: train/loss, and train/action_error, the mean absolute error of the mode in [-1, 1].
+
+        Raises:
+            ValueError: windows of another length.
+            FloatingPointError: the loss is not finite.
+        """
+        rows = chunk_rows(next(batches))
+        if rows.mask.shape[1] != self.window:
+            raise ValueError(f"the batch holds windows of {rows.mask.shape[1]} steps, expected {self.window}")
+        if len(self._actions) < _SEEN:
+            first = rows.action[:, 0].cpu().numpy()
+            self._actions = np.concatenate([self._actions, first])[:_SEEN]
+        planner = self.policy.planner
+        seen, goal = planner.sight(rows.obs, self._device)
+        goals = planner.to_robot(rows.action)
+        self._updates += 1
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._lr()
+        loss = self.model.imitation_loss(seen, goal, goals, mask=rows.mask, generator=self._draw)
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self._norm)
+        self._optimiser.step()
+        self._follow()
+        if self._every and self._updates % self._every == 0:
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise FloatingPointError(f"imitation diverged at update {self._updates}: lower lr, or look at the data")
+            with torch.no_grad():
+                mode = planner.model.act(seen, goal, generator=self._draw, deterministic=True).env_actions
+            error = ((planner.to_env(mode) - rows.action).abs() * rows.mask[..., None]).sum()
+            count = rows.mask.sum() * self.io.action_dim
+            self._metrics = {"train/loss": value, "train/action_error": float(error / count)}
+        return dict(self._metrics)
+
+    def _lr(self) -> float:
+        lr, warmup, decay = self._rate
+        rate = lr * min(1.0, self._updates / max(1, warmup))
+        return rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, self._updates / decay))) if decay else rate
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Move the acting weights towards the trained ones."""
+        keep = min(self._average, self._updates / (self._updates + 10.0))
+        for mean, own in zip(self.policy.planner.model.parameters(), self.model.parameters()):
+            mean.lerp_(own, 1.0 - keep)
+
+    def export(self, folder: Path) -> Path:
+        """Write the acting policy as a folder of the guard: safetensors, card and the statistics of the data.
+
+        Raises:
+            FileExistsError: the folder exists.
+        """
+        planner = self.policy.planner
+        planner.model.stats = limit_stats(self.io, self._actions if len(self._actions) > 1 else None)
+        return save_folder(folder, planner, frozen=("critic",))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, their average, optimiser, generators and counters."""
+        return {
+            "kind": "vla_imitation",
+            "policy": self.policy.state_dict(),
+            "model": {name: x.detach().clone() for name, x in self.model.state_dict().items()},
+            "optimiser": copy.deepcopy(self._optimiser.state_dict()),
+            "draws": [self._draw.get_state(), self.policy.planner.draws],
+            "actions": torch.as_tensor(self._actions.copy()),
+            "updates": self._updates,
+            "metrics": dict(self._metrics),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state is of another learner or another recipe.
+        """
+        if state.get("kind") != "vla_imitation":
+            raise ValueError("the saved state is of another learner than policy=vla/imitation")
+        before = self.policy.planner.recipe
+        self.policy.load_state_dict(state["policy"])
+        if self.policy.planner.recipe != before:
+            raise ValueError("the saved policy is built otherwise; give the same head, horizons, cameras and backbone")
+        self.model.load_state_dict(state["model"])
+        self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
+        own, acting = state["draws"]
+        self._draw.set_state(torch.as_tensor(own).cpu())
+        self.policy.planner.draws = acting
+        self._actions = torch.as_tensor(state["actions"]).cpu().numpy().copy()
+        self._updates = int(state["updates"])
+        self._metrics = {name: float(value) for name, value in state["metrics"].items()}

@@ -1,0 +1,97 @@
+"""The verb eval latency: what late answers of a chunk policy cost, with and without an action queue."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl.verbs.build import Refused, choice, env_factory, load_policy, run_folder, table, threads
+
+
+def evaluate_latency(cfg: DictConfig) -> None:
+    """Evaluate a policy of chunks without latency, and with it for each way to deal with it, on the same episodes."""
+    from hydra.utils import instantiate
+    from tqdm import tqdm
+
+    from robot_rl import checkpoint
+    from robot_rl.checkpoint import write_json
+    from robot_rl.chunks import ChunkedPolicy, DelayedPolicy, Horizons, LatencyModel
+    from robot_rl.loops.evaluate import evaluate
+    from robot_rl.loops.hil_stats import wilson
+
+    threads(cfg)
+    path = Path(cfg.path)
+    run_config: Any = None
+    if cfg.get("policy") is None:
+        path = checkpoint.find(path)
+        run_config = OmegaConf.load(path / "config.yaml")
+        if not choice("env"):
+            own = OmegaConf.merge(run_config.get("env") or {}, cfg.get("env") or {})
+            cfg = OmegaConf.merge(cfg, {"env": own if run_config.get("env") else None})  # type: ignore[assignment]
+    if cfg.get("env") is None:
+        raise Refused("there is no environment to evaluate in; add env=…")
+    env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+    if run_config is None:
+        policy: Any = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
+    else:
+        policy = load_policy(cfg, run_config, path, env.io)
+    if not isinstance(policy, ChunkedPolicy):
+        raise Refused(f"{type(policy).__name__} decides at every step; latency is made up for by policies of chunks")
+    lengths = policy.execution.horizons
+    if cfg.horizon_exec is not None:
+        lengths = Horizons(lengths.pred, int(cfg.horizon_exec), int(cfg.horizon_exec))
+    ways = [str(cfg.compensation)] if isinstance(cfg.compensation, str) else [str(way) for way in cfg.compensation]
+    found: dict[str, Any] = {}
+    first: list[bool] = []
+    for name, latency_ms, way in [("no latency", 0.0, "queue"), *((way, float(cfg.latency_ms), way) for way in ways)]:
+        model = LatencyModel(
+            cfg.latency_kind if latency_ms else "const",
+            base_ms=latency_ms,
+            jitter_ms=float(cfg.latency_jitter_ms) if latency_ms else 0.0,
+            drop_p=float(cfg.latency_drop) if latency_ms else 0.0,
+            seed=int(cfg.seed),
+        )
+        acting = DelayedPolicy(
+            env.io, policy.planner, lengths, model,
+            compensation=way, idle=policy.execution.idle, margin=int(cfg.margin), blend=int(cfg.blend),
+        )  # fmt: skip
+        with tqdm(total=cfg.episodes, desc=name, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
+            result = evaluate(
+                env, acting, episodes=cfg.episodes, seed=cfg.seed + 10_000,
+                on_episode=lambda done, bar=bar: bar.update(done - bar.n),
+            )  # fmt: skip
+        if not result.successes:
+            raise Refused("this environment does not say whether an episode was a success")
+        won = sum(result.successes)
+        low, high = wilson(won, len(result.successes))
+        row: dict[str, Any] = {"successes": result.successes, "low": low, "high": high, **acting.facts()}
+        line = f"{won}/{len(result.successes)} = {won / len(result.successes):.3f} (95 %: {low:.3f} to {high:.3f})"
+        if not first:
+            first = result.successes
+        else:
+            row |= paired(first, result.successes)
+            line += f", change {100 * row['change']:+.1f} points (95 %: {100 * row['change_low']:+.1f} to "
+            line += f"{100 * row['change_high']:+.1f}), dry {row['dry_share']:.1%}"
+        found[name] = {**row, "line": line}
+    env.close()
+    folder = run_folder(cfg, "latency", path.name if run_config is None else path.parent.parent.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "latency.json", found)
+    print(f"success of {lengths.exec} of {lengths.pred} actions per decision, {cfg.latency_ms:g} ms of latency")
+    table({**{name: row["line"] for name, row in found.items()}, "numbers": str(folder / "latency.json")})
+
+
+def paired(before: list[bool], after: list[bool]) -> dict[str, float]:
+    """Change of the success rate on the same episodes, with its normal 95 % interval and McNemar's exact p."""
+    gained = sum(b and not a for a, b in zip(before, after))
+    lost = sum(a and not b for a, b in zip(before, after))
+    count, odd = len(before), gained + lost
+    change = (gained - lost) / count
+    spread = 1.96 * math.sqrt(max(odd - (gained - lost) ** 2 / count, 0.0)) / count
+    fewer = min(gained, lost)
+    p = min(1.0, 2.0 * sum(math.comb(odd, k) for k in range(fewer + 1)) / 2.0**odd) if odd else 1.0
+    return {"change": change, "change_low": change - spread, "change_high": change + spread, "mcnemar_p": p}

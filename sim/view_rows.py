@@ -1,0 +1,37 @@
+"""Small reads of what a world answers: flags that are flags, and the view of some environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from robot_rl.sim.scene import Sensors
+from robot_rl.sim.world import View
+
+
+def flags(value: Any, world: str, term: str) -> np.ndarray:
+    """A copy of (N,) flags.
+
+    Raises:
+        TypeError: they are not bool.
+    """
+    found = np.array(value)
+    if found.dtype != bool:  # a distance would count as true wherever it is not exactly 0
+        raise TypeError(f"{world}.{term} returned {found.dtype}, expected bool (N,); compare with a threshold")
+    return found
+
+
+def select(view: View, rows: np.ndarray) -> View:
+    """The view of some environments, as copies."""
+    return View(
+        xp=view.xp,
+        qpos=view.qpos[rows],
+        qvel=view.qvel[rows],
+        ctrl=view.ctrl[rows],
+        sensors=Sensors({key: value[rows] for key, value in view.sensors.items()}),
+        action=view.action[rows],
+        previous_action=view.previous_action[rows],
+        step=view.step[rows],
+        task={key: value[rows] for key, value in view.task.items()},
+    )
