@@ -29,7 +29,13 @@ class Film:
         self._held: dict[str, np.ndarray] = {}
 
     def take(
-        self, rows: np.ndarray, step: np.ndarray, draw: Callable[[np.ndarray], dict[Any, np.ndarray]], *, anew: bool
+        self,
+        rows: np.ndarray,
+        step: np.ndarray,
+        draw: Callable[[np.ndarray], dict[Any, np.ndarray]],
+        *,
+        anew: bool,
+        ended: np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
         """Pictures of all environments, those of `rows` as new as they are due.
 
@@ -38,11 +44,13 @@ class Film:
             step: (N,) control steps since their resets.
             draw: environments (m,) -> camera -> (m, height, width, 3) uint8.
             anew: take new ones of all rows, due or not.
+            ended: (N,) bool, whose episode is over: the last picture is new as well.
 
         Returns:
             "image.<camera>" -> (N, height, width, 3) uint8, arrays of their own.
         """
-        due = rows if anew or not self._held else rows[step[rows] % self._every == 0]
+        last = False if ended is None else ended[rows]
+        due = rows if anew or not self._held else rows[(step[rows] % self._every == 0) | last]
         if len(due):
             for name, value in draw(due).items():
                 if f"image.{name}" not in self._held:

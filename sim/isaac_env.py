@@ -42,6 +42,7 @@ def make(
     cameras: Sequence[str] = (),
     camera_size: Sequence[int] = (84, 84),
     camera_quality: str = "full",
+    camera_every: int = 1,
     state: bool = True,
     randomize: Randomize | Mapping[str, Any] | None = None,
     render_mode: str | None = None,
@@ -61,6 +62,7 @@ def make(
         cameras: of the CPU engine; here it must stay empty.
         camera_size: of the CPU engine.
         camera_quality: of the CPU engine.
+        camera_every: of the CPU engine.
         state: must be True.
         randomize: latency and noise; factors that change the model are refused.
         render_mode: "rgb_array" (drawn by MuJoCo from the joint state) or None.

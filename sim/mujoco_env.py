@@ -246,7 +246,7 @@ class MujocoVectorEnv(VectorEnv):
         terminated = flags(world.terminated(view), world.name, "terminated")
         success = flags(world.success(view), world.name, "success")
         truncated = (self._step >= world.episode_steps) & ~terminated
-        final = self._assemble(self._rows, None)
+        final = self._assemble(self._rows, None, ended=terminated | truncated)
         if not math.isfinite(np.vdot(reward, reward)) and not np.isfinite(reward).all():
             index = int(np.flatnonzero(~np.isfinite(reward))[0])
             self._crash(index, "reward", reward[index : index + 1])
@@ -302,6 +302,15 @@ class MujocoVectorEnv(VectorEnv):
         """(N, P) where the robots are [m]; None where the world does not tell."""
         call = getattr(self.world, "place", None)
         return None if call is None else np.array(call(self._view), float)
+
+    def mistaken(self, obs: Obs, draw: np.ndarray) -> np.ndarray:
+        """(N, S) the states as if something else were asked; `draw` (N,) in [0, 1) says what, NaN leaves a row."""
+        return np.asarray(self.world.mistaken(obs["state"], draw))  # type: ignore[attr-defined]
+
+    def instructions(self) -> list[str] | None:
+        """N sentences, what is asked of each copy now; None where the world asks nothing in words."""
+        call = getattr(self.world, "instructions", None)
+        return None if call is None else list(call(self._view))
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """One (height, width, 3) uint8 frame per environment, or None without render_mode."""
@@ -409,8 +418,13 @@ class MujocoVectorEnv(VectorEnv):
         for key, value in start.task.items():
             cast(np.ndarray, view.task[key])[rows] = value
 
-    def _assemble(self, rows: np.ndarray, base: Obs | None, *, fresh: bool = True) -> Obs:
-        """The observation: environments `rows` from the present state, the others from `base`."""
+    def _assemble(
+        self, rows: np.ndarray, base: Obs | None, *, fresh: bool = True, ended: np.ndarray | None = None
+    ) -> Obs:
+        """The observation: environments `rows` from the present state, the others from `base`.
+
+        Where episodes have `ended` (N,) bool, their last pictures are taken, due or not.
+        """
         whole = len(rows) == self.num_envs
         if fresh:
             view = self._view if whole else select(self._view, rows)
@@ -436,6 +450,7 @@ class MujocoVectorEnv(VectorEnv):
                 self._step,
                 lambda due: self._pictures(due, self._names, self._size, self._quality),
                 anew=not fresh,
+                ended=ended,
             )
         return obs
 

@@ -26,6 +26,7 @@ def make(
     cameras: Sequence[str] = (),
     camera_size: Sequence[int] = (84, 84),
     camera_quality: str = "full",
+    camera_every: int = 1,
     state: bool = True,
     randomize: Randomize | Mapping[str, Any] | None = None,
     render_mode: str | None = None,
@@ -47,6 +48,7 @@ def make(
         cameras: of the CPU engine; here it must stay empty (pictures would leave the device).
         camera_size: of the CPU engine.
         camera_quality: of the CPU engine.
+        camera_every: of the CPU engine.
         state: must be True.
         randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`. Factors
             that change the model `per: episode` cost one look at the device per step; `per: environment` is free.

@@ -99,6 +99,9 @@ class World(Protocol):
         tool(view) -> dict: "position", "velocity" (N, D), "low", "high" (D,) of the first D actions where these are
             moves: what a safety layer between policy and simulation watches; where there are grippers, "gripper" (N,
             G), their openings in units of their actions, which are the last.
+        instructions(view) -> list of N sentences: what is asked of each copy, for critics and policies that read.
+        mistaken(state, draw) -> state (N, S) as if something else were asked; `draw` (N,) in [0, 1) says what, NaN
+            leaves a row: logs in which people do the wrong thing.
         place(view) -> (N, P) [m], with the attribute `way_out`, (A,) an action (None: any number) that leads out of
             where the robot is stuck.
     """

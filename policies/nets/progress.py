@@ -111,11 +111,27 @@ def accumulate(deltas: np.ndarray, form: str = "log", *, start: float = 0.0) -> 
     return np.array(values)
 
 
-def add_up(log_deltas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) steps of u -> (n + 1,) u from 0 with the floor, and (n + 1,) values v = 1 - exp(-u)."""
+def add_up(
+    log_deltas: np.ndarray, absolute: np.ndarray | None = None, *, anchor: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """u and values of a clip from its steps of u, pulled towards an absolute u where there is one.
+
+    u <- u + step, then u <- u + anchor (absolute - u): errors of the steps fade instead of adding up.
+
+    Args:
+        log_deltas: (n,) steps of u.
+        absolute: (n + 1,) u of each frame from an absolute value, 0 at the first; None or NaN: none.
+        anchor: share of the difference that one step takes away, 0 to 1.
+
+    Returns:
+        (n + 1,) u from 0, at least `U_MIN`, and (n + 1,) values v = 1 - exp(-u).
+    """
     u = [0.0]
-    for step in np.asarray(log_deltas, np.float64):
-        u.append(max(u[-1] + float(step), U_MIN))
+    for i, step in enumerate(np.asarray(log_deltas, np.float64), start=1):
+        here = u[-1] + float(step)
+        if absolute is not None and np.isfinite(absolute[i]):
+            here += anchor * (float(absolute[i]) - here)
+        u.append(max(here, U_MIN))
     return np.array(u), -np.expm1(-np.array(u))
 
 

@@ -6,11 +6,16 @@ the reward of VLAC (arXiv 2509.15937).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
+
+from robot_rl.policies.nets.progress import U_MIN
 
 MODES = ("potential", "delta", "dlogw", "absolute")
 CAVEATS = {
-    "delta": "a policy gains by going back slowly and forth fast, since shares of a closed loop do not cancel",
+    "delta": "a policy gains by going back at once and forth in small steps: shares of a closed loop do not cancel",
     "absolute": "a policy gains by standing still near the goal instead of reaching it",
 }
 """What a mode can be exploited by; shown when it is chosen."""
@@ -87,3 +92,198 @@ def done_events(
         run = run + 1 if p > threshold else 0
         found[i] = run >= held and v > value
     return found
+
+
+class CriticReward:
+    """The reward of N running episodes from what a critic says, one control step at a time.
+
+    The critic looks every `every` control steps and at an episode's end; in between its progress is held. With u what
+    `dlogw` adds up to since the first picture, and u_abs the same from the critic's absolute value where it has one,
+
+        u <- u + dlogw, then u <- u + anchor (u_abs - u), u >= ln .5, v = 1 - e^-u
+
+    "potential" pays gamma v' - v at every control step, so that it adds up to minus the first potential whatever
+    `every` is; the other modes pay at looks. Shaping alone makes no policy better than another: the goal itself pays
+    `done_reward` where `done_events` says that it is met, once with on_done="end", which ends the episode, and at every
+    control step while it is met with "pay".
+
+    Args:
+        judge: a `ProgressCritic`: two pictures and a sentence per row. In a configuration: a run of critic train.
+        camera: which pictures it is shown; for whoever feeds it.
+        instruction: the sentence for all rows; None takes what the world asks of each; for whoever feeds it.
+        gamma: per control step.
+        every: control steps between looks; the critic knows the gaps that it was trained with.
+        mode: one of `MODES`.
+        kappa: factor of the progress reward.
+        done_reward: for a goal that is met.
+        on_done: "end" or "pay".
+        threshold, held, value: of `done_events`.
+        anchor: how far each look pulls u towards the absolute value: against drift; 0 adds up pairs alone.
+
+    Raises:
+        ValueError: an option outside these values.
+    """
+
+    def __init__(
+        self,
+        judge: Any,
+        *,
+        camera: str = "front",
+        instruction: str | None = None,
+        gamma: float = 0.99,
+        every: int = 2,
+        mode: str = "potential",
+        kappa: float = 1.0,
+        done_reward: float = 1.0,
+        on_done: str = "end",
+        threshold: float = 0.9,
+        held: int = 3,
+        value: float = 0.8,
+        anchor: float = 0.2,
+    ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode is '{mode}', expected one of {', '.join(MODES)}")
+        if on_done not in ("end", "pay"):
+            raise ValueError(f"on_done is '{on_done}', expected 'end' or 'pay'")
+        if every < 1 or held < 1 or not 0 <= anchor <= 1:
+            raise ValueError(f"every, held, anchor are {every}, {held}, {anchor}; expected >= 1, >= 1, and 0 to 1")
+        self.camera, self.instruction = camera, instruction
+        self.judge, self.gamma, self.every, self.mode, self.kappa = judge, gamma, int(every), mode, kappa
+        self.done_reward, self.on_done, self.anchor = done_reward, on_done, anchor
+        self._limits = (float(threshold), int(held), float(value))
+        self._sentences: list[str] = []
+        self._pictures = np.zeros((0, 0, 0, 3), np.uint8)
+
+    @property
+    def progress(self) -> np.ndarray:
+        """(N,) v at the last look."""
+        return -np.expm1(-self._u)
+
+    def start(self, rows: np.ndarray, pictures: np.ndarray, sentences: Sequence[str]) -> None:
+        """Episodes begin.
+
+        Args:
+            rows: (N,) bool, which; all of them at the first call.
+            pictures: (N, H, W, 3) uint8, the first ones.
+            sentences: N, what is asked of each.
+        """
+        count = len(rows)
+        if len(self._sentences) != count:
+            self._sentences, self._pictures = list(sentences), np.array(pictures)
+            self._u, self._from, self._share = np.zeros(count), np.zeros(count), np.zeros(count)
+            self._age, self._run = np.zeros(count, np.int64), np.zeros(count, np.int64)
+            self._met = np.zeros(count, bool)
+            rows = np.ones(count, bool)
+        which = np.flatnonzero(rows)
+        if len(which) == 0:
+            return
+        for i in which:
+            self._sentences[i] = sentences[i]
+        self._pictures[which] = pictures[which]
+        self._u[which], self._age[which], self._run[which], self._met[which] = 0.0, 0, 0, False
+        if self.anchor:
+            said = self._ask(which, pictures)
+            self._from[which] = _log_progress(said.value)
+
+    def step(
+        self, pictures: np.ndarray, terminated: np.ndarray, ended: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """One control step of all rows.
+
+        Args:
+            pictures: (N, H, W, 3) uint8 after it, of the episode that it belongs to; read where a look is due.
+            terminated: (N,) bool, the environment ended the episode for good.
+            ended: (N,) bool, it ended for whatever reason.
+
+        Returns:
+            reward (N,) float64; (N,) bool, the goal is met; (N,) bool, the episode is over for good, with
+            on_done="end" also because the goal is met.
+        """
+        before = self.progress
+        self._age += 1
+        self._share[:] = 0.0
+        due = np.flatnonzero((self._age % self.every == 0) | ended)
+        if len(due):
+            self._look(due, pictures)
+        over = terminated | (self._met if self.on_done == "end" else False)
+        after = self.progress
+        if self.mode == "potential":
+            reward = self.gamma * np.where(over, 0.0, after) - before
+        elif self.mode == "absolute":
+            reward = np.zeros(len(after))
+            reward[due] = after[due]
+        else:
+            step = np.clip(self._share, -1.0, 1.0)
+            reward = step if self.mode == "dlogw" else np.sign(self._share) * -np.expm1(-np.abs(self._share))
+        return self.kappa * reward + self.done_reward * self._met, self._met.copy(), over
+
+    def _ask(self, rows: np.ndarray, pictures: np.ndarray) -> Any:
+        return self.judge(self._pictures[rows], pictures[rows], [self._sentences[i] for i in rows])
+
+    def _look(self, rows: np.ndarray, pictures: np.ndarray) -> None:
+        said = self._ask(rows, pictures)
+        valid = np.asarray(said.valid, bool)
+        step = np.where(valid, np.nan_to_num(np.asarray(said.dlogw, np.float64)), 0.0)
+        u = self._u[rows] + step
+        absolute = _log_progress(said.value) - self._from[rows]
+        u = np.where(valid & np.isfinite(absolute), u + self.anchor * (np.nan_to_num(absolute) - u), u)
+        self._u[rows] = np.maximum(u, U_MIN)
+        self._share[rows] = step
+        threshold, held, value = self._limits
+        self._run[rows] = np.where(valid & (np.asarray(said.done) > threshold), self._run[rows] + 1, 0)
+        self._met[rows] = (self._run[rows] >= held) & (self.progress[rows] > value)
+        seen = rows[valid]
+        self._pictures[seen] = pictures[seen]  # after a covered lens the next pair begins at the last answer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Exact continuation."""
+        arrays = {name: np.array(getattr(self, f"_{name}")) for name in (*_ARRAYS, "pictures")}
+        return {**arrays, "sentences": list(self._sentences)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly."""
+        for name in (*_ARRAYS, "pictures"):
+            setattr(self, f"_{name}", np.array(state[name]))
+        self._sentences = list(state["sentences"])
+
+
+_ARRAYS = ("u", "from", "share", "age", "run", "met")
+
+
+def _log_progress(value: Any) -> np.ndarray:
+    """u of absolute values; NaN where there is none."""
+    return -np.log(np.maximum(1.0 - np.asarray(value, np.float64), 1e-3))
+
+
+class RewardExploited(RuntimeError):
+    """The critic says success where the simulator does not."""
+
+
+class Audit:
+    """Compares the critic's successes with true ones, where these are known.
+
+    Args:
+        window: episodes of one comparison.
+        margin: share of episodes by which the critic may be too kind.
+        windows: comparisons on end that make a finding.
+    """
+
+    def __init__(self, window: int = 20, margin: float = 0.15, windows: int = 3) -> None:
+        self.window, self.margin, self.windows = window, margin, windows
+        self._now: list[tuple[bool, bool]] = []
+        self._bad = 0
+
+    def add(self, said: bool, true: bool) -> str | None:
+        """One finished episode; a sentence where the reward is being exploited, else None."""
+        self._now.append((bool(said), bool(true)))
+        if len(self._now) < self.window:
+            return None
+        critic, truth = np.mean(self._now, axis=0)
+        self._now = []
+        self._bad = self._bad + 1 if critic - truth > self.margin else 0
+        if self._bad < self.windows:
+            return None
+        return (
+            f"reward exploited: in the last {self.window} episodes the critic saw {critic:.0%} successes and the "
+            f"simulator {truth:.0%}, for the {self._bad}th time on end; train the critic on failures of this kind"
+        )

@@ -58,6 +58,7 @@ class TinyCritic:
         platt: calibration of done.
         gap_s: seconds between the frames of training pairs, shortest and longest.
         name: for reports.
+        anchor: how far each frame of a trajectory pulls its value towards the absolute one; see `add_up`.
 
     Raises:
         ValueError: unknown read-out.
@@ -71,10 +72,11 @@ class TinyCritic:
         platt: Platt | None = None,
         gap_s: tuple[float, float] = (0.2, 5.0),
         name: str = "tiny_critic",
+        anchor: float = 0.2,
     ) -> None:
         if readout not in READOUTS:
             raise ValueError(f"readout is '{readout}', expected one of {', '.join(READOUTS)}")
-        self.net, self.readout, self.platt = net, readout, platt or Platt()
+        self.net, self.readout, self.platt, self.anchor = net, readout, platt or Platt(), anchor
         kind = "pairwise_head" if readout == "pairwise" else "siamese"
         self.meta = CriticMeta(name, kind, net.size, delta_gap_s=gap_s)
         self._centres = hl_gauss_head(-_EDGE, _EDGE, BINS, sigma_ratio=1.5).centres
@@ -142,8 +144,9 @@ class TinyCritic:
         """`trajectory` of frames that were read before; backwards by giving their rows in that order."""
         out = self.compare(_rows(moments, slice(0, -1)), _rows(moments, slice(1, None)))
         steps = torch.nan_to_num(out.dlogw).numpy().astype(np.float64)
-        u, values = add_up(steps)
-        absolute = 1.0 - np.exp(-(moments.s - moments.s[0]).numpy().astype(np.float64))
+        since = (moments.s - moments.s[0]).numpy().astype(np.float64)
+        u, values = add_up(steps, since, anchor=self.anchor)
+        absolute = 1.0 - np.exp(-since)
         valid = out.valid.numpy()
         shown = shows_something(moments.images)
         done = torch.where(shown, self._done(moments.done), torch.zeros(len(shown))).numpy()
@@ -180,14 +183,16 @@ class CriticLearner:
         steps: batches of the whole training.
         lr: peak of the cycle.
         weight_decay: of AdamW.
-        items: clips and goals in a batch.
+        items: clips in a batch.
         frames: of each; all ordered pairs of them count.
+        goals: under which each clip of a batch is read.
         labels: "work" or "vlac"; see `ClipSampler`.
         successes_only: leave failures out.
-        other_goals: share of items under a goal that is not the clip's.
+        other_goals: share of clips whose first goal is not theirs.
         conditioning: "maps" or "pooled"; see `CriticNet`.
         width: of the reading.
         readout: of the finished critic, "pairwise" or "siamese".
+        anchor: of the finished critic; see `TinyCritic`.
         done_weight: w_done.
         scalar_weight: w_scalar.
     """
@@ -198,27 +203,29 @@ class CriticLearner:
         *,
         seed: int = 0,
         device: str = "cpu",
-        steps: int = 3000,
+        steps: int = 1500,
         lr: float = 2e-3,
         weight_decay: float = 1e-4,
-        items: int = 24,
+        items: int = 12,
         frames: int = 4,
+        goals: int = 6,
         labels: str = "work",
         successes_only: bool = False,
         other_goals: float = 0.5,
         conditioning: str = "maps",
         width: int = 128,
         readout: str = "pairwise",
+        anchor: float = 0.2,
         done_weight: float = 0.5,
         scalar_weight: float = 1.0,
     ) -> None:
         torch.manual_seed(seed)
         self.net = CriticNet((int(size[0]), int(size[1])), width=width, conditioning=conditioning).to(device)
         self.seed, self.device, self.steps, self.done_steps = seed, device, steps, 0
-        self.readout = readout
+        self.readout, self.anchor = readout, anchor
         self.recipe: dict[str, Any] = {
             "labels": labels, "successes_only": successes_only, "other_goals": other_goals, "items": items,
-            "frames": frames,
+            "frames": frames, "goals": goals,
         }  # fmt: skip
         self._weights = (done_weight, scalar_weight)
         self._head = hl_gauss_head(-_EDGE, _EDGE, BINS, sigma_ratio=1.5, device=device)
@@ -242,9 +249,11 @@ class CriticLearner:
             loss and its parts; "pair_mae" of the share, "done_accuracy".
         """
         net, device = self.net, self.device
-        items, count = batch.images.shape[:2]
-        sentence = net.sentence(batch.ids.to(device), batch.length.to(device))
-        reading = net.frames(batch.images.flatten(0, 1).to(device), sentence.repeat_interleave(count, dim=0))
+        clips, count = batch.images.shape[:2]
+        items = len(batch.ids)  # a clip under one goal each
+        sentence = net.sentence(batch.ids.to(device), batch.length.to(device)).view(clips, items // clips, -1)
+        reading = net.under(batch.images.flatten(0, 1).to(device), sentence.repeat_interleave(count, dim=0))
+        reading = reading.view(clips, count, items // clips, -1).transpose(1, 2).reshape(items * count, -1)
         s, done = (x.view(items, count) for x in net.moments(reading))
         reading = reading.view(items, count, -1)
         first = reading[:, :, None].expand(-1, -1, count, -1)
@@ -321,7 +330,9 @@ class CriticLearner:
 
     def critic(self, readout: str | None = None) -> TinyCritic:
         """The critic with the present weights (shared, not copied)."""
-        return TinyCritic(self.net, readout=readout or self.readout, platt=self.platt, gap_s=self.gap_s)
+        return TinyCritic(
+            self.net, readout=readout or self.readout, platt=self.platt, gap_s=self.gap_s, anchor=self.anchor
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values; exact continuation."""

@@ -100,14 +100,14 @@ class Clips:
 
 @dataclass(frozen=True)
 class FrameBatch:
-    """I items of K frames of one clip under one goal, in any order, with the labels of all ordered pairs.
+    """I items of K frames of one clip, each under G goals, in any order, with the labels of all ordered pairs.
 
     Attributes:
         images: (I, K, H, W, 3) uint8.
-        ids: (I, L) int64, the sentence; length: (I,) int64.
-        share: (I, K, K) float32, c from frame a to frame b; pair_mask: (I, K, K) bool.
-        log_work: (I, K) float32, ln of the remaining work over the reference work; log_mask: (I, K) bool.
-        done: (I, K) float32; done_mask: (I, K) bool.
+        ids: (I G, L) int64, the sentences, those of one item after another; length: (I G,) int64.
+        share: (I G, K, K) float32, c from frame a to frame b; pair_mask: (I G, K, K) bool.
+        log_work: (I G, K) float32, ln of the remaining work over the reference work; log_mask: (I G, K) bool.
+        done: (I G, K) float32; done_mask: (I G, K) bool.
     """
 
     images: Tensor
@@ -132,9 +132,11 @@ class ClipSampler:
         labels: "work" (remaining work of the simulator, any goal) or "vlac" (by time, as published: (j - i) / (T - i),
             cut at -1 backwards; 0 under a goal that is not the clip's; done 0 before .8 T, 1 after .95 T).
         successes_only: draw only from clips that meet their goal.
-        other_goals: share of items under a goal that is not the clip's.
+        other_goals: share of items whose first goal is not the clip's.
+        goals: G; the further ones are drawn from the rest. More than there are means all.
         items: I.
         frames: K.
+        words: of the tokenizer.
         seed: of all draws.
 
     Raises:
@@ -148,6 +150,7 @@ class ClipSampler:
         labels: str = "work",
         successes_only: bool = False,
         other_goals: float = 0.5,
+        goals: int = 1,
         items: int = 24,
         frames: int = 4,
         words: int = 509,
@@ -158,7 +161,10 @@ class ClipSampler:
         if labels == "vlac" and not successes_only:
             raise ValueError("labels=vlac count time as progress, which only holds in successes: set successes_only")
         self.clips, self.labels, self.other_goals = clips, labels, other_goals
-        self.items, self.frames = items, frames
+        self.items, self.frames, self.goals = items, frames, min(goals, len(clips.phrasings))
+        # Words of every goal's sentences say nothing about which goal it is.
+        said = [{word for text in texts for word in text.split()} for texts in clips.phrasings]
+        self._common = set.intersection(*said)
         length = np.diff(clips.start)
         allowed = (length >= 3) & (clips.succeeded() | (not successes_only))
         self._rows = np.flatnonzero(allowed)
@@ -174,6 +180,7 @@ class ClipSampler:
             weight[kinds == k] = share / np.sum(kinds == k)
         self._weight = weight / weight.sum()
         self._random = np.random.default_rng(seed)
+        self._noise = np.random.default_rng([seed, 1]).normal(0.0, 3.0, 2**18).astype(np.float32)
         self._tokens = HashedWords(words)
         self.reference_work = float(np.median(clips.work[clips.start[:-1], clips.goal]))
 
@@ -187,30 +194,29 @@ class ClipSampler:
         for row in rows:
             first, last = int(clips.start[row]), int(clips.start[row + 1]) - 1
             asked = int(clips.goal[row])
-            goal = self._other(asked) if random.random() < self.other_goals else asked
             index = self._draw_frames(last - first)
-            at = first + index
+            at, same = first + index, np.eye(K, dtype=bool)
             images.append(self._augmented(clips.frames[at]))
-            texts.append(str(random.choice(clips.phrasings[goal])))
-            same = np.eye(K, dtype=bool)
-            if self.labels == "work":
-                work = clips.work[at, goal].astype(np.float64)
-                share.append(work_share(work[:, None], work[None, :]))
-                log_work.append(np.log(work / self.reference_work))
-                log_mask.append(np.ones(K, bool))
-                done.append(clips.done[at, goal])
-                done_mask.append(np.ones(K, bool))
-            else:
-                T = last - first
-                # A pair that starts at the last frame has nothing left to divide by: one frame stands in.
-                left = np.maximum(T - index[:, None], 1)
-                published = np.clip((index[None, :] - index[:, None]) / left, -1 + CLIP, 1 - CLIP)
-                share.append(np.where(same, 0.0, published) if goal == asked else np.zeros((K, K)))
-                log_work.append(np.log((T - index + 1) / (T + 1)))
-                log_mask.append(np.full(K, goal == asked))
-                done.append(index > 0.95 * T if goal == asked else np.zeros(K, bool))
-                done_mask.append((index < 0.8 * T) | (index > 0.95 * T) | (goal != asked))
-            pair_mask.append(~same)
+            for goal in self._draw_goals(asked):
+                texts.append(str(random.choice(clips.phrasings[goal])))
+                if self.labels == "work":
+                    work = clips.work[at, goal].astype(np.float64)
+                    share.append(work_share(work[:, None], work[None, :]))
+                    log_work.append(np.log(work / self.reference_work))
+                    log_mask.append(np.ones(K, bool))
+                    done.append(clips.done[at, goal])
+                    done_mask.append(np.ones(K, bool))
+                else:
+                    T = last - first
+                    # A pair that starts at the last frame has nothing left to divide by: one frame stands in.
+                    left = np.maximum(T - index[:, None], 1)
+                    published = np.clip((index[None, :] - index[:, None]) / left, -1 + CLIP, 1 - CLIP)
+                    share.append(np.where(same, 0.0, published) if goal == asked else np.zeros((K, K)))
+                    log_work.append(np.log((T - index + 1) / (T + 1)))
+                    log_mask.append(np.full(K, goal == asked))
+                    done.append(index > 0.95 * T if goal == asked else np.zeros(K, bool))
+                    done_mask.append((index < 0.8 * T) | (index > 0.95 * T) | (goal != asked))
+                pair_mask.append(~same)
         ids, length = self._tokens([self._filled(text) for text in texts])
 
         def tensor(rows: list[np.ndarray], dtype: torch.dtype) -> Tensor:
@@ -236,9 +242,14 @@ class ClipSampler:
         """Continue with the same draws."""
         self._random.bit_generator.state = _unplain(state["random"])
 
-    def _other(self, asked: int) -> int:
-        goals = len(self.clips.phrasings)
-        return int((asked + self._random.integers(1, goals)) % goals)
+    def _draw_goals(self, asked: int) -> np.ndarray:
+        """(G,) different ones."""
+        count, random = len(self.clips.phrasings), self._random
+        first = int((asked + random.integers(1, count)) % count) if random.random() < self.other_goals else asked
+        if self.goals == 1:
+            return np.array([first])
+        rest = random.permutation(np.delete(np.arange(count), first))
+        return np.concatenate([[first], rest[: self.goals - 1]])
 
     def _draw_frames(self, last: int) -> np.ndarray:
         """(K,) of 0..last: a group of near and far frames, else anywhere; the end often, for the sake of done."""
@@ -256,22 +267,33 @@ class ClipSampler:
         random = self._random
         gain = random.uniform(0.88, 1.12) * random.uniform(0.96, 1.04, 3)
         height, width = frames.shape[1:3]
-        most = min(height, width) // 24  # pixels
+        most = min(height, width) // 48  # pixels
         down, right = random.integers(0, 2 * most + 1, 2)
         x = np.pad(frames, ((0, 0), (most, most), (most, most), (0, 0)), mode="edge")
         x = x[:, down : down + height, right : right + width]
-        x = x * gain.astype(np.float32) + random.normal(0.0, 3.0, (*x.shape[:3], 1)).astype(np.float32)
+        x = x * gain.astype(np.float32) + self._pixel_noise((*x.shape[:3], 1))
         return np.clip(x, 0, 255).astype(np.uint8)
 
+    def _pixel_noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Normal, 3 grey levels wide: a piece of a strip drawn once, since fresh draws took a third of a batch."""
+        count = int(np.prod(shape))
+        at = int(self._random.integers(len(self._noise) - count)) if count < len(self._noise) else 0
+        return np.resize(self._noise[at : at + count], shape)
+
     def _filled(self, text: str) -> str:
-        """Unknown words between the known ones, so that a new phrasing's fillers mean nothing."""
-        random = self._random
-        words = []
-        for word in text.split():
-            if random.random() < 0.12:
-                words.append(f"x{random.integers(10_000)}")
-            words.append(word)
-        return " ".join(words)
+        """Unknown words among the known ones and in place of common ones, so that new fillers mean nothing."""
+        words = text.split()
+        chance, fresh = self._random.random((2, len(words))), self._random.integers(0, 10_000, len(words))
+        out = []
+        for word, insert, drop, number in zip(words, *chance, fresh):
+            if insert < 0.12:
+                out.append(f"x{number}")
+            if drop < 0.3 and word in self._common:
+                if drop < 0.15:
+                    out.append(f"y{number}")
+                continue
+            out.append(word)
+        return " ".join(out) or text
 
 
 def _plain(state: Any) -> Any:

@@ -28,6 +28,7 @@ class ExpertPolicy:
         noise_time: float = 0.0,
         pauses: float = 0.0,
         pause_time: float = 0.3,
+        mistakes: float = 0.0,
         seed: int = 0,
     ) -> None:
         """Wrap `env.expert`.
@@ -39,7 +40,8 @@ class ExpertPolicy:
                 new noise at every step.
             pauses: share of the time in which the operator stands still: moves are 0, the gripper as it was told last.
             pause_time: mean length of a pause in s.
-            seed: of noise and pauses.
+            mistakes: share of episodes in which the operator does something else than what is asked.
+            seed: of noise, pauses and mistakes.
 
         Raises:
             ValueError: the environment has no scripted expert, or a number is out of range.
@@ -54,6 +56,13 @@ class ExpertPolicy:
                 f"noise, noise_time, pauses, pause_time are {noise}, {noise_time}, {pauses}, {pause_time}; expected "
                 "0 or more, 0 or more, a share below 1, and a time above 0"
             )
+        if not 0 <= mistakes <= 1:
+            raise ValueError(f"mistakes is {mistakes}, expected a share between 0 and 1")
+        self._mistaken = getattr(env, "mistaken", None) if mistakes else None
+        if mistakes and (self._mistaken is None or not hasattr(env.world, "mistaken")):
+            raise ValueError("this world asks for one thing only, so nothing else could be done by mistake: mistakes=0")
+        self._mistakes = mistakes
+        self._wrong: np.ndarray | None = None  # (B,) in [0, 1): which mistake; NaN: none
         self.io = env.io
         self._expert, self._noise, self._rng = env.expert, noise, np.random.default_rng(seed)
         tick = 1.0 / env.io.control_hz
@@ -70,12 +79,21 @@ class ExpertPolicy:
     def reset(self, rows: Any = None) -> None:
         """Noise and pauses of these rows begin anew; the expert itself has no memory."""
         if rows is None:
-            self._drift = None
-        elif self._drift is not None and len(self._fresh) == len(rows):
+            self._drift = self._wrong = None
+        elif self._wrong is not None and len(self._wrong) == len(rows):
+            self._wrong = np.where(np.asarray(rows, bool), self._draw_mistakes(len(rows)), self._wrong)
+        if rows is None:
+            return
+        if self._drift is not None and len(self._fresh) == len(rows):
             self._fresh |= np.asarray(rows, bool)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """The expert's action; with noise and pauses unless `deterministic`."""
+        if self._mistaken is not None and not deterministic:
+            count = len(obs["state"])
+            if self._wrong is None or len(self._wrong) != count:
+                self._wrong = self._draw_mistakes(count)
+            obs = {**obs, "state": self._mistaken(obs, self._wrong)}
         action = np.asarray(self._expert(obs), np.float32)
         if deterministic or not (self._noise or self._share):
             return Action(value=np.clip(action, -1.0, 1.0))
@@ -96,6 +114,10 @@ class ExpertPolicy:
         self._fresh[:] = False
         self._last = action
         return Action(value=np.clip(action, -1.0, 1.0))
+
+    def _draw_mistakes(self, count: int) -> np.ndarray:
+        chance = self._rng.random(count)
+        return np.where(chance < self._mistakes, self._rng.random(count), np.nan)
 
 
 class WithDensity:
@@ -203,6 +225,11 @@ def episodes_of(env: Any, policy: Policy, *, episodes: int, seed: int, determini
     quota = np.full(count, episodes // count) + (np.arange(count) < episodes % count)
     found: list[Episode] = []
     builders: list[EpisodeBuilder] = []
+    sentences = getattr(env, "instructions", None)
+    asked: list[Any] = [None]
+    if sentences is not None:
+        env.reset(seed=seed)  # as `evaluate` does again: what the first episodes are asked
+        asked[0] = sentences()
 
     def store(row: Step) -> None:
         if not builders:  # not every environment knows success, not every policy a density
@@ -215,9 +242,12 @@ def episodes_of(env: Any, policy: Policy, *, episodes: int, seed: int, determini
         for i, episode in zip(ended.tolist(), whole):
             if quota[i] > 0:
                 quota[i] -= 1
-                found.append(_finished(episode, env.io.control_hz, None if success is None else success[i]))
+                said = None if asked[0] is None else asked[0][i]
+                found.append(_finished(episode, env.io.control_hz, None if success is None else success[i], said))
                 if task is not None:
                     found[-1].meta["task"] = int(task[i])
+        if len(ended) and sentences is not None:
+            asked[0] = sentences()
 
     evaluate(env, policy, episodes=episodes, seed=seed, deterministic=deterministic, on_step=store)
     return found
@@ -227,9 +257,11 @@ def _flags(value: Any) -> np.ndarray:
     return np.asarray(value.cpu() if hasattr(value, "cpu") else value).astype(bool)
 
 
-def _finished(episode: Episode, control_hz: float, success: Any = None) -> Episode:
-    """Stamps in seconds, and success at the end of the episode in `meta`."""
+def _finished(episode: Episode, control_hz: float, success: Any = None, instruction: str | None = None) -> Episode:
+    """Stamps in seconds; success at the end of the episode and what was asked in `meta`."""
     meta = dict(episode.meta)
+    if instruction is not None:
+        meta["instruction"] = instruction
     column = meta.get("columns", {}).get("success")
     if column is not None:
         meta["success"] = bool(column[-1])

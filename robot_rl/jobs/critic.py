@@ -266,12 +266,15 @@ def label(
     mode: str,
     gamma: float,
     stride: int,
+    met: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+    done_reward: float = 0.0,
+    pictures: bool = True,
 ) -> Episode:
     """The same episode with the critic's reward, and what it said as further columns.
 
     Columns (T,): "critic_progress" and "critic_done" after each step, "critic_reward_<mode>", and "env_reward", what
-    the log held before. Between the frames that the critic looked at (every `stride`-th), progress is held and the
-    reward is 0.
+    the log held before. Between the frames that the critic looked at (every `stride`-th), progress is held; a
+    potential of what is held adds up exactly, and the other modes pay 0.
 
     Args:
         episode: with pictures "image.<camera>".
@@ -282,26 +285,32 @@ def label(
         mode: of the reward.
         gamma: per control step.
         stride: control steps between looks.
+        met: (P(done), progress) of the looks -> where the goal counts as met.
+        done_reward: for every control step after which it does: potentials alone tell no good policy from a bad one.
+        pictures: keep them; False leaves a log of the state alone.
 
     Raises:
         ValueError: no such pictures; columns of these names are there already.
     """
     key, steps = f"image.{camera}", len(episode.reward)
     if key not in episode.obs:
-        pictures = [name for name in episode.obs if name.startswith("image.")]
-        raise ValueError(f"the log holds no '{key}'; it holds {pictures or 'no pictures'}")
+        found = [name for name in episode.obs if name.startswith("image.")]
+        raise ValueError(f"the log holds no '{key}'; it holds {found or 'no pictures'}")
     columns = dict(episode.meta.get("columns", {}))
     name = f"critic_reward_{mode}"
     if name in columns:
         raise ValueError(f"the log has a column '{name}' already; labels are never written over")
     path = judge.trajectory(episode.obs[key], instruction, stride=stride)
     index = path.index
-    gained = reward(
-        path.values, path.deltas, mode=mode, gamma=gamma, steps=np.diff(index), terminated=bool(episode.terminated)
-    )
-    spread = np.zeros(steps, np.float32)
-    spread[index[1:] - 1] = gained
     seen = np.searchsorted(index, np.arange(1, steps + 1), side="right") - 1
+    values, deltas = np.concatenate([path.values[:1], path.values[seen]]), np.zeros(steps)
+    deltas[index[1:] - 1] = path.deltas
+    gained = reward(values, deltas, mode=mode, gamma=gamma, terminated=bool(episode.terminated))
+    if mode == "absolute":
+        gained = np.where(np.isin(np.arange(1, steps + 1), index), gained, 0.0)
+    spread = gained.astype(np.float32)
+    if met is not None:
+        spread += np.float32(done_reward) * met(path.done, path.values)[seen]
     columns.update(
         critic_progress=path.values[seen].astype(np.float32),
         critic_done=path.done[seen].astype(np.float32),
@@ -309,7 +318,20 @@ def label(
     )
     columns[name] = spread
     meta = {**episode.meta, "columns": columns, "instruction": instruction}
-    return replace(episode, reward=spread, meta=meta)
+    obs = episode.obs if pictures else {k: v for k, v in episode.obs.items() if not k.startswith("image.")}
+    if not pictures and not obs:
+        raise ValueError("the log holds pictures alone, so nothing would be left of its observations; keep them")
+    return replace(episode, obs=obs, reward=spread, meta=meta if pictures else _without_pictures(meta))
+
+
+def _without_pictures(meta: dict[str, Any]) -> dict[str, Any]:
+    """The passport in an episode's `meta` without its pictures."""
+    io = meta.get("io")
+    if isinstance(io, dict):
+        return {**meta, "io": {**io, "obs": {k: v for k, v in io["obs"].items() if not k.startswith("image.")}}}
+    if io is not None:
+        return {**meta, "io": replace(io, obs={k: v for k, v in io.obs.items() if not k.startswith("image.")})}
+    return meta
 
 
 def plot_clip(path: Path, frames: np.ndarray, lines: Mapping[str, np.ndarray], done: Mapping[str, np.ndarray]) -> None:

@@ -283,7 +283,7 @@ class HilJob:
     def evaluate(self, episodes: int) -> Trials:
         """A block of autonomous trials on an environment of its own, from natural starts, through the safety layer."""
         if self._trial_parts is None:
-            env = self._make_env(1, self.settings.seed + 10_000, False)
+            env = getattr(self._make_env, "plain", self._make_env)(1, self.settings.seed + 10_000, False)
             self._trial_parts = env, self._make_pilot(env, False)
         env, pilot = self._trial_parts
         return trials(env, self.learner.policy, pilot, episodes=episodes, seed=10_000)

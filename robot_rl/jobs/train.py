@@ -126,6 +126,7 @@ class TrainJob:
         """
         self.settings, self.folder, self.config = settings, folder, config
         self.make_env, self._make_actor = make_env, make_actor or make_learner
+        self._plain = getattr(make_env, "plain", make_env)  # judged by the simulator, whatever paid in training
         self.cluster: Cluster | None = None
         # Every process keeps what is its own (environments, replay); rank 0 writes all that is for people.
         rank = parallel.rank()
@@ -381,7 +382,7 @@ class TrainJob:
         """Deterministic evaluation on environments of its own; leaves the training state untouched."""
         s = self.settings
         if self._eval_env is None:
-            self._eval_env = self.make_env(s.eval_envs, s.seed + 10_000, False)
+            self._eval_env = self._plain(s.eval_envs, s.seed + 10_000, False)
         return evaluate(self._eval_env, self.learner.policy, episodes=episodes, seed=10_000, frames=frames)
 
     def _save(self) -> None:
@@ -436,7 +437,7 @@ class TrainJob:
         self.tracker.log(final, step)
         rows = read_metrics(self.folder / METRICS_FILE)
         curve = report.write_curve(self.folder / "curve.png", rows, title=self.folder.name)
-        video = record_video(self.make_env, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
+        video = record_video(self._plain, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
         summary: dict[str, Any] = {
             "steps": step,
             **{name.removeprefix("eval/"): value for name, value in final.items()},

@@ -26,6 +26,7 @@ class EpisodeStats:
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
         self._successes: deque[float] = deque(maxlen=window)
+        self._claims: deque[float] = deque(maxlen=window)
 
     def add(self, step: Step) -> None:
         """Count one step of every environment; rows with `valid` False are left out."""
@@ -43,15 +44,19 @@ class EpisodeStats:
             self._lengths.append(int(self._length[row]))
             if success is not None:
                 self._successes.append(float(success[row]))
+            if "critic_success" in step.info:
+                self._claims.append(float(step.info["critic_success"][row]))
         self.episodes += int(over.sum())
         self._return[over] = 0.0
         self._length[over] = 0
 
     def metrics(self) -> Metrics:
         """Means over the window: `rollout/return`, `rollout/length`, `rollout/success` (where environments report
-        it) and the number of finished episodes so far; only the last before the first episode has ended."""
+        it), `rollout/critic_success` (where a critic pays) and the number of finished episodes so far; only the last
+        before the first episode has ended."""
         row = {"rollout/episodes": float(self.episodes)}
-        for name, values in (("return", self._returns), ("length", self._lengths), ("success", self._successes)):
+        kept = {"return": self._returns, "length": self._lengths, "success": self._successes}
+        for name, values in {**kept, "critic_success": self._claims}.items():
             if values:
                 row[f"rollout/{name}"] = float(np.mean(values))
         return row
@@ -65,6 +70,7 @@ class EpisodeStats:
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "successes": list(self._successes),
+            "claims": list(self._claims),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -81,10 +87,10 @@ class EpisodeStats:
         self.episodes = int(state["episodes"])
         self._return[:] = np.asarray(state["return"])
         self._length[:] = np.asarray(state["length"])
-        for name in ("returns", "lengths", "successes"):
+        for name in ("returns", "lengths", "successes", "claims"):
             values = getattr(self, f"_{name}")
             values.clear()
-            values.extend(state[name])
+            values.extend(state.get(name, []))
 
 
 def _numpy(value: Array) -> np.ndarray:

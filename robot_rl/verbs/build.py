@@ -30,6 +30,49 @@ def env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
     return make
 
 
+def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
+    """`env_factory`, with the reward of `reward=` where one is chosen; `.plain` makes it without, for evaluation."""
+    plain = env_factory(cfg)
+    if cfg.get("reward") is None:
+        return plain
+    options: Any = OmegaConf.to_container(cfg.reward, resolve=True)
+    camera, folder = options["camera"], options.pop("judge")
+    learner, _ = load_critic(Path(folder), str(cfg.device))
+    judge, audit = learner.critic(), hydra.utils.get_class("robot_rl.policies.reward.critic_reward.Audit")
+
+    def make(num_envs: int, seed: int, render: bool) -> Any:
+        from robot_rl.loops.rewarded import Rewarded
+
+        extra: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+        shown = cfg.env.get("cameras")
+        hide = shown is not None and camera not in shown
+        if hide:  # pictures for the critic alone, of its size, no more often than it looks
+            extra |= {"cameras": [*shown, camera], "camera_size": list(judge.meta.image_size)}
+            if str(cfg.env._target_).endswith("mujoco_env.make") and not shown:
+                extra["camera_every"] = options["every"]
+        env = instantiate(cfg.env, num_envs=num_envs, seed=seed, device=cfg.device, **extra)
+        reward = instantiate(options, _partial_=True)(judge, gamma=float(cfg.gamma))
+        return Rewarded(env, reward, camera=camera, hide=hide, instruction=reward.instruction, audit=audit())
+
+    make.plain = plain  # type: ignore[attr-defined]
+    return make
+
+
+def load_critic(folder: Path, device: str) -> tuple[Any, DictConfig]:
+    """The learner of a run of robot-rl critic train, and the run's configuration."""
+    from robot_rl.checkpoint import load_state
+    from robot_rl.jobs import critic as job
+
+    if not (folder / job.STATE).exists():
+        raise Refused(f"{folder} holds no {job.STATE}; give path=<run folder of critic train>")
+    run: Any = OmegaConf.load(folder / "config.yaml")
+    learner = instantiate(run.critic, seed=run.seed, device=device)
+    learner.load_state_dict(load_state(folder / job.STATE, device=device)["learner"])
+    if learner.done_steps < learner.steps:
+        print(f"  note: trained for {learner.done_steps} of {learner.steps} updates; done is not calibrated")
+    return learner, run
+
+
 def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[Any], Any]:
     """(io) -> learner, on the configured device or another."""
 

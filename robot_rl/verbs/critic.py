@@ -10,7 +10,7 @@ import numpy as np
 from hydra.utils import get_method, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.verbs.build import Refused, choice, run_folder, table, threads
+from robot_rl.verbs.build import Refused, choice, load_critic, run_folder, table, threads
 
 
 def critic(cfg: DictConfig) -> None:
@@ -123,7 +123,7 @@ def _eval(cfg: DictConfig) -> None:
     from robot_rl.jobs import critic as job
 
     _need(cfg, path="run of critic train", data="folder of clips")
-    learner, run = _load(cfg)
+    learner, run = load_critic(Path(cfg.path), str(cfg.device))
     arrays, facts = job.load_clips(Path(cfg.data))
     if (run.get("data") is not None) and facts["hash"] == _trained_hash(Path(cfg.path)):
         raise Refused(f"{cfg.data} is what this critic was trained on; make others: robot-rl critic clips seed=1 out=…")
@@ -153,10 +153,11 @@ def _label(cfg: DictConfig) -> None:
     if out.exists():
         raise Refused(f"{out} exists already; choose another name (nothing is overwritten)")
     reward = get_method("robot_rl.policies.reward.critic_reward.progress_reward")
+    met = get_method("robot_rl.policies.reward.critic_reward.done_events")
     caveat = get_object("robot_rl.policies.reward.critic_reward.CAVEATS").get(cfg.mode)
     if caveat:
         print(f"  warning: mode={cfg.mode}: {caveat}", file=sys.stderr)
-    learner, _ = _load(cfg)
+    learner, _ = load_critic(Path(cfg.path), str(cfg.device))
     judge, logs = learner.critic(), formats.load(cfg.data)
     ends, truths = [], []
     with recorder.Recorder(out) as writer, tqdm(logs.episodes, unit="episode", file=sys.stderr) as bar:
@@ -173,6 +174,9 @@ def _label(cfg: DictConfig) -> None:
                 mode=str(cfg.mode),
                 gamma=float(cfg.gamma),
                 stride=int(cfg.stride),
+                met=met,
+                done_reward=float(cfg.done_reward),
+                pictures=bool(cfg.pictures),
             )
             writer.append(labelled)
             columns = labelled.meta["columns"]
@@ -190,21 +194,6 @@ def _label(cfg: DictConfig) -> None:
         rows["truly successful"] = float(np.mean(truths))
         rows["agreement"] = float(np.mean((done > 0.5) == np.array(truths)))
     table(rows)
-
-
-def _load(cfg: DictConfig) -> tuple[Any, Any]:
-    from robot_rl.checkpoint import load_state
-    from robot_rl.jobs import critic as job
-
-    folder = Path(cfg.path)
-    if not (folder / job.STATE).exists():
-        raise Refused(f"{folder} holds no {job.STATE}; give path=<run folder of critic train>")
-    run: Any = OmegaConf.load(folder / "config.yaml")
-    learner = instantiate(run.critic, seed=run.seed, device=cfg.device)
-    learner.load_state_dict(load_state(folder / job.STATE, device=cfg.device)["learner"])
-    if learner.done_steps < learner.steps:
-        print(f"  note: trained for {learner.done_steps} of {learner.steps} updates; done is not calibrated")
-    return learner, run
 
 
 def _trained_hash(folder: Path) -> str:

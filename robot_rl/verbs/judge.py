@@ -232,6 +232,7 @@ def collect(cfg: DictConfig) -> None:
                 noise_time=cfg.noise_time,
                 pauses=cfg.pauses,
                 pause_time=cfg.pause_time,
+                mistakes=cfg.mistakes,
                 seed=cfg.seed,
             )
         else:

@@ -20,6 +20,7 @@ from robot_rl.verbs.build import (
     judge_factory,
     learner_factory,
     load_classifier,
+    rewarded_factory,
     run_folder,
     saved_config,
     table,
@@ -39,7 +40,7 @@ def train(cfg: DictConfig) -> None:
     if own is not None and not getattr(own, "from_policy", False):  # the offline run's own learner goes on
         cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
         method = str(cfg.policy.get("_target_", "")).rpartition(".")[0].rpartition(".")[2]
-    cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "track", "experiment"), method)
+    cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "reward", "track", "experiment"), method)
     folder = parallel.agree(folder)  # its name holds the time, which differs between processes
     config, cfg.device = saved_config(cfg), device
     threads(cfg)
@@ -50,7 +51,7 @@ def train(cfg: DictConfig) -> None:
     job = TrainJob(
         settings,
         folder,
-        make_env=env_factory(cfg),
+        make_env=rewarded_factory(cfg),
         make_learner=learner_factory(cfg),
         make_tracker=tracker_factory(cfg, folder),
         config=config,
@@ -145,11 +146,12 @@ def hil(cfg: DictConfig) -> None:
         if not saved.exists():
             raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/hil/<run>")
         changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
-        groups = [
-            item for item in changes if item.split("=")[0].lstrip("+~") in ("env", "engine", "policy", "human", "track")
-        ]
+        groups_kept = ("env", "engine", "policy", "human", "reward", "track")
+        groups = [item for item in changes if item.split("=")[0].lstrip("+~") in groups_kept]
         if groups:
-            raise Refused(f"{groups[0]}: a resumed run keeps its env, engine, policy, human and track; start a new run")
+            raise Refused(
+                f"{groups[0]}: a resumed run keeps its env, engine, policy, human, reward and track; start a new run"
+            )
         # a run of an earlier version may lack keys: those have their defaults
         kept: Any = OmegaConf.load(saved)
         newer = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in kept and key != "resume"])
@@ -160,6 +162,10 @@ def hil(cfg: DictConfig) -> None:
         folder = run_folder(cfg, "hil", name + part)
     if cfg.role not in ("both", "actor", "learner"):
         raise Refused(f"role is '{cfg.role}', expected both (one process), actor (drives) or learner (learns)")
+    if cfg.reward is not None and cfg.task_reward != "env":
+        raise Refused(
+            f"reward=critic pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env"
+        )
     threads(cfg)
     settings = HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)})
     config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
@@ -202,7 +208,7 @@ def hil(cfg: DictConfig) -> None:
         job = kind(
             settings,
             folder,
-            make_env=env_factory(cfg),
+            make_env=rewarded_factory(cfg),
             make_learner=learner_factory(cfg),
             make_pilot=make_pilot,
             make_tracker=make_tracker,

@@ -8,6 +8,7 @@ software renderer.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import array_api_compat
@@ -125,6 +126,7 @@ class Tabletop:
         layout: "random", any five of nine places, or "fixed", the same five in every episode.
         jitter: largest shift of a block or plate from its place along each axis, m.
         hand_spread: share of its range from which the start of the hand is drawn; 0 is always the middle.
+        only: goals that are drawn, as "<block> on <plate>"; None draws all six.
 
     Raises:
         ValueError: an option outside these values.
@@ -146,6 +148,7 @@ class Tabletop:
         layout: str = "random",
         jitter: float = _JITTER,
         hand_spread: float = 1.0,
+        only: Sequence[str] | None = None,
     ) -> None:
         if control_hz not in (10, 20, 40):
             raise ValueError(f"control_hz is {control_hz:g}, expected 10, 20 or 40 (physics runs at 200 Hz)")
@@ -164,6 +167,10 @@ class Tabletop:
 
             self._words = sentence_bytes(sentences)
         self.instruction_bytes = 0 if self._words is None else self._words.shape[2]
+        names = [f"{BLOCKS[i]} on {PLATES[j]}" for i, j in GOALS]
+        if only is not None and (not only or not set(only) <= set(names)):
+            raise ValueError(f"only is {list(only)}, expected some of {', '.join(names)}")
+        self._only = [names.index(name) for name in (names if only is None else only)]
         self.control_hz = float(control_hz)
         self.episode_steps = round(seconds * control_hz)
         self._reward = reward
@@ -208,7 +215,8 @@ class Tabletop:
             f"plate_{name}": xp.concat([x[:, i : i + 1], y[:, i : i + 1], zero + 0.002], axis=1)
             for i, name in enumerate(PLATES, start=len(BLOCKS))
         }
-        goal = xp.astype(unit[:, 3] * len(GOALS), xp.int64)
+        drawn = xp.astype(unit[:, 3] * len(self._only), xp.int64)
+        goal: Any = sum(xp.where(drawn == i, xp.full_like(drawn, row), 0) for i, row in enumerate(self._only))
         qpos = xp.concat([hand, *blocks], axis=1)
         task = {"goal": goal, "command": xp.asarray(tip, copy=True), **plates}
         if self._words is not None:  # drawn only where it is said, so that starts without sentences stay what they were
@@ -240,6 +248,24 @@ class Tabletop:
         parts += [(plate[:, :2] - tip[:, :2]) / _SCALE for plate in plates]
         parts.append(self.one_hot(view.task["goal"]))
         return xp.astype(xp.concat([xp.astype(part, tip.dtype) for part in parts], axis=1), xp.float32)
+
+    def instructions(self, view: View) -> list[str]:
+        """N sentences: what is asked, in the words of the observation where it says so."""
+        if self._words is not None:
+            return [bytes(row.tolist()).rstrip(b"\0").decode() for row in self.instruct(view)]
+        rows = [GOALS[int(goal)] for goal in view.task["goal"]]
+        return [f"put the {BLOCKS[i]} block on the {PLATES[j]} plate" for i, j in rows]
+
+    def mistaken(self, state: Array, draw: Array) -> Array:
+        """The state under one of the five other goals: block and plate go round by 1 to 5 rows of `GOALS`."""
+        xp = array_api_compat.array_namespace(state)
+        first, blocks = len(self.obs_names) - 5, len(BLOCKS)
+        row = xp.argmax(state[:, first : first + blocks], axis=1) * len(PLATES)
+        row = row + xp.argmax(state[:, first + blocks :], axis=1)
+        wrong = xp.isfinite(draw)
+        shift = 1 + xp.astype(xp.where(wrong, draw, xp.zeros_like(draw)) * (len(GOALS) - 1), xp.int64)
+        other = xp.concat([state[:, :first], self.one_hot((row + shift) % len(GOALS))], axis=1)
+        return xp.where(wrong[:, None], other, state)
 
     def one_hot(self, goal: Array) -> Array:
         """(N,) rows of `GOALS` -> (N, 5) float32: three columns for the block, two for the plate."""

@@ -13,6 +13,7 @@ from robot_rl.jobs.collect import ExpertPolicy, episodes_of, keep_steps
 from robot_rl.policies.offline.bc import Bc
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
+from robot_rl.sim.worlds.tabletop import BLOCKS, PLATES, Tabletop
 from robot_rl.types import Action, IOSpec
 
 
@@ -164,3 +165,27 @@ def test_pauses_stand_still_for_their_share_of_the_time_and_hold_the_gripper() -
 def test_pauses_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="a share below 1"):
         ExpertPolicy(_Steady(), pauses=1.0)
+
+
+def test_episodes_say_what_was_asked_and_mistakes_do_something_else() -> None:
+    env = make(4, 0, world=Tabletop(), num_threads=1)
+    good = episodes_of(env, ExpertPolicy(env), episodes=8, seed=0)
+    assert all(episode.meta["success"] for episode in good)
+    for episode in good:
+        goal = episode.obs["state"][0, 20:]
+        block, plate = BLOCKS[int(goal[:3].argmax())], PLATES[int(goal[3:].argmax())]
+        assert episode.meta["instruction"] == f"put the {block} block on the {plate} plate"
+    wrong = episodes_of(env, ExpertPolicy(env, mistakes=1.0, seed=1), episodes=8, seed=0)
+    assert not any(episode.meta["success"] for episode in wrong)
+    assert [e.meta["instruction"] for e in wrong] == [e.meta["instruction"] for e in good]
+    moved = [np.abs(e.obs["state"][-1, 7:16] - e.obs["state"][0, 7:16]).max() for e in wrong]
+    assert min(moved) > 0.3  # something was carried all the same
+    env.close()
+
+
+def test_mistakes_where_only_one_thing_is_asked_are_refused() -> None:
+    env = make(1, 0, world=Reach())
+    with pytest.raises(ValueError, match="mistakes=0"):
+        ExpertPolicy(env, mistakes=0.5)
+    with pytest.raises(ValueError, match="mistakes is 2"):
+        ExpertPolicy(env, mistakes=2)

@@ -254,3 +254,57 @@ def test_film_takes_new_pictures_only_when_they_are_due() -> None:
     np.testing.assert_array_equal(other.load_state_dict(film.state_dict())["image.top"], shown["image.top"])
     with pytest.raises(ValueError, match="camera_every is 0"):
         Film(["top"], 0)
+
+
+def test_tabletop_asks_only_what_it_is_told_and_says_it_in_words() -> None:
+    world = Tabletop(only=["red on yellow", "blue on purple"])
+    env = make(40, 0, world=world, num_threads=1)
+    env.reset(seed=0)
+    goals = np.asarray(env._view.task["goal"])
+    assert set(goals) == {0, 5}
+    said = env.instructions()
+    assert said is not None
+    assert {said[int(np.flatnonzero(goals == g)[0])] for g in (0, 5)} == {
+        "put the red block on the yellow plate", "put the blue block on the purple plate"
+    }  # fmt: skip
+    env.close()
+    with pytest.raises(ValueError, match="expected some of red on yellow"):
+        Tabletop(only=["pink on yellow"])
+    worded = make(3, 0, world=Tabletop(sentences="held_out"), num_threads=1)
+    obs, _ = worded.reset(seed=0)
+    found = worded.instructions()
+    assert found == [bytes(row).rstrip(b"\0").decode() for row in obs["instruction"].tolist()]
+    worded.close()
+
+
+def test_tabletop_mistaken_states_ask_for_another_goal_and_nothing_else_changes() -> None:
+    world = Tabletop()
+    env = make(30, 0, world=world, num_threads=1)
+    obs, _ = env.reset(seed=0)
+    draw = np.where(np.arange(30) % 3 == 0, np.nan, np.linspace(0, 0.999, 30))
+    state = env.mistaken(obs, draw)
+    first = len(world.obs_names) - 5
+    np.testing.assert_array_equal(state[:, :first], obs["state"][:, :first])
+    same = (state == obs["state"]).all(axis=1)
+    np.testing.assert_array_equal(same, np.isnan(draw))
+    assert (state[:, first : first + 3].sum(1) == 1).all()
+    assert (state[:, first + 3 :].sum(1) == 1).all()
+    env.close()
+
+
+def test_held_pictures_are_new_at_the_ends_of_an_episode() -> None:
+    env = make(
+        2, 0, world=Tabletop(seconds=0.5), num_threads=1, cameras=["front"], camera_size=[16, 16], camera_every=3
+    )
+    whole = make(2, 0, world=Tabletop(seconds=0.5), num_threads=1, cameras=["front"], camera_size=[16, 16])
+    for each in (env, whole):
+        each.reset(seed=0)
+    action = np.tile(np.array([1.0, 1.0, -1.0, 1.0], np.float32), (2, 1))
+    rows = [(env.step(action), whole.step(action)) for _ in range(5)]
+    for i, (held, fresh) in enumerate(rows):
+        due = i in (2, 4)  # third step, and the last of the episode
+        same = (held[4]["final_obs"]["image.front"] == fresh[4]["final_obs"]["image.front"]).all()
+        assert bool(same) == due, i
+    np.testing.assert_array_equal(rows[4][0][0]["image.front"], rows[4][1][0]["image.front"])  # of the next episode
+    env.close()
+    whole.close()

@@ -70,7 +70,7 @@ def clips(count: int = 40, seed: int = 0) -> Clips:
 
 
 def learner(**changes: Any) -> CriticLearner:
-    return CriticLearner((SIZE, SIZE), **{"items": 8, "width": 32, **changes})
+    return CriticLearner((SIZE, SIZE), **{"items": 8, "goals": 1, "width": 32, **changes})
 
 
 def untrained(readout: str = "pairwise") -> TinyCritic:
@@ -205,6 +205,43 @@ def test_success_only_recipe_sees_successes_alone_and_time() -> None:
     assert mismatched.done_mask.all()
 
 
+def test_sampler_labels_every_goal_of_an_item() -> None:
+    data = clips()
+    sampler = ClipSampler(data, items=6, goals=9, seed=3)  # more than there are: all
+    batch = next(sampler)
+    assert batch.images.shape[:2] == (6, 4)
+    assert batch.share.shape == (12, 4, 4)
+    assert len(batch.ids) == len(batch.length) == 12
+    for item in range(6):  # what is left to one side and to the other is .9 in all
+        both = torch.exp(batch.log_work[2 * item : 2 * item + 2]).sum(dim=0) * sampler.reference_work
+        torch.testing.assert_close(both, torch.full((4,), 0.9), atol=0.08, rtol=0)
+    made = learner(items=6, goals=2)
+    one, two = made.net.under(batch.images[:, 0], torch.randn(6, 2, 64)), made.net.frames
+    sentence = torch.randn(6, 64)
+    torch.testing.assert_close(
+        two(batch.images[:, 0], sentence), made.net.under(batch.images[:, 0], sentence[:, None])[:, 0]
+    )
+    assert one.shape == (6, 2, 32)
+
+
+def test_words_of_every_goal_may_be_missing_and_the_others_never() -> None:
+    sampler = ClipSampler(clips(), seed=0)
+    assert sampler._common == {"go", "to", "the", "side"}
+    said = [sampler._filled("go to the red side").split() for _ in range(200)]
+    assert all("red" in words for words in said)
+    assert any("the" not in words for words in said)
+
+
+def test_anchor_pulls_a_trajectory_towards_the_absolute_value() -> None:
+    net, frames = CriticNet((SIZE, SIZE), width=32), pictures(6)
+    free, tight = TinyCritic(net, anchor=0.0), TinyCritic(net, anchor=1.0)
+    path = free.trajectory(frames, "x")
+    np.testing.assert_allclose(path.u[1:], np.cumsum(-np.sign(path.deltas) * np.log1p(-np.abs(path.deltas))), atol=1e-6)
+    held = tight.trajectory(frames, "x")
+    np.testing.assert_allclose(held.values, held.absolute, atol=1e-6)
+    np.testing.assert_allclose(held.deltas, path.deltas)
+
+
 def test_training_resumes_exactly(tmp_path: Path) -> None:
     data, rows, made = clips(), {}, learner(steps=6)
     for name, stops in (("whole", [6]), ("parts", [2, 5, 6])):
@@ -268,7 +305,7 @@ def test_clips_on_disk_continue_where_they_stopped(tmp_path: Path) -> None:
 
 def test_critic_learns_a_line_and_tells_its_two_goals_apart() -> None:
     """Learning test: a known world, 260 small batches; unseen clips and sentences."""
-    made = learner(steps=260, lr=3e-3)
+    made = learner(steps=260, lr=3e-3, goals=2)
     data, test = clips(80), clips(24, seed=9)
     sampler = made.sampler(data)
     first = made.update(next(sampler))
@@ -320,6 +357,32 @@ def test_label_keeps_what_was_there_and_pays_at_the_frames_looked_at() -> None:
         job.label(episode, judge, progress_reward, **{**options, "camera": "top"})
 
 
+def test_label_pays_for_a_goal_that_is_met_and_may_leave_the_pictures_out() -> None:
+    frames = pictures(6)
+    judge = Oracle(CriticNet((SIZE, SIZE), width=32))
+    zeros = np.zeros((5, 1), np.float32)
+    io = {"obs": {"image.front": 1, "state": 2}}
+    episode = Episode(
+        obs={"image.front": frames, "state": np.zeros((6, 2), np.float32)}, action=zeros, proposed=zeros,
+        reward=zeros[:, 0], terminated=False, truncated=True, intervened=np.zeros(5, bool), stamp=np.arange(6.0),
+        meta={"io": io},
+    )  # fmt: skip
+    options: dict[str, Any] = {"instruction": "x", "camera": "front", "mode": "potential", "gamma": 0.9, "stride": 2}
+
+    def met(done: np.ndarray, values: np.ndarray) -> np.ndarray:
+        assert len(done) == len(values) == 4  # frames 0, 2, 4, 5
+        return np.array([False, False, True, False])
+
+    shaped = job.label(episode, judge, progress_reward, **options)
+    paid = job.label(episode, judge, progress_reward, met=met, done_reward=3.0, pictures=False, **options)
+    np.testing.assert_allclose(paid.reward - shaped.reward, [0, 0, 0, 3, 0], atol=1e-6)
+    assert list(paid.obs) == ["state"] == list(paid.meta["io"]["obs"])
+    values = shaped.meta["columns"]["critic_progress"]
+    # a potential that is held between looks adds up exactly
+    total = float((0.9 ** np.arange(5) * shaped.reward).sum())
+    assert total == pytest.approx(0.9**5 * values[-1], abs=1e-5)
+
+
 class Oracle(TinyCritic):
     """Knows the line: answers from where the dot is."""
 
@@ -333,7 +396,8 @@ class Oracle(TinyCritic):
         steps = -np.diff(np.log(work))
         u, values = add_up(steps)
         done = (left < 0.05).astype(float)
-        index = np.arange(len(frames))
+        index = np.unique(np.append(np.arange(0, len(frames), stride), len(frames) - 1))
+        u, values, done, steps = u[index], values[index], done[index], np.diff(u[index])
         return Trajectory(1 - np.exp(-np.abs(steps)), u, values, done, index, values, np.ones(len(steps), bool))
 
 

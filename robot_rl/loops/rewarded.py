@@ -1,0 +1,154 @@
+"""An environment whose reward is what a critic says of its pictures; its own reward is left aside."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorWrapper
+from gymnasium.vector.utils import batch_space
+
+from robot_rl.loops.stepping import autoreset_mode
+from robot_rl.types import IOSpec
+
+
+class Rewarder(Protocol):
+    """What pays, such as `policies.reward.critic_reward.CriticReward`."""
+
+    def start(self, rows: np.ndarray, pictures: np.ndarray, sentences: list[str]) -> None:
+        """Episodes begin."""
+        ...
+
+    def step(
+        self, pictures: np.ndarray, terminated: np.ndarray, ended: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(reward, met, over) of one control step."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Exact continuation."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue."""
+        ...
+
+
+class Rewarded(VectorWrapper):
+    """N copies of an environment with the reward of a critic.
+
+    `info` holds further "critic_success" (N,) bool, whether the critic holds the goal for met, and "env_reward" (N,).
+    "success" stays the environment's own.
+
+    Args:
+        env: vector environment of ours with "image.<camera>" among its observations; same-step autoreset or none.
+        reward: what pays.
+        camera: which pictures.
+        hide: leave these pictures out of the observation, for policies that read the state.
+        instruction: the sentence for all copies; None asks `env.instructions()`.
+        audit: takes (critic's success, true success) of each episode and may answer with a warning; None: no audit.
+
+    Raises:
+        ValueError: no such pictures, no sentence, or another way of resetting.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        reward: Rewarder,
+        *,
+        camera: str = "front",
+        hide: bool = False,
+        instruction: str | None = None,
+        audit: Any = None,
+    ) -> None:
+        super().__init__(env)
+        self._key, self._hide, self._reward, self._audit = f"image.{camera}", hide, reward, audit
+        io: IOSpec = env.io
+        if self._key not in io.obs:
+            pictures = [name for name in io.obs if name.startswith("image.")]
+            raise ValueError(f"the environment shows no '{self._key}'; it shows {pictures or 'no pictures'}")
+        self._mode = autoreset_mode(env)
+        if self._mode is AutoresetMode.NEXT_STEP:
+            raise ValueError("a critic's reward needs an environment that resets in the same step, or not by itself")
+        self._instruction = instruction
+        if instruction is None and self._asked() is None:
+            raise ValueError("the environment asks nothing in words; add reward.instruction='<sentence>'")
+        self.io = io
+        if hide:
+            kept = {key: value for key, value in io.obs.items() if key != self._key}
+            if not kept:
+                raise ValueError(
+                    f"nothing is left to observe without '{self._key}'; observe the state, or hide nothing"
+                )
+            self.io = IOSpec(**{**{f: getattr(io, f) for f in io.__dataclass_fields__}, "obs": kept})
+            spaces: Any = env.single_observation_space
+            self.single_observation_space = gymnasium.spaces.Dict({key: spaces[key] for key in kept})
+            self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the environment offers: its expert, its world, its tool."""
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        mask = (options or {}).get("reset_mask")
+        rows = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool)
+        self._reward.start(rows, obs[self._key], self._sentences())
+        return self._shown(obs), info
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One control step; a goal that the critic holds for met may end the episode (terminated)."""
+        obs, own, terminated, truncated, info = self.env.step(actions)
+        terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
+        ended = terminated | truncated
+        final = info["final_obs"] if self._mode is AutoresetMode.SAME_STEP and ended.any() else obs
+        reward, met, over = self._reward.step(final[self._key], terminated, ended)
+        new = over & ~ended
+        terminated, truncated = over, truncated & ~over
+        if self._mode is AutoresetMode.SAME_STEP:
+            if new.any():
+                obs, _ = self.env.reset(options={"reset_mask": new})
+            if (new | ended).any():
+                info = {**info, "final_obs": self._shown(final), "_final_obs": new | ended}
+                self._reward.start(new | ended, obs[self._key], self._sentences())
+            else:
+                info = {**info, "final_obs": self._shown(info.get("final_obs", final))}
+        info = {**info, "critic_success": met, "env_reward": own}
+        self._look_after(new | ended, met, info)
+        return self._shown(obs), reward.astype(np.float32), terminated, truncated, info
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the environment and of the reward."""
+        return {"env": self.env.state_dict(), "reward": self._reward.state_dict()}  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly."""
+        self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
+        self._reward.load_state_dict(state["reward"])
+
+    def _asked(self) -> Any:
+        ask = getattr(self.env, "instructions", None)
+        world = getattr(self.env, "world", None)
+        return None if ask is None or (world is not None and not hasattr(world, "instructions")) else ask
+
+    def _sentences(self) -> list[str]:
+        if self._instruction is not None:
+            return [self._instruction] * self.num_envs
+        return list(self._asked()())
+
+    def _shown(self, obs: Any) -> Any:
+        return {key: value for key, value in obs.items() if key != self._key} if self._hide else obs
+
+    def _look_after(self, ended: np.ndarray, met: np.ndarray, info: dict[str, Any]) -> None:
+        if self._audit is None or "success" not in info:
+            return
+        for row in np.flatnonzero(ended):
+            finding = self._audit.add(met[row], np.asarray(info["success"])[row])
+            if finding is not None:
+                warnings.warn(finding, stacklevel=2)
