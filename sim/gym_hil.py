@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -137,7 +137,7 @@ class GymHilEnv(GymVectorEnv):
         """
         state = np.asarray(obs["state"])
         if state.shape[1] < 21 and self._copies is not None:
-            state = np.concatenate([state, [copy.unwrapped.block for copy in self._copies.envs]], axis=1)
+            state = np.concatenate([state, [cast(PickCube, copy.unwrapped).block for copy in self._copies.envs]], axis=1)
         return oracle(state)
 
 

@@ -177,7 +177,7 @@ class CriticReward:
         which = np.flatnonzero(rows)
         if len(which) == 0:
             return
-        for i in which:
+        for i in which.tolist():
             self._sentences[i] = sentences[i]
         self._pictures[which] = pictures[which]
         self._u[which], self._age[which], self._run[which], self._met[which] = 0.0, 0, 0, False

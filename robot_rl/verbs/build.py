@@ -47,7 +47,7 @@ def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
         shown = cfg.env.get("cameras")
         hide = shown is not None and camera not in shown
         if hide:  # pictures for the critic alone, of its size, no more often than it looks
-            extra |= {"cameras": [*shown, camera], "camera_size": list(judge.meta.image_size)}
+            extra |= {"cameras": [*(shown or ()), camera], "camera_size": list(judge.meta.image_size)}
             if str(cfg.env._target_).endswith("mujoco_env.make") and not shown:
                 extra["camera_every"] = options["every"]
         env = instantiate(cfg.env, num_envs=num_envs, seed=seed, device=cfg.device, **extra)

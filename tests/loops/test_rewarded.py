@@ -1,4 +1,6 @@
 """A critic as the only reward: what is paid, when an episode is over, whose picture is read, and exact continuation."""
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 

@@ -73,9 +73,9 @@ def test_oracle_drives_where_only_pictures_show_the_block() -> None:
     env = gym_hil.make(1, 0, pictures=True)
     obs, _ = env.reset(seed=0)
     assert {"state", "image.front", "image.wrist"} == set(obs)
+    success = False
     for _ in range(60):
-        obs, _, terminated, _, info = env.step(env.expert(obs))
-        if terminated[0]:
-            break
-    assert info["success"][0]
+        obs, _, _, _, info = env.step(env.expert(obs))
+        success |= bool(info["success"][0])
+    assert success
     env.close()
