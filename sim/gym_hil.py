@@ -137,7 +137,9 @@ class GymHilEnv(GymVectorEnv):
         """
         state = np.asarray(obs["state"])
         if state.shape[1] < 21 and self._copies is not None:
-            state = np.concatenate([state, [cast(PickCube, copy.unwrapped).block for copy in self._copies.envs]], axis=1)
+            state = np.concatenate(
+                [state, [cast(PickCube, copy.unwrapped).block for copy in self._copies.envs]], axis=1
+            )
         return oracle(state)
 
 
