@@ -14,7 +14,8 @@ from torch.nn.functional import gelu
 from robot_rl.advantage import policy_loss, rollout_gae
 from robot_rl.policies.nets.attention import Transformer
 from robot_rl.policies.nets.learner_state import LearnerState
-from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_state
+from robot_rl.policies.nets.module_policy import ModulePolicy
+from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Rollout
@@ -279,13 +280,13 @@ class CmatNet(nn.Module):
         return (score.softmax(1)[..., None] * v).sum(1).flatten(1)
 
 
-class CmatPolicy:
+class CmatPolicy(ModulePolicy):
     """Samples every agent's Gaussian, or the means when deterministic; shares the learner's network."""
 
     def __init__(self, io: IOSpec, net: CmatNet, agents: int, seed: int, device: str) -> None:
         """`seed` is of the samples."""
         self.io, self._net, self._agents, self._device = io, net, agents, torch.device(device)
-        self._generator = torch.Generator(device=device).manual_seed(seed)
+        super().__init__("net", self._net, torch.Generator(device=device).manual_seed(seed))
 
     def reset(self, rows: Any = None) -> None:
         """Nothing to forget: the policy has no memory."""
@@ -304,19 +305,6 @@ class CmatPolicy:
         if isinstance(given, np.ndarray):
             out = tuple(x.cpu().numpy() for x in out)
         return Action(out[0], out[1], {"raw": out[2], "agent_logp": out[3]})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and generator."""
-        return {"net": module_state(self._net), "generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes.
-        """
-        load_module(self._net, state["net"])
-        self._generator.set_state(state["generator"].cpu())
 
 
 def gaussian_logp(action: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from torch.nn.functional import log_softmax
 
 from robot_rl.advantage import group_advantage, policy_loss
 from robot_rl.policies.nets.learner_state import LearnerState
-from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_state
+from robot_rl.policies.nets.module_policy import ModulePolicy
+from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Rollout
 
 _GRAVITY_SIDE = 4.9  # m/s^2 sideways that tyres hold
@@ -261,13 +262,13 @@ class _Scores(nn.Module):
         return self.layers[-1](h)
 
 
-class CandidatePolicy:
+class CandidatePolicy(ModulePolicy):
     """Draws a candidate (the likeliest when deterministic) and drives it for one step."""
 
     def __init__(self, io: IOSpec, net: nn.Module, model: Candidates, seed: int, device: str) -> None:
         """Share the learner's network."""
         self.io, self._net, self._model, self._device = io, net, model, torch.device(device)
-        self._generator = torch.Generator(device=device).manual_seed(seed)
+        super().__init__("net", self._net, torch.Generator(device=device).manual_seed(seed))
 
     def reset(self, rows: Any = None) -> None:
         """Nothing to forget: the policy has no memory."""
@@ -287,16 +288,3 @@ class CandidatePolicy:
         if isinstance(given, np.ndarray):
             out = tuple(x.cpu().numpy() for x in out)
         return Action(out[0], out[1], {"logits": out[2], "choice": out[3]})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and generator."""
-        return {"net": module_state(self._net), "generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes.
-        """
-        load_module(self._net, state["net"])
-        self._generator.set_state(state["generator"].cpu())

@@ -14,6 +14,7 @@ from torch import Tensor
 from robot_rl.policies.nets.distributions import squash, squash_grad
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_state
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.residual import ResidualNet
@@ -196,13 +197,13 @@ class _Weights:
         load_module(self._module, state)
 
 
-class ResidualPolicy:
+class ResidualPolicy(ModulePolicy):
     """The squashed Gaussian of a `ResidualNet`; shares the learner's parameters."""
 
     def __init__(self, io: IOSpec, actor: ResidualNet, norm: RunningNorm, seed: int) -> None:
         """Share actor and moments; `seed` is of the exploration noise."""
         self.io, self._actor, self._norm = io, actor, norm
-        self._generator = torch.Generator(device=norm.shift.device).manual_seed(seed)
+        super().__init__("actor", self._actor, torch.Generator(device=norm.shift.device).manual_seed(seed), norm)
 
     def reset(self, rows: Any = None) -> None:
         """Nothing to forget: the policy has no memory."""
@@ -220,21 +221,3 @@ class ResidualPolicy:
             noise = torch.randn(mean.shape, generator=self._generator, device=mean.device)
             action = squash(raw, noise).action
         return Action(action.cpu().numpy() if isinstance(given, np.ndarray) else action)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, moments and noise generator."""
-        return {
-            "actor": module_state(self._actor),
-            "normalizer": self._norm.state_dict(),
-            "generator": self._generator.get_state(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes.
-        """
-        load_module(self._actor, state["actor"])
-        self._norm.load_state_dict(state["normalizer"])
-        self._generator.set_state(state["generator"].cpu())

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.learner_state import LearnerState
-from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_state
+from robot_rl.policies.nets.module_policy import ModulePolicy
+from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Rollout
@@ -357,13 +358,13 @@ class _Gaussian(nn.Module):
         return -(0.5 * z.square() + self.log_std + 0.5 * _LOG_TAU).sum(-1)
 
 
-class GaussianPolicy:
+class GaussianPolicy(ModulePolicy):
     """Samples, or the mean when deterministic; shares the learner's parameters."""
 
     def __init__(self, io: IOSpec, net: _Gaussian, norm: RunningNorm, seed: int) -> None:
         """Share network and moments; `seed` is of the noise."""
         self.io, self._net, self._norm = io, net, norm
-        self._generator = torch.Generator(device=norm.shift.device).manual_seed(seed)
+        super().__init__("net", self._net, torch.Generator(device=norm.shift.device).manual_seed(seed), norm)
 
     def reset(self, rows: Any = None) -> None:
         """Nothing to forget: the policy has no memory."""
@@ -381,24 +382,6 @@ class GaussianPolicy:
         if isinstance(given, np.ndarray):
             return Action(action.numpy(), logp.numpy(), {"raw": raw.numpy()})
         return Action(action, logp, {"raw": raw})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, moments and noise generator."""
-        return {
-            "net": module_state(self._net),
-            "normalizer": self._norm.state_dict(),
-            "generator": self._generator.get_state(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes.
-        """
-        load_module(self._net, state["net"])
-        self._norm.load_state_dict(state["normalizer"])
-        self._generator.set_state(state["generator"].cpu())
 
 
 def _places(names: Sequence[str | int], io: IOSpec, size: int) -> list[int]:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from robot_rl.policies.nets.learner_state import LearnerState
-from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_state
+from robot_rl.policies.nets.module_policy import ModulePolicy
+from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
 
@@ -187,7 +188,7 @@ class _Cells(nn.Module):
         return self.layers[-1](h)
 
 
-class SearchPolicy:
+class SearchPolicy(ModulePolicy):
     """Runs the learnt search from the goal until it reaches the agent; at random where it does not."""
 
     def __init__(
@@ -196,7 +197,7 @@ class SearchPolicy:
         """Share the learner's network."""
         self.io, self.net, self._side, self._procedure, self._most = io, net, side, procedure, most_layers
         self._device = torch.device(device)
-        self._generator = torch.Generator(device=device).manual_seed(seed)
+        super().__init__("net", self.net, torch.Generator(device=device).manual_seed(seed))
 
     def reset(self, rows: Any = None) -> None:
         """Nothing to forget: the policy has no memory."""
@@ -237,19 +238,6 @@ class SearchPolicy:
         if isinstance(given, np.ndarray):
             return Action(action.cpu().numpy(), extras={"layers": used.cpu().numpy()})
         return Action(action, extras={"layers": used})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and generator."""
-        return {"net": module_state(self.net), "generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes.
-        """
-        load_module(self.net, state["net"])
-        self._generator.set_state(state["generator"].cpu())
 
 
 def begun(planes: Tensor) -> Tensor:
