@@ -203,7 +203,7 @@ class CriticLearner:
         *,
         seed: int = 0,
         device: str = "cpu",
-        steps: int = 1500,
+        steps: int = 2500,
         lr: float = 2e-3,
         weight_decay: float = 1e-4,
         items: int = 12,
