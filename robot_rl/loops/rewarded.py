@@ -75,7 +75,7 @@ class Rewarded(VectorWrapper):
             raise ValueError("a critic's reward needs an environment that resets in the same step, or not by itself")
         self._instruction = instruction
         if instruction is None and self._asked() is None:
-            raise ValueError("the environment asks nothing in words; add reward.instruction='<sentence>'")
+            raise ValueError("the environment asks nothing in words; add rewarder.instruction='<sentence>'")
         self.io = io
         if hide:
             kept = {key: value for key, value in io.obs.items() if key != self._key}

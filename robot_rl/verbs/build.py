@@ -31,11 +31,11 @@ def env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
 
 
 def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
-    """`env_factory`, with the reward of `reward=` where one is chosen; `.plain` makes it without, for evaluation."""
+    """`env_factory`, with the reward of `rewarder=` where one is chosen; `.plain` makes it without, for evaluation."""
     plain = env_factory(cfg)
-    if cfg.get("reward") is None:
+    if cfg.get("rewarder") is None:
         return plain
-    options: Any = OmegaConf.to_container(cfg.reward, resolve=True)
+    options: Any = OmegaConf.to_container(cfg.rewarder, resolve=True)
     camera, folder = options["camera"], options.pop("judge")
     learner, _ = load_critic(Path(folder), str(cfg.device))
     judge, audit = learner.critic(), hydra.utils.get_class("robot_rl.policies.reward.critic_reward.Audit")

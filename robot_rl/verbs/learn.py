@@ -40,7 +40,7 @@ def train(cfg: DictConfig) -> None:
     if own is not None and not getattr(own, "from_policy", False):  # the offline run's own learner goes on
         cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
         method = str(cfg.policy.get("_target_", "")).rpartition(".")[0].rpartition(".")[2]
-    cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "reward", "track", "experiment"), method)
+    cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "rewarder", "track", "experiment"), method)
     folder = parallel.agree(folder)  # its name holds the time, which differs between processes
     config, cfg.device = saved_config(cfg), device
     threads(cfg)
@@ -146,7 +146,7 @@ def hil(cfg: DictConfig) -> None:
         if not saved.exists():
             raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/hil/<run>")
         changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
-        groups_kept = ("env", "engine", "policy", "human", "reward", "track")
+        groups_kept = ("env", "engine", "policy", "human", "rewarder", "track")
         groups = [item for item in changes if item.split("=")[0].lstrip("+~") in groups_kept]
         if groups:
             raise Refused(
@@ -162,9 +162,9 @@ def hil(cfg: DictConfig) -> None:
         folder = run_folder(cfg, "hil", name + part)
     if cfg.role not in ("both", "actor", "learner"):
         raise Refused(f"role is '{cfg.role}', expected both (one process), actor (drives) or learner (learns)")
-    if cfg.reward is not None and cfg.task_reward != "env":
+    if cfg.get("rewarder") is not None and cfg.task_reward != "env":
         raise Refused(
-            f"reward=critic pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env"
+            f"rewarder=critic pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env"
         )
     threads(cfg)
     settings = HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)})

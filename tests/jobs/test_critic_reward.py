@@ -27,9 +27,9 @@ def test_critic_pays_a_policy_and_labels_a_log(tmp_path: Path, robot_rl) -> None
     options = (
         "train", "env=tabletop", "env.world.seconds=2", "env.world.only=[red on yellow]", "policy=online/sac",
         "policy.hidden=[16,16]", "policy.batch_size=8", "num_envs=2", "total_steps=60", "learning_starts=20",
-        "updates_per_step=0.1", "log_every=20", "reward=critic", f"reward.judge={run}", *SMALL,
+        "updates_per_step=0.1", "log_every=20", "rewarder=critic", f"rewarder.judge={run}", *SMALL,
     )  # fmt: skip
-    trained = robot_rl(*options, "reward.on_done=pay")
+    trained = robot_rl(*options, "rewarder.on_done=pay")
     assert trained.returncode == 0, trained.stderr
     (folder,) = (tmp_path / "runs" / "train").iterdir()
     io = json.loads(next(folder.rglob("io.json")).read_text())
@@ -40,13 +40,13 @@ def test_critic_pays_a_policy_and_labels_a_log(tmp_path: Path, robot_rl) -> None
 
     again = robot_rl("train", f"resume={folder}", "total_steps=80")
     assert again.returncode == 0, again.stderr
-    other = robot_rl("train", f"resume={folder}", "reward=critic")
+    other = robot_rl("train", f"resume={folder}", "rewarder=critic")
     assert other.returncode == 1
     assert "keeps its" in other.stderr
-    missing = robot_rl(*options[:-6], "reward=critic", "reward.judge=nowhere")
+    missing = robot_rl(*options[:-6], "rewarder=critic", "rewarder.judge=nowhere")
     assert missing.returncode == 1
     assert "run folder of critic train" in missing.stderr
-    mixed = robot_rl("hil", "env=tabletop", "reward=critic", f"reward.judge={run}")
+    mixed = robot_rl("hil", "env=tabletop", "rewarder=critic", f"rewarder.judge={run}")
     assert mixed.returncode == 1
     assert "task_reward" in mixed.stderr
 

@@ -290,7 +290,7 @@ def test_missing_sentence_and_options_out_of_range_are_refused() -> None:
     class Mute(Slider):
         instructions: Any = None
 
-    with pytest.raises(ValueError, match=r"reward\.instruction"):
+    with pytest.raises(ValueError, match=r"rewarder\.instruction"):
         Rewarded(Mute(2), CriticReward(Reader()))
     Rewarded(Mute(2), CriticReward(Reader()), instruction="go left").reset()
     for options, words in (({"mode": "x"}, "mode is 'x'"), ({"on_done": "x"}, "on_done"), ({"every": 0}, "every")):
