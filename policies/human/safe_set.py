@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from robot_rl.policies.nets.imitation import human_rows
-from robot_rl.policies.nets.safe_set import SafeSet
+from robot_rl.policies.nets.safe_set import SafeSet, mlp
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
 
 
@@ -99,9 +98,7 @@ class SafeExploration:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            widths = [states, *hidden]
-            layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
-            self.clone = nn.Sequential(*layers, nn.Linear(widths[-1], io.action_dim), nn.Tanh()).to(device)
+            self.clone = nn.Sequential(mlp(states, tuple(hidden), io.action_dim), nn.Tanh()).to(device)
         self._clone_optimiser = torch.optim.Adam(self.clone.parameters(), lr)
         self._set_steps, self._every, self._updates = set_steps, metrics_every, 0
         self._metrics: Metrics = {}
@@ -210,7 +207,7 @@ class SafePolicy:
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """The policy's action, another of its samples, or the demonstrator's; one decision per row."""
         found = self._policy.act(obs, deterministic=deterministic)
-        if self._delta == 0.0 or not self._safe.rows:
+        if self._delta == 0.0 or not self._safe.known:
             return found
         state = torch.as_tensor(np.asarray(obs["state"], np.float32), device=self._device)
         value = np.array(found.value, np.float32)

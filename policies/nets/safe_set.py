@@ -12,6 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.imitation import human_rows
+from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.types import Transitions
 
 
@@ -62,13 +63,15 @@ class SafeSet:
         self.model = Dynamics(state, action, generator=generator, members=members, elites=members, hidden=hidden, lr=lr)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
-            self.net = _mlp(state, hidden, 1).to(generator.device)
+            self.net = mlp(state, hidden, 1).to(generator.device)
         self._slow = copy.deepcopy(self.net).requires_grad_(False)
         self._optimiser = torch.optim.Adam(self.net.parameters(), lr)
-        self._mean = torch.zeros(state, device=generator.device)
-        self._square = torch.zeros(state, device=generator.device)
-        self.rows = 0
-        """Demonstrated rows seen so far; before the first the set is unknown."""
+        self._norm = RunningNorm(state, max_scale=1e3, device=generator.device)  # of demonstrated states
+
+    @property
+    def known(self) -> bool:
+        """Demonstrations have been seen."""
+        return bool(self._norm.count)
 
     def prob(self, state: Tensor) -> Tensor:
         """(B, S) -> (B,) P(safe)."""
@@ -102,13 +105,14 @@ class SafeSet:
         """One step of classifier and model; mean P(safe) of demonstrated and of noisy rows, and the model's error."""
         state, after, action = batch.obs["state"], batch.next_obs["state"], batch.action
         shown = human_rows(batch) > 0
-        self._observe(state[shown])
+        if shown.any():
+            self._norm.observe(state[shown])
         self.model.observe(state, action, after, batch.reward)
         picks = torch.randint(
             len(state), (self.model.members, len(state)), generator=self._generator, device=state.device
         )
         error = self.model.fit(state[picks], action[picks], after[picks], batch.reward[picks])
-        if not self.rows:
+        if not self.known:
             return {"safe/model_error": float(error)}
         done = batch.terminated.to(state.dtype)
         good = (batch.reward > 0).to(state.dtype)
@@ -138,21 +142,9 @@ class SafeSet:
             "safe/model_error": float(error),
         }
 
-    def _observe(self, rows: Tensor) -> None:
-        """Moments of the demonstrated states (Chan et al., merging of two parts)."""
-        if not len(rows):
-            return
-        count, mean = len(rows), rows.mean(0)
-        total = self.rows + count
-        delta = mean - self._mean
-        self._square += (rows - mean).square().sum(0) + delta.square() * (self.rows * count / total)
-        self._mean += delta * (count / total)
-        self.rows = total
-
     def scaled(self, state: Tensor) -> Tensor:
         """States (..., S) in standard deviations of the demonstrated ones."""
-        deviation = (self._square / max(self.rows, 1)).sqrt()
-        return ((state - self._mean) / deviation.clamp_min(1e-3)).clamp(-10.0, 10.0)
+        return self._norm(state).clamp(-10.0, 10.0)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything; the generator belongs to the owner."""
@@ -160,7 +152,7 @@ class SafeSet:
             "net": copy.deepcopy(self.net.state_dict()),
             "slow": copy.deepcopy(self._slow.state_dict()),
             "optimiser": copy.deepcopy(self._optimiser.state_dict()),
-            "moments": {"mean": self._mean.clone(), "square": self._square.clone(), "rows": self.rows},
+            "moments": self._norm.state_dict(),
             "model": {name: part.state_dict() for name, part in self.model.parts().items()},
             "ranking": self.model.state_dict(),
         }
@@ -170,16 +162,15 @@ class SafeSet:
         self.net.load_state_dict(state["net"])
         self._slow.load_state_dict(state["slow"])
         self._optimiser.load_state_dict(state["optimiser"])
-        self._mean.copy_(state["moments"]["mean"])
-        self._square.copy_(state["moments"]["square"])
-        self.rows = int(state["moments"]["rows"])
+        self._norm.load_state_dict(state["moments"])
         for name, part in self.model.parts().items():
             part.load_state_dict(state["model"][name])
         self.model.load_state_dict(state["ranking"])
         self.model.net.refresh()
 
 
-def _mlp(inputs: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
+def mlp(inputs: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Linear(inputs, width), nn.ReLU()]

@@ -150,7 +150,7 @@ def hil(cfg: DictConfig) -> None:
         groups = [item for item in changes if item.split("=")[0].lstrip("+~") in groups_kept]
         if groups:
             raise Refused(
-                f"{groups[0]}: a resumed run keeps its env, engine, policy, human, reward and track; start a new run"
+                f"{groups[0]}: a resumed run keeps its env, engine, policy, human, rewarder and track; start a new run"
             )
         # a run of an earlier version may lack keys: those have their defaults
         kept: Any = OmegaConf.load(saved)

@@ -23,7 +23,7 @@ from robot_rl.policies.human.safe_set import SafeExploration
 from robot_rl.policies.nets.safe_set import SafeSet
 from robot_rl.real.cockpit import simulated
 from robot_rl.real.teleop.scripted import ScriptedHuman
-from robot_rl.types import IOSpec, Transitions
+from robot_rl.types import Action, IOSpec, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("dx", "dy"), (-0.1, -0.1), (0.1, 0.1), ("m", "m"), 10.0)
 EDGE = 0.25
@@ -117,8 +117,6 @@ class Point:
         pass
 
     def act(self, obs, *, deterministic=False):
-        from robot_rl.types import Action
-
         one = len(obs["state"]) == 1
         return Action((self.says if one else self.samples).copy())
 
