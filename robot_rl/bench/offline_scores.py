@@ -92,6 +92,7 @@ def run(
     *,
     zoo: str | None = None,
     medium: Mapping[str, str] | None = None,
+    medium_bias: Mapping[str, float] | None = None,
     sets: tuple[str, ...] = SETS,
     methods: tuple[str, ...] = tuple(METHODS),
     seeds: int = 3,
@@ -112,6 +113,8 @@ def run(
         zoo: folder with tqc-<Env>-v3.zip of the Stable-Baselines3 zoo; needed while a set is missing.
         medium: environment (e.g. "halfcheetah") -> checkpoint or zip of the medium agent; where none is given the zoo's
             agent is spoilt by a fixed function of the state.
+        medium_bias: environment -> amplitude of a fixed wrong function of the state on its medium agent's actions, for
+            agents that are too good.
         sets: which.
         methods: names in `METHODS`.
         seeds: of every cell.
@@ -142,7 +145,8 @@ def run(
     clock = _Clock(minutes)
     for name in sets:
         if not (folder / "data" / f"{name}.hdf5").exists() and not clock.over:
-            _collect(folder, name, zoo, (medium or {}).get(name.split("-")[0]), steps, noise, clock)
+            env = name.split("-")[0]
+            _collect(folder, name, zoo, (medium or {}).get(env), (medium_bias or {}).get(env), steps, noise, clock)
     missing = 0
     for name in sets:
         for method in methods:
@@ -195,7 +199,14 @@ def _call(command: list[str], log: Path, clock: _Clock) -> bool:
 
 
 def _collect(
-    folder: Path, name: str, zoo: str | None, medium: str | None, steps: int, noise: float | None, clock: _Clock
+    folder: Path,
+    name: str,
+    zoo: str | None,
+    medium: str | None,
+    bias: float | None,
+    steps: int,
+    noise: float | None,
+    clock: _Clock,
 ) -> None:
     env, level = name.split("-", 1)
     if zoo is None:
@@ -212,7 +223,9 @@ def _collect(
         ),
         f"steps={steps if level == 'medium-expert' else steps // 2}",
         f"out={folder}/data/{name}.hdf5",
-        f"medium_path={medium}" if medium else "medium_by=bias",
+        "medium_by=bias",
+        *([f"medium_path={medium}"] if medium else []),
+        *([] if bias is None else [f"medium_noise={bias}"]),
     ]
     _call(command, folder / "data" / f"{name}.log", clock)
 

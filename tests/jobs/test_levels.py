@@ -163,6 +163,17 @@ def test_sets_hold_log_densities_where_every_part_has_them(tmp_path: Path) -> No
         assert all(("infos/action_log_probs" in e.meta["columns"]) == held for e in logs.episodes), level
 
 
+def test_a_medium_agent_that_is_too_good_is_spoilt_on_request(tmp_path: Path) -> None:
+    env, policy = expert()
+    returns = {}
+    for bias in (None, 0.9):
+        options = {"level": "medium-expert", "steps": 300, "seed": 1, "medium": policy, "medium_by": "bias"}
+        made = collect_level(env, policy, tmp_path / f"{bias}.hdf5", **options, medium_noise=bias)  # pyright: ignore
+        returns[bias] = made.parts["medium"][2]
+        assert made.noise == bias
+    assert returns[0.9] < returns[None]
+
+
 class Wide(Fixed):
     """Draws N(0.5, 0.1), and says so."""
 
