@@ -146,7 +146,7 @@ class GoalBc:
                     f"policy.{name} has {len(given)} entries, expected {len(self._achieved)}, one per goal"
                 )
         self.io, self.batch_size, self._lr = io, batch_size, lr
-        self.goals = {"achieved": self._achieved, "stitch": stitch, "clusters": clusters}
+        self.relabel_goals = {"achieved": self._achieved, "stitch": stitch, "clusters": clusters}
         generator = torch.Generator(device=device).manual_seed(seed)
         wide = size + len(self._achieved)
         self.norm = FixedNorm(wide, device=device) if normalize else None

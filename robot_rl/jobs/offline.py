@@ -125,8 +125,8 @@ class OfflineJob:
         if not getattr(self.learner, "rewardless", False):
             logs.check_rewards(self.sampler)
         self.source: Any = self.sampler
-        if hasattr(self.learner, "goals"):
-            self.source = GoalDataset(self.sampler, seed=settings.seed, **self.learner.goals)  # type: ignore[attr-defined]
+        if hasattr(self.learner, "relabel_goals"):
+            self.source = GoalDataset(self.sampler, seed=settings.seed, **self.learner.relabel_goals)  # type: ignore[attr-defined]
         if settings.expert is not None:
             demos, notes = logs.sampler(
                 logs.open_log(settings.expert),

@@ -73,7 +73,7 @@ def test_policy_reaches_a_goal_that_no_episode_from_there_reached(crossing):
     learner = GoalBc(IO, hidden=(64, 64), batch_size=128, goal=(1.0, 0.0), clusters=12, lr=3e-3)
     mean, std = crossing.moments()
     learner.prepare(type("Facts", (), {"state_mean": mean, "state_std": std})())  # type: ignore[arg-type]
-    batches = data(crossing, **{k: v for k, v in learner.goals.items() if k != "clusters"}).batches(128)
+    batches = data(crossing, **{k: v for k, v in learner.relabel_goals.items() if k != "clusters"}).batches(128)
     for _ in range(600):
         learner.update(batches)
     x = np.array([[-1.0, 0.0]], np.float32)
