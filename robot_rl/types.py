@@ -376,7 +376,7 @@ class Learner(Protocol[Data_contra]):
             first tick of a decision: of a `ChunkedPolicy`, and before it acts, of random actions held for the
             learner's `decision_interval` ticks.
         prepare: (optional) `prepare(facts: LogFacts)`, called once before the first update on a log.
-        relabel_goals: (optional) options of `data.goals.GoalDataset`, for a learner from logs that wants extras["goal"].
+        relabel_goals: (optional) options of `data.goals.GoalDataset`, for a learner that wants extras["goal"].
     """
 
     consumes: str

@@ -5,8 +5,9 @@ What the names mean here, which is not what they mean in D4RL (there: policies a
 - random: uniform actions.
 - expert: the agent, its mode at every step.
 - medium: an earlier checkpoint or a weaker agent where one is given (with `medium_noise` that one spoilt by so much);
-  else the agent spoilt until the return lies `medium_fraction` of the way from random to expert (bisection): by truncated Gaussian noise on its actions, whose mean
-  is the agent itself, or (`medium_by=bias`) by a fixed wrong function of the state, which cloning learns as well.
+  else the agent spoilt until the return lies `medium_fraction` of the way from random to expert (bisection): by
+  truncated Gaussian noise on its actions, whose mean is the agent itself, or (`medium_by=bias`) by a fixed wrong
+  function of the state, which cloning learns as well.
 - medium-replay: ten equal shares of episodes from random to medium: in share k every action is uniform with probability
   1 - k / 9, else that of medium.
 - medium-expert: one half of the steps medium, the other expert.
@@ -90,8 +91,8 @@ def collect_level(
         seed: of resets and noise.
         medium: a weaker agent for the medium parts.
         medium_fraction: return of medium between random (0) and expert (1), where noise makes it.
-        medium_noise: standard deviation of that noise, or amplitude of the bias; None: none with `medium`, else found by
-            bisection.
+        medium_noise: standard deviation of that noise, or amplitude of the bias; None: none with `medium`, else found
+            by bisection.
         medium_by: "noise" or "bias".
         agent_noise: standard deviation of noise on every action of the agents.
         agent_sample: the agents draw their actions from their own policies, in place of `agent_noise`.
