@@ -228,6 +228,36 @@ def test_a_clip_that_is_no_cycle_ends_with_its_last_frame(tmp_path: Path) -> Non
         left[now] = -1  # started anew
 
 
+def test_free_root_in_any_heading_earns_everything_in_its_own_frames(tmp_path: Path) -> None:
+    """Ant: quaternion, places in x and y, unnamed feet; half-way frames keep unit quaternions."""
+    frames, rng = 20, np.random.default_rng(0)
+    turn = np.linspace(0.0, 1.0, frames)
+    qpos = np.zeros((frames, 15))
+    qpos[:, 0], qpos[:, 1], qpos[:, 2] = 0.02 * np.arange(frames), 0.01 * np.arange(frames), 0.8
+    qpos[:, 3], qpos[:, 6] = np.cos(turn), np.sin(turn)
+    qpos[:, 7:] = [0.0, 1.0, 0.0, -1.0, 0.0, -1.0, 0.0, 1.0] + rng.normal(size=8) * 0.1
+    np.savez(tmp_path / "ant.npz", qpos=qpos, control_hz=20.0)
+    world = Imitate(str(tmp_path / "ant.npz"), model="ant", control_hz=50.0, clip_start=0.0, period=None, **EXACT)
+    np.testing.assert_allclose(np.linalg.norm(world._qpos[:, 3:7], axis=1), 1.0)
+    assert "lead_y" in world.obs_names
+    env = make(30, 0, world=world, num_threads=1)
+    env.reset(seed=0)
+    for name, value in world.errors(env._view).items():
+        np.testing.assert_allclose(value, 0.0, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize(("model", "joints"), [("walker2d", 6), ("half_cheetah", 6)])
+def test_other_planar_bodies_load(tmp_path: Path, model: str, joints: int) -> None:
+    qpos = np.zeros((10, 3 + joints))
+    qpos[:, 1] = 1.25 if model == "walker2d" else 0.0
+    np.savez(tmp_path / "x.npz", qpos=qpos, control_hz=20.0)
+    options: dict[str, Any] = {"model": model, "control_hz": 20.0, "clip_start": 0.0, "period": None}
+    env = make(2, 0, world=Imitate(str(tmp_path / "x.npz"), **options), num_threads=1)
+    obs, _ = env.reset(seed=0)
+    assert obs["state"].shape == (2, len(env.world.obs_names))
+    assert len(env.io.action_names) == joints
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
