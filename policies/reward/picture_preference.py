@@ -65,7 +65,7 @@ class _Net(nn.Module):
 class PictureReward:
     """An ensemble of networks r(picture, goal); P(second nearer) = sigmoid(r(second) - r(first)), cross-entropy.
 
-    One head for each goal on shared convolutions. Every member draws pairs of its own. `calibrate` brings each member to
+    One head for each goal on shared convolutions. Every member draws pairs of its own. `calibrate` brings each to
     mean 0 and deviation 1 over a probe set under each goal, which is fixed from then on; members are combined after
     that.
 

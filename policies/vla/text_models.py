@@ -9,7 +9,6 @@ import base64
 import importlib
 import ipaddress
 import json
-import socket
 import struct
 import urllib.error
 import urllib.parse
@@ -115,7 +114,7 @@ class ChatEndpoint:
                 why = f"it answered {error.code} {error.reason}: {error.read(200).decode(errors='replace')}"
                 if error.code != 429 and error.code < 500:
                     raise EndpointError(f"{self.url}: {why}") from error
-            except (TimeoutError, socket.timeout, urllib.error.URLError, ConnectionError) as error:
+            except (TimeoutError, urllib.error.URLError, ConnectionError) as error:
                 reason = getattr(error, "reason", error)
                 late = isinstance(reason, TimeoutError)
                 why = f"no answer within {self.timeout:g} s" if late else f"nothing answers ({reason}); is it running?"

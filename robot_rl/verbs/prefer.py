@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.verbs.build import Refused, choice, run_folder, saved_config, table, threads
 
-
 _LABELS = "robot_rl.policies.nets.picture_labels"
 
 
