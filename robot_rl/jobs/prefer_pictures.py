@@ -122,7 +122,7 @@ class PictureJob:
         Returns:
             pairs, ties, what was skipped and unreadable, label_accuracy (decided answers against the truth, where it
             differs), accuracy of the reward on training and held-out answers and on the truth of the held-out pairs,
-            rank correlation with the truth over frames and over episodes' sums, and the relabelled log.
+            rank correlation with the truth over frames and over episodes' sums (within goals), and the log.
 
         Raises:
             ValueError: too few answers, or a model whose answers cannot be read.
@@ -276,11 +276,20 @@ class PictureJob:
                     meta = without_pictures(meta)
                 writer.append(replace(episode, obs=obs, reward=reward, meta=meta))
         learnt, true = np.array(sums).T
+        lengths = np.array([len(part) for part in frames[0]])
+        goals = self._goal[np.flatnonzero(store.length)]
         return {
-            "rank_correlation": spearman(learnt, true),
-            "rank_correlation_frames": spearman(np.concatenate(frames[0]), np.concatenate(frames[1])),
+            "rank_correlation": _within(goals, learnt, true),
+            "rank_correlation_frames": _within(np.repeat(goals, lengths), *(np.concatenate(part) for part in frames)),
             "relabelled": str(out),
         }
+
+
+def _within(goal: np.ndarray, a: np.ndarray, b: np.ndarray) -> float | None:
+    """Rank correlation under each goal, averaged over goals: nothing says how rewards of two goals compare."""
+    found = [spearman(a[goal == g], b[goal == g]) for g in np.unique(goal)]
+    known = [value for value in found if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _mean(rows: list[bool]) -> float | None:

@@ -131,7 +131,10 @@ def test_search_from_the_command_line(tmp_path: Path, robot_rl: Any) -> None:
     assert "no observable 'velocity'" in rows[1]["error"]
     assert rows[0]["curves"]["rollout/return"]
     assert "best first" in done.stdout
-    for wrong, words in ((("codes=[x]", "--", "rewarder=critic"), "sets rewarder"), (("--", "env=reach"), "who proposes")):
+    for wrong, words in (
+        (("codes=[x]", "--", "rewarder=critic"), "sets rewarder"),
+        (("--", "env=reach"), "who proposes"),
+    ):
         refused = robot_rl("design", *wrong)
         assert refused.returncode == 1
         assert words in refused.stderr
