@@ -108,7 +108,7 @@ def named(item: str) -> str:
 
 
 def handed_on(items: list[str]) -> list[str]:
-    """What stands behind "--" as one list, train=[...]; its own brackets and equal signs are not Hydra's affair here."""
+    """What stands behind "--" as one list, train=[...]; its brackets and equal signs are not Hydra's affair."""
     if "--" not in items:
         return items
     at = items.index("--")

@@ -237,8 +237,8 @@ def observables(state: Collection[str], size: int, actions: Collection[str]) -> 
 
     Returns:
         Name -> ("state", "before" or "action", columns). Beside the components there are vectors (`tip_to_goal` where
-        there are `tip_to_goal_x` and `_y`), "state" and "action" as a whole, "action_<name>", and with "before_" in front
-        the state before the action.
+        there are `tip_to_goal_x` and `_y`), "state" and "action" as a whole, "action_<name>", and with "before_" in
+        front the state before the action.
     """
     found: dict[str, list[int]] = {}
     for i, name in enumerate(state):

@@ -22,8 +22,8 @@ from robot_rl.types import IOSpec
 MODES = ("retrieval", "classification", "ranking")
 _ONE = 'The goal is: "{goal}".\nThe robot reports: {first}\nDoes this help? Answer with one integer alone: 1 yes, 0 no.'
 _TWO = (
-    'The goal is: "{goal}".\nA robot reported, in two situations:\n0: {first}\n1: {second}\nWhich is nearer to the goal? '
-    "Answer with one integer alone: 0, 1, or -1 if it is not clear."
+    'The goal is: "{goal}".\nA robot reported, in two situations:\n0: {first}\n1: {second}\nWhich is nearer to the '
+    "goal? Answer with one integer alone: 0, 1, or -1 if it is not clear."
 )
 
 

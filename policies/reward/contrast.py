@@ -87,8 +87,8 @@ class ContrastReward:
         self.z_max = float(np.quantile(self.gap(pictures), 0.95))
         if self.z_max <= 1e-4:
             raise ValueError(
-                f"the 95th percentile of the gap on {len(pictures)} random pictures is {self.z_max:.4g}: these sentences "
-                "and this encoder find hardly any of them bad; say 'bad' otherwise, or set z_max"
+                f"the 95th percentile of the gap on {len(pictures)} random pictures is {self.z_max:.4g}: these "
+                "sentences and this encoder find hardly any of them bad; say 'bad' otherwise, or set z_max"
             )
         return self.z_max
 

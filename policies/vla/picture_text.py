@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -148,10 +149,13 @@ class TinyEncoder(nn.Module):
             words = re.findall(r"\w+", text.lower())
             if not words:
                 raise ValueError("a sentence is empty")
-            parts = [*words, *(f"{a} {b}" for a, b in zip(words, words[1:]))]
+            parts = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
             rows.append([zlib.crc32(part.encode()) % self._words for part in parts])
         start = np.cumsum([0, *(len(row) for row in rows[:-1])])
-        return normalize(self.read(self.bag(torch.tensor(sum(rows, [])), torch.from_numpy(start))), dim=1)
+        return normalize(
+            self.read(self.bag(torch.tensor([number for row in rows for number in row]), torch.from_numpy(start))),
+            dim=1,
+        )
 
     @torch.no_grad()
     def pictures(self, pictures: np.ndarray) -> Tensor:

@@ -15,8 +15,8 @@ def test_from_the_command_line(tmp_path: Path, robot_rl: Any) -> None:
     )  # fmt: skip
     table = tmp_path / "labels.jsonl"
     asked = (
-        "rewarder=annotator", "rewarder.names=[tip_to_goal]", "rewarder.size=1", "rewarder.keep=0", f"rewarder.save={table}",
-        'rewarder.model="program:norm(tip_to_goal) < 1.5"',
+        "rewarder=annotator", "rewarder.names=[tip_to_goal]", "rewarder.size=1", "rewarder.keep=0",
+        f"rewarder.save={table}", 'rewarder.model="program:norm(tip_to_goal) < 1.5"',
     )  # fmt: skip
     done = robot_rl("train", *small, *asked, "name=a")
     assert done.returncode == 0, done.stderr

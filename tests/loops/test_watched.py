@@ -1,4 +1,4 @@
-"""A reward beside the environment: it sees true successors, what is hidden stays hidden, and a run continues exactly."""
+"""A reward beside the environment: true successors, hidden pictures, and a run that continues exactly."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations

@@ -116,9 +116,10 @@ def test_labeller_that_keeps_failing_stops_the_run_and_unreadable_is_no() -> Non
         reward.bind(IO)
         reward.start(np.ones(2, bool), seen((0, 0, 0), (0, 0, 0)))
         if fails:
+            for i in range(4):
+                reward.step(seen((i, 0, 0), (i, 0, 0)), NO)
             with pytest.raises(RuntimeError, match="5 times on end: the server is gone"):
-                for i in range(5):
-                    reward.step(seen((i, 0, 0), (i, 0, 0)), NO)
+                reward.step(seen((9, 0, 0), (9, 0, 0)), NO)
         else:
             assert reward.step(seen((0, 0, 0), (0, 0, 0)), NO).tolist() == [0.0, 0.0]
             assert reward.unreadable == 1
