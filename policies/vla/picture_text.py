@@ -169,7 +169,7 @@ class TinyEncoder(nn.Module):
         return self._say(texts)
 
     def fit(
-        self, pictures: np.ndarray, captions: Sequence[str], *, steps: int = 500, batch: int = 64, lr: float = 1e-3
+        self, pictures: np.ndarray, captions: list[str], *, steps: int = 500, batch: int = 64, lr: float = 1e-3
     ) -> Iterator[float]:
         """Train on (N, H, W, 3) uint8 and N captions; yields the loss of every step.
 
@@ -186,7 +186,7 @@ class TinyEncoder(nn.Module):
         step = torch.optim.AdamW(self.parameters(), lr, weight_decay=1e-4)
         for _ in range(steps):
             rows = torch.randint(len(pictures), (batch,), generator=generator)
-            x, y = self._see(_checked(pictures[rows.numpy()])), self._say([captions[i] for i in rows.tolist()])
+            x, y = self._see(_checked(pictures[rows.numpy()])), self._say([captions[int(i)] for i in rows])
             logit = self.scale.exp().clamp(max=100.0) * x @ y.T
             same = (label[rows][:, None] == label[rows][None, :]).float()
             target = same / same.sum(1, keepdim=True)

@@ -128,7 +128,8 @@ def design(
 
 def by_score(attempts: Sequence[Attempt]) -> list[int]:
     """Best first by the task's own score; without one last."""
-    return sorted(range(len(attempts)), key=lambda i: -(attempts[i].score if attempts[i].score is not None else -1e30))
+    scores = [-1e30 if item.score is None else item.score for item in attempts]
+    return sorted(range(len(scores)), key=lambda i: -scores[i])
 
 
 def by_person(ask: Callable[[str], str] = input) -> Callable[[Sequence[Attempt]], list[int]]:
