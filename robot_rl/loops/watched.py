@@ -90,6 +90,8 @@ class Watched(VectorWrapper):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
         obs, info = self.env.reset(seed=seed, options=options)
+        if not all(isinstance(value, np.ndarray) for value in obs.values()):
+            raise ValueError("this reward is computed on the CPU, and the environment gives tensors; take no engine=")
         mask = (options or {}).get("reset_mask")
         rows = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool)
         self._reward.start(rows, {**obs, "instructions": self._asked()})
