@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import __version__
 from robot_rl.verbs.build import Refused
 from robot_rl.verbs.critic import critic
+from robot_rl.verbs.design import design
 from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
 from robot_rl.verbs.latency import evaluate_latency
 from robot_rl.verbs.learn import classify, hil, offline, train
@@ -31,6 +32,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   classify      learn what success looks like          robot-rl classify logs=[runs/hil/<run>]
   offline       train a policy from a log                robot-rl offline data=log.hdf5 policy=offline/iql
   prefer        a reward from preferences                robot-rl prefer data=log.hdf5 labels=ask
+  design        a reward program by trying               robot-rl design codes=[...] -- env=reach total_steps=9000
   eval          evaluate a trained policy, film it       robot-rl eval path=runs/train/<run> episodes=100
   eval ope      estimate its value from a log alone      robot-rl eval ope path=runs/offline/<run> data=log.hdf5
   eval fas      evaluate it at fewer decisions           robot-rl eval fas path=runs/train/<run>
@@ -55,6 +57,7 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "classify": ("classify", classify),
     "offline": ("offline", offline),
     "prefer": ("prefer", prefer),
+    "design": ("design", design),
     "eval": ("eval", evaluate),
     "eval ope": ("ope", evaluate_offline),
     "eval fas": ("fas", evaluate_intervals),
@@ -102,6 +105,15 @@ def readable(error: BaseException) -> str:
 def named(item: str) -> str:
     """`advantage=NAME` as the option of the policy that it is; Hydra would take the group `advantage` for meant."""
     return f"policy.{item}" if item.startswith("advantage=") else item
+
+
+def handed_on(items: list[str]) -> list[str]:
+    """What stands behind "--" as one list, train=[...]; its brackets and equal signs are not Hydra's affair."""
+    if "--" not in items:
+        return items
+    at = items.index("--")
+    quoted = ["'" + item.replace("\\", "\\\\").replace("'", "\\'") + "'" for item in items[at + 1 :]]
+    return [*items[:at], f"train=[{','.join(quoted)}]"]
 
 
 SYNONYMS = {"total_steps": "updates", "updates": "total_steps", "steps": "total_steps", "task": "env"}
@@ -175,6 +187,8 @@ def _main() -> None:
         rest = positional(rest)
     if verb == "train":
         rest = [named(item) for item in rest]
+    if verb == "design":
+        rest = handed_on(rest)
     wrong = unknown(verb, rest)
     if wrong:
         print(f"robot-rl: {wrong}", file=sys.stderr)

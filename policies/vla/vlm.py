@@ -31,6 +31,10 @@ class ByteTokens:
         """Numbers of one sentence."""
         return [byte + _BYTES for byte in text.encode()]
 
+    def text(self, numbers: Sequence[int]) -> str:
+        """The sentence of numbers; what is no byte is left out."""
+        return bytes(n - _BYTES for n in numbers if _BYTES <= n < self.size).decode(errors="replace")
+
     def fingerprint(self) -> dict[str, Any]:
         """Name, size and a digest of what a fixed sentence becomes."""
         digest = hashlib.sha256(str(self("Put the RED block, ünïcode 7")).encode()).hexdigest()[:16]
@@ -50,6 +54,27 @@ class FolderTokens:
     def __call__(self, text: str) -> list[int]:
         """Numbers of one sentence."""
         return list(self._own(text, add_special_tokens=False)["input_ids"])
+
+    def text(self, numbers: Sequence[int]) -> str:
+        """The sentence of numbers, without marks."""
+        return self._own.decode(list(numbers), skip_special_tokens=True)
+
+    def chat(self) -> tuple[list[int], list[int]]:
+        """Numbers before and after what a user says: the model's own chat form, or its start alone."""
+        if not getattr(self._own, "chat_template", None):
+            return ([] if self.start is None else [self.start]), []
+        mark = "\u2063here\u2063"
+        whole = str(
+            self._own.apply_chat_template(
+                [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
+            )
+        )
+        before, found, after = whole.partition(mark)
+        if not found:  # a template that wants parts in place of text
+            parts = [{"role": "user", "content": [{"type": "text", "text": mark}]}]
+            whole = str(self._own.apply_chat_template(parts, tokenize=False, add_generation_prompt=True))
+            before, _, after = whole.partition(mark)
+        return self(before), self(after)
 
     def fingerprint(self) -> dict[str, Any]:
         """Name, size and a digest of what a fixed sentence becomes."""

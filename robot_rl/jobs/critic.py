@@ -321,10 +321,10 @@ def label(
     obs = episode.obs if pictures else {k: v for k, v in episode.obs.items() if not k.startswith("image.")}
     if not pictures and not obs:
         raise ValueError("the log holds pictures alone, so nothing would be left of its observations; keep them")
-    return replace(episode, obs=obs, reward=spread, meta=meta if pictures else _without_pictures(meta))
+    return replace(episode, obs=obs, reward=spread, meta=meta if pictures else without_pictures(meta))
 
 
-def _without_pictures(meta: dict[str, Any]) -> dict[str, Any]:
+def without_pictures(meta: dict[str, Any]) -> dict[str, Any]:
     """The passport in an episode's `meta` without its pictures."""
     io = meta.get("io")
     if isinstance(io, dict):

@@ -323,10 +323,10 @@ class PreferJob:
             episodes.append(replace(episode, reward=reward.astype(np.float32), meta=meta))
         path = self._folder / "relabelled.hdf5"
         d4rl.write(path, episodes, metadata={"reward": "learnt from preferences"})
-        return {"rank_correlation": _spearman(np.array(learnt), np.array(logged)), "relabelled": str(path)}
+        return {"rank_correlation": spearman(np.array(learnt), np.array(logged)), "relabelled": str(path)}
 
 
-def _spearman(a: np.ndarray, b: np.ndarray) -> float | None:
+def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
     """Rank correlation, ties averaged; None where one side is constant."""
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None

@@ -36,6 +36,10 @@ def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
     if cfg.get("rewarder") is None:
         return plain
     options: Any = OmegaConf.to_container(cfg.rewarder, resolve=True)
+    if "judge" not in options:
+        from robot_rl.verbs.rewarders import watched_factory
+
+        return watched_factory(cfg, options, plain)
     camera, folder = options["camera"], options.pop("judge")
     learner, _ = load_critic(Path(folder), str(cfg.device))
     judge, audit = learner.critic(), hydra.utils.get_class("robot_rl.policies.reward.critic_reward.Audit")

@@ -163,9 +163,7 @@ def hil(cfg: DictConfig) -> None:
     if cfg.role not in ("both", "actor", "learner"):
         raise Refused(f"role is '{cfg.role}', expected both (one process), actor (drives) or learner (learns)")
     if cfg.get("rewarder") is not None and cfg.task_reward != "env":
-        raise Refused(
-            f"rewarder=critic pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env"
-        )
+        raise Refused(f"rewarder= pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env")
     threads(cfg)
     settings = HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)})
     config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_object, instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.verbs.build import choice, run_folder, saved_config, table, threads
+from robot_rl.verbs.build import Refused, choice, run_folder, saved_config, table, threads
+
+_LABELS = "robot_rl.policies.nets.picture_labels"
 
 
 def prefer(cfg: DictConfig) -> None:
     """Learn a reward from preferences and relabel a log with it."""
+    threads(cfg)
+    if cfg.labels == "vlm" or _of_pictures(Path(str(cfg.labels))):
+        report = _pictures(cfg)
+    else:
+        report = _segments(cfg)
+    table(report)
+    print(f"next: robot-rl offline data={report['relabelled']} policy=offline/iql")
+
+
+def _of_pictures(path: Path) -> bool:
+    """Whether a file of answers speaks of pictures under goals."""
+    if not path.is_file():
+        return False
+    with open(path, encoding="utf-8") as file:
+        try:
+            return "goal" in json.loads(file.readline() or "{}")
+        except ValueError:
+            return False
+
+
+def _segments(cfg: DictConfig) -> dict[str, Any]:
     from robot_rl.jobs.prefer import PreferJob, PreferSettings
 
-    threads(cfg)
     settings = PreferSettings(**{f.name: cfg[f.name] for f in fields(PreferSettings)})
     folder = run_folder(cfg, "prefer", f"{choice('preference').split('/')[-1]}_seed{cfg.seed}")
 
@@ -25,6 +49,40 @@ def prefer(cfg: DictConfig) -> None:
     tools = {name: get_object(f"robot_rl.policies.nets.preferences.{name}") for name in ("Pairs", "Scripted", "query")}
     job = PreferJob(settings, folder, make=make, tools=tools, config=saved_config(cfg))
     print(f"run folder: {folder}")
-    report = job.run()
-    table(report)
-    print(f"next: robot-rl offline data={report['relabelled']} policy=offline/iql")
+    return job.run()
+
+
+def _pictures(cfg: DictConfig) -> dict[str, Any]:
+    from robot_rl.jobs.prefer_pictures import PictureJob, PictureSettings
+
+    settings = PictureSettings(**{f.name: cfg[f.name] for f in fields(PictureSettings)})
+    if settings.labels == "vlm" and cfg.model is None:
+        raise Refused(
+            "labels=vlm needs a model: model=http://127.0.0.1:<port>/v1/chat/completions, a model's folder, "
+            "python:<module>:<object>, or scripted (a judge that reads the log's own rewards)"
+        )
+    if cfg.model != "scripted" and (settings.error or settings.tie):
+        raise Refused("error and tie are of model=scripted; another model errs by itself")
+    options: Any = OmegaConf.to_container(cfg.model_options, resolve=True)
+    folder = run_folder(cfg, "prefer", f"pictures_seed{cfg.seed}")
+
+    def labeller(truth: Any) -> Any:
+        if settings.labels != "vlm" or cfg.model == "scripted":
+            script = get_object(f"{_LABELS}.ScriptedJudge")
+            model = script(truth, error=settings.error, tie=settings.tie, seed=cfg.seed)
+        else:
+            model = get_object("robot_rl.policies.vla.text_models.open_model")(str(cfg.model), options)
+        return get_object(f"{_LABELS}.TwoStage")(model, seed=cfg.seed)
+
+    def reward(goals: list[str], size: tuple[int, int]) -> Any:
+        return instantiate(cfg.pictures_reward, _partial_=True)(goals, size, seed=cfg.seed, device=cfg.device)
+
+    tools = {
+        "PicturePairs": get_object("robot_rl.policies.reward.picture_preference.PicturePairs"),
+        "query": get_object("robot_rl.policies.nets.preferences.query"),
+    }
+    job = PictureJob(
+        settings, folder, make_reward=reward, make_labeller=labeller, tools=tools, config=saved_config(cfg)
+    )
+    print(f"run folder: {folder}")
+    return job.run()

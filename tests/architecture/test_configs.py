@@ -26,6 +26,7 @@ VERBS = (
     "critic",
     "check",
     "prefer",
+    "design",
 )
 GROUPS = sorted(
     p.relative_to(ROOT / "configs")

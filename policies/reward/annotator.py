@@ -1,0 +1,397 @@
+"""Intrinsic reward from messages that a slow model labels while the policy goes on learning."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from robot_rl.policies.nets.expression import Expression, observables
+from robot_rl.policies.nets.label_worker import LabelWorker
+from robot_rl.policies.nets.picture_labels import VisionModel, read_label
+from robot_rl.policies.vla.text_models import open_model, user_object
+from robot_rl.types import IOSpec
+
+MODES = ("retrieval", "classification", "ranking")
+_ONE = 'The goal is: "{goal}".\nThe robot reports: {first}\nDoes this help? Answer with one integer alone: 1 yes, 0 no.'
+_TWO = (
+    'The goal is: "{goal}".\nA robot reported, in two situations:\n0: {first}\n1: {second}\nWhich is nearer to the '
+    "goal? Answer with one integer alone: 0, 1, or -1 if it is not clear."
+)
+
+
+class Cells:
+    """Messages out of observables: their values in steps of `size`, such as "tip_to_goal=0,-2,1".
+
+    Args:
+        names: observables, see `observables`.
+        size: width of a cell, in units of the state.
+
+    Raises:
+        ValueError: no names, or a size that is not above 0.
+    """
+
+    def __init__(self, names: Sequence[str], size: float) -> None:
+        if not names or not size > 0:
+            raise ValueError(f"names are {list(names)} and size is {size}; expected some names and a size above 0")
+        self._names, self._size, self._columns = list(names), float(size), []
+
+    def bind(self, io: IOSpec) -> None:
+        """Find the observables.
+
+        Raises:
+            ValueError: there are none of these names in the state.
+        """
+        found = observables(io.obs_names, io.obs["state"][0][0], ()) if "state" in io.obs else {}
+        there = {name: columns for name, (kind, columns) in found.items() if kind == "state"}
+        unknown = [name for name in self._names if name not in there]
+        if unknown:
+            raise ValueError(f"the state has no {', '.join(unknown)}; it has {', '.join(sorted(there))}")
+        self._columns = [there[name] for name in self._names]
+
+    def __call__(self, seen: Mapping[str, Any]) -> list[str]:
+        """N messages."""
+        cells = np.rint(np.asarray(seen["state"], np.float64) / self._size).astype(int)
+        return [
+            " ".join(
+                f"{name}={','.join(str(row[i]) for i in columns)}" for name, columns in zip(self._names, self._columns)
+            )
+            for row in cells
+        ]
+
+    def features(self, message: str) -> np.ndarray:
+        """(k,) the cell's centre."""
+        return np.array([float(x) for x in re.findall(r"-?\d+(?=[,\s]|$)", message)]) * self._size
+
+
+class ProgramAnnotator:
+    """A `VisionModel` in place of a large one: a program over the centre of the reported cell.
+
+    Asked about one message it says 1 where the program is not 0; about two, which has the larger value.
+
+    Args:
+        code: see `Expression`; its names are the observables of the messages.
+        size: of the cells.
+    """
+
+    def __init__(self, code: str, size: float) -> None:
+        self._code, self._size = code, size
+
+    def answer(self, pictures: Sequence[np.ndarray], text: str) -> str:
+        """See `VisionModel`."""
+        lines = [line for line in text.splitlines() if re.search(r"\w+=-?\d", line)]
+        values = []
+        for line in lines:
+            cells = {name: np.array([[float(x) for x in row.split(",")]]) * self._size
+                     for name, row in re.findall(r"(\w+)=(-?\d+(?:,-?\d+)*)", line)}  # fmt: skip
+            values.append(float(Expression(self._code, {k: v.shape[1] for k, v in cells.items()})(cells)[0]))
+        if len(values) == 1:
+            return str(int(values[0] != 0))
+        return "-1" if values[0] == values[1] else str(int(values[1] > values[0]))
+
+
+class AsyncLabelReward:
+    """keep * the environment's reward + scale * label(message) / count^beta; for `rewarder=annotator`.
+
+    `count` is how often the message came in this episode. A message that is new is queued for the labeller, which works
+    in a thread; answers become visible between control steps alone, each with a version and the step at which it did.
+    "retrieval": the label 1 or 0 of the message, 0 while it has none. "classification": a network learnt from labels,
+    > .5. "ranking": a network learnt from pairs of messages (Bradley-Terry), standardised over the messages met, 0
+    below the `quantile`. Unreadable answers are 0, or no preference.
+
+    With `replay` no labeller is asked: the rows of a saved table become visible at the same steps, so that a run is
+    repeated exactly.
+
+    Args:
+        key_fn: seen -> N messages, with `bind(io)`, and `features(message)` for the modes that learn.
+        labeler: with `answer(pictures, text)`; None with `replay`.
+        mode: one of `MODES`.
+        goal: in words.
+        scale, beta, keep: as above.
+        queue: messages that wait at most; the oldest is dropped and may come again.
+        inline: label at once, without a thread.
+        fit_every: new labels between two fits of the network.
+        quantile: of "ranking".
+        save: file for the table; a number is appended where it is there already.
+        replay: a saved table.
+        seed: of the network and of the pairs.
+
+    Raises:
+        ValueError: an option outside these values, or nobody who labels.
+        FileNotFoundError: no such table.
+
+    Source: Zheng et al., Online Intrinsic Rewards for Decision Making Agents from LLM Feedback (ONI): the three modes,
+    scale .4, labels 1 and 0. Written from the paper's description; beta 3 is recalled.
+    """
+
+    cameras: tuple[str, ...] = ()
+
+    def __init__(
+        self, key_fn: Any, labeler: VisionModel | None, *, mode: str = "retrieval", goal: str = "", scale: float = 0.4,
+        beta: float = 3.0, keep: float = 1.0, queue: int = 256, inline: bool = False, fit_every: int = 32,
+        quantile: float = 0.5, save: str | None = None, replay: str | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        if mode not in MODES:
+            raise ValueError(f"mode is '{mode}', expected one of {', '.join(MODES)}")
+        if (labeler is None) == (replay is None):
+            raise ValueError("expected either a model that labels or replay=<table>")
+        if mode != "retrieval" and not hasattr(key_fn, "features"):
+            raise ValueError(f"mode={mode} learns from features(message), which the messages do not have")
+        if fit_every < 1 or not 0 <= quantile < 1 or beta < 0:
+            raise ValueError(f"fit_every, quantile, beta are {fit_every}, {quantile}, {beta}: >= 1, in [0, 1), >= 0")
+        self._keys, self._model, self._mode, self._goal = key_fn, labeler, mode, goal
+        self._scale, self._beta, self._keep, self._every, self._quantile = scale, beta, keep, fit_every, quantile
+        self._rng, self._seed = np.random.default_rng(seed), seed
+        self._worker = None if labeler is None else LabelWorker(self._answer, most=queue, inline=inline)
+        self._replay = None if replay is None else read_table(Path(replay))
+        self._save, self._file = None if save is None else Path(save), None
+        self.rows: list[dict[str, Any]] = []
+        """The table: step, version, key, other (of "ranking", else None), label."""
+        self.steps, self.unreadable = 0, 0
+        self._labels: dict[str, float] = {}
+        self._met: dict[str, None] = {}  # in order of appearance
+        self._counts: list[Counter[str]] = []
+        self._net: Callable[[Sequence[str]], np.ndarray] | None = None
+        self._fitted = 0
+
+    def bind(self, io: IOSpec) -> None:
+        """Find what messages are made of."""
+        self._keys.bind(io)
+
+    def start(self, rows: np.ndarray, seen: Mapping[str, Any]) -> None:
+        """Episodes of `rows` (N,) bool begin: their messages are counted from 0."""
+        if len(self._counts) != len(rows):
+            self._counts = [Counter() for _ in range(len(rows))]
+        for i in np.flatnonzero(rows):
+            self._counts[i] = Counter()
+
+    def step(self, seen: Mapping[str, Any], ended: np.ndarray) -> np.ndarray:
+        """(N,) reward after a control step.
+
+        Raises:
+            RuntimeError: the labeller failed five times on end.
+        """
+        self.steps += 1
+        messages = self._keys(seen)
+        for message in messages:
+            self._meet(message)
+        self._take()
+        for count, message in zip(self._counts, messages):
+            count[message] += 1
+        often = np.array([count[message] for count, message in zip(self._counts, messages)], np.float64)
+        return self._keep * seen["env_reward"] + self._scale * self._value(messages) / often**self._beta
+
+    def _meet(self, message: str) -> None:
+        if message in self._met:
+            return
+        if self._worker is not None:
+            other = None
+            if self._mode == "ranking":
+                if self._met:
+                    known = list(self._met)
+                    other = known[int(self._rng.integers(len(known)))]
+                else:
+                    self._met[message] = None
+                    return  # the first message has nothing to be compared with yet
+            lost = self._worker.ask((message, other))
+            if lost is not None:
+                self._met.pop(lost[0], None)
+        self._met[message] = None
+
+    def _answer(self, question: tuple[str, str | None]) -> int | None:
+        assert self._model is not None
+        message, other = question
+        ask = _ONE.format(goal=self._goal, first=message) if other is None else ""
+        ask = ask or _TWO.format(goal=self._goal, first=message, second=other)
+        return read_label(self._model.answer([], ask))
+
+    def _take(self) -> None:
+        """Make visible what was answered, and learn from it."""
+        new: list[dict[str, Any]] = []
+        if self._replay is not None:
+            place = len(self.rows)
+            while place < len(self._replay) and self._replay[place]["step"] <= self.steps:
+                new.append(self._replay[place])
+                place += 1
+        elif self._worker is not None:
+            for (message, other), label in self._worker.fetch():
+                self.unreadable += label is None
+                said = label if label is not None else (0 if other is None else -1)
+                version = len(self.rows) + len(new) + 1
+                new.append({"step": self.steps, "version": version, "key": message, "other": other, "label": said})
+        for row in new:
+            self.rows.append(row)
+            if row["other"] is None:
+                self._labels[row["key"]] = float(row["label"] == 1)
+            self._met.setdefault(row["key"], None)
+            self._write(row)
+        if self._mode != "retrieval" and len(self.rows) - self._fitted >= self._every:
+            self._fit(len(self.rows))
+
+    def _value(self, messages: Sequence[str]) -> np.ndarray:
+        if self._mode == "retrieval":
+            return np.array([self._labels.get(message, 0.0) for message in messages])
+        if self._net is None:
+            return np.zeros(len(messages))
+        return self._net(messages)
+
+    def _fit(self, count: int) -> None:
+        """A network from the first `count` rows; the same rows give the same network."""
+        self._fitted = count
+        rows = [row for row in self.rows[:count] if row["other"] is None or row["label"] != -1]
+        if not rows:
+            return
+        one = torch.from_numpy(np.stack([self._keys.features(row["key"]) for row in rows])).float()
+        label = torch.tensor([float(row["label"] == 1) for row in rows])
+        mean, std = one.mean(0), one.std(0, correction=0).clamp_min(1e-3)
+        ranked = rows[0]["other"] is not None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            net = nn.Sequential(nn.Linear(one.shape[1], 32), nn.Tanh(), nn.Linear(32, 1))
+        other = None
+        if ranked:
+            other = (
+                torch.from_numpy(np.stack([self._keys.features(row["other"]) for row in rows])).float() - mean
+            ) / std
+        step = torch.optim.Adam(net.parameters(), 1e-2, weight_decay=1e-4)
+        for _ in range(200):
+            logit = net((one - mean) / std)[:, 0]
+            if other is not None:
+                logit = net(other)[:, 0] - logit
+            loss = nn.functional.binary_cross_entropy_with_logits(logit, label)
+            step.zero_grad()
+            loss.backward()
+            step.step()
+
+        @torch.no_grad()
+        def raw(messages: Sequence[str]) -> np.ndarray:
+            x = torch.from_numpy(np.stack([self._keys.features(message) for message in messages])).float()
+            return net((x - mean) / std)[:, 0].double().numpy()
+
+        if not ranked:
+            self._net = lambda messages: (raw(messages) > 0).astype(np.float64)
+            return
+        known = raw(sorted({row[key] for row in rows for key in ("key", "other")}))
+        middle, wide = float(known.mean()), max(float(known.std()), 1e-6)
+        floor = float(np.quantile((known - middle) / wide, self._quantile))
+
+        def ranks(messages: Sequence[str]) -> np.ndarray:
+            value = (raw(messages) - middle) / wide
+            return np.where(value < floor, 0.0, value)
+
+        self._net = ranks
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if self._save is None:
+            return
+        if self._file is None:
+            path, number = self._save, 2
+            while path.exists():
+                path, number = self._save.with_name(f"{self._save.stem}-{number}{self._save.suffix}"), number + 1
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115  (open as long as the run)
+            for earlier in self.rows[:-1]:  # of a run that was continued: a table is whole
+                self._file.write(json.dumps(earlier) + "\n")
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """End the thread and the file."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Exact continuation, but for what the labeller is working on: that is asked again."""
+        done = {row["key"] for row in self.rows}
+        first = next(iter(self._met), None)  # of "ranking": never asked about by itself
+        kept = [m for m in self._met if m in done or (self._mode == "ranking" and m == first) or self._worker is None]
+        return {
+            "rows": json.dumps(self.rows), "met": json.dumps(kept), "steps": self.steps,
+            "fitted": self._fitted, "unreadable": self.unreadable, "rng": json.dumps(self._rng.bit_generator.state),
+            "counts": json.dumps([dict(count) for count in self._counts]),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue."""
+        self.rows, self._met = json.loads(state["rows"]), dict.fromkeys(json.loads(state["met"]))
+        self.steps, self.unreadable = int(state["steps"]), int(state["unreadable"])
+        self._rng.bit_generator.state = json.loads(state["rng"])
+        self._counts = [Counter(count) for count in json.loads(state["counts"])]
+        self._labels = {row["key"]: float(row["label"] == 1) for row in self.rows if row["other"] is None}
+        if int(state["fitted"]):
+            self._fit(int(state["fitted"]))
+
+
+def annotator(
+    *,
+    model: str | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+    size: float = 0.5,
+    messages: str | None = None,
+    mode: str = "retrieval",
+    goal: str = "",
+    scale: float = 0.4,
+    beta: float = 3.0,
+    keep: float = 1.0,
+    queue: int = 256,
+    inline: bool = False,
+    fit_every: int = 32,
+    quantile: float = 0.5,
+    save: str | None = None,
+    replay: str | None = None,
+    seed: int = 0,
+) -> AsyncLabelReward:
+    """`AsyncLabelReward` from plain values, for `rewarder=annotator`.
+
+    Args:
+        model: "program:<expression>" (`ProgramAnnotator`), or whatever `open_model` opens; None with `replay`.
+        model_options: of the model.
+        names, size: of `Cells`.
+        messages: "python:<module>:<object>" in place of `Cells`.
+        mode, goal, scale, beta, keep, queue, inline, fit_every, quantile, save, replay, seed: see `AsyncLabelReward`.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+    keys = Cells(names, size) if messages is None else user_object(messages)
+    labeler: Any = None
+    if replay is None and model is not None:
+        options = dict(model_options or {})
+        script = model.startswith("program:")
+        labeler = ProgramAnnotator(model[len("program:") :], size) if script else open_model(model, options)
+    return AsyncLabelReward(
+        keys, labeler, mode=mode, goal=goal, scale=scale, beta=beta, keep=keep, queue=queue, inline=inline,
+        fit_every=fit_every, quantile=quantile, save=save, replay=replay, seed=seed,
+    )  # fmt: skip
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """Rows of a saved table.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a line is no row, or steps go back.
+    """
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            made = {"step": int(row["step"]), "version": int(row["version"]), "key": str(row["key"]),
+                    "other": row["other"], "label": int(row["label"])}  # fmt: skip
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, line {number} is no label ({error})") from error
+        if rows and made["step"] < rows[-1]["step"]:
+            raise ValueError(f"{path}, line {number}: steps go back from {rows[-1]['step']} to {made['step']}")
+        rows.append(made)
+    return rows

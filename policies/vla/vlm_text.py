@@ -1,0 +1,86 @@
+"""Text out of a local vision-language model of `transformers`: pictures and a question in, greedy decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from robot_rl.extras import require
+from robot_rl.policies.nets.picture_labels import check_picture
+from robot_rl.policies.vla import vlm
+
+
+class LocalModel:
+    """A `VisionModel` from a folder with a whole model (with its language head); nothing is downloaded or executed.
+
+    The prompt is the pictures, then the text, in the model's chat form where its tokenizer has one. Pictures are
+    scaled to the model's size.
+
+    Args:
+        folder: in the layout of `transformers`: config.json, weights in safetensors, tokenizer.
+        tokenizer: "folder" (the model's own) or "bytes".
+        tokens: longest answer.
+        device, dtype: where and how it computes.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ValueError: a family that is not known (see `vlm.FAMILIES`), or weights that are missing.
+    """
+
+    def __init__(
+        self, folder: Path, *, tokenizer: str = "folder", tokens: int = 200, device: str = "cpu", dtype: str = "float32"
+    ) -> None:
+        hub = require("transformers", extra="language")
+        folder = Path(folder)
+        if not (folder / "config.json").exists():
+            raise FileNotFoundError(f"{folder} holds no config.json; give the folder of a model on this machine")
+        config = hub.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        if config.model_type not in vlm.FAMILIES:
+            raise ValueError(f"{folder} holds a '{config.model_type}', expected one of {', '.join(vlm.FAMILIES)}")
+        self._model, info = hub.AutoModelForImageTextToText.from_pretrained(
+            str(folder), config=config, local_files_only=True, use_safetensors=True, output_loading_info=True,
+            dtype=getattr(torch, dtype), attn_implementation="eager",
+        )  # fmt: skip
+        lost = [*info["missing_keys"], *info["mismatched_keys"]]
+        if lost:
+            raise ValueError(f"{folder}: {len(lost)} weights of the model are not in its file, first {lost[0]}")
+        self._model.to(device).eval()
+        self._words: Any = (
+            vlm.ByteTokens() if tokenizer == "bytes" else vlm.FolderTokens(folder, int(config.image_token_id))
+        )
+        # the backbone knows how this family wants its pictures; the language head stays with the whole model
+        self._parts = vlm.TransformersBackbone(self._model.model, config.model_type, self._words, longest=4096)
+        self._longest, self._device, self._dtype = tokens, device, getattr(torch, dtype)
+
+    @torch.no_grad()
+    def answer(self, pictures: Sequence[np.ndarray], text: str) -> str:
+        """See `VisionModel`."""
+        marks = [self._words.picture] * (self._parts.per_picture * len(pictures))
+        before, after = self._frame()
+        numbers = torch.tensor([[*before, *marks, *self._words(text), *after]], device=self._device)
+        inputs: dict[str, Any] = {"input_ids": numbers, "attention_mask": torch.ones_like(numbers)}
+        if pictures:
+            for picture in pictures:
+                check_picture(picture)
+            raw = [torch.from_numpy(np.ascontiguousarray(p)).permute(2, 0, 1)[None].float() for p in pictures]
+            sized = [
+                interpolate(p, self._parts.image_size, mode="bilinear", antialias=True, align_corners=False)
+                for p in raw
+            ]
+            pixels = (torch.cat(sized) / 127.5 - 1.0).to(self._device, self._dtype)
+            inputs["pixel_values"] = pixels[None] if self._parts.family == "smolvlm" else pixels
+        if self._parts.family == "paligemma":
+            inputs["token_type_ids"] = torch.zeros_like(numbers)
+        made = self._model.generate(
+            **inputs, max_new_tokens=self._longest, do_sample=False, pad_token_id=self._words.pad
+        )
+        return self._words.text(made[0, numbers.shape[1] :].tolist())
+
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """Numbers before the pictures and after the text."""
+        return self._words.chat() if hasattr(self._words, "chat") else ([self._words.start], [])

@@ -1,0 +1,138 @@
+"""An environment whose reward is computed beside it, from what is seen of every control step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorWrapper
+from gymnasium.vector.utils import batch_space
+
+from robot_rl.loops.stepping import autoreset_mode
+from robot_rl.types import IOSpec
+
+
+class Watcher(Protocol):
+    """What pays, such as `policies.reward.program.ProgramReward`.
+
+    What is seen is a mapping: the observations (N, ...), "action" (N, A) as executed, "env_reward" (N,), and
+    "instructions", N sentences or None.
+    """
+
+    cameras: tuple[str, ...]
+    """Pictures that it looks at."""
+
+    def bind(self, io: IOSpec) -> None:
+        """Once, before the first episode."""
+        ...
+
+    def start(self, rows: np.ndarray, seen: Mapping[str, Any]) -> None:
+        """Episodes of `rows` (N,) bool begin with these observations."""
+        ...
+
+    def step(self, seen: Mapping[str, Any], ended: np.ndarray) -> np.ndarray:
+        """(N,) reward of a control step; `seen` holds the true successors."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Exact continuation."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue."""
+        ...
+
+
+class Watched(VectorWrapper):
+    """N copies of an environment with the reward of a `Watcher`; when episodes end stays the environment's affair.
+
+    `info` holds further "env_reward" (N,). "success" stays the environment's own.
+
+    Args:
+        env: vector environment of ours; same-step autoreset or none.
+        reward: what pays.
+        hide: observations that the policy does not see, such as the pictures that are rendered for `reward` alone.
+
+    Raises:
+        ValueError: no such pictures, or another way of resetting.
+    """
+
+    def __init__(self, env: Any, reward: Watcher, *, hide: tuple[str, ...] = ()) -> None:
+        super().__init__(env)
+        io: IOSpec = env.io
+        for camera in reward.cameras:
+            if f"image.{camera}" not in io.obs:
+                pictures = [name for name in io.obs if name.startswith("image.")]
+                raise ValueError(f"the environment shows no 'image.{camera}'; it shows {pictures or 'no pictures'}")
+        self._mode = autoreset_mode(env)
+        if self._mode is AutoresetMode.NEXT_STEP:
+            raise ValueError("this reward needs an environment that resets in the same step, or not by itself")
+        self._reward, self._hidden = reward, set(hide)
+        reward.bind(io)
+        self.io = io
+        if hide:
+            kept = {key: value for key, value in io.obs.items() if key not in self._hidden}
+            if not kept:
+                raise ValueError(f"nothing is left to observe without {sorted(hide)}; observe the state")
+            self.io = IOSpec(**{**{f: getattr(io, f) for f in io.__dataclass_fields__}, "obs": kept})
+            spaces: Any = env.single_observation_space
+            self.single_observation_space = gymnasium.spaces.Dict({key: spaces[key] for key in kept})
+            self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the environment offers: its expert, its world, its tool."""
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        if not all(isinstance(value, np.ndarray) for value in obs.values()):
+            raise ValueError("this reward is computed on the CPU, and the environment gives tensors; take no engine=")
+        mask = (options or {}).get("reset_mask")
+        rows = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool)
+        self._reward.start(rows, {**obs, "instructions": self._asked()})
+        return self._shown(obs), info
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One control step."""
+        asked = self._asked()  # what ended was asked this, and not what its row is asked next
+        obs, own, terminated, truncated, info = self.env.step(actions)
+        ended = np.asarray(terminated, bool) | np.asarray(truncated, bool)
+        own = np.asarray(own, np.float64)
+        final = info["final_obs"] if self._mode is AutoresetMode.SAME_STEP and ended.any() else obs
+        executed = np.asarray(info.get("executed", actions))
+        seen = {**final, "action": executed, "env_reward": own, "instructions": asked}
+        reward = self._reward.step(seen, ended)
+        if self._mode is AutoresetMode.SAME_STEP:
+            if ended.any():
+                self._reward.start(ended, {**obs, "instructions": self._asked()})
+            info = {**info, "final_obs": self._shown(info.get("final_obs", final))}
+        info = {**info, "env_reward": own.astype(np.float32)}
+        return self._shown(obs), np.asarray(reward, np.float32), terminated, truncated, info
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the environment and of the reward."""
+        return {"env": self.env.state_dict(), "reward": self._reward.state_dict()}  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly."""
+        self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
+        self._reward.load_state_dict(state["reward"])
+
+    def close(self, **options: Any) -> None:
+        """Close the environment, and what works for the reward."""
+        stop = getattr(self._reward, "close", None)
+        if stop is not None:
+            stop()
+        self.env.close(**options)
+
+    def _asked(self) -> list[str] | None:
+        ask, world = getattr(self.env, "instructions", None), getattr(self.env, "world", None)
+        return None if ask is None or (world is not None and not hasattr(world, "instructions")) else list(ask())
+
+    def _shown(self, obs: Any) -> Any:
+        return {key: value for key, value in obs.items() if key not in self._hidden} if self._hidden else obs
