@@ -1,4 +1,4 @@
-"""Digi-Q: values on frozen features of pictures and sentence, and a policy that imitates the best of its own samples."""
+"""Digi-Q: values on frozen features of pictures and sentence, and a policy that imitates the best of its samples."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, windowed
-from robot_rl.policies.vla.frozen import FrozenReader
-from robot_rl.policies.vla.imitation import PROPRIO
-from robot_rl.policies.vla.player_parts import Sight
+from robot_rl.policies.vla.frozen import PROPRIO, FrozenReader, Sight
 from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Transitions
 
 AGGREGATES = ("min", "max")
@@ -61,7 +59,7 @@ class DigiQ:
 
     Source: Bai et al., Digi-Q (DigiRL-agent/digiq): losses, candidates with the data's action among them, clipped
     advantage. Where we differ: the smaller twin instead of the larger (`aggregate=max` is the release); truncation
-    bootstraps; candidates are drawn afresh in each update; chunks instead of text; targets follow by `tau` in each update.
+    bootstraps; candidates are drawn afresh in each update; chunks instead of text; targets follow in each update.
     """
 
     consumes = "transitions"

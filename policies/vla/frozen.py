@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robot_rl.policies.vla.critic_net import CriticNet
-from robot_rl.policies.vla.player import from_folder
-from robot_rl.policies.vla.player_parts import Sight
-from robot_rl.policies.vla.tiny_backbone import TinyBackbone
+from robot_rl.policies.vla.player import PROPRIO, Sight, from_folder
 from robot_rl.types import Array, IOSpec
+
+__all__ = ["PROPRIO", "FrozenReader", "Sight"]
 
 KINDS = ("tiny", "transformers", "folder", "policy", "critic")
 
@@ -93,7 +93,7 @@ class FrozenReader:
         return torch.stack([seen.images[name] for name in self.cameras], dim=1), goal
 
     def _answer(self, images: Tensor, goal: list[str]) -> Tensor:
-        if not isinstance(self._model, CriticNet):
+        if not hasattr(self._model, "frames"):
             return self._model(images, goal)
         texts = list(dict.fromkeys(goal))
         ids, length = (torch.as_tensor(x, device=self._device) for x in self._model.tokens(texts))
@@ -105,24 +105,25 @@ class FrozenReader:
 def _built(kind: str, options: dict[str, Any], io: IOSpec, size: tuple[int, int], views: int) -> Any:
     if kind == "tiny":
         torch.manual_seed(int(options.pop("seed", 0)))
-        return TinyBackbone(size, views=views, **{"places": True, **options})
+        return _part("tiny_backbone", "TinyBackbone")(size, views=views, **{"places": True, **options})
     if kind == "transformers":
-        from robot_rl.policies.vla.vlm import from_config
-
-        return from_config(options["config"], seed=int(options.get("seed", 0)))
+        return _part("vlm", "from_config")(options["config"], seed=int(options.get("seed", 0)))
     path = Path(str(options.get("path")))
     if not path.exists():
         raise FileNotFoundError(f"there is nothing at {path}; reader.path names what the features come from")
     if kind == "folder":
-        from robot_rl.policies.vla.vlm import from_folder as model_folder
-
-        return model_folder(path)
+        return _part("vlm", "from_folder")(path)
     if kind == "policy":
         return from_folder(str(path), io).planner.model.backbone
     return _critic(path, size)
 
 
-def _critic(folder: Path, size: tuple[int, int]) -> CriticNet:
+def _part(file: str, name: str) -> Any:
+    """Loaded when asked for: some need an extra."""
+    return getattr(importlib.import_module(f"robot_rl.policies.vla.{file}"), name)
+
+
+def _critic(folder: Path, size: tuple[int, int]) -> Any:
     """The network of a critic's run, its sizes taken from its weights."""
     file = folder / "state.pt"
     if not file.exists():
@@ -130,7 +131,7 @@ def _critic(folder: Path, size: tuple[int, int]) -> CriticNet:
     weights = torch.load(file, map_location="cpu", weights_only=True)["learner"]["net"]
     always = weights["query"].shape[0]
     pooled = weights["pool.weight"].shape[0] + weights["bag.weight"].shape[0]
-    net = CriticNet(
+    net = _part("critic_net", "CriticNet")(
         size,
         width=weights["join.weight"].shape[0],
         words=weights["embed.weight"].shape[0],

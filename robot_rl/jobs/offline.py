@@ -120,7 +120,7 @@ class OfflineJob:
             name: getattr(self.learner, name, default)
             for name, default in (
                 ("reads", ()), ("window", 1), ("return_gamma", None), ("return_bootstrap", False), ("reader", None),
-                ("keys", None),
+                ("keys", None), ("progress", None),
             )
         }  # fmt: skip
         seeds = getattr(self.learner, "seeds", 1)

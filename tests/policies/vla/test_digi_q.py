@@ -1,4 +1,4 @@
-"""Digi-Q: its choice worked out by hand, values with a known answer, and a policy better than what it was cloned from."""
+"""Digi-Q: its choice by hand, values with a known answer, and a policy better than what it was cloned from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,15 @@ def made(io: IOSpec = IO, **changes: Any) -> DigiQ:
     width = learner.reader.width
     learner.prepare(
         LogFacts(
-            np.zeros(3), np.ones(3), 0.0, 1.0, 0.9, 10, 0.0, 1.0, derived={"features": (np.zeros(width), np.ones(width))}
+            np.zeros(3),
+            np.ones(3),
+            0.0,
+            1.0,
+            0.9,
+            10,
+            0.0,
+            1.0,
+            derived={"features": (np.zeros(width), np.ones(width))},
         )
     )
     return learner
