@@ -17,6 +17,8 @@ from robot_rl.types import Array, IOSpec
 
 __all__ = ["PROPRIO", "FrozenReader", "Sight"]
 
+_FORM = 2
+"""Counts up when the same weights answer otherwise, so that features of before are not taken for those of now."""
 KINDS = ("tiny", "transformers", "folder", "policy", "critic")
 
 
@@ -30,7 +32,8 @@ class FrozenReader:
             "transformers": a vision-language model with random weights, {"config": {...}, "seed": 0};
             "folder": such a model from a folder on this machine, {"path": ...};
             "policy": the backbone of a trained policy, {"path": folder "model_<n>" of a run of policy=vla/imitation};
-            "critic": the trunk of a trained progress critic, {"path": run folder of robot-rl critic train}.
+            "critic": the trunk of a trained progress critic, {"path": run folder of robot-rl critic train}: its reading, and
+            where its pointers look.
         cameras: names of the pictures; None = all that `io` has.
         device: torch device.
 
@@ -73,8 +76,8 @@ class FrozenReader:
         if kind == "critic" and len(self.cameras) > 1:
             raise ValueError(f"the critic looks at one picture, got cameras {list(self.cameras)}; name one of them")
         self.keys = (*(f"image.{name}" for name in self.cameras), "instruction")
-        self.digest = _digest(kind, self.cameras, model)
-        self.width = int(model.width) if hasattr(model, "width") else int(model.think.out_features)
+        self.digest = _digest(f"{kind} {_FORM}", self.cameras, model)
+        self.width = int(model.width) if kind != "critic" else model.think.out_features + 6 * len(model.query)
 
     @torch.no_grad()
     def __call__(self, obs: Mapping[str, Array], /) -> np.ndarray:
@@ -99,7 +102,9 @@ class FrozenReader:
         ids, length = (torch.as_tensor(x, device=self._device) for x in self._model.tokens(texts))
         sentence = self._model.sentence(ids, length)
         rows = torch.tensor([texts.index(text) for text in goal], device=self._device, dtype=torch.int64)
-        return self._model.frames(images[:, 0], sentence[rows])
+        pictures = images[:, 0]
+        # the reading is made for judging; where the pointers look is what a hand needs to know
+        return torch.cat([self._model.frames(pictures, sentence[rows]), self._model.looks(pictures, sentence[rows])], 1)
 
 
 def _built(kind: str, options: dict[str, Any], io: IOSpec, size: tuple[int, int], views: int) -> Any:
