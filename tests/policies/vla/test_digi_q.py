@@ -159,10 +159,11 @@ def test_reader_reads_the_trunk_of_a_critic_and_of_a_policy(tmp_path: Path) -> N
     reader = FrozenReader(IO, {"kind": "critic", "path": str(tmp_path)})
     obs = seen(4)
     out = reader(obs)
-    assert out.shape == (4, 24)
+    assert out.shape == (4, 24 + 36)  # the reading, and where 12 pointers look
     net = critic.critic()
     direct = net.moments(obs["image.top"], ["go right now"] * 4).reading
-    np.testing.assert_allclose(out, direct.numpy(), atol=1e-5)
+    np.testing.assert_allclose(out[:, :24], direct.numpy(), atol=1e-5)
+    assert (np.abs(out[:, 24:].reshape(4, 12, 3)[..., :2]) <= 1.0).all()  # places in the picture
     large = replace(IO, obs={**IO.obs, "image.top": ((32, 32, 3), "uint8")})
     with pytest.raises(ValueError, match="pictures of another size"):
         FrozenReader(large, {"kind": "critic", "path": str(tmp_path)})
