@@ -32,8 +32,8 @@ class FrozenReader:
             "transformers": a vision-language model with random weights, {"config": {...}, "seed": 0};
             "folder": such a model from a folder on this machine, {"path": ...};
             "policy": the backbone of a trained policy, {"path": folder "model_<n>" of a run of policy=vla/imitation};
-            "critic": the trunk of a trained progress critic, {"path": run folder of robot-rl critic train}: its reading,
-            and where its pointers look.
+            "critic": the trunk of a trained progress critic, {"path": run folder of robot-rl critic train}: its
+            reading, and where its pointers look.
         cameras: names of the pictures; None = all that `io` has.
         device: torch device.
 
