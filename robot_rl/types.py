@@ -242,6 +242,7 @@ class LogFacts:
         return_high: largest.
         reward_scale: what the log's rewards were multiplied by; the environment still gives those before it.
         reward_bias: what was added behind it.
+        derived: mean and standard deviation of the columns that a learner's frozen `reader` made of the log, by name.
     """
 
     state_mean: np.ndarray
@@ -254,6 +255,7 @@ class LogFacts:
     return_high: float = float("nan")
     reward_scale: float = 1.0
     reward_bias: float = 0.0
+    derived: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     @property
     def return_bound(self) -> float:

@@ -107,6 +107,17 @@ class CriticNet(nn.Module):
         scale, shift = self.gate(sentence).chunk(2, dim=2)
         return F.relu(self.think(F.relu(joined * (1 + scale) + shift)))
 
+    def looks(self, images: Tensor, sentence: Tensor) -> Tensor:
+        """(B, H, W, 3), (B, 64) -> (B, 3 * 2 P): where each of the pointers looks, in [-1, 1], and how well it matches.
+
+        The sentence's P pointers first, then those that are the same for every sentence.
+        """
+        x = images.permute(0, 3, 1, 2).to(torch.float32) * (1 / 127.5) - 1.0
+        keys = F.relu(self.conv2(F.relu(self.conv1(x)))).flatten(2)
+        asked = self.ask(sentence).view(len(images), -1, _MAPS[1])
+        query = torch.cat([asked, self.query.expand(len(images), -1, -1)], dim=1)
+        return self._point(query, keys)[..., :3].flatten(1)
+
     def _point(self, query: Tensor, keys: Tensor) -> Tensor:
         """Queries (B, Q, C), keys (B, C, places) -> (B, Q, 3 + C): where, how well, what."""
         match = torch.bmm(query, keys)

@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from robot_rl.advantage.regression import awr_weight
 from robot_rl.chunks import chunk_rows
-from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, limit_stats, save_folder
+from robot_rl.policies.nets.row_weights import KINDS, mean_one, progress_weights, top_share
+from robot_rl.policies.vla.player import PROPRIO, Recipe, VLAObs, VlaPlanner, VlaPlayer, limit_stats, save_folder
 from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
 
-PROPRIO = ("tip_x", "tip_y", "tip_z", "lag_*", "opening")
-"""Of the tabletop's state: what a robot knows of itself. Vectors to the blocks and the goal are not among it."""
 _SEEN = 20_000
+MARKS = (", advantage negative", ", advantage positive")
+"""What stands behind the sentence of a chunk with weights=recap; the policy acts on the second."""
+_SHARE, _DROPPED = 0.3, 0.1
 
 
 class VlaImitation:
@@ -27,12 +30,15 @@ class VlaImitation:
     Losses: "gaussian" minus log-likelihood, "token" cross-entropy, "flow" squared error of the velocity, each over the
     existing entries of the chunk. The policy that acts has an average of the weights.
 
-    Source: Zhao et al., ACT (chunks); Kim et al., OpenVLA-OFT (tokens in parallel); Black et al., pi0 (flow). Backbone
-    and sizes are ours, for a CPU.
+    On a log of mixed quality `weights` says which chunks are copied: "awr", "ra_bc" and "recap" differ only in a weight
+    for each row or in words behind its sentence; heads, losses and policies are the same.
+
+    Source: Zhao et al., ACT (chunks); Kim et al., OpenVLA-OFT (tokens in parallel); Black et al., pi0 (flow); Peng et
+    al., Advantage-Weighted Regression; huggingface/lerobot (RA-BC); Physical Intelligence, pi*0.6 (RECAP). Backbone and
+    sizes are ours, for a CPU.
     """
 
     consumes = "transitions"
-    rewardless = True
 
     def __init__(
         self,
@@ -56,6 +62,10 @@ class VlaImitation:
         weight_decay: float = 1e-4,
         grad_norm: float = 1.0,
         average: float = 0.99,
+        weights: str = "none",
+        beta: float = 1.0,
+        kappa: float = 0.01,
+        progress: str = "critic_progress",
         metrics_every: int = 50,
     ) -> None:
         """Build the policy for `io`.
@@ -80,11 +90,24 @@ class VlaImitation:
             weight_decay: of AdamW.
             grad_norm: gradients are cut at this norm.
             average: decay of the average of the weights that acts; 0 = the weights themselves.
+            weights: "none"; "awr", min(exp(A / (beta std A)), 20); "ra_bc", by the progress made during the chunk;
+                "recap", the best 30 % of advantages are marked in the sentence, the rest are marked too, one mark in
+                ten is left out, and the policy acts on the good one. A = return to go - V(o), V a head on the reading.
+            beta: of awr.
+            kappa: of ra_bc: progress from which a chunk counts whole.
+            progress: of ra_bc: column of the log with the progress after each step (robot-rl critic label writes it).
             metrics_every: metrics are computed in every n-th update.
 
         Raises:
             ValueError: an option out of range, or something that `io` lacks.
         """
+        if weights not in KINDS or beta <= 0:
+            raise ValueError(f"weights, beta are '{weights}', {beta}; expected one of {', '.join(KINDS)}, and above 0")
+        valued = weights in ("awr", "recap")
+        self.rewardless, self.reads = not valued, ("return_to_go",) if valued else ()
+        self.progress = progress if weights == "ra_bc" else None
+        self._weights, self._beta, self._kappa = weights, beta, kappa
+        self._scale, self._skipped = 1.0, 0
         if batch_size < 1 or not 0 <= average < 1:
             raise ValueError(f"batch_size, average are {batch_size}, {average}; expected 1 or more, and [0, 1)")
         there = tuple(key.removeprefix("image.") for key in io.obs if key.startswith("image."))
@@ -100,6 +123,7 @@ class VlaImitation:
             head_options=dict(head_options or {}),
             trunk=tuple(trunk),
             backbone=dict(backbone or {"kind": "tiny", "places": bool(seen)}),
+            suffix=MARKS[1] if weights == "recap" else "",
         )
         planner = VlaPlanner(io, recipe, seed=seed, device=device)
         recipe = Recipe.from_dict({**recipe.to_dict(), "proprio": list(planner.sight.proprio)})
@@ -117,13 +141,18 @@ class VlaImitation:
         self._metrics: Metrics = {}
 
     def prepare(self, facts: LogFacts) -> None:
-        """Nothing: states come in units of their own, actions in those of the environment."""
+        """The size of returns; states come in units of their own, actions in those of the environment."""
+        ends = [abs(x) for x in (facts.return_low, facts.return_high) if math.isfinite(x)]
+        self._scale = max(min([facts.return_bound, max(ends, default=math.inf)]), 1e-6)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One gradient step on one batch of windows.
 
         Returns:
-            The latest metrics: train/loss, and train/action_error, the mean absolute error of the mode in [-1, 1].
+            The latest metrics: train/loss, and train/action_error, the mean absolute error of the mode in [-1, 1]; with
+            weights also train/weight, mean before normalisation (recap: share of good marks), train/weight_zero, share
+            of rows that are left out, train/skipped, batches without any row to copy, and of awr and recap
+            train/value_error, in units of the largest return.
 
         Raises:
             ValueError: windows of another length.
@@ -141,7 +170,13 @@ class VlaImitation:
         self._updates += 1
         for group in self._optimiser.param_groups:
             group["lr"] = self._lr()
-        loss = self.model.imitation_loss(seen, goal, goals, mask=rows.mask, generator=self._draw)
+        weight, goal, extra, found = self._weighed(rows, seen, goal)
+        mask = rows.mask if weight is None else rows.mask * weight[:, None]
+        loss = self.model.imitation_loss(seen, goal, goals, mask=mask, generator=self._draw)
+        loss = loss if extra is None else loss + extra
+        if weight is not None and not bool(weight.any()) and extra is None:  # nothing to copy: AdamW would still move
+            self._skipped += 1
+            return dict(self._metrics)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self._norm)
@@ -155,8 +190,45 @@ class VlaImitation:
                 mode = planner.model.act(seen, goal, generator=self._draw, deterministic=True).env_actions
             error = ((planner.to_env(mode) - rows.action).abs() * rows.mask[..., None]).sum()
             count = rows.mask.sum() * self.io.action_dim
-            self._metrics = {"train/loss": value, "train/action_error": float(error / count)}
+            self._metrics = {"train/loss": value, "train/action_error": float(error / count), **found}
         return dict(self._metrics)
+
+    def _weighed(
+        self, rows: Transitions, seen: VLAObs, goal: list[str]
+    ) -> tuple[Tensor | None, list[str], Tensor | None, Metrics]:
+        """Weights (B,) of the rows with mean 1 or None, sentences, the loss of the value or None, and metrics."""
+        if self._weights == "none":
+            return None, goal, None, {}
+        there = rows.mask.any(1)
+        if self._weights == "ra_bc":
+            gained = (rows.next_obs["progress"] - rows.obs["progress"])[:, 0].to(there.device)
+            raw = progress_weights(gained, there, kappa=self._kappa)
+            return mean_one(raw, there), goal, None, self._said(raw, there)
+        value = self.model.critic(self.model.read(seen, goal).detach())[:, 0]
+        target = rows.extras["return_to_go"].to(value) / self._scale
+        error = (value - target).square()[there].mean()
+        advantage = (target - value).detach()
+        if self._weights == "awr":
+            spread = advantage[there].std(unbiased=False).clamp_min(1e-6)
+            raw = awr_weight(advantage / spread, beta=self._beta, mask=there)
+            return (
+                mean_one(raw, there),
+                goal,
+                error,
+                {**self._said(raw, there), "train/value_error": float(error.detach())},
+            )
+        good = top_share(advantage, there, _SHARE)
+        kept = torch.rand(len(goal), generator=self._draw, device=value.device) >= _DROPPED
+        marked = [text + MARKS[int(g)] if k else text for text, g, k in zip(goal, good.tolist(), kept.tolist())]
+        return None, marked, error, self._said(good.float(), there, error)
+
+    def _said(self, raw: Tensor, there: Tensor, error: Tensor | None = None) -> Metrics:
+        some = raw[there]
+        return {
+            "train/weight": float(some.mean()), "train/weight_zero": float((some == 0).float().mean()),
+            "train/skipped": float(self._skipped),
+            **({} if error is None else {"train/value_error": float(error.detach())}),
+        }  # fmt: skip
 
     def _lr(self) -> float:
         lr, warmup, decay = self._rate
@@ -190,6 +262,7 @@ class VlaImitation:
             "draws": [self._draw.get_state(), self.policy.planner.draws],
             "actions": torch.as_tensor(self._actions.copy()),
             "updates": self._updates,
+            "weights": [self._scale, float(self._skipped)],
             "metrics": dict(self._metrics),
         }
 
@@ -212,4 +285,6 @@ class VlaImitation:
         self.policy.planner.draws = acting
         self._actions = torch.as_tensor(state["actions"]).cpu().numpy().copy()
         self._updates = int(state["updates"])
+        self._scale, skipped = (float(x) for x in state.get("weights", (1.0, 0.0)))
+        self._skipped = int(skipped)
         self._metrics = {name: float(value) for name, value in state["metrics"].items()}

@@ -15,6 +15,7 @@ from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan, guidance_w
 from robot_rl.policies.nets.vla_heads import Guide
 from robot_rl.policies.vla import guard
 from robot_rl.policies.vla.player_parts import (
+    PROPRIO,
     ActionStats,
     ChunkPolicy,
     PolicyMeta,
@@ -29,7 +30,17 @@ from robot_rl.policies.vla.player_parts import (
 )
 from robot_rl.types import IOSpec, Obs
 
-__all__ = ["Recipe", "VLAObs", "VlaPlanner", "VlaPlayer", "from_folder", "limit_stats", "save_folder"]
+__all__ = [
+    "PROPRIO",
+    "Recipe",
+    "Sight",
+    "VLAObs",
+    "VlaPlanner",
+    "VlaPlayer",
+    "from_folder",
+    "limit_stats",
+    "save_folder",
+]
 
 
 class VlaPlanner:
@@ -55,6 +66,7 @@ class VlaPlanner:
     def plan(self, obs: Obs, *, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:
         """Chunks in the environment's [-1, 1]; a flow goes on from the running chunk where `context` has a delay."""
         seen, goal = self.sight(obs, self.device)
+        goal = [text + self.recipe.suffix for text in goal]
         prefix = self._prefix(context) if "delay" in context and self.recipe.head == "flow" else None
         chunk = self.model.act(seen, goal, generator=self._draw, deterministic=deterministic, prefix=prefix)
         return Plan(self.to_env(chunk.env_actions))

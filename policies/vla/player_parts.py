@@ -17,6 +17,7 @@ from robot_rl.policies.vla.chunk_policy import ActionStats, ChunkPolicy, PolicyM
 from robot_rl.types import IOSpec, Obs
 
 __all__ = [
+    "PROPRIO",
     "ActionStats",
     "ChunkPolicy",
     "PolicyMeta",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 WORDS = "instruction"
+PROPRIO = ("tip_x", "tip_y", "tip_z", "lag_*", "opening")
+"""Of the tabletop's state: what a robot knows of itself. Vectors to the blocks and the goal are not among it."""
 _BACKBONES = {
     "tiny": ("tiny_backbone", "TinyBackbone"), "transformers": ("vlm", "from_config"), "folder": ("vlm", "from_folder"),
 }  # fmt: skip
@@ -72,6 +75,7 @@ class Recipe:
         trunk: widths of the layers behind the backbone.
         backbone: {"kind": "tiny", ...options of TinyBackbone}, {"kind": "transformers", "config": {...}} (random
             weights) or {"kind": "folder", "path": ...} (a model on this machine).
+        suffix: words that the policy hears behind every sentence when it acts, such as the mark of good actions.
     """
 
     cameras: tuple[str, ...]
@@ -83,6 +87,7 @@ class Recipe:
     head_options: dict[str, Any] = field(default_factory=dict)
     trunk: tuple[int, ...] = (256, 256)
     backbone: dict[str, Any] = field(default_factory=lambda: {"kind": "tiny"})
+    suffix: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

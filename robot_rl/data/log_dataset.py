@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class LogDataset:
         seeds: independent streams in one batch.
         episodes: indices of the episodes to use, or a mask (E,); None for all.
         keys: observations to read; None for all.
+        derived: further observations: key -> (M, ...) rows that are not in the store, one for each observation row of
+            it (what a frozen reader made of its pictures, see `robot_rl.data.features`).
         next_action: also `extras["next_action"]` (B, A) and `extras["next_action_valid"]` (B,) bool: the action of the
             step that follows the n-step return in the same episode; where there is none, zeros and False.
         return_to_go: also `extras["return_to_go"]` (B,): discounted sum of rewards to the end of the episode.
@@ -78,6 +80,7 @@ class LogDataset:
         seeds: int = 1,
         episodes: Sequence[int] | np.ndarray | None = None,
         keys: Sequence[str] | None = None,
+        derived: Mapping[str, np.ndarray] | None = None,
         next_action: bool = False,
         return_to_go: bool = False,
         return_gamma: float | None = None,
@@ -110,6 +113,8 @@ class LogDataset:
         self.reward_bias, self._clip = float(reward_bias), action_clip
         self._arrays = arrays_for(device)
         self._held: dict[str, Any] = {}
+        self.derived = dict(derived or {})
+        self._add_derived()
         self._next_action, self._extras = next_action, tuple(extras)
         self._powers = (gamma ** np.arange(n_step)).astype(np.float32)
         self._ones: dict[int, Tensor] = {}
@@ -223,6 +228,18 @@ class LogDataset:
             raise ValueError(f"the saved data set had {len(state['streams'])} seeds, this one has {self.seeds}")
         for stream, saved in zip(self._streams, state["streams"]):
             stream.load_state_dict(saved)
+
+    def _add_derived(self) -> None:
+        rows = int((self.store.length + 1).sum())
+        for key, value in self.derived.items():
+            if len(value) != rows or key in self.store.obs_keys:
+                raise ValueError(
+                    f"derived observation '{key}' has {len(value)} rows, the store {rows}; expected one for each, and "
+                    f"a name that is not among {', '.join(self.store.obs_keys)}"
+                )
+            host = isinstance(self._arrays, HostArrays)
+            self._held[f"obs/{key}"] = value if host else _upload(value, self._arrays.device)
+        self.keys = (*self.keys, *self.derived)
 
     def _segments(self, require_next: bool) -> None:
         """Runs of steps that can be sampled, none across an episode: begin, length, episode."""

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.data import formats
+from robot_rl.data.features import Reader, cache_path, features, moments
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import META, Store, came_from, open_store, store_from_d4rl, write_store
 from robot_rl.types import IOSpec, LogFacts
 
 REWARDS = ("none", "minus_one", "scale_bias", "return_range")
+FEATURES = "features"
 _EDGE = 1e-5
 
 
@@ -92,6 +94,9 @@ def sampler(
     window: int = 1,
     return_gamma: float | None = None,
     return_bootstrap: bool = False,
+    reader: Reader | None = None,
+    keys: tuple[str, ...] | None = None,
+    progress: str | None = None,
 ) -> tuple[LogDataset, list[str]]:
     """The data set that a learner draws from, and what was assumed, repaired or left out.
 
@@ -104,6 +109,10 @@ def sampler(
         window: steps per sample.
         return_gamma: discount of "return_to_go"; None: `settings.gamma`.
         return_bootstrap: "return_to_go" goes on behind a cut, see `LogDataset`.
+        reader: frozen; its answers become the observation "features" of every batch, computed once and kept on disk.
+        keys: observations of the log that batches hold; None for all.
+        progress: a column of the log, progress after each step; it becomes the observation "progress" (M, 1), 0 at the
+            start of every episode.
 
     Raises:
         ValueError: an option out of range, or actions outside [-1, 1] without `action_clip`.
@@ -131,6 +140,11 @@ def sampler(
         seeds=seeds,
         window=window,
         episodes=episodes,
+        keys=keys,
+        derived={
+            **({} if reader is None else {FEATURES: features(store, reader)}),
+            **({} if progress is None else {"progress": _progress(store, progress)}),
+        },
         next_action="next_action" in reads,
         return_to_go="return_to_go" in reads,
         return_gamma=return_gamma,
@@ -140,10 +154,25 @@ def sampler(
         reward_bias=bias,
         action_clip=1.0 if s.action_clip else None,
     )
+    if reader is not None:
+        notes.append(f"{reader.width} features of each observation, read once and kept in {cache_path(store, reader)}")
     low, high = data.reward_range()
     if low == high:
         notes.append(f"every reward is {low:g}: only when an episode ends can tell good from bad")
     return data, [*notes, *data.notes]
+
+
+def _progress(store: Store, name: str) -> np.ndarray:
+    """(M, 1) float32: a column of steps as one of observations."""
+    if f"info/{name}" not in store.names:
+        raise ValueError(
+            f"{store.path} has no column '{name}' of progress, its columns are {', '.join(store.names)}: write it with "
+            "robot-rl critic label"
+        )
+    rows = np.zeros((int((store.length + 1).sum()), 1), np.float32)
+    first = np.repeat(store.start_obs - store.start_step, store.length)
+    rows[np.arange(store.steps) + first + 1, 0] = store.column(f"info/{name}")
+    return rows
 
 
 def check_rewards(data: LogDataset) -> None:
@@ -168,7 +197,8 @@ def facts(data: LogDataset) -> LogFacts:
     returns = data.store.returns()[data.episodes] * data.reward_scale
     returns = returns + data.reward_bias * data.store.length[data.episodes]
     ends = float(returns.min()), float(returns.max())
-    return LogFacts(mean, std, low, high, data.gamma, data.horizon, *ends, data.reward_scale, data.reward_bias)
+    made = {key: moments(rows) for key, rows in data.derived.items()}
+    return LogFacts(mean, std, low, high, data.gamma, data.horizon, *ends, data.reward_scale, data.reward_bias, made)
 
 
 def agree(log: IOSpec, env: IOSpec) -> IOSpec:

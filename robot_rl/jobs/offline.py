@@ -118,8 +118,11 @@ class OfflineJob:
         check_learner(self.learner)
         options: dict[str, Any] = {
             name: getattr(self.learner, name, default)
-            for name, default in (("reads", ()), ("window", 1), ("return_gamma", None), ("return_bootstrap", False))
-        }
+            for name, default in (
+                ("reads", ()), ("window", 1), ("return_gamma", None), ("return_bootstrap", False), ("reader", None),
+                ("keys", None), ("progress", None),
+            )
+        }  # fmt: skip
         seeds = getattr(self.learner, "seeds", 1)
         self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds, **options)
         if not getattr(self.learner, "rewardless", False):

@@ -1,0 +1,160 @@
+"""Frozen readers: pictures and sentence through weights that no longer change, one vector for each moment."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robot_rl.policies.vla.player import PROPRIO, Sight, from_folder
+from robot_rl.types import Array, IOSpec
+
+__all__ = ["PROPRIO", "FrozenReader", "Sight"]
+
+_FORM = 2
+"""Counts up when the same weights answer otherwise, so that features of before are not taken for those of now."""
+KINDS = ("tiny", "transformers", "folder", "policy", "critic")
+
+
+class FrozenReader:
+    """A backbone that is read and never trained; a `robot_rl.data.features.Reader`.
+
+    Args:
+        io: of the environment: pictures "image.<camera>" and "instruction".
+        source: what it is, by "kind":
+            "tiny": `TinyBackbone` with random weights, {"seed": 0, ...its options};
+            "transformers": a vision-language model with random weights, {"config": {...}, "seed": 0};
+            "folder": such a model from a folder on this machine, {"path": ...};
+            "policy": the backbone of a trained policy, {"path": folder "model_<n>" of a run of policy=vla/imitation};
+            "critic": the trunk of a trained progress critic, {"path": run folder of robot-rl critic train}: its
+            reading, and where its pointers look.
+        cameras: names of the pictures; None = all that `io` has.
+        device: torch device.
+
+    Attributes:
+        keys: observations that it reads.
+        width: D.
+        digest: SHA-256 of kind, cameras and every weight; saved results name it, since the weights stay where they are.
+
+    Raises:
+        ValueError: an unknown kind, pictures that do not fit it, or no sentence.
+        FileNotFoundError: nothing at the path.
+    """
+
+    def __init__(
+        self, io: IOSpec, source: Mapping[str, Any], *, cameras: Sequence[str] | None = None, device: str = "cpu"
+    ) -> None:
+        there = tuple(key.removeprefix("image.") for key in io.obs if key.startswith("image."))
+        self.cameras = there if cameras is None else tuple(cameras)
+        if not self.cameras:
+            raise ValueError("a frozen reader needs a picture, and the environment has none: add env.cameras=[front]")
+        self._sight = Sight(io, self.cameras, ())
+        sizes = {io.obs[f"image.{name}"][0][:2] for name in self.cameras}
+        if len(sizes) > 1:
+            raise ValueError(f"the pictures of {list(self.cameras)} have sizes {sorted(sizes)}, expected one")
+        height, width = sizes.pop()
+        self._device = device
+        options = {key: value for key, value in source.items() if key != "kind"}
+        kind = str(source.get("kind"))
+        if kind not in KINDS:
+            raise ValueError(f"reader is of kind '{kind}', expected one of {', '.join(KINDS)}")
+        with torch.random.fork_rng(devices=[]):
+            model = _built(kind, options, io, (int(height), int(width)), len(self.cameras))
+        self._model = model.to(device).eval().requires_grad_(False)
+        wanted = getattr(model, "image_size", None) or model.size
+        if tuple(wanted) != (height, width):
+            raise ValueError(
+                f"the reader reads pictures of {wanted[0]} x {wanted[1]} pixels, and the cameras give {height} x "
+                f"{width}; set env.camera_size=[{wanted[0]},{wanted[1]}]"
+            )
+        if kind == "critic" and len(self.cameras) > 1:
+            raise ValueError(f"the critic looks at one picture, got cameras {list(self.cameras)}; name one of them")
+        self.keys = (*(f"image.{name}" for name in self.cameras), "instruction")
+        self.digest = _digest(f"{kind} {_FORM}", self.cameras, model)
+        self.width = int(model.width) if kind != "critic" else model.think.out_features + 6 * len(model.query)
+
+    @torch.no_grad()
+    def __call__(self, obs: Mapping[str, Array], /) -> np.ndarray:
+        """Observations (n, ...) -> (n, D) float32."""
+        images, goal = self._read(obs)
+        return self._answer(images, goal).cpu().numpy().astype(np.float32, copy=False)
+
+    @torch.no_grad()
+    def tensor(self, obs: Mapping[str, Array]) -> Tensor:
+        """The same as a tensor on the reader's device."""
+        images, goal = self._read(obs)
+        return self._answer(images, goal).float()
+
+    def _read(self, obs: Mapping[str, Array]) -> tuple[Tensor, list[str]]:
+        seen, goal = self._sight(dict(obs), self._device)
+        return torch.stack([seen.images[name] for name in self.cameras], dim=1), goal
+
+    def _answer(self, images: Tensor, goal: list[str]) -> Tensor:
+        if not hasattr(self._model, "frames"):
+            return self._model(images, goal)
+        texts = list(dict.fromkeys(goal))
+        ids, length = (torch.as_tensor(x, device=self._device) for x in self._model.tokens(texts))
+        sentence = self._model.sentence(ids, length)
+        rows = torch.tensor([texts.index(text) for text in goal], device=self._device, dtype=torch.int64)
+        pictures = images[:, 0]
+        # the reading is made for judging; where the pointers look is what a hand needs to know
+        return torch.cat([self._model.frames(pictures, sentence[rows]), self._model.looks(pictures, sentence[rows])], 1)
+
+
+def _built(kind: str, options: dict[str, Any], io: IOSpec, size: tuple[int, int], views: int) -> Any:
+    if kind == "tiny":
+        torch.manual_seed(int(options.pop("seed", 0)))
+        return _part("tiny_backbone", "TinyBackbone")(size, views=views, **{"places": True, **options})
+    if kind == "transformers":
+        return _part("vlm", "from_config")(options["config"], seed=int(options.get("seed", 0)))
+    path = Path(str(options.get("path")))
+    if not path.exists():
+        raise FileNotFoundError(f"there is nothing at {path}; reader.path names what the features come from")
+    if kind == "folder":
+        return _part("vlm", "from_folder")(path)
+    if kind == "policy":
+        return from_folder(str(path), io).planner.model.backbone
+    return _critic(path, size)
+
+
+def _part(file: str, name: str) -> Any:
+    """Loaded when asked for: some need an extra."""
+    return getattr(importlib.import_module(f"robot_rl.policies.vla.{file}"), name)
+
+
+def _critic(folder: Path, size: tuple[int, int]) -> Any:
+    """The network of a critic's run, its sizes taken from its weights."""
+    file = folder / "state.pt"
+    if not file.exists():
+        raise FileNotFoundError(f"{folder} holds no state.pt; expected the run folder of robot-rl critic train")
+    weights = torch.load(file, map_location="cpu", weights_only=True)["learner"]["net"]
+    always = weights["query"].shape[0]
+    pooled = weights["pool.weight"].shape[0] + weights["bag.weight"].shape[0]
+    net = _part("critic_net", "CriticNet")(
+        size,
+        width=weights["join.weight"].shape[0],
+        words=weights["embed.weight"].shape[0],
+        conditioning="maps" if weights["join.weight"].shape[1] > pooled else "pooled",
+        pointers=always,
+    )
+    if net.pool.weight.shape != weights["pool.weight"].shape:
+        raise ValueError(
+            f"the critic of {folder} was trained on pictures of another size than {size[0]} x {size[1]}; set "
+            "env.camera_size to that of its clips"
+        )
+    net.load_state_dict(weights)
+    return net
+
+
+def _digest(kind: str, cameras: Sequence[str], model: nn.Module) -> str:
+    total = hashlib.sha256(f"{kind} {','.join(cameras)}".encode())
+    for name, value in sorted(model.state_dict().items()):
+        total.update(name.encode())
+        total.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
