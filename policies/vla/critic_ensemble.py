@@ -99,7 +99,7 @@ class CriticEnsemble:
             done,
             told[0].index,
             -np.expm1(-level),
-            np.stack([one.valid for one in told]).all(0),
+            np.all([one.valid for one in told], axis=0),
         )
 
     def score(self, clip: Tensor, instruction: Sequence[str]) -> Tensor:

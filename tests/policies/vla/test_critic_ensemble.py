@@ -58,7 +58,8 @@ def test_a_loop_gains_nothing_and_caution_lies_below_the_mean(how: str) -> None:
     fooled, honest = Grey(fooled_by=40), Grey()
     together = CriticEnsemble([fooled, honest, Grey()], how, caution=0.5)
     path = together.trajectory(CLIP, GOAL)
-    assert path.u[0] == 0.0 and path.u[-1] == pytest.approx(0.0, abs=1e-9)  # back where it began
+    assert path.u[0] == 0.0
+    assert path.u[-1] == pytest.approx(0.0, abs=1e-9)
     members = np.stack([m.trajectory(CLIP, GOAL).u for m in together.members])
     wanted = {
         "mean": members.mean(0),
@@ -69,17 +70,22 @@ def test_a_loop_gains_nothing_and_caution_lies_below_the_mean(how: str) -> None:
     np.testing.assert_allclose(np.cumsum(-np.sign(path.deltas) * np.log1p(-np.abs(path.deltas))), path.u[1:], atol=1e-9)
     believed = {"mean": 1 / 3, "wco": 0.0, "uwo": 1 / 3 - 0.5 * 2 / 9}[how]
     assert path.done[2] == pytest.approx(believed)
-    assert path.done[3] == 0.0 and path.values[3] == pytest.approx(0.9)  # where all agree nothing is lost
+    assert path.done[3] == 0.0
+    assert path.values[3] == pytest.approx(0.9)
 
 
 def test_pairs_have_the_mean_step_and_say_how_much_members_disagree() -> None:
     out = CriticEnsemble([Grey(), Grey(fooled_by=40)], "wco")(CLIP[[0, 0]], CLIP[[1, 2]], [GOAL, GOAL])
     steps = np.array([np.log(1 / 0.8), np.log(1 / 0.05)])
-    assert out.dlogw[0] == pytest.approx(np.log(2)) and out.dlogw[1] == pytest.approx(steps.mean(), rel=1e-5)
-    assert out.sigma[0] == pytest.approx(0.0) and out.sigma[1] == pytest.approx(steps.std(), rel=1e-5)
-    assert out.done.tolist() == [0.0, 0.0] and out.value[1] == pytest.approx(0.2, rel=1e-4)
+    assert out.dlogw[0] == pytest.approx(np.log(2))
+    assert out.dlogw[1] == pytest.approx(steps.mean(), rel=1e-5)
+    assert out.sigma[0] == pytest.approx(0.0)
+    assert out.sigma[1] == pytest.approx(steps.std(), rel=1e-5)
+    assert out.done.tolist() == [0.0, 0.0]
+    assert out.value[1] == pytest.approx(0.2, rel=1e-4)
     alone = CriticEnsemble([Grey()], "uwo")(CLIP[[0]], CLIP[[1]], [GOAL])
-    assert torch.isnan(alone.sigma).all() and alone.value[0] == pytest.approx(0.5, rel=1e-4)
+    assert torch.isnan(alone.sigma).all()
+    assert alone.value[0] == pytest.approx(0.5, rel=1e-4)
 
 
 def paid(judge: Any, greys: list[int], **options: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -94,11 +100,14 @@ def paid(judge: Any, greys: list[int], **options: Any) -> tuple[np.ndarray, np.n
 def test_a_reward_from_an_ensemble_pays_its_cautious_level_and_cannot_be_had_by_fooling_one() -> None:
     stay = [100, 40, 40, 40, 40]
     alone, met = paid(Grey(fooled_by=40), stay)
-    assert alone.sum() > 0.8 and met[-1]  # one critic is fooled
+    assert alone.sum() > 0.8
+    assert met[-1]
     together, met = paid(CriticEnsemble([Grey(fooled_by=40), Grey()], "wco"), stay)
-    assert together.sum() == pytest.approx(0.2) and not met.any()  # 1 - work left: what the honest one says
+    assert together.sum() == pytest.approx(0.2)
+    assert not met.any()
     there, met = paid(CriticEnsemble([Grey(fooled_by=40), Grey()], "wco"), [100, 200, 200, 200])
-    assert there.sum() == pytest.approx(0.95, abs=1e-6) and met[-1]
+    assert there.sum() == pytest.approx(0.95, abs=1e-6)
+    assert met[-1]
     same, _ = paid(CriticEnsemble([Grey(fooled_by=40)], "wco"), stay)
     np.testing.assert_allclose(same, alone)
 
