@@ -108,7 +108,9 @@ class CriticReward:
     control step while it is met with "pay".
 
     Args:
-        judge: a `ProgressCritic`: two pictures and a sentence per row. In a configuration: a run of critic train.
+        judge: a `ProgressCritic`: two pictures and a sentence per row. One with `members` and `join` (`CriticEnsemble`)
+            keeps a u of each member, and what they come to is the level that pays. In a configuration: a run of critic
+            train, or a list of runs.
         camera: which pictures it is shown; for whoever feeds it.
         instruction: the sentence for all rows; None takes what the world asks of each; for whoever feeds it.
         gamma: per control step.
@@ -150,6 +152,7 @@ class CriticReward:
         self.camera, self.instruction = camera, instruction
         self.judge, self.gamma, self.every, self.mode, self.kappa = judge, gamma, int(every), mode, kappa
         self.done_reward, self.on_done, self.anchor = done_reward, on_done, anchor
+        self._members: tuple[Any, ...] = tuple(getattr(judge, "members", (judge,)))
         self._limits = (float(threshold), int(held), float(value))
         self._sentences: list[str] = []
         self._pictures = np.zeros((0, 0, 0, 3), np.uint8)
@@ -157,7 +160,7 @@ class CriticReward:
     @property
     def progress(self) -> np.ndarray:
         """(N,) v at the last look."""
-        return -np.expm1(-self._u)
+        return -np.expm1(-self._level(self._u))
 
     def start(self, rows: np.ndarray, pictures: np.ndarray, sentences: Sequence[str]) -> None:
         """Episodes begin.
@@ -170,7 +173,8 @@ class CriticReward:
         count = len(rows)
         if len(self._sentences) != count:
             self._sentences, self._pictures = list(sentences), np.array(pictures)
-            self._u, self._from, self._share = np.zeros(count), np.zeros(count), np.zeros(count)
+            self._u, self._from = np.zeros((2, len(self._members), count))
+            self._share = np.zeros(count)
             self._age, self._run = np.zeros(count, np.int64), np.zeros(count, np.int64)
             self._met = np.zeros(count, bool)
             rows = np.ones(count, bool)
@@ -180,10 +184,9 @@ class CriticReward:
         for i in which.tolist():
             self._sentences[i] = sentences[i]
         self._pictures[which] = pictures[which]
-        self._u[which], self._age[which], self._run[which], self._met[which] = 0.0, 0, 0, False
+        self._u[:, which], self._age[which], self._run[which], self._met[which] = 0.0, 0, 0, False
         if self.anchor:
-            said = self._ask(which, pictures)
-            self._from[which] = _log_progress(said.value)
+            self._from[:, which] = np.stack([_log_progress(said.value) for said in self._ask(which, pictures)])
 
     def step(
         self, pictures: np.ndarray, terminated: np.ndarray, ended: np.ndarray
@@ -217,20 +220,30 @@ class CriticReward:
             reward = step if self.mode == "dlogw" else np.sign(self._share) * -np.expm1(-np.abs(self._share))
         return self.kappa * reward + self.done_reward * self._met, self._met.copy(), over
 
-    def _ask(self, rows: np.ndarray, pictures: np.ndarray) -> Any:
-        return self.judge(self._pictures[rows], pictures[rows], [self._sentences[i] for i in rows])
+    def _ask(self, rows: np.ndarray, pictures: np.ndarray) -> list[Any]:
+        """Every member's answer."""
+        sentences = [self._sentences[i] for i in rows]
+        return [member(self._pictures[rows], pictures[rows], sentences) for member in self._members]
+
+    def _level(self, u: np.ndarray) -> np.ndarray:
+        """What the members' u (M, ...) come to."""
+        return np.maximum(u[0] if len(self._members) == 1 else self.judge.join(u), U_MIN)
 
     def _look(self, rows: np.ndarray, pictures: np.ndarray) -> None:
         said = self._ask(rows, pictures)
-        valid = np.asarray(said.valid, bool)
-        step = np.where(valid, np.nan_to_num(np.asarray(said.dlogw, np.float64)), 0.0)
-        u = self._u[rows] + step
-        absolute = _log_progress(said.value) - self._from[rows]
+        valid = np.stack([np.asarray(one.valid, bool) for one in said]).all(0)
+        step = np.stack([np.nan_to_num(np.asarray(one.dlogw, np.float64)) for one in said])
+        before = self._u[:, rows]
+        step = np.where(valid, step, 0.0)
+        u = before + step
+        self._share[rows] = step[0] if len(said) == 1 else self.judge.join(u) - self.judge.join(before)
+        absolute = np.stack([_log_progress(one.value) for one in said]) - self._from[:, rows]
         u = np.where(valid & np.isfinite(absolute), u + self.anchor * (np.nan_to_num(absolute) - u), u)
-        self._u[rows] = np.maximum(u, U_MIN)
-        self._share[rows] = step
+        self._u[:, rows] = np.maximum(u, U_MIN)
+        done = np.stack([np.asarray(one.done, np.float64) for one in said])
+        done = done[0] if len(said) == 1 else self.judge.join(done, chance=True)
         threshold, held, value = self._limits
-        self._run[rows] = np.where(valid & (np.asarray(said.done) > threshold), self._run[rows] + 1, 0)
+        self._run[rows] = np.where(valid & (done > threshold), self._run[rows] + 1, 0)
         self._met[rows] = (self._run[rows] >= held) & (self.progress[rows] > value)
         seen = rows[valid]
         self._pictures[seen] = pictures[seen]  # after a covered lens the next pair begins at the last answer
@@ -244,6 +257,7 @@ class CriticReward:
         """Continue exactly."""
         for name in (*_ARRAYS, "pictures"):
             setattr(self, f"_{name}", np.array(state[name]))
+        self._u, self._from = np.atleast_2d(self._u), np.atleast_2d(self._from)  # one row each before ensembles
         self._sentences = list(state["sentences"])
 
 

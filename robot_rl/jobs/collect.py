@@ -11,7 +11,7 @@ import torch
 
 from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Action, Episode, Obs, Policy, Step
+from robot_rl.types import Action, Episode, IOSpec, Obs, Policy, Step
 
 LOGP = "action_log_probs"
 """Per-step column: log-density of the action under the policy that took it, as in D4RL's `infos/action_log_probs`."""
@@ -143,6 +143,31 @@ class WithDensity:
             self._log_prob = None
             return action
         return replace(action, logp=logp.cpu().numpy() if isinstance(action.value, np.ndarray) else logp)
+
+
+class BesidePictures:
+    """A policy in a world that shows pictures beside what it reads: they are recorded, and it does not see them.
+
+    Args:
+        policy: what acts.
+        io: the world's interface; what it has beyond the policy's own is kept from the policy.
+    """
+
+    def __init__(self, policy: Policy, io: IOSpec) -> None:
+        self.io, self._policy, self._keys = io, policy, tuple(policy.io.obs)
+        if hasattr(policy, "log_prob"):
+            self.log_prob = lambda obs, action: policy.log_prob(self._seen(obs), action)  # type: ignore[attr-defined]
+
+    def reset(self, rows: Any = None) -> None:
+        """Forget memory of these rows."""
+        self._policy.reset(rows)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """The policy's answer to what it knows."""
+        return self._policy.act(self._seen(obs), deterministic=deterministic)
+
+    def _seen(self, obs: Obs) -> Obs:
+        return {key: obs[key] for key in self._keys}
 
 
 def keep_steps(

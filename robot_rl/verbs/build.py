@@ -40,9 +40,10 @@ def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
         from robot_rl.verbs.rewarders import watched_factory
 
         return watched_factory(cfg, options, plain)
-    camera, folder = options["camera"], options.pop("judge")
-    learner, _ = load_critic(Path(folder), str(cfg.device))
-    judge, audit = learner.critic(), hydra.utils.get_class("robot_rl.policies.reward.critic_reward.Audit")
+    camera = options["camera"]
+    how, caution = options.pop("combine", "wco"), options.pop("caution", 1.0)
+    judge = load_judge(options.pop("judge"), how, caution, str(cfg.device))
+    audit = hydra.utils.get_class("robot_rl.policies.reward.critic_reward.Audit")
 
     def make(num_envs: int, seed: int, render: bool) -> Any:
         from robot_rl.loops.rewarded import Rewarded
@@ -75,6 +76,16 @@ def load_critic(folder: Path, device: str) -> tuple[Any, DictConfig]:
     if learner.done_steps < learner.steps:
         print(f"  note: trained for {learner.done_steps} of {learner.steps} updates; done is not calibrated")
     return learner, run
+
+
+def load_judge(folders: Any, how: str, caution: float, device: str) -> Any:
+    """The critic of a run, or of several runs as one cautious ensemble."""
+    folders = [folders] if isinstance(folders, str) else list(folders)
+    critics = [load_critic(Path(folder), device)[0].critic() for folder in folders]
+    if len(critics) == 1:
+        return critics[0]
+    ensemble = hydra.utils.get_class("robot_rl.policies.vla.critic_ensemble.CriticEnsemble")
+    return ensemble(critics, how, caution)
 
 
 def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[Any], Any]:

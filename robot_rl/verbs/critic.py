@@ -10,7 +10,7 @@ import numpy as np
 from hydra.utils import get_method, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.verbs.build import Refused, choice, load_critic, run_folder, table, threads
+from robot_rl.verbs.build import Refused, choice, load_critic, load_judge, run_folder, table, threads
 
 
 def critic(cfg: DictConfig) -> None:
@@ -157,8 +157,9 @@ def _label(cfg: DictConfig) -> None:
     caveat = get_object("robot_rl.policies.reward.critic_reward.CAVEATS").get(cfg.mode)
     if caveat:
         print(f"  warning: mode={cfg.mode}: {caveat}", file=sys.stderr)
-    learner, _ = load_critic(Path(cfg.path), str(cfg.device))
-    judge, logs = learner.critic(), formats.load(cfg.data)
+    chosen = cfg.path if isinstance(cfg.path, str) else [str(path) for path in cfg.path]
+    judge = load_judge(chosen, str(cfg.combine), float(cfg.caution), str(cfg.device))
+    logs = formats.load(cfg.data)
     ends, truths = [], []
     with recorder.Recorder(out) as writer, tqdm(logs.episodes, unit="episode", file=sys.stderr) as bar:
         for episode in bar:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ def collect(cfg: DictConfig) -> None:
 
     from robot_rl import checkpoint
     from robot_rl.data import d4rl, recorder
-    from robot_rl.jobs.collect import ExpertPolicy, keep_steps
+    from robot_rl.jobs.collect import BesidePictures, ExpertPolicy, keep_steps
 
     threads(cfg)
     out = Path(cfg.out)
@@ -222,7 +223,12 @@ def collect(cfg: DictConfig) -> None:
         path = checkpoint.find(Path(cfg.path))
         run_config: Any = OmegaConf.load(path / "config.yaml")
         env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
-        policy = load_policy(cfg, run_config, path, env.io)
+        own = checkpoint.read_io(path).obs  # a camera that the policy does not know is for whoever watches
+        watched = [key for key in env.io.obs if key.startswith("image.") and key not in own]
+        shown = {key: value for key, value in env.io.obs.items() if key not in watched}
+        policy = load_policy(cfg, run_config, path, replace(env.io, obs=shown))
+        if watched:
+            policy = BesidePictures(policy, env.io)
     else:
         env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         if cfg.get("policy") is None:
@@ -316,7 +322,10 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
     table(rows)
 
 
-RESUMABLE = ("learning", "language", "advantage_learning", "offline_scores", "pendulum", "decision_interval")
+RESUMABLE = (
+    *("learning", "language", "advantage_learning", "offline_scores", "pendulum", "decision_interval"),
+    "closed_loop",
+)
 """Suites with one result file per run in the folder `out`; given again, they continue."""
 
 

@@ -9,7 +9,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.data.recorder import Recording
-from robot_rl.jobs.collect import ExpertPolicy, episodes_of, keep_steps
+from robot_rl.jobs.collect import BesidePictures, ExpertPolicy, episodes_of, keep_steps
 from robot_rl.policies.offline.bc import Bc
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
@@ -110,6 +110,19 @@ def test_sampled_actions_are_stored_with_their_log_density() -> None:
         np.testing.assert_allclose(episode.meta["columns"]["action_log_probs"], expected, rtol=1e-4, atol=1e-4)
     plain = keep_steps(env, learner.policy, episodes=1, seed=0, deterministic=True)
     assert "action_log_probs" not in plain[0].meta.get("columns", {})
+
+
+def test_pictures_beside_what_a_policy_reads_are_recorded_and_not_shown_to_it() -> None:
+    blind = make(2, 0, world=Tabletop(seconds=0.5))
+    learner = Bc(blind.io, gaussian=True, hidden=(8,), normalize=False)
+    filmed = make(2, 0, world=Tabletop(seconds=0.5), cameras=["front"], camera_size=(16, 16))
+    plain = keep_steps(blind, learner.policy, episodes=2, seed=0, deterministic=True)
+    episodes = keep_steps(filmed, BesidePictures(learner.policy, filmed.io), episodes=2, seed=0, deterministic=True)
+    for alone, beside in zip(plain, episodes):
+        assert beside.obs["image.front"].shape == (6, 16, 16, 3)
+        np.testing.assert_array_equal(alone.action, beside.action)
+    drawn = keep_steps(filmed, BesidePictures(learner.policy, filmed.io), episodes=1, seed=0)
+    assert "action_log_probs" in drawn[0].meta["columns"]
 
 
 class _Steady:

@@ -55,7 +55,8 @@ def test_critic_pays_a_policy_and_labels_a_log(tmp_path: Path, robot_rl) -> None
         "env.world.seconds=1", "episodes=4", "num_envs=2", "mistakes=0.5", "out=log",
     )  # fmt: skip
     assert log.returncode == 0, log.stderr
-    labelled = robot_rl("critic", "label", f"path={run}", "data=log", "out=labelled", "stride=2", "pictures=false")
+    both = ("critic", "label", f"path=[{run},{run}]", "combine=uwo", "data=log", "out=labelled")
+    labelled = robot_rl(*both, "stride=2", "pictures=false")
     assert labelled.returncode == 0, labelled.stderr
     learned = robot_rl(
         "offline", "data=labelled", "env=tabletop", "env.world.seconds=1", "policy=offline/iql", "updates=4",
