@@ -76,7 +76,9 @@ class Chain:
         damping = [numbers[at + joints + i].exp() for i in range(joints)]
         return Chain(inertia, rotor, gravity, damping, friction)
 
-    def acceleration(self, q: Columns, v: Columns, torque: Columns, ahead: float = 0.0, of: Columns | None = None) -> Columns:
+    def acceleration(
+        self, q: Columns, v: Columns, torque: Columns, ahead: float = 0.0, of: Columns | None = None
+    ) -> Columns:
         """Joint accelerations [rad/s^2] at joint angles q, speeds v and joint torques.
 
         Dry friction is that at the end of a step of `ahead` [s] which begins with the speeds `of` (v when None): near
@@ -150,9 +152,7 @@ class Chain:
 
     def frictionless(self) -> Chain:
         """The same without dry friction."""
-        return Chain(
-            self.inertia, self.rotor, self.gravity, self.damping, [torch.zeros_like(c) for c in self.friction]
-        )
+        return Chain(self.inertia, self.rotor, self.gravity, self.damping, [torch.zeros_like(c) for c in self.friction])
 
 
 def _solve(rows: list[list[Any]], right: Columns) -> Columns:

@@ -181,41 +181,26 @@ def shifted(value: Tensor, by: Tensor) -> Tensor:
     return (1.0 - share) * value.gather(1, low) + share * value.gather(1, (low + 1).clamp(max=length - 1))
 
 
-def signals(windows: Windows) -> Signals:
+def signals(windows: Windows, known: tuple[Tensor, Tensor] | None = None) -> Signals:
     """Angles, speeds and torques of the pool, with the scale of the speeds and their lag in every recording.
 
     Over ten steps the angle has to change by the integral of the speed, so that a regression of the one on the other
     and on the change of speed gives scale and lag: q(t + k) - q(t) = scale (int v + lag (v(t + k) - v(t))).
 
+    Args:
+        windows: the pool.
+        known: scale (n) and lag (E, n) if they were found before.
+
     Raises:
         ValueError: speeds do not integrate to the angles.
     """
     raw, layout, period = windows.joined(), windows.layout, 1.0 / windows.io.control_hz
-    state = raw["state"]
-    q = torch.from_numpy(np.unwrap(layout.angles(state).numpy(), axis=1))
-    v = state[..., list(layout.speed)]
+    q = torch.from_numpy(np.unwrap(layout.angles(raw["state"]).numpy(), axis=1))
+    v = raw["state"][..., list(layout.speed)]
     episodes, recording = raw["episode"].unique(return_inverse=True)
-    reach = min(10, q.shape[1] - 1)
-    inside = torch.arange(q.shape[1] - reach)[None] + reach < raw["length"][:, None]
-    way = q[:, reach:] - q[:, :-reach]
-    total = torch.cumsum(0.5 * (v[:, 1:] + v[:, :-1]) * period, 1)
-    total = torch.cat([torch.zeros_like(v[:, :1]), total], 1)
-    integral, change = total[:, reach:] - total[:, :-reach], v[:, reach:] - v[:, :-reach]
-    n, scale = layout.joints, torch.ones(layout.joints, dtype=torch.float64)
-    lag = torch.zeros(len(episodes), n, dtype=torch.float64)
-    for i in range(n):
-        both = torch.stack([integral[..., i][inside], change[..., i][inside]], 1)
-        scale[i] = torch.linalg.lstsq(both, way[..., i][inside][:, None]).solution[0, 0]
-        left = (way[..., i][inside] - both @ torch.stack([scale[i], scale[i] * 0.0])).std()
-        if not scale[i].isfinite() or float(left) > 0.5 * float(way[..., i][inside].std()):
-            raise ValueError(
-                f"the speed of joint {i + 1} (column {layout.speed[i]}) does not integrate to its angle; check sine, "
-                "cosine and speed, the columns of the state"
-            )
-        for e in range(len(episodes)):
-            rows = inside & (recording == e)[:, None]
-            a, b = (integral[..., i][rows]) * scale[i], change[..., i][rows] * scale[i]
-            lag[e, i] = ((way[..., i][rows] - a) * b).sum() / b.square().sum().clamp(min=1e-9) / period
+    if known is None:
+        known = _scale_and_lag(q, v, raw["length"], recording, len(episodes), period, layout)
+    scale, lag = known
     return Signals(
         q=q,
         v=v * scale,
@@ -224,8 +209,35 @@ def signals(windows: Windows) -> Signals:
         reward=raw["reward"],
         length=raw["length"],
         recording=recording,
-        lag=lag.clamp(-1.0, _MOST_LAG),
+        lag=lag,
         scale=scale,
         episodes=episodes,
         period=period,
     )
+
+
+def _scale_and_lag(
+    q: Tensor, v: Tensor, length: Tensor, recording: Tensor, count: int, period: float, layout: Layout
+) -> tuple[Tensor, Tensor]:
+    reach, n = min(10, q.shape[1] - 1), layout.joints
+    inside = torch.arange(q.shape[1] - reach)[None] + reach < length[:, None]
+    way = q[:, reach:] - q[:, :-reach]
+    total = torch.cumsum(0.5 * (v[:, 1:] + v[:, :-1]) * period, 1)
+    total = torch.cat([torch.zeros_like(v[:, :1]), total], 1)
+    integral, change = total[:, reach:] - total[:, :-reach], v[:, reach:] - v[:, :-reach]
+    scale, lag = torch.ones(n, dtype=torch.float64), torch.zeros(count, n, dtype=torch.float64)
+    for i in range(n):
+        moved, turned = way[..., i][inside], integral[..., i][inside]
+        both = torch.stack([turned, change[..., i][inside]], 1)
+        scale[i] = torch.linalg.lstsq(both, moved[:, None]).solution[0, 0]
+        left = (moved - turned * scale[i]).std()
+        if not scale[i].isfinite() or float(left) > 0.5 * float(moved.std()):
+            raise ValueError(
+                f"the speed of joint {i + 1} (column {layout.speed[i]}) does not integrate to its angle; check sine, "
+                "cosine and speed, the columns of the state"
+            )
+        for e in range(count):
+            rows = inside & (recording == e)[:, None]
+            a, b = (integral[..., i][rows]) * scale[i], change[..., i][rows] * scale[i]
+            lag[e, i] = ((way[..., i][rows] - a) * b).sum() / b.square().sum().clamp(min=1e-9) / period
+    return scale, lag.clamp(-1.0, _MOST_LAG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,44 @@ def features(chain: Chain, top: Tensor, driven: int, q: Columns, v: Columns, spe
     out.append(lack * torch.tanh(v[driven] / _SIGN_SPEED))
     out += [lack * torch.sin(x) for x in q]
     return out
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """Swing-up and regulator of one model, for any weights; see `ChainPolicy` for the entries."""
+
+    chain: Chain
+    top: Tensor
+    goal: Tensor
+    driven: tuple[int, ...]
+    speed: float
+    gain: Tensor
+    cost: Tensor
+    region: float
+
+    def command(self, q: Columns, v: Columns, weights: Tensor) -> Columns:
+        """Actions in [-1, 1] of one shape S at states of shape S.
+
+        Args:
+            q: (n) joint angles.
+            v: (n) speeds.
+            weights: (A * F + 1 + 2n, ...) broadcasting with S: those of the features; the log of the cost-to-go below
+                which the regulator acts, less that at which it asks for full torque; changes of the regulator's gains
+                for angles and speeds, in units of a third.
+        """
+        n, count = len(q), feature_count(len(q))
+        turn = weights[len(self.driven) * count :]
+        away = torch.stack(q) - self.goal.view(-1, *[1] * q[0].ndim)
+        error = torch.cat([torch.remainder(away + math.pi, 2.0 * math.pi) - math.pi, torch.stack(v)])
+        flat = error.view(2 * n, -1)
+        near = ((self.cost @ flat) * flat).sum(0).view(q[0].shape) < (turn[0] + self.region).exp()
+        holds = -(self.gain @ (error * (1.0 + turn[1:] / 3.0)).view(2 * n, -1))
+        out = []
+        for k, joint in enumerate(self.driven):
+            parts = torch.stack(features(self.chain, self.top, joint, q, v, self.speed))
+            swing = (weights[k * count : (k + 1) * count] * parts).sum(0)
+            out.append(torch.where(near, holds[k].view(q[0].shape), swing).clamp(-1.0, 1.0))
+        return out
 
 
 class ChainPolicy:
@@ -115,37 +154,20 @@ class ChainPolicy:
         c["region"].fill_(-float((gain @ torch.linalg.solve(cost, gain.T)).diagonal().max().log()))
         c["ready"].fill_(1)
 
-    def command(self, q: Columns, v: Columns, weights: Tensor) -> Columns:
-        """Actions in [-1, 1] of one shape S at states of shape S.
-
-        Args:
-            q: (n) joint angles.
-            v: (n) speeds.
-            weights: (A * F + 1 + 2n, ...) broadcasting with S: those of the features; the log of the cost-to-go below
-                which the regulator acts, less that at which it asks for full torque; changes of the regulator's gains for angles and
-                speeds, in units of a third.
-        """
-        c = {name: value.to(q[0].dtype) if value.is_floating_point() else value for name, value in self.constants.items()}
-        n = len(q)
+    def bound(self, dtype: torch.dtype = torch.float64) -> Pilot:
+        """What acts, for any weights, in a precision."""
+        c = {name: x.to(dtype) if x.is_floating_point() else x for name, x in self.constants.items()}
         chain = Chain.unpack(c["numbers"], list(c["friction"]))
-        goal = [c["goal"][i] for i in range(n)]
-        top = chain.energy(goal, [torch.zeros_like(x) for x in goal])
-        away = [q[i] - goal[i] for i in range(n)]
-        error = [torch.remainder(x + math.pi, 2.0 * math.pi) - math.pi for x in away] + list(v)
-        stacked = torch.stack(error)
-        flat = stacked.view(2 * n, -1)
-        count = feature_count(n)
-        turn = weights[len(c["driven"]) * count :]
-        near = ((c["cost"] @ flat) * flat).sum(0).view(q[0].shape) < (turn[0] + c["region"]).exp()
-        changed = [error[j] * (1.0 + turn[1 + j] / 3.0) for j in range(2 * n)]
-        holds = -(c["gain"] @ torch.stack(changed).view(2 * n, -1))
-        out = []
-        for k, joint in enumerate(c["driven"].tolist()):
-            parts = features(chain, top, joint, q, v, float(c["speed"]))
-            swing = sum(weights[k * count + i] * part for i, part in enumerate(parts))
-            assert isinstance(swing, Tensor)
-            out.append(torch.where(near, holds[k].view(q[0].shape), swing).clamp(-1.0, 1.0))
-        return out
+        return Pilot(
+            chain=chain,
+            top=chain.energy(list(c["goal"]), [torch.zeros_like(x) for x in c["goal"]]),
+            goal=c["goal"],
+            driven=tuple(self.constants["driven"].tolist()),
+            speed=float(c["speed"]),
+            gain=c["gain"],
+            cost=c["cost"],
+            region=float(c["region"]),
+        )
 
     def reset(self, rows: Any = None) -> None:
         """No memory."""
@@ -159,7 +181,7 @@ class ChainPolicy:
             angles = self.layout.angles(x)
             speeds = x[:, list(self.layout.speed)] * c["scale"]
             n = self.layout.joints
-            parts = self.command(
+            parts = self.bound().command(
                 [angles[:, i] for i in range(n)], [speeds[:, i] for i in range(n)], c["weights"][:, None]
             )
             value = torch.stack(parts, 1).float()

@@ -53,7 +53,7 @@ class ChainSearch:
         driven: tuple[int, ...] | None = None,
         assist: tuple[str, ...] = (),
         windows: int = 640,
-        window: int = 110,
+        window: int = 115,
         reach: int = 30,
         hold_out: int = 5,
         fit_steps: int = 16,
@@ -124,15 +124,20 @@ class ChainSearch:
                 f"{', '.join(wrong) or f'window={window}, reach={reach}, elites={elites}, smooth={smooth}'}: expected "
                 f"at least 2 of each, windows of at least reach + {3 * MARGIN} steps, elites in (0, 1), smooth in (0, 1]"
             )
-        if io.action_dim > joints or (driven is not None and (
-            len(driven) != io.action_dim or len(set(driven)) != len(driven) or not set(driven) <= set(range(joints))
-        )):
+        if io.action_dim > joints or (
+            driven is not None
+            and (
+                len(driven) != io.action_dim or len(set(driven)) != len(driven) or not set(driven) <= set(range(joints))
+            )
+        ):
             raise ValueError(
                 f"driven is {driven} for {io.action_dim} actions and {joints} joints; expected one joint of 0 ... "
                 f"{joints - 1} for every action, or null"
             )
         if len(assist) > joints - io.action_dim:
-            raise ValueError(f"assist names {len(assist)} columns, but only {joints - io.action_dim} joints are not driven")
+            raise ValueError(
+                f"assist names {len(assist)} columns, but only {joints - io.action_dim} joints are not driven"
+            )
         self.io, self.batch_size, self.window, self.reads = io, batch_size, window, ("episode", *assist)
         self._layout, self._driven, self._reach, self._hold_out = layout, driven, reach, hold_out
         self._fit_steps, self._members, self._member_steps = fit_steps, members, member_steps
@@ -146,7 +151,7 @@ class ChainSearch:
         self._log: Signals | None = None
         self._fits: list[ChainFit] = []
         self._search: CrossEntropy | None = None
-        self._about: dict[str, float] = {}
+        self._task: dict[str, Any] = {}
         self._state = LearnerState(
             "chain search",
             metrics_every=metrics_every,
@@ -204,7 +209,7 @@ class ChainSearch:
                         f"the motion of a chain explains only {explained:.0%} of the logged actions; this method is for "
                         "planar chains of hinges whose actions are joint torques"
                     )
-            self._fits.append(ChainFit(log, self._driven, (~judges).double(), reach=self._reach))
+            self._fits.append(self._new_fit((~judges).double()))
         whole = self._fits[0]
         if whole.steps < self._fit_steps:
             if whole.steps in (self._fit_steps // 3, 2 * self._fit_steps // 3):
@@ -217,6 +222,10 @@ class ChainSearch:
             self._fits.append(whole.again(weight))
         return self._fits[-1].step()
 
+    def _new_fit(self, weight: Tensor) -> ChainFit:
+        assert self._driven is not None
+        return ChainFit(self._signals, self._driven, weight, reach=self._reach)
+
     def _equip(self) -> None:
         """Reward, goal and regulator of the fitted model, and the first Gaussian of the search."""
         log, whole, judges = self._signals, self._fits[0], self._judges()
@@ -227,7 +236,7 @@ class ChainSearch:
                 f"angles, speeds and actions explain only {explained:.0%} of the logged rewards; expected a reward of the "
                 "posture: give one when converting the log (the map's reward)"
             )
-        self._reward, goal = reward, best_rest(reward, joints, actions)
+        goal = best_rest(reward, joints, actions)
         friction = whole.friction[~judges].median(0).values
         spread = float(log.v[torch.arange(log.v.shape[1])[None] < log.length[:, None]].std())
         assert self._driven is not None
@@ -242,13 +251,7 @@ class ChainSearch:
         )
         low = lowest_rest(whole.chain())
         high, ground = worth(reward, goal, actions), worth(reward, low, actions)
-        self._low, self._bar = low, ground + self._level * (high - ground)
-        self._fastest = 1.2 * float(log.v.abs().max())
-        first_std, elites, smooth = self._search_options
-        mean = torch.zeros_like(self.policy.constants["weights"])
-        self._search = CrossEntropy(
-            mean, torch.full_like(mean, first_std), self._generator, elites=elites, smooth=smooth
-        )
+        self._search = self._new_search()
         about = {"reward_explained": explained}
         if bool(judges.any()):
             for seconds in _CHECKS:
@@ -256,7 +259,18 @@ class ChainSearch:
                 ours, still = open_loop(whole, log, judges, steps)
                 if math.isfinite(ours):
                     about |= {f"error_{seconds}s": ours, f"still_{seconds}s": still}
-        self._about = about
+        self._task = {
+            "reward": reward,
+            "low": torch.tensor(low, dtype=torch.float64),
+            "bar": ground + self._level * (high - ground),
+            "fastest": 1.2 * float(log.v.abs().max()),
+            "about": about,
+        }
+
+    def _new_search(self) -> CrossEntropy:
+        first_std, elites, smooth = self._search_options
+        mean = torch.zeros_like(self.policy.constants["weights"])
+        return CrossEntropy(mean, torch.full_like(mean, first_std), self._generator, elites=elites, smooth=smooth)
 
     def _drawn(self) -> Variants:
         """Random variants of the models."""
@@ -270,11 +284,9 @@ class ChainSearch:
         low, high = self._friction
         friction = friction * (low + (high - low) * torch.rand(joints, k, generator=g, dtype=double))
         offset = (2.0 * torch.rand(2 * joints, k, generator=g, dtype=double) - 1.0) * self._start
-        rest = torch.tensor(self._low, dtype=double)[:, None]
+        rest = self._task["low"][:, None]
         delay = torch.randint(self._delay + 1, (k,), generator=g)
-        return Variants(
-            Chain.vary(numbers, self._spread, g), friction, rest + offset[:joints], offset[joints:], delay
-        )
+        return Variants(Chain.vary(numbers, self._spread, g), friction, rest + offset[:joints], offset[joints:], delay)
 
     def _generation(self) -> dict[str, float]:
         """One generation of the search; the policy becomes its mean."""
@@ -282,17 +294,17 @@ class ChainSearch:
             self._equip()
         assert self._search is not None and self._driven is not None
         candidates = self._search.ask(self._population)
-        single = candidates.float()[:, None, :]
+        single, pilot = candidates.float()[:, None, :], self.policy.bound(torch.float32)
         total, held = trials(
-            lambda q, v: self.policy.command(q, v, single),
+            lambda q, v: pilot.command(q, v, single),
             self._drawn().to(torch.float32),
-            self._reward,
+            self._task["reward"],
             self._driven,
             policies=self._population,
             steps=self._steps,
             period=1.0 / self.io.control_hz,
-            fastest=self._fastest,
-            level=self._bar,
+            fastest=self._task["fastest"],
+            level=self._task["bar"],
             noise=self._noise,  # type: ignore[arg-type]
             generator=self._generator,
         )
@@ -302,7 +314,7 @@ class ChainSearch:
         about |= {"best_return": float(total[:, best].mean()), "best_held": float(held[:, best].mean())}
         self._search.tell(candidates, score)
         self.policy.constants["weights"].copy_(self._search.mean)
-        return {**self._about, **about, "search_std": float(self._search.std.mean())}
+        return {**self._task["about"], **about, "search_std": float(self._search.std.mean())}
 
     def state_dict(self) -> dict[str, Any]:
         """Windows, models, search, policy, generator and counters: tensors and numbers."""
@@ -328,24 +340,24 @@ class _Work:
         search = of._search
         return {
             "driven": list(of._driven) if of._driven is not None and of._fits else [],
+            "log": {} if of._log is None else {"scale": of._log.scale.clone(), "lag": of._log.lag.clone()},
+            "task": dict(of._task),
             "fits": {str(i): fit.state_dict() for i, fit in enumerate(of._fits)},
             "search": {} if search is None else search.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         of = self._of
-        of._log, of._fits, of._search = None, [], None
+        of._log, of._fits, of._search, of._task = None, [], None, dict(state["task"])
         if not state["fits"]:
             return
         of._driven = tuple(int(i) for i in state["driven"])
+        of._log = signals(of._windows, (state["log"]["scale"].clone(), state["log"]["lag"].clone()))
         for i in range(len(state["fits"])):
             saved = state["fits"][str(i)]
-            fit = ChainFit(of._signals, of._driven, saved["weight"], reach=of._reach) if not i else of._fits[0].again(saved["weight"])
+            fit = of._fits[0].again(saved["weight"]) if i else of._new_fit(saved["weight"])
             fit.load_state_dict(saved)
             of._fits.append(fit)
         if state["search"]:
-            weights = of.policy.constants["weights"].clone()
-            of._equip()
-            assert of._search is not None
+            of._search = of._new_search()
             of._search.load_state_dict(state["search"])
-            of.policy.constants["weights"].copy_(weights)
