@@ -3,7 +3,8 @@
 Link i hangs from link i - 1; its angle against the vertical is theta_i = q_1 + ... + q_i (0 hanging down), its turning
 speed omega_i. With constants in units of the action (1 = full torque),
 
-    sum_j a_ij cos(theta_i - theta_j) omega_j' + sum_j a_ij sin(theta_i - theta_j) omega_j^2 + g_i sin theta_i = f_i - f_i+1
+    sum_j a_ij cos(theta_i - theta_j) omega_j' + sum_j a_ij sin(theta_i - theta_j) omega_j^2 + g_i sin theta_i
+        = f_i - f_i+1
     f_i = torque_i - rotor_i q_i'' - damping_i q_i' - friction_i q_i' / (|q_i'| + 0.03)
 
 Source: Lagrange's equations of the chain; a_ij joins masses, lengths and centres of mass, of which no more can be seen.

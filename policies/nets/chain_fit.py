@@ -51,8 +51,8 @@ class ChainFit:
         self._start = starts[index]
         if len(self._window) < 20:
             raise ValueError(
-                f"only {len(self._window)} stretches of {reach + 2 * MARGIN} steps in the windows of the log; expected at "
-                "least 20: shorten policy.reach or raise policy.windows"
+                f"only {len(self._window)} stretches of {reach + 2 * MARGIN} steps in the windows of the log; expected "
+                "at least 20: shorten policy.reach or raise policy.windows"
             )
         count, n = len(log.episodes), log.q.shape[-1]
         self.delay = torch.zeros(count, dtype=torch.float64)

@@ -48,8 +48,8 @@ class Layout:
         fits = len({len(part) for part in chosen}) == 1 and len(set(flat)) == len(flat) and chosen[0]
         if not fits or min(flat) < 0 or max(flat) >= size or (None in given and size != 3 * n):
             raise ValueError(
-                f"sine, cosine and speed are {given} of a state of {size} numbers; expected one column of each per joint, "
-                "or none of the three for [sin q1, cos q1, ..., sin qn, cos qn, v1 ... vn]"
+                f"sine, cosine and speed are {given} of a state of {size} numbers; expected one column of each per "
+                "joint, or none of the three for [sin q1, cos q1, ..., sin qn, cos qn, v1 ... vn]"
             )
         return Layout(*chosen)
 

@@ -40,7 +40,7 @@ def features(chain: Chain, top: Tensor, driven: int, q: Columns, v: Columns, spe
     Source: Spong, The Swing Up Control Problem for the Acrobot (energy pump); the set is that of the scripted expert of
     `robot_rl.sim.worlds.double_pendulum`, whose weights were searched in the twin. Here all numbers come from logs.
     """
-    n, scale = len(q), 2.0 * sum(g.abs() for g in chain.gravity)
+    scale = 2.0 * sum(g.abs() for g in chain.gravity)
     lack = ((chain.energy(q, v) - top) / scale).clamp(-2.0, 2.0)
     slow = [x / speed for x in v]
     out = [lack * x for x in slow]

@@ -42,6 +42,11 @@ class CrossEntropy:
         self.std += self._smooth * (best.std(1) - self.std)
         self.std = torch.maximum(self.std, self._least)
 
+    def restart(self, std: float) -> None:
+        """Go on from the present mean with this deviation of every number."""
+        self.std.fill_(std)
+        self._least = 0.02 * self.std
+
     def state_dict(self) -> dict[str, Any]:
         """The Gaussian."""
         return {"mean": self.mean.clone(), "std": self.std.clone(), "least": self._least.clone()}

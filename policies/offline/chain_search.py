@@ -64,6 +64,9 @@ class ChainSearch:
         elites: float = 0.125,
         smooth: float = 0.5,
         first_std: float = 1.0,
+        screens: int = 8,
+        screen_variants: int = 2,
+        second_std: float = 0.3,
         trial_s: float = 6.0,
         start_spread: float = 0.05,
         spread: float = 0.05,
@@ -99,7 +102,11 @@ class ChainSearch:
             variants: of the robot that each candidate is tried in.
             elites: share of the candidates that the search moves to.
             smooth: how far it moves.
-            first_std: deviation of the first weights.
+            first_std: deviation of the weights while screening.
+            screens: generations that only screen: as many trials, but of more candidates in `screen_variants` of the
+                robot; the search then begins at the best of theirs.
+            screen_variants: see `screens`.
+            second_std: deviation with which the search begins there.
             trial_s: seconds of a trial.
             start_spread: trials begin at the lowest rest, every angle [rad] and speed [rad/s] up to this much off.
             spread: relative deviation of inertia and gravity between variants, besides that of the members.
@@ -122,7 +129,8 @@ class ChainSearch:
         if wrong or window < reach + 3 * MARGIN or not 0.0 < elites < 1.0 or not 0.0 < smooth <= 1.0:
             raise ValueError(
                 f"{', '.join(wrong) or f'window={window}, reach={reach}, elites={elites}, smooth={smooth}'}: expected "
-                f"at least 2 of each, windows of at least reach + {3 * MARGIN} steps, elites in (0, 1), smooth in (0, 1]"
+                f"at least 2 of each, windows of at least reach + {3 * MARGIN} steps, elites in (0, 1), smooth in "
+                "(0, 1]"
             )
         if io.action_dim > joints or (
             driven is not None
@@ -144,7 +152,8 @@ class ChainSearch:
         self._population, self._variants, self._steps = population, variants, max(10, round(trial_s * io.control_hz))
         self._start, self._spread, self._friction, self._delay = start_spread, spread, friction_range, most_delay
         self._noise, self._level, self._costs = (angle_noise, speed_noise), hold_level, tuple(regulator)
-        self._search_options = (first_std, elites, smooth)
+        self._search_options = (first_std, second_std, elites, smooth)
+        self._screens = (screens, max(1, min(screen_variants, variants)))
         self._generator = torch.Generator().manual_seed(seed)
         self._windows = Windows(io, layout, tuple(assist), windows, window)
         self.policy = ChainPolicy(io, layout, io.action_dim)
@@ -206,8 +215,8 @@ class ChainSearch:
                 self._driven, explained = find_driven(log, self.io.action_dim, (~judges).double())
                 if explained < 0.2:
                     raise ValueError(
-                        f"the motion of a chain explains only {explained:.0%} of the logged actions; this method is for "
-                        "planar chains of hinges whose actions are joint torques"
+                        f"the motion of a chain explains only {explained:.0%} of the logged actions; this method is "
+                        "for planar chains of hinges whose actions are joint torques"
                     )
             self._fits.append(self._new_fit((~judges).double()))
         whole = self._fits[0]
@@ -233,8 +242,8 @@ class ChainSearch:
         reward, explained = fit_reward(log)
         if explained < 0.5:
             raise ValueError(
-                f"angles, speeds and actions explain only {explained:.0%} of the logged rewards; expected a reward of the "
-                "posture: give one when converting the log (the map's reward)"
+                f"angles, speeds and actions explain only {explained:.0%} of the logged rewards; expected a reward of "
+                "the posture: give one when converting the log (the map's reward)"
             )
         goal = best_rest(reward, joints, actions)
         friction = whole.friction[~judges].median(0).values
@@ -268,39 +277,36 @@ class ChainSearch:
         }
 
     def _new_search(self) -> CrossEntropy:
-        first_std, elites, smooth = self._search_options
+        first, _, elites, smooth = self._search_options
         mean = torch.zeros_like(self.policy.constants["weights"])
-        return CrossEntropy(mean, torch.full_like(mean, first_std), self._generator, elites=elites, smooth=smooth)
+        return CrossEntropy(mean, torch.full_like(mean, first), self._generator, elites=elites, smooth=smooth)
 
-    def _drawn(self) -> Variants:
+    def _drawn(self, count: int) -> Variants:
         """Random variants of the models."""
-        g, k, double = self._generator, self._variants, torch.float64
+        g, double = self._generator, torch.float64
         joints, judges = self._layout.joints, self._judges()
-        which = torch.randint(len(self._fits), (k,), generator=g).tolist()
+        which = torch.randint(len(self._fits), (count,), generator=g).tolist()
         numbers = torch.stack([self._fits[i].numbers for i in which], 1)
         known = [f.friction[(f.weight > 0) & ~judges] for f in self._fits]
         rows = [int(torch.randint(len(known[i]), (), generator=g)) for i in which]
         friction = torch.stack([known[i][row] for i, row in zip(which, rows)], 1)
         low, high = self._friction
-        friction = friction * (low + (high - low) * torch.rand(joints, k, generator=g, dtype=double))
-        offset = (2.0 * torch.rand(2 * joints, k, generator=g, dtype=double) - 1.0) * self._start
+        friction = friction * (low + (high - low) * torch.rand(joints, count, generator=g, dtype=double))
+        offset = (2.0 * torch.rand(2 * joints, count, generator=g, dtype=double) - 1.0) * self._start
         rest = self._task["low"][:, None]
-        delay = torch.randint(self._delay + 1, (k,), generator=g)
+        delay = torch.randint(self._delay + 1, (count,), generator=g)
         return Variants(Chain.vary(numbers, self._spread, g), friction, rest + offset[:joints], offset[joints:], delay)
 
-    def _generation(self) -> dict[str, float]:
-        """One generation of the search; the policy becomes its mean."""
-        if self._search is None:
-            self._equip()
-        assert self._search is not None and self._driven is not None
-        candidates = self._search.ask(self._population)
+    def _tried(self, candidates: Tensor, variants: int) -> tuple[Tensor, Tensor]:
+        """(P,) mean reward per step and share held of (D, P) candidates."""
+        assert self._driven is not None
         single, pilot = candidates.float()[:, None, :], self.policy.bound(torch.float32)
         total, held = trials(
             lambda q, v: pilot.command(q, v, single),
-            self._drawn().to(torch.float32),
+            self._drawn(variants).to(torch.float32),
             self._task["reward"],
             self._driven,
-            policies=self._population,
+            policies=candidates.shape[1],
             steps=self._steps,
             period=1.0 / self.io.control_hz,
             fastest=self._task["fastest"],
@@ -308,11 +314,39 @@ class ChainSearch:
             noise=self._noise,  # type: ignore[arg-type]
             generator=self._generator,
         )
-        score = (total + held).mean(0).nan_to_num(-1e9).double()
-        about = {"trial_return": float(total[:, 0].mean()), "trial_held": float(held[:, 0].mean())}
-        best = int(score.argmax())
-        about |= {"best_return": float(total[:, best].mean()), "best_held": float(held[:, best].mean())}
-        self._search.tell(candidates, score)
+        return total.mean(0).nan_to_num(-1e9).double(), held.mean(0).double()
+
+    def _screen(self) -> Tensor:
+        """Try many candidates in few variants; after the last time, begin the search at the best of all. Returns the best."""
+        assert self._search is not None
+        screens, few = self._screens
+        many = self._search.ask(max(self._population, self._population * self._variants // few))
+        total, held = self._tried(many, few)
+        kept = many[:, (total + held).topk(max(2, self._population // max(1, screens))).indices]
+        pool = torch.cat([self._task["pool"], kept], 1) if "pool" in self._task else kept
+        self._task |= {"pool": pool, "screened": self._task.get("screened", 0) + 1}
+        if self._task["screened"] >= screens:
+            total, held = self._tried(pool, self._variants)
+            self._search.mean.copy_(pool[:, int((total + held).argmax())])
+            self._search.restart(self._search_options[1])
+        return kept[:, :1]
+
+    def _generation(self) -> dict[str, float]:
+        """One generation of screening or of the search; the policy becomes the best, or its mean."""
+        if self._search is None:
+            self._equip()
+        assert self._search is not None
+        if self._task.get("screened", 0) < self._screens[0]:
+            best = self._screen()
+            total, held = self._tried(best, self._variants)
+            self.policy.constants["weights"].copy_(best[:, 0])
+            return {**self._task["about"], "trial_return": float(total), "trial_held": float(held)}
+        candidates = self._search.ask(self._population)
+        total, held = self._tried(candidates, self._variants)
+        about = {"trial_return": float(total[0]), "trial_held": float(held[0])}
+        best = int((total + held).argmax())
+        about |= {"best_return": float(total[best]), "best_held": float(held[best])}
+        self._search.tell(candidates, total + held)
         self.policy.constants["weights"].copy_(self._search.mean)
         return {**self._task["about"], **about, "search_std": float(self._search.std.mean())}
 

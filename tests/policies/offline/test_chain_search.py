@@ -1,4 +1,4 @@
-"""Chain search: constants of a pendulum recovered from its log, lags and delays found, swing-up learnt from random pushes."""
+"""Chain search: constants of a pendulum recovered from its log, lags and delays found, swing-up learnt."""
 
 from __future__ import annotations
 
@@ -243,9 +243,11 @@ def test_policy_answers_arrays_and_tensors_alike_and_rests_before_it_is_ready(tm
     fitted(learner, batches(tmp_path, log(4), learner))
     array = learner.policy.act({"state": state}).value
     tensor = learner.policy.act({"state": torch.from_numpy(state)}).value
-    assert isinstance(array, np.ndarray) and isinstance(tensor, torch.Tensor)
+    assert isinstance(array, np.ndarray)
+    assert isinstance(tensor, torch.Tensor)
     np.testing.assert_array_equal(array, tensor.numpy())
-    assert array.shape == (5, 1) and np.abs(array).max() <= 1.0
+    assert array.shape == (5, 1)
+    assert np.abs(array).max() <= 1.0
     other = small()
     other.policy.load_state_dict(learner.policy.state_dict())
     np.testing.assert_array_equal(other.policy.act({"state": state}).value, array)
