@@ -71,17 +71,15 @@ class Pilot:
         Args:
             q: (n) joint angles.
             v: (n) speeds.
-            weights: (A * F + 1 + 2n, ...) broadcasting with S: those of the features; the log of the cost-to-go below
-                which the regulator acts, less that at which it asks for full torque; changes of the regulator's gains
-                for angles and speeds, in units of a third.
+            weights: (A * F + 1, ...) broadcasting with S: those of the features; the log of the cost-to-go below which
+                the regulator acts, less that at which it asks for full torque.
         """
         n, count = len(q), feature_count(len(q))
-        turn = weights[len(self.driven) * count :]
         away = torch.stack(q) - self.goal.view(-1, *[1] * q[0].ndim)
         error = torch.cat([torch.remainder(away + math.pi, 2.0 * math.pi) - math.pi, torch.stack(v)])
         flat = error.view(2 * n, -1)
-        near = ((self.cost @ flat) * flat).sum(0).view(q[0].shape) < (turn[0] + self.region).exp()
-        holds = -(self.gain @ (error * (1.0 + turn[1:] / 3.0)).view(2 * n, -1))
+        near = ((self.cost @ flat) * flat).sum(0).view(q[0].shape) < (weights[-1] + self.region).exp()
+        holds = -(self.gain @ flat)
         out = []
         for k, joint in enumerate(self.driven):
             parts = torch.stack(features(self.chain, self.top, joint, q, v, self.speed))
@@ -111,7 +109,7 @@ class ChainPolicy:
             "gain": torch.zeros(actions, 2 * n, dtype=double),
             "cost": torch.zeros(2 * n, 2 * n, dtype=double),
             "region": torch.zeros((), dtype=double),
-            "weights": torch.zeros(actions * feature_count(n) + 1 + 2 * n, dtype=double),
+            "weights": torch.zeros(actions * feature_count(n) + 1, dtype=double),
             "ready": torch.zeros((), dtype=torch.int64),
         }
 

@@ -317,7 +317,7 @@ class ChainSearch:
         return total.mean(0).nan_to_num(-1e9).double(), held.mean(0).double()
 
     def _screen(self) -> Tensor:
-        """Try many candidates in few variants; after the last time, begin the search at the best of all. Returns the best."""
+        """Best of many candidates in few variants; after the last time, the search begins at the best of all."""
         assert self._search is not None
         screens, few = self._screens
         many = self._search.ask(max(self._population, self._population * self._variants // few))
