@@ -5,7 +5,7 @@ speed omega_i. With constants in units of the action (1 = full torque),
 
     sum_j a_ij cos(theta_i - theta_j) omega_j' + sum_j a_ij sin(theta_i - theta_j) omega_j^2 + g_i sin theta_i
         = f_i - f_i+1
-    f_i = torque_i - rotor_i q_i'' - damping_i q_i' - friction_i q_i' / (|q_i'| + 0.03)
+    f_i = torque_i - rotor_i q_i'' - damping_i q_i' - friction_i q_i' / (|q_i'| + 0.1)
 
 Source: Lagrange's equations of the chain; a_ij joins masses, lengths and centres of mass, of which no more can be seen.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 
 Columns = list[Tensor]
 """One tensor per joint, all of one shape."""
-STICTION_SPEED = 0.03
+STICTION_SPEED = 0.1
 """Speed [rad/s] at which dry friction is half of what it is in fast motion."""
 
 

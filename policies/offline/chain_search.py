@@ -67,6 +67,7 @@ class ChainSearch:
         screens: int = 8,
         screen_variants: int = 2,
         second_std: float = 0.3,
+        region: float = 3.0,
         trial_s: float = 6.0,
         start_spread: float = 0.05,
         spread: float = 0.05,
@@ -107,6 +108,8 @@ class ChainSearch:
                 robot; the search then begins at the best of theirs.
             screen_variants: see `screens`.
             second_std: deviation with which the search begins there.
+            region: first guess of the regulator's region: log of the cost-to-go at its border, less that at which it asks
+                for full torque. It catches the chain from far beyond that.
             trial_s: seconds of a trial.
             start_spread: trials begin at the lowest rest, every angle [rad] and speed [rad/s] up to this much off.
             spread: relative deviation of inertia and gravity between variants, besides that of the members.
@@ -153,6 +156,7 @@ class ChainSearch:
         self._start, self._spread, self._friction, self._delay = start_spread, spread, friction_range, most_delay
         self._noise, self._level, self._costs = (angle_noise, speed_noise), hold_level, tuple(regulator)
         self._search_options = (first_std, second_std, elites, smooth)
+        self._region = region
         self._screens = (screens, max(1, min(screen_variants, variants)))
         self._generator = torch.Generator().manual_seed(seed)
         self._windows = Windows(io, layout, tuple(assist), windows, window)
@@ -279,6 +283,7 @@ class ChainSearch:
     def _new_search(self) -> CrossEntropy:
         first, _, elites, smooth = self._search_options
         mean = torch.zeros_like(self.policy.constants["weights"])
+        mean[-1] = self._region
         return CrossEntropy(mean, torch.full_like(mean, first), self._generator, elites=elites, smooth=smooth)
 
     def _drawn(self, count: int) -> Variants:
