@@ -59,7 +59,7 @@ class ChainSearch:
         fit_steps: int = 16,
         members: int = 4,
         member_steps: int = 3,
-        population: int = 128,
+        population: int = 96,
         variants: int = 16,
         elites: float = 0.125,
         smooth: float = 0.5,
@@ -67,7 +67,7 @@ class ChainSearch:
         screens: int = 8,
         screen_variants: int = 2,
         second_std: float = 0.3,
-        region: float = 3.0,
+        region: float = 0.0,
         trial_s: float = 6.0,
         start_spread: float = 0.05,
         spread: float = 0.05,
@@ -109,7 +109,7 @@ class ChainSearch:
             screen_variants: see `screens`.
             second_std: deviation with which the search begins there.
             region: first guess of the regulator's region: log of the cost-to-go at its border, less that at which it asks
-                for full torque. It catches the chain from far beyond that.
+                for full torque.
             trial_s: seconds of a trial.
             start_spread: trials begin at the lowest rest, every angle [rad] and speed [rad/s] up to this much off.
             spread: relative deviation of inertia and gravity between variants, besides that of the members.
