@@ -108,8 +108,8 @@ class ChainSearch:
                 robot; the search then begins at the best of theirs.
             screen_variants: see `screens`.
             second_std: deviation with which the search begins there.
-            region: first guess of the regulator's region: log of the cost-to-go at its border, less that at which it asks
-                for full torque.
+            region: first guess of where the regulator acts: log of the cost-to-go at the border, less that at which it
+                asks for full torque.
             trial_s: seconds of a trial.
             start_spread: trials begin at the lowest rest, every angle [rad] and speed [rad/s] up to this much off.
             spread: relative deviation of inertia and gravity between variants, besides that of the members.
