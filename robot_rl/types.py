@@ -368,7 +368,8 @@ class Learner(Protocol[Data_contra]):
             "device_transitions" and "device_rollout" (the same on a device: `loops.device`, `loops.device_on_policy`).
         fine_tunes: (optional) what it consumes when `robot-rl train init=...` goes on with a learner from a log, if
             that is another loop, e.g. "rollout".
-        reads: (optional) extras that a learner from logs wants: "next_action", "return_to_go", "episode", "step".
+        reads: (optional) extras that a learner from logs wants: "next_action", "return_to_go", "episode", "step",
+            or info columns of the log by name.
         return_gamma: (optional) discount of "return_to_go" where it is not that of the run; 1 for undiscounted returns.
         return_bootstrap: (optional) True: "return_to_go" goes on behind a cut, see `data.LogDataset`.
         window: (optional) steps per sample: batches are then windows, fields (B, window) for (B,); `chunks.chunk_rows`

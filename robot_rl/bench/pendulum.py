@@ -28,7 +28,15 @@ LEARNERS = {
     "bc_best": ("policy=offline/bc", "top_fraction=0.33"),
     "td3_bc": ("policy=offline/td3_bc",),
     "iql": ("policy=offline/iql",),
+    "chain_search": (
+        "policy=offline/chain_search",
+        "policy.assist=[tau_passive]",
+        "updates=120",
+        "checkpoint_every=10",
+    ),
 }
+_OWN_SIZES = ("chain_search",)
+"""Learners that take no `overrides`: they have no networks."""
 ESTIMATORS = ("fqe", "mb")
 # A few minutes of one core per robot. FQE has not settled after so few updates, and says so.
 _SMALL = (
@@ -88,7 +96,8 @@ def run(
             if minutes is not None and time.monotonic() - begin > 60.0 * minutes:
                 missing += 1
                 continue
-            shared = [f"gamma={gamma}", f"updates={updates}", "action_clip=true", *options, *overrides]
+            more = () if name in _OWN_SIZES else overrides
+            shared = [f"gamma={gamma}", f"updates={updates}", "action_clip=true", *options, *more]
             numbers = _cell(
                 folder, robot, name, store, whole, shared, episodes, compensation, [f"gamma={gamma}", *estimate]
             )

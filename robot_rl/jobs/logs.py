@@ -105,7 +105,8 @@ def sampler(
         settings: how it is read.
         seed: of the sampling.
         seeds: independent streams in one batch.
-        reads: what the learner wants besides transitions: "next_action", "return_to_go", "episode", "step".
+        reads: what the learner wants besides transitions: "next_action", "return_to_go", "episode", "step", or a
+            column of the log's info by name.
         window: steps per sample.
         return_gamma: discount of "return_to_go"; None: `settings.gamma`.
         return_bootstrap: "return_to_go" goes on behind a cut, see `LogDataset`.
@@ -149,7 +150,7 @@ def sampler(
         return_to_go="return_to_go" in reads,
         return_gamma=return_gamma,
         return_bootstrap=return_bootstrap,
-        extras=tuple(name for name in ("episode", "step") if name in reads),
+        extras=tuple(name for name in reads if name not in ("next_action", "return_to_go")),
         reward_scale=scale,
         reward_bias=bias,
         action_clip=1.0 if s.action_clip else None,

@@ -1,0 +1,402 @@
+"""Search of a swing-up policy in the mechanics of a chain of hinges, identified from logs alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robot_rl.policies.nets.chain import Chain
+from robot_rl.policies.nets.chain_fit import ChainFit, find_driven, open_loop
+from robot_rl.policies.nets.chain_log import MARGIN, Layout, Signals, Windows, signals
+from robot_rl.policies.nets.chain_policy import ChainPolicy
+from robot_rl.policies.nets.chain_trials import Variants, best_rest, fit_reward, lowest_rest, trials, worth
+from robot_rl.policies.nets.cross_entropy import CrossEntropy
+from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.rows import state_size
+from robot_rl.types import IOSpec, Metrics, Transitions
+
+_CHECKS = (0.2, 0.5, 1.0)
+"""Seconds after which the model's prediction is compared with held-out recordings."""
+
+
+class ChainSearch:
+    """Model-based policy search for planar chains of hinges (pendulum, cart-less double pendulum, acrobot, pendubot).
+
+    Every update is one of: a batch of windows read from the log; a step of fitting the mechanics (inertia, gravity,
+    damping, and per recording dry friction and command delay); the same for one of several bootstrap models; one
+    generation of a cross-entropy search, in which candidates swing up in random variants of those models. The reward is
+    fitted to the log's; the goal is that rest of the chain which earns most, held by a linear-quadratic regulator of
+    the learnt model.
+
+    Source: Deisenroth and Rasmussen, PILCO; Amadio et al., MC-PILCO (policy search by Monte Carlo in a model of the
+    logs); Chua et al., PETS (ensemble). Mechanics in place of Gaussian processes, and the search without gradients, are
+    ours.
+    """
+
+    consumes = "transitions"
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        gamma: float = 0.99,
+        batch_size: int = 64,
+        sine: tuple[int, ...] | None = None,
+        cosine: tuple[int, ...] | None = None,
+        speed: tuple[int, ...] | None = None,
+        driven: tuple[int, ...] | None = None,
+        assist: tuple[str, ...] = (),
+        windows: int = 640,
+        window: int = 115,
+        reach: int = 30,
+        hold_out: int = 5,
+        fit_steps: int = 16,
+        members: int = 4,
+        member_steps: int = 3,
+        population: int = 96,
+        variants: int = 16,
+        elites: float = 0.125,
+        smooth: float = 0.5,
+        first_std: float = 1.0,
+        screens: int = 8,
+        screen_variants: int = 2,
+        second_std: float = 0.3,
+        region: float = 0.0,
+        trial_s: float = 6.0,
+        start_spread: float = 0.05,
+        spread: float = 0.05,
+        friction_range: tuple[float, float] = (0.1, 0.8),
+        most_delay: int = 1,
+        angle_noise: float = 0.001,
+        speed_noise: float = 0.03,
+        hold_level: float = 0.95,
+        regulator: tuple[float, float, float] = (100.0, 1.0, 25.0),
+        metrics_every: int = 1,
+    ) -> None:
+        """Prepare for logs of `io`.
+
+        Args:
+            io: one vector observation "state" with sine and cosine of every joint angle and the joint speeds.
+            seed: of bootstrap, variants and search.
+            device: "cpu"; the problem is too small for another.
+            gamma: part of every learner's signature; trials are undiscounted.
+            batch_size: windows per batch while the log is read.
+            sine: columns of sin q_i; None for [sin q1, cos q1, ..., sin qn, cos qn, v1 ... vn].
+            cosine: columns of cos q_i.
+            speed: columns of the speeds, in any unit.
+            driven: joint of every action, from 0; None finds the assignment that explains the log best.
+            assist: columns of the log's info with the torques of the other joints, in the unit of the action.
+            windows: how many windows are kept.
+            window: steps of each; over 1 s so that predictions of 1 s can be judged.
+            reach: steps of the simulated stretches that the model is fitted on.
+            hold_out: every so-maniest recording judges the model and is not fitted; 0 for none.
+            fit_steps: Gauss-Newton steps of the model.
+            members: bootstrap models besides it.
+            member_steps: Gauss-Newton steps of each.
+            population: candidates of a generation.
+            variants: of the robot that each candidate is tried in.
+            elites: share of the candidates that the search moves to.
+            smooth: how far it moves.
+            first_std: deviation of the weights while screening.
+            screens: generations that only screen: as many trials, but of more candidates in `screen_variants` of the
+                robot; the search then begins at the best of theirs.
+            screen_variants: see `screens`.
+            second_std: deviation with which the search begins there.
+            region: first guess of where the regulator acts: log of the cost-to-go at the border, less that at which it
+                asks for full torque.
+            trial_s: seconds of a trial.
+            start_spread: trials begin at the lowest rest, every angle [rad] and speed [rad/s] up to this much off.
+            spread: relative deviation of inertia and gravity between variants, besides that of the members.
+            friction_range: variants have a random recording's dry friction times a number from this range.
+            most_delay: variants have 0 ... this many steps between command and torque.
+            angle_noise: of measured angles [rad].
+            speed_noise: of measured speeds [rad/s].
+            hold_level: how good a step has to be to count as held: 0 is the reward of the lowest rest, 1 of the goal.
+            regulator: costs of squared angles [rad^-2], speeds [s^2/rad^2] and actions.
+            metrics_every: metrics are computed in every n-th update.
+
+        Raises:
+            ValueError: an option outside its range, or no such columns.
+        """
+        size = state_size(io, "chain search")
+        layout = Layout.of(size, sine, cosine, speed)
+        joints = layout.joints
+        counts = {"windows": windows, "reach": reach, "population": population, "variants": variants}
+        wrong = [f"{name}={value}" for name, value in counts.items() if value < 2]
+        if wrong or window < reach + 3 * MARGIN or not 0.0 < elites < 1.0 or not 0.0 < smooth <= 1.0:
+            raise ValueError(
+                f"{', '.join(wrong) or f'window={window}, reach={reach}, elites={elites}, smooth={smooth}'}: expected "
+                f"at least 2 of each, windows of at least reach + {3 * MARGIN} steps, elites in (0, 1), smooth in "
+                "(0, 1]"
+            )
+        if io.action_dim > joints or (
+            driven is not None
+            and (
+                len(driven) != io.action_dim or len(set(driven)) != len(driven) or not set(driven) <= set(range(joints))
+            )
+        ):
+            raise ValueError(
+                f"driven is {driven} for {io.action_dim} actions and {joints} joints; expected one joint of 0 ... "
+                f"{joints - 1} for every action, or null"
+            )
+        if len(assist) > joints - io.action_dim:
+            raise ValueError(
+                f"assist names {len(assist)} columns, but only {joints - io.action_dim} joints are not driven"
+            )
+        self.io, self.batch_size, self.window, self.reads = io, batch_size, window, ("episode", *assist)
+        self._layout, self._driven, self._reach, self._hold_out = layout, driven, reach, hold_out
+        self._fit_steps, self._members, self._member_steps = fit_steps, members, member_steps
+        self._population, self._variants, self._steps = population, variants, max(10, round(trial_s * io.control_hz))
+        self._start, self._spread, self._friction, self._delay = start_spread, spread, friction_range, most_delay
+        self._noise, self._level, self._costs = (angle_noise, speed_noise), hold_level, tuple(regulator)
+        self._search_options = (first_std, second_std, elites, smooth)
+        self._region = region
+        self._screens = (screens, max(1, min(screen_variants, variants)))
+        self._generator = torch.Generator().manual_seed(seed)
+        self._windows = Windows(io, layout, tuple(assist), windows, window)
+        self.policy = ChainPolicy(io, layout, io.action_dim)
+        self._log: Signals | None = None
+        self._fits: list[ChainFit] = []
+        self._search: CrossEntropy | None = None
+        self._task: dict[str, Any] = {}
+        self._state = LearnerState(
+            "chain search",
+            metrics_every=metrics_every,
+            parts={"policy": self.policy, "generator": self._generator, "windows": self._windows, "work": _Work(self)},
+        )
+
+    def update(self, batches: Iterator[Transitions], /) -> Metrics:
+        """Read, fit or search, whichever is next.
+
+        Returns:
+            While it is fitted train/model_loss; from then on the errors of its predictions on held-out recordings
+            [rad], train/error_1.0s and so on, beside those of constant speed, train/still_1.0s; while it is searched
+            train/trial_return (mean reward per step of the present policy) and train/trial_held.
+
+        Raises:
+            FloatingPointError: a metric is not finite.
+            ValueError: the log is not of such a chain; says what does not fit.
+        """
+        wanted = self._state.tick()
+        if not self._windows.full:
+            self._windows.add(next(batches))
+            metrics = {"windows": float(sum(len(part["episode"]) for part in self._windows.rows))}
+        else:
+            fitted = sum(f.steps for f in self._fits)
+            if fitted < self._fit_steps or len(self._fits) <= self._members or self._behind():
+                metrics = {"model_loss": self._fit()}
+            else:
+                metrics = self._generation()
+        return self._state.report({k: torch.tensor(v) for k, v in metrics.items()} if wanted else None)
+
+    def _behind(self) -> bool:
+        return len(self._fits) > 1 and self._fits[-1].steps < self._member_steps
+
+    @property
+    def _signals(self) -> Signals:
+        if self._log is None:
+            self._log = signals(self._windows)
+        return self._log
+
+    def _judges(self) -> Tensor:
+        """(E,) bool: recordings that are not fitted."""
+        index = torch.arange(len(self._signals.episodes))
+        if self._hold_out < 1 or len(index) < 2:
+            return torch.zeros(len(index), dtype=torch.bool)
+        return index % self._hold_out == self._hold_out - 1 if len(index) >= self._hold_out else index == 0
+
+    def _fit(self) -> float:
+        """One step of the model, or of the bootstrap model that is next."""
+        log, judges = self._signals, self._judges()
+        if not self._fits:
+            if self._driven is None:
+                self._driven, explained = find_driven(log, self.io.action_dim, (~judges).double())
+                if explained < 0.2:
+                    raise ValueError(
+                        f"the motion of a chain explains only {explained:.0%} of the logged actions; this method is "
+                        "for planar chains of hinges whose actions are joint torques"
+                    )
+            self._fits.append(self._new_fit((~judges).double()))
+        whole = self._fits[0]
+        if whole.steps < self._fit_steps:
+            if whole.steps in (self._fit_steps // 3, 2 * self._fit_steps // 3):
+                whole.choose_delays()
+            return whole.step()
+        if not self._behind():
+            chosen = (~judges).nonzero()[:, 0]
+            drawn = chosen[torch.randint(len(chosen), (len(chosen),), generator=self._generator)]
+            weight = torch.zeros(len(judges), dtype=torch.float64).index_add(0, drawn, torch.ones(len(drawn)).double())
+            self._fits.append(whole.again(weight))
+        return self._fits[-1].step()
+
+    def _new_fit(self, weight: Tensor) -> ChainFit:
+        assert self._driven is not None
+        return ChainFit(self._signals, self._driven, weight, reach=self._reach)
+
+    def _equip(self) -> None:
+        """Reward, goal and regulator of the fitted model, and the first Gaussian of the search."""
+        log, whole, judges = self._signals, self._fits[0], self._judges()
+        joints, actions = self._layout.joints, self.io.action_dim
+        reward, explained = fit_reward(log)
+        if explained < 0.5:
+            raise ValueError(
+                f"angles, speeds and actions explain only {explained:.0%} of the logged rewards; expected a reward of "
+                "the posture: give one when converting the log (the map's reward)"
+            )
+        goal = best_rest(reward, joints, actions)
+        friction = whole.friction[~judges].median(0).values
+        spread = float(log.v[torch.arange(log.v.shape[1])[None] < log.length[:, None]].std())
+        assert self._driven is not None
+        self.policy.equip(
+            whole.numbers,
+            friction,
+            scale=log.scale,
+            goal=goal,
+            driven=self._driven,
+            speed=spread,
+            costs=self._costs,  # type: ignore[arg-type]
+        )
+        low = lowest_rest(whole.chain())
+        high, ground = worth(reward, goal, actions), worth(reward, low, actions)
+        self._search = self._new_search()
+        about = {"reward_explained": explained}
+        if bool(judges.any()):
+            for seconds in _CHECKS:
+                steps = round(seconds * self.io.control_hz)
+                ours, still = open_loop(whole, log, judges, steps)
+                if math.isfinite(ours):
+                    about |= {f"error_{seconds}s": ours, f"still_{seconds}s": still}
+        self._task = {
+            "reward": reward,
+            "low": torch.tensor(low, dtype=torch.float64),
+            "bar": ground + self._level * (high - ground),
+            "fastest": 1.2 * float(log.v.abs().max()),
+            "about": about,
+        }
+
+    def _new_search(self) -> CrossEntropy:
+        first, _, elites, smooth = self._search_options
+        mean = torch.zeros_like(self.policy.constants["weights"])
+        mean[-1] = self._region
+        return CrossEntropy(mean, torch.full_like(mean, first), self._generator, elites=elites, smooth=smooth)
+
+    def _drawn(self, count: int) -> Variants:
+        """Random variants of the models."""
+        g, double = self._generator, torch.float64
+        joints, judges = self._layout.joints, self._judges()
+        which = torch.randint(len(self._fits), (count,), generator=g).tolist()
+        numbers = torch.stack([self._fits[i].numbers for i in which], 1)
+        known = [f.friction[(f.weight > 0) & ~judges] for f in self._fits]
+        rows = [int(torch.randint(len(known[i]), (), generator=g)) for i in which]
+        friction = torch.stack([known[i][row] for i, row in zip(which, rows)], 1)
+        low, high = self._friction
+        friction = friction * (low + (high - low) * torch.rand(joints, count, generator=g, dtype=double))
+        offset = (2.0 * torch.rand(2 * joints, count, generator=g, dtype=double) - 1.0) * self._start
+        rest = self._task["low"][:, None]
+        delay = torch.randint(self._delay + 1, (count,), generator=g)
+        return Variants(Chain.vary(numbers, self._spread, g), friction, rest + offset[:joints], offset[joints:], delay)
+
+    def _tried(self, candidates: Tensor, variants: int) -> tuple[Tensor, Tensor]:
+        """(P,) mean reward per step and share held of (D, P) candidates."""
+        assert self._driven is not None
+        single, pilot = candidates.float()[:, None, :], self.policy.bound(torch.float32)
+        total, held = trials(
+            lambda q, v: pilot.command(q, v, single),
+            self._drawn(variants).to(torch.float32),
+            self._task["reward"],
+            self._driven,
+            policies=candidates.shape[1],
+            steps=self._steps,
+            period=1.0 / self.io.control_hz,
+            fastest=self._task["fastest"],
+            level=self._task["bar"],
+            noise=self._noise,  # type: ignore[arg-type]
+            generator=self._generator,
+        )
+        return total.mean(0).nan_to_num(-1e9).double(), held.mean(0).double()
+
+    def _screen(self) -> Tensor:
+        """Best of many candidates in few variants; after the last time, the search begins at the best of all."""
+        assert self._search is not None
+        screens, few = self._screens
+        many = self._search.ask(max(self._population, self._population * self._variants // few))
+        total, held = self._tried(many, few)
+        kept = many[:, (total + held).topk(max(2, self._population // max(1, screens))).indices]
+        pool = torch.cat([self._task["pool"], kept], 1) if "pool" in self._task else kept
+        self._task |= {"pool": pool, "screened": self._task.get("screened", 0) + 1}
+        if self._task["screened"] >= screens:
+            total, held = self._tried(pool, self._variants)
+            self._search.mean.copy_(pool[:, int((total + held).argmax())])
+            self._search.restart(self._search_options[1])
+        return kept[:, :1]
+
+    def _generation(self) -> dict[str, float]:
+        """One generation of screening or of the search; the policy becomes the best, or its mean."""
+        if self._search is None:
+            self._equip()
+        assert self._search is not None
+        if self._task.get("screened", 0) < self._screens[0]:
+            best = self._screen()
+            total, held = self._tried(best, self._variants)
+            self.policy.constants["weights"].copy_(best[:, 0])
+            return {**self._task["about"], "trial_return": float(total), "trial_held": float(held)}
+        candidates = self._search.ask(self._population)
+        total, held = self._tried(candidates, self._variants)
+        about = {"trial_return": float(total[0]), "trial_held": float(held[0])}
+        best = int((total + held).argmax())
+        about |= {"best_return": float(total[best]), "best_held": float(held[best])}
+        self._search.tell(candidates, total + held)
+        self.policy.constants["weights"].copy_(self._search.mean)
+        return {**self._task["about"], **about, "search_std": float(self._search.std.mean())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Windows, models, search, policy, generator and counters: tensors and numbers."""
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state belongs to a learner of other sizes.
+        """
+        self._state.load_state_dict(state)
+
+
+class _Work:
+    """Models and search of a learner, as a part that is saved; the windows they come from are loaded before."""
+
+    def __init__(self, learner: ChainSearch) -> None:
+        self._of = learner
+
+    def state_dict(self) -> dict[str, Any]:
+        of = self._of
+        search = of._search
+        return {
+            "driven": list(of._driven) if of._driven is not None and of._fits else [],
+            "log": {} if of._log is None else {"scale": of._log.scale.clone(), "lag": of._log.lag.clone()},
+            "task": dict(of._task),
+            "fits": {str(i): fit.state_dict() for i, fit in enumerate(of._fits)},
+            "search": {} if search is None else search.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        of = self._of
+        of._log, of._fits, of._search, of._task = None, [], None, dict(state["task"])
+        if not state["fits"]:
+            return
+        of._driven = tuple(int(i) for i in state["driven"])
+        of._log = signals(of._windows, (state["log"]["scale"].clone(), state["log"]["lag"].clone()))
+        for i in range(len(state["fits"])):
+            saved = state["fits"][str(i)]
+            fit = of._fits[0].again(saved["weight"]) if i else of._new_fit(saved["weight"])
+            fit.load_state_dict(saved)
+            of._fits.append(fit)
+        if state["search"]:
+            of._search = of._new_search()
+            of._search.load_state_dict(state["search"])
