@@ -117,3 +117,11 @@ def mask_by(d: Tensor, h: Tensor) -> Tensor:
         bits = torch.ops.aten.threshold_backward(d.view(torch.int16), h.view(torch.int16), 0)
         return bits.view(torch.bfloat16)
     return torch.ops.aten.threshold_backward(d, h, 0)
+
+
+def relu_(z: Tensor) -> Tensor:
+    """max(0, z) in place; bfloat16 through its bits, like `mask_by`."""
+    if z.dtype == torch.bfloat16 and z.device.type == "cpu":
+        z.view(torch.int16).clamp_min_(0)
+        return z
+    return z.relu_()

@@ -1,98 +1,29 @@
 """Ensembles of plain multi-layer perceptrons with hand-written forward and backward passes on flat parameters.
 
-Two kernels of one interface: `ExplicitMlp` calls the matrix products itself and knows its own gradient;
-`AutogradMlp` builds the same function from torch operators. The second is the reference for the first.
+Four kernels of one interface: `ExplicitMlp` calls the matrix products itself and knows its own gradient, member by
+member; `HalfMlp` does so in bfloat16 with compiled steps between the products; `BatchedMlp` has many members in one
+product; `AutogradMlp` builds the same function from torch operators and is the reference for all.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from robot_rl.policies.nets.batched_mlp import BatchedMlp
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.gemm import affine, mask_by, resolve_precision, times_transposed, weight_grad
+from robot_rl.policies.nets.half_mlp import HalfMlp
+from robot_rl.policies.nets.mlp_shape import LN_EPS, Dropout, MlpShape
+
+__all__ = ["KERNELS", "AutogradMlp", "BatchedMlp", "Dropout", "ExplicitMlp", "HalfMlp", "Mlp", "MlpShape", "build_mlp"]
 
 KERNELS = ("auto", "explicit", "autograd")
-_LN_EPS = 1e-5
-
-
-@dataclass(frozen=True)
-class MlpShape:
-    """Sizes of E perceptrons: inputs -> hidden (ReLU, optional LayerNorm before it) -> outputs.
-
-    Attributes:
-        members: E.
-        inputs: width of the shared input.
-        hidden: widths of the hidden layers, at least one.
-        outputs: width of the output.
-        layer_norm: normalise every hidden layer before its ReLU.
-        prefix: of the parameter names.
-    """
-
-    members: int
-    inputs: int
-    hidden: tuple[int, ...]
-    outputs: int
-    layer_norm: bool = False
-    prefix: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.hidden or min(self.members, self.inputs, self.outputs, *self.hidden) < 1:
-            raise ValueError(f"{self} is no network; expected at least one hidden layer and positive sizes")
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameter name -> shape: weights (E, in, out), biases (E, out), LayerNorm scale and shift (E, out)."""
-        widths = (self.inputs, *self.hidden, self.outputs)
-        result: dict[str, tuple[int, ...]] = {}
-        for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
-            result[f"{self.prefix}weight{i}"] = (self.members, fan_in, fan_out)
-            result[f"{self.prefix}bias{i}"] = (self.members, fan_out)
-            if self.layer_norm and i < len(self.hidden):
-                result[f"{self.prefix}scale{i}"] = (self.members, fan_out)
-                result[f"{self.prefix}shift{i}"] = (self.members, fan_out)
-        return result
-
-    @torch.no_grad()
-    def initialise(self, params: FlatParams, generator: torch.Generator) -> None:
-        """Fill with U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's own default for linear layers; LayerNorm 1 and 0."""
-        for name, shape in self.shapes().items():
-            kind = name.removeprefix(self.prefix).rstrip("0123456789")
-            layer = int(name.removeprefix(self.prefix + kind))
-            view = params.view[name]
-            if kind == "scale":
-                view.fill_(1.0)
-            elif kind == "shift":
-                view.zero_()
-            else:
-                bound = 1.0 / math.sqrt((self.inputs, *self.hidden)[layer])
-                draw = torch.rand(shape, generator=generator, device=generator.device, dtype=view.dtype)
-                view.copy_(draw.mul_(2 * bound).sub_(bound))
-
-
-@dataclass(frozen=True)
-class Dropout:
-    """Hidden units that a forward pass leaves out: each with probability `rate`, the others grow by 1 / (1 - rate).
-
-    Source: Srivastava et al., Dropout (inverted, as torch has it).
-    """
-
-    rate: float
-    generator: torch.Generator
-
-    def factors(self, shape: MlpShape, members: int, like: Tensor) -> list[Tensor]:
-        """(E, B, width) factors of every hidden layer, 0 or 1 / (1 - rate), for rows `like` (..., B, inputs)."""
-        keep = 1.0 - self.rate
-        return [
-            torch.rand(members, like.shape[-2], width, generator=self.generator, device=like.device, dtype=like.dtype)
-            .lt_(keep)
-            .div_(keep)
-            for width in shape.hidden
-        ]
+_MANY = 5  # from so many members on, bfloat16 products of all at once are faster than a loop
 
 
 @dataclass
@@ -238,7 +169,7 @@ class ExplicitMlp:
             if norm:
                 layer.z = z.float() if half else z
                 h, layer.mean, layer.rstd = torch.native_layer_norm(
-                    layer.z, [width], self.scale[i][e], self.shift[i][e], _LN_EPS
+                    layer.z, [width], self.scale[i][e], self.shift[i][e], LN_EPS
                 )
                 layer.h = h = h.relu_() if factors is None else h.relu_() * factors[i]
                 if low and i < last:
@@ -405,7 +336,7 @@ class AutogradMlp:
             else:
                 h = torch.baddbmm(bias[:, None], h, weight)
             if shape.layer_norm:
-                h = torch.nn.functional.layer_norm(h, (width,), eps=_LN_EPS)
+                h = torch.nn.functional.layer_norm(h, (width,), eps=LN_EPS)
                 h = torch.addcmul(part("shift", i)[:, None], h, part("scale", i)[:, None])
             h = h.relu() if factors is None else h.relu() * factors[i]
         last = len(shape.hidden)
@@ -430,7 +361,7 @@ class AutogradMlp:
         return grads[-1][..., inputs] if rows is None else grads[-1][..., rows, :][..., inputs]
 
 
-Mlp = ExplicitMlp | AutogradMlp
+Mlp = ExplicitMlp | HalfMlp | BatchedMlp | AutogradMlp
 
 
 def build_mlp(shape: MlpShape, params: FlatParams, *, kernel: str = "auto", matmul: str = "auto") -> Mlp:
@@ -439,7 +370,7 @@ def build_mlp(shape: MlpShape, params: FlatParams, *, kernel: str = "auto", matm
     Args:
         shape: sizes.
         params: holds `shape.shapes()`.
-        kernel: "explicit", "autograd", or "auto" (explicit: it covers every network described by a shape).
+        kernel: "autograd", "explicit" or "auto" (both are written out: they cover every network described by a shape).
         matmul: "float32", "bf16" or "auto".
 
     Raises:
@@ -447,5 +378,11 @@ def build_mlp(shape: MlpShape, params: FlatParams, *, kernel: str = "auto", matm
     """
     if kernel not in KERNELS:
         raise ValueError(f"kernel is '{kernel}', expected one of {', '.join(KERNELS)}")
-    kind = AutogradMlp if kernel == "autograd" else ExplicitMlp
-    return kind(shape, params, matmul=matmul)
+    if kernel == "autograd":
+        return AutogradMlp(shape, params, matmul=matmul)
+    if resolve_precision(matmul, params.flat.device) == "bf16":
+        if shape.members >= _MANY:
+            return BatchedMlp(shape, params, matmul=matmul)
+        if params.flat.device.type == "cpu" and params.flat.dtype == torch.float32 and find_spec("numba"):
+            return HalfMlp(shape, params)
+    return ExplicitMlp(shape, params, matmul=matmul)

@@ -5,26 +5,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.mlp import AutogradMlp
+from robot_rl.policies.nets.batched_mlp import BatchedMlp
 from robot_rl.policies.offline.sac_n import SacN
 from robot_rl.types import IOSpec
 
 
-def diversity_loss(gradient: Tensor) -> Tensor:
-    """Mean cosine between the critics' action gradients: mean over the batch of sum_{i != j} g_i g_j / (N - 1).
+def diversity_loss(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cosine between the critics' action gradients, and its derivative.
+
+    Mean over the batch of sum_{i != j} u_i u_j / (N - 1) with unit vectors u = g / (|g| + eps); written as
+    |s|^2 - sum |u_i|^2, s their sum: linear in N. By u_i it is 2 (s - u_i) / ((N - 1) B), which goes on through the
+    length of g_i.
 
     Args:
         gradient: (N, B, A) gradients of Q_i(s, a) by the data's action, not normalised.
 
     Returns:
-        () N for identical critics, 0 for orthogonal ones.
+        () N for identical critics, 0 for orthogonal ones; (N, B, A) its derivative by `gradient`.
 
     Source: An et al., Uncertainty-Based Offline RL with Diversified Q-Ensemble, equation 5.
     """
-    count = gradient.shape[0]
-    unit = gradient / (gradient.norm(dim=-1, keepdim=True) + 1e-10)
-    total = unit.sum(0).square().sum(-1) - unit.square().sum((0, 2))  # |sum g|^2 - sum |g|^2 = sum over i != j
-    return total.mean() / max(count - 1, 1)
+    count, rows = gradient.shape[:2]
+    norm = gradient.norm(dim=-1, keepdim=True)
+    length = norm + 1e-10
+    unit = gradient / length
+    total = unit.sum(0)
+    loss = (total.square().sum(-1) - unit.square().sum((0, 2))).mean() / max(count - 1, 1)
+    d_unit = (total - unit) * (2.0 / (max(count - 1, 1) * rows))
+    direction = gradient / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+    return loss, (d_unit - direction * (d_unit * unit).sum(-1, keepdim=True)) / length
 
 
 class Edac(SacN):
@@ -95,29 +104,20 @@ class Edac(SacN):
             metrics_every=metrics_every,
         )
         self._eta = eta
-        self._twice = AutogradMlp(self._critic.shape, self._critic_params, matmul=matmul) if eta else None
+        self._twice = BatchedMlp(self._critic.shape, self._critic_params, matmul=matmul)
 
     def _critic_step(self, x: Tensor, target: Tensor) -> dict[str, Tensor]:
-        if self._twice is None:
+        if not self._eta:
             return super()._critic_step(x, target)
-        with torch.enable_grad():
-            members = self.critics
-            own = x.expand(members, *x.shape).clone().requires_grad_()  # each critic's own input: N gradients at once
-            q = self._twice.compute(own)[..., 0]
-            (slope,) = torch.autograd.grad(q.sum(), own, create_graph=True)
-            fit = (q - target).square().mean(1).sum()
-            diversity = diversity_loss(slope[..., self._size :])
-            names = list(self._critic.shape.shapes())
-            leaves = [self._critic_params.view[name] for name in names]
-            # the output bias does not act on the slopes, hence allow_unused
-            grads = torch.autograd.grad(fit + self._eta * diversity, leaves, allow_unused=True)
-        for name, grad in zip(names, grads):
-            view = self._critic_params.grad_view[name]
-            view.zero_() if grad is None else view.copy_(grad)
-        q = q.detach()
+        self._twice.refresh()
+        q = self._twice.forward(x)[..., 0]
+        diff = q - target
+        inputs = slice(self._size, None)
+        diversity, d_slope = diversity_loss(self._twice.slopes(inputs))
+        self._twice.backward_slopes((diff * (2.0 / len(target)))[..., None], d_slope.mul_(self._eta), inputs)
         return {
             "q": q.mean(),
             "q_std": q.std(0, correction=0).mean(),
-            "critic_loss": fit.detach(),
-            "diversity": diversity.detach(),
+            "critic_loss": diff.square().mean(1).sum(),
+            "diversity": diversity,
         }

@@ -1,12 +1,17 @@
 """Explicit gradients against autograd, bfloat16 against float32, and the fused optimiser against torch's."""
-# pyright: reportOptionalSubscript=false
+# pyright: reportOptionalSubscript=false, reportOptionalMemberAccess=false
+
+import importlib
+from importlib.util import find_spec
 
 import pytest
 import torch
 
+from robot_rl.policies.nets.batched_mlp import BatchedMlp
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.gemm import affine, mask_by, resolve_precision, times_transposed, weight_grad
-from robot_rl.policies.nets.mlp import Dropout, MlpShape, build_mlp
+from robot_rl.policies.nets.half_mlp import HalfMlp
+from robot_rl.policies.nets.mlp import Dropout, ExplicitMlp, MlpShape, build_mlp
 
 
 def network(kernel, shape, *, dtype=torch.float64, matmul="float32", seed=0):
@@ -242,3 +247,141 @@ def test_unknown_precision_or_kernel_is_refused():
         build_mlp(shape, FlatParams(shape.shapes()), kernel="fast")
     with pytest.raises(ValueError, match="at least one hidden layer"):
         MlpShape(1, 1, (), 1)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("outputs", [1, 5])
+@pytest.mark.parametrize("members", [None, [2, 0], range(0, 4, 2)])
+@pytest.mark.parametrize("groups", [None, 2])
+def test_batched_gradients_equal_autograd(layer_norm, outputs, members, groups):
+    shape = MlpShape(4, 4, (8, 6), outputs, layer_norm)
+    reference, theirs = network("autograd", shape)
+    own = FlatParams(shape.shapes(), dtype=torch.float64)
+    own.flat.copy_(theirs.flat)
+    batched = BatchedMlp(shape, own, matmul="float32")
+    x = torch.randn(*(() if groups is None else (groups,)), 9, 4, dtype=torch.float64)
+    out, expected = batched.forward(x, members), reference.forward(x, members)
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
+    d = torch.randn(out.shape, dtype=torch.float64)
+    inputs = slice(1, 4)
+    torch.testing.assert_close(batched.backward(d, inputs=inputs), reference.backward(d, inputs=inputs))
+    for name, grad in own.grad_view.items():
+        torch.testing.assert_close(grad, theirs.grad_view[name], rtol=1e-9, atol=1e-11, msg=name)
+    drops = [Dropout(0.3, torch.Generator().manual_seed(7)) for _ in "ab"]
+    torch.testing.assert_close(batched.forward(x, members, drops[0]), reference.forward(x, members, drops[1]))
+    rows = slice(4, 9)
+    part = d[:, rows]
+    torch.testing.assert_close(
+        batched.backward(part, inputs=inputs, rows=rows), reference.backward(part, inputs=inputs, rows=rows)
+    )
+    for name, grad in own.grad_view.items():
+        torch.testing.assert_close(grad, theirs.grad_view[name], rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("hidden", [(7,), (8, 6), (5, 6, 7)])
+@pytest.mark.parametrize("inputs", [slice(2, None), slice(0, 3)])
+def test_gradients_of_a_loss_of_slopes_equal_double_autograd(hidden, inputs):
+    shape = MlpShape(3, 5, hidden, 1)
+    reference, theirs = network("autograd", shape)
+    own = FlatParams(shape.shapes(), dtype=torch.float64)
+    own.flat.copy_(theirs.flat)
+    net = BatchedMlp(shape, own, matmul="float32")
+    x = torch.randn(9, 5, dtype=torch.float64)
+    target = torch.randn(9, dtype=torch.float64)
+
+    wide = x.expand(3, 9, 5).clone().requires_grad_()
+    q = reference.compute(wide)[..., 0]  # pyright: ignore[reportAttributeAccessIssue]
+    (slope,) = torch.autograd.grad(q.sum(), wide, create_graph=True)
+    (slope[..., inputs].pow(3).sum() + (q - target).square().sum()).backward()
+
+    out = net.forward(x)[..., 0]
+    got = net.slopes(inputs)
+    torch.testing.assert_close(got, slope[..., inputs].detach())
+    net.backward_slopes((2.0 * (out - target))[..., None], 3.0 * got.square(), inputs)
+    for name, grad in own.grad_view.items():
+        expected = theirs.view[name].grad
+        torch.testing.assert_close(grad, expected, rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_many_bf16_members_stay_close_to_float64_and_follow_the_masters(layer_norm):
+    torch.manual_seed(0)
+    shape = MlpShape(6, 23, (64, 64), 1, layer_norm)
+    exact, exact_params = network("explicit", shape)
+    net, params = network("explicit", shape, dtype=torch.float32, matmul="bf16")
+    assert isinstance(net, BatchedMlp)
+    x, d = torch.randn(200, 23, dtype=torch.float64), torch.randn(6, 200, 1, dtype=torch.float64)
+    for _ in range(2):
+        params.flat.copy_(exact_params.flat)
+        net.refresh()
+        assert relative(net.forward(x.float()), exact.forward(x)) < 0.02
+        inputs = slice(17, 23)
+        assert relative(net.backward(d.float(), inputs=inputs), exact.backward(d, inputs=inputs)) < 0.1
+        for name, grad in params.grad_view.items():
+            assert relative(grad, exact_params.grad_view[name]) < 0.1, name
+        exact_params.flat.mul_(1.5)
+
+
+def test_slopes_of_normalised_layers_are_refused():
+    shape = MlpShape(2, 3, (4,), 1, True)
+    net = BatchedMlp(shape, FlatParams(shape.shapes()), matmul="float32")
+    net.forward(torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="no LayerNorm"):
+        net.slopes(slice(0, 1))
+
+
+@pytest.mark.skipif(not find_spec("numba"), reason="needs numba (extra `fast`)")
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("outputs", [1, 5])
+@pytest.mark.parametrize(("members", "groups"), [(None, None), ([2, 0], None), (range(0, 4, 2), 2)])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_compiled_bf16_steps_are_as_exact_as_torchs(layer_norm, outputs, members, groups, dropout):
+    """All of it: members, groups, rows, dropout; the masters change, and another batch size comes in between."""
+    torch.manual_seed(0)
+    shape = MlpShape(4, 5, (96, 64, 80), outputs, layer_norm)
+    exact, exact_params = network("explicit", shape)
+    stores = [FlatParams(shape.shapes()) for _ in "ab"]
+    nets = [HalfMlp(shape, stores[0]), ExplicitMlp(shape, stores[1], matmul="bf16")]
+    group = () if groups is None else (groups,)
+
+    def near(parts, right):
+        mine, torchs = (relative(part, right) for part in parts)
+        assert mine < max(2.0 * torchs, 0.1)  # units near zero switch; dropout rounds once more
+
+    for _ in range(2):
+        exact_params.flat.mul_(1.1)
+        for net, params in zip(nets, stores):
+            params.flat.copy_(exact_params.flat)
+            net.refresh()
+            net.forward(torch.randn(*group, 7, 5))
+        x = torch.randn(*group, 150, 5, dtype=torch.float64)
+        drops = [type_(dropout, torch.Generator().manual_seed(7)) for type_ in (Dropout, Dropout, Same)]
+        out = exact.forward(x, members, drops[2] if dropout else None)
+        near([net.forward(x.float(), members, drop if dropout else None) for net, drop in zip(nets, drops)], out)
+        for rows in (None, slice(50, 150)):
+            d = torch.randn(*out.shape, dtype=torch.float64)[:, rows or slice(None)]
+            options = {"inputs": slice(2, 5), "rows": rows}
+            d_x = exact.backward(d, **options)
+            near([net.backward(d.float(), **options) for net in nets], d_x)
+            for name, grad in exact_params.grad_view.items():
+                near([params.grad_view[name] for params in stores], grad)
+            before = stores[0].grad.clone()
+            nets[0].backward(2.0 * d.float(), weights=False, **options)
+            assert torch.equal(before, stores[0].grad)
+
+
+class Same(Dropout):
+    """Float32's draws in float64."""
+
+    def factors(self, shape, members, like):
+        return [factor.double() for factor in Dropout.factors(self, shape, members, like.float())]
+
+
+@pytest.mark.skipif(not find_spec("numba"), reason="needs numba (extra `fast`)")
+def test_compiled_rounding_is_torchs_and_nan_stays():
+    steps = importlib.import_module("robot_rl.policies.nets.half_numba")
+    z = torch.cat([torch.randn(7, 33) * 10.0 ** torch.randint(-30, 30, (7, 33)), torch.zeros(1, 33)])
+    z[0, 0], z[0, 1], z[0, 2] = float("nan"), float("inf"), 1.00390625  # the last one is a tie
+    out = torch.empty(8, 33, dtype=torch.bfloat16)
+    steps.relu_first(z.numpy(), torch.zeros(33).numpy(), out.view(torch.int16).numpy())
+    torch.testing.assert_close(out, z.relu().bfloat16(), rtol=0, atol=0, equal_nan=True)

@@ -28,16 +28,16 @@ def constant_critic(params, values, layer):
 
 def test_edac_identical_critics_have_diversity_loss_n():
     g = torch.randn(1, 6, 2).expand(4, 6, 2)
-    assert diversity_loss(g).item() == pytest.approx(4.0)  # 1 * N (N - 1) / (N - 1)
+    assert diversity_loss(g)[0].item() == pytest.approx(4.0)  # 1 * N (N - 1) / (N - 1)
 
 
 def test_edac_orthogonal_critics_have_none():
-    assert diversity_loss(torch.eye(3)[:, None] * 5.0).item() == pytest.approx(0.0, abs=1e-6)
+    assert diversity_loss(torch.eye(3)[:, None] * 5.0)[0].item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_edac_opposite_pair():
     """cos = -1 twice, divided by N - 1 = 1."""
-    assert diversity_loss(torch.tensor([[[2.0, 0.0]], [[-0.1, 0.0]]])).item() == pytest.approx(-2.0)
+    assert diversity_loss(torch.tensor([[[2.0, 0.0]], [[-0.1, 0.0]]]))[0].item() == pytest.approx(-2.0)
 
 
 def test_edac_without_eta_takes_the_steps_of_sac_n(io, batch):
@@ -49,13 +49,38 @@ def test_edac_without_eta_takes_the_steps_of_sac_n(io, batch):
 
 
 def test_edac_gradient_of_the_fit_alone_equals_the_explicit_one(io, batch):
-    """With a vanishing eta the autograd path and the written-out path agree."""
+    """With a vanishing eta the step is that of SAC-N."""
     a, b = Edac(io, hidden=(8, 8), critics=3, eta=1e-12), SacN(io, hidden=(8, 8), critics=3)
     b._critic_params.flat.copy_(a._critic_params.flat)
     x, target = torch.randn(6, 5), torch.randn(6)
     a._critic_step(x, target)
     b._critic_step(x, target)
     torch.testing.assert_close(a._critic_params.grad, b._critic_params.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_edac_derivative_of_the_diversity_equals_autograd():
+    g = torch.randn(4, 6, 3, dtype=torch.float64, requires_grad=True)
+    loss, slope = diversity_loss(g)
+    loss.backward()
+    torch.testing.assert_close(slope.detach(), g.grad)
+
+
+@pytest.mark.parametrize("hidden", [(8,), (8, 7)])
+def test_edac_gradients_equal_double_autograd(io, hidden):
+    learner = Edac(io, hidden=hidden, critics=3, eta=2.0)
+    reference = Edac(io, hidden=hidden, critics=3, kernel="autograd")
+    params, theirs = learner._critic_params, reference._critic_params
+    theirs.flat.detach().copy_(params.flat)
+    x, target = torch.randn(6, 5), torch.randn(6)
+    learner._critic_step(x, target)
+    own = x.expand(3, 6, 5).clone().requires_grad_()
+    q = reference._critic.compute(own)[..., 0]  # pyright: ignore[reportAttributeAccessIssue]
+    (slope,) = torch.autograd.grad(q.sum(), own, create_graph=True)
+    loss = (q - target).square().mean(1).sum() + 2.0 * diversity_loss(slope[..., 3:])[0]
+    names = list(params.view)
+    grads = torch.autograd.grad(loss, [theirs.view[name] for name in names])
+    for name, grad in zip(names, grads):
+        torch.testing.assert_close(params.grad_view[name], grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_edac_diversity_falls_when_it_is_trained(io, batch):
@@ -213,7 +238,7 @@ def test_cql_conservative_term_of_constant_critics_is_the_log_of_the_volume(io, 
 
 
 def test_cql_warm_up_loss_depends_on_the_data_action(io, batch):
-    raw = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
+    raw = torch.randn(8, 4, dtype=torch.float64).clamp_(-1.9, 1.9).requires_grad_()  # log-std ends at 2
     action = torch.rand(8, 2, dtype=torch.float64) * 1.6 - 0.8
     mean, log_std = raw.chunk(2, -1)
     base = torch.distributions.Normal(mean, log_std.exp())
