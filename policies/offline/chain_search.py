@@ -67,7 +67,8 @@ class ChainSearch:
         screens: int = 8,
         screen_variants: int = 2,
         second_std: float = 0.3,
-        region: float = 0.0,
+        region: tuple[float, ...] = (3.0, 0.0),
+        generations: int = 40,
         trial_s: float = 6.0,
         start_spread: float = 0.05,
         spread: float = 0.05,
@@ -108,8 +109,10 @@ class ChainSearch:
                 robot; the search then begins at the best of theirs.
             screen_variants: see `screens`.
             second_std: deviation with which the search begins there.
-            region: first guess of where the regulator acts: log of the cost-to-go at the border, less that at which it
-                asks for full torque.
+            region: first guesses of where the regulator acts, one search after the other: log of the cost-to-go at the
+                border, less that at which it asks for full torque.
+            generations: of one search. It is judged then in four times as many variants, the best search so far is
+                what acts, and another begins with screening.
             trial_s: seconds of a trial.
             start_spread: trials begin at the lowest rest, every angle [rad] and speed [rad/s] up to this much off.
             spread: relative deviation of inertia and gravity between variants, besides that of the members.
@@ -128,6 +131,10 @@ class ChainSearch:
         layout = Layout.of(size, sine, cosine, speed)
         joints = layout.joints
         counts = {"windows": windows, "reach": reach, "population": population, "variants": variants}
+        if not region or generations < 1:
+            raise ValueError(
+                f"region is {region} and generations {generations}; expected one or more of each"
+            )
         wrong = [f"{name}={value}" for name, value in counts.items() if value < 2]
         if wrong or window < reach + 3 * MARGIN or not 0.0 < elites < 1.0 or not 0.0 < smooth <= 1.0:
             raise ValueError(
@@ -156,7 +163,7 @@ class ChainSearch:
         self._start, self._spread, self._friction, self._delay = start_spread, spread, friction_range, most_delay
         self._noise, self._level, self._costs = (angle_noise, speed_noise), hold_level, tuple(regulator)
         self._search_options = (first_std, second_std, elites, smooth)
-        self._region = region
+        self._regions, self._generations = tuple(region), generations
         self._screens = (screens, max(1, min(screen_variants, variants)))
         self._generator = torch.Generator().manual_seed(seed)
         self._windows = Windows(io, layout, tuple(assist), windows, window)
@@ -177,7 +184,8 @@ class ChainSearch:
         Returns:
             While it is fitted train/model_loss; from then on the errors of its predictions on held-out recordings
             [rad], train/error_1.0s and so on, beside those of constant speed, train/still_1.0s; while it is searched
-            train/trial_return (mean reward per step of the present policy) and train/trial_held.
+            train/trial_return (mean reward per step of the search's mean) and train/trial_held; at the end of a search
+            train/search_return, search_held, and the best sum of both so far, kept_score.
 
         Raises:
             FloatingPointError: a metric is not finite.
@@ -283,7 +291,7 @@ class ChainSearch:
     def _new_search(self) -> CrossEntropy:
         first, _, elites, smooth = self._search_options
         mean = torch.zeros_like(self.policy.constants["weights"])
-        mean[-1] = self._region
+        mean[-1] = self._regions[int(self._task.get("searches", 0)) % len(self._regions)]
         return CrossEntropy(mean, torch.full_like(mean, first), self._generator, elites=elites, smooth=smooth)
 
     def _drawn(self, count: int) -> Variants:
@@ -337,14 +345,16 @@ class ChainSearch:
         return kept[:, :1]
 
     def _generation(self) -> dict[str, float]:
-        """One generation of screening or of the search; the policy becomes the best, or its mean."""
+        """One generation of screening or of a search; what acts is the best search so far, or the first one's mean."""
         if self._search is None:
             self._equip()
         assert self._search is not None
+        kept = self._task.get("kept")
         if self._task.get("screened", 0) < self._screens[0]:
             best = self._screen()
             total, held = self._tried(best, self._variants)
-            self.policy.constants["weights"].copy_(best[:, 0])
+            if kept is None:
+                self.policy.constants["weights"].copy_(best[:, 0])
             return {**self._task["about"], "trial_return": float(total), "trial_held": float(held)}
         candidates = self._search.ask(self._population)
         total, held = self._tried(candidates, self._variants)
@@ -352,8 +362,32 @@ class ChainSearch:
         best = int((total + held).argmax())
         about |= {"best_return": float(total[best]), "best_held": float(held[best])}
         self._search.tell(candidates, total + held)
-        self.policy.constants["weights"].copy_(self._search.mean)
-        return {**self._task["about"], **about, "search_std": float(self._search.std.mean())}
+        about["search_std"] = float(self._search.std.mean())
+        if kept is None:
+            self.policy.constants["weights"].copy_(self._search.mean)
+        self._task["generation"] = int(self._task.get("generation", 0)) + 1
+        if self._task["generation"] >= self._generations:
+            about |= self._judged()
+        return {**self._task["about"], **about}
+
+    def _judged(self) -> dict[str, float]:
+        """Keep the best search so far, and begin another."""
+        assert self._search is not None
+        total, held = self._tried(self._search.mean[:, None], 4 * self._variants)
+        score = float(total + held)
+        kept = self._task.get("kept")
+        if kept is None or score > kept["score"]:
+            self._task["kept"] = {"score": score, "weights": self._search.mean.clone()}
+        self.policy.constants["weights"].copy_(self._task["kept"]["weights"])
+        self._task |= {"searches": int(self._task.get("searches", 0)) + 1, "generation": 0, "screened": 0}
+        self._task.pop("pool", None)
+        self._search = self._new_search()
+        return {
+            "search_return": float(total),
+            "search_held": float(held),
+            "kept_score": float(self._task["kept"]["score"]),
+            "searches": float(self._task["searches"]),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Windows, models, search, policy, generator and counters: tensors and numbers."""

@@ -66,9 +66,13 @@ def test_config_group_agrees_with_signature(path: Path) -> None:
     if path.with_suffix("").as_posix() in PRESETS:
         target(node["_target_"])  # a preset of another method's class: its values differ from the defaults on purpose
         return
+    for key in BUILT.get(path.with_suffix("").as_posix(), ()):
+        del node[key]
     check(node, str(path))
 
 
+BUILT = {"rewarder/critic": ("combine", "caution")}
+"""Keys that `robot_rl.verbs.build` uses up while it makes an argument of the class."""
 PRESETS = {"policy/online/sac", "policy/online/rlpd", "behaviour/bc", "critic/success_only"}
 
 
