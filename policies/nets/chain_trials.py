@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -78,7 +78,13 @@ class Variants:
 
     def to(self, dtype: torch.dtype) -> Variants:
         """The same in another precision."""
-        return Variants(*(x.to(dtype) for x in (self.numbers, self.friction, self.q, self.v)), self.delay)
+        return replace(
+            self,
+            numbers=self.numbers.to(dtype),
+            friction=self.friction.to(dtype),
+            q=self.q.to(dtype),
+            v=self.v.to(dtype),
+        )
 
 
 @torch.no_grad()

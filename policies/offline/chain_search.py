@@ -132,9 +132,7 @@ class ChainSearch:
         joints = layout.joints
         counts = {"windows": windows, "reach": reach, "population": population, "variants": variants}
         if not region or generations < 1:
-            raise ValueError(
-                f"region is {region} and generations {generations}; expected one or more of each"
-            )
+            raise ValueError(f"region is {region} and generations {generations}; expected one or more of each")
         wrong = [f"{name}={value}" for name, value in counts.items() if value < 2]
         if wrong or window < reach + 3 * MARGIN or not 0.0 < elites < 1.0 or not 0.0 < smooth <= 1.0:
             raise ValueError(

@@ -115,7 +115,7 @@ def test_swing_up_is_learnt_from_random_pushes(tmp_path):
     assert max(-math.cos(math.atan2(*s[:2])) for e in episodes for s in e.obs["state"][-25:]) < 0.9  # none ends upright
     learner = small(variants=6, population=64)
     data = batches(tmp_path, episodes, learner)
-    fitted(learner, data)
+    metrics = fitted(learner, data)
     for _ in range(20):
         metrics = learner.update(data)
     assert metrics["train/trial_held"] > 0.8
@@ -123,7 +123,8 @@ def test_swing_up_is_learnt_from_random_pushes(tmp_path):
     q, v = rng.uniform(-0.05, 0.05, (2, 30))
     lowest = np.ones(30)
     for t in range(400):
-        q, v = advance(q, v, learner.policy.act({"state": observe(q, v)}, deterministic=True).value[:, 0])
+        action = learner.policy.act({"state": observe(q, v)}, deterministic=True).value
+        q, v = advance(q, v, np.asarray(action)[:, 0])
         lowest = np.minimum(lowest, -np.cos(q)) if t >= 350 else lowest
     assert (lowest > 0.95).mean() >= 0.9
 

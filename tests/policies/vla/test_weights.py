@@ -65,6 +65,7 @@ def test_weights_have_mean_one_over_the_rows_that_count() -> None:
 def test_each_form_copies_the_good_half(kind: str) -> None:
     plain, made = VlaImitation(IO, **SMALL), VlaImitation(IO, weights=kind, beta=0.3, **SMALL)
     facts = LogFacts(np.zeros(3), np.ones(3), 0.0, 1.0, 0.9, 10, 0.0, 1.0)
+    metrics = {}
     for learner in (plain, made):
         learner.prepare(facts)
         data = batches()
