@@ -49,6 +49,7 @@ def seeing(renderer, processes):
     station = Station()
     wait(lambda: station.state == "IDLE", limit=90.0, what="a supervisor that is ready")
     wait(lambda: "policy: policy" in station.diagnostics, limit=90.0, what="the policy")
+    wait(lambda: station.joints is not None, limit=30.0, what="joint states")
     yield station
     station.close()
 
