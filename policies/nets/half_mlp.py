@@ -1,7 +1,9 @@
 """Perceptrons with bfloat16 products and compiled steps between them: for a few members on one processor core.
 
 At the sizes of usual critics and actors much of an update went into small steps: ReLU, rounding, masks, sums, heads of
-width 1. Here each is one compiled pass (`half_numba`), and what products write stays in buffers that are kept.
+width 1. Here each is one compiled pass (`half_numba`) for up to `_BLOCK` members, whose products are one batched call
+(a call costs as much as the product of 256 rows with 128x128 weights), and what products write stays in buffers that
+are kept.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.gemm import affine, times_transposed, weight_grad
 from robot_rl.policies.nets.mlp_shape import LN_EPS, Dropout, MlpShape
 
 _SIZES = 8  # batch sizes whose buffers are kept
+_BLOCK = 4  # members at a time: what a layer writes should stay in the core's own cache
 
 
 class _Half:
@@ -35,19 +37,59 @@ class _Half:
 
 @dataclass
 class _Layer:
-    """Buffers of one hidden layer of one member."""
+    """Buffers of one hidden layer of a block of n members."""
 
-    h: _Half  # (B, width) after ReLU and dropout
-    unit: np.ndarray | None = None  # (B, width) normalised values, float32
-    rstd: np.ndarray | None = None  # (B,)
+    h: _Half  # (n, B, width) after ReLU and dropout
+    unit: np.ndarray | None = None  # (n, B, width) normalised values, float32
+    rstd: np.ndarray | None = None  # (n, B)
 
 
 @dataclass
 class _Room:
-    """What one member keeps of a forward pass of B rows."""
+    """What a block of n members keeps of a forward pass of B rows."""
 
     layers: list[_Layer]
-    x: Tensor  # (B, inputs) bfloat16, set by each pass
+    x: Tensor  # (n, B, inputs) bfloat16, set by each pass
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Members [first, last) that are computed together; `row` is the place of the first among those asked for."""
+
+    row: int
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        return self.last - self.first
+
+    @property
+    def members(self) -> slice:
+        """Of the network."""
+        return slice(self.first, self.last)
+
+    @property
+    def rows(self) -> slice:
+        """Of what is asked for."""
+        return slice(self.row, self.row + self.size)
+
+    def alone(self, k: int) -> _Block:
+        """The k-th of them."""
+        return _Block(self.row + k, self.first + k, self.first + k + 1)
+
+
+def _blocks(chosen: Sequence[int], most: int) -> list[_Block]:
+    """Runs of neighbouring members, each of `most` at most."""
+    found: list[_Block] = []
+    for row, e in enumerate(chosen):
+        last = found[-1] if found else None
+        if last is not None and last.last == e and last.size < most:
+            found[-1] = _Block(last.row, last.first, e + 1)
+        else:
+            found.append(_Block(row, e, e + 1))
+    return found
 
 
 class HalfMlp:
@@ -66,16 +108,15 @@ class HalfMlp:
         self._steps: Any = importlib.import_module(f"{__package__}.half_numba")
         depth = len(shape.hidden)
 
-        def members(views: dict[str, Tensor], kind: str, i: int) -> list[Tensor]:
-            return [part.detach() for part in views[f"{shape.prefix}{kind}{i}"].unbind(0)]
+        def parts(views: dict[str, Tensor], kind: str, count: int) -> list[Tensor]:
+            return [views[f"{shape.prefix}{kind}{i}"].detach() for i in range(count)]
 
-        def arrays(views: dict[str, Tensor], kind: str, count: int) -> list[list[np.ndarray]]:
-            return [[part.numpy() for part in members(views, kind, i)] for i in range(count)]
+        def arrays(views: dict[str, Tensor], kind: str, count: int) -> list[np.ndarray]:
+            return [part.numpy() for part in parts(views, kind, count)]
 
-        self._weight = [members(params.view, "weight", i) for i in range(depth + 1)]
+        self._weight = parts(params.view, "weight", depth + 1)
+        self._bias_of = parts(params.view, "bias", depth + 1)
         self._bias = arrays(params.view, "bias", depth + 1)
-        self._bias_of = [members(params.view, "bias", i) for i in range(depth + 1)]
-        self._zero = np.zeros(max(shape.hidden), np.float32)
         norms = depth if shape.layer_norm else 0
         self._scale, self._shift = arrays(params.view, "scale", norms), arrays(params.view, "shift", norms)
         # a target network has no gradients: what the passes sum up goes nowhere
@@ -85,48 +126,48 @@ class HalfMlp:
         }
         self._nowhere_top = nowhere.view[f"{shape.prefix}weight{depth}"][..., 0].contiguous().numpy()
         if params.grad_view:
-            self._weight_grad = [members(params.grad_view, "weight", i) for i in range(depth + 1)]
+            self._weight_grad = parts(params.grad_view, "weight", depth + 1)
             self._sum_grad = {kind: arrays(params.grad_view, kind, depth) for kind in self._nowhere}
-            self._last_bias_grad = members(params.grad_view, "bias", depth)
+            self._last_bias_grad = params.grad_view[f"{shape.prefix}bias{depth}"].detach()
         self._half_flat = params.flat.detach().to(torch.bfloat16)
         half = {name: self._half_flat[part].view(params.shapes[name]) for name, part in params.slices.items()}
-        self._half = [members(half, "weight", i) for i in range(depth)]
+        self._half = parts(half, "weight", depth)
         self._stale = True
-        self._rooms: dict[tuple[int, int], _Room] = {}
-        self._scratch: dict[tuple[str, int, int], Any] = {}
-        self._now: list[_Room] = []
-        self._members: Sequence[int] = ()
+        self._rooms: dict[tuple[int, int, int], _Room] = {}
+        self._scratch: dict[tuple[str | int, ...], Any] = {}
+        self._now: list[tuple[_Block, _Room]] = []
         self._groups, self._grown = 0, 1.0
 
     def refresh(self) -> None:
         """Tell that the parameters changed: the bfloat16 copies are renewed when next read."""
         self._stale = True
 
-    def _room(self, row: int, size: int) -> _Room:
-        room = self._rooms.get((row, size))
+    def _room(self, row: int, count: int, size: int) -> _Room:
+        room = self._rooms.get((row, count, size))
         if room is None:
-            if len({b for _, b in self._rooms} | {size}) > _SIZES:
+            if len({b for _, _, b in self._rooms} | {size}) > _SIZES:
                 self._rooms.clear()
                 self._scratch.clear()
             layers = []
             for width in self.shape.hidden:
-                layer = _Layer(_Half.empty(size, width))
+                layer = _Layer(_Half.empty(count, size, width))
                 if self.shape.layer_norm:
-                    layer.unit, layer.rstd = np.empty((size, width), np.float32), np.empty(size, np.float32)
+                    layer.unit = np.empty((count, size, width), np.float32)
+                    layer.rstd = np.empty((count, size), np.float32)
                 layers.append(layer)
-            room = self._rooms[row, size] = _Room(layers, layers[0].h.value)
+            room = self._rooms[row, count, size] = _Room(layers, layers[0].h.value)
         return room
 
-    def _half_buffer(self, name: str, rows: int, width: int) -> _Half:
-        key = (name, rows, width)
+    def _half_buffer(self, name: str, *shape: int) -> _Half:
+        key = (name, *shape)
         if key not in self._scratch:
-            self._scratch[key] = _Half.empty(rows, width)
+            self._scratch[key] = _Half.empty(*shape)
         return self._scratch[key]
 
-    def _buffer(self, name: str, rows: int, width: int) -> Tensor:
-        key = (name, rows, width)
+    def _buffer(self, name: str, *shape: int) -> Tensor:
+        key = (name, *shape)
         if key not in self._scratch:
-            self._scratch[key] = torch.empty(rows, width)
+            self._scratch[key] = torch.empty(shape)
         return self._scratch[key]
 
     @torch.no_grad()
@@ -134,18 +175,17 @@ class HalfMlp:
         """As `ExplicitMlp.forward`."""
         self._begin(x, drop)
         chosen = range(self.shape.members) if members is None else members
-        self._members, self._now = chosen, []
+        self._now = []
         low_x = x.to(torch.bfloat16)
         out = x.new_empty(len(chosen), x.shape[-2], self.shape.outputs)
         factors = None if drop is None else drop.factors(self.shape, len(chosen), x)
-        for row, e in enumerate(chosen):
-            group = self._group_of(e)
-            room = self._room(row, x.shape[-2])
-            room.x = low_x[group] if self._groups else low_x
-            own = None if factors is None else [factor[row] for factor in factors]
-            self._hidden(x[group] if self._groups else x, room, e, own)
-            self._last(room, e, out[row])
-            self._now.append(room)
+        for block in _blocks(chosen, _BLOCK):
+            room = self._room(block.row, block.size, x.shape[-2])
+            room.x = self._inputs(low_x, block)
+            own = None if factors is None else [factor[block.rows] for factor in factors]
+            self._hidden(self._inputs(x, block), room, block.members, own)
+            self._last(room, block.members, out[block.rows])
+            self._now.append((block, room))
         return out
 
     def _begin(self, x: Tensor, drop: Dropout | None) -> None:
@@ -158,6 +198,15 @@ class HalfMlp:
     def _group_of(self, e: int) -> int:
         return e * self._groups // self.shape.members
 
+    def _inputs(self, x: Tensor, block: _Block) -> Tensor:
+        """(n, B, inputs): each member's own rows."""
+        if not self._groups:
+            return x.expand(block.size, *x.shape)
+        groups = [self._group_of(e) for e in range(block.first, block.last)]
+        if groups[0] == groups[-1]:
+            return x[groups[0]].expand(block.size, *x.shape[1:])
+        return x[groups]
+
     @torch.no_grad()
     def fit(
         self, x: Tensor, loss_grad: Callable[[Tensor], Tensor], *, inputs: slice | None = None
@@ -167,47 +216,46 @@ class HalfMlp:
         out = x.new_empty(self.shape.members, x.shape[0], self.shape.outputs)
         low_x = x.to(torch.bfloat16)
         total: Tensor | None = None
-        for e in range(self.shape.members):
-            room = self._room(0, len(x))
-            room.x = low_x
-            self._hidden(x, room, e, None)
-            self._last(room, e, out[e])
-            part = self._member_backward(loss_grad(out[e : e + 1])[0], e, room, True, inputs, None)
+        for block in _blocks(range(self.shape.members), 1):
+            room = self._room(0, 1, len(x))
+            room.x = low_x[None]
+            self._hidden(x[None], room, block.members, None)
+            self._last(room, block.members, out[block.rows])
+            part = self._backward(loss_grad(out[block.rows]), block, room, slice(None), True, inputs, None)
             if part is not None:
-                total = part if total is None else total.add_(part)
+                total = part[0] if total is None else total.add_(part[0])
         return out, total
 
-    def _hidden(self, x: Tensor, room: _Room, e: int, factors: list[Tensor] | None) -> None:
-        steps, size = self._steps, len(x)
+    def _hidden(self, x: Tensor, room: _Room, own: slice, factors: list[Tensor] | None) -> None:
+        steps, (count, size) = self._steps, x.shape[:2]
         for i, (layer, width) in enumerate(zip(room.layers, self.shape.hidden)):
+            bias, unit = self._bias[i][own], layer.unit
             if i == 0:
-                z = self._buffer("first", size, width) if layer.unit is None else torch.from_numpy(layer.unit)
-                torch.mm(x, self._weight[0][e], out=z)
-            else:  # bias and ReLU before the rounding
-                before, bias = room.layers[i - 1].h.value, self._bias_of[i][e]
-                layer.h = _Half(affine(before, self._half[i][e], bias, relu=layer.unit is None))
-            if layer.unit is not None:
-                if i:
-                    torch.from_numpy(layer.unit).copy_(layer.h.value)
-                bias = self._bias[i][e] if i == 0 else self._zero[:width]
-                steps.norm_relu(
-                    layer.unit, bias, self._scale[i][e], self._shift[i][e], LN_EPS, layer.h.bits, layer.rstd
-                )
-            elif i == 0:
-                steps.relu_first(self._buffer("first", size, width).numpy(), self._bias[0][e], layer.h.bits)
+                z = self._buffer("first", count, size, width) if unit is None else torch.from_numpy(unit)
+                torch.bmm(x, self._weight[0][own], out=z)
+                if unit is None:
+                    steps.relu_first(z.numpy(), bias, layer.h.bits)
+                else:
+                    scale, shift = self._scale[i][own], self._shift[i][own]
+                    steps.norm_first(unit, bias, scale, shift, LN_EPS, layer.h.bits, layer.rstd)
+            else:
+                torch.bmm(room.layers[i - 1].h.value, self._half[i][own], out=layer.h.value)
+                if unit is None:
+                    steps.relu_next(layer.h.bits, bias)
+                else:
+                    scale, shift = self._scale[i][own], self._shift[i][own]
+                    steps.norm_next(layer.h.bits, bias, scale, shift, LN_EPS, unit, layer.rstd)
             if factors is not None:
                 layer.h.value.copy_(layer.h.value * factors[i])  # a float32 factor: computed in float32
 
-    def _last(self, room: _Room, e: int, out: Tensor) -> None:
+    def _last(self, room: _Room, own: slice, out: Tensor) -> None:
         top = room.layers[-1].h
         if self.shape.outputs == 1:
-            self._steps.head(top.bits, self._weight[-1][e][:, 0].numpy(), self._bias[-1][e], out[:, 0].numpy())
+            weight = self._weight[-1][own, :, 0].numpy()
+            self._steps.head(top.bits, weight, self._bias[-1][own], out[..., 0].numpy())
         else:
-            out.copy_(affine(self._wide_top(room, None), self._weight[-1][e], self._bias_of[-1][e], relu=False))
-
-    def _wide_top(self, room: _Room, rows: slice | None) -> Tensor:
-        top = room.layers[-1].h.value if rows is None else room.layers[-1].h.value[rows]
-        return self._buffer("top", *top.shape).copy_(top)
+            wide = self._buffer("top", *top.value.shape).copy_(top.value)
+            torch.baddbmm(self._bias_of[-1][own, None], wide, self._weight[-1][own], out=out)
 
     @torch.no_grad()
     def backward(
@@ -215,54 +263,66 @@ class HalfMlp:
     ) -> Tensor | None:
         """As `ExplicitMlp.backward`."""
         totals: list[Tensor | None] = [None] * max(self._groups, 1)
-        for row, e in enumerate(self._members):
-            part = self._member_backward(d[row], e, self._now[row], weights, inputs, rows)
-            if part is not None:
-                group = self._group_of(e)
-                total = totals[group]
-                totals[group] = part if total is None else total.add_(part)
+        for block, room in self._now:
+            # a cut of the rows of several members would lie scattered in memory
+            one_by_one = rows is not None and block.size > 1
+            for k in range(block.size if one_by_one else 1):
+                part = block.alone(k) if one_by_one else block
+                kept = slice(k, k + 1) if one_by_one else slice(None)
+                found = self._backward(d[part.rows], part, room, kept, weights, inputs, rows)
+                for e, one in zip(range(part.first, part.last), () if found is None else found):
+                    group = self._group_of(e)
+                    total = totals[group]
+                    totals[group] = one if total is None else total.add_(one)
         if inputs is None:
             return None
         return torch.stack([t for t in totals if t is not None]) if self._groups else totals[0]
 
-    def _sums(self, kind: str, i: int, e: int, weights: bool) -> np.ndarray:
-        return (self._sum_grad if weights else self._nowhere)[kind][i][e]
-
-    def _member_backward(
-        self, d: Tensor, e: int, room: _Room, weights: bool, inputs: slice | None, rows: slice | None
+    def _backward(
+        self,
+        d: Tensor,
+        block: _Block,
+        room: _Room,
+        kept: slice,
+        weights: bool,
+        inputs: slice | None,
+        rows: slice | None,
     ) -> Tensor | None:
-        steps, depth, size, part = self._steps, len(self.shape.hidden), len(d), rows or slice(None)
-        behind = "shift" if self.shape.layer_norm else "bias"  # whose gradient is the sum behind the ReLU's mask
+        """Of members `kept` of a room; (n, B', columns) by the chosen input columns."""
+        steps, depth, part, own = self._steps, len(self.shape.hidden), rows or slice(None), block.members
+        count, size = d.shape[:2]
+        sums = self._sum_grad if weights else self._nowhere
+        behind = sums["shift" if self.shape.layer_norm else "bias"]  # gets the sum behind the ReLU's mask
         layer = room.layers[-1]
-        d_z = self._half_buffer(f"d{depth % 2}", size, self.shape.hidden[-1])
-        sums = self._sums(behind, depth - 1, e, weights)
-        weight = self._weight[depth][e]
+        d_z = self._half_buffer(f"d{depth % 2}", count, size, self.shape.hidden[-1])
+        weight, top = self._weight[depth][own], layer.h.bits[kept, part]
         if self.shape.outputs == 1:
-            top = self._weight_grad[depth][e][:, 0].numpy() if weights else self._nowhere_top[e]
-            slope = d[:, 0].contiguous().numpy()
-            steps.head_back(slope, layer.h.bits[part], weight[:, 0].numpy(), self._grown, d_z.bits, top, sums)
+            d_weight = (self._weight_grad[depth][own, :, 0].numpy()) if weights else self._nowhere_top[own]
+            slope = d[..., 0].contiguous().numpy()
+            steps.head_back(slope, top, weight[..., 0].numpy(), self._grown, d_z.bits, d_weight, behind[depth - 1][own])
         else:
             if weights:
-                weight_grad(self._wide_top(room, rows), d, self._weight_grad[depth][e])
-            d_h = times_transposed(d, weight)
-            steps.mask_wide(d_h.contiguous().numpy(), layer.h.bits[part], self._grown, d_z.bits, sums)
+                wide = self._buffer("top", count, size, top.shape[-1]).copy_(layer.h.value[kept, part])
+                torch.bmm(wide.transpose(1, 2), d, out=self._weight_grad[depth][own])
+            d_h = torch.bmm(d, weight.transpose(1, 2)).numpy()
+            steps.mask_wide(d_h, top, self._grown, d_z.bits, behind[depth - 1][own])
         if weights:
-            torch.sum(d, 0, out=self._last_bias_grad[e])
+            torch.sum(d, 1, out=self._last_bias_grad[own])
         for i in range(depth - 1, -1, -1):
             layer = room.layers[i]
             if layer.unit is not None and layer.rstd is not None:
-                d_scale, bias = self._sums("scale", i, e, weights), self._sums("bias", i, e, weights)
-                steps.norm_back(d_z.bits, layer.unit[part], layer.rstd[part], self._scale[i][e], d_scale, bias)
+                unit, rstd = layer.unit[kept, part], layer.rstd[kept, part]
+                steps.norm_back(d_z.bits, unit, rstd, self._scale[i][own], sums["scale"][i][own], sums["bias"][i][own])
             if weights:
-                x = (room.layers[i - 1].h.value if i else room.x)[part]
-                grad = self._weight_grad[i][e]
-                grad.copy_(torch.mm(x.t(), d_z.value, out=self._half_buffer("grad", *grad.shape).value))
+                x = (room.layers[i - 1].h.value if i else room.x)[kept, part]
+                grad = self._weight_grad[i][own]
+                grad.copy_(torch.bmm(x.transpose(1, 2), d_z.value, out=self._half_buffer("grad", *grad.shape).value))
             if i > 0:
-                after = self._half_buffer(f"d{i % 2}", size, self.shape.hidden[i - 1])
-                torch.mm(d_z.value, self._half[i][e].t(), out=after.value)
-                sums = self._sums(behind, i - 1, e, weights)
-                steps.mask_next(after.bits, room.layers[i - 1].h.bits[part], self._grown, sums)
+                after = self._half_buffer(f"d{i % 2}", count, size, self.shape.hidden[i - 1])
+                torch.bmm(d_z.value, self._half[i][own].transpose(1, 2), out=after.value)
+                before = room.layers[i - 1].h.bits[kept, part]
+                steps.mask_next(after.bits, before, self._grown, behind[i - 1][own])
                 d_z = after
             elif inputs is not None:
-                return torch.mm(d_z.value, self._half[0][e][inputs].t()).float()
+                return torch.bmm(d_z.value, self._half[0][own, inputs].transpose(1, 2)).float()
         return None

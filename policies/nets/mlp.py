@@ -1,8 +1,9 @@
 """Ensembles of plain multi-layer perceptrons with hand-written forward and backward passes on flat parameters.
 
 Four kernels of one interface: `ExplicitMlp` calls the matrix products itself and knows its own gradient, member by
-member; `HalfMlp` does so in bfloat16 with compiled steps between the products; `BatchedMlp` has many members in one
-product; `AutogradMlp` builds the same function from torch operators and is the reference for all.
+member; `HalfMlp` does so in bfloat16, some members at a time, with compiled steps between the products;
+`BatchedMlp` has all members in one product, for where there is no compiler and for losses of slopes; `AutogradMlp`
+builds the same function from torch operators and is the reference for all.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from robot_rl.policies.nets.mlp_shape import LN_EPS, Dropout, MlpShape
 __all__ = ["KERNELS", "AutogradMlp", "BatchedMlp", "Dropout", "ExplicitMlp", "HalfMlp", "Mlp", "MlpShape", "build_mlp"]
 
 KERNELS = ("auto", "explicit", "autograd")
-_MANY = 5  # from so many members on, bfloat16 products of all at once are faster than a loop
+_MANY = 5  # from so many members on, bfloat16 products of all at once are faster than a loop over them
 
 
 @dataclass
@@ -381,8 +382,8 @@ def build_mlp(shape: MlpShape, params: FlatParams, *, kernel: str = "auto", matm
     if kernel == "autograd":
         return AutogradMlp(shape, params, matmul=matmul)
     if resolve_precision(matmul, params.flat.device) == "bf16":
-        if shape.members >= _MANY:
-            return BatchedMlp(shape, params, matmul=matmul)
         if params.flat.device.type == "cpu" and params.flat.dtype == torch.float32 and find_spec("numba"):
             return HalfMlp(shape, params)
+        if shape.members >= _MANY:
+            return BatchedMlp(shape, params, matmul=matmul)
     return ExplicitMlp(shape, params, matmul=matmul)

@@ -44,6 +44,7 @@ class Bc:
         hidden: tuple[int, ...] = (256, 256),
         gaussian: bool = False,
         lr: float = 3e-4,
+        actor_decay: int = 0,
         explore: float = 0.0,
         normalize: bool = True,
         matmul: str = "float32",
@@ -62,6 +63,7 @@ class Bc:
             hidden: widths of the hidden layers.
             gaussian: learn a state-free standard deviation as well, by log-likelihood.
             lr: step size.
+            actor_decay: updates over which the actor's step size falls to 0 as a cosine (ours); 0 keeps it.
             explore: noise of the deterministic policy when it acts stochastically.
             normalize: standardise states by the data's moments.
             matmul: "float32", "bf16" or "auto".
@@ -75,7 +77,7 @@ class Bc:
             raise ValueError(f"seeds is {seeds} and batch_size {batch_size}, expected at least 1")
         size, actions = state_size(io, "BC"), io.action_dim
         self.io, self.seeds, self.batch_size = io, seeds, batch_size * seeds
-        self._gaussian, self._lr = gaussian, lr
+        self._gaussian, self._lr, self._decay = gaussian, lr, actor_decay
         generator = torch.Generator(device=device).manual_seed(seed)
         self.norm = FixedNorm(size, device=device) if normalize else None
         shape = MlpShape(seeds, size, tuple(hidden), actions, False, "actor.")
@@ -133,7 +135,7 @@ class Bc:
             d_mean = diff * (2.0 / (size * width))
             self._params.grad_view["log_std"].zero_()
         self._actor.backward(d_mean.mul_(1.0 - mean.square()))
-        self._params.adam(self._lr)
+        self._params.adam(self._state.falling(self._lr, self._decay))
         self._actor.refresh()
         return self._state.report({"loss": loss.mean(), "clone_error": error.mean()} if wanted else None)
 

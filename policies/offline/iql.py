@@ -264,11 +264,7 @@ class Iql:
             inside = (bounded == log_std).to(loss.dtype)
             self._actor_params.grad_view["log_std"].copy_(((1.0 - square) * scale).sum(1) * inside)
         self._actor.backward(d_mean.mul_(1.0 - mean.square()))
-        lr = self._lr
-        if self._decay:
-            done = min((self._state.updates - 1) / self._decay, 1.0)
-            lr *= 0.5 * (1.0 + math.cos(math.pi * done))
-        self._actor_params.adam(lr)
+        self._actor_params.adam(self._state.falling(self._lr, self._decay))
         self._actor.refresh()
         return loss
 

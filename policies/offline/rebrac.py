@@ -52,6 +52,7 @@ class ReBrac:
         policy_every: int = 2,
         lr: float = 1e-3,
         actor_lr: float | None = None,
+        actor_decay: int = 0,
         tau: float = 0.005,
         explore: float = 0.0,
         normalize: bool = False,
@@ -78,6 +79,7 @@ class ReBrac:
             policy_every: actor and targets move in every n-th update.
             lr: step size of the critics.
             actor_lr: step size of the actor; None means `lr`.
+            actor_decay: updates over which the actor's step size falls to 0 as a cosine (ours); 0: as published.
             tau: Polyak rate of the targets, at the actor's steps.
             explore: noise of the policy when it acts stochastically.
             normalize: standardise states by the data's moments.
@@ -98,6 +100,7 @@ class ReBrac:
         self._beta1, self._beta2, self._normalize_q = actor_penalty, critic_penalty, normalize_q
         self._noise, self._noise_clip, self._every, self._size = policy_noise, noise_clip, policy_every, size
         self._lr, self._actor_lr, self._tau = lr, lr if actor_lr is None else actor_lr, tau
+        self._decay = actor_decay
         self._generator = generator = torch.Generator(device=device).manual_seed(seed)
         self.norm = FixedNorm(size, device=device) if normalize else None
 
@@ -209,7 +212,7 @@ class ReBrac:
             metrics["actor_loss"] = (self._beta1 * error - weight * low).mean()
             metrics["clone_error"] = error.mean()
         self._actor.backward(d_action.mul_(1.0 - action.square()))
-        self._actor_params.adam(self._actor_lr)
+        self._actor_params.adam(self._state.falling(self._actor_lr, self._decay))
         self._actor.refresh()
 
     def state_dict(self) -> dict[str, Any]:

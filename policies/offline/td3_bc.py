@@ -44,6 +44,7 @@ class Td3Bc:
         noise_clip: float = 0.5,
         policy_every: int = 2,
         lr: float = 3e-4,
+        actor_decay: int = 0,
         tau: float = 0.005,
         explore: float = 0.1,
         normalize: bool = True,
@@ -66,6 +67,7 @@ class Td3Bc:
             noise_clip: its bound.
             policy_every: the actor learns in every n-th update.
             lr: step size of everything.
+            actor_decay: updates over which the actor's step size falls to 0 as a cosine (ours); 0: as published.
             tau: Polyak rate of the targets, at the actor's steps.
             explore: noise of the policy when it acts stochastically (online fine-tuning).
             normalize: standardise states by the data's moments.
@@ -85,6 +87,7 @@ class Td3Bc:
         self.io, self.seeds, self.batch_size = io, seeds, batch_size * seeds
         self._alpha, self._noise, self._noise_clip = alpha, policy_noise, noise_clip
         self._every, self._lr, self._tau, self._size = policy_every, lr, tau, size
+        self._decay = actor_decay
         self._generator = generator = torch.Generator(device=device).manual_seed(seed)
         self.norm = FixedNorm(size, device=device) if normalize else None
 
@@ -179,7 +182,7 @@ class Td3Bc:
         if metrics is not None:
             metrics["clone_error"] = diff.square().mean()
         self._actor.backward(d_action.mul_(1.0 - action.square()))
-        self._actor_params.adam(self._lr)
+        self._actor_params.adam(self._state.falling(self._lr, self._decay))
         self._actor.refresh()
 
     def state_dict(self) -> dict[str, Any]:

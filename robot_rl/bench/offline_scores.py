@@ -33,10 +33,13 @@ class Method:
         batched: trains all seeds in one process.
         always: overrides on every set.
         per_set: set -> further overrides.
+        decays: the actor's step size falls to 0 as a cosine over the run. The authors of IQL and f-DVL do so; for BC,
+            TD3+BC and ReBRAC it is ours, because the last iterate is what counts and these runs are short.
     """
 
     policy: str
     batched: bool = True
+    decays: bool = True
     always: tuple[str, ...] = ()
     per_set: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -50,7 +53,9 @@ def _edac(critics: int, eta: float) -> tuple[str, ...]:
 
 
 # Sources: the papers' tables per data set as CORL's configurations list them. Differs: batches of 256 for every method
-# (f-DVL's and ReBRAC's authors take 1024, four times the work of an update).
+# (f-DVL's and ReBRAC's authors take 1024, four times the work of an update), and ReBRAC's penalties and standardised
+# states. Its authors' weights (0.01 to 0.1 for the actor) suit a million updates: early on Q is small beside what it
+# will be, the actor's loss divides by its mean, and slopes that are still wrong weigh several times what they will.
 METHODS = {
     "bc": Method("offline/bc"),
     "bc10": Method("offline/bc", always=("top_fraction=0.1",)),
@@ -59,19 +64,20 @@ METHODS = {
     "f_dvl": Method("offline/f_dvl", always=("reward=return_range", "policy.batch_size=256")),
     "rebrac": Method(
         "offline/rebrac",
-        always=("policy.batch_size=256",),
+        always=("policy.batch_size=256", "policy.normalize=true"),
         per_set={
-            "halfcheetah-medium-expert": _rebrac(0.01, 0.1),
-            "halfcheetah-medium-replay": _rebrac(0.01, 0.001),
-            "hopper-medium-expert": _rebrac(0.1, 0.01),
-            "hopper-medium-replay": _rebrac(0.05, 0.5),
-            "walker2d-medium-expert": _rebrac(0.01, 0.01),
-            "walker2d-medium-replay": _rebrac(0.05, 0.01),
+            "halfcheetah-medium-expert": _rebrac(0.1, 0.01),
+            "halfcheetah-medium-replay": _rebrac(0.05, 0.01),
+            "hopper-medium-expert": _rebrac(0.3, 0.01),
+            "hopper-medium-replay": _rebrac(0.1, 0.01),
+            "walker2d-medium-expert": _rebrac(0.1, 0.01),
+            "walker2d-medium-replay": _rebrac(0.1, 0.01),
         },
     ),
     "edac": Method(
         "offline/edac",
         batched=False,
+        decays=False,
         per_set={
             "halfcheetah-medium-expert": _edac(10, 5.0),
             "halfcheetah-medium-replay": _edac(10, 1.0),
@@ -91,6 +97,7 @@ def run(
     quick: bool = False,
     *,
     zoo: str | None = None,
+    expert: Mapping[str, str] | None = None,
     medium: Mapping[str, str] | None = None,
     medium_bias: Mapping[str, float] | None = None,
     sets: tuple[str, ...] = SETS,
@@ -111,6 +118,7 @@ def run(
         out: folder: data/<set>.hdf5, one JSON file per cell, runs/.
         quick: a twentieth of updates and steps, one seed.
         zoo: folder with tqc-<Env>-v3.zip of the Stable-Baselines3 zoo; needed while a set is missing.
+        expert: environment -> zip or checkpoint of the expert in place of the zoo's TQC agent.
         medium: environment (e.g. "halfcheetah") -> checkpoint or zip of the medium agent; where none is given the zoo's
             agent is spoilt by a fixed function of the state.
         medium_bias: environment -> amplitude of a fixed wrong function of the state on its medium agent's actions, for
@@ -146,12 +154,15 @@ def run(
     for name in sets:
         if not (folder / "data" / f"{name}.hdf5").exists() and not clock.over:
             env = name.split("-")[0]
-            _collect(folder, name, zoo, (medium or {}).get(env), (medium_bias or {}).get(env), steps, noise, clock)
+            best = (expert or {}).get(env) or (zoo and str(Path(zoo) / f"tqc-{ENVS[env]}-v3.zip"))
+            _collect(folder, name, best, (medium or {}).get(env), (medium_bias or {}).get(env), steps, noise, clock)
     missing = 0
     for name in sets:
         for method in methods:
             kind = METHODS[method]
             shared = [f"updates={updates}", f"policy.matmul={matmul}", *kind.always, *kind.per_set.get(name, ())]
+            if kind.decays:
+                shared.append(f"policy.actor_decay={updates}")
             if batch_size is not None:
                 shared.append(f"policy.batch_size={batch_size}")
             runs = [(0, [f"policy.seeds={seeds}"])] if kind.batched else [(seed, []) for seed in range(seeds)]
@@ -201,7 +212,7 @@ def _call(command: list[str], log: Path, clock: _Clock) -> bool:
 def _collect(
     folder: Path,
     name: str,
-    zoo: str | None,
+    expert: str | None,
     medium: str | None,
     bias: float | None,
     steps: int,
@@ -209,14 +220,15 @@ def _collect(
     clock: _Clock,
 ) -> None:
     env, level = name.split("-", 1)
-    if zoo is None:
+    if expert is None:
         raise ValueError(
-            f"{folder}/data/{name}.hdf5 does not exist; name the agents it is made from with +zoo=<folder>"
+            f"{folder}/data/{name}.hdf5 does not exist; name the agents it is made from with +zoo=<folder> or "
+            f"+expert.{env}=<zip>"
         )
     command = [
         *(sys.executable, "-m", "robot_rl", "collect", "env=gym", f"id={ENVS[env]}-v4", "policy=sb3"),
         *(
-            f"path={Path(zoo) / f'tqc-{ENVS[env]}-v3.zip'}",
+            f"path={expert}",
             f"level={level}",
             "sample=true" if noise is None else f"noise={noise}",
             "num_envs=10",

@@ -31,8 +31,8 @@ LEARNERS = {
     "chain_search": (
         "policy=offline/chain_search",
         "policy.assist=[tau_passive]",
-        "updates=120",
-        "checkpoint_every=10",
+        "updates=226",
+        "checkpoint_every=20",
     ),
 }
 _OWN_SIZES = ("chain_search",)

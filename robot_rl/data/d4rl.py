@@ -16,6 +16,7 @@ Source: Farama-Foundation/D4RL d4rl/offline_env.py and scripts/generation.
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def read(
     shuffled: bool = False,
     salvage: bool = False,
     spool: str | os.PathLike[str] | None = None,
-    control_hz: float = 20.0,
+    control_hz: float | None = None,
 ) -> Logs:
     """Read a D4RL file as episodes; observations are called "state".
 
@@ -68,7 +69,8 @@ def read(
         shuffled: the rows are in no order: every row becomes an episode of its own, good for transitions only.
         salvage: keep the whole episodes outside damaged chunks instead of refusing the file.
         spool: a folder for the columns, which are then mapped files instead of memory.
-        control_hz: for the interface; the files do not tell.
+        control_hz: for the interface. None: what the file says of itself (`metadata/control_hz`, written by `robot-rl
+            collect`; D4RL's own files do not tell), else 20.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -79,6 +81,7 @@ def read(
     name = (name or path.stem).lower().replace("_", "-")
     table = load(path, infos, salvage=salvage, spool=None if spool is None else Path(spool))
     findings = table.findings
+    control_hz = _rate(path) if control_hz is None else control_hz
     if shuffled:
         return _shuffled(table, name, control_hz)
     if terminals == "auto":
@@ -298,8 +301,7 @@ def _hidden_ends(table: Table, ended: np.ndarray, name: str, allow_nan: bool) ->
         if line:
             table.findings.append(line)
     if "next_observations" in table.column:
-        gap = np.abs(table["next_observations"][:-1] - state[1:]).max(1, initial=0.0) > 1e-6
-        cut[:-1] = gap & ~ended[:-1]
+        cut[:-1] = _gaps(table["next_observations"], state) & ~ended[:-1]
         if cut.sum() > max(1, 0.001 * len(table)):
             raise BadData(
                 error(
@@ -333,6 +335,20 @@ def _hidden_ends(table: Table, ended: np.ndarray, name: str, allow_nan: bool) ->
     return cut
 
 
+def _gaps(after: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """(N - 1,) bool: rows whose successor is not the row that follows."""
+    gap = np.zeros(max(len(state) - 1, 0), bool)
+    width = int(np.prod(state.shape[1:], dtype=np.int64))
+    step = max((1 << 22) // max(width, 1), 1)  # of rows, so that what is compared stays in the cache
+    for begin in range(0, len(gap), step):
+        end = min(begin + step, len(gap))
+        mine, theirs = after[begin:end], state[begin + 1 : end + 1]
+        # nearly all rows are equal bit for bit; only of the others is it asked by how much they differ
+        rows = np.unique(np.flatnonzero(mine.ravel() != theirs.ravel()) // max(width, 1))
+        gap[begin + rows] = np.abs(mine[rows] - theirs[rows]).max(1, initial=0.0) > 1e-6
+    return gap
+
+
 def _jumps(state: np.ndarray, ended: np.ndarray) -> np.ndarray:
     """(N - 1,) bool: steps far larger than the 99.9th percentile, where no end is marked."""
     size = np.empty(len(state) - 1)
@@ -345,6 +361,15 @@ def _jumps(state: np.ndarray, ended: np.ndarray) -> np.ndarray:
     # With fewer than a thousand steps the percentile would be the jump itself: take the second largest at most.
     usual = min(np.percentile(inside, 99.9), np.partition(inside, -2)[-2]) if len(inside) > 1 else inside[0]
     return (size > _JUMP_FACTOR * usual) & ~ended[:-1] if usual > 0 else np.zeros(len(size), bool)
+
+
+def _rate(path: Path) -> float:
+    """Decisions per second as the file itself says, else 20."""
+    with h5py.File(path, "r") as file:
+        kept = file.get("metadata/control_hz")
+        told = kept[()] if isinstance(kept, h5py.Dataset) and kept.shape == () else None
+    rate = float(told) if isinstance(told, (int, float, np.number)) else math.nan
+    return rate if math.isfinite(rate) and rate > 0.0 else 20.0
 
 
 def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
@@ -409,8 +434,7 @@ def _episodes(table: Table, terminal: np.ndarray, timeout: np.ndarray, cut: np.n
     starts = np.concatenate(([0], ends[:-1] + 1))
     known = "next_observations" in table.column or table.final is not None
     state = np.empty((rows + len(ends), table["observations"].shape[1]), np.float32)
-    # Every episode before a row adds one final observation.
-    state[np.arange(rows) + np.searchsorted(ends, np.arange(rows), "left")] = table["observations"]
+    logged = table["observations"]
     if table.final is not None:
         state[ends + 1 + np.arange(len(ends))] = table.final
     else:
@@ -424,6 +448,7 @@ def _episodes(table: Table, terminal: np.ndarray, timeout: np.ndarray, cut: np.n
     stamp, after = more.pop("infos/stamp", None), more.pop("infos/next_stamp", None)
     episodes = []
     for i, (a, b) in enumerate(zip(starts.tolist(), (ends + 1).tolist())):
+        state[a + i : b + i] = logged[a:b]  # every episode before adds one final observation
         meta: dict[str, Any] = {"columns": {key: value[a:b] for key, value in more.items()}} if more else {}
         if not known or (recorded is not None and not recorded[b - 1]):
             meta["final_obs_valid"] = False

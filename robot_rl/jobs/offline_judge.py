@@ -18,11 +18,11 @@ class Judges:
     """How to build what judges a policy.
 
     Attributes:
-        make_fqe: (io, policy) -> learner of the policy's Q with several value functions.
+        make_fqe: (io, policy, deterministic=bool) -> learner of the policy's Q with several value functions.
         make_behaviour: (io) -> Gaussian cloning learner.
     """
 
-    make_fqe: Callable[[IOSpec, Any], Any]
+    make_fqe: Callable[..., Any]
     make_behaviour: Callable[[IOSpec], Any]
 
 

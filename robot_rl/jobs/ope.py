@@ -16,9 +16,10 @@ from robot_rl.chunks import ChunkedPolicy
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.jobs import logs
 from robot_rl.jobs.logs import LogSettings
+from robot_rl.jobs.ope_policy import Judged, judged
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
-from robot_rl.ope.intervals import Interval, bootstrap
+from robot_rl.ope.intervals import Interval, bootstrap, half_samples
 from robot_rl.types import IOSpec, Transitions
 
 METHODS = ("fqe", "mb", "is", "wis", "pdis", "wpdis", "dr", "wdr")
@@ -112,6 +113,7 @@ class Report:
         warnings: lines for the user.
         td_error: FQE's root mean square temporal-difference error on episodes it did not train on, or None.
         support: what `outside` is made of.
+        judged: which policy the estimates speak of: its mode, or as it samples.
     """
 
     estimates: list[Estimate]
@@ -121,6 +123,7 @@ class Report:
     warnings: list[str]
     td_error: float | None
     support: Support
+    judged: str
 
 
 def run(
@@ -128,9 +131,9 @@ def run(
     policy: Any,
     io: IOSpec,
     *,
-    make_fqe: Callable[[IOSpec, Any], Any],
+    make_fqe: Callable[..., Any],
     make_behaviour: Callable[[IOSpec], Any],
-    make_model: Callable[[IOSpec, Any], Any] | None = None,
+    make_model: Callable[..., Any] | None = None,
 ) -> Report:
     """Evaluate `policy` on a log.
 
@@ -138,9 +141,10 @@ def run(
         settings: numbers.
         policy: answers tensors with tensors; with `log_prob` where importance weights are wanted.
         io: its interface.
-        make_fqe: (io, policy) -> learner of Q with `members` value functions.
+        make_fqe: (io, policy, deterministic=bool) -> learner of Q with `members` value functions, of the policy's
+            mode or of the policy as it samples.
         make_behaviour: (io) -> Gaussian cloning learner.
-        make_model: (io, policy) -> learner of dynamics with `members`, for method mb.
+        make_model: (io, policy, deterministic=bool) -> learner of dynamics with `members`, for method mb.
 
     Raises:
         ValueError: unknown method, mb without `make_model`, a policy that plays chunks or remembers, or the log does
@@ -180,11 +184,13 @@ def run(
             f"WARNING: {outside:.0%} of the policy's actions are less likely under the data than "
             f"{s.support_quantile:.0%} of the logged ones; no estimate from this log can be trusted there"
         )
-    fqe, td_error = None, None
+    ratios = bool(set(s.methods) - {"fqe", "mb"})
+    subject = judged(policy, data.initial_obs()["state"].float()[:1], ratios=ratios, smooth=s.smooth, seed=s.seed)
+    fqe, td_error, seen = None, None, np.zeros((1, 0), bool)
     if {"fqe", "dr", "wdr"} & set(s.methods):
-        fqe = make_fqe(io, policy)
+        fqe = make_fqe(io, subject.policy, deterministic=subject.deterministic)
         fqe.prepare(logs.facts(data))
-        batches, start = _halves(data, inside, s, fqe), data.initial_obs()["state"].float()
+        (batches, seen), start = _halves(data, inside, s, fqe), data.initial_obs()["state"].float()
         _fit(fqe, batches, s.updates - s.updates // 10, "FQE")
         early = float(fqe.values(start).mean())
         _fit(fqe, batches, s.updates // 10, "FQE, last tenth")
@@ -198,10 +204,10 @@ def run(
 
     model = None
     if "mb" in s.methods and make_model is not None:
-        model = make_model(io, policy)
+        model = make_model(io, subject.policy, deterministic=subject.deterministic)
         model.prepare(logs.facts(data))
-        _fit(model, _halves(data, inside, s, model), s.model_updates, "models")
-    logged, reason = _logged(data, policy, mu, fqe, s)
+        _fit(model, _halves(data, inside, s, model)[0], s.model_updates, "models")
+    logged, reason = _logged(data, subject, mu, fqe, seen, s), subject.reason
     estimates = [_estimate(name, logged, reason, model if name == "mb" else fqe, data, s) for name in s.methods]
     effective = None if reason else estimators.effective_sample_size(logged)
     if not reason and estimators.unreliable(logged):
@@ -213,7 +219,7 @@ def run(
     behaviour = bootstrap(
         len(returns), lambda i: float(returns[i].mean()), resamples=s.resamples, confidence=s.confidence, seed=s.seed
     )
-    return Report(estimates, behaviour, effective, outside, warnings, td_error, support)
+    return Report(estimates, behaviour, effective, outside, warnings, td_error, support, subject.name)
 
 
 def _split(episodes: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -238,20 +244,36 @@ def _pick(data: LogDataset, episodes: np.ndarray, s: OpeSettings, seed: int = 0)
     )
 
 
-def _halves(data: LogDataset, inside: np.ndarray, s: OpeSettings, fqe: Any) -> Iterator[Transitions]:
-    """Batches in which every member has rows of its own half of the episodes.
+def _halves(data: LogDataset, inside: np.ndarray, s: OpeSettings, fqe: Any) -> tuple[Iterator[Transitions], np.ndarray]:
+    """Batches in which every member has rows of its own half of the episodes; (M, N) bool, which of the N it sees.
 
     The spread between halves is that of the bootstrap (delete-d jackknife with d = n/2; Shao and Wu, A General Theory
     for Jackknife Variance Estimation).
     """
     rng, members = np.random.default_rng(s.seed), fqe.seeds
-    parts = []
+    parts, seen = [], np.zeros((members, len(data.store.length)), bool)
     for member in range(members):
         half = rng.permutation(inside)[: max(1, (len(inside) + 1) // 2)] if members > 1 else inside
+        seen[member, half] = True
         parts.append(_pick(data, half, s, seed=s.seed + member))
     streams = [part.batches(fqe.batch_size // members) for part in parts]
-    while True:
-        yield _joined([next(stream) for stream in streams])
+
+    def joined() -> Iterator[Transitions]:
+        while True:
+            yield _joined([next(stream) for stream in streams])
+
+    return joined(), seen
+
+
+def _unseen(values: Tensor, seen: np.ndarray) -> np.ndarray:
+    """Mean over the members that were not trained on the episode, (M, T) -> (T,); of all where each of them was.
+
+    What a value function was fitted to it explains too well: a doubly robust estimate whose Q has seen the episode
+    corrects it by too little, and its interval is too narrow (cross-fitting; Chernozhukov et al., Double/Debiased
+    Machine Learning).
+    """
+    kept = values if seen.all() else values[torch.from_numpy(~seen)]
+    return kept.mean(0).double().numpy()
 
 
 def _joined(batches: list[Transitions]) -> Transitions:
@@ -305,30 +327,11 @@ def _support(mu: Any, policy: Any, data: LogDataset, s: OpeSettings) -> Support:
     return Support(*(part.detach().cpu().numpy() for part in (state, batch.action, chosen, outside)))
 
 
-def _density(policy: Any, state: Tensor, action: Tensor, smooth: float | None) -> Tensor:
-    """(B,) log pi(a|s).
-
-    Raises:
-        ValueError: the policy is deterministic and `smooth` is None.
-    """
-    if smooth is not None:
-        centre = torch.as_tensor(policy.act({"state": state}, deterministic=True).value)
-        z = (action - centre) / smooth
-        return (-0.5 * z.square() - np.log(smooth) - 0.5 * np.log(2 * np.pi)).sum(-1)
-    refused = "this policy has no density; use FQE, or smooth=0.1 for a Gaussian around its action"
-    if not hasattr(policy, "log_prob"):
-        raise ValueError(refused)
-    try:
-        return policy.log_prob({"state": state}, action)
-    except ValueError as error:  # a deterministic one
-        raise ValueError(refused) from error
-
-
-def _logged(data: LogDataset, policy: Any, mu: Any, fqe: Any, s: OpeSettings) -> tuple[Logged, str]:
-    """Padded episodes, and why there are no ratios (then they are 1), or "".
+def _logged(data: LogDataset, subject: Judged, mu: Any, fqe: Any, seen: np.ndarray, s: OpeSettings) -> Logged:
+    """Padded episodes; ratios are 1 where `subject` has none.
 
     Only what the wanted methods read is computed: values of every logged state take longer than FQE itself on a large
-    log.
+    log. `seen` (M, N): the episodes that each of FQE's members was trained on.
     """
     store, chosen = data.store, data.episodes
     ratios, with_model = bool(set(s.methods) - {"fqe", "mb"}), bool({"dr", "wdr"} & set(s.methods))
@@ -336,7 +339,7 @@ def _logged(data: LogDataset, policy: Any, mu: Any, fqe: Any, s: OpeSettings) ->
     reward = np.zeros((count, steps))
     ratio, q, v = (np.zeros((count, steps) if wanted else (count, 1)) for wanted in (ratios, with_model, with_model))
     ends: dict[int, np.ndarray] = {}  # row -> where an episode was cut
-    reason = "" if ratios else "not asked for"
+    reason = subject.reason
     for row, index in enumerate(chosen.tolist()):
         episode = store.episode(index)
         size = len(episode)
@@ -350,15 +353,11 @@ def _logged(data: LogDataset, policy: Any, mu: Any, fqe: Any, s: OpeSettings) ->
         state = torch.from_numpy(np.array(episode.obs["state"], np.float32))
         action = torch.from_numpy(np.array(episode.action, np.float32)).clamp(-1.0, 1.0)
         if not reason:
-            try:
-                target = _density(policy, state[:-1], action, s.smooth)
-            except ValueError as error:
-                reason = str(error)
-            else:
-                ratio[row, :size] = (target - _logged_density(mu, episode, state[:-1], action)).double().numpy()
+            target = subject.policy.log_prob({"state": state[:-1]}, action)
+            ratio[row, :size] = (target - _logged_density(mu, episode, state[:-1], action)).double().numpy()
         if with_model:
-            q[row, :size] = fqe.q_values(state[:-1], action).mean(0).double().numpy()
-            v[row, :size] = fqe.values(state[:-1]).mean(0).double().numpy()
+            q[row, :size] = _unseen(fqe.q_values(state[:-1], action), seen[:, index])
+            v[row, :size] = _unseen(fqe.values(state[:-1]), seen[:, index])
     tail = np.zeros(count)
     if fqe is not None and ends:
         rows = np.array(list(ends))
@@ -373,7 +372,7 @@ def _logged(data: LogDataset, policy: Any, mu: Any, fqe: Any, s: OpeSettings) ->
         v=v if with_model else None,
         tail=tail if fqe is not None else None,
     )
-    return logged, reason
+    return logged
 
 
 def _logged_density(mu: Any, episode: Any, state: Tensor, action: Tensor) -> Tensor:
@@ -400,14 +399,7 @@ def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset
         if name == "mb" and len(start) > _MOST_STARTS:  # roll-outs take a second per hundred
             start = start[torch.from_numpy(np.random.default_rng(s.seed).permutation(len(start))[:_MOST_STARTS])]
         values = fqe.values(start).double().numpy()  # (M, E)
-        rng = np.random.default_rng(s.seed)
-
-        def draw(index: np.ndarray) -> float:
-            whole = bool((index == np.arange(len(index))).all())
-            rows = values if whole else values[rng.integers(len(values))][None]
-            return float(rows[:, index].mean())
-
-        interval = bootstrap(values.shape[1], draw, resamples=s.resamples, confidence=s.confidence, seed=s.seed)
+        interval = half_samples(values, confidence=s.confidence, seed=s.seed)
         what = "value functions" if name == "fqe" else "models"
         return Estimate(name, interval, f"{len(values)} {what}, each from half of the episodes")
     if reason:
@@ -434,6 +426,7 @@ def line(estimate: Estimate) -> str:
 def table(report: Report) -> dict[str, Any]:
     """Name -> what the screen shows."""
     return {
+        "judged": f"the policy, {report.judged}",
         **{e.name: line(e) for e in report.estimates},
         "logged policy": line(Estimate("", report.behaviour)),
         "effective episodes": "-" if report.effective is None else report.effective,
@@ -448,6 +441,7 @@ def plain_numbers(report: Report) -> dict[str, Any]:
         return None if interval is None else {"value": interval.value, "low": interval.low, "high": interval.high}
 
     return {
+        "judged": report.judged,
         "estimates": {e.name: {**(bounds(e.interval) or {}), "note": e.note} for e in report.estimates},
         "behaviour": bounds(report.behaviour),
         "effective_episodes": report.effective,

@@ -100,6 +100,21 @@ def test_read_column_vectors_and_float_flags_are_squeezed(tmp_path: Path) -> Non
     assert sum("(N, 1)" in str(line) for line in logs.findings) == 3
 
 
+def test_the_rate_that_a_file_tells_is_the_interfaces(tmp_path: Path) -> None:
+    episode = Episode(
+        obs={"state": np.zeros((3, 2), np.float32)}, action=np.zeros((2, 1), np.float32),
+        proposed=np.zeros((2, 1), np.float32), reward=np.zeros(2, np.float32), terminated=True, truncated=False,
+        intervened=np.zeros(2, bool), stamp=np.arange(3) / 100.0,
+    )  # fmt: skip
+    d4rl.write(tmp_path / "told.hdf5", [episode], metadata={"control_hz": 100.0})
+    d4rl.write(tmp_path / "untold.hdf5", [episode])
+    d4rl.write(tmp_path / "odd.hdf5", [episode], metadata={"control_hz": "fast"})
+    assert d4rl.read(tmp_path / "told.hdf5").io.control_hz == 100.0
+    assert d4rl.read(tmp_path / "told.hdf5", control_hz=50.0).io.control_hz == 50.0
+    assert d4rl.read(tmp_path / "untold.hdf5").io.control_hz == 20.0
+    assert d4rl.read(tmp_path / "odd.hdf5").io.control_hz == 20.0
+
+
 def test_read_metadata_is_skipped_and_infos_are_columns(tmp_path: Path) -> None:
     data = columns(timeouts=marks(6, 2, 5))
     data |= {"infos/qpos": np.arange(12.0).reshape(6, 2)}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from robot_rl.data.episode import episode_from_columns
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import Store, StoreWriter, open_store, write_store
+from robot_rl.data.store_write import source_facts
 from robot_rl.types import Episode
 
 
@@ -332,3 +334,20 @@ def test_store_of_ten_million_steps_opens_in_fifty_milliseconds(tmp_path: Path) 
         best = min(best, time.perf_counter() - start)
     assert store.steps == 10_000_000
     assert best < 0.05
+
+
+def test_a_large_source_is_told_by_samples_of_it(tmp_path: Path) -> None:
+    """First and last block are among them, so that a change there, or in size, shows."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(b"abc")
+    assert source_facts(small)["sha256"] == hashlib.sha256(b"abc").hexdigest()
+    content = bytearray((1 << 24) + 5)
+    found = set()
+    for place in (None, 0, len(content) - 1):
+        if place is not None:
+            content[place] ^= 1
+        large.write_bytes(content)
+        facts = source_facts(large)
+        assert "sha256" not in facts
+        found.add(facts["sha256_sampled"])
+    assert len(found) == 3

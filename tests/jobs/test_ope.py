@@ -72,9 +72,13 @@ def evaluate(log: Path, mean: float, **options: Any):
         settings,
         Gaussian(mean),
         IO,
-        make_fqe=lambda io, p: Fqe(io, p, gamma=GAMMA, hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=64, members=3),
+        make_fqe=lambda io, p, **how: Fqe(
+            io, p, gamma=GAMMA, hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=64, members=3, samples=2, **how
+        ),
         make_behaviour=lambda io: Bc(io, gaussian=True, hidden=(32, 32), lr=2e-3),
-        make_model=lambda io, p: ModelValue(io, p, gamma=GAMMA, hidden=(32, 32), batch_size=64, members=3, rollouts=4),
+        make_model=lambda io, p, **how: ModelValue(
+            io, p, gamma=GAMMA, hidden=(32, 32), batch_size=64, members=3, rollouts=4, **how
+        ),
     )
 
 
@@ -126,3 +130,54 @@ def test_ope_command_line_refuses_ratios_of_a_deterministic_policy_and_offers_sm
     smoothed = robot_rl(*base, "smooth=0.3", "methods=[wis]")
     assert smoothed.returncode == 0, smoothed.stderr
     assert "smooth=0.1" not in smoothed.stdout
+
+
+class Sampling(Gaussian):
+    """Acts at its mean, or one above it when it samples."""
+
+    def act(self, obs: Any, *, deterministic: bool = False) -> Action:
+        return Action(torch.full((len(obs["state"]), 1), self.mean + (0.0 if deterministic else 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("methods", "smooth", "kind", "name", "expected"),
+    [
+        (("fqe",), None, Gaussian, "by its mode", 0.0),
+        (("fqe", "dr"), None, Sampling, "as it samples", 1.0),
+        (("fqe", "mb"), None, Sampling, "by its mode", 0.0),
+    ],
+)
+def test_ope_all_estimators_judge_one_policy(log, methods, smooth, kind, name, expected):
+    """Weights speak of the policy that samples, and so must the values beside them."""
+    seen = []
+
+    class Spy(Fqe):
+        def __init__(self, io: IOSpec, policy: Any, **options: Any) -> None:
+            super().__init__(io, policy, gamma=GAMMA, hidden=(8,), batch_size=32, members=2, samples=1, **options)
+            answer = policy.act({"state": torch.zeros(1, 1)}, deterministic=options["deterministic"])
+            seen.append(float(answer.value[0, 0]))
+
+    settings = OpeSettings(
+        data=str(log), gamma=GAMMA, updates=10, behaviour_updates=10, model_updates=10, resamples=20, methods=methods,
+        smooth=smooth,
+    )  # fmt: skip
+    report = run(
+        settings, kind(0.0), IO, make_fqe=Spy, make_behaviour=lambda io: Bc(io, gaussian=True, hidden=(8,)),
+        make_model=lambda io, p, **how: ModelValue(io, p, gamma=GAMMA, hidden=(8,), members=2, rollouts=1, **how),
+    )  # fmt: skip
+    assert report.judged == name
+    assert seen == [expected]
+
+
+def test_smoothed_policy_samples_what_its_density_says():
+    from robot_rl.jobs.ope_policy import Smoothed
+
+    policy = Smoothed(Gaussian(0.2), 0.1, seed=0)
+    obs = {"state": torch.zeros(4000, 1)}
+    action = torch.as_tensor(policy.act(obs).value)
+    assert action.mean().item() == pytest.approx(0.2, abs=0.01)
+    assert action.std().item() == pytest.approx(0.1, abs=0.01)
+    expected = torch.distributions.Normal(0.2, 0.1).log_prob(action).sum(-1)
+    torch.testing.assert_close(policy.log_prob(obs, action), expected)
+    with pytest.raises(ValueError, match="smooth is 0"):
+        Smoothed(Gaussian(0.2), 0.0, seed=0)

@@ -13,7 +13,7 @@ from robot_rl.ope.estimators import (
     weighted,
     weighted_per_decision,
 )
-from robot_rl.ope.intervals import bootstrap, iqm, stratified
+from robot_rl.ope.intervals import bootstrap, half_samples, iqm, stratified
 from robot_rl.ope.ranking import mean_absolute_error, rank_correlation, recall_at_k, regret_at_k
 
 ALL = (importance_sampling, weighted, per_decision, weighted_per_decision)
@@ -107,6 +107,36 @@ def test_effective_sample_size_counts_equal_and_dominated_weights():
 def test_doubly_robust_without_q_says_what_is_missing():
     with pytest.raises(ValueError, match="fit them with FQE first"):
         doubly_robust(Logged(np.zeros((2, 2)), np.zeros((2, 2)), np.array([2, 2]), 0.9))
+
+
+def test_interval_of_half_samples_is_students():
+    """Members at 1, 2, 3 on alike units: 2 plus or minus t_2(.975) = 4.303 times their deviation 1."""
+    found = half_samples(np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]))
+    assert found.value == 2.0
+    assert found.low == pytest.approx(2 - 4.303, abs=0.08)
+    assert found.high == pytest.approx(2 + 4.303, abs=0.08)
+
+
+def test_interval_of_half_samples_of_one_member_is_the_units_own():
+    units = np.array([[0.0, 2.0] * 50])
+    found = half_samples(units)
+    width = 1.96 * units.std(ddof=1) / 10
+    assert (found.low, found.high) == (pytest.approx(1 - width, abs=0.01), pytest.approx(1 + width, abs=0.01))
+
+
+def test_interval_of_half_samples_covers_as_often_as_it_says():
+    """Mean of a normal sample from means of its random halves."""
+    rng, hits = np.random.default_rng(0), 0
+    for trial in range(400):
+        sample = rng.normal(size=60)
+        halves = [[sample[rng.permutation(60)[:30]].mean()] for _ in range(5)]
+        hits += 0.0 in half_samples(np.array(halves), seed=trial, draws=4000)
+    assert 360 <= hits <= 398
+
+
+def test_half_samples_without_values_are_refused():
+    with pytest.raises(ValueError, match=r"expected \(M, E\)"):
+        half_samples(np.zeros((0, 3)))
 
 
 def test_interquartile_mean_by_hand():

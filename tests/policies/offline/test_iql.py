@@ -5,7 +5,10 @@ import math
 import pytest
 import torch
 
+from robot_rl.policies.offline.bc import Bc
 from robot_rl.policies.offline.iql import Iql, expectile_loss
+from robot_rl.policies.offline.rebrac import ReBrac
+from robot_rl.policies.offline.td3_bc import Td3Bc
 
 
 def test_expectile_at_one_half_is_half_the_squared_error():
@@ -70,10 +73,19 @@ def test_gradients_equal_autograd(io, batch):
         torch.testing.assert_close(learner._actor_params.grad_view[name], leaf.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_actor_step_size_falls_as_a_cosine(io, batch, monkeypatch):
-    learner = Iql(io, hidden=(8,), batch_size=4, actor_decay=4)
+@pytest.mark.parametrize(
+    ("kind", "actor", "options"),
+    [
+        (Iql, "_actor_params", {}),
+        (Bc, "_params", {}),
+        (Td3Bc, "_actor_params", {"policy_every": 1}),
+        (ReBrac, "_actor_params", {"policy_every": 1, "lr": 3e-4, "critic_penalty": 0.0}),
+    ],
+)
+def test_actor_step_size_falls_as_a_cosine(io, batch, monkeypatch, kind, actor, options):
+    learner = kind(io, hidden=(8,), batch_size=4, actor_decay=4, **options)
     seen = []
-    monkeypatch.setattr(learner._actor_params, "adam", lambda lr: seen.append(lr))
+    monkeypatch.setattr(getattr(learner, actor), "adam", lambda lr: seen.append(lr))
     for _ in range(6):
         learner.update(iter([batch(4)]))
     expected = [3e-4 * 0.5 * (1 + math.cos(math.pi * min(i / 4, 1))) for i in range(6)]
