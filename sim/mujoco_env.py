@@ -142,6 +142,7 @@ class MujocoVectorEnv(VectorEnv):
         obs: dict[str, tuple[tuple[int, ...], str]] = {"state": ((components,), "float32")} if state else {}
         obs |= {f"image.{name}": (image, "uint8") for name in cameras}
         self.task_names: tuple[str, ...] = tuple(getattr(world, "task_names", ()))
+        self.asked_tasks: tuple[int, ...] = tuple(getattr(world, "asked_tasks", range(len(self.task_names))))
         self._letters = int(getattr(world, "instruction_bytes", 0))
         if self._letters:
             obs["instruction"] = ((self._letters,), "uint8")

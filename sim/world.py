@@ -89,6 +89,7 @@ class World(Protocol):
 
         task_names: names of several tasks in one scene, where `task["goal"]` (N,) counts them; evaluations then report
             each, and the info of every step holds "task" (N,).
+        asked_tasks: which of them are drawn at all, as indices; all where absent.
         instruction_bytes: length L of the observation "instruction", 0 for none (CPU engine).
 
     Optional methods, called where present:

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from robot_rl.policies.nets.critic_scores import Platt, fit_platt
 from robot_rl.policies.nets.progress import CLIP, add_up, log_delta, share_of_log
+from robot_rl.policies.nets.reference import RefClip
 from robot_rl.policies.nets.value_heads import hl_gauss_head
 from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, FrameBatch
 from robot_rl.policies.vla.critic_net import BINS, CriticNet
@@ -88,7 +89,7 @@ class TinyCritic:
         second = checked_images(images_t1, self.meta.image_size, name="images_t1")
         if len(first) != len(second):
             raise ValueError(f"{len(first)} first and {len(second)} second pictures, expected as many of each")
-        texts = checked_goal(goal, len(first))
+        texts = self._checked(goal, len(first))
         if not texts:
             nothing = torch.zeros(0)
             return CriticOutput.of(nothing, nothing, nothing.bool(), value=nothing)
@@ -101,11 +102,10 @@ class TinyCritic:
     def moments(self, images: Array, goal: Sequence[str]) -> Moments:
         """Read n frames (n, H, W, 3), each under its sentence, in blocks that keep memory small."""
         frames = checked_images(images, self.meta.image_size)
-        texts = checked_goal(goal, len(frames))
+        texts = self._checked(goal, len(frames))
         device = next(self.net.parameters()).device
         unique = list(dict.fromkeys(texts))
-        ids, length = self.net.tokens(unique)
-        sentences = self.net.sentence(torch.as_tensor(ids, device=device), torch.as_tensor(length, device=device))
+        sentences = self._codes(unique)
         which = torch.tensor([unique.index(text) for text in texts], device=device)
         readings = [
             self.net.frames(frames[i : i + 256, 0].to(device), sentences[which[i : i + 256]])
@@ -157,6 +157,28 @@ class TinyCritic:
         """(B, T, H, W, 3) uint8 and B sentences -> (B, T) progress in [0, 1] since each first frame."""
         rows = [self.trajectory(frames.numpy(), text).values for frames, text in zip(clip, instruction)]
         return torch.as_tensor(np.stack(rows), dtype=torch.float32).clamp(0.0, 1.0)
+
+    def shown(self, reference: RefClip | None) -> TinyCritic:
+        """This critic with a goal that is shown; it knows none.
+
+        Raises:
+            ValueError: there is a reference.
+        """
+        if reference is not None:
+            raise ValueError(
+                f"{self.meta.name} was trained on sentences alone and cannot be shown a goal; train one that can: "
+                "robot-rl critic train data=<clips> critic=in_context"
+            )
+        return self
+
+    def _checked(self, goal: Sequence[str], count: int) -> list[str]:
+        return checked_goal(goal, count)
+
+    def _codes(self, texts: list[str]) -> Tensor:
+        """(n, 64) of n sentences."""
+        device = next(self.net.parameters()).device
+        ids, length = self.net.tokens(texts)
+        return self.net.sentence(torch.as_tensor(ids, device=device), torch.as_tensor(length, device=device))
 
     def _done(self, logit: Tensor) -> Tensor:
         return torch.as_tensor(self.platt(logit.numpy()), dtype=torch.float32)
@@ -220,7 +242,7 @@ class CriticLearner:
         scalar_weight: float = 1.0,
     ) -> None:
         torch.manual_seed(seed)
-        self.net = CriticNet((int(size[0]), int(size[1])), width=width, conditioning=conditioning).to(device)
+        self.net = self._network((int(size[0]), int(size[1])), width, conditioning).to(device)
         self.seed, self.device, self.steps, self.done_steps = seed, device, steps, 0
         self.readout, self.anchor = readout, anchor
         self.recipe: dict[str, Any] = {
@@ -235,6 +257,9 @@ class CriticLearner:
         )
         self.platt = Platt()
         self.gap_s = (0.2, 5.0)
+
+    def _network(self, size: tuple[int, int], width: int, conditioning: str) -> CriticNet:
+        return CriticNet(size, width=width, conditioning=conditioning)
 
     def sampler(self, clips: Clips) -> ClipSampler:
         """Batches of these clips by this learner's recipe."""
@@ -251,7 +276,8 @@ class CriticLearner:
         net, device = self.net, self.device
         clips, count = batch.images.shape[:2]
         items = len(batch.ids)  # a clip under one goal each
-        sentence = net.sentence(batch.ids.to(device), batch.length.to(device)).view(clips, items // clips, -1)
+        codes, aside = self._goals(batch)
+        sentence = codes.view(clips, items // clips, -1)
         reading = net.under(batch.images.flatten(0, 1).to(device), sentence.repeat_interleave(count, dim=0))
         reading = reading.view(clips, count, items // clips, -1).transpose(1, 2).reshape(items * count, -1)
         s, done = (x.view(items, count) for x in net.moments(reading))
@@ -274,6 +300,8 @@ class CriticLearner:
         finished = _balanced(each, label > 0.5, seen)
 
         loss = pair + self._weights[0] * finished + self._weights[1] * scalar
+        for weight, value in aside.values():
+            loss = loss + weight * value
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -291,7 +319,12 @@ class CriticLearner:
             "scalar_loss": float(scalar.detach()),
             "pair_mae": float(error),
             "done_accuracy": float(right),
+            **{name: float(value.detach()) for name, (_, value) in aside.items()},
         }
+
+    def _goals(self, batch: FrameBatch) -> tuple[Tensor, dict[str, tuple[float, Tensor]]]:
+        """Codes (I G, 64) of a batch's goals, and losses of their own: name -> (weight, value)."""
+        return self.net.sentence(batch.ids.to(self.device), batch.length.to(self.device)), {}
 
     def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Clips:
         """Arrays and facts of a generator as this learner's data; see `Clips.of`."""

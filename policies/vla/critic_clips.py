@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.progress import CLIP, work_share
+from robot_rl.policies.nets.reference import FRAMES, RefClip
 from robot_rl.policies.nets.vla_words import HashedWords
 
 
@@ -78,6 +79,24 @@ class Clips:
     def succeeded(self) -> np.ndarray:
         """(C,) bool: clips of a kind that meets its goal."""
         return np.isin(self.kind, [self.kinds.index(name) for name in self.successes])
+
+    def showing(self, frames: int = 1) -> list[np.ndarray]:
+        """For each goal, the clips that may show it: met at the end, not at the start, and no other goal on the way.
+
+        What was asked of a clip does not matter: a wrong block well placed shows the goal of that block.
+
+        Args:
+            frames: length that a clip needs at least.
+        """
+        first, last = self.start[:-1], self.start[1:] - 1
+        ever = np.stack([self.done[a : b + 1].any(axis=0) for a, b in zip(first, last)])
+        good = self.done[last] & ~self.done[first] & (ever.sum(axis=1, keepdims=True) == 1)
+        good &= (last - first + 1 >= frames)[:, None]
+        return [np.flatnonzero(good[:, goal]) for goal in range(good.shape[1])]
+
+    def reference(self, row: int, frames: int = FRAMES) -> RefClip:
+        """A clip as a reference of R frames."""
+        return RefClip.of(self.frames[self.start[row] : self.start[row + 1]], frames, source=f"clip {row}")
 
     def part(self, rows: np.ndarray) -> Clips:
         """Some of the clips."""
@@ -200,11 +219,12 @@ class ClipSampler:
             for goal in self._draw_goals(asked):
                 texts.append(str(random.choice(clips.phrasings[goal])))
                 if self.labels == "work":
-                    work = clips.work[at, goal].astype(np.float64)
+                    left, met = self._asked_for(int(row), at, int(goal))
+                    work = left.astype(np.float64)
                     share.append(work_share(work[:, None], work[None, :]))
                     log_work.append(np.log(work / self.reference_work))
                     log_mask.append(np.ones(K, bool))
-                    done.append(clips.done[at, goal])
+                    done.append(met)
                     done_mask.append(np.ones(K, bool))
                 else:
                     T = last - first
@@ -241,6 +261,10 @@ class ClipSampler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the same draws."""
         self._random.bit_generator.state = _unplain(state["random"])
+
+    def _asked_for(self, row: int, at: np.ndarray, goal: int) -> tuple[np.ndarray, np.ndarray]:
+        """Remaining work (K,) and whether the goal is met (K,) in the frames `at` of clip `row`."""
+        return self.clips.work[at, goal], self.clips.done[at, goal]
 
     def _draw_goals(self, asked: int) -> np.ndarray:
         """(G,) different ones."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from robot_rl.policies.nets.cautious import combine
 from robot_rl.policies.nets.progress import U_MIN, share_of_log
+from robot_rl.policies.nets.reference import RefClip
 from robot_rl.policies.vla.interface import CriticOutput, Trajectory
 from robot_rl.types import Array
 
@@ -101,6 +102,10 @@ class CriticEnsemble:
             -np.expm1(-level),
             np.all([one.valid for one in told], axis=0),
         )
+
+    def shown(self, reference: RefClip | None) -> CriticEnsemble:
+        """The ensemble whose members are all shown a goal; see `TinyCritic.shown`."""
+        return CriticEnsemble([member.shown(reference) for member in self.members], self.how, self.caution)
 
     def score(self, clip: Tensor, instruction: Sequence[str]) -> Tensor:
         """(B, T, H, W, 3) uint8 and B sentences -> (B, T) progress in [0, 1] since each first frame."""

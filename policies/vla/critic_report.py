@@ -29,6 +29,7 @@ def evaluate(
     loops: int = 100,
     seed: int = 0,
     on_clip: Callable[[int], None] | None = None,
+    ask: Callable[[str, int, int], tuple[Any, str]] | None = None,
 ) -> dict[str, Any]:
     """Judge a critic on labelled clips that it was not trained on.
 
@@ -39,6 +40,8 @@ def evaluate(
         loops: closed loops of 4 to 12 frames for the cycle residual.
         seed: of sentences and loops.
         on_clip: called with the clips done so far.
+        ask: (sentence, goal, clip) -> the critic that judges the clip and what it is told, for goals that are given
+            otherwise than by a sentence alone; None tells this one the sentence.
 
     Returns:
         Nested plain numbers: "success", "failure" (by kind), "wrong_goal", "done", "forms" (by accumulation),
@@ -52,6 +55,7 @@ def evaluate(
         raise ValueError(f"phrasing is '{phrasing}', expected 'train' or 'held_out'")
     sentences = clips.held_out if phrasing == "held_out" else clips.phrasings
     random = np.random.default_rng(seed)
+    asking = ask or (lambda text, goal, clip: (critic, text))
     goals = len(sentences)
     good = clips.succeeded()
     if not good.any() or good.all():
@@ -64,7 +68,8 @@ def evaluate(
         if clips.done[part][0, asked]:
             continue  # nothing remains at the start: no order to find
         text = _sentence(sentences[asked], random)
-        path = critic.trajectory(frames, text)
+        judge, text = asking(text, asked, c)
+        path = judge.trajectory(frames, text)
         probability.append(path.done)
         met.append(clips.done[part][path.index, asked])
         truth = true_values(clips.work[part][:, asked])
@@ -79,13 +84,14 @@ def evaluate(
             "flat": bool(np.std(path.deltas) < 0.01),
         }
         if good[c]:
-            back = critic.trajectory(frames[::-1].copy(), text)
+            back = judge.trajectory(frames[::-1].copy(), text)
             row["back_deltas"], row["deltas"] = back.deltas, path.deltas
             wrong = []
             for goal in range(goals):
                 if goal == asked or clips.done[part][0, goal]:
                     continue
-                other = critic.trajectory(frames, _sentence(sentences[goal], random))
+                other_judge, other_text = asking(_sentence(sentences[goal], random), goal, c)
+                other = other_judge.trajectory(frames, other_text)
                 probability.append(other.done)
                 met.append(clips.done[part][other.index, goal])
                 truth = true_values(clips.work[part][:, goal])
@@ -105,7 +111,7 @@ def evaluate(
         "wrong_goal": _wrong(successes),
         "done": {"precision": precision, "recall": recall, "ece": calibration_error(done, label)},
         "forms": {form: _form(successes, form) for form in FORMS},
-        "cycle_residual": _residual(critic, clips, sentences, loops, random),
+        "cycle_residual": _residual(asking, clips, sentences, loops, random),
         "latency_ms": _latency(critic, clips, sentences),
     }
 
@@ -189,7 +195,11 @@ def _form(rows: list[dict[str, Any]], form: str) -> dict[str, float]:
 
 
 def _residual(
-    critic: TinyCritic, clips: Clips, sentences: list[list[str]], loops: int, random: np.random.Generator
+    asking: Callable[[str, int, int], tuple[Any, str]],
+    clips: Clips,
+    sentences: list[list[str]],
+    loops: int,
+    random: np.random.Generator,
 ) -> float:
     """Mean |sum of delta u| around random closed loops of frames of one clip."""
     found = []
@@ -197,7 +207,7 @@ def _residual(
         c = int(random.integers(len(clips)))
         picks = random.integers(clips.start[c], clips.start[c + 1], int(random.integers(4, 13)))
         path = clips.frames[np.concatenate([picks, picks[:1]])]
-        text = _sentence(sentences[int(clips.goal[c])], random)
+        critic, text = asking(_sentence(sentences[int(clips.goal[c])], random), int(clips.goal[c]), c)
         out = critic(path[:-1], path[1:], [text] * (len(path) - 1))
         found.append(abs(float(out.dlogw.sum())))
     return _mean(found)

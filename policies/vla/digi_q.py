@@ -89,6 +89,7 @@ class DigiQ:
         acts: str = "best",
         flow_steps: int = 10,
         lr: float = 3e-4,
+        decay_updates: int = 0,
         tau: float = 0.005,
         metrics_every: int = 100,
     ) -> None:
@@ -115,6 +116,7 @@ class DigiQ:
             acts: "best" (the method), or "clone" (only the clone is trained and acts, for comparison).
             flow_steps: Euler steps.
             lr: step size of everything.
+            decay_updates: updates at which a cosine brings it to 0; 0 keeps it.
             tau: rate at which targets follow.
             metrics_every: metrics are computed in every n-th update.
 
@@ -134,7 +136,7 @@ class DigiQ:
         self.reader = FrozenReader(io, reader or {"kind": "tiny"}, cameras=cameras, device=device)
         self.columns = Sight(io, (), proprio).columns
         self._options = (candidates, aggregate, threshold, clone_updates)
-        self._acts, self._lr, self._tau, self._wanted_scale = acts, lr, tau, value_scale
+        self._acts, self._rate, self._tau, self._wanted_scale = acts, (lr, decay_updates), tau, value_scale
         self._generator = torch.Generator(device=device).manual_seed(seed)
         size, actions = len(self.columns) + self.reader.width, io.action_dim
         flat = horizon * actions
@@ -205,7 +207,7 @@ class DigiQ:
         rows = chunk_rows(windowed(next(batches), self.window))
         state, after = self._rows(rows.obs), self._rows(rows.next_obs)
         clone = self.clone.clone_grad(state, rows.action, rows.mask, self._generator)
-        self._params["clone"].adam(self._lr)
+        self._params["clone"].adam(self._lr())
         self._net["clone"].refresh()
         if self._acts == "clone":
             return self._state.report({"clone_loss": clone} if wanted else None)
@@ -230,6 +232,9 @@ class DigiQ:
             }
         )  # fmt: skip
 
+    def _lr(self) -> float:
+        return self._state.falling(*self._rate)
+
     def _rows(self, obs: Obs) -> Tensor:
         """(B, P + D) normalised own state and features."""
         if "features" not in obs:
@@ -242,7 +247,7 @@ class DigiQ:
         out = self._net[name].forward(x)
         diff = out[..., 0] - target
         self._net[name].backward((diff * (2.0 / diff.shape[1]))[..., None])
-        self._params[name].adam(self._lr)
+        self._params[name].adam(self._lr())
         self._net[name].refresh()
         return out[..., 0], diff.square().mean()
 
@@ -270,7 +275,7 @@ class DigiQ:
         action = every[pick, best] * mask[..., None]
         loss = self.actor.clone_grad(state, action, mask, self._generator)
         if bool(chosen.any()):  # Adam would move on by its momentum alone
-            self._params["actor"].adam(self._lr)
+            self._params["actor"].adam(self._lr())
             self._net["actor"].refresh()
         return {
             "policy_loss": loss, "chosen": chosen.float().mean(), "advantage": advantage.mean(),
@@ -296,23 +301,24 @@ class DigiQ:
 
 
 class _Planner:
-    """The acting half; shares the learner's parameters, and reads the pictures itself. Samples have no mode:
-    `deterministic` only keeps their noise apart, so that an evaluation does not change the training that goes on."""
+    """The acting half; shares the learner's parameters, and reads the pictures itself. The mode starts from zero noise,
+    as the flow head of `policies.nets.vla_heads` does: a sample repeats the noise of the log and the roughness of the
+    fit at every decision, and a hand that has to close around a block has no room for either."""
 
     def __init__(self, learner: DigiQ, seed: int) -> None:
         self._own = learner
-        device = learner._generator.device
-        self._noise = [torch.Generator(device=device).manual_seed(seed + i) for i in range(2)]
+        self._noise = torch.Generator(device=learner._generator.device).manual_seed(seed)
 
     @torch.no_grad()
     def plan(self, obs: Obs, *, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:
-        """A sample of what acts."""
+        """The mode of what acts, or a sample of it."""
         own = self._own
         device = own._generator.device
         state = torch.as_tensor(obs["state"]).to(device, torch.float32)[:, own.columns]
         seen = own.norm(torch.cat([state, own.reader.tensor(obs).to(device)], dim=1))
         flow = own.acting()
-        chunk = flow.sample(seen, flow.noise(len(seen), self._noise[int(deterministic)]))
+        start = flow.noise(len(seen), self._noise) if not deterministic else seen.new_zeros(len(seen), flow.width)
+        chunk = flow.sample(seen, start)
         return Plan(chunk.view(len(chunk), own.window, -1))
 
     def state_dict(self) -> dict[str, Any]:
@@ -324,7 +330,7 @@ class _Planner:
             "updates": torch.tensor(own._state.updates),
             "norm": own.norm.state_dict(),
             "reader": torch.tensor(list(bytes.fromhex(own.reader.digest)), dtype=torch.uint8),
-            **{f"noise{i}": generator.get_state() for i, generator in enumerate(self._noise)},
+            "noise": self._noise.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
@@ -349,5 +355,4 @@ class _Planner:
                 own._net[name].refresh()
         own._state.updates = int(state["updates"])
         own.norm.load_state_dict(state["norm"])
-        for i, generator in enumerate(self._noise):
-            generator.set_state(state[f"noise{i}"].cpu())
+        self._noise.set_state(state["noise"].cpu())

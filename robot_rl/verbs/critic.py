@@ -10,7 +10,7 @@ import numpy as np
 from hydra.utils import get_method, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.verbs.build import Refused, choice, load_critic, load_judge, run_folder, table, threads
+from robot_rl.verbs.build import Refused, choice, load_critic, load_judge, run_folder, table, threads, with_reference
 
 
 def critic(cfg: DictConfig) -> None:
@@ -129,11 +129,18 @@ def _eval(cfg: DictConfig) -> None:
         raise Refused(f"{cfg.data} is what this critic was trained on; make others: robot-rl critic clips seed=1 out=…")
     clips = learner.clips(arrays, facts)
     with tqdm(total=len(clips), unit="clip", file=sys.stderr, dynamic_ncols=True) as bar:
-        report = learner.evaluate(clips, phrasing=cfg.phrasing, on_clip=lambda done: bar.update(done - bar.n))
+
+        def show(done: int) -> None:
+            if done < bar.n:  # the same clips in another condition
+                bar.reset()
+            bar.update(done - bar.n)
+
+        report = learner.evaluate(clips, phrasing=cfg.phrasing, on_clip=show)
     report["hash"] = facts["hash"]
     folder = Path(cfg.path)
     write_json(folder / f"report_{cfg.phrasing}.json", report)
-    rows = get_method("robot_rl.policies.vla.critic_report.lines")(report)
+    kind = "context_report" if "conditions" in report else "critic_report"
+    rows = get_method(f"robot_rl.policies.vla.{kind}.lines")(report)
     width = max(len(row[0]) for row in rows)
     for what, measured, wanted in rows:
         print(f"  {what:<{width}}  {measured:<22}  {wanted}")
@@ -159,18 +166,22 @@ def _label(cfg: DictConfig) -> None:
         print(f"  warning: mode={cfg.mode}: {caveat}", file=sys.stderr)
     chosen = cfg.path if isinstance(cfg.path, str) else [str(path) for path in cfg.path]
     judge = load_judge(chosen, str(cfg.combine), float(cfg.caution), str(cfg.device))
+    if cfg.reference is not None:
+        judge = with_reference(judge, str(cfg.reference), int(cfg.reference_frames), str(cfg.camera))
     logs = formats.load(cfg.data)
     ends, truths = [], []
     with recorder.Recorder(out) as writer, tqdm(logs.episodes, unit="episode", file=sys.stderr) as bar:
         for episode in bar:
-            text = cfg.instruction or episode.meta.get("instruction")
-            if not text:
-                raise Refused("the log names no instruction; add instruction='<sentence>'")
+            # a reference takes the place of the log's own sentences; a sentence given here stands beside it
+            own = episode.meta.get("instruction") if cfg.reference is None else ""
+            text = cfg.instruction or own
+            if not text and cfg.reference is None:
+                raise Refused("the log names no instruction; add instruction='<sentence>' or reference=<log>:<episode>")
             labelled = job.label(
                 episode,
                 judge,
                 reward,
-                instruction=str(text),
+                instruction=str(text or ""),
                 camera=str(cfg.camera),
                 mode=str(cfg.mode),
                 gamma=float(cfg.gamma),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -196,9 +197,9 @@ def evaluate_offline(cfg: DictConfig) -> None:
         settings,
         policy,
         checkpoint.read_io(path),
-        make_fqe=lambda io, target: instantiate(cfg.ope, _partial_=True)(io, target, **shared),
+        make_fqe=lambda io, target, **how: instantiate(cfg.ope, _partial_=True)(io, target, **shared, **how),
         make_behaviour=lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
-        make_model=lambda io, target: instantiate(cfg.model, _partial_=True)(io, target, **shared),
+        make_model=lambda io, target, **how: instantiate(cfg.model, _partial_=True)(io, target, **shared, **how),
     )
     folder = run_folder(cfg, "ope", path.parent.parent.name)
     write_json(folder / "ope.json", ope.plain_numbers(report))
@@ -258,7 +259,7 @@ def collect(cfg: DictConfig) -> None:
             on_episode=lambda done: bar.update(done - bar.n),
         )
     if out.suffix in (".hdf5", ".h5"):
-        d4rl.write(out, episodes)
+        d4rl.write(out, episodes, metadata={"control_hz": env.io.control_hz})
     else:
         with recorder.Recorder(out) as writer:
             for episode in episodes:
@@ -294,6 +295,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
     facts: dict[str, Any] = {
         "env": str(cfg.id or choice("env")),
         "agent": Path(str(cfg.path)).name if cfg.path else "expert",
+        "control_hz": env.io.control_hz,
     }
     facts["medium_agent"] = Path(str(cfg.medium_path)).name if cfg.medium_path else None
     with tqdm(total=cfg.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
@@ -348,6 +350,13 @@ def bench(cfg: DictConfig) -> None:
         extra.setdefault("out", str(folder / "runs"))
     if cfg.suite != "learning":
         extra["quick"] = bool(cfg.quick)
+    try:
+        inspect.signature(run).bind(**extra)
+    except TypeError as error:
+        takes = [name for name in inspect.signature(run).parameters if name not in ("quick", "out")]
+        given = "out" in inspect.signature(run).parameters and cfg.suite not in RESUMABLE
+        names = ", ".join(f"+{name}=" for name in [*(["out"] if given else []), *takes])
+        raise Refused(f"bench {cfg.suite}: {error}; it takes {names or 'no options'}") from error
     result = run(**extra)
     print(bench_report.table(result))
     path = bench_report.write(folder, str(cfg.suite), result, versions())

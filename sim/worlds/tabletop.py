@@ -171,6 +171,7 @@ class Tabletop:
         if only is not None and (not only or not set(only) <= set(names)):
             raise ValueError(f"only is {list(only)}, expected some of {', '.join(names)}")
         self._only = [names.index(name) for name in (names if only is None else only)]
+        self.asked_tasks = tuple(self._only)
         self.control_hz = float(control_hz)
         self.episode_steps = round(seconds * control_hz)
         self._reward = reward

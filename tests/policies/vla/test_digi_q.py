@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.chunks import chunk_rows
+from robot_rl.data.features import features
+from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.store import write_store
 from robot_rl.policies.vla.critic import CriticLearner
 from robot_rl.policies.vla.digi_q import DigiQ, best_candidate
 from robot_rl.policies.vla.frozen import FrozenReader
 from robot_rl.policies.vla.imitation import VlaImitation
-from robot_rl.types import IOSpec, LogFacts, Transitions
+from robot_rl.sim.mujoco_env import make
+from robot_rl.sim.worlds.tabletop import Tabletop
+from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
 
 IO = IOSpec(
     {"state": ((3,), "float32"), "image.top": ((16, 16, 3), "uint8"), "instruction": ((12,), "uint8")},
@@ -210,3 +216,68 @@ def test_missing_run_and_log_without_features_are_one_clear_line(tmp_path: Path)
     learner = DigiQ(IO, **SMALL)
     with pytest.raises(ValueError, match="robot-rl offline"):
         learner.prepare(LogFacts(np.zeros(3), np.ones(3), 0.0, 1.0, 0.9, 10))
+
+
+def test_what_the_networks_read_at_play_is_what_they_read_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same camera, size, held pictures and moments: an episode is played, recorded, and read again as a log."""
+    env = make(3, 0, world=Tabletop(sentences="plain", seconds=0.8), cameras=["top"], camera_size=[16, 16],
+               camera_every=2, num_threads=1)  # fmt: skip
+    learner = DigiQ(env.io, **{**SMALL, "horizon": 2, "proprio": ["tip_*", "opening"]})
+    rng, width = np.random.default_rng(0), learner.reader.width
+    size = env.io.obs["state"][0][0]
+    learner.prepare(
+        LogFacts(
+            rng.normal(size=size), rng.uniform(0.5, 2, size), 0.0, 1.0, 0.9, 8,
+            derived={"features": (rng.normal(size=width), rng.uniform(0.5, 2, width))},
+        )
+    )  # fmt: skip
+    read: list[torch.Tensor] = []
+    flow = learner.acting()
+    monkeypatch.setattr(flow, "sample", lambda state, noise: (read.append(state.clone()), noise * 0.3)[1])
+    obs, _ = env.reset(seed=0)
+    rows, actions, info = [], [], {}
+    for _ in range(8):
+        rows.append({key: value.copy() for key, value in obs.items()})
+        actions.append(np.asarray(learner.policy.act(obs).value))
+        obs, _, _, _, info = env.step(actions[-1])
+    rows.append(info["final_obs"])
+    env.close()
+    episodes = [
+        Episode(
+            obs={key: np.stack([row[key][i] for row in rows]) for key in rows[0]},
+            action=np.stack(actions)[:, i], proposed=np.stack(actions)[:, i], reward=np.zeros(8, np.float32),
+            terminated=False, truncated=True, intervened=np.zeros(8, bool), stamp=np.arange(9) * 0.1,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    store = write_store(tmp_path / "log.store", episodes, io=env.io)
+    data = LogDataset(store, window=2, keys=("state",), derived={"features": features(store, learner.reader)})
+    log = learner._rows(chunk_rows(next(data.ordered(24))).obs).view(3, 8, -1)
+    assert len(read) == 4  # decisions of two steps, and a new picture for each
+    for decision, seen_at_play in enumerate(read):
+        torch.testing.assert_close(seen_at_play, log[:, 2 * decision], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(log[:, 0], log[:, 6])
+
+
+def test_mode_begins_at_zero_noise_and_leaves_the_draws_alone() -> None:
+    learner = made(horizon=2)
+    obs = seen(4)
+    before = learner.policy.planner.state_dict()["noise"]
+    one = learner.policy.act(obs, deterministic=True).value
+    learner.policy.reset()
+    np.testing.assert_array_equal(one, learner.policy.act(obs, deterministic=True).value)
+    assert torch.equal(before, learner.policy.planner.state_dict()["noise"])
+    learner.policy.reset()
+    assert not np.allclose(one, learner.policy.act(obs).value)
+
+
+def test_step_size_falls_as_a_cosine() -> None:
+    learner = made(decay_updates=4, horizon=2)
+    rates = []
+    data = batches()
+    for _ in range(4):
+        learner.update(data)
+        rates.append(learner._lr() / 2e-3)
+    np.testing.assert_allclose(rates, [1.0, 0.8535534, 0.5, 0.1464466], atol=1e-6)

@@ -1,0 +1,39 @@
+"""Builds the environment that shows its goals, from another environment and a log of finished tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from robot_rl.jobs.logs import open_log
+from robot_rl.loops.shown_goal import ShownGoal, gallery
+
+
+def make(
+    num_envs: int,
+    seed: int = 0,
+    *,
+    inner: Callable[..., Any],
+    goals: str,
+    goal_camera: str = "front",
+    mismatched: bool = False,
+    **options: Any,
+) -> ShownGoal:
+    """`inner(num_envs, seed, **options)` that shows pictures out of the log `goals`.
+
+    Args:
+        num_envs: copies.
+        seed: of starts and of the choice of pictures.
+        inner: makes the environment; it says sentences and has the goal's camera.
+        goals: a log of successes in other scenes.
+        goal_camera: whose pictures are goals.
+        mismatched: show another goal than the one that counts, for comparison.
+        options: of `inner`.
+
+    Raises:
+        ValueError: see `ShownGoal` and `gallery`.
+    """
+    pictures = gallery(open_log(goals), goal_camera)
+    return ShownGoal(
+        inner(num_envs=num_envs, seed=seed, **options), pictures, camera=goal_camera, mismatched=mismatched, seed=seed
+    )
