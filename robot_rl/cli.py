@@ -8,9 +8,10 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import resources
+from typing import Any
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from robot_rl import __version__
 from robot_rl.verbs.build import Refused
@@ -84,10 +85,24 @@ def _guarded(verb: Callable[[DictConfig], None], debug: bool) -> Callable[[DictC
         except Exception as error:
             if debug or cfg.debug:
                 traceback.print_exc()
-            print(f"robot-rl: {readable(error)}", file=sys.stderr)
+            print(f"robot-rl: {left_open(cfg, error) or readable(error)}", file=sys.stderr)
             sys.exit(1)
 
     return task
+
+
+def left_open(cfg: DictConfig, error: BaseException | None) -> str:
+    """Which options have to be given, where that is what the error is about, else ""."""
+    while error is not None and not isinstance(error, MissingMandatoryValue):
+        error = error.__cause__ or error.__context__
+    if error is None:
+        return ""
+    name = str(error.full_key or error.key)
+    found = [key for key in sorted(OmegaConf.missing_keys(cfg)) if key.split(".")[-1] == name.split(".")[-1]]
+    groups = {key.rpartition(".")[0] for key in found}
+    all_open = [key for key in sorted(OmegaConf.missing_keys(cfg)) if key.rpartition(".")[0] in groups] or [name]
+    verb = "this has" if len(all_open) == 1 else "these have"
+    return f"{verb} to be given: {' '.join(f'{key}=<...>' for key in all_open)}"
 
 
 def readable(error: BaseException) -> str:
@@ -124,7 +139,10 @@ def unknown(verb: str, overrides: list[str]) -> str:
     configs = resources.files("robot_rl.configs")
     keys = {"hydra"} | {item.name for item in configs.iterdir() if item.is_dir()}
     for name in (VERBS[verb][0], "verb"):
-        keys |= set(OmegaConf.create(configs.joinpath(f"{name}.yaml").read_text()))
+        made: Any = OmegaConf.create(configs.joinpath(f"{name}.yaml").read_text())
+        keys |= set(made)
+        placed = [str(key) for item in made.get("defaults", ()) if isinstance(item, DictConfig) for key in item]
+        keys |= {key.split("@")[1].split(".")[0] for key in placed if "@" in key}  # a group under another name
     for item in overrides:
         key = item.split("=")[0].split("@")[0]
         top = key.replace("/", ".").split(".")[0]

@@ -380,6 +380,7 @@ class Learner(Protocol[Data_contra]):
             learner's `decision_interval` ticks.
         prepare: (optional) `prepare(facts: LogFacts)`, called once before the first update on a log.
         relabel_goals: (optional) options of `data.goals.GoalDataset`, for a learner that wants extras["goal"].
+        goal_pictures: (optional) options of `data.goal_pictures.GoalPictures`, for one that reads goals as pictures.
     """
 
     consumes: str

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,20 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from robot_rl.advantage import policy_loss, rollout_gae
 from robot_rl.policies.nets.attention import Transformer
-from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.module_policy import ModulePolicy
-from robot_rl.policies.nets.module_step import ModuleStep
-from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.module_ppo import ModulePpo, PpoOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Rollout
+from robot_rl.types import Action, IOSpec, Obs, Rollout
 
 RATIOS = ("agent", "joint")
-_LOG_TAU = math.log(2 * math.pi)
 
 
-class Cmat:
+class Cmat(ModulePpo):
     """PPO on a policy that treats agents alike and in no order.
 
     The observation is N blocks of O numbers, the action N blocks of A. Exchanging two agents' blocks exchanges their
@@ -40,8 +34,8 @@ class Cmat:
     agents), keys of the decoder kept between tokens, one learner of our PPO.
     """
 
-    consumes = "rollout"
     method = "CMAT"
+    net: CmatNet
     rollout_extras = ("agent_logp",)
 
     def __init__(
@@ -104,98 +98,31 @@ class Cmat:
                 f"agents is {agents}, and the world has {size} observations and {io.action_dim} actions; expected "
                 "equal blocks for every agent (policy.agents=N, as env.world.agents=N of env=spread)"
             )
-        if ratio not in RATIOS or min(consensus, rollout_steps, epochs, minibatch) < 1:
+        if ratio not in RATIOS or consensus < 1:
             raise ValueError(
-                f"ratio, consensus, rollout_steps, epochs, minibatch are '{ratio}', {consensus}, {rollout_steps}, "
-                f"{epochs}, {minibatch}; expected agent or joint, and at least 1"
+                f"ratio and consensus are '{ratio}' and {consensus}; expected agent or joint, and at least 1"
             )
-        self.io, self.rollout_steps, self._gamma = io, rollout_steps, gamma
-        self._joint, self._epochs, self._minibatch, self._clip = ratio == "joint", epochs, minibatch, clip
-        self._lambda, self._entropy, self._value = gae_lambda, entropy_weight, value_weight
-        self._generator = torch.Generator(device=device).manual_seed(seed)
-        self.net = CmatNet(
+        options = PpoOptions(
+            gamma, rollout_steps, epochs, minibatch, clip, gae_lambda, entropy_weight, value_weight, lr, grad_clip,
+            metrics_every,
+        )  # fmt: skip
+        self._joint, self._agents = ratio == "joint", agents
+        generator = torch.Generator(device=device).manual_seed(seed)
+        net = CmatNet(
             size // agents, io.action_dim // agents, width=width, blocks=blocks, heads=heads, consensus=consensus,
             input_norm=input_norm,
         ).to(device)  # fmt: skip
-        _draw(self.net, self._generator)
-        self._step = ModuleStep(self.net, lr=lr, clip=grad_clip)
-        self.policy = CmatPolicy(io, self.net, agents, seed + 1, device)
-        self._agents, self.moments = agents, RunningNorm(1, max_scale=1e6, device=device)
-        self._state = LearnerState(
-            self.method,
-            metrics_every=metrics_every,
-            parts={
-                "net": self._step, "policy": self.policy, "moments": self.moments, "generator": self._generator,
-            },
-        )  # fmt: skip
+        _draw(net, generator)
+        super().__init__(io, net, CmatPolicy(io, net, agents, seed + 1, device), options, generator)
 
-    def _blocks(self, x: Tensor) -> Tensor:
+    def _cut(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self._agents, -1)
 
-    @torch.no_grad()
-    def value(self, obs: Obs) -> Tensor:
-        """(B,) the shared value."""
-        state = torch.as_tensor(obs["state"]).to(self._generator.device, torch.float32)
-        return self.net(self._blocks(state))[2] / self.moments.scale + self.moments.shift
+    def _old_logp(self, rollout: Rollout) -> Tensor:
+        return rollout.extras["agent_logp"]
 
-    def update(self, batches: Iterator[Rollout], /) -> Metrics:
-        """`epochs` passes over one rollout.
-
-        Returns:
-            The latest metrics: train/policy_loss, train/value_loss, train/entropy (per agent), train/ratio_off (share
-            of ratios outside the clip), train/value (of returns' moments).
-
-        Raises:
-            FloatingPointError: a metric is not finite.
-        """
-        wanted = self._state.tick()
-        rollout = next(batches)
-        advantage, target = rollout_gae(
-            rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary,
-            gamma=self._gamma, gae_lambda=self._lambda, valid=rollout.valid,
-        )  # fmt: skip
-        keep = rollout.valid.flatten()
-        state = self._blocks(rollout.obs["state"]).flatten(0, 1)[keep]
-        action = self._blocks(rollout.action).flatten(0, 1)[keep]
-        old = rollout.extras["agent_logp"].flatten(0, 1)[keep]
-        advantage, target = advantage.flatten()[keep], target.flatten()[keep]
-        self.moments.observe(target[:, None])
-        target = self.moments(target[:, None])[:, 0]
-        advantage = (advantage - advantage.mean()) / advantage.std(correction=0).clamp_min(1e-8)
-        found: dict[str, Tensor] = {}
-        for _ in range(self._epochs):
-            order = torch.randperm(len(state), generator=self._generator, device=state.device)
-            for part in order.split(self._minibatch):
-                found = self._fit(state[part], action[part], old[part], advantage[part], target[part])
-        return self._state.report(found if wanted else None)
-
-    def _fit(self, state: Tensor, action: Tensor, old: Tensor, advantage: Tensor, target: Tensor) -> dict[str, Tensor]:
-        mean, std, value = self.net(state)
-        logp = gaussian_logp(action, mean, std)
-        if self._joint:
-            logp, old = logp.sum(1, keepdim=True), old.sum(1, keepdim=True)
-        spread = advantage[:, None].expand_as(logp)
-        actor = policy_loss(logp, old, spread, clip=self._clip)
-        error = (value - target).square().mean()
-        entropy = (std.log() + 0.5 * (1 + _LOG_TAU)).sum()
-        self._step(actor + self._value * error - self._entropy * entropy)
-        outside = ((logp - old).exp() - 1.0).abs() > self._clip
-        return {
-            "policy_loss": actor.detach(), "value_loss": error.detach(), "entropy": entropy.detach(),
-            "ratio_off": outside.float().mean(), "value": value.detach().mean(),
-        }  # fmt: skip
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser, generators and counters: tensors and numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        self._state.load_state_dict(state)
+    def _ratio_logp(self, logp: Tensor) -> Tensor:
+        return logp.sum(1, keepdim=True) if self._joint else logp
 
 
 class CmatNet(nn.Module):
@@ -297,19 +224,12 @@ class CmatPolicy(ModulePolicy):
         given = obs["state"]
         state = torch.as_tensor(given).to(self._device, torch.float32)
         mean, std, _ = self._net(state.view(len(state), self._agents, -1))
-        raw = mean
-        if not deterministic:
-            raw = mean + std * torch.randn(mean.shape, generator=self._generator, device=self._device)
+        raw = gaussian_sample(mean, std, self._generator, deterministic)
         logp = gaussian_logp(raw, mean, std)
         out = (raw.flatten(1).clamp(-1.0, 1.0), logp.sum(1), raw.flatten(1), logp)
         if isinstance(given, np.ndarray):
             out = tuple(x.cpu().numpy() for x in out)
         return Action(out[0], out[1], {"raw": out[2], "agent_logp": out[3]})
-
-
-def gaussian_logp(action: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(B, N) log-density of unclipped actions (B, N, A), summed over each agent's dimensions."""
-    return -(0.5 * ((action - mean) / std).square() + std.log() + 0.5 * _LOG_TAU).sum(-1)
 
 
 @torch.no_grad()

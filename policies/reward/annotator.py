@@ -40,7 +40,10 @@ class Cells:
 
     def __init__(self, names: Sequence[str], size: float) -> None:
         if not names or not size > 0:
-            raise ValueError(f"names are {list(names)} and size is {size}; expected some names and a size above 0")
+            raise ValueError(
+                f"names are {list(names)} and size is {size}; expected the observables that a message is made of, "
+                "rewarder.names=[<name>,<name>], and a size above 0"
+            )
         self._names, self._size, self._columns = list(names), float(size), []
 
     def bind(self, io: IOSpec) -> None:

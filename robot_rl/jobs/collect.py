@@ -190,7 +190,7 @@ def keep_steps(
         episodes: how many to keep.
         seed: of the first reset.
         only_success: keep only episodes that end in success.
-        per_task: keep this many of each of the environment's tasks, whatever `episodes` says.
+        per_task: keep this many of each task that the environment asks, whatever `episodes` says.
         deterministic: the policy's mode instead of samples.
         on_episode: called with the number of kept episodes.
         max_rounds: rounds of `episodes` attempts before giving up.
@@ -202,11 +202,12 @@ def keep_steps(
     kept: list[Episode] = []
     tried = 0
     names = getattr(env, "task_names", ())
-    room: dict[int, int] = dict.fromkeys(range(len(names)), per_task or 0)
+    asked = getattr(env, "asked_tasks", range(len(names)))
+    room: dict[int, int] = dict.fromkeys(asked, per_task or 0)
     if per_task is not None:
         if not names or per_task < 1:
             raise ValueError(f"per_task is {per_task}: expected 1 or more, of an environment with several tasks")
-        episodes = per_task * len(names)
+        episodes = per_task * len(room)
     if hasattr(policy, "log_prob"):
         policy = WithDensity(policy)
     for round_ in range(max_rounds):
@@ -220,7 +221,7 @@ def keep_steps(
         tried += len(finished)
         for episode in finished:
             task = int(episode.meta.get("task", -1))
-            if per_task is not None and not room[task]:
+            if per_task is not None and not room.get(task, 0):
                 continue
             if len(kept) < episodes and (not only_success or episode.meta.get("success", False)):
                 if per_task is not None:
@@ -230,6 +231,9 @@ def keep_steps(
                     on_episode(len(kept))
         if len(kept) >= episodes:
             return kept
+    if per_task is not None:
+        short = ", ".join(f"{names[task]} lacks {left}" for task, left in room.items() if left)
+        raise RuntimeError(f"{tried} episodes were not enough for {per_task} of each task: {short}; ask for fewer")
     raise RuntimeError(f"only {len(kept)} of {tried} episodes ended in success, wanted {episodes}; ask for fewer")
 
 

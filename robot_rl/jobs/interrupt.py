@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: the run finishes its step, saves, and then stops; a second Ctrl-C stops at once."""
+"""Ctrl-C and SIGTERM as requests: the run finishes its step, saves, and then stops; a second one stops at once."""
 
 from __future__ import annotations
 
@@ -6,30 +6,38 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Interrupt:
-    """Context in which the first SIGINT only sets `asked`."""
+    """Context in which the first SIGINT or SIGTERM (a scheduler's notice, `kill`) only sets `asked`."""
 
     def __init__(self) -> None:
         self.asked = False
-        self._previous: Any = None
+        self._previous: dict[int, Any] = {}
+
+    def look(self) -> bool:
+        """Whether a stop was asked for, for loops that look after every step."""
+        return self.asked
 
     def __enter__(self) -> Interrupt:
-        self._previous = signal.getsignal(signal.SIGINT)
         try:
-            signal.signal(signal.SIGINT, self._on_signal)
-        except ValueError:  # not the main thread: Ctrl-C stays with whoever owns it
-            self._previous = None
+            for number in _SIGNALS:
+                self._previous[number] = signal.signal(number, self._on_signal)
+        except ValueError:  # not the main thread: signals stay with whoever owns it
+            self._previous = {}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+        for number, previous in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)
+        self._previous = {}
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.asked:  # asked twice: leave at once
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for one in self._previous:
+                signal.signal(one, signal.SIG_DFL)
             raise KeyboardInterrupt
         self.asked = True

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from robot_rl import checkpoint, report
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.data import scores
+from robot_rl.data.goal_pictures import GoalPictures
 from robot_rl.data.goals import GoalDataset
 from robot_rl.data.mix import Mix
 from robot_rl.jobs import logs, ope
@@ -130,6 +131,8 @@ class OfflineJob:
         self.source: Any = self.sampler
         if hasattr(self.learner, "relabel_goals"):
             self.source = GoalDataset(self.sampler, seed=settings.seed, **self.learner.relabel_goals)  # type: ignore[attr-defined]
+        if hasattr(self.learner, "goal_pictures"):
+            self.source = GoalPictures(self.sampler, seed=settings.seed, **self.learner.goal_pictures)  # type: ignore[attr-defined]
         if settings.expert is not None:
             demos, notes = logs.sampler(
                 logs.open_log(settings.expert),
@@ -183,7 +186,8 @@ class OfflineJob:
             self._bar = bar
             self._watch.resume()
             if done < total:
-                self.loop.run(total, self._hook, hook_every=self.settings.log_every)
+                asked = self._interrupt.look
+                self.loop.run(total, self._hook, hook_every=self.settings.log_every, asked=asked)
         if self._saved_at != self.loop.updates:
             self._save()
         if self._interrupt.asked:

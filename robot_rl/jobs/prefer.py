@@ -306,7 +306,7 @@ class PreferJob:
     def _relabel(self, model: Ensemble) -> dict[str, Any]:
         """The log with learnt rewards, and how its episodes rank by them."""
         store = self.store
-        some = self._rng.permutation(len(store))[:200]
+        some = np.random.default_rng([self._s.seed, 1]).permutation(len(store))[:200]  # whether asked or read again
         parts = [store.episode(int(e)) for e in some if store.length[e]]
         state = torch.from_numpy(np.concatenate([np.asarray(e.obs["state"][:-1], np.float32) for e in parts]))
         model.calibrate(state, torch.from_numpy(np.concatenate([np.asarray(e.action, np.float32) for e in parts])))

@@ -181,15 +181,15 @@ class PictureJob:
                     self._known[mark + self._picture((e, t)).tobytes()] = self._true((e, t))
         return self._known[goal.encode() + np.ascontiguousarray(picture).tobytes()]
 
-    def _draw(self, count: int) -> list[Answer]:
+    def _draw(self, count: int, rng: np.random.Generator | None = None) -> list[Answer]:
         """Pairs of frames: an episode by its length, another that was asked the same, and a frame of each."""
-        length = np.asarray(self.store.length, np.float64)
-        first = self._rng.choice(len(length), count, p=length / length.sum())
+        rng, length = rng or self._rng, np.asarray(self.store.length, np.float64)
+        first = rng.choice(len(length), count, p=length / length.sum())
         found = []
         for e in first.tolist():
             same = np.flatnonzero((self._goal == self._goal[e]) & (length > 0))
-            other = int(self._rng.choice(same))
-            frames = [(k, int(self._rng.integers(1, int(length[k]) + 1))) for k in (e, other)]
+            other = int(rng.choice(same))
+            frames = [(k, int(rng.integers(1, int(length[k]) + 1))) for k in (e, other)]
             found.append(Answer(frames[0], frames[1], int(self._goal[e])))
         return found
 
@@ -255,7 +255,8 @@ class PictureJob:
     def _relabel(self, model: Any) -> dict[str, Any]:
         """The log with learnt rewards, without pictures unless they are kept, and how they rank with the truth."""
         store, s = self.store, self._s
-        probe = [(a.first, a.second) for a in self._draw(1000)]
+        # a generator of its own: labels that are asked for and labels that are read again are calibrated alike
+        probe = [(a.first, a.second) for a in self._draw(1000, np.random.default_rng([s.seed, 1]))]
         model.calibrate(torch.from_numpy(np.stack([self._picture(frame) for pair in probe for frame in pair])))
         out, sums, frames = self._folder / "relabelled", [], ([], [])
         with recorder.Recorder(out) as writer:

@@ -328,7 +328,9 @@ class TrainJob:
             self._bar = bar
             self._watch.resume()
             if step < s.total_steps:
-                every = {"hook_every": s.log_every} if isinstance(self.loop, PERIODIC) else {}
+                every: dict[str, Any] = {"hook_every": s.log_every} if isinstance(self.loop, PERIODIC) else {}
+                if isinstance(self.loop, OffPolicy):
+                    every["asked"] = self._interrupt.look
                 try:
                     self.loop.run(s.total_steps, self._hook, **every)
                 finally:

@@ -78,13 +78,16 @@ class OffPolicy:
         if "decision_start" in getattr(learner, "keeps", {}):  # 1 on the first tick of every decision
             self._hold = _Hold(env.num_envs, env.io.action_dim, getattr(learner, "decision_interval", 1))
 
-    def run(self, total_steps: int, hook: Hook, *, hook_every: int = 1000) -> None:
+    def run(
+        self, total_steps: int, hook: Hook, *, hook_every: int = 1000, asked: Callable[[], bool] | None = None
+    ) -> None:
         """Train until `total_steps` transitions or until the hook says stop.
 
         Args:
             total_steps: transitions in all, those before a resume included.
             hook: called with (transitions so far, metrics) every `hook_every` transitions and at the end; True stops.
             hook_every: transitions between calls.
+            asked: looked at after every step of all copies; True calls `hook` at once, which says whether to stop.
         """
         stepper = self._stepper
         if not stepper.obs:
@@ -129,7 +132,8 @@ class OffPolicy:
                     self._update_credit -= 1.0
                     metrics.update(learned(self.learner, batches))
                     self.updates += 1
-            if self.env_steps >= next_hook or self.env_steps >= total_steps:
+            due = self.env_steps >= next_hook or self.env_steps >= total_steps
+            if due or (asked is not None and asked()):
                 next_hook = (self.env_steps // hook_every + 1) * hook_every
                 now = time.perf_counter()
                 speed = (self.env_steps - mark_steps) / max(now - mark, 1e-9)

@@ -39,13 +39,16 @@ class Offline:
         self.learner, self.sampler, self.batch_size = learner, sampler, batch_size
         self.updates = 0
 
-    def run(self, total_updates: int, hook: Hook, *, hook_every: int = 1000) -> None:
+    def run(
+        self, total_updates: int, hook: Hook, *, hook_every: int = 1000, asked: Callable[[], bool] | None = None
+    ) -> None:
         """Train until `total_updates` updates or until the hook says stop.
 
         Args:
             total_updates: updates in all, those before a resume included.
             hook: called with (updates so far, metrics) every `hook_every` updates and at the end; True stops.
             hook_every: updates between calls.
+            asked: looked at after every update; True calls `hook` at once, which says whether to stop.
         """
         batches = self.sampler.batches(self.batch_size)
         metrics: Metrics = {}
@@ -53,7 +56,8 @@ class Offline:
         while self.updates < total_updates:
             metrics = learned(self.learner, batches)
             self.updates += 1
-            if self.updates % hook_every == 0 or self.updates >= total_updates:
+            due = self.updates % hook_every == 0 or self.updates >= total_updates
+            if due or (asked is not None and asked()):
                 now = time.perf_counter()
                 speed = (self.updates - mark_updates) / max(now - mark, 1e-9)
                 stop = hook(self.updates, {**metrics, "time/ups": speed})

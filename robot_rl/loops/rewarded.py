@@ -5,13 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Any, Protocol
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorWrapper
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode
 
-from robot_rl.loops.stepping import autoreset_mode
-from robot_rl.types import IOSpec
+from robot_rl.loops.hiding import Hiding
 
 
 class Rewarder(Protocol):
@@ -36,7 +33,7 @@ class Rewarder(Protocol):
         ...
 
 
-class Rewarded(VectorWrapper):
+class Rewarded(Hiding):
     """N copies of an environment with the reward of a critic.
 
     `info` holds further "critic_success" (N,) bool, whether the critic holds the goal for met, and "env_reward" (N,).
@@ -64,35 +61,12 @@ class Rewarded(VectorWrapper):
         instruction: str | None = None,
         audit: Any = None,
     ) -> None:
-        super().__init__(env)
-        self._key, self._hide, self._reward, self._audit = f"image.{camera}", hide, reward, audit
-        io: IOSpec = env.io
-        if self._key not in io.obs:
-            pictures = [name for name in io.obs if name.startswith("image.")]
-            raise ValueError(f"the environment shows no '{self._key}'; it shows {pictures or 'no pictures'}")
-        self._mode = autoreset_mode(env)
-        if self._mode is AutoresetMode.NEXT_STEP:
-            raise ValueError("a critic's reward needs an environment that resets in the same step, or not by itself")
+        self._key = f"image.{camera}"
+        super().__init__(env, needed=(self._key,), hide=(self._key,) if hide else ())
+        self._reward, self._audit = reward, audit
         self._instruction = instruction
-        if instruction is None and self._asked() is None:
+        if instruction is None and not self._asks:
             raise ValueError("the environment asks nothing in words; add rewarder.instruction='<sentence>'")
-        self.io = io
-        if hide:
-            kept = {key: value for key, value in io.obs.items() if key != self._key}
-            if not kept:
-                raise ValueError(
-                    f"nothing is left to observe without '{self._key}'; observe the state, or hide nothing"
-                )
-            self.io = IOSpec(**{**{f: getattr(io, f) for f in io.__dataclass_fields__}, "obs": kept})
-            spaces: Any = env.single_observation_space
-            self.single_observation_space = gymnasium.spaces.Dict({key: spaces[key] for key in kept})
-            self.observation_space = batch_space(self.single_observation_space, env.num_envs)
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else the environment offers: its expert, its world, its tool."""
-        if name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
@@ -132,18 +106,12 @@ class Rewarded(VectorWrapper):
         self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
         self._reward.load_state_dict(state["reward"])
 
-    def _asked(self) -> Any:
-        ask = getattr(self.env, "instructions", None)
-        world = getattr(self.env, "world", None)
-        return None if ask is None or (world is not None and not hasattr(world, "instructions")) else ask
-
     def _sentences(self) -> list[str]:
         if self._instruction is not None:
             return [self._instruction] * self.num_envs
-        return list(self._asked()())
-
-    def _shown(self, obs: Any) -> Any:
-        return {key: value for key, value in obs.items() if key != self._key} if self._hide else obs
+        asked = self._asked()
+        assert asked is not None  # checked at the beginning
+        return asked
 
     def _look_after(self, ended: np.ndarray, met: np.ndarray, info: dict[str, Any]) -> None:
         if self._audit is None or "success" not in info:

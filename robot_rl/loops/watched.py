@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorWrapper
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode
 
-from robot_rl.loops.stepping import autoreset_mode
+from robot_rl.loops.hiding import Hiding
 from robot_rl.types import IOSpec
 
 
@@ -45,7 +43,7 @@ class Watcher(Protocol):
         ...
 
 
-class Watched(VectorWrapper):
+class Watched(Hiding):
     """N copies of an environment with the reward of a `Watcher`; when episodes end stays the environment's affair.
 
     `info` holds further "env_reward" (N,). "success" stays the environment's own.
@@ -60,32 +58,9 @@ class Watched(VectorWrapper):
     """
 
     def __init__(self, env: Any, reward: Watcher, *, hide: tuple[str, ...] = ()) -> None:
-        super().__init__(env)
-        io: IOSpec = env.io
-        for camera in reward.cameras:
-            if f"image.{camera}" not in io.obs:
-                pictures = [name for name in io.obs if name.startswith("image.")]
-                raise ValueError(f"the environment shows no 'image.{camera}'; it shows {pictures or 'no pictures'}")
-        self._mode = autoreset_mode(env)
-        if self._mode is AutoresetMode.NEXT_STEP:
-            raise ValueError("this reward needs an environment that resets in the same step, or not by itself")
-        self._reward, self._hidden = reward, set(hide)
-        reward.bind(io)
-        self.io = io
-        if hide:
-            kept = {key: value for key, value in io.obs.items() if key not in self._hidden}
-            if not kept:
-                raise ValueError(f"nothing is left to observe without {sorted(hide)}; observe the state")
-            self.io = IOSpec(**{**{f: getattr(io, f) for f in io.__dataclass_fields__}, "obs": kept})
-            spaces: Any = env.single_observation_space
-            self.single_observation_space = gymnasium.spaces.Dict({key: spaces[key] for key in kept})
-            self.observation_space = batch_space(self.single_observation_space, env.num_envs)
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else the environment offers: its expert, its world, its tool."""
-        if name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
+        super().__init__(env, needed=[f"image.{camera}" for camera in reward.cameras], hide=hide)
+        self._reward = reward
+        reward.bind(env.io)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
@@ -129,10 +104,3 @@ class Watched(VectorWrapper):
         if stop is not None:
             stop()
         self.env.close(**options)
-
-    def _asked(self) -> list[str] | None:
-        ask, world = getattr(self.env, "instructions", None), getattr(self.env, "world", None)
-        return None if ask is None or (world is not None and not hasattr(world, "instructions")) else list(ask())
-
-    def _shown(self, obs: Any) -> Any:
-        return {key: value for key, value in obs.items() if key not in self._hidden} if self._hidden else obs

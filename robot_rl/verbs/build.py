@@ -35,7 +35,7 @@ def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
     plain = env_factory(cfg)
     if cfg.get("rewarder") is None:
         return plain
-    options: Any = OmegaConf.to_container(cfg.rewarder, resolve=True)
+    options: Any = OmegaConf.to_container(cfg.rewarder, resolve=True, throw_on_missing=True)
     if "judge" not in options:
         from robot_rl.verbs.rewarders import watched_factory
 
@@ -43,6 +43,10 @@ def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
     camera = options["camera"]
     how, caution = options.pop("combine", "wco"), options.pop("caution", 1.0)
     judge = load_judge(options.pop("judge"), how, caution, str(cfg.device))
+    reference, frames = options.pop("reference", None), options.pop("reference_frames", 6)
+    if reference is not None:
+        judge = with_reference(judge, str(reference), int(frames), camera)
+        options["instruction"] = options["instruction"] or ""  # the reference alone, not what the world asks
     audit = hydra.utils.get_class("robot_rl.policies.reward.critic_reward.Audit")
 
     def make(num_envs: int, seed: int, render: bool) -> Any:
@@ -86,6 +90,21 @@ def load_judge(folders: Any, how: str, caution: float, device: str) -> Any:
         return critics[0]
     ensemble = hydra.utils.get_class("robot_rl.policies.vla.critic_ensemble.CriticEnsemble")
     return ensemble(critics, how, caution)
+
+
+def with_reference(judge: Any, reference: str, frames: int, camera: str) -> Any:
+    """A critic that is shown its goal: `frames` frames of an episode, `<clips or log>:<episode>`.
+
+    Raises:
+        ValueError: the critic cannot be shown a goal, or the reference cannot be used; says why.
+    """
+    from robot_rl.jobs.reference import read
+
+    if not hasattr(judge, "shown"):
+        raise Refused(f"{type(judge).__name__} cannot be shown a goal; train one that can with critic=in_context")
+    pictures, source = read(reference, camera)
+    clip = hydra.utils.get_class("robot_rl.policies.nets.reference.RefClip")
+    return judge.shown(clip.of(pictures, frames, source=source))
 
 
 def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[Any], Any]:

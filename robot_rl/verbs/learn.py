@@ -91,7 +91,7 @@ def offline(cfg: DictConfig) -> None:
         config=saved_config(cfg),
         env_name=str(cfg.id or ""),
         judges=Judges(
-            lambda io, policy: instantiate(cfg.ope, _partial_=True)(io, policy, **shared),
+            lambda io, policy, **how: instantiate(cfg.ope, _partial_=True)(io, policy, **shared, **how),
             lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
         ),
         resume=cfg.resume is not None,

@@ -71,9 +71,9 @@ def test_config_group_agrees_with_signature(path: Path) -> None:
     check(node, str(path))
 
 
-BUILT = {"rewarder/critic": ("combine", "caution")}
+BUILT = {"rewarder/critic": ("combine", "caution", "reference", "reference_frames")}
 """Keys that `robot_rl.verbs.build` uses up while it makes an argument of the class."""
-PRESETS = {"policy/online/sac", "policy/online/rlpd", "behaviour/bc", "critic/success_only"}
+PRESETS = {"env/tabletop_shown", "policy/online/sac", "policy/online/rlpd", "behaviour/bc", "critic/success_only"}
 
 
 @pytest.mark.parametrize("verb", VERBS)

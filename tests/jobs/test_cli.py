@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("train", "polizy.lr=1", "did you mean policy?"),
         ("train", "zzz=1", "no key 'zzz'; all keys: robot-rl train --help"),
         ("eval ope", "zzz=1", "robot-rl eval ope has no key 'zzz'; all keys: robot-rl eval ope --help"),
+        ("eval ope", "model.members=3", ""),
         ("train", "env=reach", ""),
         ("train", "policy.lr=1e-3", ""),
         ("train", "+new=1", ""),
@@ -48,6 +49,26 @@ def test_check_tells_what_is_wrong_with_a_world_and_lets_the_expert_play() -> No
     broken = run("check", "env=reach", "env.world.seconds=0")
     assert broken.returncode == 1
     assert "episode_steps is 0, expected at least 1" in broken.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (("train", "env=tabletop", "rewarder=critic"), "this has to be given: rewarder.judge=<...>"),
+        (
+            ("train", "env=tabletop", "rewarder=contrast"),
+            "these have to be given: rewarder.bad=<...> rewarder.encoder=<...> rewarder.good=<...>",
+        ),
+        (("offline",), "this has to be given: data=<...>"),
+        (("bench", "closed_loop"), "bench closed_loop: missing a required argument: 'critics'; it takes +critics=,"),
+        (("bench", "edge", "+nothing=1"), "bench edge: got an unexpected keyword argument 'nothing'; it takes +"),
+    ],
+)
+def test_options_that_have_to_be_given_are_named(tmp_path: Path, arguments: tuple[str, ...], answer: str) -> None:
+    said = run(*arguments, f"output={tmp_path}")
+    assert said.returncode == 1
+    assert answer in said.stderr
+    assert "Traceback" not in said.stderr
 
 
 def test_reader_that_leaves_early_sees_no_traceback() -> None:

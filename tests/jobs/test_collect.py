@@ -38,6 +38,17 @@ def test_keep_steps_same_seed_same_episodes() -> None:
         np.testing.assert_array_equal(a.action, b.action)
 
 
+def test_keep_steps_per_task_counts_the_tasks_that_are_asked() -> None:
+    names = [f"{block} on {plate}" for block, plate in (("red", "yellow"), ("blue", "purple"))]
+    env = make(8, 0, world=Tabletop(only=names, layout="fixed", seconds=2.4))
+    assert len(env.task_names) == 6
+    kept = keep_steps(env, ExpertPolicy(env), episodes=99, seed=0, only_success=True, per_task=2)
+    counts = np.bincount([int(episode.meta["task"]) for episode in kept], minlength=6)
+    assert sorted(counts.tolist()) == [0, 0, 0, 0, 2, 2]
+    with pytest.raises(RuntimeError, match=r"not enough for 40 of each task: .* block on .* plate lacks \d+"):
+        keep_steps(env, ExpertPolicy(env), episodes=99, seed=0, only_success=True, per_task=40, max_rounds=1)
+
+
 def test_keep_steps_without_success_gives_up_with_a_count() -> None:
     env = make(2, 0, world=Reach())
 

@@ -89,7 +89,7 @@ def make_offline() -> Callable[..., OfflineJob]:
             make_tracker=lambda step: instantiate(cfg.track, _partial_=True)(str(folder), resume_step=step),
             config=OmegaConf.to_yaml(cfg, resolve=True),
             judges=Judges(
-                lambda io, policy: instantiate(cfg.ope, _partial_=True)(io, policy, gamma=cfg.gamma),
+                lambda io, policy, **how: instantiate(cfg.ope, _partial_=True)(io, policy, **how, gamma=cfg.gamma),
                 lambda io: instantiate(cfg.behaviour, _partial_=True)(io, gamma=cfg.gamma),
             ),
             resume=resume,
@@ -144,6 +144,32 @@ def test_offline_interrupted_and_resumed_equals_uninterrupted(make_offline, tmp_
         for path in (tmp_path / "whole/metrics.jsonl", tmp_path / "cut/metrics.jsonl")
     ]
     assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_offline_asked_to_stop_does_so_after_the_update_and_not_at_the_next_row(make_offline, tmp_path, sign):
+    options = [f"data={log(tmp_path / 'log.hdf5')}", "policy=offline/td3_bc", "checkpoint_every=0"]
+    make_offline(tmp_path / "whole", *options).run()
+    first = make_offline(tmp_path / "cut", *options)
+    update, before = first.learner.update, signal.getsignal(sign)
+
+    def asked_in_update_37(batches):
+        if first.loop.updates == 36:
+            os.kill(os.getpid(), sign)
+        return update(batches)
+
+    first.learner.update = asked_in_update_37
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    assert signal.getsignal(sign) == before
+    second = make_offline(tmp_path / "cut", *options, resume=True)
+    assert second.resume_step == 37
+    second.run()
+    states = [
+        {path.name: checkpoint.load_state(path) for path in checkpoint.find(tmp_path / name).glob("*.pt")}
+        for name in ("whole", "cut")
+    ]
+    assert not differing(*states)
 
 
 def test_offline_evaluates_every_seed_in_the_environment(make_offline, tmp_path):

@@ -98,6 +98,26 @@ def test_train_interrupted_and_resumed_equals_uninterrupted(make_job, tmp_path: 
     assert rows[0] == rows[1]
 
 
+def test_train_asked_to_stop_does_so_after_the_step_and_not_at_the_next_row(make_job, tmp_path: Path) -> None:
+    overrides = ["policy=online/sac", "log_every=100000", "checkpoint_every=0"]
+    make_job(tmp_path / "whole", *overrides).run()
+    first = make_job(tmp_path / "cut", *overrides)
+    update = first.learner.update
+
+    def asked(batches):
+        if first.loop.updates == 50:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(batches)
+
+    first.learner.update = asked
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second = make_job(tmp_path / "cut", *overrides, resume=True)
+    assert second.resume_step < 240
+    second.run()
+    assert not differing(states(tmp_path / "whole"), states(tmp_path / "cut"))
+
+
 def test_train_leaves_curve_numbers_and_report(make_job, tmp_path: Path) -> None:
     summary = make_job(tmp_path / "run").run()
     for name in ("metrics.jsonl", "curve.png", "report.html", "evaluation.json", "config.yaml"):

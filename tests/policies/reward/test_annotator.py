@@ -165,7 +165,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         made(mode="x")
     with pytest.raises(ValueError, match="either a model"):
         annotator(names=["way"])
-    with pytest.raises(ValueError, match="some names"):
+    with pytest.raises(ValueError, match="expected the observables"):
         annotator(model="program:1")
     with pytest.raises(FileNotFoundError):
         made(replay=str(tmp_path / "none"))

@@ -218,15 +218,19 @@ def asked(learner: Any, target: float) -> float:
 def test_return_that_is_asked_for_is_what_is_earned(tmp_path: Path) -> None:
     """Five controllers of known returns (about -53, -12, -4.6, -2.6, -0.9) from the same starts: cloning could only
     earn one of them; here the target chooses."""
-    data = mixed_log(tmp_path)
-    learner = build(context=6, width=32, batch_size=64, dropout=0.0, lr=3e-3, target_return="best")
+    data, earned = mixed_log(tmp_path), []
     facts = facts_of(data)
-    learner.prepare(facts)
-    assert learner.returns.target == pytest.approx(facts.return_high)
-    batches = data.batches(64)
-    for _ in range(600):
-        learner.update(batches)
-    best, middle, worst = (asked(learner, target) for target in (facts.return_high, -4.6, facts.return_low))
+    for seed in range(3):  # the median: of one seed the last bits of a processor decide
+        learner = build(
+            context=6, width=32, batch_size=64, dropout=0.0, lr=3e-3, target_return="best", seed=seed
+        )  # fmt: skip
+        learner.prepare(facts)
+        assert learner.returns.target == pytest.approx(facts.return_high)
+        batches = data.batches(64)
+        for _ in range(600):
+            learner.update(batches)
+        earned.append([asked(learner, target) for target in (facts.return_high, -4.6, facts.return_low)])
+    best, middle, worst = np.median(earned, axis=0)
     assert best > -1.6
     assert -8.0 < middle < -2.8
     assert worst < -20.0
