@@ -2,6 +2,7 @@
 # pyright: reportArgumentType=false
 
 import contextlib
+import hashlib
 import json
 import shutil
 import socket
@@ -222,8 +223,11 @@ def test_damaged_weights_are_refused_and_the_last_good_ones_stay(ends):
     assert "not finite" in actor.alarm
     learner.publish(3, {"actor": torch.zeros(11), "normalizer/count": torch.zeros(())})
     assert until(lambda: "policies" in actor.alarm)
-    learner.publish(4, weights(0.4))
-    learner._weights = (learner._weights[0][:-1] + b"x", learner._weights[1])
+    blob = dump_weights(weights(0.4))
+    name = hashlib.sha256(blob).hexdigest()
+    # damaged before it is announced: after `publish` the actor may have fetched the good weights already
+    learner._weights = blob[:-1] + b"x", json.dumps({"version": 4, "hash": name}).encode()
+    learner._version, learner._hash = 4, name
     assert until(lambda: "hash" in actor.alarm)
     assert actor.version == 1
     learner._weights = good
