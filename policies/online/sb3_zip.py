@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robot_rl.policies.online import sb3_moments
 from robot_rl.types import Action, Array, IOSpec, Obs
 
 ACTIVATIONS = ("tanh", "relu", "elu")
@@ -47,8 +48,10 @@ class Sb3Policy:
         device: accepted like every policy does; the actor always runs on the CPU.
         activation: hidden activation "tanh", "relu" or "elu"; None reads it from the file's text, else takes SB3's
             default (relu for SAC, TQC, TD3 and DDPG, tanh for PPO, A2C and TRPO).
-        vecnormalize: .npz with the observation statistics of a `VecNormalize` wrapper: `mean`, `var` and optionally
-            `epsilon` and `clip_obs`. SB3 saves that wrapper as a pickle, which is not opened here.
+        vecnormalize: observation statistics of a `VecNormalize` wrapper: the `vecnormalize.pkl` that SB3 saves, of
+            which nothing is executed (`sb3_moments.py`), or a .npz with `mean`, `var` and optionally `epsilon` and
+            `clip_obs`. None: `vecnormalize.pkl` beside the zip or in the folder of its name, where SB3's zoo has it, or
+            `<name of the zip>.vecnormalize.pkl`.
         seed: of the exploration noise when acting is not deterministic.
 
     Raises:
@@ -71,7 +74,8 @@ class Sb3Policy:
         self._net = _network(weights, data, Path(path))
         self._activation = _activation(activation, data, self._net.family)
         self._bounds = _check(self._net, data, io, Path(path))
-        self._moments = _moments(vecnormalize, Path(path), len(self._net.layers[0][0]))
+        statistics = sb3_moments.find(Path(path)) if vecnormalize is None else Path(vecnormalize)
+        self._moments = None if statistics is None else sb3_moments.load(statistics, len(self._net.layers[0][0]))
         self._rng = np.random.default_rng(seed)
 
     def reset(self, rows: Array | None = None) -> None:
@@ -245,32 +249,6 @@ def _check(net: _Network, data: dict[str, Any], io: IOSpec, path: Path) -> tuple
     if lines:
         raise ValueError(f"the agent in {path} does not fit this environment:\n  - " + "\n  - ".join(lines))
     return None if normalised or net.squash else (low, high)
-
-
-def _moments(given: str | None, path: Path, size: int) -> tuple[np.ndarray, np.ndarray, float] | None:
-    if given is None:
-        beside = [
-            found
-            for found in (path.parent / "vecnormalize.pkl", path.with_suffix("") / "vecnormalize.pkl")
-            if found.exists()
-        ]
-        if beside:
-            raise ValueError(
-                f"{beside[0]} lies beside the agent: it saw normalised observations, and their statistics are in a "
-                "pickle, which is not opened here. Where you trust it, export them once with stable-baselines3: "
-                "np.savez('vecnormalize.npz', mean=venv.obs_rms.mean, var=venv.obs_rms.var, clip_obs=venv.clip_obs, "
-                "epsilon=venv.epsilon), and pass vecnormalize=vecnormalize.npz"
-            )
-        return None
-    try:
-        with np.load(given, allow_pickle=False) as file:
-            mean, var = file["mean"].astype(np.float32), file["var"].astype(np.float32)
-            epsilon, limit = float(file.get("epsilon", 1e-8)), float(file.get("clip_obs", 10.0))
-    except (OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{given} is no .npz with arrays 'mean' and 'var' ({error})") from error
-    if mean.shape != (size,) or var.shape != (size,):
-        raise ValueError(f"{given} has mean {mean.shape} and var {var.shape}, expected ({size},) as the agent's input")
-    return mean, 1.0 / np.sqrt(var + epsilon), limit
 
 
 def _apply(x: np.ndarray, activation: str) -> np.ndarray:

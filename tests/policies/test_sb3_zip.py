@@ -182,18 +182,63 @@ def test_sb3_policy_foreign_files_are_refused(tmp_path):
         Sb3Policy(str(tmp_path / "dqn.zip"), make_io())
 
 
-def test_sb3_policy_vecnormalize_pickle_is_refused_and_its_export_is_used(tmp_path):
+def normaliser(mean: np.ndarray, var: np.ndarray, **options: Any) -> Any:
+    env = sb3.common.vec_env.DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")])
+    env.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (len(mean),))
+    wrapper = sb3.common.vec_env.VecNormalize(env, **options)
+    if wrapper.norm_obs:
+        wrapper.obs_rms.mean, wrapper.obs_rms.var = mean, var
+    return wrapper
+
+
+@pytest.mark.parametrize("place", ["beside", "folder", "flat", "named", "npz"])
+def test_sb3_policy_sees_what_vecnormalize_showed_the_agent(tmp_path, place):
     model, path = saved(tmp_path, "PPO")
-    (tmp_path / "vecnormalize.pkl").write_bytes(pickle.dumps(Bomb(tmp_path / "executed")))
-    with pytest.raises(ValueError, match=r"np\.savez"):
-        Sb3Policy(path, make_io())
     mean, var = np.arange(4.0), np.full(4, 4.0)
-    np.savez(tmp_path / "vecnormalize.npz", mean=mean, var=var, epsilon=0.0, clip_obs=1.5)
-    policy = Sb3Policy(path, make_io(), vecnormalize=str(tmp_path / "vecnormalize.npz"))
-    seen = np.clip((OBS - mean) / 2.0, -1.5, 1.5).astype(np.float32)
-    expected, _ = model.predict(seen, deterministic=True)
+    wrapper = normaliser(mean, var, clip_obs=1.5)
+    folder = Path(path).with_suffix("")
+    folder.mkdir()
+    places = {
+        "beside": tmp_path / "vecnormalize.pkl",
+        "folder": folder / "vecnormalize.pkl",
+        "flat": Path(path).with_suffix(".vecnormalize.pkl"),
+        "named": tmp_path / "statistics.pkl",
+        "npz": tmp_path / "statistics.npz",
+    }
+    file = places[place]
+    if place == "npz":
+        np.savez(file, mean=mean, var=var, epsilon=wrapper.epsilon, clip_obs=wrapper.clip_obs)
+    else:
+        wrapper.save(str(file))
+    policy = Sb3Policy(path, make_io(), vecnormalize=str(file) if place in ("named", "npz") else None)
+    expected, _ = model.predict(wrapper.normalize_obs(OBS), deterministic=True)
     np.testing.assert_allclose(policy.act({"state": OBS}, deterministic=True).value, expected, atol=1e-6)
+
+
+def test_sb3_policy_executes_nothing_of_a_vecnormalize_pickle(tmp_path):
+    _, path = saved(tmp_path, "PPO")
+    file = tmp_path / "vecnormalize.pkl"
+    file.write_bytes(pickle.dumps(Bomb(tmp_path / "executed")))
+    with pytest.raises(ValueError, match=r"no observation statistics.*nothing of it was executed"):
+        Sb3Policy(path, make_io())
+    file.write_bytes(b"\x80\x04not a pickle")
+    with pytest.raises(ValueError, match="no readable pickle"):
+        Sb3Policy(path, make_io())
+    normaliser(np.zeros(3), np.ones(3)).save(str(file))
+    with pytest.raises(ValueError, match=r"mean \(3,\).*expected \(4,\)"):
+        Sb3Policy(path, make_io())
+    normaliser(np.full(4, np.nan), np.ones(4)).save(str(file))
+    with pytest.raises(ValueError, match="not finite"):
+        Sb3Policy(path, make_io())
     assert not (tmp_path / "executed").exists()
+
+
+def test_sb3_policy_with_vecnormalize_for_rewards_alone_sees_plain_observations(tmp_path):
+    model, path = saved(tmp_path, "PPO")
+    normaliser(np.zeros(4), np.ones(4), norm_obs=False).save(str(tmp_path / "vecnormalize.pkl"))
+    expected, _ = model.predict(OBS, deterministic=True)
+    policy = Sb3Policy(path, make_io())
+    np.testing.assert_allclose(policy.act({"state": OBS}, deterministic=True).value, expected, atol=1e-6)
 
 
 @pytest.mark.skipif(not ZOO.exists(), reason="the folder shared/data/sb3_zoo is absent")

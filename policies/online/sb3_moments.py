@@ -1,0 +1,122 @@
+"""Observation statistics of Stable-Baselines3's `VecNormalize`, read without executing anything of its pickle.
+
+SB3 saves the whole wrapper: spaces, random generators, statistics. Only arrays and numbers are built here; every class
+that the file names becomes an empty record with the attributes it was saved with, so no code of the file, of SB3 or of
+gym runs (`pickle` documents overriding `find_class` for this).
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NAME = "vecnormalize.pkl"
+_ARRAYS = {
+    (module, name)
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray")
+    for name in ("_reconstruct", "scalar")
+} | {("numpy", "ndarray"), ("numpy", "dtype"), ("numpy.core.numeric", "_frombuffer"), ("_codecs", "encode")}
+_ARRAYS.add(("numpy._core.numeric", "_frombuffer"))
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    AttributeError,
+    ImportError,
+    IndexError,
+    TypeError,
+    KeyError,
+)
+Moments = tuple[np.ndarray, np.ndarray, float]
+
+
+class _Inert:
+    """Stands for any object of the file: takes what it is given, keeps attributes, does nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update({key: value for key, value in state.items() if isinstance(key, str)})
+
+
+class _Reader(pickle.Unpickler):
+    """Builds arrays, dtypes, scalars and built-in containers; everything else is inert."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ARRAYS:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # numpy.core was renamed in NumPy 2
+                return super().find_class(module, name)
+        return _Inert
+
+
+def find(agent: Path) -> Path | None:
+    """The statistics that lie where SB3 and its zoo put them: beside the zip, or in the folder of its name."""
+    places = (agent.parent / NAME, agent.with_suffix("") / NAME, agent.with_suffix(".vecnormalize.pkl"))
+    return next((path for path in places if path.exists()), None)
+
+
+def load(path: Path, size: int) -> Moments | None:
+    """Mean (S,), reciprocal scale (S,) and clip of the normalised observations; None where the wrapper left them alone.
+
+    Args:
+        path: `vecnormalize.pkl` as SB3 saves it, or a .npz with `mean`, `var` and optionally `epsilon`, `clip_obs`.
+        size: S, inputs of the agent.
+
+    Raises:
+        ValueError: neither of the two, damaged, of another size, or no finite numbers.
+    """
+    found = _from_npz(path) if path.suffix == ".npz" else _from_pickle(path)
+    if found is None:
+        return None
+    mean, var, epsilon, limit = found
+    if mean.shape != (size,) or var.shape != (size,):
+        raise ValueError(f"{path} has mean {mean.shape} and var {var.shape}, expected ({size},) as the agent's input")
+    finite = np.isfinite(mean).all() and np.isfinite(var).all() and math.isfinite(epsilon)
+    if not finite or (var + epsilon <= 0).any() or not limit > 0:
+        raise ValueError(f"{path} holds statistics that are not finite or not positive; export them again")
+    return mean, (1.0 / np.sqrt(var + epsilon)).astype(np.float32), limit
+
+
+def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray, float, float]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            mean, var = file["mean"].astype(np.float32), file["var"].astype(np.float32)
+            return mean, var, float(file.get("epsilon", 1e-8)), float(file.get("clip_obs", 10.0))
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is no .npz with arrays 'mean' and 'var' ({error})") from error
+
+
+def _from_pickle(path: Path) -> tuple[np.ndarray, np.ndarray, float, float] | None:
+    try:
+        with open(path, "rb") as file:
+            wrapper = _Reader(file, encoding="latin1").load()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error})") from error
+    except (*_BROKEN, MemoryError, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is no readable pickle of VecNormalize ({type(error).__name__}: {error}); nothing of it was "
+            "executed. Save the wrapper again with venv.save(path)"
+        ) from error
+    facts = wrapper.__dict__ if isinstance(wrapper, _Inert) else {}
+    if facts.get("norm_obs") is False:
+        return None
+    rms = facts.get("obs_rms")
+    moments = rms.__dict__ if isinstance(rms, _Inert) else {}
+    mean, var = moments.get("mean"), moments.get("var")
+    epsilon, limit = facts.get("epsilon", 1e-8), facts.get("clip_obs", 10.0)
+    numbers = all(isinstance(x, (int, float, np.number)) for x in (epsilon, limit))
+    arrays = all(isinstance(x, np.ndarray) and x.dtype.kind == "f" for x in (mean, var))
+    if not arrays or not numbers:
+        raise ValueError(
+            f"{path} holds no observation statistics of VecNormalize for plain vectors (obs_rms.mean, obs_rms.var); "
+            "nothing of it was executed. Save the wrapper with venv.save(path), or export a .npz with mean and var"
+        )
+    return np.asarray(mean, np.float32), np.asarray(var, np.float32), float(epsilon), float(limit)
