@@ -22,16 +22,7 @@ _ARRAYS = {
     for name in ("_reconstruct", "scalar")
 } | {("numpy", "ndarray"), ("numpy", "dtype"), ("numpy.core.numeric", "_frombuffer"), ("_codecs", "encode")}
 _ARRAYS.add(("numpy._core.numeric", "_frombuffer"))
-_UNREADABLE = (
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    AttributeError,
-    ImportError,
-    IndexError,
-    TypeError,
-    KeyError,
-)
+_BROKEN = (pickle.UnpicklingError, EOFError, ValueError, AttributeError, ImportError, LookupError, TypeError)
 Moments = tuple[np.ndarray, np.ndarray, float]
 
 

@@ -106,6 +106,7 @@ def run(
     updates: int = 20_000,
     steps: int = 200_000,
     noise: float | None = None,
+    replay_by: str = "uniform",
     batch_size: int | None = None,
     matmul: str = "bf16",
     overrides: tuple[str, ...] = (),
@@ -129,6 +130,8 @@ def run(
         updates: of every run.
         steps: of a medium-expert set; a medium-replay set has half as many.
         noise: of the agents' actions in the sets; None: they are sampled from the agents' own policies, as D4RL's were.
+        replay_by: what fills a medium-replay set: "uniform" (medium with ever fewer uniform actions) or "agents" (ever
+            less spoilt agents, evenly spaced in return).
         batch_size: rows per update where it should not be the method's own.
         matmul: "bf16" or "float32" matrix products.
         overrides: further options of `robot-rl offline`, for variants; give them a `label`.
@@ -155,7 +158,17 @@ def run(
         if not (folder / "data" / f"{name}.hdf5").exists() and not clock.over:
             env = name.split("-")[0]
             best = (expert or {}).get(env) or (zoo and str(Path(zoo) / f"tqc-{ENVS[env]}-v3.zip"))
-            _collect(folder, name, best, (medium or {}).get(env), (medium_bias or {}).get(env), steps, noise, clock)
+            _collect(
+                folder,
+                name,
+                best,
+                (medium or {}).get(env),
+                (medium_bias or {}).get(env),
+                steps,
+                noise,
+                clock,
+                replay_by,
+            )
     missing = 0
     for name in sets:
         for method in methods:
@@ -218,6 +231,7 @@ def _collect(
     steps: int,
     noise: float | None,
     clock: _Clock,
+    replay_by: str,
 ) -> None:
     env, level = name.split("-", 1)
     if expert is None:
@@ -236,6 +250,7 @@ def _collect(
         f"steps={steps if level == 'medium-expert' else steps // 2}",
         f"out={folder}/data/{name}.hdf5",
         "medium_by=bias",
+        f"replay_by={replay_by}",
         *([f"medium_path={medium}"] if medium else []),
         *([] if bias is None else [f"medium_noise={bias}"]),
     ]

@@ -8,8 +8,10 @@ What the names mean here, which is not what they mean in D4RL (there: policies a
   else the agent spoilt until the return lies `medium_fraction` of the way from random to expert (bisection): by
   truncated Gaussian noise on its actions, whose mean is the agent itself, or (`medium_by=bias`) by a fixed wrong
   function of the state, which cloning learns as well.
-- medium-replay: ten equal shares of episodes from random to medium: in share k every action is uniform with probability
-  1 - k / 9, else that of medium.
+- medium-replay: ten equal shares of episodes from random to medium. With `replay_by=uniform` every action in share k
+  is uniform with probability 1 - k / 9, else that of medium; with `replay_by=agents` share k is an agent of its own,
+  medium spoilt further in the same manner (`medium_by`) until its return lies k / 9 of the way from random to medium,
+  as the agents whose steps fill the replay buffer of a run get better.
 - medium-expert: one half of the steps medium, the other expert.
 
 With `agent_noise` the agents' own actions have noise too, with `agent_sample` they draw them from their own policies,
@@ -38,6 +40,7 @@ from robot_rl.loops.evaluate import evaluate
 from robot_rl.types import Episode, Policy
 
 LEVELS = ("random", "medium", "medium-replay", "medium-expert", "expert")
+REPLAYS = ("uniform", "agents")
 _RUNGS = 10
 _NOISE_RANGE = 2.0
 _BISECTIONS = 7
@@ -72,6 +75,7 @@ def collect_level(
     medium_fraction: float = 0.4,
     medium_noise: float | None = None,
     medium_by: str = "noise",
+    replay_by: str = "uniform",
     agent_noise: float = 0.0,
     agent_sample: bool = False,
     facts: dict[str, Any] | None = None,
@@ -94,6 +98,7 @@ def collect_level(
         medium_noise: standard deviation of that noise, or amplitude of the bias; None: none with `medium`, else found
             by bisection.
         medium_by: "noise" or "bias".
+        replay_by: "uniform" or "agents".
         agent_noise: standard deviation of noise on every action of the agents.
         agent_sample: the agents draw their actions from their own policies, in place of `agent_noise`.
         facts: plain values for the file's metadata and for telling whether interrupted work belongs to this call.
@@ -108,10 +113,14 @@ def collect_level(
         raise ValueError(f"steps is {steps} and medium_fraction {medium_fraction}; expected at least 1 and (0, 1)")
     if medium_by not in ("noise", "bias"):
         raise ValueError(f"medium_by is '{medium_by}', expected noise or bias")
+    if replay_by not in REPLAYS:
+        raise ValueError(f"replay_by is '{replay_by}', expected {' or '.join(REPLAYS)}")
     work = out.with_name(f".{out.name}.work")
     settings = {"level": level, "seed": seed, "num_envs": env.num_envs, "medium_fraction": medium_fraction}
     settings |= {"medium_noise": medium_noise, "own_medium": medium is not None, **(facts or {})}
     settings |= {"medium_by": medium_by, "agent_noise": agent_noise, "agent_sample": agent_sample}
+    if replay_by != "uniform":  # absent, so that work begun before there was a choice goes on
+        settings["replay_by"] = replay_by
     settings = json.loads(json.dumps(settings))
     state = _resume(work, settings)
     noise = medium_noise
@@ -121,7 +130,8 @@ def collect_level(
         if noise is None:
             own = {"noise": agent_noise, "sample": agent_sample} if medium_by == "bias" else {}
             noise = calibrate(env, expert, fraction=medium_fraction, seed=seed + 7, by=medium_by, agent=own)
-        write_json(work / "state.json", {"settings": settings, "noise": noise})
+        state["noise"] = noise
+        write_json(work / "state.json", state)
     best = {"noise": agent_noise, "sample": agent_sample}
     if medium is not None and noise is None:
         middle = best
@@ -129,7 +139,14 @@ def collect_level(
         middle = {"noise": noise or 0.0}
     else:
         middle = {**best, "bias": noise or 0.0}
-    parts = _parts(level, expert, medium or expert, middle, best)
+    rungs: list[float] | None = None
+    if level == "medium-replay" and replay_by == "agents":
+        rungs = state.get("rungs")
+        if rungs is None:
+            rungs = _rungs(env, medium or expert, middle, by=medium_by, seed=seed + 7)
+            state["rungs"] = rungs
+            write_json(work / "state.json", state)
+    parts = _parts(level, expert, medium or expert, middle, best, medium_by, rungs)
     episodes: list[Episode] = []
     summary: dict[str, tuple[int, int, float]] = {}
     for number, part in enumerate(parts):
@@ -194,7 +211,21 @@ def calibrate(
     return 0.5 * (low + high)
 
 
-def _parts(level: str, expert: Policy, weaker: Policy, middle: dict[str, float], agent: dict[str, float]) -> list[Part]:
+def _rungs(env: Any, medium: Policy, middle: dict[str, float], *, by: str, seed: int) -> list[float]:
+    """Noise or bias of each agent between random and medium, evenly spaced in return."""
+    shares = [k / (_RUNGS - 1) for k in range(1, _RUNGS - 1)]
+    return [calibrate(env, medium, fraction=share, seed=seed, by=by, agent=middle) for share in shares]
+
+
+def _parts(
+    level: str,
+    expert: Policy,
+    weaker: Policy,
+    middle: dict[str, float],
+    agent: dict[str, float],
+    by: str,
+    rungs: list[float] | None,
+) -> list[Part]:
     medium, best = _spoilt(weaker, middle), _spoilt(expert, agent)
     if level == "random":
         return [Part("random", 1.0, Behaviour(expert, random=1.0))]
@@ -204,6 +235,10 @@ def _parts(level: str, expert: Policy, weaker: Policy, middle: dict[str, float],
         return [Part("medium", 1.0, medium)]
     if level == "medium-expert":
         return [Part("medium", 0.5, medium), Part("expert", 0.5, best)]
+    if rungs is not None:
+        between = [_spoilt(weaker, {**middle, by: amount}) for amount in rungs]
+        agents = [Behaviour(expert, random=1.0), *between, medium]
+        return [Part(f"{k / (_RUNGS - 1):.0%} of medium's return", 1 / _RUNGS, one) for k, one in enumerate(agents)]
     chances = [1.0 - k / (_RUNGS - 1) for k in range(_RUNGS)]
     return [Part(f"{1 - p:.0%} medium", 1 / _RUNGS, _spoilt(weaker, {**middle, "random": p})) for p in chances]
 

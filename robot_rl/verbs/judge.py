@@ -310,6 +310,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             medium_fraction=cfg.medium_fraction,
             medium_noise=cfg.medium_noise,
             medium_by=cfg.medium_by,
+            replay_by=cfg.replay_by,
             agent_noise=cfg.noise,
             agent_sample=cfg.sample,
             facts=facts,

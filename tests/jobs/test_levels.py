@@ -71,6 +71,31 @@ def test_levels_are_ordered_and_say_what_they_are(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"{level}.hdf5" for level in levels.LEVELS)
 
 
+def test_replay_of_agents_rises_evenly_and_continues_after_an_interrupt(tmp_path: Path) -> None:
+    options = {"level": "medium-replay", "steps": 3000, "seed": 1, "medium_noise": 0.4, "replay_by": "agents"}
+    env, policy = expert()
+    made = collect_level(env, policy, tmp_path / "whole.hdf5", **options)  # pyright: ignore[reportArgumentType]
+    returns = np.array([mean for _, _, mean in made.parts.values()])
+    assert len(returns) == 10
+    wanted = np.linspace(returns[0], returns[-1], 10)
+    assert np.abs(returns - wanted).max() < 0.25 * (returns[-1] - returns[0])
+    assert np.corrcoef(returns, np.arange(10))[0, 1] > 0.95
+
+    def stop(count: int) -> None:
+        if count > 1500:
+            raise KeyboardInterrupt
+
+    env, policy = expert()
+    with pytest.raises(KeyboardInterrupt):
+        collect_level(env, policy, tmp_path / "again.hdf5", on_steps=stop, **options)  # pyright: ignore
+    env, policy = expert()
+    collect_level(env, policy, tmp_path / "again.hdf5", **options)  # pyright: ignore[reportArgumentType]
+    whole, again = (d4rl.read(tmp_path / f"{name}.hdf5") for name in ("whole", "again"))
+    assert all(np.array_equal(a.action, b.action) for a, b in zip(whole.episodes, again.episodes, strict=True))
+    with pytest.raises(ValueError, match="replay_by is 'agent', expected uniform or agents"):
+        collect_level(env, policy, tmp_path / "no.hdf5", **{**options, "replay_by": "agent"})  # pyright: ignore
+
+
 def test_noise_is_found_for_the_wanted_return() -> None:
     env, policy = expert()
     noise = calibrate(env, policy, fraction=0.5, seed=3)
