@@ -14,6 +14,7 @@ from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
+from robot_rl.policies.nets.recall_model import RecallModel
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import IOSpec, Metrics, Obs, Transitions
 
@@ -116,6 +117,10 @@ class Srl:
         average: bool = False,
         drop_previous: float = 0.0,
         clamp_states: bool = False,
+        model_normalize: bool = False,
+        members: int = 1,
+        disagreement: float = 0.0,
+        end_head: bool = False,
         metrics_every: int = 100,
     ) -> None:
         """Build networks for `io`. The first defaults are the source's; from `model_delta` on, options are ours.
@@ -137,9 +142,15 @@ class Srl:
             collect_steps: actions of a decision that are played while collecting and in plain evaluation.
             model_delta: the model predicts s' - s.
             random_sequence: J uniform in 1 ... sequence per update.
-            average: divide the actor's loss by J; its step is J times larger without.
+            average: divide the actor's loss by the weights of its steps (J without any); its step is J times larger
+                without.
             drop_previous: probability of zero in place of the previous action in the actor's update.
             clamp_states: keep predicted states inside the batch's smallest and largest components.
+            model_normalize: the model reads and predicts in units of running deviations; implies `model_delta`.
+            members: of an ensemble of models, whose mean goes on.
+            disagreement: a step weighs exp(-u / disagreement) times what the one before it weighs, u the members'
+                deviation in units of what a step changes; 0: not at all.
+            end_head: the model predicts true ends too, and a step weighs as much as the episode is likely to get there.
             metrics_every: metrics are computed in every n-th update.
 
         Raises:
@@ -150,6 +161,11 @@ class Srl:
                 f"sequence, collect_steps, batch_size, actor_delay are {sequence}, {collect_steps}, {batch_size}, "
                 f"{actor_delay}; expected at least 1"
             )
+        if members < 1 or disagreement < 0 or (disagreement > 0 and members < 2):
+            raise ValueError(
+                f"members is {members} and disagreement {disagreement}; expected members of at least 1, and of at "
+                "least 2 where they shall disagree"
+            )
         if not 0.0 <= drop_previous < 1.0:
             raise ValueError(f"drop_previous is {drop_previous}, expected a probability below 1")
         if isinstance(target_entropy, str) and target_entropy != "auto":
@@ -159,18 +175,24 @@ class Srl:
         self._sequence, self._random, self._average = sequence, random_sequence, average
         self._delay, self._lr, self._tau = actor_delay, lr, tau
         self._entropy = -float(actions) if isinstance(target_entropy, str) else float(target_entropy)
-        self._delta, self._drop, self._clamp = model_delta, drop_previous, clamp_states
+        self._drop, self._clamp, self._reference = drop_previous, clamp_states, disagreement
         self._generator = generator = torch.Generator(device=device).manual_seed(seed)
         self.actor = RecurrentActor(size, actions, hidden, device, generator)
         critic = MlpShape(2, size + actions, (hidden, hidden), 1, False, "critic.")
-        model = MlpShape(1, size + actions, tuple(model_hidden), size, False, "model.")
-        self._critic_params, self._model_params = (FlatParams(x.shapes(), device=device) for x in (critic, model))
+        self._critic_params = FlatParams(critic.shapes(), device=device)
+        self.model = model = RecallModel(
+            *(size, actions, tuple(model_hidden), device),
+            members=members,
+            delta=model_delta,
+            normalize=model_normalize,
+            ends=end_head,
+        )
         _xavier(self._critic_params, generator)
-        _xavier(self._model_params, generator)
-        self._critic_target, self._model_target = self._critic_params.twin(), self._model_params.twin()
-        self._critic, self._model = AutogradMlp(critic, self._critic_params), AutogradMlp(model, self._model_params)
+        _xavier(model.params, generator)
+        model.freeze()
+        self._critic_target = self._critic_params.twin()
+        self._critic = AutogradMlp(critic, self._critic_params)
         self._critic_old = AutogradMlp(critic, self._critic_target)
-        self._model_old = AutogradMlp(model, self._model_target)
         self._alpha_params = FlatParams({"log_alpha": (1,)}, device=device)
         self._alpha_params.flat[0] = math.log(init_alpha)
         planner = SrlPlanner(self.actor, collect_steps, seed + 1)
@@ -182,11 +204,12 @@ class Srl:
                 "actor": self.actor.params,
                 "critic": self._critic_params,
                 "critic_target": self._critic_target,
-                "model": self._model_params,
-                "model_target": self._model_target,
+                "model": model.params,
+                "model_target": model.target,
                 "alpha": self._alpha_params,
                 "policy": self.policy,
                 "generator": generator,
+                **({} if model.norms is None else {"model_in": model.norms[0], "model_out": model.norms[1]}),
             },
         )
 
@@ -203,7 +226,7 @@ class Srl:
 
         Returns:
             The latest metrics: train/q, train/target, train/critic_loss, train/model_loss, train/actor_loss,
-            train/entropy, train/alpha.
+            train/entropy, train/recalled (steps of the sequence by their weights), train/alpha.
 
         Raises:
             ValueError: the batch lacks the previous action.
@@ -218,11 +241,11 @@ class Srl:
             )
         state, after, action = batch.obs["state"], batch.next_obs["state"], batch.action
         found = self._critic_step(batch, state, after, action)
-        found["model_loss"] = self._model_step(state, after, action)
+        found["model_loss"] = self._model_step(state, after, action, batch.terminated)
         if self._state.updates % self._delay == 0:
             found |= self._actor_step(state, batch.extras["previous_action"])
         self._critic_target.blend(self._critic_params, self._tau)
-        self._model_target.blend(self._model_params, self._tau)
+        self.model.target.blend(self.model.params, self._tau)
         return self._state.report({**found, "alpha": self._alpha_params.view["log_alpha"].exp()} if wanted else None)
 
     def _noise(self, *shape: int) -> Tensor:
@@ -238,14 +261,9 @@ class Srl:
         _step(self._critic_params, loss, self._lr)
         return {"q": q.detach().mean(), "target": target.mean(), "critic_loss": loss.detach()}
 
-    def predict(self, net: AutogradMlp, state: Tensor, action: Tensor) -> Tensor:
-        """(B, S) next state of a model."""
-        out = net.compute(torch.cat([state, action], 1))[0]
-        return state + out if self._delta else out
-
-    def _model_step(self, state: Tensor, after: Tensor, action: Tensor) -> Tensor:
-        loss = (self.predict(self._model, state, action) - after).square().mean()
-        _step(self._model_params, loss, self._lr)
+    def _model_step(self, state: Tensor, after: Tensor, action: Tensor, ended: Tensor) -> Tensor:
+        loss = self.model.loss(state, action, after, ended)
+        _step(self.model.params, loss, self._lr)
         return loss.detach()
 
     def _actor_step(self, state: Tensor, previous: Tensor) -> dict[str, Tensor]:
@@ -255,30 +273,33 @@ class Srl:
         if self._drop:
             keep = torch.rand(len(state), 1, generator=self._generator, device=state.device) >= self._drop
             previous = previous * keep
-        loss, density = self.actor_loss(state, previous, self._noise(len(state), steps, previous.shape[1]))
-        _step(self.actor.params, loss / steps if self._average else loss, self._lr)
-        mean = density.detach().mean()
+        loss, density, weight = self.actor_loss(state, previous, self._noise(len(state), steps, previous.shape[1]))
+        total = weight.mean(0).sum()
+        _step(self.actor.params, loss / total if self._average else loss, self._lr)
+        mean = (weight * density.detach()).mean(0).sum() / total
         self._alpha_params.grad[0] = -(mean + self._entropy)
         self._alpha_params.adam(self._lr)
-        return {"actor_loss": loss.detach() / steps, "entropy": -mean}
+        return {"actor_loss": loss.detach() / total, "entropy": -mean, "recalled": total}
 
-    def actor_loss(self, state: Tensor, previous: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum over the sequence of mean(alpha log pi - min Q), and the log-densities (B, J).
+    def actor_loss(self, state: Tensor, previous: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum over the sequence of mean(w (alpha log pi - min Q)), the log-densities (B, J), the weights w (B, J).
 
         The actions do not depend on predicted states, so the sequence is drawn first, then the model runs without
         gradient, then one pass of the critics values all steps.
         """
         steps = noise.shape[1]
         actions, density = self.actor.unroll(state, previous, noise, steps)
-        seen = [state]
+        seen, weights = [state], [state.new_ones(len(state))]
         with torch.no_grad():
             low, high = state.amin(0), state.amax(0)
             for i in range(steps - 1):
-                ahead = self.predict(self._model_old, seen[-1], actions[:, i].detach())
+                ahead, kept = self.model.ahead(seen[-1], actions[:, i].detach(), self._reference)
                 seen.append(ahead.clamp(low, high) if self._clamp else ahead)
+                weights.append(weights[-1] if kept is None else weights[-1] * kept)
+        weight = torch.stack(weights, 1)
         x = torch.cat([torch.stack(seen, 1), actions], -1).flatten(0, 1)
         q = self._critic.compute(x)[..., 0].amin(0).view(len(state), steps)
-        return (self.alpha * density - q).mean(0).sum(), density
+        return (weight * (self.alpha * density - q)).mean(0).sum(), density, weight
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, targets, optimisers, generators and counters: tensors and numbers."""

@@ -37,6 +37,7 @@ def batch(size: int = 8, seed: int = 0, **fields: Any) -> Transitions:
 
 def test_save_load_update_equals_update() -> None:
     options = {"random_sequence": True, "drop_previous": 0.3, "clamp_states": True, "model_delta": True}
+    options |= {"model_normalize": True, "members": 3, "disagreement": 0.5, "end_head": True, "average": True}
     one, other = build(seed=1, **options), build(seed=2, **options)
     for i in range(3):
         one.update(iter([batch(seed=i)]))
@@ -51,7 +52,7 @@ def test_actor_loss_is_the_sum_over_the_sequence_along_the_target_model() -> Non
     """A slow reference: one step after the other, as the source writes it."""
     learner = build(seed=3, sequence=4)
     data, noise = batch(), torch.randn(8, 4, 1)
-    loss, _ = learner.actor_loss(data.obs["state"], data.extras["previous_action"], noise)
+    loss, _, _ = learner.actor_loss(data.obs["state"], data.extras["previous_action"], noise)
     p, total = learner.actor.params.view, torch.zeros(())
     h = torch.relu(data.obs["state"] @ p["first"].t() + p["first_bias"]) @ p["second"].t() + p["second_bias"]
     seen, action = data.obs["state"], data.extras["previous_action"]
@@ -63,7 +64,7 @@ def test_actor_loss_is_the_sum_over_the_sequence_along_the_target_model() -> Non
         density = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) - (1 - action**2 + 1e-6).log()
         q = learner._critic.compute(torch.cat([seen, action], 1))[..., 0].amin(0)
         total = total + (learner.alpha * density.sum(1) - q).mean()
-        seen = learner.predict(learner._model_old, seen, action).detach()
+        seen = learner.model.next(learner.model.outputs(learner.model.net_old, seen, action)[0], seen)[0].detach()
     torch.testing.assert_close(loss, total)
 
 
@@ -74,20 +75,79 @@ def test_gradient_reaches_an_action_through_the_recurrence_and_not_through_the_m
         learner._critic_params.view["critic.weight0"][:, 2:] = 0.0  # blind for actions
         learner._alpha_params.flat[0] = -60.0  # no entropy term
     data = batch()
-    loss, _ = learner.actor_loss(data.obs["state"], data.extras["previous_action"], torch.randn(8, 3, 1))
+    loss, _, _ = learner.actor_loss(data.obs["state"], data.extras["previous_action"], torch.randn(8, 3, 1))
     grads = torch.autograd.grad(loss, list(learner.actor.params.view.values()), allow_unused=True)
     assert all(g is None or g.abs().max() < 1e-12 for g in grads)
 
 
+def test_steps_behind_a_predicted_end_weigh_nothing() -> None:
+    """The head says that every action ends the episode: what is left is the loss of the first step."""
+    learner, data, noise = build(end_head=True, sequence=4), batch(), torch.randn(8, 4, 1)
+    sure = learner.model.target.view["model.bias2"]
+    with torch.no_grad():
+        sure[..., -1] = 60.0
+    arguments = data.obs["state"], data.extras["previous_action"]
+    loss, _, weight = learner.actor_loss(*arguments, noise)
+    first, _, _ = learner.actor_loss(*arguments, noise[:, :1])
+    torch.testing.assert_close(weight, torch.tensor([[1.0, 0.0, 0.0, 0.0]]).expand(8, 4))
+    torch.testing.assert_close(loss, first)
+    with torch.no_grad():
+        sure[..., -1] = -60.0
+    _, _, weight = learner.actor_loss(*arguments, noise)
+    torch.testing.assert_close(weight, torch.ones(8, 4))
+
+
+def test_steps_weigh_less_where_models_disagree() -> None:
+    """Of two members one says +1 and one -1 in units of a step: u = 1, each step weighs exp(-1 / 0.5) of the last."""
+    learner = build(members=2, disagreement=0.5, model_normalize=True, sequence=3)
+    with torch.no_grad():
+        learner.model.target.flat.zero_()
+        learner.model.target.view["model.bias2"][0] = 1.0
+        learner.model.target.view["model.bias2"][1] = -1.0
+    data = batch()
+    _, _, weight = learner.actor_loss(data.obs["state"], data.extras["previous_action"], torch.randn(8, 3, 1))
+    torch.testing.assert_close(weight, torch.tensor([[1.0, math.exp(-2.0), math.exp(-4.0)]]).expand(8, 3))
+
+
+def test_model_in_units_of_its_data_learns_components_of_any_size_and_where_episodes_end() -> None:
+    """s' = s + (a, a / 1000), ended where a > 0.5: errors stay a tenth of each component's own size."""
+    learner = build(model_normalize=True, end_head=True, members=2, model_hidden=(32,), lr=3e-3)
+    generator = torch.Generator().manual_seed(0)
+    unit = torch.tensor([1.0, 1e-3])
+
+    def draw() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        state = torch.randn(128, 2, generator=generator) * unit
+        action = torch.rand(128, 1, generator=generator) * 2 - 1
+        return state, action, state + action * unit
+
+    for _ in range(400):
+        state, action, after = draw()
+        learner._model_step(state, after, action, action[:, 0] > 0.5)
+    learner.model.target.blend(learner.model.params, 1.0)
+    state, action, after = draw()
+    found, weight = learner.model.ahead(state, action, 0.0)
+    assert ((found - after).abs().mean(0) / unit).max() < 0.1
+    assert weight is not None
+    clear = (action[:, 0] - 0.5).abs() > 0.15
+    assert torch.equal((weight < 0.5)[clear], (action[:, 0] > 0.5)[clear])
+
+
+def test_options_of_the_model_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2 where they shall disagree"):
+        build(disagreement=0.5)
+    with pytest.raises(ValueError, match="members is 0"):
+        build(members=0)
+
+
 def test_actor_step_moves_neither_critic_nor_model_and_critic_step_no_actor() -> None:
     learner, data = build(), batch()
-    critic, model = learner._critic_params.flat.clone(), learner._model_params.flat.clone()
+    critic, model = learner._critic_params.flat.clone(), learner.model.params.flat.clone()
     learner._actor_step(data.obs["state"], data.extras["previous_action"])
     assert torch.equal(learner._critic_params.flat, critic)
-    assert torch.equal(learner._model_params.flat, model)
+    assert torch.equal(learner.model.params.flat, model)
     actor = learner.actor.params.flat.clone()
     learner._critic_step(data, data.obs["state"], data.next_obs["state"], data.action)
-    learner._model_step(data.obs["state"], data.next_obs["state"], data.action)
+    learner._model_step(data.obs["state"], data.next_obs["state"], data.action, data.terminated)
     assert torch.equal(learner.actor.params.flat, actor)
 
 

@@ -1,0 +1,101 @@
+"""The model along which SRL values a sequence: next state, how far members disagree, whether the episode goes on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
+from robot_rl.policies.nets.normalizer import RunningNorm
+
+
+class RecallModel:
+    """An ensemble of perceptrons (s, a) -> s', and optionally the logit of a true end, with a slowly following copy.
+
+    Args:
+        state: S.
+        actions: A.
+        hidden: widths.
+        device: torch device.
+        members: models; all learn from the same rows and differ by their initial weights.
+        delta: predict s' - s in place of s'.
+        normalize: inputs and s' - s in units of their running deviations; implies `delta`.
+        ends: a further output, the logit that (s, a) ends the episode.
+
+    Source: Patel and Siegelmann's model is `members=1` and nothing else; the options are ours.
+    """
+
+    def __init__(
+        self,
+        state: int,
+        actions: int,
+        hidden: tuple[int, ...],
+        device: str,
+        *,
+        members: int = 1,
+        delta: bool = False,
+        normalize: bool = False,
+        ends: bool = False,
+    ) -> None:
+        self.size, self.delta, self.ends = state, delta or normalize, ends
+        shape = MlpShape(members, state + actions, tuple(hidden), state + ends, False, "model.")
+        self.params = FlatParams(shape.shapes(), device=device)
+        self.target = self.params
+        self._shape = shape
+        self.net = AutogradMlp(shape, self.params)
+        self.net_old = self.net
+        # Small components count as much as large ones here; 1e4 still keeps rounding noise of constants small.
+        sizes = (state + actions, state) if normalize else ()
+        norms = [RunningNorm(n, max_scale=1e4, device=device) for n in sizes]
+        self.norms = (norms[0], norms[1]) if norms else None
+
+    def freeze(self) -> None:
+        """Begin the slowly following copy; call once the weights are drawn."""
+        self.target = self.params.twin()
+        self.net_old = AutogradMlp(self._shape, self.target)
+
+    def outputs(self, net: AutogradMlp, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the members say: (M, B, S) raw predictions, and (M, B) logits of an end."""
+        x = torch.cat([state, action], 1)
+        out = net.compute(x if self.norms is None else self.norms[0](x))
+        return (out[..., :-1], out[..., -1]) if self.ends else (out, None)
+
+    def next(self, raw: Tensor, state: Tensor) -> Tensor:
+        """(M, B, S) next states of raw predictions."""
+        if self.norms is not None:
+            raw = raw / self.norms[1].scale + self.norms[1].shift
+        return state + raw if self.delta else raw
+
+    def loss(self, state: Tensor, action: Tensor, after: Tensor, ended: Tensor) -> Tensor:
+        """Mean square error of the members, summed over them, plus the cross entropy of ends (B,)."""
+        if self.norms is not None:
+            self.norms[0].observe(torch.cat([state, action], 1))
+            self.norms[1].observe(after - state)
+        raw, logits = self.outputs(self.net, state, action)
+        if self.norms is not None:
+            error = raw - self.norms[1](after - state)
+        else:
+            error = (state + raw if self.delta else raw) - after
+        loss = error.square().mean((1, 2)).sum()
+        if logits is not None:
+            truth = ended.to(logits.dtype).expand_as(logits)
+            loss = loss + functional.binary_cross_entropy_with_logits(logits, truth, reduction="none").mean(1).sum()
+        return loss
+
+    @torch.no_grad()
+    def ahead(self, state: Tensor, action: Tensor, reference: float) -> tuple[Tensor, Tensor | None]:
+        """One step of the copy: the members' mean next state (B, S), and the weight (B,) that recall keeps over it.
+
+        The weight is P(the episode goes on) exp(-u / reference), u the members' deviation about their mean in units of
+        the deviation of s' - s (of s' without `normalize`: of the batch's predictions), averaged over components.
+        """
+        raw, logits = self.outputs(self.net_old, state, action)
+        after = self.next(raw, state)
+        weight = None if logits is None else torch.sigmoid(-logits).mean(0)
+        if reference > 0 and len(raw) > 1:
+            unit = raw.new_ones(()) if self.norms is not None else raw.mean(0).std(0).clamp_min(1e-6)
+            doubt = torch.exp(-(raw.std(0, correction=0) / unit).mean(-1) / reference)
+            weight = doubt if weight is None else weight * doubt
+        return after.mean(0), weight
