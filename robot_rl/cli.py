@@ -14,7 +14,7 @@ import hydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from robot_rl import __version__
-from robot_rl.verbs.build import Refused
+from robot_rl.verbs.build import Refused, clear_refused
 from robot_rl.verbs.critic import critic
 from robot_rl.verbs.design import design
 from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
@@ -86,6 +86,7 @@ def _guarded(verb: Callable[[DictConfig], None], debug: bool) -> Callable[[DictC
             if debug or cfg.debug:
                 traceback.print_exc()
             print(f"robot-rl: {left_open(cfg, error) or readable(error)}", file=sys.stderr)
+            clear_refused()
             sys.exit(1)
 
     return task

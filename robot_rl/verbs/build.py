@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -156,6 +157,17 @@ def judge_factory(cfg: DictConfig) -> Callable[[Any], Any]:
     return make
 
 
+_planned: list[Path] = []  # folders of runs that this process began; a refused one is taken away again
+
+
+def clear_refused() -> None:
+    """Remove the folders of runs that were refused while they were built: those that hold a config.yaml and no more."""
+    for folder in _planned:
+        files = [path for path in folder.rglob("*") if not path.is_dir()]
+        if folder.is_dir() and files == [folder / "config.yaml"]:
+            shutil.rmtree(folder)
+
+
 def run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:
     """A new folder for a run, not made yet."""
     if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -165,6 +177,7 @@ def run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:
     folder, number = stem, 2
     while folder.exists():
         folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
+    _planned.append(folder)
     return folder
 
 

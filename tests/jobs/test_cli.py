@@ -82,3 +82,11 @@ def test_reader_that_leaves_early_sees_no_traceback() -> None:
         assert process.wait(120) == 1
     assert "Traceback" not in said
     assert "BrokenPipe" not in said
+
+
+def test_a_start_that_is_refused_leaves_no_run_behind(tmp_path: Path) -> None:
+    refused = run("train", "env=reach", "policy=sequence/sac_j", "n_step=3", f"output={tmp_path}")
+    assert refused.returncode == 1
+    assert "use n_step=1" in refused.stderr
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert not list(tmp_path.glob("train/*"))
