@@ -62,20 +62,23 @@ class RecurrentActor:
         p = self.params.view
         h = torch.relu(torch.addmm(p["first_bias"], state, p["first"].t()))
         h = torch.addmm(p["second_bias"], h, p["second"].t())
-        action, actions, densities = previous, [], []
+        # One product for both heads, and densities of all steps at once: what waits for the step before is kept short.
+        head, bias = torch.cat([p["mean"], p["log_std"]]).t(), torch.cat([p["mean_bias"], p["log_std_bias"]])
+        action, actions, deviations = previous, [], []
         for i in range(steps):
             h = torch.gru_cell(action, h, p["gate_in"], p["gate_hidden"], p["gate_in_bias"], p["gate_hidden_bias"])
-            mean = torch.addmm(p["mean_bias"], h, p["mean"].t())
+            mean, log_std = torch.addmm(bias, h, head).split(self.actions, 1)
             if noise is None:
                 action = mean.tanh()
-                densities.append(mean.new_zeros(len(mean)))
             else:
-                log_std = torch.addmm(p["log_std_bias"], h, p["log_std"].t()).clamp(*_LOG_STD)
-                action = (mean + log_std.exp() * noise[:, i]).tanh()
-                density = -0.5 * noise[:, i].square() - log_std - _HALF_LOG_TAU
-                densities.append((density - (1.0 - action.square() + 1e-6).log()).sum(-1))
+                deviations.append(log_std.clamp(*_LOG_STD))
+                action = torch.addcmul(mean, deviations[-1].exp(), noise[:, i]).tanh()
             actions.append(action)
-        return torch.stack(actions, 1), torch.stack(densities, 1)
+        chosen = torch.stack(actions, 1)
+        if noise is None:
+            return chosen, chosen.new_zeros(chosen.shape[:2])
+        density = -0.5 * noise.square() - torch.stack(deviations, 1) - _HALF_LOG_TAU
+        return chosen, (density - (1.0 - chosen.square() + 1e-6).log()).sum(-1)
 
 
 class Srl:
