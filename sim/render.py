@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
 import os
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,6 +62,15 @@ def _forget(kind: str) -> None:
         del sys.modules[name]
 
 
+_left_open: weakref.WeakSet[Cameras] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for cameras in list(_left_open):
+        with contextlib.suppress(Exception):  # the process ends; what cannot be freed goes with it
+            cameras.close()
+
+
 class Cameras:
     """Renders many copies of one model, one after another, with one scene and one context.
 
@@ -93,6 +105,12 @@ class Cameras:
         model.vis.global_.offheight = max(model.vis.global_.offheight, height)
         self._markers = {key: mocap(model, body) for body, key in (markers or {}).items()}
         self._context: Any = open_context(width, height)
+        if not _left_open:
+            # After mujoco's own hook, which ends EGL and whose module was imported just now: hooks run backwards, and
+            # contexts that are left when EGL has ended complain from their finalisers.
+            atexit.unregister(_close_all)
+            atexit.register(_close_all)
+        _left_open.add(self)
         self._scene = mujoco.MjvScene(model, maxgeom=max(1000, 2 * model.ngeom + 100))
         self._option = mujoco.MjvOption()
         # A shadow map much finer than the picture shows no more; on a software renderer it takes most of the time.

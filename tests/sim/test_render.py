@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -102,3 +104,15 @@ def test_unknown_choice_of_renderer_is_refused(monkeypatch):
     with pytest.raises(RuntimeError, match="expected egl, osmesa, glfw"):
         render.open_context(8, 8)
     assert os.environ["MUJOCO_GL"] == "vulkan"
+
+
+def test_cameras_left_open_say_nothing_when_the_process_ends():
+    """Contexts that outlive EGL complain from their finalisers."""
+    code = (
+        "import mujoco; from robot_rl.sim.render import Cameras; "
+        "m = mujoco.MjModel.from_xml_string('<mujoco><worldbody><geom size=\".1\"/></worldbody></mujoco>'); "
+        "kept = [Cameras(m, 32, 32), Cameras(m, 16, 16)]; print(kept[0].render(m.qpos0[None], [None])[None].shape)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert "(1, 32, 32, 3)" in ended.stdout
+    assert ended.stderr == ""
