@@ -355,3 +355,22 @@ class IwocsPolicy:
         for expert, saved in zip(self.experts, state["experts"]):
             expert.take(saved)
         self.reset()
+
+
+def restore(io: IOSpec, state: dict[str, Any], *, retest: str = "step", **sizes: Any) -> IwocsPolicy:
+    """The policy that a saved state came from, ready to act.
+
+    Args:
+        io: interface that it was trained for.
+        state: of `IwocsPolicy.state_dict`, the default policy being SAC's.
+        retest: see `IwocsPolicy`.
+        sizes: `hidden` and `model_hidden` of the experts, where they are not the defaults.
+
+    Raises:
+        ValueError: networks of other sizes.
+    """
+    policy = IwocsPolicy(io, Expert(io, **sizes).policy, retest=retest)
+    for _ in state["experts"]:
+        policy.add(Expert(io, **sizes))
+    policy.load_state_dict(state)
+    return policy

@@ -37,6 +37,7 @@ def run(
     world: str = "robot_rl.sim.worlds.pendulum.Pendulum",
     box: Mapping[str, Any] | None = None,
     nominal: Mapping[str, float] | None = None,
+    fixed: Mapping[str, Any] | None = None,
     methods: tuple[str, ...] = METHODS,
     seeds: tuple[int, ...] = (0, 1, 2),
     steps: int = 6000,
@@ -64,6 +65,7 @@ def run(
         world: class of an array world whose arguments named in `box` take a number or a pair (low, high) to draw from.
         box: parameter -> [low, high]; None: length 0.7 to 1.3 m, wind -1 to 1 N*m.
         nominal: dynamics of the first expert; None is the middle of the box.
+        fixed: further arguments of the world, the same for all.
         methods: names in `METHODS`. "randomised" and "nominal" are SAC with as many steps as IWOCS can use.
         seeds: of every method.
         steps: environment steps of the default policy and of each expert.
@@ -97,9 +99,10 @@ def run(
     if quick:
         steps, learning_starts, seeds, experts = steps // 10, learning_starts // 10, tuple(seeds)[:1], min(experts, 2)
         points, refine, model_steps = 3, 0, model_steps // 10
-    limits = {k: (float(v[0]), float(v[1])) for k, v in (box or {"length": (0.7, 1.3), "wind": (-1.0, 1.0)}).items()}
+    limits = _limits(box or {"length": (0.7, 1.3), "wind": (-1.0, 1.0)})
     options = {
         **{"world": world, "box": {k: list(v) for k, v in limits.items()}, "nominal": nominal and dict(nominal)},
+        "fixed": fixed and dict(fixed),
         **{"steps": steps, "experts": experts, "points": points, "refine": refine, "episodes": episodes},
         **{"test_episodes": test_episodes, "tolerance": tolerance, "quantile": quantile, "retest": retest, "lr": lr},
         **{"hidden": list(hidden), "batch_size": batch_size, "learning_starts": learning_starts},
@@ -120,6 +123,13 @@ def run(
             found = job.iwocs(seed) if name == "iwocs" else job.plain(name, seed)
             write_json(cell, {"method": name, "seed": seed, "version": __version__, **found})
     return {"rows": summarise(folder), "open": missing}
+
+
+def _limits(box: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    for name, bounds in box.items():
+        if isinstance(bounds, str) or not hasattr(bounds, "__len__") or len(bounds) != 2 or not bounds[0] < bounds[1]:
+            raise ValueError(f"box is {dict(box)}: '{name}' is {bounds}, expected [low, high] with low below high")
+    return {name: (float(low), float(high)) for name, (low, high) in box.items()}
 
 
 def _same(folder: Path, options: dict[str, Any]) -> None:
@@ -179,7 +189,8 @@ class _Job:
         self._world = getattr(importlib.import_module(module), name)
 
     def env(self, dynamics: Mapping[str, Any], rows: int, seed: int) -> Any:
-        return self._array_env.ArrayVectorEnv(self._world(**dynamics), rows, seed)
+        """Worlds of these dynamics; episodes of one seed start alike in all of them."""
+        return self._array_env.ArrayVectorEnv(self._world(**(self.options["fixed"] or {}), **dynamics), rows, seed)
 
     def learner(self, io: Any, seed: int) -> Any:
         o = self.options
