@@ -256,7 +256,7 @@ class _Job:
         default = self.train(f"{title}_default", self.box, o["steps"], seed)
         policy = self._methods.IwocsPolicy(default.io, default.policy, retest=o["retest"])
         history: list[dict[str, Any]] = []
-        point, solved, stop = self.nominal, [], "experts"
+        point, solved, stop = self.nominal, [], ""
         while len(solved) < o["experts"]:
             expert = self.train(f"{title}_expert{len(solved)}", point, o["steps"], seed + 1000 * (1 + len(solved)))
             solved.append(point)
