@@ -26,8 +26,8 @@ from robot_rl.loops.worst_case import Point, worst_case
 from robot_rl.types import Step
 
 METHODS = ("iwocs", "randomised", "nominal")
-_SEARCH, _TEST = 20_000, 30_000
-"""Seeds of the episodes that the search sees, and of those that are reported."""
+_CALIBRATION, _SEARCH, _TEST = 10_000, 20_000, 30_000
+"""Seeds of the episodes that set a radius, of those that the search sees, and of those that are reported."""
 
 
 def run(
@@ -48,6 +48,7 @@ def run(
     test_episodes: int = 20,
     tolerance: float = 0.05,
     quantile: float = 0.99,
+    calibrate: int = 3,
     retest: str = "step",
     lr: float = 1e-3,
     hidden: tuple[int, ...] = (64, 64),
@@ -77,6 +78,8 @@ def run(
         tolerance: relative; the search stops where the worst discounted return is what the values promised, or the
             worst return differs by less than that from the one before.
         quantile: of held-out model residuals that is the radius of validity.
+        calibrate: fresh episodes of each expert in its own dynamics whose residuals give the radius; 0 takes held-out
+            steps of its training, whose early ones are wild: the radius is then several times as large.
         retest: "step" or "episode": whether an expert that did not explain a step may act again in the episode.
         lr, hidden, batch_size, learning_starts: of SAC.
         model_steps: gradient steps of each dynamics model.
@@ -91,10 +94,10 @@ def run(
         ValueError: an unknown method, an option out of range, or cells in `out` made with other options.
     """
     wrong = [name for name in methods if name not in METHODS]
-    if wrong or experts < 1 or episodes < 10:
+    if wrong or experts < 1 or episodes < 10 or calibrate < 0:
         raise ValueError(
-            f"methods, experts, episodes are {methods}, {experts}, {episodes}; expected names of {', '.join(METHODS)}, "
-            "at least 1 expert and at least 10 episodes (fewer order dynamics by luck)"
+            f"methods, experts, episodes, calibrate are {methods}, {experts}, {episodes}, {calibrate}; expected "
+            f"names of {', '.join(METHODS)}, at least 1 expert, at least 10 episodes (fewer give luck), 0 or more"
         )
     if quick:
         steps, learning_starts, seeds, experts = steps // 10, learning_starts // 10, tuple(seeds)[:1], min(experts, 2)
@@ -104,7 +107,8 @@ def run(
         **{"world": world, "box": {k: list(v) for k, v in limits.items()}, "nominal": nominal and dict(nominal)},
         "fixed": fixed and dict(fixed),
         **{"steps": steps, "experts": experts, "points": points, "refine": refine, "episodes": episodes},
-        **{"test_episodes": test_episodes, "tolerance": tolerance, "quantile": quantile, "retest": retest, "lr": lr},
+        **{"test_episodes": test_episodes, "tolerance": tolerance, "quantile": quantile, "retest": retest},
+        **{"calibrate": calibrate, "lr": lr},
         **{"hidden": list(hidden), "batch_size": batch_size, "learning_starts": learning_starts},
         **{"model_steps": model_steps, "gamma": gamma},
     }
@@ -130,6 +134,10 @@ def _limits(box: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         if isinstance(bounds, str) or not hasattr(bounds, "__len__") or len(bounds) != 2 or not bounds[0] < bounds[1]:
             raise ValueError(f"box is {dict(box)}: '{name}' is {bounds}, expected [low, high] with low below high")
     return {name: (float(low), float(high)) for name, (low, high) in box.items()}
+
+
+def _plain(value: Any) -> Any:
+    return [float(x) for x in value] if isinstance(value, (list, tuple)) else float(value)
 
 
 def _same(folder: Path, options: dict[str, Any]) -> None:
@@ -204,7 +212,10 @@ class _Job:
         env = self.env(dynamics, 1, seed)
         learner = self.learner(env.io, seed)
         if path.exists():
-            learner.take(load_state(path))
+            saved = load_state(path)
+            if saved["dynamics"] != {key: _plain(value) for key, value in dynamics.items()}:
+                raise ValueError(f"{path} was trained for {saved['dynamics']}, not for {dict(dynamics)}; delete it")
+            learner.take(saved)
             return learner
         buffer = ReplayBuffer(env.io, steps, gamma=o["gamma"], seed=seed)
         log = _Log(buffer)
@@ -212,7 +223,8 @@ class _Job:
         sizes = {"batch_size": o["batch_size"], "learning_starts": o["learning_starts"]}
         OffPolicy(env, learner, job, seed=seed, **sizes).run(steps, lambda _step, _metrics: False)
         learner.fit_model(*log.tensors(), steps=o["model_steps"], quantile=o["quantile"], seed=seed)
-        save_state(path.with_suffix(".tmp"), learner.kept())
+        kept = {**learner.kept(), "dynamics": {key: _plain(value) for key, value in dynamics.items()}}
+        save_state(path.with_suffix(".tmp"), kept)
         path.with_suffix(".tmp").replace(path)
         return learner
 
@@ -245,7 +257,7 @@ class _Job:
 
     def plain(self, name: str, seed: int) -> dict[str, Any]:
         """SAC on the nominal or on random dynamics with all the steps that IWOCS can use."""
-        total = self.options["steps"] * (1 + self.options["experts"])
+        total = self._steps(self.options["experts"])
         dynamics = self.nominal if name == "nominal" else self.box
         learner = self.train(f"{name}_seed{seed}", dynamics, total, seed)
         return {**self.judge(learner.policy), "env_steps": total}
@@ -259,6 +271,8 @@ class _Job:
         point, solved, stop = self.nominal, [], ""
         while len(solved) < o["experts"]:
             expert = self.train(f"{title}_expert{len(solved)}", point, o["steps"], seed + 1000 * (1 + len(solved)))
+            if o["calibrate"]:
+                self.calibrate(expert, point, _CALIBRATION + seed)
             solved.append(point)
             policy.add(expert)
             worst, value, _ = self.worst(policy, _SEARCH, o["episodes"])
@@ -289,8 +303,27 @@ class _Job:
             "acted": {str(index): count / total for index, count in sorted(counted.counts.items())},
             "first_expert": self.judge(used[0].policy),
             "default": self.judge(default.policy),
-            "env_steps": o["steps"] * (1 + len(solved)),
+            "env_steps": self._steps(len(solved)),
         }
+
+    def _steps(self, experts: int) -> int:
+        """Environment steps of a default policy and so many experts, calibration included; the search's are not."""
+        o = self.options
+        episode = self._world(**(o["fixed"] or {})).episode_steps
+        return o["steps"] * (1 + experts) + o["calibrate"] * episode * experts
+
+    def calibrate(self, expert: Any, dynamics: Point, seed: int) -> None:
+        """Set the radius by steps of the expert, with its exploration, that no model was trained on."""
+        count, found = self.options["calibrate"], []
+
+        def add(step: Step) -> None:
+            parts = (step.obs["state"], step.action, step.next_obs["state"])
+            found.append(expert.residual(*(torch.as_tensor(np.asarray(part)) for part in parts)))
+
+        evaluate(
+            self.env(dynamics, count, seed), expert.policy, episodes=count, seed=seed, deterministic=False, on_step=add
+        )
+        expert.radius = self._methods.validity_radius(torch.cat(found), self.options["quantile"])
 
     def _stop(self, history: list[dict[str, Any]], solved: list[Point]) -> str:
         """Why the search is over, or nothing."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.bench.iwocs_deep import run
+from robot_rl.bench.iwocs_deep import _Job, run
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.policies.online.sac import Sac
 from robot_rl.policies.sequence.iwocs_deep import Expert, IwocsPolicy, choose, restore, validity_radius
@@ -258,7 +258,7 @@ def test_bench_makes_cells_once_and_refuses_other_options(tmp_path: Path) -> Non
     options: dict[str, Any] = {
         **{"box": {"wind": (-1.0, 1.0)}, "seeds": (0,), "steps": 80, "learning_starts": 60, "experts": 2, "points": 2},
         **{"refine": 0, "test_episodes": 2, "model_steps": 10, "hidden": (8,)},
-        "fixed": {"steps": 20},
+        **{"fixed": {"steps": 20}, "calibrate": 2},
     }
     result = run(str(tmp_path), **options, minutes=0.0)
     assert result == {"rows": [], "open": 3}
@@ -268,7 +268,8 @@ def test_bench_makes_cells_once_and_refuses_other_options(tmp_path: Path) -> Non
     cell = json.loads((tmp_path / "iwocs_seed0.json").read_text())
     assert cell["history"][0]["solved"] == {"wind": 0.0}
     assert sum(cell["acted"].values()) == pytest.approx(1.0)
-    assert cell["env_steps"] == 80 * (1 + len(cell["history"]))
+    count = len(cell["history"])
+    assert cell["env_steps"] == 80 * (1 + count) + 2 * 20 * count
     assert cell["worst"] == min(value for _, value in cell["seen"])
     made = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert run(str(tmp_path), **options, methods=("iwocs", "randomised")) == result
@@ -277,8 +278,32 @@ def test_bench_makes_cells_once_and_refuses_other_options(tmp_path: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in made if path.suffix == ".pt" and "policy" not in path.name} == {
         path: stamp for path, stamp in made.items() if path.suffix == ".pt" and "policy" not in path.name
     }
+    default = load_state(tmp_path / "iwocs_seed0_default.pt")
+    assert default["dynamics"] == {"wind": [-1.0, 1.0]}
+    save_state(tmp_path / "iwocs_seed0_default.pt", {**default, "dynamics": {"wind": 0.0}})
+    (tmp_path / "iwocs_seed0.json").unlink()
+    with pytest.raises(ValueError, match="delete it"):
+        run(str(tmp_path), **options, methods=("iwocs",))
     with pytest.raises(ValueError, match="steps: 80 there, 90 now"):
         run(str(tmp_path), **{**options, "steps": 90})
+
+
+def test_bench_radius_of_fresh_episodes_is_that_of_the_policy_in_its_own_dynamics(tmp_path: Path) -> None:
+    """Residuals 1 ... 40 (two episodes of 20 steps): the 99 % quantile is the largest."""
+    options = {"world": "robot_rl.sim.worlds.pendulum.Pendulum", "nominal": None, "fixed": {"steps": 20}}
+    job = _Job(tmp_path, {**options, "calibrate": 2, "quantile": 0.99}, {"wind": (-1.0, 1.0)})
+    count = iter(range(1, 100))
+    io = job.env({}, 1, 0).io
+    push = SimpleNamespace(
+        io=io,
+        reset=lambda rows=None: None,
+        act=lambda obs, deterministic=False: Action(np.zeros((len(obs["state"]), 1), np.float32)),
+    )
+    expert = SimpleNamespace(
+        policy=push, residual=lambda s, a, n: torch.tensor([float(next(count)) for _ in range(len(s))]), radius=0.0
+    )
+    job.calibrate(expert, {"wind": 1.0}, seed=0)
+    assert expert.radius == 40.0
 
 
 @pytest.mark.slow
