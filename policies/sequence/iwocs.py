@@ -109,7 +109,7 @@ def iwocs(
         ValueError: no dynamics, or of different sizes, or a discount of 1.
 
     Source: Zouitine et al., Solving Robust MDPs through No-Regret Dynamics / Incremental Worst-Case Search (IWOCS),
-    algorithm 1. The deep form (SAC per dynamics, predictive models with validity radii) is not built.
+    algorithm 1. The deep form is `iwocs_deep`.
     """
     if not tables or len({table.reward.shape for table in tables}) != 1:
         raise ValueError("expected at least one dynamics, all over the same states and actions")

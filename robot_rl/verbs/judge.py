@@ -327,7 +327,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
 
 RESUMABLE = (
     *("learning", "language", "advantage_learning", "offline_scores", "pendulum", "decision_interval"),
-    "closed_loop",
+    *("closed_loop", "iwocs_deep"),
 )
 """Suites with one result file per run in the folder `out`; given again, they continue."""
 
