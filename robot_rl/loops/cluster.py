@@ -327,7 +327,8 @@ class ClusterOffPolicy:
         updates_per_step: float = 1.0,
         workers_file: Any = None,
     ) -> None:
-        self.cluster, self.learner, self.buffer, self.sampler = cluster, learner, buffer, sampler or buffer
+        self.cluster, self.learner, self.buffer = cluster, learner, buffer
+        self.sampler = buffer if sampler is None else sampler
         self._batch_size, self._starts, self._ratio = batch_size, learning_starts, updates_per_step
         self._workers_file = workers_file
         self.env_steps, self.updates = 0, 0

@@ -59,7 +59,7 @@ class OffPolicy:
             raise ValueError(f"updates_per_step is {updates_per_step}, expected 0 or more")
         learner.policy.io.check(env.io)
         self.env, self.learner, self.buffer = env, learner, buffer
-        self.sampler = sampler or buffer
+        self.sampler = buffer if sampler is None else sampler
         self.batch_size = batch_size
         self.learning_starts = learning_starts
         self.random_steps = learning_starts if random_steps is None else random_steps

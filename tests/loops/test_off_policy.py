@@ -157,3 +157,12 @@ def test_evaluate_gives_every_environment_its_share() -> None:
 def test_evaluate_without_episodes_is_refused() -> None:
     with pytest.raises(ValueError, match="episodes is 0"):
         evaluate(Count(1), Half(), episodes=0)
+
+
+def test_a_sampler_that_is_still_empty_is_the_one_that_is_asked():
+    """An empty buffer has length 0, which is false: it must not be passed over for the one that steps go into."""
+    env = Count(1)
+    given = ReplayBuffer(IO, 100, num_envs=1)
+    made = OffPolicy(env, Recorder(), ReplayBuffer(IO, 100, num_envs=1), batch_size=8, sampler=given)
+    assert len(given) == 0
+    assert made.sampler is given
