@@ -7,6 +7,8 @@ linear layers. Everywhere else (GPU, float64, builds without oneDNN) plain torch
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -14,19 +16,21 @@ PRECISIONS = ("float32", "bf16", "auto")
 _SMALL = 64  # a product with a side below this is faster in MKL
 
 
-def _find_fused() -> torch._ops.OpOverloadPacket | None:
+def _find_fused(dtype: torch.dtype) -> torch._ops.OpOverloadPacket | None:
+    """The fused operator if it works with this type: for bfloat16 it has no kernel on processors with AVX2 alone."""
     if not torch.backends.mkldnn.is_available():
         return None
     try:
         op = torch.ops.mkldnn._linear_pointwise
-        probe = torch.ones(2, 2)
+        probe = torch.ones(2, 2, dtype=dtype)
         right = bool((op(probe, probe, probe[0], "relu", [], "") == 3.0).all())
     except (AttributeError, RuntimeError):
         return None
     return op if right else None
 
 
-_FUSED = _find_fused()
+_FUSED = _find_fused(torch.float32)
+_TYPES = {torch.float32} | ({torch.bfloat16} if _FUSED is not None and _find_fused(torch.bfloat16) else set())
 
 
 def resolve_precision(matmul: str, device: str | torch.device) -> str:
@@ -41,17 +45,22 @@ def resolve_precision(matmul: str, device: str | torch.device) -> str:
     """
     if matmul not in PRECISIONS:
         raise ValueError(f"matmul is '{matmul}', expected one of {', '.join(PRECISIONS)}")
-    if matmul != "auto":
-        return matmul
-    if torch.device(device).type != "cpu":
-        return "float32"
+    on_cpu = torch.device(device).type == "cpu"
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     native = any(getattr(torch.cpu, name, bool)() for name in probes)
-    return "bf16" if native and _FUSED is not None else "float32"
+    if matmul == "bf16" and on_cpu and not native:
+        message = (
+            "this processor has no products of bfloat16: matmul=bf16 emulates them, many times slower than float32; "
+            "use matmul=float32 or auto"
+        )
+        warnings.warn(message, stacklevel=2)
+    if matmul != "auto":
+        return matmul
+    return "bf16" if on_cpu and native and torch.bfloat16 in _TYPES else "float32"
 
 
 def _fused(x: Tensor) -> bool:
-    return _FUSED is not None and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
+    return _FUSED is not None and x.device.type == "cpu" and x.dtype in _TYPES
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:

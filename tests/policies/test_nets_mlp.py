@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from robot_rl.policies.nets import gemm
 from robot_rl.policies.nets.batched_mlp import BatchedMlp
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.gemm import affine, mask_by, resolve_precision, times_transposed, weight_grad
@@ -416,3 +417,24 @@ def test_compiled_members_that_share_a_call_compute_what_each_does_alone(layer_n
         parts.append(net.backward(d[e : e + 1], inputs=slice(0, 5)))
     torch.testing.assert_close(torch.stack(parts).view(3, 2, 20, 5).sum(1), d_x)
     torch.testing.assert_close(params.grad, together)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_bf16_products_work_where_onednn_has_no_kernel_for_them(monkeypatch, relu):
+    """On processors with AVX2 alone the fused operator refuses bfloat16: plain products stand in for it."""
+    monkeypatch.setattr(gemm, "_TYPES", {torch.float32})
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(shape, generator=generator) for shape in ((9, 5), (5, 7)))
+    bias = torch.randn(7, generator=generator)
+    out = gemm.affine(x.bfloat16(), weight.bfloat16(), bias, relu=relu)
+    expected = x.bfloat16().float() @ weight.bfloat16().float() + bias
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected.relu() if relu else expected, rtol=0.02, atol=0.02)
+
+
+def test_bf16_is_warned_about_and_not_chosen_where_it_is_emulated(monkeypatch):
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
+    assert gemm.resolve_precision("auto", "cpu") == "float32"
+    with pytest.warns(UserWarning, match="use matmul=float32 or auto"):
+        assert gemm.resolve_precision("bf16", "cpu") == "bf16"
