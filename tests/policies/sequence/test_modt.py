@@ -149,12 +149,17 @@ def test_learns_both_ways_round_where_a_mean_would_stand_still(tmp_path: Path) -
 
 
 def test_return_that_is_asked_for_is_what_is_earned(tmp_path: Path) -> None:
-    data = dt.mixed_log(tmp_path)
-    learner = build(context=6, width=32, batch_size=64, dropout=0.0, lr=3e-3, target_return="best", regions=8)
+    data, earned = dt.mixed_log(tmp_path), []
     facts = dt.facts_of(data)
-    learner.prepare(facts)
-    stream = data.batches(64)
-    for _ in range(500):
-        learner.update(stream)
-    assert dt.asked(learner, facts.return_high) > -1.8
-    assert dt.asked(learner, facts.return_low) < -15.0
+    for seed in range(3):  # the median: of one seed the last bits of a processor decide
+        learner = build(
+            context=6, width=32, batch_size=64, dropout=0.0, lr=3e-3, target_return="best", regions=8, seed=seed
+        )  # fmt: skip
+        learner.prepare(facts)
+        stream = data.batches(64)
+        for _ in range(500):
+            learner.update(stream)
+        earned.append([dt.asked(learner, target) for target in (facts.return_high, facts.return_low)])
+    best, worst = np.median(earned, axis=0)
+    assert best > -1.8, earned
+    assert worst < -15.0, earned
