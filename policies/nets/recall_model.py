@@ -39,7 +39,7 @@ class RecallModel:
         normalize: bool = False,
         ends: bool = False,
     ) -> None:
-        self.size, self.delta, self.ends = state, delta or normalize, ends
+        self.delta, self.ends = delta or normalize, ends
         shape = MlpShape(members, state + actions, tuple(hidden), state + ends, False, "model.")
         self.params = FlatParams(shape.shapes(), device=device)
         self.target = self.params
@@ -89,13 +89,12 @@ class RecallModel:
         """One step of the copy: the members' mean next state (B, S), and the weight (B,) that recall keeps over it.
 
         The weight is P(the episode goes on) exp(-u / reference), u the members' deviation about their mean in units of
-        the deviation of s' - s (of s' without `normalize`: of the batch's predictions), averaged over components.
+        the deviation of s' - s (so `reference` > 0 wants `normalize`), averaged over components.
         """
         raw, logits = self.outputs(self.net_old, state, action)
         after = self.next(raw, state)
         weight = None if logits is None else torch.sigmoid(-logits).mean(0)
-        if reference > 0 and len(raw) > 1:
-            unit = raw.new_ones(()) if self.norms is not None else raw.mean(0).std(0).clamp_min(1e-6)
-            doubt = torch.exp(-(raw.std(0, correction=0) / unit).mean(-1) / reference)
+        if reference > 0:
+            doubt = torch.exp(-raw.std(0, correction=0).mean(-1) / reference)
             weight = doubt if weight is None else weight * doubt
         return after.mean(0), weight

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import math
 import pickle
-import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from robot_rl.plain_pickle import ArrayUnpickler
+
 NAME = "vecnormalize.pkl"
-_ARRAYS = {
-    (module, name)
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray")
-    for name in ("_reconstruct", "scalar")
-} | {("numpy", "ndarray"), ("numpy", "dtype"), ("numpy.core.numeric", "_frombuffer"), ("_codecs", "encode")}
-_ARRAYS.add(("numpy._core.numeric", "_frombuffer"))
 _BROKEN = (pickle.UnpicklingError, EOFError, ValueError, AttributeError, ImportError, LookupError, TypeError)
 Moments = tuple[np.ndarray, np.ndarray, float]
 
@@ -37,14 +33,10 @@ class _Inert:
             self.__dict__.update({key: value for key, value in state.items() if isinstance(key, str)})
 
 
-class _Reader(pickle.Unpickler):
-    """Builds arrays, dtypes, scalars and built-in containers; everything else is inert."""
+class _Reader(ArrayUnpickler):
+    """Every class but those of arrays is inert."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _ARRAYS:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # numpy.core was renamed in NumPy 2
-                return super().find_class(module, name)
+    def other(self, module: str, name: str) -> Any:
         return _Inert
 
 
@@ -81,7 +73,7 @@ def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray, float, float]:
         with np.load(path, allow_pickle=False) as file:
             mean, var = file["mean"].astype(np.float32), file["var"].astype(np.float32)
             return mean, var, float(file.get("epsilon", 1e-8)), float(file.get("clip_obs", 10.0))
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is no .npz with arrays 'mean' and 'var' ({error})") from error
 
 

@@ -95,9 +95,8 @@ class Expert(Sac):
             raise ValueError(f"IWOCS predicts successors of 'state' alone, got observations {sorted(io.obs)}")
         super().__init__(io, seed=seed, device=device, gamma=gamma, hidden=hidden, **sac)
         state = io.obs["state"][0][0]
-        generator = torch.Generator(device=self._device).manual_seed(
-            seed + 2
-        )  # apart: SAC's own draws stay as they are
+        # A generator of its own: SAC's draws stay as they are.
+        generator = torch.Generator(device=self._device).manual_seed(seed + 2)
         shape = MlpShape(2, state + io.action_dim, tuple(hidden), 1, prefix="plain.")
         self._plain_params = FlatParams(shape.shapes(), device=self._device)
         shape.initialise(self._plain_params, generator)
@@ -120,10 +119,10 @@ class Expert(Sac):
 
         metrics = super().update(tapped())
         q = self._plain_step(last[0])
-        return {**metrics, "train/plain_q": q} if metrics else metrics
+        return {**metrics, "train/plain_q": float(q)} if metrics else metrics
 
     @torch.no_grad()
-    def _plain_step(self, batch: Transitions) -> float:
+    def _plain_step(self, batch: Transitions) -> Tensor:
         state, following, mask = batch.obs["state"], batch.next_obs["state"], batch.mask
         action = self.policy.act({"state": following}, deterministic=True).value
         best = self._plain_target.forward(torch.cat([following, torch.as_tensor(action)], 1))[..., 0].amin(0)
@@ -135,7 +134,7 @@ class Expert(Sac):
         self._plain_target_params.blend(self._plain_params, self.tau)
         self._plain.refresh()
         self._plain_target.refresh()
-        return float(out.mean())
+        return out.mean()
 
     @torch.no_grad()
     def value(self, state: Tensor, action: Tensor) -> Tensor:

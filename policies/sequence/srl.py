@@ -152,7 +152,7 @@ class Srl:
             model_normalize: the model reads and predicts in units of running deviations; implies `model_delta`.
             members: of an ensemble of models, whose mean goes on.
             disagreement: a step weighs exp(-u / disagreement) times what the one before it weighs, u the members'
-                deviation in units of what a step changes; 0: not at all.
+                deviation in units of what a step changes (wants `model_normalize`); 0: not at all.
             end_head: the model predicts true ends too, and a step weighs as much as the episode is likely to get there.
             metrics_every: metrics are computed in every n-th update.
 
@@ -164,10 +164,10 @@ class Srl:
                 f"sequence, collect_steps, batch_size, actor_delay are {sequence}, {collect_steps}, {batch_size}, "
                 f"{actor_delay}; expected at least 1"
             )
-        if members < 1 or disagreement < 0 or (disagreement > 0 and members < 2):
+        if members < 1 or disagreement < 0 or (disagreement > 0 and (members < 2 or not model_normalize)):
             raise ValueError(
-                f"members is {members} and disagreement {disagreement}; expected members of at least 1, and of at "
-                "least 2 where they shall disagree"
+                f"members is {members}, disagreement {disagreement}, model_normalize {model_normalize}; expected at least "
+                "1 member, and where they shall disagree at least 2 and model_normalize=true, which gives the unit"
             )
         if not 0.0 <= drop_previous < 1.0:
             raise ValueError(f"drop_previous is {drop_previous}, expected a probability below 1")

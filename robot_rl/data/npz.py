@@ -22,6 +22,7 @@ import numpy as np
 from robot_rl.data import scores, sources
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
+from robot_rl.plain_pickle import ArrayUnpickler
 from robot_rl.types import Episode
 
 _NAMES = {
@@ -31,18 +32,6 @@ _NAMES = {
     "reward": ("rewards", "reward"),
     "done": ("terminals", "terminal", "dones", "done"),
     "timeout": ("timeouts", "timeout", "truncations", "truncated"),
-}
-_ALLOWED = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "scalar"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("collections", "OrderedDict"),
-    ("_codecs", "encode"),  # how protocol 2 writes bytes
 }
 
 
@@ -91,19 +80,10 @@ def _archive(path: Path) -> dict[str, Any]:
         raise BadData(error("unreadable", f"{path} is no readable NPZ archive: {problem}", sources.AGAIN)) from problem
 
 
-class _Unpickler(pickle.Unpickler):
-    """Admits arrays, dtypes, scalars and built-in containers; every other global is an error."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name}")
-        return super().find_class(module, name)
-
-
 def _unpickle(path: Path) -> Any:
     with open(path, "rb") as file:
         try:
-            return _Unpickler(file, encoding="latin1").load()
+            return ArrayUnpickler(file, encoding="latin1").load()
         except pickle.UnpicklingError as problem:
             if "." in str(problem) and " " not in str(problem):
                 message = f"{path} asks for '{problem}', which is neither an array nor a plain container: not loaded"

@@ -141,10 +141,10 @@ def collect_level(
         middle = {**best, "bias": noise or 0.0}
     rungs: list[float] | None = None
     if level == "medium-replay" and replay_by == "agents":
-        rungs = state.get("rungs")
-        if rungs is None:
-            rungs = _rungs(env, medium or expert, middle, by=medium_by, seed=seed + 7)
-            state["rungs"] = rungs
+        rungs = state.setdefault("rungs", [])
+        for k in range(1 + len(rungs), _RUNGS - 1):  # each is minutes of work: kept as soon as it is found
+            share = k / (_RUNGS - 1)
+            rungs.append(calibrate(env, medium or expert, fraction=share, seed=seed + 7, by=medium_by, agent=middle))
             write_json(work / "state.json", state)
     parts = _parts(level, expert, medium or expert, middle, best, medium_by, rungs)
     episodes: list[Episode] = []
@@ -209,12 +209,6 @@ def calibrate(
         middle = 0.5 * (low + high)
         low, high = (middle, high) if measure(**{by: middle}) > target else (low, middle)
     return 0.5 * (low + high)
-
-
-def _rungs(env: Any, medium: Policy, middle: dict[str, float], *, by: str, seed: int) -> list[float]:
-    """Noise or bias of each agent between random and medium, evenly spaced in return."""
-    shares = [k / (_RUNGS - 1) for k in range(1, _RUNGS - 1)]
-    return [calibrate(env, medium, fraction=share, seed=seed, by=by, agent=middle) for share in shares]
 
 
 def _parts(

@@ -133,8 +133,10 @@ def test_model_in_units_of_its_data_learns_components_of_any_size_and_where_epis
 
 
 def test_options_of_the_model_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2 where they shall disagree"):
-        build(disagreement=0.5)
+    with pytest.raises(ValueError, match="where they shall disagree at least 2"):
+        build(disagreement=0.5, model_normalize=True)
+    with pytest.raises(ValueError, match="model_normalize=true, which gives the unit"):
+        build(disagreement=0.5, members=2)
     with pytest.raises(ValueError, match="members is 0"):
         build(members=0)
 
