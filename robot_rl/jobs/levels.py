@@ -141,11 +141,12 @@ def collect_level(
         middle = {**best, "bias": noise or 0.0}
     rungs: list[float] | None = None
     if level == "medium-replay" and replay_by == "agents":
-        rungs = state.setdefault("rungs", [])
-        for k in range(1 + len(rungs), _RUNGS - 1):  # each is minutes of work: kept as soon as it is found
+        found: list[float] = state.setdefault("rungs", [])
+        for k in range(1 + len(found), _RUNGS - 1):  # each is a while of work: kept as soon as it is found
             share = k / (_RUNGS - 1)
-            rungs.append(calibrate(env, medium or expert, fraction=share, seed=seed + 7, by=medium_by, agent=middle))
+            found.append(calibrate(env, medium or expert, fraction=share, seed=seed + 7, by=medium_by, agent=middle))
             write_json(work / "state.json", state)
+        rungs = found
     parts = _parts(level, expert, medium or expert, middle, best, medium_by, rungs)
     episodes: list[Episode] = []
     summary: dict[str, tuple[int, int, float]] = {}
