@@ -166,8 +166,9 @@ class Srl:
             )
         if members < 1 or disagreement < 0 or (disagreement > 0 and (members < 2 or not model_normalize)):
             raise ValueError(
-                f"members is {members}, disagreement {disagreement}, model_normalize {model_normalize}; expected at "
-                "least 1 member, and where they shall disagree at least 2 and model_normalize=true, which gives the unit"
+                f"members is {members}, disagreement {disagreement}, model_normalize {model_normalize}; expected "
+                "at least 1 member, and where they shall disagree at least 2 and model_normalize=true, which gives the "
+                "unit"
             )
         if not 0.0 <= drop_previous < 1.0:
             raise ValueError(f"drop_previous is {drop_previous}, expected a probability below 1")
