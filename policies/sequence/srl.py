@@ -124,6 +124,7 @@ class Srl:
         members: int = 1,
         disagreement: float = 0.0,
         end_head: bool = False,
+        decay: int = 0,
         metrics_every: int = 100,
     ) -> None:
         """Build networks for `io`. The first defaults are the source's; from `model_delta` on, options are ours.
@@ -154,6 +155,8 @@ class Srl:
             disagreement: a step weighs exp(-u / disagreement) times what the one before it weighs, u the members'
                 deviation in units of what a step changes (wants `model_normalize`); 0: not at all.
             end_head: the model predicts true ends too, and a step weighs as much as the episode is likely to get there.
+            decay: updates over which all step sizes fall to 0 as a cosine, so that the last iterate is a settled one;
+                0 keeps them.
             metrics_every: metrics are computed in every n-th update.
 
         Raises:
@@ -170,6 +173,8 @@ class Srl:
                 "at least 1 member, and where they shall disagree at least 2 and model_normalize=true, which gives the "
                 "unit"
             )
+        if decay < 0:
+            raise ValueError(f"decay is {decay}, expected a number of updates, or 0 for none")
         if not 0.0 <= drop_previous < 1.0:
             raise ValueError(f"drop_previous is {drop_previous}, expected a probability below 1")
         if isinstance(target_entropy, str) and target_entropy != "auto":
@@ -177,7 +182,7 @@ class Srl:
         size, actions = state_size(io, self.method), io.action_dim
         self.io, self.batch_size, self.keeps = io, batch_size, {"previous_action": (actions,)}
         self._sequence, self._random, self._average = sequence, random_sequence, average
-        self._delay, self._lr, self._tau = actor_delay, lr, tau
+        self._delay, self._full, self._lr, self._tau, self._decay = actor_delay, lr, lr, tau, decay
         self._entropy = -float(actions) if isinstance(target_entropy, str) else float(target_entropy)
         self._drop, self._clamp, self._reference = drop_previous, clamp_states, disagreement
         self._generator = generator = torch.Generator(device=device).manual_seed(seed)
@@ -237,6 +242,7 @@ class Srl:
             FloatingPointError: a metric is not finite.
         """
         wanted = self._state.tick()
+        self._lr = self._state.falling(self._full, self._decay)
         batch = next(batches)
         if "previous_action" not in batch.extras:
             raise ValueError(

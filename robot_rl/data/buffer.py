@@ -106,6 +106,67 @@ class ReplayBuffer:
         """
         self._intake.add_episode(episode)
 
+    @property
+    def rows_taken(self) -> int:
+        """Rows that were ever stored, those included that have been overwritten."""
+        return self._ring.count
+
+    def episodes(self, rows: int | None = None) -> list[Episode]:
+        """What the buffer holds as episodes, in the order in which they began.
+
+        Args:
+            rows: only this many of the oldest rows; None: all.
+
+        Returns:
+            Copies. An episode that runs on behind the rows taken is cut (neither terminated nor truncated), one whose
+            beginning was overwritten begins later; stamps count steps; `meta["columns"]` holds the extras.
+        """
+        ring, arrays, layout = self._ring, self._arrays, self._layout
+        stop = ring.count if rows is None else min(ring.count, ring.oldest + rows)
+        numbers = np.arange(ring.oldest, stop)
+        slots = numbers % ring.capacity
+        distance = arrays.host(arrays.take(ring.onward, arrays.put(slots, "int64"))).astype(np.int64)
+        follower = np.where(distance != 0, numbers + distance % ring.capacity, stop)  # of a row, by number
+        chains: list[list[int]] = []
+        chain_of: dict[int, int] = {}  # number of the row that continues a chain -> chain
+        for number, after in zip(numbers.tolist(), follower.tolist()):
+            which = chain_of.pop(number, None)
+            if which is None:
+                which = len(chains)
+                chains.append([])
+            chains[which].append(number)
+            if after < stop:
+                chain_of[after] = which
+        return [self._episode(arrays.put(np.array(chain) % ring.capacity, "int64"), layout) for chain in chains]
+
+    def _episode(self, slots: Store, layout: RecordLayout) -> Episode:
+        """The rows in `slots` (T,), each the successor of the one before."""
+        arrays, ring = self._arrays, self._ring
+        frames: tuple[dict, dict] = ({}, {})
+        if ring.frames is not None:
+            frames = ring.frames.gather(arrays.take(ring.slots, slots))
+        record = arrays.take(ring.record, slots)
+        mask = self._mask(len(record))
+        got = layout.unpack(arrays, record, record, record[..., layout.reward], record[..., layout.discount], mask, frames)
+        obs = {
+            key: np.concatenate([value.cpu().numpy(), got.next_obs[key][-1:].cpu().numpy()])
+            for key, value in got.obs.items()
+        }
+        columns = {name: value.cpu().numpy().copy() for name, value in got.extras.items()}
+        action = got.action.cpu().numpy().copy()
+        terminated, truncated = bool(got.terminated[-1]), bool(got.truncated[-1])
+        return Episode(
+            obs=obs,
+            action=action,
+            proposed=columns.get("proposed", action),
+            reward=got.reward.cpu().numpy().copy(),
+            terminated=terminated,
+            truncated=truncated and not terminated,
+            intervened=got.intervened.cpu().numpy().copy(),
+            stamp=np.arange(len(action) + 1, dtype=np.float64),
+            meta={"columns": columns} if columns else {},
+        )
+
     def batches(self, size: int) -> Iterator[Transitions]:
         """Endless batches of `size` samples."""
         while True:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from robot_rl.data import sources
+from robot_rl.data import replay_log, sources
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.types import Episode, IOSpec
@@ -23,6 +23,7 @@ _READERS = {
     "rosbag": "rosbag",
     "csv": "tables",
     "npz": "npz",
+    "replay": "replay_log",
 }
 FORMATS = (*_READERS, "recording", "store")
 WRITERS = ("store", "d4rl", "minari", "lerobot", "recording")
@@ -58,6 +59,8 @@ def _folder(path: Path) -> str:
         return "store"
     if any(path.glob("segment-*.episodes")) or any(path.glob("log/segment-*.episodes")):
         return "recording"
+    if replay_log.find(path) is not None:
+        return "replay"
     if (path / "meta").is_dir() and (path / "meta/info.json").exists():
         return "lerobot"
     if any(

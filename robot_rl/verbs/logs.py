@@ -17,7 +17,7 @@ from robot_rl.verbs.build import (
 
 _READING = (
     "episode_length", "antmaze_terminal", "maze2d_shift", "terminals", "shuffled", "salvage", "infos", "keys", "filter",
-    "success_reward", "map", "ros_distro", "reward", "videos", "image_size", "control_hz",
+    "success_reward", "map", "ros_distro", "reward", "videos", "image_size", "control_hz", "rows",
 )  # fmt: skip
 _DATA = ("info", "validate", "convert", "plot")
 

@@ -1,0 +1,81 @@
+"""The replay buffer of a run as a log: what an agent saw while it learnt, in the manner of D4RL's medium-replay sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.data.episode import Logs
+from robot_rl.data.findings import BadData, error, note
+from robot_rl.types import IOSpec
+
+
+def find(path: Path) -> Path | None:
+    """Newest complete checkpoint with a replay buffer of a run folder, of its checkpoints folder, or the folder itself."""
+    for folders in (path.glob("checkpoints/step_*"), path.glob("step_*"), [path]):
+        found = sorted(p for p in folders if (p / "meta.json").is_file() and (p / "buffer").is_dir())
+        if found:
+            return found[-1]
+    return None
+
+
+def read(path: Path, *, rows: int | None = None) -> Logs:
+    """The episodes of the newest replay buffer of a run of `robot-rl train`, oldest first.
+
+    Args:
+        path: a run folder or a checkpoint in it.
+        rows: only this many of the oldest steps that are still there, as the buffer was when it had taken no more; the
+            episodes that this cuts are cut recordings.
+
+    Returns:
+        Episodes in which a row that the buffer has already overwritten is missing at the front, and the one that was
+        going on is cut.
+
+    Raises:
+        BadData: there is none, or it is damaged.
+        ValueError: `rows` is no positive number.
+    """
+    folder = find(Path(path))
+    if folder is None:
+        raise BadData(
+            error(
+                "no_replay",
+                f"{path} holds no checkpoint with a replay buffer",
+                "name a run of robot-rl train with an off-policy method, such as policy=online/sac",
+            )
+        )
+    if rows is not None and rows < 1:
+        raise ValueError(f"rows is {rows}, expected at least 1")
+    try:
+        io = IOSpec.from_dict(json.loads((folder / "io.json").read_text()))
+        meta = json.loads((folder / "buffer/meta.json").read_text())
+        buffer = ReplayBuffer(
+            io,
+            meta["capacity"],
+            num_envs=meta["num_envs"],
+            gamma=meta["gamma"],
+            extras={name: tuple(shape) for name, shape in meta["extras"].items()},
+        )
+        buffer.load(folder / "buffer")
+    except (OSError, KeyError, ValueError) as problem:
+        raise BadData(
+            error("damaged", f"{folder}: its replay buffer cannot be read ({problem})", "use another checkpoint")
+        ) from problem
+    taken = buffer.rows_taken
+    episodes = buffer.episodes(None if rows is None else rows)
+    findings = []
+    if taken > len(buffer):
+        lost = taken - len(buffer)
+        findings.append(note("overwritten", f"{lost:,} older steps were overwritten in the buffer", count=lost))
+    cut = sum(not (e.terminated or e.truncated) for e in episodes)
+    if cut:
+        findings.append(note("cut", f"{cut} episodes are cut where the buffer ends or has a gap", count=cut))
+    facts: dict[str, Any] = {"path": str(path), "format": "replay", "checkpoint": folder.name, "io": io}
+    if io.control_hz:
+        for episode in episodes:
+            episode.stamp[:] = np.arange(len(episode.stamp)) / io.control_hz
+    return Logs(episodes, findings, io, facts)
