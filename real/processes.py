@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -10,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import FileIO
+from typing import IO
 
 from robot_rl.extras import require
 from robot_rl.real.graph import ORDER, GraphArgs, NodeSpec, environment, graph
@@ -25,6 +29,64 @@ class _Child:
     started: float
 
 
+class Relay:
+    """Passes lines on to a stream without ever making the writer wait.
+
+    A terminal that is held (Ctrl-S), or a pager that nobody scrolls, takes no more after some 64 KiB. Whoever writes
+    to it directly then stands still: a supervisor in the middle of its tick, and the launcher that should end it. Here
+    a thread of its own waits, and what does not fit into its queue is left out and counted.
+
+    Args:
+        stream: where lines go.
+        room: lines that may wait.
+    """
+
+    def __init__(self, stream: IO[bytes] | FileIO, room: int = 1000) -> None:
+        self._stream = stream
+        self._lines: queue.Queue[bytes | None] = queue.Queue(room)
+        self._lost = 0
+        self._readers: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._write, name="relay", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """Pass on a line, or drop it."""
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._lost += 1
+
+    def follow(self, source: IO[bytes]) -> None:
+        """Pass on what comes from `source` until it ends, in a thread of its own."""
+
+        def read() -> None:
+            with contextlib.suppress(OSError, ValueError), source:
+                for line in source:
+                    self.put(line)
+
+        reader = threading.Thread(target=read, name="relay-reader", daemon=True)
+        self._readers = [old for old in self._readers if old.is_alive()] + [reader]
+        reader.start()
+
+    def close(self, patience: float = 1.0) -> None:
+        """Wait up to `patience` s for those who still print, and as long until all is written."""
+        end = time.monotonic() + patience
+        for reader in self._readers:
+            reader.join(max(end - time.monotonic(), 0.0))
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=patience)
+            self._thread.join(patience)
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone: nobody wants to know
+            while (line := self._lines.get()) is not None:
+                if self._lost:
+                    lost, self._lost = self._lost, 0
+                    line = b"[deploy] %d lines left out: the terminal did not take them\n" % lost + line
+                self._stream.write(line)
+                self._stream.flush()
+
+
 class Launcher:
     """Runs the processes of a graph until one of them that is essential ends, or somebody stops it.
 
@@ -32,6 +94,7 @@ class Launcher:
         nodes: what to run, from `graph`.
         say: called with one line per event.
         command: NodeSpec -> command line; default the node's Python module.
+        relay: what the processes print goes through it; None: straight to where the launcher prints.
 
     Attributes:
         children: node name -> process.
@@ -43,8 +106,9 @@ class Launcher:
         *,
         say: Callable[[str], None],
         command: Callable[[NodeSpec], list[str]] | None = None,
+        relay: Relay | None = None,
     ) -> None:
-        self._nodes, self._say = list(nodes), say
+        self._nodes, self._say, self._relay = list(nodes), say, relay
         self._command = command or (lambda node: [sys.executable, "-m", node.module, *node.arguments()])
         self.children: dict[str, _Child] = {}
         self._restarts: dict[str, list[float]] = {}
@@ -91,7 +155,15 @@ class Launcher:
     def _start(self, node: NodeSpec) -> None:
         env = {**environment(), PARENT: str(os.getpid())}
         # a session of its own: Ctrl-C of the terminal reaches only us, and we end the processes in order
-        process = subprocess.Popen(self._command(node), env=env, start_new_session=True)
+        if self._relay is None:
+            process = subprocess.Popen(self._command(node), env=env, start_new_session=True)
+        else:
+            env.setdefault("PYTHONUNBUFFERED", "1")  # lines come when they are printed, as in a terminal
+            process = subprocess.Popen(
+                self._command(node), env=env, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            assert process.stdout is not None
+            self._relay.follow(process.stdout)
         self.children[node.name] = _Child(node, process, time.monotonic())
         self._say(f"{node.name}: started, process {process.pid}")
 
@@ -131,15 +203,19 @@ def deploy(arguments: GraphArgs) -> int:
     nodes = graph(arguments)
     require("rclpy", extra="ros")
 
-    def say(line: str) -> None:
-        sys.stderr.write(f"[deploy] {line}\n")
+    # unbuffered: a buffer's lock, held by a write that waits, would hang the interpreter's end
+    relay = Relay(FileIO(2, "w", closefd=False))
 
-    launcher = Launcher(nodes, say=say)
+    def say(line: str) -> None:
+        relay.put(f"[deploy] {line}\n".encode())
+
+    launcher = Launcher(nodes, say=say, relay=relay)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, lambda *_: launcher.stop())
     try:
         return launcher.run()
     finally:
+        relay.close()
         for number, handler in before.items():
             signal.signal(number, handler)

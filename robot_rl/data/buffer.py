@@ -147,7 +147,9 @@ class ReplayBuffer:
             frames = ring.frames.gather(arrays.take(ring.slots, slots))
         record = arrays.take(ring.record, slots)
         mask = self._mask(len(record))
-        got = layout.unpack(arrays, record, record, record[..., layout.reward], record[..., layout.discount], mask, frames)
+        got = layout.unpack(
+            arrays, record, record, record[..., layout.reward], record[..., layout.discount], mask, frames
+        )
         obs = {
             key: np.concatenate([value.cpu().numpy(), got.next_obs[key][-1:].cpu().numpy()])
             for key, value in got.obs.items()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from std_msgs.msg import Float64MultiArray
 
 from robot_rl.bench.ros_soak import soak
 from robot_rl.real.graph import GraphArgs, find_file, graph
-from robot_rl.real.processes import Launcher
+from robot_rl.real.processes import Launcher, Relay
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(280)]
 JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
@@ -76,13 +77,63 @@ def test_essential_process_that_ends_ends_the_rest_and_teleop_is_restarted():
     assert not launcher.children
 
 
+def full_pipe():
+    """(reader, writer) of a pipe that takes nothing more: a terminal that is held."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    return os.fdopen(reader, "rb", 0), os.fdopen(writer, "wb", 0)
+
+
+def test_a_terminal_that_takes_nothing_stops_neither_a_process_nor_the_end():
+    """With stderr inherited the supervisor would stand still in its first warning, and Ctrl-C would wait for it."""
+    reader, writer = full_pipe()
+    relay = Relay(writer, room=50)
+    nodes = graph(GraphArgs(robot_spec=find_file("desk_arm")))
+    code = "import sys, time; [print('x' * 99, file=sys.stderr) for _ in range(9999)]; sys.exit(7)"
+    launcher = Launcher(
+        nodes[:1],
+        say=lambda line: relay.put(f"{line}\n".encode()),
+        command=lambda _: [sys.executable, "-S", "-c", code],
+        relay=relay,
+    )
+    assert launcher.run() == 7
+    relay.close(0.2)
+    assert not launcher.children
+
+    def drain():
+        while reader.read(1 << 16):
+            pass
+
+    threading.Thread(target=drain, daemon=True).start()
+
+
+def test_relay_tells_how_many_lines_it_left_out():
+    reader, writer = full_pipe()
+    relay = Relay(writer, room=10)
+    for i in range(100):
+        relay.put(b"%d\n" % i)
+    seen = b""
+    while not seen.endswith(b"end\n"):
+        seen += reader.read(1 << 16)
+        if b"9\n" in seen and not seen.endswith(b"end\n"):
+            relay.put(b"end\n")
+    kept = [int(line) for line in seen.split(b"x")[-1].split(b"\n")[:-1] if line.isdigit()]
+    assert kept == list(range(len(kept)))
+    assert f"{100 - len(kept)} lines left out".encode() in seen
+    relay.close()
+
+
 @pytest.fixture
 def experts(tmp_path):
     """Parameters with which the policy node plays the world's expert and a busy machine is no fault."""
     params = tmp_path / "params.yaml"
     params.write_text(
         "/**/policy:\n  ros__parameters: {loader: 'toy_policies:expert'}\n"
-        "/**/safety_supervisor:\n  ros__parameters: {overrun_ticks: 40, state_timeout: 0.3, command_timeout: 0.3}\n"
+        "/**/safety_supervisor:\n  ros__parameters: {overrun_ticks: 40, state_timeout: 1.0, command_timeout: 0.3}\n"
     )
     return params
 
@@ -130,6 +181,11 @@ def test_three_processes_reach_goals_at_100_hz(tmp_path, experts):
             station.call("sim_robot/next_task")
         assert station.state == "ACTIVE"
     finally:
+        nodes = family(process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30.0) == 0
-        station.close()
+        try:
+            assert process.wait(60.0) == 0
+        finally:  # what is left would drive the robot of the tests that follow
+            for one in psutil.wait_procs(nodes, timeout=0.0)[1]:
+                one.kill()
+            station.close()
