@@ -1,4 +1,4 @@
-"""The replay buffer of a run as a log: what an agent saw while it learnt, in the manner of D4RL's medium-replay sets."""
+"""The replay buffer of a run as a log: what an agent did while it learnt, as in D4RL's medium-replay sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from robot_rl.types import IOSpec
 
 
 def find(path: Path) -> Path | None:
-    """Newest complete checkpoint with a replay buffer of a run folder, of its checkpoints folder, or the folder itself."""
+    """Newest complete checkpoint with a replay buffer: of a run folder, of its checkpoints, or `path` itself."""
     for folders in (path.glob("checkpoints/step_*"), path.glob("step_*"), [path]):
         found = sorted(p for p in folders if (p / "meta.json").is_file() and (p / "buffer").is_dir())
         if found:
