@@ -43,8 +43,8 @@ def filled(capacity: int, steps: int, pictures: bool = False) -> tuple[ReplayBuf
         current = {k: np.where(over.reshape(-1, *[1] * (v.ndim - 1)), fresh[k], v) for k, v in after.items()}
         step = Step(
             obs=obs, action=action, proposed=action, reward=rng.normal(size=n).astype(np.float32), next_obs=after,
-            current=current, terminated=terminated, truncated=truncated, intervened=np.zeros(n, bool), valid=rng.random(n) > 0.05,
-            info={"mark": np.full((n, 1), t, np.float32)},
+            current=current, terminated=terminated, truncated=truncated, intervened=np.zeros(n, bool),
+            valid=rng.random(n) > 0.05, info={"mark": np.full((n, 1), t, np.float32)},
         )  # fmt: skip
         buffer.add(step)
         episodes += builder.add(step)
