@@ -80,6 +80,7 @@ def collect_level(
     agent_sample: bool = False,
     facts: dict[str, Any] | None = None,
     on_steps: Callable[[int], object] | None = None,
+    on_note: Callable[[str], object] | None = None,
 ) -> LevelSummary:
     """Collect a data set and write it as a D4RL file.
 
@@ -103,6 +104,7 @@ def collect_level(
         agent_sample: the agents draw their actions from their own policies, in place of `agent_noise`.
         facts: plain values for the file's metadata and for telling whether interrupted work belongs to this call.
         on_steps: called with the number of steps collected so far.
+        on_note: called with a line about what is done before the first step: agents are found by trial.
 
     Raises:
         ValueError: an argument is out of range, or interrupted work beside `out` is of other settings.
@@ -124,12 +126,19 @@ def collect_level(
     settings = json.loads(json.dumps(settings))
     state = _resume(work, settings)
     noise = medium_noise
+    note = on_note or (lambda line: None)
     if medium is None and level.startswith("medium"):
         if noise is None:
             noise = state.get("noise")
         if noise is None:
             own = {"noise": agent_noise, "sample": agent_sample} if medium_by == "bias" else {}
-            noise = calibrate(env, expert, fraction=medium_fraction, seed=seed + 7, by=medium_by, agent=own)
+
+            def tried(trial: str) -> None:
+                note(f"finding medium: {trial}")
+
+            noise = calibrate(
+                env, expert, fraction=medium_fraction, seed=seed + 7, by=medium_by, agent=own, on_trial=tried
+            )
         state["noise"] = noise
         write_json(work / "state.json", state)
     best = {"noise": agent_noise, "sample": agent_sample}
@@ -144,7 +153,14 @@ def collect_level(
         found: list[float] = state.setdefault("rungs", [])
         for k in range(1 + len(found), _RUNGS - 1):  # each is a while of work: kept as soon as it is found
             share = k / (_RUNGS - 1)
-            found.append(calibrate(env, medium or expert, fraction=share, seed=seed + 7, by=medium_by, agent=middle))
+
+            def tried(trial: str, k: int = k) -> None:
+                note(f"finding agent {k} of {_RUNGS - 2}: {trial}")
+
+            amount = calibrate(
+                env, medium or expert, fraction=share, seed=seed + 7, by=medium_by, agent=middle, on_trial=tried
+            )
+            found.append(amount)
             write_json(work / "state.json", state)
         rungs = found
     parts = _parts(level, expert, medium or expert, middle, best, medium_by, rungs)
@@ -186,17 +202,22 @@ def calibrate(
     episodes: int | None = None,
     by: str = "noise",
     agent: dict[str, float] | None = None,
+    on_trial: Callable[[str], object] | None = None,
 ) -> float:
     """Noise or bias of the actions at which the return lies `fraction` of the way from random to the policy's.
 
-    Bisection over [0, 2] with the same resets and noise at every trial.
+    Bisection over [0, 2] with the same resets and noise at every trial; `on_trial` is told of each ("3 of 9").
 
     Raises:
         ValueError: the policy is no better than random actions.
     """
-    count = max(episodes or 8, env.num_envs)
+    count, trials = max(episodes or 8, env.num_envs), 0
 
     def measure(**spoilt: float) -> float:
+        nonlocal trials
+        trials += 1
+        if on_trial is not None:
+            on_trial(f"{trials} of {_BISECTIONS + 2}")
         parts = {**(agent or {}), **spoilt}
         behaviour = _spoilt(policy, parts, seed=seed)
         return float(np.mean(evaluate(env, behaviour, episodes=count, seed=seed, deterministic=False).returns))

@@ -314,7 +314,8 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             agent_noise=cfg.noise,
             agent_sample=cfg.sample,
             facts=facts,
-            on_steps=lambda done: bar.update(min(done, cfg.steps) - bar.n),
+            on_steps=lambda done: (bar.set_description(None), bar.update(min(done, cfg.steps) - bar.n)),
+            on_note=bar.set_description,
         )
     rows: dict[str, Any] = {"file": str(out)}
     for name, (episodes, steps, mean) in summary.parts.items():

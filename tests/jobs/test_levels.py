@@ -74,7 +74,10 @@ def test_levels_are_ordered_and_say_what_they_are(tmp_path: Path) -> None:
 def test_replay_of_agents_rises_evenly_and_continues_after_an_interrupt(tmp_path: Path) -> None:
     options = {"level": "medium-replay", "steps": 3000, "seed": 1, "medium_noise": 0.4, "replay_by": "agents"}
     env, policy = expert()
-    made = collect_level(env, policy, tmp_path / "whole.hdf5", **options)  # pyright: ignore[reportArgumentType]
+    notes: list[str] = []
+    made = collect_level(env, policy, tmp_path / "whole.hdf5", on_note=notes.append, **options)  # pyright: ignore
+    assert len(notes) == 8 * 9
+    assert notes[0] == "finding agent 1 of 8: 1 of 9"
     returns = np.array([mean for _, _, mean in made.parts.values()])
     assert len(returns) == 10
     wanted = np.linspace(returns[0], returns[-1], 10)
