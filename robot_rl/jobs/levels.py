@@ -133,11 +133,11 @@ def collect_level(
         if noise is None:
             own = {"noise": agent_noise, "sample": agent_sample} if medium_by == "bias" else {}
 
-            def tried(trial: str) -> None:
+            def tried_medium(trial: str) -> None:
                 note(f"finding medium: {trial}")
 
             noise = calibrate(
-                env, expert, fraction=medium_fraction, seed=seed + 7, by=medium_by, agent=own, on_trial=tried
+                env, expert, fraction=medium_fraction, seed=seed + 7, by=medium_by, agent=own, on_trial=tried_medium
             )
         state["noise"] = noise
         write_json(work / "state.json", state)
