@@ -187,6 +187,24 @@ def test_loss_is_averaged_on_request() -> None:
     torch.testing.assert_close(one.actor.params.grad, other.actor.params.grad * 4.0)
 
 
+def test_step_sizes_fall_as_a_cosine_and_end_at_zero() -> None:
+    """Adam's first step has the length of its step size: 1e-2 at once, half of it half way, nothing behind the end."""
+    learner = build(lr=1e-2, decay=4)
+    learner.update(iter([batch()]))
+    assert learner._lr == pytest.approx(1e-2)
+    for i in range(2):
+        learner.update(iter([batch(seed=i)]))
+    assert learner._lr == pytest.approx(5e-3)
+    for i in range(2):
+        learner.update(iter([batch(seed=i)]))
+    weights = [part.flat.clone() for part in (learner.actor.params, learner._critic_params, learner.model.params)]
+    learner.update(iter([batch(seed=9)]))
+    for before, part in zip(weights, (learner.actor.params, learner._critic_params, learner.model.params)):
+        torch.testing.assert_close(part.flat, before, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="decay is -1"):
+        build(decay=-1)
+
+
 def test_any_interval_continues_the_same_sequence() -> None:
     """Mean actions: a decision of 5 steps begins with those of a decision of 2, and J is no limit."""
     learner = build(sequence=2)
