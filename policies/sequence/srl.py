@@ -125,7 +125,6 @@ class Srl:
         disagreement: float = 0.0,
         end_head: bool = False,
         decay: int = 0,
-        consistency: float = 0.0,
         metrics_every: int = 100,
     ) -> None:
         """Build networks for `io`. The first defaults are the source's; from `model_delta` on, options are ours.
@@ -158,8 +157,6 @@ class Srl:
             end_head: the model predicts true ends too, and a step weighs as much as the episode is likely to get there.
             decay: updates over which all step sizes fall to 0 as a cosine, so that the last iterate is a settled one;
                 0 keeps them.
-            consistency: weight of the squared difference between the mean sequence and what the policy, asked at every
-                step, does in the states to which the model says that this sequence leads; 0: none.
             metrics_every: metrics are computed in every n-th update.
 
         Raises:
@@ -176,8 +173,8 @@ class Srl:
                 "at least 1 member, and where they shall disagree at least 2 and model_normalize=true, which gives the "
                 "unit"
             )
-        if decay < 0 or consistency < 0:
-            raise ValueError(f"decay is {decay} and consistency {consistency}, expected 0 or more of both")
+        if decay < 0:
+            raise ValueError(f"decay is {decay}, expected a number of updates, or 0 for none")
         if not 0.0 <= drop_previous < 1.0:
             raise ValueError(f"drop_previous is {drop_previous}, expected a probability below 1")
         if isinstance(target_entropy, str) and target_entropy != "auto":
@@ -188,7 +185,6 @@ class Srl:
         self._delay, self._full, self._lr, self._tau, self._decay = actor_delay, lr, lr, tau, decay
         self._entropy = -float(actions) if isinstance(target_entropy, str) else float(target_entropy)
         self._drop, self._clamp, self._reference = drop_previous, clamp_states, disagreement
-        self._consistency = consistency
         self._generator = generator = torch.Generator(device=device).manual_seed(seed)
         self.actor = RecurrentActor(size, actions, hidden, device, generator)
         critic = MlpShape(2, size + actions, (hidden, hidden), 1, False, "critic.")
@@ -288,16 +284,12 @@ class Srl:
             keep = torch.rand(len(state), 1, generator=self._generator, device=state.device) >= self._drop
             previous = previous * keep
         loss, density, weight = self.actor_loss(state, previous, self._noise(len(state), steps, previous.shape[1]))
-        total, extra = weight.mean(0).sum(), {}
-        if self._consistency and steps > 1:
-            difference = self.consistency_loss(state, previous, steps)
-            loss = loss + self._consistency * difference
-            extra = {"inconsistency": difference.detach() / (steps - 1)}
+        total = weight.mean(0).sum()
         _step(self.actor.params, loss / total if self._average else loss, self._lr)
         mean = (weight * density.detach()).mean(0).sum() / total
         self._alpha_params.grad[0] = -(mean + self._entropy)
         self._alpha_params.adam(self._lr)
-        return {"actor_loss": loss.detach() / total, "entropy": -mean, "recalled": total, **extra}
+        return {"actor_loss": loss.detach() / total, "entropy": -mean, "recalled": total}
 
     def actor_loss(self, state: Tensor, previous: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sum over the sequence of mean(w (alpha log pi - min Q)), the log-densities (B, J), the weights w (B, J).
@@ -318,25 +310,6 @@ class Srl:
         x = torch.cat([torch.stack(seen, 1), actions], -1).flatten(0, 1)
         q = self._critic.compute(x)[..., 0].amin(0).view(len(state), steps)
         return (weight * (self.alpha * density - q)).mean(0).sum(), density, weight
-
-    def consistency_loss(self, state: Tensor, previous: Tensor, steps: int) -> Tensor:
-        """Sum over i of mean(w_i |a_i - pi(x_i, a_{i-1})|^2): () for states (B, S) and previous actions (B, A).
-
-        a is the mean sequence from the state, x_i where the model says that it leads, pi the mean action of a decision
-        made there, which is not moved. Values teach a late action through a critic that is nearly flat about its best
-        action; played without feedback, small errors grow as the task's own instability lets them. Ours.
-        """
-        actions, _ = self.actor.unroll(state, previous, None, steps)
-        with torch.no_grad():
-            seen, weights = [state], [state.new_ones(len(state))]
-            for i in range(steps - 1):
-                ahead, kept = self.model.ahead(seen[-1], actions[:, i], self._reference)
-                seen.append(ahead)
-                weights.append(weights[-1] if kept is None else weights[-1] * kept)
-            before = actions[:, :-1].flatten(0, 1)
-            wanted, _ = self.actor.unroll(torch.stack(seen[1:], 1).flatten(0, 1), before, None, 1)
-        error = (actions[:, 1:] - wanted.view(len(state), steps - 1, -1)).square().sum(-1)
-        return (torch.stack(weights[1:], 1) * error).mean(0).sum()
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, targets, optimisers, generators and counters: tensors and numbers."""

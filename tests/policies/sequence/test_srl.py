@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.policies.sequence.srl import Srl, _step
+from robot_rl.policies.sequence.srl import Srl
 from robot_rl.types import IOSpec, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -185,35 +185,6 @@ def test_loss_is_averaged_on_request() -> None:
     for learner in (one, other):
         learner._actor_step(data.obs["state"], data.extras["previous_action"])
     torch.testing.assert_close(one.actor.params.grad, other.actor.params.grad * 4.0)
-
-
-def test_consistency_is_the_distance_to_the_policy_asked_at_every_step() -> None:
-    """A slow reference: the sequence played in the target model, the policy asked anew in each state of it."""
-    learner = build(seed=3, sequence=4)
-    data = batch()
-    state, previous = data.obs["state"], data.extras["previous_action"]
-    with torch.no_grad():
-        actions = learner.actor.unroll(state, previous, None, 4)[0]
-        seen, total = state, 0.0
-        for i in range(1, 4):
-            seen = learner.model.ahead(seen, actions[:, i - 1], 0.0)[0]
-            asked = learner.actor.unroll(seen, actions[:, i - 1], None, 1)[0][:, 0]
-            total += float((actions[:, i] - asked).square().sum(-1).mean())
-    loss = learner.consistency_loss(state, previous, 4)
-    assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
-    grads = torch.autograd.grad(loss, [learner.actor.params.view["gate_hidden"]])
-    assert grads[0].abs().max() > 0
-
-
-def test_consistency_makes_a_sequence_play_what_decisions_at_every_step_would() -> None:
-    learner = build(seed=4, sequence=4, consistency=1.0, lr=1e-3)
-    data = batch(64)
-    state, previous = data.obs["state"], data.extras["previous_action"]
-    before = float(learner.consistency_loss(state, previous, 4).detach())
-    for _ in range(200):
-        loss = learner.consistency_loss(state, previous, 4)
-        _step(learner.actor.params, loss, 1e-3)
-    assert float(learner.consistency_loss(state, previous, 4).detach()) < 0.1 * before
 
 
 def test_step_sizes_fall_as_a_cosine_and_end_at_zero() -> None:
