@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,7 @@ class Rl100(Diffusion):
         expectile: float = 0.7,
         judge_lr: float = 3e-4,
         tau: float = 0.005,
+        improve_updates: int = 0,
         improve_lr: float = 1e-5,
         offline_clip: float = 0.25,
         gate_every: int = 50,
@@ -105,6 +107,8 @@ class Rl100(Diffusion):
             expectile: of V.
             judge_lr: step size of Q, V and models; of V online too.
             tau: Polyak rate of the target of Q.
+            improve_updates: of the policy in stage 2; what is left of the run teaches the student, which lags behind a
+                teacher that was let through late. 0: to the end of the run.
             improve_lr: step size of the policy in stage 2.
             offline_clip: clip range of stage 2, for every step of the chain.
             gate_every: updates between scores.
@@ -152,8 +156,14 @@ class Rl100(Diffusion):
         )
         if min(gate_every, gate_decisions, gate_states, epochs, minibatch, rollout_steps, members) < 1:
             raise ValueError("gate_every, gate_decisions, gate_states, epochs, minibatch, rollout_steps, members: >= 1")
+        if improve_updates < 0 or (improve_updates and not distill_from):
+            raise ValueError(
+                f"improve_updates is {improve_updates}, distill_from {distill_from}; expected 0 or more, and a student "
+                "to teach behind them (distill_from above 0)"
+            )
         self.gamma, self.rollout_steps = gamma, rollout_steps
-        self._until = (clone_updates, clone_updates + judge_updates)
+        improve_from = clone_updates + judge_updates
+        self._until = (clone_updates, improve_from, improve_from + improve_updates if improve_updates else math.inf)
         self._improve_lr, self._online_lr = improve_lr, online_lr
         self._gate = (gate_every, gate_decisions, gate_states)
         self._epochs, self._minibatch, self._lambda = epochs, minibatch, gae_lambda
@@ -196,6 +206,9 @@ class Rl100(Diffusion):
         state = self.seen(window.obs["state"])
         if number <= self._until[1]:
             found = self._judge_step(item)
+            return self._state.report(found if wanted else None)
+        if number > self._until[2]:
+            found = {"distill_loss": self._teach(state)}
             return self._state.report(found if wanted else None)
         if number == self._until[1] + 1:
             self._restart()

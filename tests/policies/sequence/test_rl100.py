@@ -41,6 +41,29 @@ def mean_action(learner: Rl100, rows: int = 400) -> float:
     return float(learner.teacher(state, noise).mean())
 
 
+def test_what_is_left_behind_the_improvement_teaches_the_student_alone() -> None:
+    options = {**SMALL, "clone_updates": 60, "judge_updates": 10, "improve_updates": 10, "distill_from": 1}
+    learner = Rl100(IO, seed=0, **options)
+    batches = log().batches(64)
+    for _ in range(80):
+        learner.update(batches)
+
+    def lag() -> float:
+        state = learner.seen(torch.tensor([[0.0, 1.0]]).expand(400, -1))
+        noise = torch.randn(400, 2, generator=torch.Generator().manual_seed(5))
+        student = learner._student.forward(torch.cat([state, noise], 1))[0]
+        return float((student - learner.teacher(state, noise)).square().mean().detach())
+
+    teacher, before = learner._mean_params.flat.clone(), lag()
+    for _ in range(150):
+        metrics = learner.update(batches)
+    assert torch.equal(learner._mean_params.flat, teacher)
+    assert "train/distill_loss" in metrics
+    assert lag() < 0.5 * before
+    with pytest.raises(ValueError, match="a student to teach"):
+        Rl100(IO, **{**options, "distill_from": 0})
+
+
 def test_density_along_the_chain_is_that_of_the_draws() -> None:
     """A network that always predicts noise 0: every step is a Gaussian around a multiple of x, worked by hand."""
     schedule = Schedule.cosine(4)
