@@ -54,7 +54,7 @@ def test_what_is_left_behind_the_improvement_teaches_the_student_alone() -> None
         student = learner._student.forward(torch.cat([state, noise], 1))[0]
         return float((student - learner.teacher(state, noise)).square().mean().detach())
 
-    teacher, before = learner._mean_params.flat.clone(), lag()
+    teacher, before, metrics = learner._mean_params.flat.clone(), lag(), {}
     for _ in range(150):
         metrics = learner.update(batches)
     assert torch.equal(learner._mean_params.flat, teacher)
