@@ -44,7 +44,7 @@ class Relay:
     def __init__(self, stream: IO[bytes] | FileIO, room: int = 1000) -> None:
         self._stream = stream
         self._lines: queue.Queue[bytes | None] = queue.Queue(room)
-        self._lost = 0
+        self._lost, self._lock = 0, threading.Lock()
         self._readers: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._write, name="relay", daemon=True)
         self._thread.start()
@@ -54,7 +54,8 @@ class Relay:
         try:
             self._lines.put_nowait(line)
         except queue.Full:
-            self._lost += 1
+            with self._lock:
+                self._lost += 1
 
     def follow(self, source: IO[bytes]) -> None:
         """Pass on what comes from `source` until it ends, in a thread of its own."""
@@ -79,11 +80,15 @@ class Relay:
 
     def _write(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # the reader is gone: nobody wants to know
-            while (line := self._lines.get()) is not None:
-                if self._lost:
+            line: bytes | None = b""
+            while line is not None:
+                line = self._lines.get()
+                with self._lock:
                     lost, self._lost = self._lost, 0
-                    line = b"[deploy] %d lines left out: the terminal did not take them\n" % lost + line
-                self._stream.write(line)
+                said = b"[deploy] %d lines left out: the terminal did not take them\n" % lost if lost else b""
+                rest = said + (line or b"")
+                while rest:  # an unbuffered stream may take a part
+                    rest = rest[self._stream.write(rest) or len(rest) :]
                 self._stream.flush()
 
 

@@ -75,6 +75,7 @@ def _folder(path: Path) -> str:
         error(
             "unknown_format",
             f"{path} holds no log that can be read, expected segment-*.episodes (our recordings), meta.json (a store), "
+            "checkpoints/step_*/buffer (a run that learnt from a replay buffer), "
             "data/main_data.hdf5 (Minari), meta/info.json (LeRobot), metadata.yaml (rosbag2) or .csv files",
             "for D4RL, robomimic, NPZ and pickles name the file itself",
         )

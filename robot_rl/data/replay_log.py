@@ -28,8 +28,8 @@ def read(path: Path, *, rows: int | None = None) -> Logs:
 
     Args:
         path: a run folder or a checkpoint in it.
-        rows: only this many of the oldest steps that are still there, as the buffer was when it had taken no more; the
-            episodes that this cuts are cut recordings.
+        rows: only this many of the oldest steps that are still there (where nothing was overwritten: the buffer as it
+            was after so many); the episodes that this cuts are cut recordings.
 
     Returns:
         Episodes in which a row that the buffer has already overwritten is missing at the front, and the one that was
@@ -61,20 +61,19 @@ def read(path: Path, *, rows: int | None = None) -> Logs:
             extras={name: tuple(shape) for name, shape in meta["extras"].items()},
         )
         buffer.load(folder / "buffer")
-    except (OSError, KeyError, ValueError) as problem:
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as problem:
         raise BadData(
             error("damaged", f"{folder}: its replay buffer cannot be read ({problem})", "use another checkpoint")
         ) from problem
-    taken = buffer.rows_taken
-    episodes = buffer.episodes(None if rows is None else rows)
+    episodes = buffer.episodes(rows)
     findings = []
-    if taken > len(buffer):
-        lost = taken - len(buffer)
+    lost = buffer.rows_taken - len(buffer)
+    if lost:
         findings.append(note("overwritten", f"{lost:,} older steps were overwritten in the buffer", count=lost))
     cut = sum(not (e.terminated or e.truncated) for e in episodes)
     if cut:
         findings.append(note("cut", f"{cut} episodes are cut where the buffer ends or has a gap", count=cut))
-    facts: dict[str, Any] = {"path": str(path), "format": "replay", "checkpoint": folder.name, "io": io}
+    facts: dict[str, Any] = {"path": str(path), "format": "replay", "checkpoint": folder.name}
     if io.control_hz:
         for episode in episodes:
             episode.stamp[:] = np.arange(len(episode.stamp)) / io.control_hz

@@ -26,6 +26,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,18 +127,19 @@ def collect_level(
     settings = json.loads(json.dumps(settings))
     state = _resume(work, settings)
     noise = medium_noise
-    note = on_note or (lambda line: None)
+
+    def note(what: str, trial: str) -> None:
+        if on_note is not None:
+            on_note(f"{what}: {trial}")
+
     if medium is None and level.startswith("medium"):
         if noise is None:
             noise = state.get("noise")
         if noise is None:
             own = {"noise": agent_noise, "sample": agent_sample} if medium_by == "bias" else {}
-
-            def tried_medium(trial: str) -> None:
-                note(f"finding medium: {trial}")
-
+            trial = partial(note, "finding medium")
             noise = calibrate(
-                env, expert, fraction=medium_fraction, seed=seed + 7, by=medium_by, agent=own, on_trial=tried_medium
+                env, expert, fraction=medium_fraction, seed=seed + 7, by=medium_by, agent=own, on_trial=trial
             )
         state["noise"] = noise
         write_json(work / "state.json", state)
@@ -152,13 +154,9 @@ def collect_level(
     if level == "medium-replay" and replay_by == "agents":
         found: list[float] = state.setdefault("rungs", [])
         for k in range(1 + len(found), _RUNGS - 1):  # each is a while of work: kept as soon as it is found
-            share = k / (_RUNGS - 1)
-
-            def tried(trial: str, k: int = k) -> None:
-                note(f"finding agent {k} of {_RUNGS - 2}: {trial}")
-
+            share, trial = k / (_RUNGS - 1), partial(note, f"finding agent {k} of {_RUNGS - 2}")
             amount = calibrate(
-                env, medium or expert, fraction=share, seed=seed + 7, by=medium_by, agent=middle, on_trial=tried
+                env, medium or expert, fraction=share, seed=seed + 7, by=medium_by, agent=middle, on_trial=trial
             )
             found.append(amount)
             write_json(work / "state.json", state)

@@ -299,6 +299,11 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
     }
     facts["medium_agent"] = Path(str(cfg.medium_path)).name if cfg.medium_path else None
     with tqdm(total=cfg.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
+
+        def collected(done: int) -> None:
+            bar.set_description(None, refresh=False)
+            bar.update(min(done, cfg.steps) - bar.n)
+
         summary = collect_level(
             env,
             policy,
@@ -314,7 +319,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             agent_noise=cfg.noise,
             agent_sample=cfg.sample,
             facts=facts,
-            on_steps=lambda done: (bar.set_description(None), bar.update(min(done, cfg.steps) - bar.n)),
+            on_steps=collected,
             on_note=bar.set_description,
         )
     rows: dict[str, Any] = {"file": str(out)}

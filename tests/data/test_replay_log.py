@@ -89,7 +89,7 @@ def test_a_full_buffer_gives_the_newest_rows_and_nothing_across_the_seam(picture
 
 
 def test_rows_is_the_buffer_as_it_was() -> None:
-    """After t steps of three environments without gaps the buffer held what `rows` takes of a later one."""
+    """Of a buffer that goes on, `rows` takes what one that stopped there holds."""
     late, _ = filled(1000, 200)
     early, _ = filled(1000, 60)
     mine, other = late.episodes(early.rows_taken), early.episodes()
@@ -131,6 +131,9 @@ def test_what_is_no_replay_is_refused_with_words(run: Path, tmp_path: Path) -> N
     text = meta.read_text()
     try:
         meta.write_text(json.dumps({**json.loads(text), "format": 99}))
+        with pytest.raises(BadData, match="cannot be read"):
+            replay_log.read(run)
+        meta.write_text("[]")
         with pytest.raises(BadData, match="cannot be read"):
             replay_log.read(run)
     finally:

@@ -134,7 +134,7 @@ def experts(tmp_path):
     params = tmp_path / "params.yaml"
     params.write_text(
         "/**/policy:\n  ros__parameters: {loader: 'toy_policies:expert'}\n"
-        "/**/safety_supervisor:\n  ros__parameters: {overrun_ticks: 40, state_timeout: 1.0, command_timeout: 0.3}\n"
+        "/**/safety_supervisor:\n  ros__parameters: {overrun_ticks: 40, state_timeout: 0.3, command_timeout: 0.3}\n"
     )
     return params
 
@@ -185,7 +185,7 @@ def test_three_processes_reach_goals_at_100_hz(tmp_path, experts):
         nodes = family(process)
         process.send_signal(signal.SIGINT)
         try:
-            assert process.wait(60.0) == 0
+            assert process.wait(30.0) == 0
         finally:  # what is left would drive the robot of the tests that follow
             for one in psutil.wait_procs(nodes, timeout=0.0)[1]:
                 one.kill()
