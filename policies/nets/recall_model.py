@@ -95,6 +95,7 @@ class RecallModel:
         after = self.next(raw, state)
         weight = None if logits is None else torch.sigmoid(-logits).mean(0)
         if reference > 0:
-            doubt = torch.exp(-raw.std(0, correction=0).mean(-1) / reference)
+            spread = (raw - raw.mean(0)).square_().mean(0).sqrt_()  # std(0), which is slow over so few members
+            doubt = torch.exp(-spread.mean(-1) / reference)
             weight = doubt if weight is None else weight * doubt
         return after.mean(0), weight

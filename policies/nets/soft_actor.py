@@ -23,6 +23,7 @@ class SoftActor:
         shape: of the network; parameters may be initialised anew after construction.
         params: of the network.
         policy: what acts.
+        lr: step size of the network, for schedules.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class SoftActor:
         self.network = build_mlp(self.shape, self.params, kernel=kernel, matmul=matmul)
         self._alpha = FlatParams({"log_alpha": (1,)}, device=device)
         self._alpha.flat[0] = math.log(init_alpha)
-        self._lr, self._alpha_lr, self._low, self._generator = lr, alpha_lr, log_std_min, generator
+        self.lr, self._alpha_lr, self._low, self._generator = lr, alpha_lr, log_std_min, generator
         self._target = -float(io.action_dim) if target_entropy is None else target_entropy
         self._actions = io.action_dim
         self.policy = SquashedGaussianPolicy(
@@ -111,7 +112,7 @@ class SoftActor:
     def descend(self, d_raw: Tensor, *, rows: slice | None = None) -> None:
         """One step against a gradient by `raw` (B, 2A)."""
         self.network.backward(d_raw[None], rows=rows)
-        self.params.adam(self._lr)
+        self.params.adam(self.lr)
         self.network.refresh()
 
     @torch.no_grad()

@@ -56,6 +56,7 @@ class Edac(SacN):
         critics: int = 10,
         eta: float = 1.0,
         lr: float = 3e-4,
+        actor_decay: int = 0,
         tau: float = 0.005,
         init_alpha: float = 1.0,
         normalize: bool = False,
@@ -75,6 +76,7 @@ class Edac(SacN):
             critics: N; 10 halfcheetah, walker2d, AntMaze and Maze2d, 50 hopper and Adroit, 20 pen.
             eta: weight of the diversity; 1 locomotion (5 medium-expert), 10 to 1000 pen, 200 Adroit, 0.1 Maze2d.
             lr: step size of everything.
+            actor_decay: updates over which the actor's step size falls to 0 as a cosine (ours); 0: as published.
             tau: Polyak rate of the target critics.
             init_alpha: temperature at the start.
             normalize: standardise states by the data's moments.
@@ -96,6 +98,7 @@ class Edac(SacN):
             hidden=hidden,
             critics=critics,
             lr=lr,
+            actor_decay=actor_decay,
             tau=tau,
             init_alpha=init_alpha,
             normalize=normalize,

@@ -43,6 +43,7 @@ class SacN:
         hidden: tuple[int, ...] = (256, 256, 256),
         critics: int = 10,
         lr: float = 3e-4,
+        actor_decay: int = 0,
         tau: float = 0.005,
         init_alpha: float = 1.0,
         normalize: bool = False,
@@ -61,6 +62,7 @@ class SacN:
             hidden: widths of all networks.
             critics: N; 10 halfcheetah, 20 walker2d, 200 to 500 hopper, 25 AntMaze and Maze2d, 100 Adroit.
             lr: step size of everything.
+            actor_decay: updates over which the actor's step size falls to 0 as a cosine (ours); 0: as published.
             tau: Polyak rate of the target critics.
             init_alpha: temperature at the start; where rewards are far below 1 the entropy would drown them at first.
             normalize: standardise states by the data's moments.
@@ -78,7 +80,7 @@ class SacN:
             )
         size = state_size(io, self.method)
         self.io, self.batch_size, self.critics = io, batch_size, critics
-        self._lr, self._tau, self._size = lr, tau, size
+        self._lr, self._decay, self._tau, self._size = lr, actor_decay, tau, size
         self._generator = generator = torch.Generator(device=device).manual_seed(seed)
         self.norm = FixedNorm(size, device=device) if normalize else None
         self._actor = SoftActor(
@@ -137,6 +139,7 @@ class SacN:
             FloatingPointError: a metric is not finite or the values diverge.
         """
         wanted = self._state.tick()
+        self._actor.lr = self._state.falling(self._lr, self._decay)
         rows = split(next(batches), 1, self.norm)
         state, action, next_state = rows.state[0], rows.action[0], rows.next_state[0]
         size = len(state)

@@ -60,7 +60,10 @@ class Diffusion:
         decay_updates: int = 0,
         average_power: float = 0.75,
         average_max: float = 0.9999,
+        clone_updates: int = 0,
         distill_from: int = 0,
+        distill_decay: int = 0,
+        distill_noise: float = 0.0,
         student_acts: bool = False,
         normalize: bool = True,
         mode: str = "receding",
@@ -87,7 +90,13 @@ class Diffusion:
             decay_updates: updates at which a cosine brings it to 0; 0 keeps it.
             average_power: the average's decay is min(average_max, 1 - (1 + update)^-average_power).
             average_max: see above.
+            clone_updates: of the teacher; behind them it is fixed and the student alone learns. 0: to the end.
             distill_from: update from which the student learns; 0 = never.
+            distill_decay: updates of the student over which its step size falls to 0 as a cosine; 0: it has the
+                teacher's.
+            distill_noise: the student also learns around the log's states: each state is moved by noise whose deviation
+                is drawn from 0 to this, in units of the state (standardised where `normalize`). The teacher knows an
+                answer anywhere, and small differences from it lead the student there.
             student_acts: the student acts instead of the teacher.
             normalize: standardise states by the data's moments.
             mode: how chunks are played, see `robot_rl.chunks.Execution`.
@@ -102,6 +111,13 @@ class Diffusion:
             raise ValueError(f"kind is '{kind}', expected one of {', '.join(KINDS)}")
         if student_acts and not distill_from:
             raise ValueError("student_acts needs distill_from: a student that never learned cannot act")
+        if min(clone_updates, distill_decay, distill_noise) < 0:
+            raise ValueError(
+                f"clone_updates, distill_decay, distill_noise are {clone_updates}, {distill_decay}, {distill_noise}; "
+                "expected at least 0"
+            )
+        if clone_updates and distill_from > clone_updates:
+            raise ValueError(f"distill_from is {distill_from}: behind clone_updates={clone_updates} nobody would learn")
         size, actions = state_size(io, self.method), io.action_dim
         self.io, self.batch_size, self.window = io, batch_size, horizon_pred
         self.horizons = Horizons(horizon_pred, horizon_exec, horizon_exec)
@@ -111,6 +127,7 @@ class Diffusion:
         self._lr, self._warmup, self._decay = lr, warmup, decay_updates
         self._average = (average_power, average_max)
         self._distill, self.delay = distill_from, delay
+        self._clones, self._distill_decay, self._distill_noise = clone_updates, distill_decay, distill_noise
         self._generator = torch.Generator(device=device).manual_seed(seed)
         self.norm = FixedNorm(size, device=device) if normalize else None
         self._flat = horizon_pred * actions
@@ -167,8 +184,10 @@ class Diffusion:
         if rows.mask.shape[1] != self.window:
             raise ValueError(f"the batch holds windows of {rows.mask.shape[1]} steps, expected {self.window}")
         state = self.seen(rows.obs["state"])
-        valid = rows.mask.to(state.dtype).repeat_interleave(self.io.action_dim, dim=1)
-        found = {"clone_loss": self._clone(state, rows.action.flatten(1), valid)}
+        found: dict[str, Tensor] = {}
+        if not self._clones or self._state.updates <= self._clones:
+            valid = rows.mask.to(state.dtype).repeat_interleave(self.io.action_dim, dim=1)
+            found["clone_loss"] = self._clone(state, rows.action.flatten(1), valid)
         if self._distill and self._state.updates >= self._distill:
             found["distill_loss"] = self._teach(state)
         return self._state.report(found if wanted else None)
@@ -184,6 +203,12 @@ class Diffusion:
         if self._decay:
             rate *= 0.5 * (1.0 + math.cos(math.pi * min(n / self._decay, 1.0)))
         return rate
+
+    def _student_rate(self) -> float:
+        if not self._distill_decay:
+            return self.rate()
+        own = min((self._state.updates - self._distill) / self._distill_decay, 1.0)
+        return self._lr * 0.5 * (1.0 + math.cos(math.pi * own))
 
     def _clone(self, state: Tensor, chunk: Tensor, valid: Tensor) -> Tensor:
         noise = torch.randn(chunk.shape, generator=self._generator, device=chunk.device)
@@ -207,7 +232,11 @@ class Diffusion:
         power, largest = self._average
         mean.blend(params, 1.0 - min(largest, 1.0 - (1.0 + update) ** -power))
 
-    def _teach(self, state: Tensor) -> Tensor:
+    def _teach(self, state: Tensor, rate: float | None = None) -> Tensor:
+        if self._distill_noise:
+            draw = {"generator": self._generator, "device": state.device}
+            spread = torch.rand(len(state), 1, **draw) * self._distill_noise
+            state = state + spread * torch.randn(state.shape, **draw)
         noise = torch.randn(len(state), self._flat, generator=self._generator, device=state.device)
         goal = self.teacher(state, noise)
         out = self._student.forward(torch.cat([state, noise], 1))[0]
@@ -216,7 +245,7 @@ class Diffusion:
         diff[:, :executed] = out[:, :executed] - goal[:, :executed]
         count = len(out) * executed
         self._student.backward((diff * (2.0 / count))[None])
-        self._student_params.adam(self.rate())
+        self._student_params.adam(self._student_rate() if rate is None else rate)
         self._student.refresh()
         self._blend(self._student_mean, self._student_params, self._state.updates - self._distill)
         self._student_acting.refresh()

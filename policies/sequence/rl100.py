@@ -62,6 +62,8 @@ class Rl100(Diffusion):
         average_power: float = 0.75,
         average_max: float = 0.9999,
         distill_from: int = 0,
+        distill_decay: int = 0,
+        distill_noise: float = 0.0,
         student_acts: bool = False,
         normalize: bool = True,
         clone_updates: int = 20_000,
@@ -97,8 +99,8 @@ class Rl100(Diffusion):
 
         Args:
             io, seed, device, batch_size, horizon_pred, horizon_exec, hidden, noise_steps, sample_steps, lr, warmup,
-                decay_updates, average_power, average_max, distill_from, student_acts, normalize, metrics_every: as in
-                `Diffusion`.
+                decay_updates, average_power, average_max, distill_from, distill_decay, distill_noise, student_acts,
+                normalize, metrics_every: as in `Diffusion`.
             gamma: discount per control step.
             clone_updates: updates of stage 1.
             judge_updates: updates of Q, V and models before the policy is improved.
@@ -150,6 +152,8 @@ class Rl100(Diffusion):
             average_power=average_power,
             average_max=average_max,
             distill_from=distill_from,
+            distill_decay=distill_decay,
+            distill_noise=distill_noise,
             student_acts=student_acts,
             normalize=normalize,
             metrics_every=metrics_every,
@@ -350,7 +354,7 @@ class Rl100(Diffusion):
         self._acting.refresh()
         if self._distill:
             for part in torch.randperm(len(state), generator=self._generator, device=device).split(self._minibatch):
-                found["distill_loss"] = self._teach(state[part])
+                found["distill_loss"] = self._teach(state[part], self._lr)
         self.policy.reset()
         return self._state.report(found)
 

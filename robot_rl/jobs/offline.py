@@ -18,7 +18,7 @@ from robot_rl.data.goal_pictures import GoalPictures
 from robot_rl.data.goals import GoalDataset
 from robot_rl.data.mix import Mix
 from robot_rl.jobs import logs, ope
-from robot_rl.jobs.contract import check_learner
+from robot_rl.jobs.contract import check_evaluations, check_learner
 from robot_rl.jobs.interrupt import Interrupt
 from robot_rl.jobs.live_bar import LiveBar
 from robot_rl.jobs.logs import LogSettings
@@ -68,6 +68,9 @@ class OfflineSettings(LogSettings):
     keep_checkpoints: int = 2
     video_episodes: int = 1
     allow_data_change: bool = False
+
+    def __post_init__(self) -> None:
+        check_evaluations(self)
 
 
 class OfflineJob:

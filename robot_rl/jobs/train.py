@@ -18,7 +18,7 @@ from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
 from robot_rl.jobs import logs
 from robot_rl.jobs.collect import ExpertPolicy, keep_steps
-from robot_rl.jobs.contract import check_learner
+from robot_rl.jobs.contract import check_evaluations, check_learner
 from robot_rl.jobs.interrupt import Interrupt
 from robot_rl.jobs.live_bar import LiveBar
 from robot_rl.jobs.logs import LogSettings
@@ -88,6 +88,9 @@ class TrainSettings:
     checkpoint_every: int = 50_000
     keep_checkpoints: int = 2
     video_episodes: int = 2
+
+    def __post_init__(self) -> None:
+        check_evaluations(self)
 
 
 PERIODIC = (OffPolicy, DeviceOffPolicy, DeviceOnPolicy, ClusterOffPolicy)

@@ -12,6 +12,7 @@ import torch
 from robot_rl import checkpoint
 from robot_rl.jobs.contract import check_learner
 from robot_rl.jobs.live_bar import LiveBar
+from robot_rl.jobs.offline import OfflineSettings
 from robot_rl.jobs.train import TrainJob, TrainSettings
 from robot_rl.track import Jsonl, files
 from robot_rl.types import Action
@@ -156,3 +157,11 @@ def test_damaged_and_foreign_files_are_told_without_advice_to_trust_them(tmp_pat
     with pytest.raises(checkpoint.CheckpointError, match="it holds other objects") as info:
         checkpoint.load_state(tmp_path / "learner.pt")
     assert "trust" not in str(info.value)
+
+
+@pytest.mark.parametrize("settings", [TrainSettings, OfflineSettings])
+@pytest.mark.parametrize("name", ["eval_episodes", "final_episodes", "eval_envs"])
+def test_a_run_that_could_not_be_evaluated_at_its_end_is_refused_before_it_begins(settings: Any, name: str) -> None:
+    needs = {"data": "log.hdf5"} if settings is OfflineSettings else {"total_steps": 1}
+    with pytest.raises(ValueError, match=f"{name} is 0, expected 1 or more"):
+        settings(**needs, **{name: 0})

@@ -1,13 +1,16 @@
 """Implicit Q-learning: numbers by hand, the limit of large expectiles, and a log of random actions."""
 
 import math
+from operator import attrgetter
 
 import pytest
 import torch
 
 from robot_rl.policies.offline.bc import Bc
+from robot_rl.policies.offline.edac import Edac
 from robot_rl.policies.offline.iql import Iql, expectile_loss
 from robot_rl.policies.offline.rebrac import ReBrac
+from robot_rl.policies.offline.sac_n import SacN
 from robot_rl.policies.offline.td3_bc import Td3Bc
 
 
@@ -80,12 +83,14 @@ def test_gradients_equal_autograd(io, batch):
         (Bc, "_params", {}),
         (Td3Bc, "_actor_params", {"policy_every": 1}),
         (ReBrac, "_actor_params", {"policy_every": 1, "lr": 3e-4, "critic_penalty": 0.0}),
+        (SacN, "_actor.params", {"critics": 2}),
+        (Edac, "_actor.params", {"critics": 2}),
     ],
 )
 def test_actor_step_size_falls_as_a_cosine(io, batch, monkeypatch, kind, actor, options):
     learner = kind(io, hidden=(8,), batch_size=4, actor_decay=4, **options)
     seen = []
-    monkeypatch.setattr(getattr(learner, actor), "adam", lambda lr: seen.append(lr))
+    monkeypatch.setattr(attrgetter(actor)(learner), "adam", lambda lr: seen.append(lr))
     for _ in range(6):
         learner.update(iter([batch(4)]))
     expected = [3e-4 * 0.5 * (1 + math.cos(math.pi * min(i / 4, 1))) for i in range(6)]

@@ -103,8 +103,45 @@ def test_two_modes_are_kept_and_the_student_copies_them(kind: str) -> None:
     assert (student - teacher).abs().mean() < 0.15
 
 
+def test_behind_clone_updates_the_teacher_stays_and_the_student_learns_at_its_own_falling_rate() -> None:
+    learner = Diffusion(IO, **{**SMALL, "clone_updates": 3, "distill_from": 3, "distill_decay": 4})
+    batches, teachers, moved = demos().batches(32), [], []
+    for _ in range(8):
+        before = learner._student_params.flat.clone()
+        learner.update(batches)
+        teachers.append(learner._mean_params.flat.clone())
+        moved.append((learner._student_params.flat - before).abs().max().item())
+    assert not torch.equal(teachers[1], teachers[2])
+    assert all(torch.equal(teachers[2], later) for later in teachers[3:])
+    assert moved[:2] == [0.0, 0.0]
+    assert moved[2] > 0
+    assert moved[5] < 0.5 * moved[3]  # step sizes cos^2(pi / 8 n): 0.85 in the second update, 0.15 in the fourth
+    assert moved[6:] == [0.0, 0.0]
+
+
+def test_noise_on_states_teaches_the_student_beside_the_logged_ones() -> None:
+    """The log holds states 0 to 3; the teacher answers beside them too, and noise lets the student learn that."""
+    errors = []
+    for spread in (0.0, 3.0):
+        options = {"hidden": (64, 64), "lr": 3e-3, "clone_updates": 300, "distill_from": 300, "distill_noise": spread}
+        learner = Diffusion(IO, **{**SMALL, **options, "normalize": False})
+        batches = demos().batches(64)
+        for _ in range(1000):
+            learner.update(batches)
+        state = torch.tensor([[-3.0], [-2.0], [5.0], [6.0], [7.0]]).repeat(60, 1)
+        noise = torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
+        errors.append((learner.student(state, noise) - learner.teacher(state, noise))[:, :2].abs().mean().item())
+    assert errors[1] < 0.8 * errors[0], errors
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"kind": "flow", "distill_from": 1}, {"distill_from": 2, "student_acts": True}]
+    "options",
+    [
+        {},
+        {"kind": "flow", "distill_from": 1},
+        {"distill_from": 2, "student_acts": True},
+        {"distill_from": 2, "clone_updates": 3, "distill_decay": 9, "distill_noise": 0.1},
+    ],
 )
 def test_save_load_update_equals_update(options: dict[str, Any]) -> None:
     one, other = (Diffusion(IO, seed=s, **{**SMALL, **options}) for s in (1, 2))
@@ -157,8 +194,11 @@ def test_realtime_flow_goes_on_from_the_running_chunk() -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    for options in ({"kind": "gan"}, {"student_acts": True}, {"sample_steps": 50}, {"horizon_exec": 9}):
-        with pytest.raises(ValueError, match=r"kind|student|sampling|horizon_exec"):
+    for options in (
+        {"kind": "gan"}, {"student_acts": True}, {"sample_steps": 50}, {"horizon_exec": 9}, {"distill_noise": -1.0},
+        {"clone_updates": 5, "distill_from": 6},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"kind|student|sampling|horizon_exec|distill_noise|distill_from"):
             Diffusion(IO, **{**SMALL, **options})
 
 
