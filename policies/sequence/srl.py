@@ -14,6 +14,7 @@ from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
+from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.recall_model import RecallModel
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import IOSpec, Metrics, Obs, Transitions
@@ -33,10 +34,15 @@ class RecurrentActor:
         hidden: width.
         device: torch device.
         generator: of the initial weights (Xavier uniform; biases zero).
+        normalize: read the state in units of its running deviation.
     """
 
-    def __init__(self, state: int, actions: int, hidden: int, device: str, generator: torch.Generator) -> None:
+    def __init__(
+        self, state: int, actions: int, hidden: int, device: str, generator: torch.Generator, *, normalize: bool = False
+    ) -> None:
         self.actions = actions
+        # As in the model: what is small (the angle of a balanced pole) is what matters, so it is not kept small.
+        self.norm = RunningNorm(state, max_scale=1e4, device=device) if normalize else None
         shapes = {
             "first": (hidden, state), "second": (hidden, hidden), "gate_in": (3 * hidden, actions),
             "gate_hidden": (3 * hidden, hidden), "mean": (actions, hidden), "log_std": (actions, hidden),
@@ -50,21 +56,28 @@ class RecurrentActor:
                 self.params.view[name].copy_(draw * (2 * bound) - bound)
         self.params.require_grad()
 
-    def unroll(self, state: Tensor, previous: Tensor, noise: Tensor | None, steps: int) -> tuple[Tensor, Tensor]:
-        """Actions (B, J, A) and log-densities (B, J).
+    def seen(self, state: Tensor) -> Tensor:
+        """The state (B, S) as the networks read it."""
+        return state if self.norm is None else self.norm(state)
+
+    def unroll(
+        self, state: Tensor, previous: Tensor, noise: Tensor | None, steps: int, *, along: str = "sample"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions (B, J, A), log-densities (B, J), and the actions (B, J, A) that the sequence went on from.
 
         Args:
             state: (B, S).
             previous: (B, A) action executed before.
             noise: (B, J, A) standard normal, or None for the mean action.
             steps: J.
+            along: what the recurrence reads: the "sample", or the "mean" action, beside which samples are drawn.
         """
         p = self.params.view
-        h = torch.relu(torch.addmm(p["first_bias"], state, p["first"].t()))
+        h = torch.relu(torch.addmm(p["first_bias"], self.seen(state), p["first"].t()))
         h = torch.addmm(p["second_bias"], h, p["second"].t())
         # One product for both heads, and densities of all steps at once: what waits for the step before is kept short.
         head, bias = torch.cat([p["mean"], p["log_std"]]).t(), torch.cat([p["mean_bias"], p["log_std_bias"]])
-        action, actions, deviations = previous, [], []
+        action, actions, played, deviations = previous, [], [], []
         for i in range(steps):
             h = torch.gru_cell(action, h, p["gate_in"], p["gate_hidden"], p["gate_in_bias"], p["gate_hidden_bias"])
             mean, log_std = torch.addmm(bias, h, head).split(self.actions, 1)
@@ -73,12 +86,16 @@ class RecurrentActor:
             else:
                 deviations.append(log_std.clamp(*_LOG_STD))
                 action = torch.addcmul(mean, deviations[-1].exp(), noise[:, i]).tanh()
-            actions.append(action)
-        chosen = torch.stack(actions, 1)
+                if along == "mean":
+                    actions.append(action)
+                    action = mean.tanh()
+            played.append(action)
+        plan = torch.stack(played, 1)
         if noise is None:
-            return chosen, chosen.new_zeros(chosen.shape[:2])
+            return plan, plan.new_zeros(plan.shape[:2]), plan
+        chosen = torch.stack(actions, 1) if actions else plan
         density = -0.5 * noise.square() - torch.stack(deviations, 1) - _HALF_LOG_TAU
-        return chosen, (density - (1.0 - chosen.square() + 1e-6).log()).sum(-1)
+        return chosen, (density - (1.0 - chosen.square() + 1e-6).log()).sum(-1), plan
 
 
 class Srl:
@@ -120,6 +137,8 @@ class Srl:
         average: bool = False,
         drop_previous: float = 0.0,
         clamp_states: bool = False,
+        normalize: bool = False,
+        recall: str = "sample",
         model_normalize: bool = False,
         members: int = 1,
         disagreement: float = 0.0,
@@ -150,6 +169,9 @@ class Srl:
                 without.
             drop_previous: probability of zero in place of the previous action in the actor's update.
             clamp_states: keep predicted states inside the batch's smallest and largest components.
+            normalize: actor and critics read states in units of their running deviations.
+            recall: "sample": a sequence goes on from its own noisy actions. "mean": from its mean actions, as it is
+                played at test time; at each of its states an action is drawn and valued beside it.
             model_normalize: the model reads and predicts in units of running deviations; implies `model_delta`.
             members: of an ensemble of models, whose mean goes on.
             disagreement: a step weighs exp(-u / disagreement) times what the one before it weighs, u the members'
@@ -175,6 +197,8 @@ class Srl:
             )
         if decay < 0:
             raise ValueError(f"decay is {decay}, expected a number of updates, or 0 for none")
+        if recall not in ("sample", "mean"):
+            raise ValueError(f"recall is '{recall}', expected sample or mean")
         if not 0.0 <= drop_previous < 1.0:
             raise ValueError(f"drop_previous is {drop_previous}, expected a probability below 1")
         if isinstance(target_entropy, str) and target_entropy != "auto":
@@ -185,8 +209,9 @@ class Srl:
         self._delay, self._full, self._lr, self._tau, self._decay = actor_delay, lr, lr, tau, decay
         self._entropy = -float(actions) if isinstance(target_entropy, str) else float(target_entropy)
         self._drop, self._clamp, self._reference = drop_previous, clamp_states, disagreement
+        self._recall = recall
         self._generator = generator = torch.Generator(device=device).manual_seed(seed)
-        self.actor = RecurrentActor(size, actions, hidden, device, generator)
+        self.actor = RecurrentActor(size, actions, hidden, device, generator, normalize=normalize)
         critic = MlpShape(2, size + actions, (hidden, hidden), 1, False, "critic.")
         self._critic_params = FlatParams(critic.shapes(), device=device)
         self.model = model = RecallModel(
@@ -218,6 +243,7 @@ class Srl:
                 "alpha": self._alpha_params,
                 "policy": self.policy,
                 "generator": generator,
+                **({} if self.actor.norm is None else {"norm": self.actor.norm}),
                 **({} if model.norms is None else {"model_in": model.norms[0], "model_out": model.norms[1]}),
             },
         )
@@ -250,6 +276,8 @@ class Srl:
                 "train without log= or demos=, or build the buffer with extras={'previous_action': (A,)}"
             )
         state, after, action = batch.obs["state"], batch.next_obs["state"], batch.action
+        if self.actor.norm is not None:
+            self.actor.norm.observe(state)
         found = self._critic_step(batch, state, after, action)
         found["model_loss"] = self._model_step(state, after, action, batch.terminated)
         if self._state.updates % self._delay == 0:
@@ -263,10 +291,10 @@ class Srl:
 
     def _critic_step(self, batch: Transitions, state: Tensor, after: Tensor, action: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
-            chosen, density = self.actor.unroll(after, action, self._noise(len(after), 1, action.shape[1]), 1)
-            value = self._critic_old.compute(torch.cat([after, chosen[:, 0]], 1))[..., 0].amin(0)
+            chosen, density, _ = self.actor.unroll(after, action, self._noise(len(after), 1, action.shape[1]), 1)
+            value = self._critic_old.compute(torch.cat([self.actor.seen(after), chosen[:, 0]], 1))[..., 0].amin(0)
             target = batch.reward + batch.discount * (value - self.alpha * density[:, 0])
-        q = self._critic.compute(torch.cat([state, action], 1))[..., 0]
+        q = self._critic.compute(torch.cat([self.actor.seen(state), action], 1))[..., 0]
         loss = (q - target).square().mean(1).sum()
         _step(self._critic_params, loss, self._lr)
         return {"q": q.detach().mean(), "target": target.mean(), "critic_loss": loss.detach()}
@@ -298,16 +326,16 @@ class Srl:
         gradient, then one pass of the critics values all steps.
         """
         steps = noise.shape[1]
-        actions, density = self.actor.unroll(state, previous, noise, steps)
+        actions, density, played = self.actor.unroll(state, previous, noise, steps, along=self._recall)
         seen, weights = [state], [state.new_ones(len(state))]
         with torch.no_grad():
             low, high = state.amin(0), state.amax(0)
             for i in range(steps - 1):
-                ahead, kept = self.model.ahead(seen[-1], actions[:, i].detach(), self._reference)
+                ahead, kept = self.model.ahead(seen[-1], played[:, i].detach(), self._reference)
                 seen.append(ahead.clamp(low, high) if self._clamp else ahead)
                 weights.append(weights[-1] if kept is None else weights[-1] * kept)
         weight = torch.stack(weights, 1)
-        x = torch.cat([torch.stack(seen, 1), actions], -1).flatten(0, 1)
+        x = torch.cat([self.actor.seen(torch.stack(seen, 1)), actions], -1).flatten(0, 1)
         q = self._critic.compute(x)[..., 0].amin(0).view(len(state), steps)
         return (weight * (self.alpha * density - q)).mean(0).sum(), density, weight
 
@@ -346,21 +374,32 @@ class SrlPlanner:
         return Plan(self.actor.unroll(state, last, noise, self.steps)[0])
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights and noise."""
-        return {"actor": self.actor.params.flat.detach().clone(), "generator": self._generator.get_state()}
+        """Weights, moments and noise."""
+        state: dict[str, Any] = {
+            "actor": self.actor.params.flat.detach().clone(),
+            "generator": self._generator.get_state(),
+        }
+        return state if self.actor.norm is None else {**state, "norm": self.actor.norm.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Copy in place.
 
         Raises:
-            ValueError: other sizes.
+            ValueError: other sizes, or saved with `normalize` and built without, or the other way round.
         """
+        if ("norm" in state) != (self.actor.norm is not None):
+            have, lack = ("with", "without") if "norm" in state else ("without", "with")
+            raise ValueError(
+                f"the policy was saved {have} normalize, this one was built {lack} it; set normalize alike"
+            )
         if state["actor"].shape != self.actor.params.flat.shape:
             raise ValueError(
                 f"the saved actor has {state['actor'].numel()} parameters, this one {self.actor.params.flat.numel()}"
             )
         with torch.no_grad():
             self.actor.params.flat.copy_(state["actor"])
+        if self.actor.norm is not None:
+            self.actor.norm.load_state_dict(state["norm"])
         self._generator.set_state(state["generator"].cpu())
 
 

@@ -37,7 +37,14 @@ def batch(size: int = 8, seed: int = 0, **fields: Any) -> Transitions:
 
 def test_save_load_update_equals_update() -> None:
     options = {"random_sequence": True, "drop_previous": 0.3, "clamp_states": True, "model_delta": True}
-    options |= {"model_normalize": True, "members": 3, "disagreement": 0.5, "end_head": True, "average": True}
+    options |= {
+        "normalize": True,
+        "model_normalize": True,
+        "members": 3,
+        "disagreement": 0.5,
+        "end_head": True,
+        "average": True,
+    }
     one, other = build(seed=1, **options), build(seed=2, **options)
     for i in range(3):
         one.update(iter([batch(seed=i)]))
@@ -48,9 +55,10 @@ def test_save_load_update_equals_update() -> None:
     np.testing.assert_array_equal(one.policy.act(obs).value, other.policy.act(obs).value)
 
 
-def test_actor_loss_is_the_sum_over_the_sequence_along_the_target_model() -> None:
-    """A slow reference: one step after the other, as the source writes it."""
-    learner = build(seed=3, sequence=4)
+@pytest.mark.parametrize("recall", ["sample", "mean"])
+def test_actor_loss_is_the_sum_over_the_sequence_along_the_target_model(recall: str) -> None:
+    """A slow reference: one step after the other, as the source writes it; along mean actions as we may."""
+    learner = build(seed=3, sequence=4, recall=recall)
     data, noise = batch(), torch.randn(8, 4, 1)
     loss, _, _ = learner.actor_loss(data.obs["state"], data.extras["previous_action"], noise)
     p, total = learner.actor.params.view, torch.zeros(())
@@ -64,8 +72,14 @@ def test_actor_loss_is_the_sum_over_the_sequence_along_the_target_model() -> Non
         density = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) - (1 - action**2 + 1e-6).log()
         q = learner._critic.compute(torch.cat([seen, action], 1))[..., 0].amin(0)
         total = total + (learner.alpha * density.sum(1) - q).mean()
+        if recall == "mean":
+            action = mean.tanh()
         seen = learner.model.next(learner.model.outputs(learner.model.net_old, seen, action)[0], seen)[0].detach()
     torch.testing.assert_close(loss, total)
+    if recall == "mean":  # states of the plan that is played without noise
+        plan = learner.actor.unroll(data.obs["state"], data.extras["previous_action"], None, 4)[0]
+        along = learner.actor.unroll(data.obs["state"], data.extras["previous_action"], noise, 4, along="mean")[2]
+        torch.testing.assert_close(along, plan)
 
 
 def test_gradient_reaches_an_action_through_the_recurrence_and_not_through_the_model() -> None:
@@ -132,6 +146,30 @@ def test_model_in_units_of_its_data_learns_components_of_any_size_and_where_epis
     assert torch.equal((weight < 0.5)[clear], (action[:, 0] > 0.5)[clear])
 
 
+def test_normalised_states_have_no_units() -> None:
+    """Angles in degrees are learnt like angles in radians, and a policy saved with moments needs them."""
+    unit, policies = torch.tensor([1.0, 57.3]), []
+    for factor in (torch.ones(2), unit):
+        learner = build(seed=4, normalize=True, model_normalize=True, lr=1e-2)
+        for i in range(20):
+            data = batch(32, seed=i)
+            scaled = {
+                "obs": {"state": data.obs["state"] * factor},
+                "next_obs": {"state": data.next_obs["state"] * factor},
+            }
+            learner.update(iter([batch(32, seed=i, **scaled)]))
+        policies.append(learner.policy)
+    state = torch.randn(9, 2, generator=torch.Generator().manual_seed(5))
+    answers = [
+        policy.act({"state": (state * factor).numpy()}, deterministic=True).value
+        for policy, factor in zip(policies, (torch.ones(2), unit))
+    ]
+    assert np.ptp(answers[0]) > 0.01
+    np.testing.assert_allclose(answers[1], answers[0], atol=2e-3)
+    with pytest.raises(ValueError, match="set normalize alike"):
+        build().policy.load_state_dict(policies[0].state_dict())
+
+
 def test_options_of_the_model_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="where they shall disagree at least 2"):
         build(disagreement=0.5, model_normalize=True)
@@ -139,6 +177,8 @@ def test_options_of_the_model_that_make_no_sense_are_refused() -> None:
         build(disagreement=0.5, members=2)
     with pytest.raises(ValueError, match="members is 0"):
         build(members=0)
+    with pytest.raises(ValueError, match="expected sample or mean"):
+        build(recall="mode")
 
 
 def test_actor_step_moves_neither_critic_nor_model_and_critic_step_no_actor() -> None:
@@ -220,7 +260,7 @@ def test_density_of_the_first_action_integrates_to_one() -> None:
     learner = build(seed=2)
     state, previous = torch.zeros(4001, 2), torch.zeros(4001, 1)
     noise = torch.linspace(-8, 8, 4001)[:, None, None]
-    action, density = learner.actor.unroll(state, previous, noise, 1)
+    action, density, _ = learner.actor.unroll(state, previous, noise, 1)
     width = action[1:, 0, 0] - action[:-1, 0, 0]
     mass = float((density[1:, 0].exp() * width).sum().detach())
     assert mass == pytest.approx(1.0, abs=0.01)
