@@ -56,6 +56,7 @@ class Arsq:
         hidden: tuple[int, ...] = (512, 512, 512),
         layer_norm: bool = False,
         lr: float = 3e-4,
+        decay: int = 0,
         tau: float = 0.005,
         bellman_weight: float = 1.0,
         demo_kind: str = "cql",
@@ -80,6 +81,7 @@ class Arsq:
             hidden: widths of the networks of V and of u.
             layer_norm: in both.
             lr: step size.
+            decay: updates over which it falls to 0 as a cosine (ours; the last iterate is a settled one); 0 keeps it.
             tau: Polyak rate of the target of V.
             bellman_weight: of the squared error of Q.
             demo_kind: "cql", "margin" or "none".
@@ -96,12 +98,14 @@ class Arsq:
         """
         if demo_kind not in KINDS:
             raise ValueError(f"demo_kind is '{demo_kind}', expected one of {', '.join(KINDS)}")
+        if decay < 0:
+            raise ValueError(f"decay is {decay}, expected a number of updates, or 0 for none")
         if alpha <= 0 or demo_temperature <= 0:
             raise ValueError(f"alpha, demo_temperature are {alpha}, {demo_temperature}; expected above 0")
         size, actions = state_size(io, self.method), io.action_dim
         self.io, self.batch_size, self.alpha = io, batch_size, alpha
         self.codes, self._digits = ActionCodes(levels, bins), levels * actions
-        self._lr, self._tau, self._bellman = lr, tau, bellman_weight
+        self._lr, self._decay, self._tau, self._bellman = lr, decay, tau, bellman_weight
         self._kind, self._weight, self._temperature = demo_kind, demo_weight, demo_temperature
         self._low = -float("inf") if demo_low is None else demo_low
         self._high = float("inf") if demo_high is None else demo_high
@@ -189,10 +193,11 @@ class Arsq:
         d = d_raw.new_zeros(2, d_raw.shape[1], digits, digits, bins)
         d.diagonal(dim1=2, dim2=3).copy_(d_raw.transpose(-1, -2))  # only slot n of the pass with context n is read
         self._advantage.backward(d.view(2, -1, digits * bins))
-        self._params.adam(self._lr)
+        rate = self._state.falling(self._lr, self._decay)
+        self._params.adam(rate)
         self._advantage.refresh()
         self._value.backward(d_value[..., None])
-        self._value_params.adam(self._lr)
+        self._value_params.adam(rate)
         self._value.refresh()
         self._target_params.blend(self._value_params, self._tau)
         self._target.refresh()

@@ -131,6 +131,7 @@ class CqnAs:
         dominance: bool = True,
         explore: float = 0.01,
         lr: float = 5e-5,
+        decay: int = 0,
         tau: float = 0.02,
         normalize: bool = True,
         mode: str = "open",
@@ -158,6 +159,7 @@ class CqnAs:
             dominance: with "c51" the demonstrated distribution shall also dominate the others.
             explore: standard deviation of noise on actions that are not deterministic.
             lr: step size.
+            decay: updates over which it falls to 0 as a cosine (ours; the last iterate is a settled one); 0 keeps it.
             tau: Polyak rate of the target.
             normalize: standardise states by the data's moments.
             mode: how chunks are played, see `robot_rl.chunks.Execution`; the source ensembles.
@@ -170,12 +172,14 @@ class CqnAs:
             raise ValueError(f"value_semantics is '{value_semantics}', expected one of {', '.join(SEMANTICS)}")
         if value_semantics == "nstep" and not 1 <= n_step <= horizon:
             raise ValueError(f"n_step is {n_step}, expected 1 ... horizon = {horizon}: windows hold no more steps")
+        if decay < 0:
+            raise ValueError(f"decay is {decay}, expected a number of updates, or 0 for none")
         size, actions = state_size(io, self.method), io.action_dim
         self.io, self.batch_size, self.window = io, batch_size, horizon
         self.codes = ActionCodes(levels, bins)
         self._ahead = horizon if value_semantics == "chunk" else n_step
         self._demo, self._dominance = (demo_weight, demo_margin), dominance and value_head == "c51"
-        self._explore, self._lr, self._tau = explore, lr, tau
+        self._explore, self._lr, self._decay, self._tau = explore, lr, decay, tau
         self._generator = torch.Generator(device=device).manual_seed(seed)
         self.norm = FixedNorm(size, device=device) if normalize else None
         low, high = value_range
@@ -237,7 +241,8 @@ class CqnAs:
             slope = self._head.loss_grad(flat, target) * share[None, :, None]
         loss = (flat * slope).sum()  # its gradient is that of the head's loss
         imitation = self._demo_loss(out, code, valid * demo[:, None, None, None])
-        _step(self.critic.params, loss + self._demo[0] * imitation, self._lr)
+        rate = self._state.falling(self._lr, self._decay)
+        _step(self.critic.params, loss + self._demo[0] * imitation, rate)
         self.critic.target.blend(self.critic.params, self._tau)
         if not wanted:
             return self._state.report(None)

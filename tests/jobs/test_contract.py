@@ -162,6 +162,7 @@ def test_damaged_and_foreign_files_are_told_without_advice_to_trust_them(tmp_pat
 @pytest.mark.parametrize("settings", [TrainSettings, OfflineSettings])
 @pytest.mark.parametrize("name", ["eval_episodes", "final_episodes", "eval_envs"])
 def test_a_run_that_could_not_be_evaluated_at_its_end_is_refused_before_it_begins(settings: Any, name: str) -> None:
-    needs = {"data": "log.hdf5"} if settings is OfflineSettings else {"total_steps": 1}
+    options: dict[str, Any] = {"data": "log.hdf5"} if settings is OfflineSettings else {"total_steps": 1}
+    options[name] = 0
     with pytest.raises(ValueError, match=f"{name} is 0, expected 1 or more"):
-        settings(**needs, **{name: 0})
+        settings(**options)

@@ -219,3 +219,16 @@ def test_two_ways_of_acting_are_kept_apart() -> None:
     large = (np.abs(acted) > 0.3).all(1)
     assert (alike & large).mean() > 0.9
     assert 0.2 < (acted[:, 0] > 0).mean() < 0.8 or alike.all()
+
+
+def test_step_size_falls_as_a_cosine_and_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, seen = Arsq(IO, **SMALL, decay=4), []
+    monkeypatch.setattr(learner._params, "adam", seen.append)
+    monkeypatch.setattr(learner._value_params, "adam", seen.append)
+    for i in range(6):
+        learner.update(iter([rows(8, terminated=True, source=[0] * 8, seed=i)]))
+    cosine = [3e-4 * share for share in (1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0)]
+    assert seen[::2] == pytest.approx(cosine, abs=1e-9)
+    assert seen[1::2] == seen[::2]
+    with pytest.raises(ValueError, match="decay is -1"):
+        Arsq(IO, **SMALL, decay=-1)

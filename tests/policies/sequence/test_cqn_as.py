@@ -167,3 +167,13 @@ def test_save_load_update_equals_update(options: dict[str, Any]) -> None:
     np.testing.assert_array_equal(one.policy.act(obs).value, other.policy.act(obs).value)
     single = next(buffer_of(io, 3, [episode(np.zeros((1, 1)), np.ones(1))]).batches(1))
     assert np.isfinite(one.update(iter([single]))["train/q"])
+
+
+def test_step_size_falls_as_a_cosine_and_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    io, rng, seen = interface(1), np.random.default_rng(0), []
+    learner = CqnAs(io, **SMALL, horizon=3, decay=4)
+    monkeypatch.setattr(learner.critic.params, "adam", seen.append)
+    trained(learner, buffer_of(io, 3, [episode(rng.uniform(-1, 1, (9, 1)), np.ones(9)) for _ in range(4)]), 6)
+    assert seen == pytest.approx([3e-3 * share for share in (1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0)], abs=1e-8)
+    with pytest.raises(ValueError, match="decay is -1"):
+        CqnAs(io, **SMALL, decay=-1)
