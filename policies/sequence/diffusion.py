@@ -116,8 +116,11 @@ class Diffusion:
                 f"clone_updates, distill_decay, distill_noise are {clone_updates}, {distill_decay}, {distill_noise}; "
                 "expected at least 0"
             )
-        if clone_updates and distill_from > clone_updates:
-            raise ValueError(f"distill_from is {distill_from}: behind clone_updates={clone_updates} nobody would learn")
+        if clone_updates and not 0 < distill_from <= clone_updates:
+            raise ValueError(
+                f"distill_from is {distill_from}: behind clone_updates={clone_updates} nobody would learn, expected "
+                f"1 to {clone_updates}"
+            )
         size, actions = state_size(io, self.method), io.action_dim
         self.io, self.batch_size, self.window = io, batch_size, horizon_pred
         self.horizons = Horizons(horizon_pred, horizon_exec, horizon_exec)

@@ -39,8 +39,9 @@ def train(cfg: DictConfig) -> None:
     own = get_class(cfg.policy._target_) if cfg.init is not None and cfg.resume is None else None
     if own is not None and not getattr(own, "from_policy", False):  # the offline run's own learner goes on
         cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
-        if cfg.policy.get("actor_decay"):  # its schedule has ended with the log: the actor would not move any more
-            cfg.policy.actor_decay = 0
+        for name in ("actor_decay", "decay"):  # the schedule has ended with the log: nothing would move any more
+            if cfg.policy.get(name):
+                cfg.policy[name] = 0
         method = str(cfg.policy.get("_target_", "")).rpartition(".")[0].rpartition(".")[2]
     cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "rewarder", "track", "experiment"), method)
     folder = parallel.agree(folder)  # its name holds the time, which differs between processes

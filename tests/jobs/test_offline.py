@@ -332,21 +332,26 @@ def test_offline_run_is_fine_tuned_beside_its_log_and_resumes(tmp_path, robot_rl
     assert more.returncode == 0, more.stderr
 
 
-def test_actor_moves_on_when_its_step_size_fell_to_zero_over_the_log(tmp_path, robot_rl):
+@pytest.mark.parametrize(
+    ("policy", "moved"),
+    [(("policy=offline/iql",), "actor"), (("policy=sequence/arsq", "policy.decay=40"), "advantage")],
+)
+def test_actor_moves_on_when_its_step_size_fell_to_zero_over_the_log(tmp_path, robot_rl, policy, moved):
     log(tmp_path / "log.hdf5", reach=True)
     small = [item for item in TINY if not item.startswith(("policy.batch", "updates=", "eval_envs", "final"))]
     small += ["policy.batch_size=16", "final_episodes=2"]
-    first = robot_rl("offline", "data=log.hdf5", "env=reach", "policy=offline/iql", *small, "updates=40", "name=a")
+    first = robot_rl("offline", "data=log.hdf5", "env=reach", *policy, *small, "updates=40", "name=a")
     assert first.returncode == 0, first.stderr
     run = next(tmp_path.glob("runs/offline/*_a"))
     done = robot_rl(
         *("train", "env=reach", f"init={run}", "log=log.hdf5", "total_steps=60", "learning_starts=20", "eval_every=0"),
+        "name=b",
         *("final_episodes=2", "video_episodes=0", "track.tensorboard=false"),
     )
     assert done.returncode == 0, done.stderr
-    tuned = next(tmp_path.glob("runs/train/*_reach_iql_seed0"))
-    before = checkpoint.load_state(checkpoint.find(run) / "learner.pt")["actor"]["flat"]
-    after = checkpoint.load_state(checkpoint.find(tuned) / "learner.pt")["actor"]["flat"]
+    tuned = next(tmp_path.glob("runs/train/*_b"))
+    before = checkpoint.load_state(checkpoint.find(run) / "learner.pt")[moved]["flat"]
+    after = checkpoint.load_state(checkpoint.find(tuned) / "learner.pt")[moved]["flat"]
     assert (after - before).abs().max() > 1e-3
 
 

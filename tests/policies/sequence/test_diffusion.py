@@ -196,7 +196,7 @@ def test_realtime_flow_goes_on_from_the_running_chunk() -> None:
 def test_wrong_options_are_refused() -> None:
     for options in (
         {"kind": "gan"}, {"student_acts": True}, {"sample_steps": 50}, {"horizon_exec": 9}, {"distill_noise": -1.0},
-        {"clone_updates": 5, "distill_from": 6},
+        {"clone_updates": 5, "distill_from": 6}, {"clone_updates": 5},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"kind|student|sampling|horizon_exec|distill_noise|distill_from"):
             Diffusion(IO, **{**SMALL, **options})
