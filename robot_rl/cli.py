@@ -136,17 +136,26 @@ SYNONYMS = {"total_steps": "updates", "updates": "total_steps", "steps": "total_
 
 
 def unknown(verb: str, overrides: list[str]) -> str:
-    """What is wrong with the first key that this verb has not, or ""; Hydra's advice would be to add it."""
+    """What is wrong with the first key that this verb has not, or with a group that is set to nothing, or "".
+
+    Hydra's advice would be to add the key; to a group's null it answers with a trace.
+    """
     configs = resources.files("robot_rl.configs")
     keys = {"hydra"} | {item.name for item in configs.iterdir() if item.is_dir()}
+    groups: set[str] = set()
     for name in (VERBS[verb][0], "verb"):
         made: Any = OmegaConf.create(configs.joinpath(f"{name}.yaml").read_text())
         keys |= set(made)
         placed = [str(key) for item in made.get("defaults", ()) if isinstance(item, DictConfig) for key in item]
         keys |= {key.split("@")[1].split(".")[0] for key in placed if "@" in key}  # a group under another name
+        groups |= {key for key in placed if key.isidentifier()}
     for item in overrides:
         key = item.split("=")[0].split("@")[0]
         top = key.replace("/", ".").split(".")[0]
+        if key in groups and item.partition("=")[2] in ("null", "true", "false"):
+            there = sorted(x.name.removesuffix(".yaml") for x in configs.joinpath(key).iterdir() if x.name[0] != "_")
+            instead = "; estimate=0 for no estimate" if (verb, key) == ("offline", "ope") else ""
+            return f"robot-rl {verb} {item}: {key} is one of {', '.join(there)}{instead}"
         if "=" not in item or not top.isidentifier() or top in keys:
             continue  # a flag, "+key=", "~key", or known; what lies below a key Hydra knows better
         near = [SYNONYMS[top]] if SYNONYMS.get(top) in keys else difflib.get_close_matches(top, sorted(keys), 2)

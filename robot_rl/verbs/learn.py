@@ -83,6 +83,12 @@ def offline(cfg: DictConfig) -> None:
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     settings = OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)})
     print(f"run folder: {folder}")
+    judges = None
+    if cfg.get("ope") is not None and cfg.get("behaviour") is not None:  # else ~ope on the command line: no estimate
+        judges = Judges(
+            lambda io, policy, **how: instantiate(cfg.ope, _partial_=True)(io, policy, **shared, **how),
+            lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
+        )
     job = OfflineJob(
         settings,
         folder,
@@ -91,10 +97,7 @@ def offline(cfg: DictConfig) -> None:
         make_tracker=tracker_factory(cfg, folder),
         config=saved_config(cfg),
         env_name=str(cfg.id or ""),
-        judges=Judges(
-            lambda io, policy, **how: instantiate(cfg.ope, _partial_=True)(io, policy, **shared, **how),
-            lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
-        ),
+        judges=judges,
         resume=cfg.resume is not None,
     )
     for line in job.findings:

@@ -28,6 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
         ("train", "~track", ""),
         ("train", "hydra.verbose=true", ""),
         ("train", "output=/tmp", ""),
+        ("offline", "ope=null", "ope=null: ope is one of fqe, model; estimate=0 for no estimate"),
+        ("train", "track=false", "track is one of"),
+        ("offline", "ope=model", ""),
+        ("offline", "resume=null", ""),
     ],
 )
 def test_key_that_a_verb_has_not(verb: str, item: str, answer: str) -> None:

@@ -288,6 +288,14 @@ def test_offline_command_line_from_log_to_policy_to_evaluation(tmp_path, robot_r
     assert "250" in resumed.stdout
 
 
+def test_offline_without_an_estimator_makes_no_estimate(tmp_path, robot_rl):
+    log(tmp_path / "log.hdf5")
+    small = [item for item in TINY if not item.startswith(("estimate", "ope.", "updates"))]
+    done = robot_rl("offline", "data=log.hdf5", "~ope", *small, "updates=20", "policy=offline/bc")
+    assert done.returncode == 0, done.stderr
+    assert "from the log alone" not in done.stdout
+
+
 def test_offline_wrong_learner_and_missing_log_are_one_paragraph(tmp_path, robot_rl):
     log(tmp_path / "log.hdf5")
     for arguments, words in (
