@@ -46,11 +46,11 @@ class LearnerState:
         self.updates += 1
         return self._every > 0 and self.updates % self._every == 0
 
-    def falling(self, lr: float, over: int) -> float:
-        """Step size of the present update: `lr` falling to 0 over `over` updates as a cosine; 0 keeps it."""
+    def falling(self, lr: float, over: int, *, first: int = 1) -> float:
+        """Step size of this update: `lr` falling to 0 over `over` updates from `first` on as a cosine; 0 keeps it."""
         if not over:
             return lr
-        return lr * 0.5 * (1.0 + math.cos(math.pi * min((self.updates - 1) / over, 1.0)))
+        return lr * 0.5 * (1.0 + math.cos(math.pi * min((self.updates - first) / over, 1.0)))
 
     def report(self, metrics: dict[str, Tensor] | None) -> Metrics:
         """Read the metrics of this update, or return the latest.

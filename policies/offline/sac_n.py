@@ -78,6 +78,8 @@ class SacN:
                 f"critics is {critics}, batch_size {batch_size} and init_alpha {init_alpha}; expected at least 1, at "
                 "least 1 and more than 0"
             )
+        if actor_decay < 0:
+            raise ValueError(f"actor_decay is {actor_decay}, expected a number of updates, or 0 for none")
         size = state_size(io, self.method)
         self.io, self.batch_size, self.critics = io, batch_size, critics
         self._lr, self._decay, self._tau, self._size = lr, actor_decay, tau, size

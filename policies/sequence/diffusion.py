@@ -210,8 +210,7 @@ class Diffusion:
     def _student_rate(self) -> float:
         if not self._distill_decay:
             return self.rate()
-        own = min((self._state.updates - self._distill) / self._distill_decay, 1.0)
-        return self._lr * 0.5 * (1.0 + math.cos(math.pi * own))
+        return self._state.falling(self._lr, self._distill_decay, first=self._distill)
 
     def _clone(self, state: Tensor, chunk: Tensor, valid: Tensor) -> Tensor:
         noise = torch.randn(chunk.shape, generator=self._generator, device=chunk.device)

@@ -39,6 +39,7 @@ def test_save_load_update_equals_update() -> None:
     options = {"random_sequence": True, "drop_previous": 0.3, "clamp_states": True, "model_delta": True}
     options |= {
         "normalize": True,
+        "recall": "mean",
         "model_normalize": True,
         "members": 3,
         "disagreement": 0.5,

@@ -45,9 +45,11 @@ def answers(station, processes, key, count):
     station.node.destroy_subscription(sub)
     station.node.destroy_publisher(out)
     first = next(i for i, item in enumerate(seen) if np.abs(item[1]).max() > 1e-6)
-    # A first answer that came too late for its tick moves the robot while it is still alone; the next one finds it
-    # settling, and that tick is published once more. Lockstep begins with the tick behind it.
-    first += int(seen[first + 1][0] == seen[first][0])
+    # A first command that lands just behind its tick's wait moves the robot while it is still alone; the next one finds
+    # it settling, and that tick is published once more, the robot where it was. Lockstep begins behind it.
+    if seen[first + 1][0] == seen[first][0]:
+        np.testing.assert_array_equal(seen[first + 1][1], seen[first][1])
+        first += 1
     rows = seen[first : first + count]
     return [t for t, *_ in rows], np.array([q for _, q, _ in rows]), count / (rows[-1][2] - rows[0][2])
 
