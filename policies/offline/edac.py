@@ -57,6 +57,7 @@ class Edac(SacN):
         eta: float = 1.0,
         lr: float = 3e-4,
         actor_decay: int = 0,
+        clone_weight: float = 0.0,
         tau: float = 0.005,
         init_alpha: float = 1.0,
         normalize: bool = False,
@@ -77,6 +78,7 @@ class Edac(SacN):
             eta: weight of the diversity; 1 locomotion (5 medium-expert), 10 to 1000 pen, 200 Adroit, 0.1 Maze2d.
             lr: step size of everything.
             actor_decay: updates over which the actor's step size falls to 0 as a cosine (ours); 0: as published.
+            clone_weight: of the squared distance to the log's action in the actor's loss, in units of mean |min Q|.
             tau: Polyak rate of the target critics.
             init_alpha: temperature at the start.
             normalize: standardise states by the data's moments.
@@ -99,6 +101,7 @@ class Edac(SacN):
             critics=critics,
             lr=lr,
             actor_decay=actor_decay,
+            clone_weight=clone_weight,
             tau=tau,
             init_alpha=init_alpha,
             normalize=normalize,

@@ -26,6 +26,11 @@ class SacN:
     y = r + discount (min_i Q'_i(s', a') - alpha log pi(a'|s')); the critics' loss is the sum over N of the mean squared
     error; the actor minimises alpha log pi - min_i Q_i. Order: temperature, actor, critics, targets.
 
+    With `clone_weight` w the actor minimises alpha log pi - min_i Q_i + w mean|min_i Q_i| |a - a_log|^2, a its own
+    sample and the mean without gradient. That is the term and the scale of TD3+BC, whose alpha is 1 / (w A) here (A:
+    width of the action). Holding EDAC to the log so is an idea of Jelley et al. (The Critic is Critical, 2024:
+    EDAC+BC), who divide each part by its own size instead.
+
     Source: An et al., Uncertainty-Based Offline RL with Diversified Q-Ensemble, section 3; details of CORL sac_n.py.
     """
 
@@ -44,6 +49,7 @@ class SacN:
         critics: int = 10,
         lr: float = 3e-4,
         actor_decay: int = 0,
+        clone_weight: float = 0.0,
         tau: float = 0.005,
         init_alpha: float = 1.0,
         normalize: bool = False,
@@ -63,6 +69,8 @@ class SacN:
             critics: N; 10 halfcheetah, 20 walker2d, 200 to 500 hopper, 25 AntMaze and Maze2d, 100 Adroit.
             lr: step size of everything.
             actor_decay: updates over which the actor's step size falls to 0 as a cosine (ours); 0: as published.
+            clone_weight: of the squared distance to the log's action in the actor's loss, in units of mean |min Q|;
+                0: as published.
             tau: Polyak rate of the target critics.
             init_alpha: temperature at the start; where rewards are far below 1 the entropy would drown them at first.
             normalize: standardise states by the data's moments.
@@ -80,7 +88,10 @@ class SacN:
             )
         if actor_decay < 0:
             raise ValueError(f"actor_decay is {actor_decay}, expected a number of updates, or 0 for none")
+        if clone_weight < 0:
+            raise ValueError(f"clone_weight is {clone_weight}, expected 0 (nothing holds the actor to the log) or more")
         size = state_size(io, self.method)
+        self._clone_weight = clone_weight
         self.io, self.batch_size, self.critics = io, batch_size, critics
         self._lr, self._decay, self._tau, self._size = lr, actor_decay, tau, size
         self._generator = generator = torch.Generator(device=device).manual_seed(seed)
@@ -155,6 +166,9 @@ class SacN:
         d_q = chosen.div_(chosen.sum(0) * -size)
         d_action = self._critic.backward(d_q[..., None], weights=False, inputs=slice(self._size, None))
         assert d_action is not None
+        if self._clone_weight:
+            pull = low.abs().mean() * (2.0 * self._clone_weight / size)
+            d_action = torch.addcmul(d_action, sample.action - action, pull)
         more = self._actor_step(rows, raw, sample, d_action, alpha)
 
         after = self._actor.draw(self._actor.raw(next_state))

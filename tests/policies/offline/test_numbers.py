@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from robot_rl.policies.nets.mlp import AutogradMlp
 from robot_rl.policies.nets.rows import split
 from robot_rl.policies.offline.awac import Awac
 from robot_rl.policies.offline.cal_ql import CalQl
@@ -352,3 +353,29 @@ def test_f_dvl_total_variation_slope_and_derivative():
     loss.sum().backward()
     torch.testing.assert_close(slope, -x.grad)
     torch.testing.assert_close(slope.detach(), torch.tensor([0.2, -0.6], dtype=torch.float64))
+
+
+def test_clone_weight_adds_the_pull_of_td3_bc_to_the_actor(io, batch, monkeypatch):
+    """-min Q + w mean|min Q| |a - a_log|^2 by autograd, the scale without gradient."""
+    learner = SacN(io, hidden=(8, 8), critics=3, clone_weight=0.7)
+    learner._critic_params.flat.detach().mul_(30.0)  # fresh critics are nearly flat
+    learner._critic.refresh()
+    rows = batch(seed=1)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    monkeypatch.setattr(
+        learner._actor, "step", lambda sample, d, alpha: seen.append((sample.action.clone(), d.clone()))
+    )
+    critics = AutogradMlp(learner._critic.shape, learner._critic_params.twin())
+    learner.update(iter([rows]))
+    ((drawn, d_action),) = seen
+    action = drawn.requires_grad_()
+    low = critics.compute(torch.cat([rows.obs["state"], action], dim=1))[..., 0].amin(0)
+    loss = -low + 0.7 * low.detach().abs().mean() * (action - rows.action).square().sum(1)
+    (expected,) = torch.autograd.grad(loss.mean(), action)
+    torch.testing.assert_close(d_action, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["clone_weight", "actor_decay"])
+def test_sac_n_refuses_negative_options(io, name):
+    with pytest.raises(ValueError, match=f"{name} is -1"):
+        SacN(io, hidden=(8, 8), **{name: -1})
