@@ -87,6 +87,11 @@ METHODS = {
             "walker2d-medium-replay": _edac(10, 1.0),
         },
     ),
+    "edac_bc": Method(
+        "offline/edac",
+        batched=False,
+        always=("policy.normalize=true", "policy.critics=10", "policy.eta=5", "policy.clone_weight=0.1"),
+    ),
 }
 ENVS = {"halfcheetah": "HalfCheetah", "hopper": "Hopper", "walker2d": "Walker2d"}
 SETS = tuple(f"{env}-{level}" for level in ("medium-expert", "medium-replay") for env in ENVS)
