@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl import __version__
-from robot_rl.checkpoint import write_json
+from robot_rl.checkpoint import write_bytes, write_json
 from robot_rl.data import d4rl, scores
 from robot_rl.ope.intervals import iqm, stratified
 
@@ -264,8 +264,11 @@ def _collect(
 
 def _train(folder: Path, cell: str, name: str, options: list[str], clock: _Clock) -> bool:
     """Begin or continue one run; whether it is finished."""
+    if clock.over:
+        return False
     begun = [path.parent for path in sorted((folder / "runs").glob(f"offline/*_{cell}/checkpoints"))]
     begun = [path for path in begun if any((path / "checkpoints").iterdir())]
+    _same_options(folder / f"{cell}.options.txt", options, bool(begun))
     command = [sys.executable, "-m", "robot_rl", "offline"]
     updates = int(next(o for o in options if o.startswith("updates=")).split("=")[1])
     if begun:
@@ -295,6 +298,24 @@ def _train(folder: Path, cell: str, name: str, options: list[str], clock: _Clock
         },
     )
     return True
+
+
+def _same_options(record: Path, options: list[str], begun: bool) -> None:
+    """Write down with what a run begins; one that goes on keeps that, so other options are refused, not ignored.
+
+    Raises:
+        ValueError: the run was begun with other options.
+    """
+    if not begun:
+        write_bytes(record, "\n".join(options).encode())
+        return
+    was = record.read_text().splitlines() if record.exists() else options
+    if was != options:
+        before, now = (", ".join(o for o in a if o not in b) for a, b in ((was, options), (options, was)))
+        raise ValueError(
+            f"{record.name.removesuffix('.options.txt')} was begun with {before} and now has {now}: go on with the same "
+            f"options, name another +label= or +out=, or remove its folder in {record.parent / 'runs' / 'offline'}"
+        )
 
 
 def summarise(folder: Path) -> list[dict[str, Any]]:

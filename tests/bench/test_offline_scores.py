@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from robot_rl.bench import offline_scores
 from robot_rl.bench.offline_scores import METHODS, run, summarise
 
 
@@ -37,6 +38,25 @@ def test_unknown_names_and_a_missing_zoo_are_explained(tmp_path: Path) -> None:
         run(str(tmp_path), methods=("sarsa",))
     with pytest.raises(ValueError, match=r"name the agents it is made from with \+zoo="):
         run(str(tmp_path), sets=("hopper-medium-expert",), methods=("bc",))
+
+
+def test_a_begun_run_with_other_options_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on with the old ones and be recorded under the new."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(offline_scores, "_call", lambda command, *_: calls.append(command))  # interrupted at once
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "hopper-medium-expert.hdf5").touch()
+
+    def ask(updates: int) -> int:
+        return run(str(tmp_path), sets=("hopper-medium-expert",), methods=("bc",), updates=updates)["open"]
+
+    assert ask(90) == ask(60) == 1  # without a checkpoint it begins anew
+    begun = tmp_path / "runs" / "offline" / "x_hopper-medium-expert_bc"
+    (begun / "checkpoints" / "step_1").mkdir(parents=True)
+    assert ask(60) == 1
+    assert calls[-1][-1] == f"resume={begun}"
+    with pytest.raises(ValueError, match=r"begun with updates=60, .* and now has updates=30, .*\+label="):
+        ask(30)
 
 
 def test_published_settings_name_known_sets() -> None:
