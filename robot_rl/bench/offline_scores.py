@@ -313,8 +313,8 @@ def _same_options(record: Path, options: list[str], begun: bool) -> None:
     if was != options:
         before, now = (", ".join(o for o in a if o not in b) for a, b in ((was, options), (options, was)))
         raise ValueError(
-            f"{record.name.removesuffix('.options.txt')} was begun with {before} and now has {now}: go on with the same "
-            f"options, name another +label= or +out=, or remove its folder in {record.parent / 'runs' / 'offline'}"
+            f"{record.name.removesuffix('.options.txt')} was begun with {before} and now has {now}: go on with the "
+            f"same options, name another +label= or +out=, or remove its folder in {record.parent / 'runs' / 'offline'}"
         )
 
 
