@@ -34,8 +34,8 @@ class Method:
         always: overrides on every set.
         per_set: set -> further overrides.
         decays: the actor's step size falls to 0 as a cosine over the run. The authors of IQL and f-DVL do so; for BC,
-            TD3+BC, ReBRAC and EDAC held to the log it is ours, because the last iterate is what counts and these runs are
-            short.
+            TD3+BC, ReBRAC and EDAC held to the log it is ours, because the last iterate is what counts and these runs
+            are short.
     """
 
     policy: str
