@@ -10,6 +10,9 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
 
+LOSSES = ("mse", "l1")
+"""Of the model's errors in its own units."""
+
 
 class RecallModel:
     """An ensemble of perceptrons (s, a) -> s', and optionally the logit of a true end, with a slowly following copy.
@@ -23,6 +26,8 @@ class RecallModel:
         delta: predict s' - s in place of s'.
         normalize: inputs and s' - s in units of their running deviations; implies `delta`.
         ends: a further output, the logit that (s, a) ends the episode.
+        smooth: SiLU in place of ReLU, and a linear path from the input to the output beside it.
+        loss: "mse", or "l1".
 
     Source: Patel and Siegelmann's model is `members=1` and nothing else; the options are ours.
     """
@@ -38,10 +43,15 @@ class RecallModel:
         delta: bool = False,
         normalize: bool = False,
         ends: bool = False,
+        smooth: bool = False,
+        loss: str = "mse",
     ) -> None:
-        self.delta, self.ends = delta or normalize, ends
+        self.delta, self.ends, self.smooth, self._loss = delta or normalize, ends, smooth, loss
         shape = MlpShape(members, state + actions, tuple(hidden), state + ends, False, "model.")
-        self.params = FlatParams(shape.shapes(), device=device)
+        shapes = shape.shapes()
+        if smooth:
+            shapes["model.linear_weight"] = (members, state + actions, state + ends)
+        self.params = FlatParams(shapes, device=device)
         self.target = self.params
         self._shape = shape
         self.net = AutogradMlp(shape, self.params)
@@ -59,8 +69,19 @@ class RecallModel:
     def outputs(self, net: AutogradMlp, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the members say: (M, B, S) raw predictions, and (M, B) logits of an end."""
         x = torch.cat([state, action], 1)
-        out = net.compute(x if self.norms is None else self.norms[0](x))
+        if self.norms is not None:
+            x = self.norms[0](x)
+        out = self._smooth(net.params, x) if self.smooth else net.compute(x)
         return (out[..., :-1], out[..., -1]) if self.ends else (out, None)
+
+    def _smooth(self, params: FlatParams, x: Tensor) -> Tensor:
+        view, last = params.view, len(self._shape.hidden)
+        x = x.expand(self._shape.members, *x.shape)
+        h = x
+        for i in range(last):
+            h = functional.silu(torch.baddbmm(view[f"model.bias{i}"][:, None], h, view[f"model.weight{i}"]))
+        straight = torch.baddbmm(view[f"model.bias{last}"][:, None], x, view["model.linear_weight"])
+        return torch.baddbmm(straight, h, view[f"model.weight{last}"])
 
     def next(self, raw: Tensor, state: Tensor) -> Tensor:
         """(M, B, S) next states of raw predictions."""
@@ -69,7 +90,7 @@ class RecallModel:
         return state + raw if self.delta else raw
 
     def loss(self, state: Tensor, action: Tensor, after: Tensor, ended: Tensor) -> Tensor:
-        """Mean square error of the members, summed over them, plus the cross entropy of ends (B,)."""
+        """Mean square (or absolute) error of the members, summed over them, plus the cross entropy of ends (B,)."""
         if self.norms is not None:
             self.norms[0].observe(torch.cat([state, action], 1))
             self.norms[1].observe(after - state)
@@ -78,7 +99,7 @@ class RecallModel:
             error = raw - self.norms[1](after - state)
         else:
             error = (state + raw if self.delta else raw) - after
-        loss = error.square().mean((1, 2)).sum()
+        loss = (error.abs() if self._loss == "l1" else error.square()).mean((1, 2)).sum()
         if logits is not None:
             truth = ended.to(logits.dtype).expand_as(logits)
             loss = loss + functional.binary_cross_entropy_with_logits(logits, truth, reduction="none").mean(1).sum()

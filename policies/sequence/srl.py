@@ -15,87 +15,13 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.policies.nets.recall_model import RecallModel
+from robot_rl.policies.nets.recall_model import LOSSES, RecallModel
+from robot_rl.policies.nets.recurrent_actor import RecurrentActor
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import IOSpec, Metrics, Obs, Transitions
 
-_LOG_STD = (-20.0, 2.0)
-_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
-
-
-class RecurrentActor:
-    """h_0 = W2 relu(W1 s); h_{i+1} = GRU(a_{i-1}, h_i); u ~ N(mean(h), std(h)); a = tanh u.
-
-    The input of the first inner step is the action executed before the decision, zeros after a reset.
-
-    Args:
-        state: S.
-        actions: A.
-        hidden: width.
-        device: torch device.
-        generator: of the initial weights (Xavier uniform; biases zero).
-        normalize: read the state in units of its running deviation.
-    """
-
-    def __init__(
-        self, state: int, actions: int, hidden: int, device: str, generator: torch.Generator, *, normalize: bool = False
-    ) -> None:
-        self.actions = actions
-        # As in the model: what is small (the angle of a balanced pole) is what matters, so it is not kept small.
-        self.norm = RunningNorm(state, max_scale=1e4, device=device) if normalize else None
-        shapes = {
-            "first": (hidden, state), "second": (hidden, hidden), "gate_in": (3 * hidden, actions),
-            "gate_hidden": (3 * hidden, hidden), "mean": (actions, hidden), "log_std": (actions, hidden),
-        }  # fmt: skip
-        sizes = {f"{name}_bias": (shape[0],) for name, shape in shapes.items()}
-        self.params = FlatParams({**shapes, **sizes}, device=device)
-        with torch.no_grad():
-            for name, shape in shapes.items():
-                bound = math.sqrt(6.0 / (shape[0] + shape[1]))
-                draw = torch.rand(shape, generator=generator, device=device)
-                self.params.view[name].copy_(draw * (2 * bound) - bound)
-        self.params.require_grad()
-
-    def seen(self, state: Tensor) -> Tensor:
-        """The state (B, S) as the networks read it."""
-        return state if self.norm is None else self.norm(state)
-
-    def unroll(
-        self, state: Tensor, previous: Tensor, noise: Tensor | None, steps: int, *, along: str = "sample"
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions (B, J, A), log-densities (B, J), and the actions (B, J, A) that the sequence went on from.
-
-        Args:
-            state: (B, S).
-            previous: (B, A) action executed before.
-            noise: (B, J, A) standard normal, or None for the mean action.
-            steps: J.
-            along: what the recurrence reads: the "sample", or the "mean" action, beside which samples are drawn.
-        """
-        p = self.params.view
-        h = torch.relu(torch.addmm(p["first_bias"], self.seen(state), p["first"].t()))
-        h = torch.addmm(p["second_bias"], h, p["second"].t())
-        # One product for both heads, and densities of all steps at once: what waits for the step before is kept short.
-        head, bias = torch.cat([p["mean"], p["log_std"]]).t(), torch.cat([p["mean_bias"], p["log_std_bias"]])
-        action, actions, played, deviations = previous, [], [], []
-        for i in range(steps):
-            h = torch.gru_cell(action, h, p["gate_in"], p["gate_hidden"], p["gate_in_bias"], p["gate_hidden_bias"])
-            mean, log_std = torch.addmm(bias, h, head).split(self.actions, 1)
-            if noise is None:
-                action = mean.tanh()
-            else:
-                deviations.append(log_std.clamp(*_LOG_STD))
-                action = torch.addcmul(mean, deviations[-1].exp(), noise[:, i]).tanh()
-                if along == "mean":
-                    actions.append(action)
-                    action = mean.tanh()
-            played.append(action)
-        plan = torch.stack(played, 1)
-        if noise is None:
-            return plan, plan.new_zeros(plan.shape[:2]), plan
-        chosen = torch.stack(actions, 1) if actions else plan
-        density = -0.5 * noise.square() - torch.stack(deviations, 1) - _HALF_LOG_TAU
-        return chosen, (density - (1.0 - chosen.square() + 1e-6).log()).sum(-1), plan
+PLANS = ("recurrence", "model")
+"""How a decision of more than one step is played."""
 
 
 class Srl:
@@ -143,6 +69,9 @@ class Srl:
         members: int = 1,
         disagreement: float = 0.0,
         end_head: bool = False,
+        model_smooth: bool = False,
+        model_loss: str = "mse",
+        plan: str = "recurrence",
         decay: int = 0,
         metrics_every: int = 100,
     ) -> None:
@@ -177,6 +106,13 @@ class Srl:
             disagreement: a step weighs exp(-u / disagreement) times what the one before it weighs, u the members'
                 deviation in units of what a step changes (wants `model_normalize`); 0: not at all.
             end_head: the model predicts true ends too, and a step weighs as much as the episode is likely to get there.
+            model_smooth: SiLU in place of ReLU and a linear path beside it in the model: most of what a short step of
+                physics changes is linear in state and action, the rest is smooth.
+            model_loss: of the model's errors: "mse", or "l1", which fits the many plain steps closely where the few
+                rough ones (a fall, a stop) would take up the squares.
+            plan: how more than one step of a decision is played. "recurrence": by the recurrence, from the newest
+                observation alone. "model": each action by the actor's first step at the state that the model (its
+                slowly following copy) says comes next; the model goes with the policy then.
             decay: updates over which all step sizes fall to 0 as a cosine, so that the last iterate is a settled one;
                 0 keeps them.
             metrics_every: metrics are computed in every n-th update.
@@ -199,6 +135,11 @@ class Srl:
             raise ValueError(f"decay is {decay}, expected a number of updates, or 0 for none")
         if recall not in ("sample", "mean"):
             raise ValueError(f"recall is '{recall}', expected sample or mean")
+        if plan not in PLANS or model_loss not in LOSSES:
+            raise ValueError(
+                f"plan is '{plan}', model_loss '{model_loss}'; expected one of {', '.join(PLANS)} and one of "
+                f"{', '.join(LOSSES)}"
+            )
         if not 0.0 <= drop_previous < 1.0:
             raise ValueError(f"drop_previous is {drop_previous}, expected a probability below 1")
         if isinstance(target_entropy, str) and target_entropy != "auto":
@@ -220,6 +161,8 @@ class Srl:
             delta=model_delta,
             normalize=model_normalize,
             ends=end_head,
+            smooth=model_smooth,
+            loss=model_loss,
         )
         _xavier(self._critic_params, generator)
         _xavier(model.params, generator)
@@ -229,7 +172,7 @@ class Srl:
         self._critic_old = AutogradMlp(critic, self._critic_target)
         self._alpha_params = FlatParams({"log_alpha": (1,)}, device=device)
         self._alpha_params.flat[0] = math.log(init_alpha)
-        planner = SrlPlanner(self.actor, collect_steps, seed + 1)
+        planner = SrlPlanner(self.actor, collect_steps, seed + 1, model=model if plan == "model" else None)
         self.policy = SrlPolicy(io, planner)
         self._state = LearnerState(
             self.method,
@@ -354,16 +297,23 @@ class Srl:
 
 
 class SrlPlanner:
-    """Plans any number of steps from the newest observation and the action executed last."""
+    """Plans any number of steps from the newest observation and the action executed last.
 
-    def __init__(self, actor: RecurrentActor, steps: int, seed: int) -> None:
-        self.actor, self.steps = actor, steps
+    Args:
+        actor: what acts.
+        steps: of a plan.
+        seed: of its noise.
+        model: the plan goes along its states, at each the actor's first step; None: along the actor's recurrence.
+    """
+
+    def __init__(self, actor: RecurrentActor, steps: int, seed: int, *, model: RecallModel | None = None) -> None:
+        self.actor, self.steps, self.model = actor, steps, model
         device = actor.params.flat.device
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
     @torch.no_grad()
     def plan(self, obs: Obs, *, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:
-        """A sequence; the mean actions feed the recurrence when deterministic."""
+        """A sequence; the mean actions feed the recurrence, or the model, when deterministic."""
         device = self.actor.params.flat.device
         state = torch.as_tensor(obs["state"]).to(device, torch.float32)
         noise = None
@@ -371,35 +321,61 @@ class SrlPlanner:
             shape = (len(state), self.steps, self.actor.actions)
             noise = torch.randn(shape, generator=self._generator, device=device)
         last = torch.as_tensor(context["last"]).to(device, torch.float32)
-        return Plan(self.actor.unroll(state, last, noise, self.steps)[0])
+        if self.model is None:
+            return Plan(self.actor.unroll(state, last, noise, self.steps)[0])
+        chunk = []
+        for i in range(self.steps):
+            last = self.actor.unroll(state, last, None if noise is None else noise[:, i : i + 1], 1)[0][:, 0]
+            chunk.append(last)
+            if i + 1 < self.steps:
+                state = self.model.ahead(state, last, 0.0)[0]
+        return Plan(torch.stack(chunk, 1))
+
+    def _norms(self) -> dict[str, RunningNorm]:
+        norms = {} if self.actor.norm is None else {"norm": self.actor.norm}
+        if self.model is not None and self.model.norms is not None:
+            norms |= {"model_in": self.model.norms[0], "model_out": self.model.norms[1]}
+        return norms
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, moments and noise."""
-        state: dict[str, Any] = {
+        return {
             "actor": self.actor.params.flat.detach().clone(),
             "generator": self._generator.get_state(),
+            **({} if self.model is None else {"model": self.model.target.flat.detach().clone()}),
+            **{name: norm.state_dict() for name, norm in self._norms().items()},
         }
-        return state if self.actor.norm is None else {**state, "norm": self.actor.norm.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Copy in place.
 
         Raises:
-            ValueError: other sizes, or saved with `normalize` and built without, or the other way round.
+            ValueError: other sizes, or saved with other `normalize`, `plan` or `model_normalize`.
         """
-        if ("norm" in state) != (self.actor.norm is not None):
-            have, lack = ("with", "without") if "norm" in state else ("without", "with")
-            raise ValueError(
-                f"the policy was saved {have} normalize, this one was built {lack} it; set normalize alike"
-            )
-        if state["actor"].shape != self.actor.params.flat.shape:
-            raise ValueError(
-                f"the saved actor has {state['actor'].numel()} parameters, this one {self.actor.params.flat.numel()}"
-            )
+        norms = self._norms()
+        for name, option, here in (
+            ("norm", "normalize", "norm" in norms),
+            ("model", "plan=model", self.model is not None),
+            ("model_in", "model_normalize", "model_in" in norms),
+        ):
+            if (name in state) != here:
+                have, lack = ("with", "without") if name in state else ("without", "with")
+                raise ValueError(
+                    f"the policy was saved {have} {option}, this one was built {lack} it; set {option.split('=')[0]} "
+                    "alike"
+                )
+        weights = {"actor": self.actor.params.flat, **({} if self.model is None else {"model": self.model.target.flat})}
+        for name, flat in weights.items():
+            if state[name].shape != flat.shape:
+                raise ValueError(
+                    f"the saved {name} has {state[name].numel()} parameters, this one {flat.numel()}; build it with "
+                    "the run's own sizes"
+                )
         with torch.no_grad():
-            self.actor.params.flat.copy_(state["actor"])
-        if self.actor.norm is not None:
-            self.actor.norm.load_state_dict(state["norm"])
+            for name, flat in weights.items():
+                flat.copy_(state[name])
+        for name, norm in norms.items():
+            norm.load_state_dict(state[name])
         self._generator.set_state(state["generator"].cpu())
 
 
@@ -415,7 +391,7 @@ class SrlPolicy(ChunkedPolicy):
 
     def at_interval(self, steps: int) -> SrlPolicy:
         """The same actor, asked every `steps` ticks."""
-        return SrlPolicy(self.io, SrlPlanner(self._srl.actor, steps, 0))
+        return SrlPolicy(self.io, SrlPlanner(self._srl.actor, steps, 0, model=self._srl.model))
 
 
 def _xavier(params: FlatParams, generator: torch.Generator) -> None:
