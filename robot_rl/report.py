@@ -36,8 +36,6 @@ _TEMPLATE = Path(__file__).with_name("report.html.j2")
 
 def export_model(learner: Any, path: Path) -> Path | None:
     """The learner's policy in a format of its own, where it has one (`export`); an earlier one of that name stays."""
-    if not hasattr(learner, "export"):
-        return None
     return path if path.exists() else learner.export(path)
 
 

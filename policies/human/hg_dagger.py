@@ -12,10 +12,10 @@ from robot_rl.policies.nets.imitation import human_rows, imitation_grad
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
-from robot_rl.types import IOSpec, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, Metrics, Transitions
 
 
-class HgDagger:
+class HgDagger(Learner):
     """Behaviour cloning on the aggregated human actions, trained on while the person gates the robot.
 
     Rows weigh by `Transitions.extras["imitate"]`: the policy's own steps count nothing.

@@ -17,7 +17,7 @@ from robot_rl.policies.nets.imitation import human_rows, imitation_grad, log_den
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
-from robot_rl.types import IOSpec, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, Metrics, Transitions
 
 
 @dataclass
@@ -34,7 +34,7 @@ class _Rows:
     human: Transitions | None
 
 
-class HilPpo:
+class HilPpo(Learner):
     """Clipped policy updates on the policy's own steps, with imitation of the person beside them.
 
     Every `rollout_steps` own steps, at the end of an episode, the learner gets all steps since its last update, in

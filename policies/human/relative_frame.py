@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from robot_rl.policies.nets.start_frame import StartFrame
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Obs, OuterLearner, Transitions
 
 
-class RelativeFrame:
+class RelativeFrame(OuterLearner):
     """Gives a method observations and actions as seen from the tool's pose at the start of the episode.
 
     Log, safety layer and person stay in the robot's base: batches are turned on their way to the method, its actions on
@@ -42,15 +42,7 @@ class RelativeFrame:
         """
         self.frame = StartFrame(io)
         self.learner = method(self.frame.io, seed=seed, device=device, gamma=gamma)
-        self.consumes = self.learner.consumes
-        self.batch_size = self.learner.batch_size
         self.policy = RelativePolicy(io, self.frame, self.learner.policy)
-
-    def __getattr__(self, name: str) -> Any:
-        """What else a loop may ask of the method (`rollout_steps`, `calm`), where it has it."""
-        if name in ("learner", "frame"):
-            raise AttributeError(name)
-        return getattr(self.learner, name)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """The method's own, on turned batches."""
@@ -58,8 +50,7 @@ class RelativeFrame:
 
     def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
         """The method's own where it has one."""
-        prepare = getattr(self.learner, "pretrain", None)
-        return {} if prepare is None else prepare(map(self.turned, batches))
+        return self.learner.pretrain(map(self.turned, batches))
 
     def values(self, obs: Obs, action: np.ndarray) -> np.ndarray:
         """(E, B) values of observations and actions of the robot; for advice.

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from robot_rl.policies.nets.imitation import human_rows
 from robot_rl.policies.nets.safe_set import SafeSet, mlp
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Obs, OuterLearner, Transitions
 
 
-class SafeExploration:
+class SafeExploration(OuterLearner):
     """Keeps a method's actions where the predicted next states are probably safe.
 
     An action passes when min over the next `horizon` predicted states of P(safe) is at least `delta`. Else
@@ -80,11 +80,10 @@ class SafeExploration:
                 f"horizon is {horizon}, candidates {candidates}, set_steps {set_steps}; expected at least 1, 1 and 0"
             )
         self.learner = method(io, seed=seed, device=device, gamma=gamma)
-        if not callable(getattr(self.learner, "values", None)):
+        if not self.learner.judges:
             raise ValueError(
                 f"{type(self.learner).__name__} has no critics that can be asked; use human/imitation_sac or human/rlif"
             )
-        self.consumes, self.batch_size = self.learner.consumes, self.learner.batch_size
         self._generator = torch.Generator(device).manual_seed(seed + 7919)
         states = io.obs["state"][0][0]
         self.safe = SafeSet(
@@ -106,16 +105,9 @@ class SafeExploration:
             io, self.learner.policy, self.safe, self.clone, self.learner.values, delta, horizon, candidates
         )
 
-    def __getattr__(self, name: str) -> Any:
-        """What else a loop may ask of the method (`rollout_steps`, `calm`), where it has it."""
-        if name in ("learner", "safe"):
-            raise AttributeError(name)
-        return getattr(self.learner, name)
-
     def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
         """The method's own where it has one, then set, model and clone on demonstrations."""
-        prepare = getattr(self.learner, "pretrain", None)
-        found = {} if prepare is None else prepare(batches)
+        found = self.learner.pretrain(batches)
         for _ in range(self._set_steps):
             self._metrics = self._learn(next(batches))
         return {**found, **self._metrics}

@@ -16,7 +16,7 @@ from robot_rl.advantage.registry import entry
 from robot_rl.policies.language.agent_model import Conversation, LanguageModel, Tokenizer, local_model, tiny_model
 from robot_rl.policies.language.agent_rollout import Dialogue, expert_dialogues, play, to_batch, token_logp
 from robot_rl.policies.language.agent_words import ModelTokenizer, WordTokenizer
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs
+from robot_rl.types import Action, Array, IOSpec, Learner, Metrics, Obs
 
 Build = Callable[[tuple[str, ...]], tuple[LanguageModel, Tokenizer]]
 BETAS = (0.9, 0.95)
@@ -31,7 +31,7 @@ PER_TURN = ("turn_gae", "bilevel", "gigpo", "trloo", "mapo")
 """Stages whose `gamma` counts turns; they receive the learner's."""
 
 
-class LanguageAgent:
+class LanguageAgent(Learner):
     """Learner of dialogues; it brings its own loop.
 
     `attach` a text environment, then `run`: first the imitation of the scripted expert, then rounds of dialogues and

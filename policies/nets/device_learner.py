@@ -25,13 +25,13 @@ from robot_rl.policies.nets.device_step import (
 )
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import IOSpec, Metrics, Obs, Transitions
+from robot_rl.types import IOSpec, Metrics, Obs, OffPolicyDeviceLearner, Transitions
 
 AUTO_RANGE = 5.0  # values live in [-5, 5] when the support is automatic
 _METRICS = ("critic_loss", "q", "target_edge_mass", "actor_loss", "alpha", "entropy")
 
 
-class DeviceLearner(ABC):
+class DeviceLearner(OffPolicyDeviceLearner, ABC):
     """The frame of a method; see the methods for their options.
 
     Attributes:
@@ -103,7 +103,7 @@ class DeviceLearner(ABC):
     def critic_target(self, feature: Tensor, reward: Tensor, discount: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Target distribution (B, M) at s' = `feature`, and what `after_critic` wants to know."""
 
-    def after_critic(self, known: Tensor) -> None:  # noqa: B027  (a hook; most methods need none)
+    def after_critic(self, known: Tensor) -> None:
         """Called after every critic step with the second result of `critic_target`."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from robot_rl.advantage import policy_loss, rollout_gae
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import IOSpec, Metrics, Obs, Rollout
+from robot_rl.types import IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
 
 _LOG_TAU = math.log(2 * math.pi)
 
@@ -69,7 +69,7 @@ class PpoOptions:
             )
 
 
-class ModulePpo:
+class ModulePpo(OnPolicyLearner):
     """The learner; a method names its network, its policy and how a row is cut.
 
     The value is learnt in units of the returns' running moments, because trunk and gradient bound are shared with the

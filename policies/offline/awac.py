@@ -15,13 +15,13 @@ from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 
 _LOG_STD_RANGE = (-20.0, 2.0)
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
-class Awac:
+class Awac(Learner):
     """Advantage-weighted actor-critic.
 
     y = r + discount min_i Q'_i(s', a'), a' sampled from the policy and clipped; the actor minimises

@@ -14,13 +14,13 @@ from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 
 _LOG_STD_RANGE = (-5.0, 2.0)
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
-class Bc:
+class Bc(Learner):
     """Behaviour cloning, deterministic (squared error) or Gaussian (log-likelihood).
 
     On a share of the best episodes (`robot-rl offline top_fraction=0.1`) it is %BC, the baseline that tells whether a

@@ -17,13 +17,13 @@ from robot_rl.policies.nets.chain_trials import Variants, best_rest, fit_reward,
 from robot_rl.policies.nets.cross_entropy import CrossEntropy
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import IOSpec, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, Metrics, Transitions
 
 _CHECKS = (0.2, 0.5, 1.0)
 """Seconds after which the model's prediction is compared with held-out recordings."""
 
 
-class ChainSearch:
+class ChainSearch(Learner):
     """Model-based policy search for planar chains of hinges (pendulum, cart-less double pendulum, acrobot, pendubot).
 
     Every update is one of: a batch of windows read from the log; a step of fitting the mechanics (inertia, gravity,

@@ -17,7 +17,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
 from robot_rl.policies.nets.soft_actor import SoftActor
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 
 _EDGE = 1.0 - 1e-6
 
@@ -37,7 +37,7 @@ def squashed_logp_grad(raw: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     return logp, torch.cat([z * (-bounded).exp(), (z.square() - 1.0) * inside], dim=-1)
 
 
-class Cql:
+class Cql(Learner):
     """Conservative Q-learning, CQL(H).
 
     Each critic's loss is (Q - y)^2 + alpha_cql (logsumexp over actions outside the data - Q(s, a)), the logsumexp over

@@ -14,10 +14,10 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Policy, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Policy, Transitions
 
 
-class Fqe:
+class Fqe(Learner):
     """Q of a fixed policy by regression on r + discount mean_k Q'(s', a'_k), a'_k ~ policy.
 
     Several members learn side by side, each from rows of its own (the caller gives every member its own half of the
@@ -147,7 +147,7 @@ class Fqe:
         return self._q.forward(torch.cat([wide, action], dim=-1))[..., 0]
 
     @torch.no_grad()
-    def values(self, state: Tensor) -> Tensor:
+    def state_values(self, state: Tensor) -> Tensor:
         """(M, B) of raw states (B, n): Q averaged over the policy's actions, every member's on the same ones."""
         out = []
         for _ in range(self._samples):
@@ -159,7 +159,7 @@ class Fqe:
     def td_error(self, batch: Transitions) -> float:
         """Root mean square of the temporal-difference error on rows that were held out."""
         state, after = batch.obs["state"], batch.next_obs["state"]
-        target = batch.reward + batch.discount * self.values(after)
+        target = batch.reward + batch.discount * self.state_values(after)
         return float((self.q_values(state, batch.action) - target).square().mean().sqrt())
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
 
 
 class GoalPolicy:
@@ -77,7 +77,7 @@ class GoalPolicy:
         self._inner.load_state_dict(state)
 
 
-class GoalBc:
+class GoalBc(Learner):
     """Cloning of pi(a | s, g), g reached later in the episode or, with probability `stitch`, beyond another one's
     state in the same cluster.
 

@@ -14,7 +14,7 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 
 
 def bisimulation_loss(
@@ -41,7 +41,7 @@ def bisimulation_loss(
     return (weight * (near - target.detach()).square()).mean()
 
 
-class HistoryIql:
+class HistoryIql(Learner):
     """IQL whose networks read z_t, a recurrent summary of the last `history` observations and actions.
 
     For robots whose observation is not the state: hidden speeds, delays, a cue that was shown before. Windows of

@@ -15,7 +15,7 @@ from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.mlp import Dropout, MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
@@ -34,7 +34,7 @@ def expectile_loss(diff: Tensor, expectile: float) -> tuple[Tensor, Tensor]:
     return weighted * diff, weighted.mul_(2.0)
 
 
-class Iql:
+class Iql(Learner):
     """Implicit Q-learning.
 
     V(s) regresses on the target critics' minimum with an expectile loss, Q(s, a) on r + discount V(s'), the policy

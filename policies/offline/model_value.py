@@ -14,10 +14,10 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Policy, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Policy, Transitions
 
 
-class ModelValue:
+class ModelValue(Learner):
     """Discounted return of a fixed policy in an ensemble of learnt models.
 
     Every member learns from rows of its own (the caller gives each its own half of the episodes) and rolls the policy
@@ -137,7 +137,7 @@ class ModelValue:
         return self._state.report({"model_error": error} if wanted else None)
 
     @torch.no_grad()
-    def values(self, state: Tensor) -> Tensor:
+    def state_values(self, state: Tensor) -> Tensor:
         """(M, B) of raw first states (B, n): every member's mean over its roll-outs.
 
         Args:

@@ -12,10 +12,10 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.model_phase import ModelPhase
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.offline.sac_n import SacN
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 
 
-class Mopo:
+class Mopo(Learner):
     """Model-based offline policy optimisation.
 
     The first updates fit an ensemble of dynamics models; then every `rollout_every` updates branches of `horizon` steps

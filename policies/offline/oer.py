@@ -17,7 +17,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
 from robot_rl.policies.offline.td3_bc import Td3Bc
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
 
 
 class TaskPolicy:
@@ -57,7 +57,7 @@ class TaskPolicy:
         self.task = int(state["task"])
 
 
-class Oer:
+class Oer(Learner):
     """A teacher (TD3+BC) on the new task's log alone, and a student that copies it and the kept steps of older tasks.
 
     L_mu = E_new |mu(s) - pi(s)|^2 + sum over j < n of E_{B_j} |mu(s) - a|^2; no replay reaches the teacher's values.

@@ -12,10 +12,10 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.model_phase import ModelPhase
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.offline.edac import Edac
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 
 
-class Ravl:
+class Ravl(Learner):
     """Reach-aware value learning.
 
     Branches of `horizon` steps end in states that no later row begins with: their values are bootstrapped from and

@@ -15,10 +15,10 @@ from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 
 
-class ReBrac:
+class ReBrac(Learner):
     """Behaviour-regularised actor-critic, revisited.
 
     y = r + discount (min_i Q'_i(s', a') - beta2 |a' - a'_data|^2), a' the target policy's action plus clipped noise and

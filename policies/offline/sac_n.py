@@ -17,10 +17,10 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
 from robot_rl.policies.nets.soft_actor import SoftActor
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 
 
-class SacN:
+class SacN(Learner):
     """Soft actor-critic with the minimum over N critics.
 
     y = r + discount (min_i Q'_i(s', a') - alpha log pi(a'|s')); the critics' loss is the sum over N of the mean squared

@@ -14,10 +14,10 @@ from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 
 
-class Td3Bc:
+class Td3Bc(Learner):
     """TD3 with a behaviour-cloning term.
 
     Target y = r + discount min_i Q'_i(s', clip(pi'(s') + noise)); the actor, every second update, minimises

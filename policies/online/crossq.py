@@ -12,10 +12,10 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.renorm import RenormCritic
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.policies.nets.soft_actor import SoftActor
-from robot_rl.types import IOSpec, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, Metrics, Transitions
 
 
-class CrossQ:
+class CrossQ(Learner):
     """Soft actor-critic whose critics bootstrap from themselves.
 
     One pass over [(s, a); (s', a')] normalises both halves by the moments of both, which is what makes learning without

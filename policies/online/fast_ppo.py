@@ -24,7 +24,7 @@ from robot_rl.policies.nets.device_step import (
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import IOSpec, Metrics, Obs, Rollout
+from robot_rl.types import IOSpec, Metrics, Obs, OnPolicyDeviceLearner, Rollout
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
@@ -33,7 +33,7 @@ _LR = (1e-5, 1e-2)
 _METRICS = ("policy_loss", "value_loss", "kl", "clip_fraction", "lr", "action_std")
 
 
-class FastPpo:
+class FastPpo(OnPolicyDeviceLearner):
     """PPO whose rollout, advantages and updates are tensors on the device; the step size follows the KL divergence.
 
     Args:

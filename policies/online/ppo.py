@@ -25,13 +25,13 @@ from robot_rl.policies.online.ppo_kernel import (
     torch_forward,
 )
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
-from robot_rl.types import Array, IOSpec, Metrics, Obs, Rollout
+from robot_rl.types import Array, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
 
 REWARD_LIMIT = 10.0
 KERNELS = ("auto", "numba", "numpy", "torch")
 
 
-class Ppo:
+class Ppo(OnPolicyLearner):
     """Proximal policy optimisation.
 
     Args:

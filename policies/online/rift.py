@@ -14,13 +14,13 @@ from robot_rl.advantage import group_advantage, policy_loss
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Rollout
+from robot_rl.types import Action, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
 
 _GRAVITY_SIDE = 4.9  # m/s^2 sideways that tyres hold
 _NAMES = ("forward_speed/4", "offset/half_width", "sin_heading_error", "cos_heading_error")
 
 
-class Rift:
+class Rift(OnPolicyLearner):
     """A softmax over R lines x M speeds, trained on the simulated returns of all of them.
 
     In a state, each of R x M candidates - hold this offset from the centre line at that speed - is driven for `horizon`

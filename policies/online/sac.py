@@ -17,12 +17,12 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.nets.value_heads import RewardScale, build_head
-from robot_rl.types import IOSpec, Metrics, Obs, Transitions
+from robot_rl.types import IOSpec, Learner, Metrics, Obs, Transitions
 
 _AUTO_RANGE = 5.0  # categorical values live in [-5, 5] when the support is automatic
 
 
-class Sac:
+class Sac(Learner):
     """Soft actor-critic.
 
     Target: y = r + discount * (min over a random subset of target critics of Q(s', a') - alpha log pi(a'|s')), where

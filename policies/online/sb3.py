@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from robot_rl.extras import require
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs
+from robot_rl.types import Action, Array, IOSpec, Learner, Metrics, Obs
 
 sb3: Any = require("stable_baselines3", extra="baselines")
 _callbacks: Any = require("stable_baselines3.common.callbacks", extra="baselines")
 _vec_env: Any = require("stable_baselines3.common.vec_env", extra="baselines")
 
 
-class Sb3:
+class Sb3(Learner):
     """A Stable-Baselines3 algorithm behind our learner's verbs; it brings its own loop.
 
     `attach` an environment, then `run`. Saving keeps networks, optimisers and the step count; SB3's replay buffer and

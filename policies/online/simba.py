@@ -19,10 +19,10 @@ from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_s
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.residual import ResidualNet
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Learner, Metrics, Obs, Transitions
 
 
-class Simba:
+class Simba(Learner):
     """Soft actor-critic whose actor and critics are `ResidualNet`s on running-standardised states, with weight decay.
 
     Target: y = r + discount (min Q'(s', a') - alpha log pi(a'|s')). Larger critics then help where plain perceptrons

@@ -16,10 +16,10 @@ from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_state
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.nets.value_heads import CategoricalHead, two_hot_head
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Learner, Metrics, Obs, Transitions
 
 
-class Tdmpc2:
+class Tdmpc2(Learner):
     """A latent model learnt from windows of H steps, and model-predictive path integral control in it.
 
     Model: z_0 = encoder(s_0), z_{t+1} = dynamics(z_t, a_t). Loss over the window, weights rho^t: consistency

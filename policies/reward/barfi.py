@@ -16,13 +16,13 @@ from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Rollout
+from robot_rl.types import Action, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
 
 SOLVERS = ("neumann", "cg")
 _LOG_TAU = math.log(2 * math.pi)
 
 
-class Barfi:
+class Barfi(OnPolicyLearner):
     """Policy gradient on r = phi_1 + phi_2 r_p + phi_3 r_aux; phi climbs what the policy that it makes earns of r_p.
 
     Inner: theta follows the policy gradient of J_phi(theta) = E[sum gamma_phi^t r_phi] - decay |theta|^2 / 2. Outer,

@@ -17,12 +17,12 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
 
 KINDS = ("cql", "margin", "none")
 
 
-class Arsq:
+class Arsq(Learner):
     """Soft Q-learning over codes from coarse to fine.
 
     An action is L levels of D digits. Digit n has raw advantages u_n (B bins) given the state and the digits before it,

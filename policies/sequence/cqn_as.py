@@ -19,7 +19,7 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, first_steps, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
-from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
 
 SEMANTICS = ("chunk", "nstep")
 _FLAT = 1e-4  # values closer than this say nothing: a random bin is taken
@@ -87,7 +87,7 @@ class SequenceCritic:
         return out.view(rows, steps, *self.shape)
 
 
-class CqnAs:
+class CqnAs(Learner):
     """Q-learning of every (level, step, dimension) slot by itself; T = 1 is CQN.
 
     The slot of level l, step t and dimension d has B values given the state and the midpoints of the level before. All

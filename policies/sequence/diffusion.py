@@ -17,13 +17,13 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
 
 KINDS = ("diffusion", "flow")
 TIME = 16
 
 
-class Diffusion:
+class Diffusion(Learner):
     """Clones chunks of demonstrations.
 
     "diffusion": x_i = sqrt(ab_i) chunk + sqrt(1 - ab_i) e, loss mean |e - net(x_i, i, s)|^2 over existing entries,

@@ -16,7 +16,7 @@ from robot_rl.policies.nets.module_step import Dropout, ModuleStep, load_module,
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
 
 RTG_MODES = ("observed", "bootstrap")
 
@@ -49,7 +49,7 @@ class Returns:
             setattr(self, name, float(state[name]))
 
 
-class DecisionTransformer:
+class DecisionTransformer(Learner):
     """Sequence model of (return to go, state, action) from a log; acts by asking for a return.
 
     Windows of `context` steps are tokens R_t, s_t, a_t with an embedding of the time t; a causal transformer reads the

@@ -15,13 +15,13 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Learner, Metrics, Obs, Transitions
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """(row, column) of the actions: up, down, left, right."""
 
 
-class ProcedureCloning:
+class ProcedureCloning(Learner):
     """Learns the expert's breadth-first search on a map, and acts by running the learnt search.
 
     The intermediate computation is a map of labels: 0 = not visited, 1 + i = "from here, action i leads back to the

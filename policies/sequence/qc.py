@@ -17,10 +17,10 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
-from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
 
 
-class Qc:
+class Qc(Learner):
     """Q-chunking with best-of-n flow samples.
 
     Q(s, a_1 ... a_k) regresses on sum_{i<k} gamma^i r_i + gamma^k (1 - terminated) Q'(s', a'), k <= h the steps to the

@@ -11,12 +11,12 @@ import torch
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons, chunk_rows
 from robot_rl.policies.nets.rows import windowed
 from robot_rl.policies.online.sac import Sac
-from robot_rl.types import IOSpec, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, Metrics, Transitions
 
 DISCOUNTS = ("turn", "step")
 
 
-class SacJ:
+class SacJ(Learner):
     """`Sac` on decisions of `interval` control steps.
 
     One transition per decision: the state where it began, the action held, the rewards summed, the state where it

@@ -16,12 +16,12 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Rollout
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
 
 _MOST = 4096  # candidate actions
 
 
-class Sqirl:
+class Sqirl(OnPolicyLearner):
     """For t = 0, 1, ... of an episode: act greedily before decision t and at random from t on, in `episodes` episodes;
     regress Q^1 on the random tail's return, Q^2 ... Q^k each on one backup of the one before; decision t is then
     argmax Q^k for good.

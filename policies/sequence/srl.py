@@ -18,13 +18,13 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.recall_model import LOSSES, RecallModel
 from robot_rl.policies.nets.recurrent_actor import RecurrentActor
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import IOSpec, Metrics, Obs, Transitions
+from robot_rl.types import IOSpec, Learner, Metrics, Obs, Transitions
 
 PLANS = ("recurrence", "model")
 """How a decision of more than one step is played."""
 
 
-class Srl:
+class Srl(Learner):
     """Sequence reinforcement learning.
 
     The critic is that of soft actor-critic on single steps: y = r + discount (min Q'(s', a') - alpha log pi), a' the

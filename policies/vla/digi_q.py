@@ -17,7 +17,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, windowed
 from robot_rl.policies.vla.frozen import PROPRIO, FrozenReader, Sight
-from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
 
 AGGREGATES = ("min", "max")
 ACTS = ("best", "clone")
@@ -49,7 +49,7 @@ def best_candidate(
     return best, advantage > threshold, advantage
 
 
-class DigiQ:
+class DigiQ(Learner):
     """Q and V by temporal differences on frozen features, a policy by best-of-N.
 
     Twin k of Q regresses on r + discount V'_k(s'), twin k of V on Q'_k(s, a) of the data's chunk: the value of what the

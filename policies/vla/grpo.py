@@ -17,13 +17,13 @@ from robot_rl.advantage.weights import drop_zero_variance
 from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
 from robot_rl.policies.vla.grpo_waves import Wave, moments, play
 from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, save_folder
-from robot_rl.types import IOSpec, Metrics
+from robot_rl.types import IOSpec, Learner, Metrics
 
 DRIFT = 0.02
 """Largest difference of a log-probability between acting and learning that counts as the same."""
 
 
-class VlaGrpo:
+class VlaGrpo(Learner):
     """Learner of whole episodes; it brings its own loop. One decision (chunk) is one turn.
 
     Each round plays waves of episodes, `group_size` from each start (the same state and sentence), until `groups`

@@ -16,7 +16,7 @@ from robot_rl.advantage.regression import awr_weight
 from robot_rl.chunks import chunk_rows
 from robot_rl.policies.nets.row_weights import KINDS, mean_one, progress_weights, top_share
 from robot_rl.policies.vla.player import PROPRIO, Recipe, VLAObs, VlaPlanner, VlaPlayer, limit_stats, save_folder
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 
 _SEEN = 20_000
 MARKS = (", advantage negative", ", advantage positive")
@@ -24,7 +24,7 @@ MARKS = (", advantage negative", ", advantage positive")
 _SHARE, _DROPPED = 0.3, 0.1
 
 
-class VlaImitation:
+class VlaImitation(Learner):
     """Clones chunks of demonstrations.
 
     Losses: "gaussian" minus log-likelihood, "token" cross-entropy, "flow" squared error of the velocity, each over the

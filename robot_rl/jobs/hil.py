@@ -183,7 +183,7 @@ class HilJob:
                 control_hz=hz,
                 say=lambda line: tqdm.write(line, file=sys.stderr),
             )
-        self.learner: Learner[Any] = make_learner(self.env.io)
+        self.learner: Learner[Any, Any] = make_learner(self.env.io)
         self.pilot = make_pilot(self.env, True)
         self.log = HilLog(
             folder / "log", self.env.io, run_id=settings.seed, actor_id=self.actor_id, rules=settings.rules()
@@ -206,7 +206,7 @@ class HilJob:
     def _make_loop(self, picture: Callable[[], Any] | None) -> HumanInTheLoop:
         """Memory, batches and the loop that uses them."""
         settings = self.settings
-        self.memory, self.sampler = make_memory(settings, self.env.io, in_order=self.learner.consumes == "episodes")
+        self.memory, self.sampler = make_memory(settings, self.env.io, in_order=self.learner.need.feeds == "episodes")
         return HumanInTheLoop(
             self.env,
             self.learner,
@@ -216,7 +216,7 @@ class HilJob:
             sampler=self.sampler,
             rules=settings.rules(),
             options=settings.options(),
-            batch_size=getattr(self.learner, "batch_size", 256),
+            batch_size=self.learner.need.rows or 256,
             seed=settings.seed,
             frame=picture,
             judge=self.judge,
@@ -235,12 +235,11 @@ class HilJob:
         share = self.settings.advise
         if not share:
             return None
-        values = getattr(self.learner, "values", None)
-        if values is None:
+        if not self.learner.judges:
             raise ValueError(
                 f"advise={share:g} needs a learner whose critics can be asked: policy=human/imitation_sac or human/rlif"
             )
-        return Adviser(values, self.env.io.control_hz, share=share)
+        return Adviser(self.learner.values, self.env.io.control_hz, share=share)
 
     def run(self) -> dict[str, Any]:
         """Demonstrations, loop, final block, report; returns the summary.
@@ -291,11 +290,10 @@ class HilJob:
     def _prepare(self) -> None:
         """Learners that start from demonstrations do so now, once."""
         assert self.memory is not None
-        prepare = getattr(self.learner, "pretrain", None)
         views = self.memory.views
-        if prepare is None or self.loop.updates > 0 or not len(views["demo"]) or self._interrupted:
+        if self.loop.updates > 0 or not len(views["demo"]) or self._interrupted:
             return
-        metrics = prepare(views["demo"].batches(getattr(self.learner, "batch_size", 256)))
+        metrics = self.learner.pretrain(views["demo"].batches(self.learner.need.rows or 256))
         self.tracker.log(metrics, self.loop.env_steps)
 
     def _settle(self) -> None:

@@ -196,7 +196,7 @@ class HilLearnerJob:
     def _learn(self, io: IOSpec, inbox: Inbox, link: LearnerLink) -> dict[str, Any]:
         s = self.settings
         learner = self._make_learner(io)
-        if learner.consumes == "episodes":
+        if learner.need.feeds == "episodes":
             raise ValueError(
                 f"{type(learner).__name__} learns from what its newest weights drove and from nothing older; use one "
                 "process (role=both), or policy=human/imitation_sac"
@@ -208,7 +208,7 @@ class HilLearnerJob:
             inbox=inbox,
             memory=memory,
             sampler=sampler,
-            batch_size=getattr(learner, "batch_size", 256),
+            batch_size=learner.need.rows or 256,
             demos=s.demos,
             learning_starts=s.learning_starts,
             updates_per_step=s.updates_per_step,

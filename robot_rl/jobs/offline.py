@@ -118,24 +118,26 @@ class OfflineJob:
         self.io: IOSpec = store.io if self._eval_env is None else logs.agree(store.io, self._eval_env.io)
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "config.yaml", config.encode())
-        self.learner: Learner[Any] = make_learner(self.io)
+        self.learner: Learner[Any, Any] = make_learner(self.io)
         check_learner(self.learner)
+        need = self.learner.need
         options: dict[str, Any] = {
-            name: getattr(self.learner, name, default)
-            for name, default in (
-                ("reads", ()), ("window", 1), ("return_gamma", None), ("return_bootstrap", False), ("reader", None),
-                ("keys", None), ("progress", None),
-            )
-        }  # fmt: skip
-        seeds = getattr(self.learner, "seeds", 1)
-        self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=seeds, **options)
-        if not getattr(self.learner, "rewardless", False):
+            "reads": need.extras,
+            "window": need.window,
+            "return_gamma": need.return_gamma,
+            "return_bootstrap": need.return_bootstrap,
+            "reader": self.learner.reader,
+            "keys": need.keys,
+            "progress": need.progress,
+        }
+        self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=need.seeds, **options)
+        if not need.rewardless:
             logs.check_rewards(self.sampler)
         self.source: Any = self.sampler
-        if hasattr(self.learner, "relabel_goals"):
-            self.source = GoalDataset(self.sampler, seed=settings.seed, **self.learner.relabel_goals)  # type: ignore[attr-defined]
-        if hasattr(self.learner, "goal_pictures"):
-            self.source = GoalPictures(self.sampler, seed=settings.seed, **self.learner.goal_pictures)  # type: ignore[attr-defined]
+        if need.goals is not None:
+            self.source = GoalDataset(self.sampler, seed=settings.seed, **need.goals)
+        if need.goal_pictures is not None:
+            self.source = GoalPictures(self.sampler, seed=settings.seed, **need.goal_pictures)
         if settings.expert is not None:
             demos, notes = logs.sampler(
                 logs.open_log(settings.expert),
@@ -145,14 +147,14 @@ class OfflineJob:
             )
             self.findings += notes
             self.source = Mix({"expert": (demos, 0.5), "other": (self.sampler, 0.5)}, seed=settings.seed)
-        elif getattr(self.learner, "needs_expert", False):
+        elif need.expert:
             raise ValueError("this method imitates: add expert=<log of demonstrations> beside data=<log>")
-        self.loop = Offline(self.learner, self.source, batch_size=getattr(self.learner, "batch_size", 0))
+        self.loop = Offline(self.learner, self.source, batch_size=need.rows)
         self.resume_step: int | None = None
         if found is not None:
             self._restore(found)
-        elif hasattr(self.learner, "prepare"):
-            self.learner.prepare(logs.facts(self.sampler))  # type: ignore[attr-defined]
+        else:
+            self.learner.prepare(logs.facts(self.sampler))
         self._score = self._find_score(settings.score, (name, env_name))
         self.tracker = make_tracker(self.resume_step)
         self._watch = Stopwatch()

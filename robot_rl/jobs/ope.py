@@ -192,9 +192,9 @@ def run(
         fqe.prepare(logs.facts(data))
         (batches, seen), start = _halves(data, inside, s, fqe), data.initial_obs()["state"].float()
         _fit(fqe, batches, s.updates - s.updates // 10, "FQE")
-        early = float(fqe.values(start).mean())
+        early = float(fqe.state_values(start).mean())
         _fit(fqe, batches, s.updates // 10, "FQE, last tenth")
-        late = float(fqe.values(start).mean())
+        late = float(fqe.state_values(start).mean())
         if abs(late - early) > 0.02 * max(abs(late), abs(early)):
             warnings.append(
                 f"WARNING: the last tenth of FQE's updates moved its value from {early:.4g} to {late:.4g}; it has not "
@@ -357,11 +357,11 @@ def _logged(data: LogDataset, subject: Judged, mu: Any, fqe: Any, seen: np.ndarr
             ratio[row, :size] = (target - _logged_density(mu, episode, state[:-1], action)).double().numpy()
         if with_model:
             q[row, :size] = _unseen(fqe.q_values(state[:-1], action), seen[:, index])
-            v[row, :size] = _unseen(fqe.values(state[:-1]), seen[:, index])
+            v[row, :size] = _unseen(fqe.state_values(state[:-1]), seen[:, index])
     tail = np.zeros(count)
     if fqe is not None and ends:
         rows = np.array(list(ends))
-        value = fqe.values(torch.from_numpy(np.stack(list(ends.values())))).mean(0).double().numpy()
+        value = fqe.state_values(torch.from_numpy(np.stack(list(ends.values())))).mean(0).double().numpy()
         tail[rows] = s.gamma ** store.length[chosen][rows].astype(np.float64) * value
     logged = Logged(
         reward,
@@ -398,7 +398,7 @@ def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset
         start = data.initial_obs()["state"].float()
         if name == "mb" and len(start) > _MOST_STARTS:  # roll-outs take a second per hundred
             start = start[torch.from_numpy(np.random.default_rng(s.seed).permutation(len(start))[:_MOST_STARTS])]
-        values = fqe.values(start).double().numpy()  # (M, E)
+        values = fqe.state_values(start).double().numpy()  # (M, E)
         interval = half_samples(values, confidence=s.confidence, seed=s.seed)
         what = "value functions" if name == "fqe" else "models"
         return Estimate(name, interval, f"{len(values)} {what}, each from half of the episodes")

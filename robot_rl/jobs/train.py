@@ -139,7 +139,7 @@ class TrainJob:
         if rank == 0:
             write_bytes(folder / "config.yaml", config.encode())
         self.env = make_env(parallel.shard(settings.num_envs), settings.seed + 100_003 * rank, False)
-        self.learner: Learner[Any] = make_learner(self.env.io)
+        self.learner: Learner[Any, Any] = make_learner(self.env.io)
         check_learner(self.learner)
         self.buffer: ReplayBuffer | DeviceReplay | None = None
         self.loop: Any = self._make_loop(folder)
@@ -174,9 +174,8 @@ class TrainJob:
 
     def _make_loop(self, folder: Path) -> Any:
         s = self.settings
-        consumes = self.learner.consumes
-        if s.init is not None:
-            consumes = getattr(self.learner, "fine_tunes", consumes)
+        need = self.learner.need
+        consumes = need.then if s.init is not None and need.then else need.feeds
         if consumes.startswith("device_"):
             return self._device_loop(folder)
         if parallel.size() > 1:
@@ -213,7 +212,7 @@ class TrainJob:
             gamma=s.gamma,
             window=self._window,
             seed=s.seed,
-            extras=getattr(self.learner, "keeps", None),
+            extras=dict(need.columns),
         )
         sampler: Any = self.buffer
         if s.demos:
@@ -256,7 +255,7 @@ class TrainJob:
                 f"{names} does not go with {type(learner).__name__}, which has its own replay on the device and counts "
                 "updates per step of all environments (policy.updates); use policy=online/sac or online/rlpd for it"
             )
-        if learner.consumes == "device_rollout":
+        if learner.need.feeds == "device_rollout":
             return DeviceOnPolicy(self.env, learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
         loop = DeviceOffPolicy(
             self.env,
@@ -274,7 +273,7 @@ class TrainJob:
     @property
     def _window(self) -> int:
         """Steps per sample that the learner reads."""
-        return getattr(self.learner, "window", 1)
+        return self.learner.need.window
 
     def _beside_log(self, path: str) -> Mix:
         """The run's own transitions and those of a log, rewards alike."""

@@ -318,7 +318,7 @@ class ClusterOffPolicy:
     def __init__(
         self,
         cluster: Cluster,
-        learner: Learner[Any],
+        learner: Learner[Any, Any],
         buffer: ReplayBuffer,
         *,
         sampler: Sampler | None = None,

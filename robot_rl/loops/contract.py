@@ -8,13 +8,13 @@ from typing import Any
 from robot_rl.types import Action, Learner, Metrics, Obs, Policy
 
 
-def rows_per_batch(learner: Learner[Any]) -> int:
+def rows_per_batch(learner: Learner[Any, Any]) -> int:
     """`learner.batch_size`, which learners of transitions have.
 
     Raises:
         ValueError: it is absent or no positive number.
     """
-    size = getattr(learner, "batch_size", None)
+    size = learner.need.rows
     if not isinstance(size, int) or size < 1:
         raise ValueError(
             f"{type(learner).__name__}.batch_size is {size!r}, expected the rows of a batch as a number of at least 1"
@@ -22,7 +22,7 @@ def rows_per_batch(learner: Learner[Any]) -> int:
     return size
 
 
-def learned(learner: Learner[Any], batches: Iterator[Any]) -> Metrics:
+def learned(learner: Learner[Any, Any], batches: Iterator[Any]) -> Metrics:
     """`learner.update(batches)`.
 
     Raises:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,33 +13,9 @@ from torch import Tensor
 from robot_rl import parallel
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.loops.device_world import DeviceEpisodeStats, World, open_world
-from robot_rl.types import Learner, Metrics, Obs, Transitions
+from robot_rl.types import Metrics, OffPolicyDeviceLearner
 
 Hook = Callable[[int, Metrics], bool]
-
-
-class OffPolicyDeviceLearner(Learner[Transitions], Protocol):
-    """A learner that this loop can feed.
-
-    Attributes:
-        device: of its tensors.
-        batch_size: rows per batch of this process.
-    """
-
-    device: torch.device
-    batch_size: int
-
-    def explore(self, obs: Obs, ended: Tensor) -> Tensor:
-        """(N, A) actions to learn from; `ended` (N,) bool marks rows in which an episode has just begun."""
-        ...
-
-    def update(self, batches: Iterator[Transitions], /) -> Metrics:
-        """All updates that belong to one step of the environments, without waiting for the device."""
-        ...
-
-    def read_metrics(self) -> Metrics:
-        """Metrics since the last reading; waits for the device."""
-        ...
 
 
 class DeviceOffPolicy:

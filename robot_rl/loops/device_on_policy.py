@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from robot_rl import parallel
 from robot_rl.loops.device_world import DeviceEpisodeStats, World, open_world
-from robot_rl.types import Learner, Metrics, Obs, Rollout
+from robot_rl.types import Metrics, OnPolicyDeviceLearner, Rollout
 
 Hook = Callable[[int, Metrics], bool]
-
-
-class OnPolicyDeviceLearner(Learner[Rollout], Protocol):
-    """A learner that this loop can feed.
-
-    Attributes:
-        device: of its tensors.
-        rollout_steps: steps T of every environment between updates.
-    """
-
-    device: torch.device
-    rollout_steps: int
-
-    def explore(self, obs: Obs) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples before clipping (N, A), log-probabilities (N,), values (N,)."""
-        ...
-
-    def value(self, obs: Obs) -> Tensor:
-        """(B,) the critic's estimates."""
-        ...
-
-    def update(self, batches: Iterator[Rollout], /) -> Metrics:
-        """Improve from one rollout without waiting for the device."""
-        ...
-
-    def read_metrics(self) -> Metrics:
-        """Metrics since the last reading; waits for the device."""
-        ...
 
 
 class DeviceOnPolicy:

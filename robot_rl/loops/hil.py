@@ -56,7 +56,7 @@ class HumanInTheLoop:
     def __init__(
         self,
         env: Any,
-        learner: Learner[Transitions],
+        learner: Learner[Any, Transitions],
         pilot: Pilot,
         *,
         log: HilLog,
@@ -80,8 +80,8 @@ class HumanInTheLoop:
         self.rules, self.options, self.seed = rules, options, seed
         self.stats = HilStats(env.io.control_hz)
         self.env_steps = self.demos = self.version = 0
-        self._whole = learner.consumes == "episodes"  # learns between episodes, from what the same weights drove
-        rate = options.updates_per_step / (getattr(learner, "rollout_steps", 1) if self._whole else 1)
+        self._whole = learner.need.feeds == "episodes"  # learns between episodes, from what the same weights drove
+        rate = options.updates_per_step / (learner.need.rollout_steps if self._whole else 1)
         self.improver = Improver(learner, sampler.batches(batch_size), rate, most_credit=50.0 * max(rate, 1.0))
         self._trouble = ""
         self._rng = np.random.default_rng(seed)

@@ -14,7 +14,7 @@ from robot_rl.data.hil_pieces import Outbox, Place
 from robot_rl.data.hil_record import ControlStep
 from robot_rl.loops.hil import HumanInTheLoop
 from robot_rl.loops.hil_stats import EpisodeFacts
-from robot_rl.types import Episode, Metrics, Policy
+from robot_rl.types import Episode, Learner, Metrics, Policy
 
 _OWN = ("generator", "held")  # what a policy remembers of its own acting: the actor's, never the learner's
 
@@ -95,7 +95,7 @@ class Sent:
         """Nothing."""
 
 
-class Follower:
+class Follower(Learner[Any, Any]):
     """A policy that somebody else improves, where a loop expects a learner.
 
     Args:
@@ -105,7 +105,7 @@ class Follower:
     consumes = "transitions"
 
     def __init__(self, policy: Policy) -> None:
-        self.policy: Any = policy
+        self.policy = policy
         self.batch_size = 1
 
     def update(self, batches: Any, /) -> Metrics:

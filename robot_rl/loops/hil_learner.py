@@ -73,7 +73,7 @@ class HilLearner:
 
     def __init__(
         self,
-        learner: Learner[Transitions],
+        learner: Learner[Any, Transitions],
         link: Actors,
         *,
         inbox: Inbox,
@@ -238,10 +238,9 @@ class HilLearner:
         """Learn the demonstrations once they are all here."""
         if self.prepared or self.demos < self._wanted:
             return
-        prepare = getattr(self.learner, "pretrain", None)
         demo = self.memory.views["demo"]
-        if prepare is not None and len(demo) and not self.improver.updates:
-            self.improver.metrics.update(prepare(demo.batches(self._batch_size)))
+        if len(demo) and not self.improver.updates:
+            self.improver.metrics.update(self.learner.pretrain(demo.batches(self._batch_size)))
         self.prepared = True
         self._publish(last=True)
 

@@ -26,7 +26,7 @@ class Improver:
 
     def __init__(
         self,
-        learner: Learner[Transitions],
+        learner: Learner[Any, Transitions],
         batches: Iterator[Transitions],
         updates_per_step: float,
         most_credit: float = math.inf,
@@ -85,7 +85,5 @@ class Improver:
             raise error
         self.rollbacks, self.skipped = self.rollbacks + 1, 0
         self.learner.load_state_dict(self._good[0])
-        calm = getattr(self.learner, "calm", None)
-        if calm is not None:
-            calm()
+        self.learner.calm()
         self.problem = f"the learner diverged ({error}) and was put back, with half the step size"

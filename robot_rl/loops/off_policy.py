@@ -27,7 +27,7 @@ class OffPolicy:
     def __init__(
         self,
         env: Any,
-        learner: Learner[Any],
+        learner: Learner[Any, Any],
         buffer: ReplayBuffer,
         *,
         sampler: Sampler | None = None,
@@ -72,11 +72,11 @@ class OffPolicy:
         self.stats = EpisodeStats(env.num_envs)
         self._stepper = Stepper(env, save_to=failure_folder)
         self._previous: np.ndarray | None = None
-        if "previous_action" in getattr(learner, "keeps", {}):  # executed before, zeros after a reset
+        if "previous_action" in learner.need.columns:  # executed before, zeros after a reset
             self._previous = np.zeros((env.num_envs, env.io.action_dim), np.float32)
         self._hold: _Hold | None = None
-        if "decision_start" in getattr(learner, "keeps", {}):  # 1 on the first tick of every decision
-            self._hold = _Hold(env.num_envs, env.io.action_dim, getattr(learner, "decision_interval", 1))
+        if "decision_start" in learner.need.columns:  # 1 on the first tick of every decision
+            self._hold = _Hold(env.num_envs, env.io.action_dim, learner.need.decision_interval)
 
     def run(
         self, total_steps: int, hook: Hook, *, hook_every: int = 1000, asked: Callable[[], bool] | None = None

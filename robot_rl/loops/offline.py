@@ -18,7 +18,7 @@ class Offline:
     Deterministic from the seeds of learner and sampler; wall clock decides nothing.
     """
 
-    def __init__(self, learner: Learner[Any], sampler: Sampler, *, batch_size: int = 256) -> None:
+    def __init__(self, learner: Learner[Any, Any], sampler: Sampler, *, batch_size: int = 256) -> None:
         """Join what the loop moves data between.
 
         Args:
@@ -29,9 +29,9 @@ class Offline:
         Raises:
             ValueError: there is no data, or the learner needs another loop.
         """
-        if getattr(learner, "consumes", "transitions") != "transitions":
+        if learner.need.feeds != "transitions":
             raise ValueError(
-                f"{type(learner).__name__} consumes '{learner.consumes}', and logs are transitions; choose a policy "
+                f"{type(learner).__name__} consumes '{learner.need.feeds}', and logs are transitions; choose a policy "
                 "that learns from replay, such as policy=offline/iql"
             )
         if len(sampler) < 1:

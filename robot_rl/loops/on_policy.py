@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,27 +14,9 @@ from torch import Tensor
 from robot_rl.loops.contract import learned
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Array, Learner, Metrics, Obs, Policy, Rollout, Step
+from robot_rl.types import Array, Metrics, Obs, OnPolicyLearner, Policy, Rollout, Step
 
 Hook = Callable[[int, Metrics], bool]
-
-
-class OnPolicyLearner(Learner[Rollout], Protocol):
-    """A learner that this loop can feed.
-
-    Its policy answers `logp` and, in extras, "raw": the sample before clipping.
-
-    Attributes:
-        rollout_steps: steps T of each environment between updates.
-
-    A learner with an attribute `rollout_extras` (names) also gets these extras of every action, as `Rollout.extras`.
-    """
-
-    rollout_steps: int
-
-    def value(self, obs: Obs) -> Tensor:
-        """(B,) the critic's estimates."""
-        ...
 
 
 class OnPolicy:
@@ -110,7 +92,7 @@ class OnPolicy:
     def _collect(self) -> Rollout:
         if self._storage is None:
             self._storage = RolloutStorage(self._learner.rollout_steps)
-        collect(self._stepper, self._learner.policy, self._storage, self.stats, _extras_of(self._learner))
+        collect(self._stepper, self._learner.policy, self._storage, self.stats, self._learner.need.record)
         return self._storage.rollout(self._learner)
 
 
@@ -139,10 +121,6 @@ def collect(
         if storage.add(step, raw, action.logp, {name: action.extras[name] for name in extras}):
             policy.reset(step.terminated | step.truncated)
         stats.add(step)
-
-
-def _extras_of(learner: Any) -> tuple[str, ...]:
-    return tuple(getattr(learner, "rollout_extras", ()))
 
 
 class RolloutStorage:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from robot_rl.loops.contract import learned
 from robot_rl.loops.episodes import EpisodeStats
@@ -20,7 +20,7 @@ WAIT = 0.2
 """Seconds between looks at the other thread while waiting for it."""
 
 
-class StaleLearner(OnPolicyLearner, Protocol):
+class StaleLearner(OnPolicyLearner):
     """A learner that corrects for rollouts of older policies.
 
     Attributes:

@@ -15,7 +15,7 @@ from robot_rl.jobs.live_bar import LiveBar
 from robot_rl.jobs.offline import OfflineSettings
 from robot_rl.jobs.train import TrainJob, TrainSettings
 from robot_rl.track import Jsonl, files
-from robot_rl.types import Action
+from robot_rl.types import Action, Learner
 
 
 class MeanPolicy:
@@ -34,7 +34,7 @@ class MeanPolicy:
         self.mean.copy_(state["mean"])
 
 
-class Mean:
+class Mean(Learner[Any, Any]):
     """The learner of docs/add_a_method.md; tests break one thing of it."""
 
     consumes = "transitions"
@@ -85,7 +85,7 @@ def test_the_unbroken_one_trains(tmp_path: Path) -> None:
         (
             {"consumes": "transition"},
             ValueError,
-            r"Mean.consumes is 'transition', expected one of transitions, rollout",
+            r"a learner is fed 'transition', expected one of transitions, rollout",
         ),
         ({"batch_size": None}, ValueError, "Mean.batch_size is None, expected the rows of a batch"),
         ({"batch_size": 0}, ValueError, "Mean.batch_size is 0"),

@@ -14,9 +14,10 @@ from robot_rl.loops.hil_options import HilOptions
 from robot_rl.real.cockpit import simulated
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
+from robot_rl.types import Learner
 
 
-class Left:
+class Left(Learner):
     """Full speed, hard to the left: into the border before the next checkpoint."""
 
     consumes, batch_size = "transitions", 8

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker, split
-from robot_rl.types import Action, IOSpec
+from robot_rl.types import Action, IOSpec, Learner
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 20.0)
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra cluster)")
@@ -41,7 +41,7 @@ class Counting:
         return {"state": self.t[:, None].copy()}, reward, over & (reward == 0), over & (reward > 0), info
 
 
-class Half:
+class Half(Learner):
     """Always acts 0.5, whatever it is sent."""
 
     consumes = "transitions"

@@ -23,6 +23,7 @@ from robot_rl.policies.human.imitation_sac import ImitationSac
 from robot_rl.real.cockpit import simulated
 from robot_rl.real.intervention import Press, Reading
 from robot_rl.real.teleop.scripted import ScriptedHuman
+from robot_rl.types import Learner
 from tests.loops.hil_world import LineEnv
 
 
@@ -48,7 +49,7 @@ class Script:
         pass
 
 
-class Fixed:
+class Fixed(Learner):
     """A learner whose policy always says the same; counts updates."""
 
     consumes, batch_size = "transitions", 8

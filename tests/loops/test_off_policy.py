@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
-from robot_rl.types import Action, IOSpec, Transitions
+from robot_rl.types import Action, IOSpec, Learner, Transitions
 
 IO = IOSpec(
     obs={"state": ((1,), "float32")},
@@ -70,7 +70,7 @@ class Half:
         pass
 
 
-class Recorder:
+class Recorder(Learner[Any, Transitions]):
     """A learner that only remembers what it was given."""
 
     consumes = "transitions"

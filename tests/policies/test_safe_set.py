@@ -23,7 +23,7 @@ from robot_rl.policies.human.safe_set import SafeExploration
 from robot_rl.policies.nets.safe_set import SafeSet
 from robot_rl.real.cockpit import simulated
 from robot_rl.real.teleop.scripted import ScriptedHuman
-from robot_rl.types import Action, IOSpec, Transitions
+from robot_rl.types import Action, IOSpec, Learner, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("dx", "dy"), (-0.1, -0.1), (0.1, 0.1), ("m", "m"), 10.0)
 EDGE = 0.25
@@ -104,7 +104,7 @@ def test_a_success_belongs_to_the_set_and_noise_off_the_data_does_not():
     assert off < 0.2
 
 
-class Point:
+class Point(Learner):
     """A method whose policy says what it is told; larger x is worth more."""
 
     consumes, batch_size = "transitions", 8

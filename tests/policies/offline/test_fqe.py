@@ -79,15 +79,15 @@ def test_fqe_equals_the_exact_values_of_a_chain_of_five():
     """Always right: V(s_i) = sum of 0.9^k over the 5 - i steps that are left."""
     learner = fit(Constant(chain_io(), 0.9), 3000)
     exact = torch.tensor([sum(0.9**k for k in range(5 - i)) for i in range(5)])
-    for member in learner.values(torch.eye(5)):
+    for member in learner.state_values(torch.eye(5)):
         torch.testing.assert_close(member, exact, atol=0.05, rtol=0)
-    torch.testing.assert_close(learner.values(torch.eye(5)).mean(0), exact, atol=0.03, rtol=0)
+    torch.testing.assert_close(learner.state_values(torch.eye(5)).mean(0), exact, atol=0.03, rtol=0)
 
 
 def test_fqe_truncation_bootstraps_and_termination_does_not():
     """The same steps, but the last state leads to itself: the value is 1 / (1 - 0.9) everywhere."""
     learner = fit(Constant(chain_io(), 0.9), 1500, truncated_end=True)
-    values = learner.values(torch.eye(5))
+    values = learner.state_values(torch.eye(5))
     assert bool((values > 6.5).all())
     assert bool((values < 10.5).all())
 
@@ -97,7 +97,7 @@ def test_fqe_of_a_stochastic_policy_averages_over_its_actions():
     learner = fit(Constant(chain_io(), 0.0), 2500, deterministic=False)
     torch.manual_seed(0)
     state = torch.eye(5)[4:].expand(400, 5)
-    assert learner.values(state).mean().item() == pytest.approx(0.5 / 0.55, abs=0.06)
+    assert learner.state_values(state).mean().item() == pytest.approx(0.5 / 0.55, abs=0.06)
 
 
 def test_fqe_targets_stay_inside_what_rewards_allow():

@@ -42,7 +42,7 @@ def test_value_of_a_straight_walk_is_the_sum_worked_by_hand(ends):
     batches = line_batches(learner.batch_size, gamma, ends)
     for _ in range(900):
         learner.update(batches)
-    value = learner.values(torch.tensor([[0.5]]))
+    value = learner.state_values(torch.tensor([[0.5]]))
     if ends:  # 0.5, 0.6, 0.7, 0.8, 0.9, then x' = 1.0 is the end
         truth = sum(gamma**t * (0.5 + 0.1 * t) for t in range(5))
     else:  # standing still at 0.5; the tail beyond gamma^t = 0.01 is 1 % of it
@@ -66,4 +66,4 @@ def test_same_seed_same_values_and_resume_is_exact():
         for b in batches[4:]:
             learner.update(iter([b]))
     start = torch.tensor([[0.1], [0.2]])
-    assert torch.equal(one.values(start), other.values(start))
+    assert torch.equal(one.state_values(start), other.state_values(start))

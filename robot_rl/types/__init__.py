@@ -1,0 +1,48 @@
+"""Every contract of the project: dataclasses, Protocols and one base class, no logic beyond validation.
+
+Arrays: CPU simulators and robots hand over NumPy arrays, GPU simulators hand over tensors. Whatever acts on
+observations (a `Policy`) takes either kind and returns the same kind; whatever learns (a `Learner`) gets tensors.
+"""
+
+from robot_rl.types.data import Array, Episode, LogFacts, Metrics, Obs, Rollout, Sampler, Step, Transitions
+from robot_rl.types.io import IOSpec
+from robot_rl.types.learner import (
+    Learner,
+    Needs,
+    OffPolicyDeviceLearner,
+    OnPolicyDeviceLearner,
+    OnPolicyLearner,
+    OuterLearner,
+    OwnLoop,
+)
+from robot_rl.types.options import Options
+from robot_rl.types.policy import Action, Critic, Policy, ProgressCritic, TrainedPolicy
+from robot_rl.types.track import Stateful, Tracker
+
+__all__ = [
+    "Action",
+    "Array",
+    "Critic",
+    "Episode",
+    "IOSpec",
+    "Learner",
+    "LogFacts",
+    "Metrics",
+    "Needs",
+    "Obs",
+    "OffPolicyDeviceLearner",
+    "OnPolicyDeviceLearner",
+    "OnPolicyLearner",
+    "Options",
+    "OuterLearner",
+    "OwnLoop",
+    "Policy",
+    "ProgressCritic",
+    "Rollout",
+    "Sampler",
+    "Stateful",
+    "Step",
+    "Tracker",
+    "TrainedPolicy",
+    "Transitions",
+]

@@ -1,0 +1,294 @@
+"""What learns: a base class whose hooks do nothing, and what it asks of whoever feeds it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from robot_rl.types.data import Array, LogFacts, Metrics, Obs
+from robot_rl.types.io import IOSpec
+from robot_rl.types.options import Options
+
+FEEDS = ("transitions", "rollout", "stale_rollout", "episodes", "device_transitions", "device_rollout", "environment")
+"""Ways of feeding, one loop each: replayed rows, fresh rollouts, rollouts of somewhat older weights, whole episodes
+with a person in the loop, the first two on a device, and a learner's own loop (`OwnLoop`)."""
+
+O_co = TypeVar("O_co", bound=Options, covariant=True)
+Data_contra = TypeVar("Data_contra", contravariant=True)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a learner asks of what feeds it, known from its options and interface alone.
+
+    Attributes:
+        feeds: which loop feeds it, one of `FEEDS`; logs are transitions.
+        then: the same for `robot-rl train init=...`, which goes on behind a log, where it is another; "" for `feeds`.
+        rows: of one sample, over all seeds; 0 where the loop decides.
+        window: steps per sample; above 1, batches are windows, fields (B, window) for (B,).
+        seeds: runs side by side in one learner.
+        columns: name -> shape of further columns that the buffer keeps: "previous_action", the action executed before
+            (zeros after a reset), and "decision_start" (1,), 1 on the first tick of a decision.
+        record: names of `Action.extras` that a rollout stores.
+        extras: columns of a log: "next_action", "return_to_go", "episode", "step", or info columns by name.
+        keys: observations that are read; None for all.
+        return_gamma: discount of "return_to_go" where it is not that of the run; 1 for undiscounted returns.
+        return_bootstrap: "return_to_go" goes on behind a cut, see `data.LogDataset`.
+        rewardless: no reward is read: a log without rewards will do.
+        expert: a log of demonstrations beside the log is needed.
+        progress: name of a log's column with a task's progress, or None.
+        goals: options of `data.goals.GoalDataset`, for a learner that wants extras["goal"].
+        goal_pictures: options of `data.goal_pictures.GoalPictures`, for one that reads goals as pictures.
+        decision_interval: ticks for which a random action is held before the policy acts.
+        rollout_steps: per environment and update, for the on-policy loops.
+    """
+
+    feeds: str = "transitions"
+    then: str = ""
+    rows: int = 0
+    window: int = 1
+    seeds: int = 1
+    columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    record: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    keys: tuple[str, ...] | None = None
+    return_gamma: float | None = None
+    return_bootstrap: bool = False
+    rewardless: bool = False
+    expert: bool = False
+    progress: Any = None
+    goals: Mapping[str, Any] | None = None
+    goal_pictures: Mapping[str, Any] | None = None
+    decision_interval: int = 1
+    rollout_steps: int = 1
+
+    def __post_init__(self) -> None:
+        for name in (self.feeds, *((self.then,) if self.then else ())):
+            if name not in FEEDS:
+                raise ValueError(f"a learner is fed '{name}', expected one of {', '.join(FEEDS)}")
+        for name in ("window", "seeds", "decision_interval", "rollout_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Needs.{name} is {getattr(self, name)}, expected 1 or more")
+
+
+class Learner(Generic[O_co, Data_contra]):
+    """Turns data into a better policy; one class per file in policies/.
+
+    A method states its options (`Options`), what it needs (`needs`) and its loss (`update`). Hooks have bodies that do
+    nothing, so that a loop calls them without asking whether they exist.
+
+    Args:
+        options: of the method.
+        io: interface of what is controlled.
+        seed: of initial weights and of every draw.
+        device: where networks live.
+
+    Attributes:
+        policy: what acts, a `TrainedPolicy`; its `state_dict` holds tensors only.
+    """
+
+    policy: Any
+    consumes: str = "transitions"
+    """Which loop feeds a learner; with the names below, what `need` is made of until a method states `needs`."""
+    fine_tunes: str = ""
+    batch_size: int = 0
+    window: int = 1
+    seeds: int = 1
+    keeps: Any = None
+    rollout_extras: tuple[str, ...] = ()
+    rollout_steps: int = 1
+    reads: tuple[str, ...] = ()
+    keys: tuple[str, ...] | None = None
+    return_gamma: float | None = None
+    return_bootstrap: bool = False
+    rewardless: bool = False
+    needs_expert: bool = False
+    progress: Any = None
+    relabel_goals: Any = None
+    goal_pictures: Any = None
+    decision_interval: int = 1
+    method: str = ""
+    """The method's name in messages."""
+    reader: Any = None
+    """A frozen network that makes columns of a log's pictures and sentences once, before training."""
+
+    def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        self.o, self.io = options, io
+        self._need = self.needs(options, io)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        declared = {name for base in cls.__mro__[1:] for name in (*vars(base), *vars(base).get("__annotations__", {}))}
+        for name, value in vars(cls).items():
+            if name.startswith("_") or name.isupper() or callable(value) or hasattr(value, "__get__"):
+                continue  # a method, a property or a constant of the class's own
+            if name not in declared:
+                known = sorted(x for x in declared if not x.startswith("_"))
+                stated = name in cls.__annotations__ if "__annotations__" in vars(cls) else False
+                near = difflib.get_close_matches(name, known, 1, cutoff=0.85 if stated else 0.6)
+                if stated and not near:
+                    continue  # an attribute that the class states with its type as its own
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise TypeError(f"{cls.__name__}.{name} is no part of the contract of a learner{hint}")
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """What a learner with these options asks of what feeds it, before anything is built."""
+        return Needs()
+
+    @property
+    def need(self) -> Needs:
+        """What this learner asks of what feeds it."""
+        stated = vars(self).get("_need")
+        if stated is not None:
+            return stated
+        return Needs(
+            feeds=self.consumes,
+            then=self.fine_tunes,
+            rows=self.batch_size,
+            window=self.window,
+            seeds=self.seeds,
+            columns=self.keeps or {},
+            record=tuple(self.rollout_extras),
+            extras=tuple(self.reads),
+            keys=self.keys,
+            return_gamma=self.return_gamma,
+            return_bootstrap=self.return_bootstrap,
+            rewardless=self.rewardless,
+            expert=self.needs_expert,
+            progress=self.progress,
+            goals=self.relabel_goals,
+            goal_pictures=self.goal_pictures,
+            decision_interval=self.decision_interval,
+            rollout_steps=self.rollout_steps,
+        )
+
+    def update(self, batches: Iterator[Data_contra], /) -> Metrics:
+        """Draw as many batches as the method needs (UTD, epochs) and improve the policy."""
+        raise NotImplementedError(f"{type(self).__name__}.update is missing: a method is a loss")
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next update depends on: weights, optimisers, generators, counters; tensors and numbers."""
+        raise NotImplementedError(f"{type(self).__name__}.state_dict is missing")
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place: optimisers keep their parameters."""
+        raise NotImplementedError(f"{type(self).__name__}.load_state_dict is missing")
+
+    def prepare(self, facts: LogFacts) -> None:
+        """Called once before the first update on a log."""
+
+    def pretrain(self, batches: Iterator[Data_contra], /) -> Metrics:
+        """Called once with demonstrations before a person and the policy drive; metrics of what was learnt."""
+        return {}
+
+    def calm(self) -> None:
+        """Called where updates diverge: halve step sizes."""
+
+    def values(self, obs: Obs, action: Any) -> Any:
+        """(N,) what actions are worth in these observations; None where a method has no such estimate."""
+        return None
+
+    @property
+    def judges(self) -> bool:
+        """Whether `values` has an answer."""
+        return type(self).values is not Learner.values
+
+    def export(self, folder: Path) -> Path | None:
+        """Write the policy in a format of other projects below a run's folder; None where there is none."""
+        return None
+
+
+class OuterLearner(Learner[O_co, Data_contra]):
+    """A learner around another: what a loop asks is answered by the inner one.
+
+    Attributes:
+        learner: the inner one.
+    """
+
+    learner: Learner[Any, Any]
+
+    @property
+    def need(self) -> Needs:
+        """What the inner learner needs."""
+        return self.learner.need
+
+    @property
+    def judges(self) -> bool:
+        """Whether the inner learner's `values` has an answer."""
+        return self.learner.judges
+
+    def calm(self) -> None:
+        """Halve the inner learner's step sizes."""
+        self.learner.calm()
+
+
+class OnPolicyLearner(Learner[O_co, Data_contra]):
+    """A learner of fresh rollouts: the loop asks it for values to bootstrap with."""
+
+    consumes = "rollout"
+
+    def value(self, obs: Obs) -> Tensor | Array:
+        """(N,) state values."""
+        raise NotImplementedError(f"{type(self).__name__}.value is missing")
+
+
+class OffPolicyDeviceLearner(Learner[O_co, Data_contra]):
+    """A learner of replayed rows that never leaves its device.
+
+    Attributes:
+        device: of its tensors; `batch_size` are rows per batch of this process.
+    """
+
+    consumes = "device_transitions"
+    device: Any
+
+    def explore(self, obs: Obs, ended: Tensor) -> Tensor:
+        """(N, A) actions to learn from; `ended` (N,) bool marks rows in which an episode has just begun."""
+        raise NotImplementedError(f"{type(self).__name__}.explore is missing")
+
+    def read_metrics(self) -> Metrics:
+        """Metrics since the last reading; waits for the device, which `update` does not."""
+        raise NotImplementedError(f"{type(self).__name__}.read_metrics is missing")
+
+
+class OnPolicyDeviceLearner(Learner[O_co, Data_contra]):
+    """A learner of rollouts that never leaves its device.
+
+    Attributes:
+        device: of its tensors; `rollout_steps` are steps T of every environment between updates.
+    """
+
+    consumes = "device_rollout"
+    device: Any
+
+    def explore(self, obs: Obs) -> tuple[Tensor, Tensor, Tensor]:
+        """Samples before clipping (N, A), log-probabilities (N,), values (N,)."""
+        raise NotImplementedError(f"{type(self).__name__}.explore is missing")
+
+    def value(self, obs: Obs) -> Tensor:
+        """(B,) the critic's estimates."""
+        raise NotImplementedError(f"{type(self).__name__}.value is missing")
+
+    def read_metrics(self) -> Metrics:
+        """Metrics since the last reading; waits for the device, which `update` does not."""
+        raise NotImplementedError(f"{type(self).__name__}.read_metrics is missing")
+
+
+class OwnLoop(Protocol):
+    """A learner that brings its own loop: stable-baselines3, language agents, policies improved by trying."""
+
+    env_steps: int
+
+    def attach(self, env: Any) -> None:
+        """Take the environment."""
+        ...
+
+    def run(self, total_steps: int, hook: Any = None) -> None:
+        """Learn until `env_steps` reaches `total_steps`; `hook(env_steps, metrics)` answers whether to stop."""
+        ...

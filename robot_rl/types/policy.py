@@ -1,0 +1,74 @@
+"""What acts, and what judges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from robot_rl.types.data import Array, Obs
+from robot_rl.types.io import IOSpec
+
+
+@dataclass(frozen=True)
+class Action:
+    """What a policy answers.
+
+    Attributes:
+        value: (B, A) in [-1, 1], to execute now.
+        logp: (B,) under the behaviour policy, or None.
+        extras: e.g. "value": (B,) the critic's estimate, "raw": (B, A) the sample before clipping.
+    """
+
+    value: Array
+    logp: Array | None = None
+    extras: dict[str, Array] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Anything that acts: network, teleoperator, script, remote VLA.
+
+    Two further methods are called where a policy has them: `executed(action (N, A))` by training and trials, what was
+    done in the last tick; `earned(reward (N,))` by evaluation, what it brought (return-conditioned policies).
+    """
+
+    io: IOSpec
+
+    def reset(self, rows: Array | None = None) -> None:
+        """Forget memory and chunks of these rows ((N,) bool mask); None means all."""
+        ...
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Choose actions for a batch; NumPy in, NumPy out, torch in, torch out."""
+        ...
+
+
+class TrainedPolicy(Policy, Protocol):
+    """A policy with weights: what a checkpoint's policy.pt holds."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors only."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place."""
+        ...
+
+
+class Critic(Protocol):
+    """State-action values, every member separately; the learner decides min, mean or subset."""
+
+    def __call__(self, obs: Obs, action: Tensor) -> Tensor:
+        """Values (E, B)."""
+        ...
+
+
+class ProgressCritic(Protocol):
+    """VLA critic: video and instruction to progress."""
+
+    def score(self, clip: Tensor, instruction: Sequence[str]) -> Tensor:
+        """(B, T, H, W, 3) uint8 -> (B, T) in [0, 1]."""
+        ...

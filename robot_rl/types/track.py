@@ -1,0 +1,31 @@
+"""Where metrics go, and what a checkpoint can hold."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from robot_rl.types.data import Metrics
+
+
+class Tracker(Protocol):
+    """Where metrics go. Names: rollout/return, train/critic_loss, eval/success, time/sps."""
+
+    def log(self, metrics: Metrics, step: int) -> None:
+        """Write one row of metrics at an environment step."""
+        ...
+
+    def close(self) -> None:
+        """Flush and close."""
+        ...
+
+
+class Stateful(Protocol):
+    """Anything whose exact continuation a checkpoint can hold."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors, arrays and plain values only."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Continue exactly as the saved object would have."""
+        ...
