@@ -14,7 +14,8 @@ import hydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from robot_rl import __version__
-from robot_rl.verbs.build import Refused, clear_refused
+from robot_rl.verbs.build import clear_refused
+from robot_rl.verbs.compose import choices, groups_of, take_own, wrong_name
 from robot_rl.verbs.critic import critic
 from robot_rl.verbs.design import design
 from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
@@ -24,6 +25,7 @@ from robot_rl.verbs.logs import data, positional, session
 from robot_rl.verbs.prefer import prefer
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
 from robot_rl.verbs.sweep import sweep
+from robot_rl.words import Refused
 
 USAGE = """robot-rl <verb> [key=value ...]
 
@@ -141,19 +143,20 @@ def unknown(verb: str, overrides: list[str]) -> str:
     Hydra's advice would be to add the key; to a group's null it answers with a trace.
     """
     configs = resources.files("robot_rl.configs")
-    keys = {"hydra"} | {item.name for item in configs.iterdir() if item.is_dir()}
+    keys = {"hydra", "experiment"}
     groups: set[str] = set()
     for name in (VERBS[verb][0], "verb"):
         made: Any = OmegaConf.create(configs.joinpath(f"{name}.yaml").read_text())
         keys |= set(made)
         placed = [str(key) for item in made.get("defaults", ()) if isinstance(item, DictConfig) for key in item]
         keys |= {key.split("@")[1].split(".")[0] for key in placed if "@" in key}  # a group under another name
-        groups |= {key for key in placed if key.isidentifier()}
+        groups |= set(groups_of(name))
+    keys |= groups
     for item in overrides:
         key = item.split("=")[0].split("@")[0]
         top = key.replace("/", ".").split(".")[0]
         if key in groups and item.partition("=")[2] in ("null", "true", "false"):
-            there = sorted(x.name.removesuffix(".yaml") for x in configs.joinpath(key).iterdir() if x.name[0] != "_")
+            there = choices(key)
             instead = "; estimate=0 for no estimate" if (verb, key) == ("offline", "ope") else ""
             return f"robot-rl {verb} {item}: {key} is one of {', '.join(there)}{instead}"
         if "=" not in item or not top.isidentifier() or top in keys:
@@ -217,7 +220,8 @@ def _main() -> None:
         rest = [named(item) for item in rest]
     if verb == "design":
         rest = handed_on(rest)
-    wrong = unknown(verb, rest)
+    rest = take_own(rest)
+    wrong = unknown(verb, rest) or wrong_name(config_name, rest)
     if wrong:
         print(f"robot-rl: {wrong}", file=sys.stderr)
         sys.exit(2)

@@ -126,13 +126,13 @@ def wandb(
     resume_step: int | None = None,
     tensorboard: bool = False,
     project: str = "robot_rl",
-    name: str | None = None,
+    run_name: str | None = None,
     mode: str = "online",
     config: dict[str, Any] | None = None,
 ) -> Many:
     """`metrics.jsonl` and Weights & Biases."""
     base = files(folder, resume_step=resume_step, tensorboard=tensorboard)
-    return Many([*base.trackers, Wandb(folder, project=project, name=name, mode=mode, config=config)])
+    return Many([*base.trackers, Wandb(folder, project=project, name=run_name, mode=mode, config=config)])
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

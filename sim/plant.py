@@ -227,7 +227,7 @@ class WorldPlant(ModelPlant):
     """The robot of a world of `sim/worlds`, with the world's reset, task and success.
 
     Args:
-        world: class path, e.g. "robot_rl.sim.worlds.reach.Reach", or the bare name of a file in sim/worlds.
+        world: name of a file in sim/worlds, e.g. reach.
         joints: names of the commanded joints; others keep the control of the world's reset.
         mode: command mode.
         seed: of resets and tasks.

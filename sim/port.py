@@ -7,6 +7,7 @@ simulated.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,23 +22,24 @@ OBJECTS = "objects"
 
 
 def make_world(world: str | Mapping[str, Any], options: Mapping[str, Any] | None = None) -> World:
-    """A world from its class path, the name of a file in sim/worlds, or a mapping with `_target_`.
+    """A world from the name of a file in sim/worlds, or a mapping with `name` and options.
 
     Raises:
         ValueError: no such world, or wrong options.
     """
     if isinstance(world, Mapping):
-        options = {key: value for key, value in world.items() if key != "_target_"}
-        world = str(world["_target_"])
-    path = world if "." in world else f"robot_rl.sim.worlds.{world}.{''.join(p.title() for p in world.split('_'))}"
-    module, _, name = path.rpartition(".")
-    if not module.startswith("robot_rl.sim.worlds."):
-        raise ValueError(f"world is {world!r}, expected a class in robot_rl.sim.worlds, e.g. reach")
+        options = {key: value for key, value in world.items() if key != "name"}
+        world = str(world["name"])
+    if not re.fullmatch(r"[a-z0-9_]+", world):
+        raise ValueError(f"world is {world!r}, expected the name of a file in sim/worlds, e.g. reach")
     try:
-        kind = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        module = importlib.import_module(f"robot_rl.sim.worlds.{world}")
+    except ImportError as error:
         raise ValueError(f"there is no world {world!r}: {error}") from error
-    return kind(**dict(options or {}))
+    kinds = [kind for name, kind in vars(module).items() if name.lower() == world.replace("_", "")]
+    if not kinds:
+        raise ValueError(f"sim/worlds/{world}.py holds no class of its name")
+    return kinds[0](**dict(options or {}))
 
 
 class Window:
@@ -96,7 +98,7 @@ class WorldPort:
     """Observation and action terms of a world for one robot.
 
     Args:
-        world: class path, name or mapping with `_target_`, as in a run's config.
+        world: name, or mapping with `name` and options, as in a run's config.
         joints: names of the robot's joints, in the order of measurements and commands.
         io: of the checkpoint; must fit the world.
 

@@ -29,7 +29,7 @@ def world_task(world: str = "reach", options: Mapping[str, Any] | None = None) -
     """Maker of the task of a world for the joints of a robot.
 
     Args:
-        world: class path, or name of a file in sim/worlds.
+        world: name of a file in sim/worlds.
         options: arguments of the world.
     """
-    return lambda joints: WorldTask({"_target_": world, **dict(options or {})}, joints)
+    return lambda joints: WorldTask({"name": world, **dict(options or {})}, joints)

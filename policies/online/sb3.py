@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,12 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robot_rl import extras
 from robot_rl.extras import require
 from robot_rl.types import Action, Array, IOSpec, Learner, Metrics, Obs
 
 sb3: Any = require("stable_baselines3", extra="baselines")
 _callbacks: Any = require("stable_baselines3.common.callbacks", extra="baselines")
 _vec_env: Any = require("stable_baselines3.common.vec_env", extra="baselines")
+
+
+CONTRIB = ("ARS", "CrossQ", "MaskablePPO", "QRDQN", "RecurrentPPO", "TQC", "TRPO")
+"""Algorithms of sb3_contrib, which is installed apart."""
 
 
 class Sb3(Learner):
@@ -29,7 +33,7 @@ class Sb3(Learner):
 
     Args:
         io: interface of the environment.
-        algorithm: a class of stable_baselines3 such as "SAC" or "PPO", or a dotted path such as "sb3_contrib.TQC".
+        algorithm: a class of stable_baselines3 such as "SAC" or "PPO", or of sb3_contrib such as "TQC".
         seed: of SB3, which seeds Python, NumPy and torch globally.
         device: torch device.
         gamma: discount per step.
@@ -290,13 +294,12 @@ class _Callback(_callbacks.BaseCallback):
 
 
 def _algorithm(name: str) -> Any:
-    module, _, short = name.rpartition(".")
-    source = importlib.import_module(module) if module else sb3
-    found = getattr(source, short, None)
-    if found is None or not hasattr(found, "learn"):
-        known = sorted(key for key, value in vars(source).items() if hasattr(value, "learn"))
-        raise ValueError(f"there is no algorithm {name!r}; expected one of {known}, or a path such as sb3_contrib.TQC")
-    return found
+    known = {key: value for key, value in vars(sb3).items() if hasattr(value, "learn")}
+    if name in known:
+        return known[name]
+    if name in CONTRIB:
+        return vars(extras.require("sb3_contrib", extra="baselines"))[name]
+    raise ValueError(f"there is no algorithm {name!r}; expected one of {', '.join([*sorted(known), *CONTRIB])}")
 
 
 def _attribute(model: Any, path: str) -> Any:

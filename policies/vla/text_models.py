@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl import extras
 from robot_rl.policies.nets.picture_labels import VisionModel, check_picture
 
 _LARGEST = 1 << 20  # bytes of an answer
@@ -144,19 +145,12 @@ def user_object(path: str, options: dict[str, Any] | None = None) -> Any:
     """The object of "python:<module>:<name>"; a class or a function is called with the options.
 
     Raises:
-        ValueError: not of this form, no such module, or no such name in it.
+        ValueError: not of this form, no such module or name in it, or nobody allowed it (`extras.allow`).
     """
     parts = path.removeprefix("python:").split(":")
     if not path.startswith("python:") or len(parts) != 2 or not all(parts):
         raise ValueError(f"'{path}' is not of the form python:<module>:<object>")
-    try:
-        made: Any = importlib.import_module(parts[0])
-    except ModuleNotFoundError as error:
-        raise ValueError(f"there is no module '{parts[0]}' on the Python path ({error})") from error
-    for name in parts[1].split("."):
-        if not hasattr(made, name):
-            raise ValueError(f"module '{parts[0]}' has no '{parts[1]}'")
-        made = getattr(made, name)
+    made: Any = extras.own(":".join(parts), "python:")
     return made(**(options or {})) if isinstance(made, type) or type(made).__name__ == "function" else made
 
 

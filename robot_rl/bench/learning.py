@@ -48,7 +48,7 @@ def run(
         threads: threads of each process.
         who: which contestants run now.
         overrides: command line overrides of our run, e.g. ("policy.matmul=float32",).
-        variant: another configuration of our learner, such as "sac_classic".
+        variant: another configuration of our learner, such as "sac_mean".
         label: file label of our runs, so that variants stand side by side.
         eval_every: steps between evaluations; 0 means a tenth of `steps`.
         eval_episodes: deterministic episodes per evaluation, on seeds 10_000 and up for both.

@@ -114,6 +114,8 @@ class Learner(Generic[O_co, Data_contra]):
     decision_interval: int = 1
     method: str = ""
     """The method's name in messages."""
+    from_policy: bool = False
+    """`robot-rl train init=...` starts from the policy of another method's run, not from this learner's own state."""
     reader: Any = None
     """A frozen network that makes columns of a log's pictures and sentences once, before training."""
 

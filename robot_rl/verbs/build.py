@@ -9,38 +9,37 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-
-class Refused(Exception):
-    """The request cannot be carried out; the message is the paragraph that the user reads."""
+from robot_rl import build
+from robot_rl.verbs.compose import plain
+from robot_rl.words import Refused
 
 
 def env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
     """(num_envs, seed, render) -> environment."""
+    node = plain(cfg.env)
 
     def make(num_envs: int, seed: int, render: bool) -> Any:
         extra = {"render_mode": "rgb_array"} if render else {}
-        return instantiate(cfg.env, num_envs=num_envs, seed=seed, device=cfg.device, **extra)
+        return build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
 
     return make
 
 
 def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
     """`env_factory`, with the reward of `rewarder=` where one is chosen; `.plain` makes it without, for evaluation."""
-    plain = env_factory(cfg)
+    without = env_factory(cfg)
     if cfg.get("rewarder") is None:
-        return plain
-    options: Any = OmegaConf.to_container(cfg.rewarder, resolve=True, throw_on_missing=True)
+        return without
+    options = plain(cfg.rewarder)
     if "judge" not in options:
         from robot_rl.verbs.rewarders import watched_factory
 
-        return watched_factory(cfg, options, plain)
+        return watched_factory(cfg, options, without)
     camera = options["camera"]
     how, caution = options.pop("combine", "wco"), options.pop("caution", 1.0)
     judge = load_judge(options.pop("judge"), how, caution, str(cfg.device))
@@ -48,23 +47,23 @@ def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
     if reference is not None:
         judge = with_reference(judge, str(reference), int(frames), camera)
         options["instruction"] = options["instruction"] or ""  # the reference alone, not what the world asks
-    audit = hydra.utils.get_class("robot_rl.policies.reward.critic_reward.Audit")
+    audit = build.tool("audit")
 
     def make(num_envs: int, seed: int, render: bool) -> Any:
         from robot_rl.loops.rewarded import Rewarded
 
-        extra: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+        node, extra = plain(cfg.env), {"render_mode": "rgb_array"} if render else {}
         shown = cfg.env.get("cameras")
         hide = shown is not None and camera not in shown
         if hide:  # pictures for the critic alone, of its size, no more often than it looks
-            extra |= {"cameras": [*(shown or ()), camera], "camera_size": list(judge.meta.image_size)}
-            if str(cfg.env._target_).endswith("mujoco_env.make") and not shown:
-                extra["camera_every"] = options["every"]
-        env = instantiate(cfg.env, num_envs=num_envs, seed=seed, device=cfg.device, **extra)
-        reward = instantiate(options, _partial_=True)(judge, gamma=float(cfg.gamma))
+            node |= {"cameras": [*(shown or ()), camera], "camera_size": list(judge.meta.image_size)}
+            if cfg.env.engine == "mujoco" and not shown:
+                node["camera_every"] = options["every"]
+        env = build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
+        reward = build.make("rewarder", options, judge, gamma=float(cfg.gamma))
         return Rewarded(env, reward, camera=camera, hide=hide, instruction=reward.instruction, audit=audit())
 
-    make.plain = plain  # type: ignore[attr-defined]
+    make.plain = without  # type: ignore[attr-defined]
     return make
 
 
@@ -76,7 +75,7 @@ def load_critic(folder: Path, device: str) -> tuple[Any, DictConfig]:
     if not (folder / job.STATE).exists():
         raise Refused(f"{folder} holds no {job.STATE}; give path=<run folder of critic train>")
     run: Any = OmegaConf.load(folder / "config.yaml")
-    learner = instantiate(run.critic, seed=run.seed, device=device)
+    learner = build.make("critic", plain(run.critic), seed=run.seed, device=device)
     learner.load_state_dict(load_state(folder / job.STATE, device=device)["learner"])
     if learner.done_steps < learner.steps:
         print(f"  note: trained for {learner.done_steps} of {learner.steps} updates; done is not calibrated")
@@ -89,7 +88,7 @@ def load_judge(folders: Any, how: str, caution: float, device: str) -> Any:
     critics = [load_critic(Path(folder), device)[0].critic() for folder in folders]
     if len(critics) == 1:
         return critics[0]
-    ensemble = hydra.utils.get_class("robot_rl.policies.vla.critic_ensemble.CriticEnsemble")
+    ensemble = build.tool("critic_ensemble")
     return ensemble(critics, how, caution)
 
 
@@ -104,19 +103,25 @@ def with_reference(judge: Any, reference: str, frames: int, camera: str) -> Any:
     if not hasattr(judge, "shown"):
         raise Refused(f"{type(judge).__name__} cannot be shown a goal; train one that can with critic=in_context")
     pictures, source = read(reference, camera)
-    clip = hydra.utils.get_class("robot_rl.policies.nets.reference.RefClip")
+    clip = build.tool("reference_clip")
     return judge.shown(clip.of(pictures, frames, source=source))
 
 
 def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[Any], Any]:
     """(io) -> learner, on the configured device or another."""
 
+    prepared = build.prepare("policy", plain(cfg.policy))
+
     def make(io: Any) -> Any:
-        # the passport is an object, not configuration: a partial keeps OmegaConf away from it
-        place = cfg.device if device is None else device
-        return instantiate(cfg.policy, _partial_=True)(io, seed=cfg.seed, device=place, gamma=cfg.gamma)
+        place = str(cfg.device) if device is None else device
+        return prepared(io, seed=cfg.seed, device=place, gamma=cfg.gamma)
 
     return make
+
+
+def foreign(cfg: DictConfig, path: str, io: Any) -> Any:
+    """A policy of another project, `policy=sb3 path=...`."""
+    return build.make("policy", plain(cfg.policy), path=path, io=io, device=str(cfg.device), seed=int(cfg.seed))
 
 
 def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any = None) -> Any:
@@ -140,7 +145,7 @@ def load_classifier(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
     if not (folder / "config.yaml").exists():
         raise Refused(f"{folder} holds no classifier; expected a folder of robot-rl classify")
     made: Any = OmegaConf.load(folder / "config.yaml")
-    return load(folder, lambda io: instantiate(made.classifier, _partial_=True)(io, seed=made.seed, device=device))
+    return load(folder, lambda io: build.make("classifier", plain(made.classifier), io, seed=made.seed, device=device))
 
 
 def judge_factory(cfg: DictConfig) -> Callable[[Any], Any]:
@@ -220,11 +225,10 @@ def saved_config(cfg: DictConfig) -> str:
 
 def tracker_factory(cfg: DictConfig, folder: Path) -> Callable[[int | None], Any]:
     """(resume step or None) -> tracker."""
-    plain = OmegaConf.to_container(cfg, resolve=True)
+    everything: Any = OmegaConf.to_container(cfg, resolve=True)
 
     def make(resume_step: int | None) -> Any:
-        extra = {"config": plain} if "wandb" in cfg.track._target_ else {}
-        return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
+        return build.make("track", plain(cfg.track), str(folder), resume_step=resume_step, config=everything)
 
     return make
 
@@ -257,11 +261,10 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> tuple
     world = OmegaConf.select(run_config, "env.world")
     make_port: Callable[[tuple[str, ...]], Any] | None = None
     if world is not None:
-        kind = hydra.utils.get_class("robot_rl.sim.port.WorldPort")
-        plain = OmegaConf.to_container(world, resolve=True)
+        kind, node = build.tool("world_port"), plain(world)
 
         def of_world(joints: tuple[str, ...]) -> Any:
-            return kind(plain, joints)  # whoever is to drive is proven against it, pictures included
+            return kind(node, joints)  # whoever is to drive is proven against it, pictures included
 
         make_port = of_world
 

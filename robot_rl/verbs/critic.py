@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra.utils import get_method, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.verbs.build import Refused, choice, load_critic, load_judge, run_folder, table, threads, with_reference
+from robot_rl import build
+from robot_rl.verbs.build import choice, load_critic, load_judge, run_folder, table, threads, with_reference
+from robot_rl.verbs.compose import plain
+from robot_rl.words import Refused
 
 
 def critic(cfg: DictConfig) -> None:
@@ -41,7 +43,7 @@ def _clips(cfg: DictConfig) -> None:
             bar.update(done - bar.n)
 
         made = job.make_clips(
-            instantiate(cfg.clips),
+            build.make("clips", plain(cfg.clips)),
             Path(cfg.out),
             count=cfg.count,
             chunk=cfg.chunk,
@@ -81,7 +83,7 @@ def _train(cfg: DictConfig) -> None:
         _need(cfg, data="folder of clips")
         folder = run_folder(cfg, "critic", f"{choice('critic')}_{cfg.seed}")
     arrays, facts = job.load_clips(Path(cfg.data))
-    learner = instantiate(cfg.critic, seed=cfg.seed, device=cfg.device)
+    learner = build.make("critic", plain(cfg.critic), seed=cfg.seed, device=str(cfg.device))
     clips = learner.clips(arrays, facts)
     rows, kept_rows = job.split(len(clips), cfg.calibration, cfg.seed)
     job.check_calibration(clips.part(kept_rows))
@@ -139,8 +141,7 @@ def _eval(cfg: DictConfig) -> None:
     report["hash"] = facts["hash"]
     folder = Path(cfg.path)
     write_json(folder / f"report_{cfg.phrasing}.json", report)
-    kind = "context_report" if "conditions" in report else "critic_report"
-    rows = get_method(f"robot_rl.policies.vla.{kind}.lines")(report)
+    rows = build.tool("context_lines" if "conditions" in report else "critic_lines")(report)
     width = max(len(row[0]) for row in rows)
     for what, measured, wanted in rows:
         print(f"  {what:<{width}}  {measured:<22}  {wanted}")
@@ -159,9 +160,9 @@ def _label(cfg: DictConfig) -> None:
     out = Path(cfg.out)
     if out.exists():
         raise Refused(f"{out} exists already; choose another name (nothing is overwritten)")
-    reward = get_method("robot_rl.policies.reward.critic_reward.progress_reward")
-    met = get_method("robot_rl.policies.reward.critic_reward.done_events")
-    caveat = get_object("robot_rl.policies.reward.critic_reward.CAVEATS").get(cfg.mode)
+    reward = build.tool("progress_reward")
+    met = build.tool("done_events")
+    caveat = build.tool("caveats").get(cfg.mode)
     if caveat:
         print(f"  warning: mode={cfg.mode}: {caveat}", file=sys.stderr)
     chosen = cfg.path if isinstance(cfg.path, str) else [str(path) for path in cfg.path]

@@ -7,10 +7,12 @@ from typing import Any
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
-from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.verbs.build import Refused, run_folder, saved_config, table
+from robot_rl import build, extras
+from robot_rl.verbs.build import run_folder, saved_config, table
+from robot_rl.verbs.compose import plain
+from robot_rl.words import Refused
 
 
 def design(cfg: DictConfig) -> None:
@@ -29,23 +31,22 @@ def design(cfg: DictConfig) -> None:
     folder = Path(cfg.path) if cfg.path is not None else run_folder(cfg, "design", "design")
     text = saved_config(cfg)
     io = _interface(overrides)
-    found = get_object("robot_rl.policies.reward.program.places")(io)
+    found = build.tool("places")(io)
     widths = {name: len(columns) for name, (_, columns) in found.items()}
     options: Any = OmegaConf.to_container(cfg.model_options, resolve=True)
-    models, programs = "robot_rl.policies.vla.text_models", "robot_rl.policies.reward.program_proposer"
     if cfg.codes is not None:
-        proposer = get_object(f"{programs}.Listed")(list(cfg.codes))
+        proposer = build.tool("programs_listed")(list(cfg.codes))
     else:
-        model = get_object(f"{models}.open_model")(str(cfg.model), options)
-        proposer = get_object(f"{programs}.ModelProposer")(model, str(cfg.goal), widths)
+        model = build.tool("open_model")(str(cfg.model), options)
+        proposer = build.tool("programs_of_model")(model, str(cfg.goal), widths)
     ranks = {"score": job.by_score, "ask": job.by_person()}
     rank = ranks.get(str(cfg.rank))
     if rank is None:
-        rank = get_object(str(cfg.rank).removeprefix("python:").replace(":", "."))
+        rank = extras.own(str(cfg.rank).removeprefix("python:"), "rank=")
 
     def check(code: str) -> str:
         try:
-            get_object("robot_rl.policies.nets.expression.Expression")(code, widths)
+            build.tool("expression")(code, widths)
         except ValueError as error:
             return str(error)
         return ""
@@ -72,7 +73,7 @@ def _interface(overrides: list[str]) -> Any:
     GlobalHydra.instance().clear()
     with initialize_config_module("robot_rl.configs", version_base="1.3"):
         made = compose("train", overrides=overrides)
-    env = instantiate(made.env, num_envs=1, seed=0, device="cpu")
+    env = build.make("engine", plain(made.env), num_envs=1, seed=0, device="cpu")
     try:
         return env.io
     finally:

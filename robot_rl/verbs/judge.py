@@ -9,18 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from robot_rl import build
 from robot_rl.verbs.build import (
-    Refused,
     choice,
     env_factory,
+    foreign,
     load_policy,
     run_folder,
     table,
     threads,
 )
+from robot_rl.verbs.compose import plain
+from robot_rl.words import Refused
 
 
 def check(cfg: DictConfig) -> None:
@@ -33,7 +35,7 @@ def check(cfg: DictConfig) -> None:
     if cfg.get("env") is None:
         raise Refused("say which environment: robot-rl check env=reach")
     env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
-    findings = importlib.import_module("robot_rl.sim.check").check(env, steps=cfg.steps, seed=cfg.seed)
+    findings = build.tool("check")(env, steps=cfg.steps, seed=cfg.seed)
     for number, finding in enumerate(findings, 1):
         print(f"{number}. {finding}")
     if hasattr(env, "expert") and not findings:
@@ -81,7 +83,7 @@ def evaluate(cfg: DictConfig) -> None:
     if cfg.get("policy") is None:
         policy = load_policy(cfg, run_config, path, env.io)
     else:
-        policy = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
+        policy = foreign(cfg, str(path), env.io)
     if cfg.student is not None:
         if not hasattr(policy, "choose"):
             raise Refused(
@@ -197,9 +199,11 @@ def evaluate_offline(cfg: DictConfig) -> None:
         settings,
         policy,
         checkpoint.read_io(path),
-        make_fqe=lambda io, target, **how: instantiate(cfg.ope, _partial_=True)(io, target, **shared, **how),
-        make_behaviour=lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
-        make_model=lambda io, target, **how: instantiate(cfg.model, _partial_=True)(io, target, **shared, **how),
+        make_fqe=lambda io, target, **how: build.make("ope", plain(cfg.ope), io, target, **shared, **how),
+        make_behaviour=lambda io: build.make("policy", plain(cfg.behaviour), io, where="behaviour", **shared),
+        make_model=lambda io, target, **how: build.make(
+            "ope", plain(cfg.model), io, target, where="model", **shared, **how
+        ),
     )
     folder = run_folder(cfg, "ope", path.parent.parent.name)
     write_json(folder / "ope.json", ope.plain_numbers(report))
@@ -243,7 +247,7 @@ def collect(cfg: DictConfig) -> None:
                 seed=cfg.seed,
             )
         else:
-            policy = instantiate(cfg.policy, _partial_=True)(path=str(cfg.path), io=env.io, device=cfg.device)
+            policy = foreign(cfg, str(cfg.path), env.io)
     if cfg.level is not None:
         _collect_level(cfg, env, policy, out)
         return
@@ -288,7 +292,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
     if cfg.medium_path is not None:
         path = Path(cfg.medium_path)
         if path.suffix == ".zip":
-            medium = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
+            medium = foreign(cfg, str(path), env.io)
         else:
             path = checkpoint.find(path)
             medium = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]

@@ -9,12 +9,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.verbs.build import Refused, choice, env_factory, load_policy, run_folder, table, threads
+from robot_rl.verbs.build import choice, env_factory, foreign, load_policy, run_folder, table, threads
+from robot_rl.words import Refused
 
 
 def evaluate_latency(cfg: DictConfig) -> None:
     """Evaluate a policy of chunks without latency, and with it for each way to deal with it, on the same episodes."""
-    from hydra.utils import instantiate
     from tqdm import tqdm
 
     from robot_rl import checkpoint
@@ -36,7 +36,7 @@ def evaluate_latency(cfg: DictConfig) -> None:
         raise Refused("there is no environment to evaluate in; add env=…")
     env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
     if run_config is None:
-        policy: Any = instantiate(cfg.policy, _partial_=True)(path=str(path), io=env.io, device=cfg.device)
+        policy: Any = foreign(cfg, str(path), env.io)
     else:
         policy = load_policy(cfg, run_config, path, env.io)
     if not isinstance(policy, ChunkedPolicy):

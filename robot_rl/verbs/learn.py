@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from robot_rl import build
 from robot_rl.verbs.build import (
-    Refused,
     begin,
     choice,
     env_factory,
@@ -27,6 +27,8 @@ from robot_rl.verbs.build import (
     threads,
     tracker_factory,
 )
+from robot_rl.verbs.compose import plain
+from robot_rl.words import Refused
 
 
 def train(cfg: DictConfig) -> None:
@@ -36,13 +38,13 @@ def train(cfg: DictConfig) -> None:
 
     device = parallel.start(str(cfg.device))
     method = ""
-    own = get_class(cfg.policy._target_) if cfg.init is not None and cfg.resume is None else None
+    own = build.find("policy", str(cfg.policy.name)) if cfg.init is not None and cfg.resume is None else None
     if own is not None and not getattr(own, "from_policy", False):  # the offline run's own learner goes on
         cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
         for name in ("actor_decay", "decay"):  # the schedule has ended with the log: nothing would move any more
             if cfg.policy.get(name):
                 cfg.policy[name] = 0
-        method = str(cfg.policy.get("_target_", "")).rpartition(".")[0].rpartition(".")[2]
+        method = str(cfg.policy.name).rpartition("/")[2]
     cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "rewarder", "track", "experiment"), method)
     folder = parallel.agree(folder)  # its name holds the time, which differs between processes
     config, cfg.device = saved_config(cfg), device
@@ -86,8 +88,8 @@ def offline(cfg: DictConfig) -> None:
     judges = None
     if cfg.get("ope") is not None and cfg.get("behaviour") is not None:  # else ~ope on the command line: no estimate
         judges = Judges(
-            lambda io, policy, **how: instantiate(cfg.ope, _partial_=True)(io, policy, **shared, **how),
-            lambda io: instantiate(cfg.behaviour, _partial_=True)(io, **shared),
+            lambda io, policy, **how: build.make("ope", plain(cfg.ope), io, policy, **shared, **how),
+            lambda io: build.make("policy", plain(cfg.behaviour), io, where="behaviour", **shared),
         )
     job = OfflineJob(
         settings,
@@ -127,7 +129,7 @@ def classify(cfg: DictConfig) -> None:
     settings = ClassifySettings(**{f.name: cfg[f.name] for f in fields(ClassifySettings)})
 
     def make(io: Any) -> Any:
-        return instantiate(cfg.classifier, _partial_=True)(io, seed=cfg.seed, device=cfg.device)
+        return build.make("classifier", plain(cfg.classifier), io, seed=cfg.seed, device=str(cfg.device))
 
     print(f"run folder: {folder}")
     report = train_classifier(settings, logs, folder, make, saved_config(cfg))
@@ -173,26 +175,26 @@ def hil(cfg: DictConfig) -> None:
     threads(cfg)
     settings = HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)})
     config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
-    plain: Any = OmegaConf.to_container(cfg, resolve=True)
+    everything: Any = OmegaConf.to_container(cfg, resolve=True)
     link: Any = None
     if cfg.role != "both":
         secret = os.environ.get("ROBOT_RL_LINK_PASSWORD")
         try:
-            link = LinkSettings(**{**plain["link"], "password": plain["link"].get("password") or secret})
+            link = LinkSettings(**{**everything["link"], "password": everything["link"].get("password") or secret})
         except TypeError as error:
             raise Refused(f"link: {error}; the keys are {', '.join(f.name for f in fields(LinkSettings))}") from error
 
     def make_pilot(env: Any, with_person: bool) -> Any:
         human = None
         if with_person:
-            human = instantiate(cfg.human, _partial_=True)(io=env.io, expert=getattr(env, "expert", None))
-        return instantiate(cfg.pilot, _partial_=True, _convert_="all")(env=env, human=human)
+            expert = getattr(env, "expert", None)
+            human = build.make("human", plain(cfg.human), io=env.io, expert=expert, seed=cfg.seed)
+        return build.make("pilot", plain(cfg.pilot), env=env, human=human)
 
-    make_pilot.pictures = "console" in cfg.human._target_  # type: ignore[attr-defined]
+    make_pilot.pictures = cfg.human.name == "browser"  # type: ignore[attr-defined]
 
     def make_tracker(resume_step: int | None) -> Any:
-        extra = {"config": plain} if "wandb" in cfg.track._target_ else {}
-        return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
+        return build.make("track", plain(cfg.track), str(folder), resume_step=resume_step, config=everything)
 
     print(f"run folder: {folder}", flush=True)
     job: Any
@@ -201,7 +203,7 @@ def hil(cfg: DictConfig) -> None:
             settings,
             folder,
             link=link,
-            policy=plain["policy"],
+            policy=everything["policy"],
             make_learner=learner_factory(cfg),
             make_tracker=make_tracker,
             config=config,
@@ -219,8 +221,8 @@ def hil(cfg: DictConfig) -> None:
             config=config,
             resume=resume,
             make_judge=None if cfg.judge is None else judge_factory(cfg),
-            fit_clones=instantiate(cfg.compatibility, _partial_=True, seed=cfg.seed),
-            **({} if cfg.role == "both" else {"link": link, "policy": plain["policy"]}),
+            fit_clones=partial(build.prepare("compatibility", plain(cfg.compatibility)), seed=cfg.seed),
+            **({} if cfg.role == "both" else {"link": link, "policy": everything["policy"]}),
         )
     try:
         summary = job.run()

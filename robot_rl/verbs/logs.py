@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import sys
@@ -11,9 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.verbs.build import (
-    Refused,
-)
+from robot_rl import build
+from robot_rl.words import Refused
 
 _READING = (
     "episode_length", "antmaze_terminal", "maze2d_shift", "terminals", "shuffled", "salvage", "infos", "keys", "filter",
@@ -92,7 +90,7 @@ def positional(arguments: list[str]) -> list[str]:
 def session(arguments: list[str]) -> int:
     """Recorded robot sessions: robot-rl data session convert|join|recover …"""
     try:
-        tools = importlib.import_module("robot_rl.real.session_tools")
+        tools = build.tool("session_tools")
         print(tools.main(arguments[0] if arguments else "", arguments[1:]))
     except (OSError, ValueError, ImportError) as error:
         print(f"robot-rl: {error}", file=sys.stderr)

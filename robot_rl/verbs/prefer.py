@@ -7,12 +7,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.verbs.build import Refused, choice, run_folder, saved_config, table, threads
-
-_LABELS = "robot_rl.policies.nets.picture_labels"
+from robot_rl import build
+from robot_rl.verbs.build import choice, run_folder, saved_config, table, threads
+from robot_rl.verbs.compose import plain
+from robot_rl.words import Refused
 
 
 def prefer(cfg: DictConfig) -> None:
@@ -44,9 +44,9 @@ def _segments(cfg: DictConfig) -> dict[str, Any]:
     folder = run_folder(cfg, "prefer", f"{choice('preference').split('/')[-1]}_seed{cfg.seed}")
 
     def make(state: int, action: int) -> Any:
-        return instantiate(cfg.preference, _partial_=True)(state, action, seed=cfg.seed, device=cfg.device)
+        return build.make("preference", plain(cfg.preference), state, action, seed=cfg.seed, device=str(cfg.device))
 
-    tools = {name: get_object(f"robot_rl.policies.nets.preferences.{name}") for name in ("Pairs", "Scripted", "query")}
+    tools = {"Pairs": build.tool("pairs"), "Scripted": build.tool("scripted_answers"), "query": build.tool("query")}
     job = PreferJob(settings, folder, make=make, tools=tools, config=saved_config(cfg))
     print(f"run folder: {folder}")
     return job.run()
@@ -68,18 +68,19 @@ def _pictures(cfg: DictConfig) -> dict[str, Any]:
 
     def labeller(truth: Any) -> Any:
         if settings.labels != "vlm" or cfg.model == "scripted":
-            script = get_object(f"{_LABELS}.ScriptedJudge")
+            script = build.tool("judge_scripted")
             model = script(truth, error=settings.error, tie=settings.tie, seed=cfg.seed)
         else:
-            model = get_object("robot_rl.policies.vla.text_models.open_model")(str(cfg.model), options)
-        return get_object(f"{_LABELS}.TwoStage")(model, seed=cfg.seed)
+            model = build.tool("open_model")(str(cfg.model), options)
+        return build.tool("judge_two_stage")(model, seed=cfg.seed)
 
     def reward(goals: list[str], size: tuple[int, int]) -> Any:
-        return instantiate(cfg.pictures_reward, _partial_=True)(goals, size, seed=cfg.seed, device=cfg.device)
+        node = plain(cfg.pictures_reward)
+        return build.make("pictures_reward", node, goals, size, seed=cfg.seed, device=str(cfg.device))
 
     tools = {
-        "PicturePairs": get_object("robot_rl.policies.reward.picture_preference.PicturePairs"),
-        "query": get_object("robot_rl.policies.nets.preferences.query"),
+        "PicturePairs": build.tool("picture_pairs"),
+        "query": build.tool("query"),
     }
     job = PictureJob(
         settings, folder, make_reward=reward, make_labeller=labeller, tools=tools, config=saved_config(cfg)

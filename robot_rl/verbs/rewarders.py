@@ -6,30 +6,32 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from hydra.utils import instantiate
 from omegaconf import DictConfig
+
+from robot_rl import build
+from robot_rl.verbs.compose import plain
 
 
 def watched_factory(
-    cfg: DictConfig, options: dict[str, Any], plain: Callable[[int, int, bool], Any]
+    cfg: DictConfig, options: dict[str, Any], without: Callable[[int, int, bool], Any]
 ) -> Callable[[int, int, bool], Any]:
     """(num_envs, seed, render) -> environment with the reward of `options`; `.plain` makes it without."""
     found: list[float] = []
-    instantiate(options)  # what is wrong with the options is said before anything is built
+    build.make("rewarder", options, seed=cfg.seed)  # what is wrong with the options is said before anything is built
 
     def make(num_envs: int, seed: int, render: bool) -> Any:
         from robot_rl.loops.watched import Watched
 
-        reward = instantiate(options)
-        extra: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+        reward = build.make("rewarder", options, seed=cfg.seed)
+        node, extra = plain(cfg.env), {"render_mode": "rgb_array"} if render else {}
         shown = cfg.env.get("cameras")
         new = [camera for camera in reward.cameras if shown is not None and camera not in shown]
         if new:  # pictures for the reward alone
-            extra["cameras"] = [*(shown or ()), *new]
+            node["cameras"] = [*(shown or ()), *new]
             size = getattr(reward, "image_size", None)
             if size is not None and not shown:
-                extra["camera_size"] = list(size)
-        env = instantiate(cfg.env, num_envs=num_envs, seed=seed, device=cfg.device, **extra)
+                node["camera_size"] = list(size)
+        env = build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
         if getattr(reward, "z_max", 1.0) is None:
             if not found:
                 found.append(reward.calibrate(random_pictures(env, reward.cameras[0], reward.calibration, seed)))
@@ -37,7 +39,7 @@ def watched_factory(
             reward.z_max = found[0]
         return Watched(env, reward, hide=tuple(f"image.{camera}" for camera in new))
 
-    make.plain = plain  # type: ignore[attr-defined]
+    make.plain = without  # type: ignore[attr-defined]
     return make
 
 

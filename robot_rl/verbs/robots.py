@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 
-import hydra
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from robot_rl.verbs.build import (
-    Refused,
-)
+from robot_rl import build
+from robot_rl.verbs.compose import plain
+from robot_rl.words import Refused
 
 
 def deploy(cfg: DictConfig) -> None:
     """Run robot, supervisor and policy as processes; Ctrl-C brakes first."""
-    arguments = instantiate(cfg.graph)
-    status = hydra.utils.get_method("robot_rl.real.processes.deploy")(arguments)
+    arguments = build.make("graph", plain(cfg.graph), seed=int(cfg.seed))
+    status = build.tool("deploy")(arguments)
     if status:
         raise Refused(f"the deployment ended because one of its processes did (status {status}); see above")
 
 
 def doctor_ros(arguments: list[str]) -> int:
     """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3]."""
-    plain = [item for item in arguments if "=" not in item]
+    given = [item for item in arguments if "=" not in item]
     options = dict(item.split("=", 1) for item in arguments if "=" in item)
-    if len(plain) != 1 or not options.keys() <= {"namespace", "listen"}:
+    if len(given) != 1 or not options.keys() <= {"namespace", "listen"}:
         print(
             "usage: robot-rl doctor ros <robot spec: path, or a name such as desk_arm> [namespace=/left] [listen=3.0]",
             file=sys.stderr,
         )
         return 2
     try:
-        spec = importlib.import_module("robot_rl.real.graph").find_file(plain[0])
-        examine = importlib.import_module("robot_rl.real.ros.doctor").examine
+        spec = build.tool("find_robot")(given[0])
+        examine = build.tool("examine_robot")
         found = examine(spec, namespace=options.get("namespace", ""), listen=float(options.get("listen", "3")))
     except (OSError, ValueError, ImportError) as error:
         print(f"robot-rl: {error}", file=sys.stderr)
@@ -52,7 +49,7 @@ def doctor_isaac(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    diagnose = importlib.import_module("robot_rl.sim.isaac_check").diagnose
+    diagnose = build.tool("diagnose_isaac")
     text, healthy = diagnose(
         world=options.get("world", "quadruped"),
         num_envs=int(options.get("num_envs", "16")),

@@ -13,6 +13,8 @@ FOLDERS = ("robot_rl", "sim", "real", "policies", "configs")
 # room -> rooms of ours that it may import (itself always)
 OURS = {
     "types": set(),
+    "words": set(),
+    "build": {"types", "extras", "words"},
     "stopwatch": set(),
     "link": {"types", "extras"},
     "extras": set(),
@@ -58,6 +60,9 @@ OURS = {
         "chunks",
     },
     "verbs": {
+        "build",
+        "words",
+        "extras",
         "types",
         "link",
         "data",
@@ -71,7 +76,7 @@ OURS = {
         "parallel",
         "chunks",
     },
-    "cli": {"verbs", "jobs"},
+    "cli": {"verbs", "jobs", "words"},
     "__main__": {"cli"},
     "configs": set(),
 }

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from robot_rl import build
 from robot_rl.jobs.train import TrainJob, TrainSettings
+from robot_rl.verbs.compose import plain
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -48,16 +49,16 @@ def make_job() -> Callable[..., TrainJob]:
 
         def make_env(num_envs: int, seed: int, render: bool) -> Any:
             extra = {"render_mode": "rgb_array"} if render else {}
-            return instantiate(cfg.env, num_envs=num_envs, seed=seed, device="cpu", **extra)
+            return build.make("engine", plain(cfg.env), num_envs=num_envs, seed=seed, device="cpu", **extra)
 
         return TrainJob(
             TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)}),
             folder,
             make_env=make_env,
-            make_learner=lambda io: instantiate(cfg.policy, _partial_=True)(
-                io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
+            make_learner=lambda io: build.make(
+                "policy", plain(cfg.policy), io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
             ),
-            make_tracker=lambda step: instantiate(cfg.track, _partial_=True)(str(folder), resume_step=step),
+            make_tracker=lambda step: build.make("track", plain(cfg.track), str(folder), resume_step=step),
             config=OmegaConf.to_yaml(cfg, resolve=True),
             resume=resume,
         )

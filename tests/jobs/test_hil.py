@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from robot_rl import build
 from robot_rl.data.hil_log import read_manifest
 from robot_rl.jobs.hil import HilJob, HilSettings
+from robot_rl.verbs.compose import plain
 
 TINY = [
     "env=insert",
@@ -45,18 +46,20 @@ def make(folder: Path, *overrides: str, resume: bool = False) -> HilJob:
         cfg = compose("hil", overrides=[*TINY, *overrides])
 
     def make_pilot(env: Any, with_person: bool) -> Any:
-        human = instantiate(cfg.human, _partial_=True)(io=env.io, expert=env.expert) if with_person else None
-        return instantiate(cfg.pilot, _partial_=True, _convert_="all")(env=env, human=human)
+        human = None
+        if with_person:
+            human = build.make("human", plain(cfg.human), io=env.io, expert=env.expert, seed=cfg.seed)
+        return build.make("pilot", plain(cfg.pilot), env=env, human=human)
 
     return HilJob(
         HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)}),
         folder,
-        make_env=lambda n, seed, render: instantiate(cfg.env, num_envs=n, seed=seed, device="cpu"),
-        make_learner=lambda io: instantiate(cfg.policy, _partial_=True)(
-            io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
+        make_env=lambda n, seed, render: build.make("engine", plain(cfg.env), num_envs=n, seed=seed, device="cpu"),
+        make_learner=lambda io: build.make(
+            "policy", plain(cfg.policy), io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
         ),
         make_pilot=make_pilot,
-        make_tracker=lambda step: instantiate(cfg.track, _partial_=True)(str(folder), resume_step=step),
+        make_tracker=lambda step: build.make("track", plain(cfg.track), str(folder), resume_step=step),
         config=OmegaConf.to_yaml(cfg, resolve=True),
         resume=resume,
     )

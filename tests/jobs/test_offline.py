@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from robot_rl import checkpoint
+from robot_rl import build, checkpoint
 from robot_rl.data import d4rl
 from robot_rl.jobs.logs import LogSettings, open_log, sampler
 from robot_rl.jobs.offline import OfflineJob, OfflineSettings
 from robot_rl.jobs.offline_judge import Judges
 from robot_rl.track import read_metrics
 from robot_rl.types import Episode
+from robot_rl.verbs.compose import plain
 
 TINY = [
     *("policy.hidden=[16,16]", "policy.batch_size=16", "updates=200", "log_every=50", "eval_every=0", "eval_envs=2"),
@@ -77,20 +77,20 @@ def make_offline() -> Callable[..., OfflineJob]:
             cfg = compose("offline", overrides=[*TINY, *overrides])
 
         def make_env(num_envs: int, seed: int, render: bool) -> Any:
-            return instantiate(cfg.env, num_envs=num_envs, seed=seed, device="cpu")
+            return build.make("engine", plain(cfg.env), num_envs=num_envs, seed=seed, device="cpu")
 
         return OfflineJob(
             OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)}),
             folder,
             make_env=make_env if cfg.get("env") is not None else None,
-            make_learner=lambda io: instantiate(cfg.policy, _partial_=True)(
-                io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
+            make_learner=lambda io: build.make(
+                "policy", plain(cfg.policy), io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
             ),
-            make_tracker=lambda step: instantiate(cfg.track, _partial_=True)(str(folder), resume_step=step),
+            make_tracker=lambda step: build.make("track", plain(cfg.track), str(folder), resume_step=step),
             config=OmegaConf.to_yaml(cfg, resolve=True),
             judges=Judges(
-                lambda io, policy, **how: instantiate(cfg.ope, _partial_=True)(io, policy, **how, gamma=cfg.gamma),
-                lambda io: instantiate(cfg.behaviour, _partial_=True)(io, gamma=cfg.gamma),
+                lambda io, policy, **how: build.make("ope", plain(cfg.ope), io, policy, **how, gamma=cfg.gamma),
+                lambda io: build.make("policy", plain(cfg.behaviour), io, gamma=cfg.gamma),
             ),
             resume=resume,
         )

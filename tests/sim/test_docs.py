@@ -1,14 +1,11 @@
 """The example of docs/add_a_world.md is complete: it runs as written."""
 
-import inspect
 import re
 import sys
 import types
 from pathlib import Path
 
 import yaml
-
-from robot_rl.sim import mujoco_env
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "add_a_world.md").read_text()
 
@@ -27,7 +24,6 @@ def test_example_world_passes_the_check_and_its_expert_succeeds(monkeypatch):
     assert scope["findings"] == []
 
 
-def test_example_config_holds_the_arguments_of_make():
+def test_example_config_builds_on_the_engine_and_the_world():
     config = yaml.safe_load(blocks("yaml")[0])
-    parameters = inspect.signature(mujoco_env.make).parameters
-    assert set(config) - {"_target_"} == set(parameters) - {"num_envs", "seed", "device", "render_mode"}
+    assert config == {"defaults": ["/simulator/mujoco@_here_", "/task/line@world", "_self_"]}

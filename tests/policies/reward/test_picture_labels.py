@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl import extras
 from robot_rl.policies.nets.picture_labels import ScriptedJudge, TwoStage, read_label
 from robot_rl.policies.reward.picture_preference import PicturePairs, PictureReward
 from robot_rl.policies.vla.text_models import ChatEndpoint, EndpointError, open_model, png
@@ -237,6 +238,9 @@ def test_models_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         ChatEndpoint("ftp://127.0.0.1/")
     with pytest.raises(EndpointError, match="is it running"):
         ChatEndpoint("http://127.0.0.1:9/v1", timeout=1).answer([], "x")
+    with pytest.raises(ValueError, match="trust=true"):
+        open_model("python:json:JSONDecoder")
+    extras.allow("nowhere_at_all:x", "json:nothing", "json:JSONDecoder")
     for name, words in (
         ("python:nowhere_at_all:x", "no module"), ("python:json:nothing", "has no 'nothing'"),
         ("python:json:JSONDecoder", "has no method answer"), ("python:json", "not of the form"),

@@ -1,0 +1,360 @@
+"""Names and options become objects: the only place (beside `extras`) that imports by name.
+
+Configuration is data. A node says `name` (a world's node `engine` and `world`) and options; a name leads to one file of
+our rooms, to an entry point of an installed package, or to a class of the user's own that stood on the command line or
+was trusted aloud. Nothing that is read from a folder can name anything else, so evaluating a stranger's run executes
+none of its words.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from importlib import import_module, resources
+from importlib.metadata import entry_points
+from typing import Any, cast, get_args, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from robot_rl import extras
+from robot_rl.types import Learner, Options
+from robot_rl.words import Refused, near, option_error
+
+PLACES: dict[str, dict[str, str]] = {
+    "policy": {
+        "sb3": "robot_rl.policies.online.sb3_zip:Sb3Policy",
+        "vla/folder": "robot_rl.policies.vla.player:from_folder",
+    },
+    "world": {},
+    "engine": {
+        "array": "robot_rl.sim.array_env:make",
+        "gym": "robot_rl.sim.gym_env:make",
+        "gym_hil": "robot_rl.sim.gym_hil:make",
+        "isaac": "robot_rl.sim.isaac_env:make",
+        "isaac_lab": "robot_rl.sim.isaac_lab_env:make",
+        "mujoco": "robot_rl.sim.mujoco_env:make",
+        "ros2": "robot_rl.real.ros.env_vector:make",
+        "shown_goal": "robot_rl.jobs.shown_goal:make",
+        "text": "robot_rl.sim.text:make",
+        "warp": "robot_rl.sim.warp_env:make",
+    },
+    "port": {"world_task": "robot_rl.sim.robot_task:world_task"},
+    "human": {
+        "browser": "robot_rl.real.console.teleop:make",
+        "gamepad": "robot_rl.real.teleop.gamepad:make",
+        "keyboard": "robot_rl.real.teleop.keyboard:make",
+        "scripted": "robot_rl.real.teleop.scripted:ScriptedHuman",
+    },
+    "pilot": {"simulated": "robot_rl.real.cockpit:simulated"},
+    "rewarder": {
+        "annotator": "robot_rl.policies.reward.annotator:annotator",
+        "contrast": "robot_rl.policies.reward.contrast:contrast",
+        "critic": "robot_rl.policies.reward.critic_reward:CriticReward",
+        "program": "robot_rl.policies.reward.program:ProgramReward",
+    },
+    "critic": {
+        "in_context": "robot_rl.policies.vla.context:ContextLearner",
+        "tiny": "robot_rl.policies.vla.critic:CriticLearner",
+    },
+    "classifier": {"success": "robot_rl.policies.reward.success:SuccessClassifier"},
+    "preference": {"reward": "robot_rl.policies.reward.preference:RewardEnsemble"},
+    "pictures_reward": {"cnn": "robot_rl.policies.reward.picture_preference:PictureReward"},
+    "compatibility": {"clones": "robot_rl.policies.human.compatibility:Compatibility"},
+    "ope": {
+        "fqe": "robot_rl.policies.offline.fqe:Fqe",
+        "model": "robot_rl.policies.offline.model_value:ModelValue",
+    },
+    "track": {"files": "robot_rl.track:files", "wandb": "robot_rl.track:wandb"},
+    "clips": {"tabletop": "robot_rl.sim.worlds.tabletop_clips:TabletopClips"},
+    "graph": {"processes": "robot_rl.real.graph:GraphArgs"},
+}
+"""Kind of thing -> name -> where it is. Policies and worlds are also found by the file that is named."""
+
+ROOMS = {"policy": "robot_rl.policies", "world": "robot_rl.sim.worlds"}
+"""Kinds whose names are files of a room."""
+
+ENTRY_POINTS = {"policy": "robot_rl.policies", "world": "robot_rl.worlds"}
+"""Groups under which an installed package registers its own."""
+
+TOOLS = {
+    "audit": "robot_rl.policies.reward.critic_reward:Audit",
+    "caveats": "robot_rl.policies.reward.critic_reward:CAVEATS",
+    "check": "robot_rl.sim.check:check",
+    "context_lines": "robot_rl.policies.vla.context_report:lines",
+    "critic_ensemble": "robot_rl.policies.vla.critic_ensemble:CriticEnsemble",
+    "critic_lines": "robot_rl.policies.vla.critic_report:lines",
+    "deploy": "robot_rl.real.processes:deploy",
+    "diagnose_isaac": "robot_rl.sim.isaac_check:diagnose",
+    "done_events": "robot_rl.policies.reward.critic_reward:done_events",
+    "examine_robot": "robot_rl.real.ros.doctor:examine",
+    "expression": "robot_rl.policies.nets.expression:Expression",
+    "find_robot": "robot_rl.real.graph:find_file",
+    "judge_two_stage": "robot_rl.policies.nets.picture_labels:TwoStage",
+    "judge_scripted": "robot_rl.policies.nets.picture_labels:ScriptedJudge",
+    "open_model": "robot_rl.policies.vla.text_models:open_model",
+    "pairs": "robot_rl.policies.nets.preferences:Pairs",
+    "picture_pairs": "robot_rl.policies.reward.picture_preference:PicturePairs",
+    "places": "robot_rl.policies.reward.program:places",
+    "programs_listed": "robot_rl.policies.reward.program_proposer:Listed",
+    "programs_of_model": "robot_rl.policies.reward.program_proposer:ModelProposer",
+    "progress_reward": "robot_rl.policies.reward.critic_reward:progress_reward",
+    "query": "robot_rl.policies.nets.preferences:query",
+    "reference_clip": "robot_rl.policies.nets.reference:RefClip",
+    "scripted_answers": "robot_rl.policies.nets.preferences:Scripted",
+    "session_tools": "robot_rl.real.session_tools",
+    "world_port": "robot_rl.sim.port:WorldPort",
+}
+"""What verbs use of rooms that are loaded only where they are needed."""
+
+GIVEN = {"io", "seed", "device", "gamma", "num_envs", "render_mode"}
+"""Arguments that whoever builds a thing passes: no options of it."""
+
+GIVEN_TO = {
+    "policy": {"path", "options"},
+    "human": {"expert"},
+    "pilot": {"env", "human"},
+    "rewarder": {"judge"},
+    "preference": {"state", "action"},
+    "pictures_reward": {"goals", "size"},
+    "ope": {"target", "policy", "deterministic"},
+    "compatibility": {"control_hz"},
+    "track": {"folder", "resume_step", "config"},
+}
+"""The same, of single kinds."""
+
+NESTED = {"world": "world", "port": "port"}
+"""Options of an environment that are nodes themselves, and their kinds."""
+
+NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*")
+
+
+def tool(name: str) -> Any:
+    """A function, class or table of another room, by its name in `TOOLS`."""
+    return _load(TOOLS[name])
+
+
+def find(kind: str, name: str) -> Callable[..., Any]:
+    """What a name of a kind means: a class or a function that makes one.
+
+    Raises:
+        Refused: there is no such name, or it names code outside our rooms and was not given on the command line.
+    """
+    if ":" in name:
+        found = extras.own(name, f"{kind}=")
+        if kind == "policy" and not (isinstance(found, type) and issubclass(found, Learner)):
+            raise Refused(f"{name} is no learner; a method inherits from robot_rl.types.Learner (docs/add_a_method.md)")
+        return found
+    if not NAME.fullmatch(name):
+        raise Refused(f"{kind}: '{name}' is no name; expected one such as {_example(kind)}")
+    if name in PLACES[kind]:
+        return _load(PLACES[kind][name])
+    if kind in ROOMS:
+        for point in entry_points(group=ENTRY_POINTS[kind], name=name):
+            return point.load()
+        module = f"{ROOMS[kind]}.{name.replace('/', '.')}"
+        if module.rpartition(".")[2] in _files(ROOMS[kind], name):
+            found = _the_one(kind, module)
+            if found is not None:
+                return found
+    raise Refused(f"there is no {kind} '{name}'{near(name, names(kind))}")
+
+
+def names(kind: str) -> list[str]:
+    """Every name of a kind, sorted; files of a room are not imported for it."""
+    found = set(PLACES[kind])
+    if kind in ROOMS:
+        found |= {point.name for point in entry_points(group=ENTRY_POINTS[kind])}
+        found |= _named_files(kind)
+    return sorted(found)
+
+
+def make(kind: str, node: Mapping[str, Any], *context: Any, where: str = "", **given: Any) -> Any:
+    """The object that a node describes.
+
+    Args:
+        kind: of `PLACES`.
+        node: `name` (an environment's: `engine`) and options.
+        context: positional arguments of whoever builds it.
+        where: prefix of options in messages; "" takes the kind.
+        given: named arguments of whoever builds it; those that this thing does not take are left out.
+
+    Raises:
+        Refused: no such name or option, or a value outside its range; one readable sentence.
+    """
+    return prepare(kind, node, where=where)(*context, **given)
+
+
+def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[..., Any]:
+    """`make` in two steps: names and options are checked now, the object is made when the answer is called."""
+    values = {key: value for key, value in node.items() if key not in ("name", "engine", "preset", "sha256")}
+    name = str(node.get("engine" if kind == "engine" else "name") or "")
+    where = where or {"engine": "env"}.get(kind, kind)
+    if not name:
+        raise Refused(f"{where} says no name; expected one of {', '.join(names(kind)[:8])} ...")
+    if ":" in name:
+        extras.check_hash(name, node.get("sha256"))
+    maker = find(kind, name)
+    inner = {key: values.pop(key) for key in NESTED if kind == "engine" and isinstance(values.get(key), Mapping)}
+    for key, child in inner.items():
+        values[key] = make(NESTED[key], child, where=f"{where}.{key}")
+    if kind == "policy" and isinstance(values.get("method"), Mapping):
+        values["method"] = prepare("policy", values["method"], where=f"{where}.method")
+    if kind == "engine" and "inner" in values:
+        values["inner"] = find("engine", str(values["inner"]))
+    if kind == "engine" and ":" in str(values.get("id") or ""):
+        extras.allowed(str(values["id"]), "id=")
+    options = read(kind, maker, values, where, name)
+    if _takes_options(maker):
+        return partial(_call, maker, (options,), {})
+    fields = {key: getattr(options, key) for key in options.__class__.model_fields}
+    return partial(_call, maker, (), {**fields, **(options.model_extra or {})})
+
+
+def read(kind: str, maker: Callable[..., Any], values: Mapping[str, Any], where: str, name: str) -> BaseModel:
+    """The options of a class or function, typed and checked.
+
+    Raises:
+        Refused: an unknown name, a missing one, or a value of another type or outside its range.
+    """
+    model = options_of(kind, maker)
+    try:
+        return model(**{str(key): value for key, value in values.items()})
+    except ValidationError as error:
+        raise Refused(option_error(error, model, where, name)) from error
+
+
+@cache
+def options_of(kind: str, maker: Callable[..., Any]) -> type[BaseModel]:
+    """The options class that a method states, or one made of a signature: types and defaults of its keywords."""
+    stated = _stated(maker)
+    if stated is not None:
+        return stated
+    function = maker.__init__ if isinstance(maker, type) else maker
+    try:
+        hints = get_type_hints(function)
+    except NameError:  # a name that is imported for type checkers alone
+        hints = {}
+    fields: dict[str, Any] = {}
+    extra, given = "forbid", GIVEN | GIVEN_TO.get(kind, set())
+    for parameter in list(inspect.signature(maker).parameters.values()):
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            extra = "allow"
+        elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL and parameter.name not in given:
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            fields[parameter.name] = (_checkable(hints.get(parameter.name, Any)), default)
+    config = ConfigDict(extra=cast(Any, extra), arbitrary_types_allowed=True, frozen=True, protected_namespaces=())
+    return create_model(f"{maker.__name__}Options", __config__=config, **fields)
+
+
+def defaults(kind: str, name: str) -> dict[str, Any]:
+    """A node with every option of a name at its default, as configurations show it; "???" where one has to be given."""
+    model = options_of(kind, find(kind, name))
+    found: dict[str, Any] = {"engine" if kind == "engine" else "name": name}
+    for key, item in model.model_fields.items():
+        found[key] = "???" if item.is_required() else _plain(item.get_default(call_default_factory=True))
+    return found
+
+
+def _call(
+    maker: Callable[..., Any], first: tuple[Any, ...], values: dict[str, Any], *context: Any, **given: Any
+) -> Any:
+    """Call with the given arguments that the maker takes."""
+    parameters = inspect.signature(maker).parameters
+    anything = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
+    taken = {key: value for key, value in given.items() if key in parameters or anything}
+    return maker(*first, *context, **{**values, **taken})
+
+
+def _checkable(hint: Any) -> Any:
+    """A type as pydantic can check it: objects that nodes became (worlds, ports) are checked where they were made."""
+    parts = [hint, *get_args(hint)]
+    return Any if any(isinstance(item, type) and getattr(item, "_is_protocol", False) for item in parts) else hint
+
+
+def _takes_options(maker: Callable[..., Any]) -> bool:
+    return _stated(maker) is not None
+
+
+def _stated(maker: Any) -> type[BaseModel] | None:
+    """The `Options` class in `class X(LogLearner[XOptions])`, of the nearest base that states one."""
+    if not (isinstance(maker, type) and issubclass(maker, Learner)):
+        return None
+    for kind in maker.__mro__:
+        for base in kind.__dict__.get("__orig_bases__", ()):  # getattr would give a subclass its parent's
+            for argument in get_args(base):
+                if isinstance(argument, type) and issubclass(argument, Options):
+                    return argument
+        if kind is not maker and "__init__" in vars(kind):
+            break
+        if "__init__" in vars(maker):  # a constructor of its own, with keywords
+            break
+    return None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    found = import_module(module)
+    return getattr(found, name) if name else found
+
+
+def _the_one(kind: str, module: str) -> Callable[..., Any] | None:
+    """The learner of a method's file, or the class of a world's file that has the file's name."""
+    found = import_module(module)
+    own = [item for item in vars(found).values() if isinstance(item, type) and item.__module__ == found.__name__]
+    if kind == "policy":
+        own = [item for item in own if issubclass(item, Learner) and not inspect.isabstract(item)]
+        if len(own) > 1:  # the last one: a file's earlier learners are what it builds on
+            own = [item for item in own if not any(item in other.__mro__[1:] for other in own)] or own
+    else:
+        own = [item for item in own if item.__name__.lower() == module.rpartition(".")[2].replace("_", "")]
+    return own[-1] if own else None
+
+
+def _files(room: str, name: str) -> set[str]:
+    """Names of the Python files beside the one that a name would mean."""
+    folder: Any = resources.files(room)
+    for part in name.split("/")[:-1]:
+        folder = folder.joinpath(part)
+    if not folder.is_dir():
+        return set()
+    return {item.name.removesuffix(".py") for item in folder.iterdir() if item.name.endswith(".py")}
+
+
+@cache
+def _named_files(kind: str) -> frozenset[str]:
+    """Names of a room's files that hold a learner or a world, by the heads of their classes: nothing is imported."""
+    room, heads = resources.files(ROOMS[kind]), {}
+    families = [("", room), *((f"{item.name}/", item) for item in room.iterdir() if item.is_dir())]
+    for family, folder in families:
+        for item in folder.iterdir():
+            if item.name.endswith(".py"):
+                found = re.findall(r"^class (\w+)(?:\(([^)]*)\))?", item.read_text("utf-8"), re.MULTILINE)
+                heads[f"{family}{item.name.removesuffix('.py')}"] = found
+    if kind == "world":
+        return frozenset(
+            name for name, found in heads.items() if any(x.lower() == name.replace("_", "") for x, _ in found)
+        )
+    classes = [head for found in heads.values() for head in found]
+    learners, size = {"Learner", *(kind.__name__ for kind in Learner.__subclasses__())}, 0
+    while len(learners) > size:  # heirs of heirs
+        size = len(learners)
+        learners |= {name for name, bases in classes if {x.split("[")[0].strip() for x in bases.split(",")} & learners}
+    return frozenset(
+        name
+        for name, found in heads.items()
+        if not name.startswith("nets/") and any(head in learners for head, _ in found)
+    )
+
+
+def _example(kind: str) -> str:
+    return {"policy": "online/sac", "world": "reach"}.get(kind) or next(iter(PLACES[kind]))

@@ -1,0 +1,224 @@
+"""Configurations of the command line: what Hydra finds beside the files of `configs`, and names of the user's own.
+
+A class states its options once; a file in `configs` is written only where something differs from them (presets) or
+where several things belong together (worlds, verbs). `ClassSource` gives Hydra the rest: `policy=online/sac` without a
+file is the method's options at their defaults, and a preset builds on `/method/online/sac`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl import build, extras
+from robot_rl.words import near
+
+BASES = {"method": "policy", "simulator": "engine", "task": "world"}
+"""Groups that files build on -> kind: `/method/online/sac` is a method's options where a preset has taken its name."""
+
+PLAIN = {
+    "policy", "human", "rewarder", "critic", "classifier", "preference", "pictures_reward", "compatibility", "ope",
+    "clips", "track",
+}  # fmt: skip
+"""Groups whose options need no file."""
+
+OWN = "own"
+_own: dict[str, str] = {}  # the option of a group that stands for a class of the user's own -> its name
+
+
+class ClassSource(ConfigSource):
+    """Options of classes, made when they are asked for: only the class that was chosen is imported."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Of its address on Hydra's search path."""
+        return "classes"
+
+    def available(self) -> bool:
+        """Always."""
+        return True
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """The node of `<group>/<name>`."""
+        group, _, name = config_path.removesuffix(".yaml").partition("/")
+        kind = BASES.get(group, group)
+        if not self.is_config(config_path):
+            raise ConfigLoadError(f"there is no {group} '{name}'")
+        name = _own.get(f"{kind}={name}", name)
+        node = build.defaults(kind, name)
+        if ":" in name:
+            node["sha256"] = extras.file_hash(name)
+        return ConfigResult(
+            provider=self.provider, path="classes://", config=OmegaConf.create(node), header={"package": None}
+        )
+
+    def is_group(self, config_path: str) -> bool:
+        """Whether names of this group begin so."""
+        group, _, part = config_path.strip("/").partition("/")
+        kind = BASES.get(group, group)
+        if kind not in PLAIN | set(BASES.values()):
+            return False
+        return not part or any(name.startswith(f"{part}/") for name in build.names(kind))
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether a name is one of the group."""
+        group, _, name = config_path.removesuffix(".yaml").strip("/").partition("/")
+        if group not in BASES and (group not in PLAIN or _file(group, name)):
+            return False
+        kind = BASES.get(group, group)
+        return f"{kind}={name}" in _own or name in build.names(kind)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Names and groups directly below a path."""
+        group, _, part = config_path.strip("/").partition("/")
+        if group not in PLAIN:
+            return []
+        below = part + "/" if part else ""
+        found = {name.removeprefix(below).split("/")[0] for name in build.names(group) if name.startswith(below)}
+        kinds = {None: (True, True), ObjectType.GROUP: (True, False), ObjectType.CONFIG: (False, True)}[results_filter]
+        return sorted(
+            item
+            for item in found
+            if (kinds[0] and self.is_group(f"{group}/{below}{item}"))
+            or (kinds[1] and self.is_config(f"{group}/{below}{item}"))
+        )
+
+
+class ClassPath(SearchPathPlugin):
+    """Puts `ClassSource` behind the files."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Called by Hydra."""
+        search_path.append("robot_rl", "classes://options")
+
+
+def register() -> None:
+    """Tell Hydra of both; again is harmless."""
+    from hydra._internal.sources_registry import SourcesRegistry
+
+    registry = SourcesRegistry.instance()
+    if "classes" not in registry.types:
+        registry.register(ClassSource)
+        Plugins.instance().register(ClassPath)
+
+
+def take_own(items: Sequence[str]) -> list[str]:
+    """Arguments in which names of the user's own code are allowed and stand under a name that Hydra can look up.
+
+    `policy=./my_method.py:MyLearner` becomes `policy=own`; `id=module:Name-v0` and every other value with a colon that
+    names code stays as it is.
+    """
+    found = []
+    for item in items:
+        key, equals, value = item.partition("=")
+        plain = value.strip("'\"")
+        if equals and ":" in plain and not plain.startswith(("http://", "https://", "[", "{")):
+            extras.allow(plain, plain.removeprefix("python:"))
+        if key in build.ROOMS and ":" in plain:
+            name = _resolve(plain)
+            extras.allow(name)
+            _own[f"{key}={OWN}"] = name
+            item = f"{key}={OWN}"
+        if item == "trust=true":
+            extras.allow(everything=True)
+        found.append(item)
+    return found
+
+
+def wrong_name(config: str, items: Sequence[str]) -> str:
+    """What is wrong with the first choice or option that does not exist, with the near name, or "".
+
+    Hydra would answer a choice with its search path and an option with the advice to add it.
+    """
+    groups = set(groups_of(config))
+    chosen, options = [], []
+    for item in items:
+        key, equals, value = item.partition("=")
+        group = key.split("@")[0]
+        if not equals or key[0] in "+~-" or key.startswith("hydra"):
+            continue
+        if group not in groups:
+            if "." in key:
+                options.append(key)
+            continue
+        for name in value.split(","):
+            if name not in ("null", OWN) and name not in choices(group):
+                return f"there is no {group} '{name}'{near(name, choices(group))}"
+        chosen.append(f"{key}={value.split(',')[0]}")
+    if not options:
+        return ""
+    with initialize_config_module("robot_rl.configs", version_base="1.3"):
+        node = compose(config, overrides=chosen)
+    for key in options:
+        found = _wrong_option(node, key.split("."))
+        if found:
+            return found
+    return ""
+
+
+def groups_of(config: str) -> list[str]:
+    """Groups that a verb's configuration chooses from."""
+    made: Any = OmegaConf.create(resources.files("robot_rl.configs").joinpath(f"{config}.yaml").read_text())
+    lines = [item for item in made.get("defaults", ()) if isinstance(item, DictConfig)]
+    names = [str(key).split("@")[0] for item in lines for key in item]
+    return [name for name in names if name.isidentifier()]
+
+
+def choices(group: str) -> list[str]:
+    """Every name of a group: files and, where options need none, classes."""
+    folder = resources.files("robot_rl.configs").joinpath(group)
+    found = set(build.names(group)) if group in PLAIN else set()
+    waiting = [("", folder)] if folder.is_dir() else []
+    while waiting:
+        prefix, here = waiting.pop()
+        for item in here.iterdir():
+            if item.is_dir():
+                waiting.append((f"{prefix}{item.name}/", item))
+            elif item.name.endswith(".yaml"):
+                found.add(prefix + item.name.removesuffix(".yaml"))
+    return sorted(found)
+
+
+def _wrong_option(node: Any, path: list[str]) -> str:
+    for depth, part in enumerate(path):
+        if not isinstance(node, DictConfig):  # a value with an inner form of its own, or a group that is null
+            return "" if node is not None else f"{'.'.join(path)}: there is no {'.'.join(path[:depth])} here"
+        if part not in node:
+            if not len(node):  # names with values that anybody may add
+                return ""
+            whole, where = node.get("name") or node.get("engine") or "", ".".join(path[:depth])
+            said = f"{where}.{part} is no option of {whole or where}"
+            if part in ("gamma", "seed", "device"):
+                return f"{said}; {part}=… (without {where}.) sets it for the whole run"
+            return said + near(part, [str(key) for key in node if key not in ("name", "engine", "sha256")])
+        unknown = OmegaConf.is_missing(node, part) or OmegaConf.is_interpolation(node, part)
+        node = "" if unknown else node.get(part)
+    return ""
+
+
+def _resolve(name: str) -> str:
+    """A file's name with its whole path: a run may be looked at from elsewhere."""
+    place, _, path = name.rpartition(":")
+    return f"{Path(place).expanduser().resolve()}:{path}" if place.endswith(".py") else name
+
+
+def _file(group: str, name: str) -> bool:
+    return resources.files("robot_rl.configs").joinpath(f"{group}/{name}.yaml").is_file()
+
+
+def plain(cfg: Any) -> Any:
+    """Values without OmegaConf."""
+    return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+
+
+register()
