@@ -16,6 +16,7 @@ from robot_rl.advantage.kinds import (
     floating,
     integer,
     library,
+    readable,
     require_flat,
     require_option,
     require_rows,
@@ -271,7 +272,7 @@ def sign_weighted_rows(logp: Array, score: Array, *, positive: float = 0.1, mask
     xp = library(logp)
     score = as_array(score, logp)
     use = row_mask(mask, logp).reshape(logp.shape)
-    if not getattr(score, "is_cuda", False) and bool((use & (score != 0) & (score != 1)).any()):
+    if readable(score) and bool((use & (score != 0) & (score != 1)).any()):
         bad = integer((use & (score != 0) & (score != 1)).reshape(-1)).argmax()
         raise ValueError(f"score at row {int(bad)} is {float(score.reshape(-1)[bad])}, expected exactly 0 or 1")
     clean = xp.where(use, logp, 0.0)
