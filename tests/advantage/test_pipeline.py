@@ -1,12 +1,10 @@
 """From a batch to a loss: every registered stage, mixes, states, metrics, presets and their configurations."""
 
 import inspect
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from robot_rl.advantage import entries, make_batch, presets
 from robot_rl.advantage.gae import rollout_gae
@@ -348,18 +346,6 @@ def test_pipeline_loss_without_log_probabilities_is_refused():
     pipeline = presets.ppo_robot()
     with pytest.raises(ValueError, match="logp_behaviour is None"):
         pipeline.loss(np.zeros(len(batch)), batch, pipeline(batch))
-
-
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda f: f.__name__)
-def test_preset_configuration_repeats_the_defaults_of_its_function(preset):
-    path = Path("configs/advantage") / f"{preset.__name__}.yaml"
-    config = yaml.safe_load(path.read_text())
-    assert config.pop("_target_") == f"robot_rl.advantage.presets.{preset.__name__}"
-    assert config == {p.name: p.default for p in inspect.signature(preset).parameters.values()}
-
-
-def test_every_configuration_has_its_preset():
-    assert {path.stem for path in Path("configs/advantage").glob("*.yaml")} == {f.__name__ for f in PRESETS}
 
 
 def test_registry_entries_are_documented():

@@ -448,7 +448,6 @@ def test_wrong_use_is_refused():
 
 def test_the_documented_command_trains_with_the_estimator_of_its_name(tmp_path):
     small = ["hidden=16", "heads=2", "groups=2", "group_size=2", "warmup_dialogues=2", "warmup_steps=1"]
-    # trloo has a file in configs/advantage: Hydra alone would take it for a choice of that group.
     words = ["train", "env=text/tools", "env.world.items=2", "policy=language/agent", "advantage=trloo", "gamma=0.9"]
     words += [f"policy.{item}" for item in small] + ["total_steps=20", "eval_episodes=1", "final_episodes=1"]
     command = [sys.executable, "-m", "robot_rl", *words, "video_episodes=0", f"output={tmp_path}", "name=run"]
