@@ -13,6 +13,7 @@ from robot_rl.advantage.backends import available, use_backend
 from robot_rl.advantage.batch import TurnBatch, make_batch
 from robot_rl.advantage.builders import from_chunks, from_log, from_tokens, from_vector_rollout, to_rollout
 from robot_rl.advantage.clock import compact, foreign_cut, perspective
+from robot_rl.advantage.fused import FusedLoss, FusedOptions, fused_policy_loss
 from robot_rl.advantage.gae import gae, macro_reward, rollout_gae
 from robot_rl.advantage.groups import dr_grpo, group_advantage, grpo, lite_ppo, rloo
 from robot_rl.advantage.hierarchy import hae
@@ -29,6 +30,8 @@ from robot_rl.advantage.value_losses import explained_variance, value_loss_rows
 
 __all__ = [
     "Credit",
+    "FusedLoss",
+    "FusedOptions",
     "Pipeline",
     "Stage",
     "TurnBatch",
@@ -49,6 +52,7 @@ __all__ = [
     "from_log",
     "from_tokens",
     "from_vector_rollout",
+    "fused_policy_loss",
     "gae",
     "gigpo",
     "group_advantage",
