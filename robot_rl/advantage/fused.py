@@ -111,7 +111,7 @@ def fused_policy_loss(
     host = not tensors or (lead.device.type == "cpu" and not torch.compiler.is_compiling())
     like = floating(detached(lead))
     read: Any = _view if host else _flat
-    nothing = read(like.reshape(-1)[:0], "", (0,), like)
+    nothing = _nothing(like.dtype) if host else like.new_empty(0)
 
     def column(name: str, size: tuple[int, ...] = shape) -> Array:
         if name not in batch:
@@ -134,11 +134,13 @@ def fused_policy_loss(
         given = (first.reshape(wide), spread.reshape(-1, wide[1]), value)
         rows = (column("action", wide).reshape(wide), *rows)
     loss, found, log_ratio = _run(given, rows, options, tokens, host)
-    if tensors and host:
-        found, log_ratio = [torch.from_numpy(x) for x in found], torch.from_numpy(log_ratio)
     every = (*names, "value") if critic else names
-    gradients = {name: cast(x.reshape(tuple(outputs[name].shape)), outputs[name]) for name, x in zip(every, found)}
-    return FusedLoss(loss, gradients, log_ratio.reshape(shape))
+    gradients = {name: _shaped(x, outputs[name].shape) for name, x in zip(every, found)}
+    log_ratio = _shaped(log_ratio, shape)
+    if tensors and host:
+        gradients, log_ratio = {k: torch.from_numpy(x) for k, x in gradients.items()}, torch.from_numpy(log_ratio)
+    gradients = {k: x if x.dtype == outputs[k].dtype else cast(x, outputs[k]) for k, x in gradients.items()}
+    return FusedLoss(loss, gradients, log_ratio)
 
 
 def _run(given: Any, rows: Any, options: FusedOptions, tokens: bool, host: bool) -> tuple[Any, Any, Any]:
@@ -147,10 +149,19 @@ def _run(given: Any, rows: Any, options: FusedOptions, tokens: bool, host: bool)
 
         found = tuple(np.empty_like(x) for x in given)
         log_ratio = np.empty_like(rows[-5])
-        kernel = numba_loss.token_rows if tokens else numba_loss.gaussian_rows
-        return kernel(given, rows, _numbers(options, given[0].dtype.char), found, log_ratio), found, log_ratio
+        kernel: Any = numba_loss.token_rows if tokens else numba_loss.gaussian_rows
+        return kernel(*given, *rows, _numbers(options, given[0].dtype.char), *found, log_ratio), found, log_ratio
     loss, found, log_ratio = (token_rows if tokens else gaussian_rows)(given, rows, options)
     return float(loss) if host else loss, found, log_ratio
+
+
+@lru_cache(maxsize=8)
+def _nothing(dtype: Any) -> np.ndarray:
+    return np.empty(0, _NUMPY.get(dtype, dtype))
+
+
+def _shaped(x: Array, shape: tuple[int, ...]) -> Array:
+    return x if x.shape == shape else x.reshape(tuple(shape))
 
 
 @lru_cache(maxsize=64)
@@ -253,11 +264,19 @@ def _check(x: Array, name: str, shape: tuple[int, ...]) -> None:
 
 def _view(x: Array, name: str, shape: tuple[int, ...], like: Array) -> np.ndarray:
     """A flat C-ordered NumPy array of the dtype of `like`, over the same memory where that is possible."""
-    _check(x, name, shape)
-    kind = like.dtype if isinstance(like, np.ndarray) else _NUMPY[like.dtype]
+    if x.shape != shape:  # `torch.Size` is a tuple
+        raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {shape}: the rows of the network's outputs")
+    kind = like.dtype
     if isinstance(x, torch.Tensor):
-        x = floating(x.detach()).numpy()
-    return np.ascontiguousarray(x, kind).reshape(-1)
+        if x.dtype is not kind:
+            x, kind = floating(x), _NUMPY.get(kind, kind)
+        else:
+            kind = None
+        x = x.numpy() if not x.requires_grad else x.detach().numpy()
+    elif isinstance(kind, torch.dtype):
+        kind = _NUMPY[kind]
+    x = x if kind is None else np.asarray(x, kind)
+    return x if x.ndim == 1 and x.flags.c_contiguous else x.ravel()
 
 
 _NUMPY = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}

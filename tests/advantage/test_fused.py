@@ -138,6 +138,9 @@ def test_padded_tokens_arrays_half_precision_and_strided_rows(backend: str) -> N
         compare(found, outputs, batch, FusedOptions(), atol=1e-12)
         half = {name: x.bfloat16() for name, x in outputs.items()}
         compare(fused_policy_loss(half, batch), half, batch, FusedOptions(), atol=2e-3)
+        mixed, gaussian = minibatch("free", 6, True)
+        mixed["log_std"] = mixed["log_std"].float()
+        compare(fused_policy_loss(mixed, gaussian), mixed, gaussian, FusedOptions(), atol=1e-6)
         turned = {name: x.T.contiguous().T for name, x in outputs.items()}
         compare(fused_policy_loss(turned, batch), outputs, batch, FusedOptions(), atol=1e-12)
 

@@ -59,16 +59,22 @@ def _value_row(value: float, target: float, old: float, numbers: np.ndarray) -> 
 
 @njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
 def gaussian_rows(
-    outputs: tuple[np.ndarray, np.ndarray, np.ndarray],
-    batch: tuple[np.ndarray, ...],
+    mean: np.ndarray,
+    log_std: np.ndarray,
+    value: np.ndarray,
+    action: np.ndarray,
+    old_logp: np.ndarray,
+    advantage: np.ndarray,
+    mask: np.ndarray,
+    target: np.ndarray,
+    old_value: np.ndarray,
     numbers: np.ndarray,
-    gradients: tuple[np.ndarray, np.ndarray, np.ndarray],
+    d_mean: np.ndarray,
+    d_log_std: np.ndarray,
+    d_value: np.ndarray,
     log_ratio: np.ndarray,
 ) -> float:
-    """See `fused.gaussian_rows`, whose arguments these are."""
-    mean, log_std, value = outputs
-    action, old_logp, advantage, mask, target, old_value = batch
-    d_mean, d_log_std, d_value = gradients
+    """See `fused.gaussian_rows`; the last four receive the results. Flat arguments: numba unpacks tuples slowly."""
     zero, one, half = numbers[4], numbers[10], numbers[11]
     value_coef, entropy_coef, low, high = numbers[6], numbers[7], numbers[8], numbers[9]
     half_log_2pi, two = numbers[12], numbers[13]
@@ -131,16 +137,19 @@ def gaussian_rows(
 
 @njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
 def token_rows(
-    outputs: tuple[np.ndarray, np.ndarray],
-    batch: tuple[np.ndarray, ...],
+    logp: np.ndarray,
+    value: np.ndarray,
+    old_logp: np.ndarray,
+    advantage: np.ndarray,
+    mask: np.ndarray,
+    target: np.ndarray,
+    old_value: np.ndarray,
     numbers: np.ndarray,
-    gradients: tuple[np.ndarray, np.ndarray],
+    d_logp: np.ndarray,
+    d_value: np.ndarray,
     log_ratio: np.ndarray,
 ) -> float:
-    """See `fused.token_rows`, whose arguments these are."""
-    logp, value = outputs
-    old_logp, advantage, mask, target, old_value = batch
-    d_logp, d_value = gradients
+    """See `fused.token_rows`; the last three receive the results."""
     zero, one, value_coef, two = numbers[4], numbers[10], numbers[6], numbers[13]
     rows = len(logp)
     count = _count(mask, rows)
