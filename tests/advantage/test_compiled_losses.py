@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from robot_rl.advantage import policy_loss
+from robot_rl.advantage import group_advantage, make_batch, policy_loss, rollout_gae
 from tests.advantage.ragged import grad_of
 
 B, T = 5, 8
@@ -73,3 +73,26 @@ def test_policy_loss_takes_bfloat16(options: dict[str, Any]) -> None:
     assert half.grad.dtype == torch.bfloat16
     assert single.grad is not None
     torch.testing.assert_close(half.grad, single.grad.bfloat16())
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["plain", "autograd"])
+def test_estimators_and_batches_take_bfloat16_and_give_float32(recorded: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    half = torch.randn(3, 12, 4, generator=generator).bfloat16()
+    terminated, boundary = torch.zeros(2, 12, 4, dtype=torch.bool)
+    boundary[5] = True
+    reward, value, following = (x.clone().requires_grad_(recorded) for x in half)
+    results = rollout_gae(reward, value, following, terminated, boundary)
+    single = rollout_gae(half[0].float(), half[1].float(), half[2].float(), terminated, boundary)
+    for found, expected in zip(results, single):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected)
+    episode, columns = torch.zeros(12, dtype=torch.int64), [x[:, 0] for x in half]
+    score, group = columns[0], torch.arange(12) // 4
+    credit = group_advantage(score, group)
+    torch.testing.assert_close(credit.float(), group_advantage(score.float(), group).to(credit.dtype).float())
+    end = torch.arange(12) == 11
+    batch = make_batch(columns[0], end, torch.zeros_like(end), episode, value=columns[1])
+    assert batch.steps.reward.dtype == torch.float32
+    torch.testing.assert_close(batch.steps.reward, columns[0].float())
+    torch.testing.assert_close(batch.steps.value, columns[1].float())
