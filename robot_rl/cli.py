@@ -121,7 +121,7 @@ def readable(error: BaseException) -> str:
 
 
 def named(item: str) -> str:
-    """`advantage=NAME` as the option of the policy that it is; Hydra would take the group `advantage` for meant."""
+    """`advantage=NAME` as the option of the policy that it is, so that a policy without one refuses it."""
     return f"policy.{item}" if item.startswith("advantage=") else item
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,20 @@ def test_find_without_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
         checkpoint.find(tmp_path / "absent")
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         checkpoint.find(tmp_path)
+
+
+def test_folders_without_meta_are_no_checkpoints(tmp_path: Path) -> None:
+    """`meta.json` is written last: a folder without one is a copy that broke off, and must neither be resumed from nor
+    push a good checkpoint out of the newest that stay."""
+    root = tmp_path / "checkpoints"
+    good = save(root, 10)
+    for step in (20, 30):
+        shutil.copytree(good, root / f"step_{step:09d}", ignore=shutil.ignore_patterns("meta.json"))
+    (root / "step_notes.txt").write_text("no folder")
+    assert checkpoint.complete(root) == [good]
+    assert checkpoint.find(tmp_path) == good
+    newest = save(root, 40, keep=2)
+    assert checkpoint.complete(root) == [good, newest]
 
 
 def test_save_ignores_what_a_killed_process_left(tmp_path: Path) -> None:

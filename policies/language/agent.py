@@ -25,6 +25,8 @@ with the usual memory of 1000 steps (0.999) that step is up to 32 times the lear
 EPS = 3e-5
 """Of Adam in the policy updates, a tenth of a typical gradient entry: near the optimum, where almost all groups have
 equal outcomes, the usual 1e-8 would blow the little that is left up to whole steps."""
+DRIFT = 0.02
+"""Largest difference of a log-probability between rollout and update that counts as the same, as in `vla/grpo.py`."""
 WARMUP_NORM = 1.0
 """Gradient clip of the imitation."""
 PER_TURN = ("turn_gae", "bilevel", "gigpo", "trloo", "mapo")
@@ -231,7 +233,11 @@ class LanguageAgent(Learner):
         )
 
     def learn(self, dialogues: list[Dialogue]) -> Metrics:
-        """One round of updates on fresh dialogues."""
+        """One round of updates on fresh dialogues.
+
+        Raises:
+            ValueError: the model says something else of the dialogues than it said when it played them.
+        """
         batch = to_batch(dialogues, critic=self.critic, group_by=self._group_by)
         credit = self.pipeline(batch)
         columns = {
@@ -252,13 +258,17 @@ class LanguageAgent(Learner):
             for first in range(0, len(order), self._minibatch):
                 part = order[first : first + self._minibatch]
                 index = torch.from_numpy(np.concatenate([np.arange(start[i], end[i] + 1) for i in part]))
-                metrics.append(self._update([dialogues[i] for i in part], {name: x[index] for name, x in rows.items()}))
+                chosen = {name: x[index] for name, x in rows.items()}
+                metrics.append(self._update([dialogues[i] for i in part], chosen, fresh=not metrics))
         out = {f"train/{name}": float(np.mean([row[name] for row in metrics])) for name in metrics[0]}
         return out | {f"train/{name}": float(credit.metrics[name]) for name in ("advantage_std", "advantage_max")}
 
-    def _update(self, dialogues: list[Dialogue], rows: dict[str, Tensor]) -> dict[str, float]:
+    def _update(self, dialogues: list[Dialogue], rows: dict[str, Tensor], *, fresh: bool) -> dict[str, float]:
+        """One optimiser step; `fresh`: the weights are still those that played."""
         logp, value, entropy = token_logp(self.model, dialogues)
         mask = rows["mask"]
+        if fresh:
+            _check_drift((logp.detach() - rows["old"])[mask])
         if not bool(mask.any()):
             nothing = dict.fromkeys(("policy_loss", "entropy", "kl", "gradient_norm"), 0.0)
             return {**nothing, **({"value_loss": 0.0} if self.critic else {})}
@@ -451,6 +461,17 @@ def summary(dialogues: Sequence[Dialogue]) -> Metrics:
         "rollout/length": float(np.mean([len(one.spans) for one in dialogues])),
         "rollout/optimum_share": outcome / float(np.mean([one.optimum for one in dialogues])),
     }
+
+
+def _check_drift(gap: Tensor) -> None:
+    """Before the first step of a round, rollout and update must agree about what was drawn."""
+    worst = float(gap.abs().max()) if len(gap) else 0.0
+    if not worst <= DRIFT:
+        raise ValueError(
+            f"log-probabilities differ by up to {worst:.3g} between the rollout's cache and the full pass that learns "
+            f"(allowed {DRIFT}), so the update would be off-policy; switch dropout off, or take a model that attends "
+            "by the positions of tokens alone"
+        )
 
 
 def _words_of(draw: np.random.Generator) -> list[int]:

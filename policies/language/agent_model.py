@@ -35,8 +35,15 @@ class Tokenizer(Protocol):
         ...
 
 
+_ATTENTION = ("full_attention", "sliding_attention")
+"""Kinds of layers, as transformers calls them, whose masks `LanguageModel` makes where some look at a window only."""
+
+
 class LanguageModel(nn.Module):
     """Next-token logits and a value for every position.
+
+    Layers that look at the last W tokens only get masks by token position: rollouts hold rows of different length in
+    one cache, and a window of columns would reach less far than in the full pass that learns.
 
     Args:
         core: causal model of transformers.
@@ -45,6 +52,11 @@ class LanguageModel(nn.Module):
     def __init__(self, core: Any) -> None:
         super().__init__()
         self.core = core
+        config = core.config.get_text_config(decoder=True)
+        self._window: int | None = getattr(config, "sliding_window", None)
+        self._kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+        if not self._window or "sliding_attention" not in self._kinds or self._kinds - {*_ATTENTION}:
+            self._window = None
         self.value = nn.Linear(core.config.hidden_size, 1)
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
@@ -61,17 +73,51 @@ class LanguageModel(nn.Module):
         Returns:
             ((B, T, vocabulary) logits, (B, T) values), both about what follows the column.
         """
+        place = (mask.cumsum(1) - 1).clamp_min(0)
         if position is None:
-            position = (mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+            position = place[:, -ids.shape[1] :]
         out = self.core(
             input_ids=ids,
-            attention_mask=mask,
+            attention_mask=mask if self._window is None else self._masks(mask.bool(), place, position),
             position_ids=position,
             past_key_values=cache,
             use_cache=cache is not None,
             output_hidden_states=True,
         )
         return out.logits, self.value(out.hidden_states[-1].to(self.value.weight.dtype)).squeeze(-1)
+
+    def cache(self) -> Any:
+        """An empty key-value cache that keeps every column.
+
+        The library's own cache of a model with windows keeps the newest columns of the window's width; among rows of
+        different length some of these are holes, and it would forget tokens that the row may still look at.
+        """
+        cache = require("transformers", extra="language").DynamicCache
+        return cache() if self._window is not None else cache(config=self.core.config)
+
+    def _masks(self, real: Tensor, place: Tensor, position: Tensor) -> Any:
+        """What each token may look at, counted in tokens of its row; the library counts columns, holes among them.
+
+        Args:
+            real: (B, earlier + T) bool.
+            place: (B, earlier + T) position of each column's token.
+            position: (B, T) position of each query.
+
+        Returns:
+            (B, 1, T, earlier + T) of 0 and the lowest number, or that for each kind of layer where a model has two.
+        """
+        assert self._window is not None
+        ahead = position[:, :, None] - place[:, None]
+        full = real[:, None] & (ahead >= 0)
+        kind = self.core.get_input_embeddings().weight.dtype
+        made = {
+            name: torch.zeros(seen.shape, dtype=kind, device=real.device).masked_fill(~seen, torch.finfo(kind).min)[
+                :, None
+            ]
+            for name, seen in zip(_ATTENTION, (full, full & (ahead < self._window)))
+            if name in self._kinds
+        }
+        return made if len(made) > 1 else next(iter(made.values()))
 
 
 def tiny_model(vocabulary: int, *, hidden: int, layers: int, heads: int, context: int, seed: int) -> LanguageModel:
@@ -121,7 +167,8 @@ def local_model(path: str) -> tuple[LanguageModel, Any]:
         OSError: the folder holds no model.
     """
     transformers = require("transformers", extra="language")
-    core = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
+    # Whatever the file holds: Adam's steps vanish in half precision, and so does the agreement of rollout and update.
+    core = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=torch.float32)
     return LanguageModel(core), transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
@@ -155,7 +202,7 @@ class Conversation:
     def __init__(self, model: LanguageModel, rows: int) -> None:
         self._model = model
         self._device = model.value.weight.device
-        self._cache: Any = require("transformers", extra="language").DynamicCache(config=model.core.config)
+        self._cache: Any = model.cache()
         self._mask = torch.zeros((rows, 0), dtype=torch.long, device=self._device)
         self.logits = torch.zeros((rows, model.core.config.vocab_size), device=self._device)
         self.value = torch.zeros(rows, device=self._device)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from robot_rl.advantage.kinds import Array, as_array, cast, double, floating, integer, library, require_option
-from robot_rl.advantage.layout import episode_ids, flat, row_mask, turn_ids
+from robot_rl.advantage.layout import episode_cells, flat, row_mask, turn_ids
 from robot_rl.advantage.normalise import as_cells
-from robot_rl.advantage.segments import factorise, seg_count, seg_first, spread
+from robot_rl.advantage.segments import seg_count, seg_first, spread
 
 MODES = (
     "token_mean",
@@ -80,7 +80,7 @@ def batch_totals(
         counted = use & (ids >= 0)
         turns = _counts(library(ids).where(ids >= 0, ids, 0), n, counted)[1]
     if episode is not None or len(mask.shape) == 2:
-        ids, n = factorise(episode_ids(episode, mask))
+        ids, n = episode_cells(episode, mask)
         episodes = _counts(ids, n, counted)[1]
     if group is not None and n_groups is not None:
         groups = seg_count(flat(group, mask, "group"), n_groups, mask=use)
@@ -139,7 +139,7 @@ def row_weight(
     if mode == "token_mean":
         weight = zero + 1.0 / _at_least_one(xp, totals.row)
     elif mode in ("seq_mean_token_mean", "seq_mean_token_sum", "const"):
-        ids, n = factorise(episode_ids(episode, mask))
+        ids, n = episode_cells(episode, mask)
         episodes = _at_least_one(xp, totals.episode if n_episodes is None else zero.sum() + n_episodes)
         if mode == "seq_mean_token_mean":
             weight = _inverse(xp, _counts(ids, n, base)[0])[ids] / _at_least_one(xp, totals.episode)
@@ -168,7 +168,7 @@ def row_weight(
         if mode == "turn_mean":
             weight = weight / _at_least_one(xp, totals.turn)
         else:
-            owner, m = factorise(episode_ids(episode, mask))
+            owner, m = episode_cells(episode, mask)
             of_turn = seg_first(owner, safe, n, mask=base & inside)
             present = ~xp.isnan(of_turn)
             where_turn = xp.where(present, of_turn, 0.0)
@@ -206,6 +206,22 @@ def weighted_sum(loss: Array, weight: Array) -> Array:
     xp = library(loss)
     total = (double(xp.where(weight != 0, loss, 0.0)) * double(weight)).sum()
     return cast(as_array(total, loss), loss)
+
+
+def mean_rows(loss: Array, use: Array = None) -> Array:
+    """ "token_mean" of one whole batch without a weight per row: what an update costs at small batches.
+
+    Args:
+        loss: (...) row losses, exactly 0 outside `use`.
+        use: bool rows of the loss, or None for all.
+
+    Returns:
+        0-d in the dtype of `loss` (both libraries add pairwise, which float32 bears); 0 where no row is used.
+    """
+    xp = library(loss)
+    if use is None:
+        return loss.mean() if 0 not in loss.shape else loss.sum()
+    return loss.sum() / xp.clip(xp.sum(use, dtype=loss.dtype), 1.0, None)
 
 
 def aggregate(loss: Array, mask: Array = None, mode: str = "token_mean", **options: Any) -> Array:

@@ -23,10 +23,18 @@ def needs_torch(*values: Any) -> bool:
 
 
 def to_numpy(value: Any) -> Any:
-    """A CPU tensor as the NumPy array over the same memory; tuples item by item, anything else unchanged."""
+    """A CPU tensor as the NumPy array over the same memory; tuples item by item, anything else unchanged.
+
+    NumPy has no bfloat16: such a tensor becomes a float32 copy.
+    """
     if isinstance(value, tuple):
         return tuple(map(to_numpy, value))
-    return value.detach().numpy() if isinstance(value, torch.Tensor) else value
+    return _widened(value).detach().numpy() if isinstance(value, torch.Tensor) else value
+
+
+def _widened(value: Any) -> Any:
+    """bfloat16 as float32, in which credit is summed up; anything else unchanged."""
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value
 
 
 def host(x: Any) -> Any:
@@ -50,7 +58,7 @@ def same_kind(function: F) -> F:
     """Decorator: CPU tensors reach the function as NumPy views and its arrays leave as tensors again.
 
     The function must accept NumPy arrays, and tensors where autograd records or the data live on a device. Mixed calls
-    follow the tensors.
+    follow the tensors. bfloat16 goes in as float32, and float32 is what comes out.
     """
 
     @functools.wraps(function)
@@ -61,7 +69,10 @@ def same_kind(function: F) -> F:
             return function(*args, **kwargs)
         if needs_torch(*tensors):
             device = next((x.device for x in tensors if x.device.type != "cpu"), None)
-            return function(*(to_torch(x, device) for x in args), **{k: to_torch(x, device) for k, x in kwargs.items()})
+            return function(
+                *(_widened(to_torch(x, device)) for x in args),
+                **{k: _widened(to_torch(x, device)) for k, x in kwargs.items()},
+            )
         result = function(*(to_numpy(x) for x in args), **{k: to_numpy(x) for k, x in kwargs.items()})
         if not isinstance(result, tuple):
             return to_torch(result)

@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.advantage.archer import archer_advantage
-from robot_rl.advantage.arrays import namespace
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.clock import foreign_cut
 from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.hierarchy import hae
 from robot_rl.advantage.registry import Estimate, register
-from robot_rl.advantage.temporal import monte_carlo, n_step, retrace, upgo, vtrace
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
 
 FOREIGN = ("cut", "keep")
@@ -35,14 +32,6 @@ def clockwork(batch: TurnBatch) -> dict[str, Any]:
     return {"duration": s.k}
 
 
-def log_ratio(batch: TurnBatch) -> Any:
-    """log pi - log mu of the rows: the policy at the start of the update against the one that acted, 0 if unknown."""
-    s = batch.steps
-    difference = s.logp_prox - s.logp_behaviour
-    xp = namespace(difference)
-    return xp.where(xp.isnan(difference), xp.zeros_like(difference), difference)
-
-
 @register("temporal", "gae", needs=("value",), provides=("advantage", "target"), paper="Schulman et al. 2016")
 def _gae(
     batch: TurnBatch,
@@ -59,54 +48,6 @@ def _gae(
         cut = foreign_cut(batch)
     options = {"gamma": gamma, "gae_lambda": gae_lambda, "lambda_unit": lambda_unit, "cut": cut}
     return Estimate(*rollout_gae(*columns(batch), **options, **clockwork(batch)))
-
-
-@register("temporal", "monte_carlo", provides=("advantage", "target"), paper="Williams 1992")
-def _monte_carlo(batch: TurnBatch, **options: Any) -> Estimate:
-    return Estimate(*monte_carlo(*columns(batch), **options, **clockwork(batch)))
-
-
-@register("temporal", "n_step", needs=("value",), provides=("advantage", "target"), paper="Sutton and Barto, eq. 7.1")
-def _n_step(batch: TurnBatch, **options: Any) -> Estimate:
-    return Estimate(*n_step(*columns(batch), **options, **clockwork(batch)))
-
-
-@register(
-    "temporal",
-    "vtrace",
-    needs=("value", "logp_behaviour", "logp_prox"),
-    provides=("advantage", "target"),
-    paper="Espeholt et al. 2018",
-)
-def _vtrace(batch: TurnBatch, **options: Any) -> Estimate:
-    return Estimate(*vtrace(*columns(batch), log_ratio(batch), **options, **clockwork(batch)))
-
-
-@register("temporal", "upgo", needs=("value",), provides=("advantage", "target"), paper="Vinyals et al. 2019")
-def _upgo(batch: TurnBatch, **options: Any) -> Estimate:
-    known = batch.steps.logp_prox is not None and batch.steps.logp_behaviour is not None
-    ratio = log_ratio(batch) if known else None
-    return Estimate(*upgo(*columns(batch), ratio, **options, **clockwork(batch)))
-
-
-@register(
-    "temporal",
-    "retrace",
-    needs=("extras.q", "extras.next_expected_q"),
-    provides=("advantage", "target"),
-    paper="Munos et al. 2016",
-)
-def _retrace(batch: TurnBatch, *, trace: str = "retrace", **options: Any) -> Estimate:
-    if trace not in ("retrace", "tree_backup", "peng"):
-        raise ValueError(f"trace is '{trace}', expected one of retrace, tree_backup, peng")
-    s = batch.steps
-    given: dict[str, Any] = {"expected_q": s.extras.get("expected_q")}
-    if trace == "retrace":
-        given["log_ratio"] = log_ratio(batch)
-    elif trace == "tree_backup":
-        given["probability"] = s.extras["probability"]
-    rows: Any = (s.reward, s.extras["q"], s.extras["next_expected_q"], s.terminated, s.boundary)
-    return Estimate(*retrace(*rows, **given, **options, **clockwork(batch)))
 
 
 @register(
@@ -168,15 +109,3 @@ def _hae(batch: TurnBatch, *, use: str = "low", **options: Any) -> Estimate:
     )
     weight = credit.high_weight if use == "high" else None
     return Estimate(getattr(credit, use), getattr(credit, f"{use}_target"), weight)
-
-
-@register("temporal", "archer", needs=("turns", "extras.q", "extras.v"), paper="Zhou et al. 2024, ArCHer")
-def _archer(batch: TurnBatch) -> Estimate:
-    s = batch.steps
-    # Twin heads are columns of two: (rows, 2), read at the first row of each turn.
-    start = batch.turns.start
-    start = start if isinstance(start, np.ndarray) else start.long()
-    advantage = archer_advantage(s.extras["q"][start].T, s.extras["v"][start].T)
-    advantage = advantage[s.turn_id if isinstance(start, np.ndarray) else s.turn_id.long()]
-    baseline = s.extras.get("token_baseline")
-    return Estimate(advantage if baseline is None else advantage - baseline)

@@ -12,10 +12,12 @@ from __future__ import annotations
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from robot_rl.advantage.arrays import check_shapes, check_unit, namespace, same_kind
 from robot_rl.advantage.backends.select import backend, kernels
+from robot_rl.advantage.rows import cast as to_dtype
 from robot_rl.advantage.rows import check_float, flags, power, rows, zero
 from robot_rl.advantage.scan import scan, solve
 
@@ -137,6 +139,25 @@ def rollout_gae(
     advantage = solve(ready.reward + ready.g * ready.ahead - ready.value, trace)
     advantage, target = ready.finish(advantage, advantage + ready.value)
     return (advantage, target) if out is None else _copied((advantage, target), out)
+
+
+def macro_reward(reward: Any, gamma: float) -> Any:
+    """Reward of a decision that lasted several ticks: sum_i gamma^i r_i over the executed ticks.
+
+    Args:
+        reward: (..., k) rewards of the executed ticks, not of the planned ones; pad with 0.
+        gamma: discount per tick.
+
+    Returns:
+        (...) in the dtype of `reward`, summed in double.
+
+    Source: Sutton, Precup and Singh, Between MDPs and semi-MDPs, reward of an option.
+    """
+    check_unit(gamma=gamma)
+    xp = namespace(reward)
+    ticks = xp.arange(reward.shape[-1]) if xp is np else torch.arange(reward.shape[-1], device=reward.device)
+    weight = power(gamma, ticks, xp.float64)
+    return to_dtype((to_dtype(reward, xp.float64) * weight).sum(-1), reward.dtype)
 
 
 def _copied(results: tuple[Any, Any], out: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from robot_rl.advantage.kinds import (
     Array,
-    argsort,
     as_array,
     boolean,
-    cast,
     detached,
     double,
     library,
     require_option,
 )
-from robot_rl.advantage.layout import episode_ids, row_mask
-from robot_rl.advantage.ratios import LOG_CLAMP, log_ratio, unit_log_ratio
-from robot_rl.advantage.segments import factorise, seg_count, seg_max, seg_sum
 
 W_MODES = ("none", "clamp", "mask")
 
@@ -49,187 +44,6 @@ def bounded_weight(weight: Array, mode: str = "none", *, cap: float = 2.0, floor
     if mode == "mask":
         return xp.where((weight >= floor) & (weight <= cap), weight, 0.0)
     return weight
-
-
-def importance_weight(
-    logp: Array,
-    logp_behaviour: Array,
-    *,
-    level: str = "step",
-    mode: str = "clamp",
-    cap: float = 2.0,
-    floor: float = 0.0,
-    turn: Array = None,
-    episode: Array = None,
-    mask: Array = None,
-    zero_fallback: bool = False,
-) -> Array:
-    """Truncated or masked weight exp(logp - logp_behaviour), without gradient.
-
-    Args:
-        logp: (N,) or (B, T), usually the proximal log-probability.
-        logp_behaviour: like `logp`.
-        level: "step", "sequence" (product), "sequence_geo", "turn", "turn_geo".
-        mode: "clamp", "mask" or "none", see `bounded_weight`.
-        cap: 2 is verl's truncation, 3 is TRL's with a sequence mask, 1 is DART's.
-        floor: lower bound of "mask" (IcePop keeps a two-sided band per token).
-        turn: per-row turn ids.
-        episode: per-row episode ids; default: each line of (B, T).
-        mask: rows of the loss, default all.
-        zero_fallback: episodes whose behaviour log-probabilities are all exactly 0 were not recorded; give them
-            weight 1 (DART).
-
-    Returns:
-        Array like `logp`; 0 where masked.
-
-    Raises:
-        ValueError: unknown option, missing ids or wrong shapes.
-
-    Source: Yao et al., Your efficient RL framework secretly brings you off-policy training (TIS); verl; TRL; DART.
-    """
-    logp = detached(as_array(logp))
-    xp = library(logp)
-    behaviour = detached(as_array(logp_behaviour, logp))
-    step = log_ratio(logp, behaviour, mask=mask)
-    weight = xp.exp(unit_log_ratio(step, level, turn=turn, episode=episode, mask=mask))
-    weight = bounded_weight(weight, mode, cap=cap, floor=floor)
-    use = row_mask(mask, logp)
-    if zero_fallback:
-        ids, count = factorise(episode_ids(episode, logp))
-        recorded = seg_count(ids, count, mask=use & (behaviour.reshape(-1) != 0)) > 0
-        weight = xp.where(recorded[ids].reshape(logp.shape), weight, 1.0)
-    return xp.where(use.reshape(logp.shape), weight, 0.0)
-
-
-def veto_mask(weight: Array, *, threshold: float = 1e-4, episode: Array = None, mask: Array = None) -> Array:
-    """Rows of episodes in which no row's weight is catastrophically small.
-
-    Args:
-        weight: (N,) or (B, T) unbounded per-step weights.
-        threshold: one masked row below it drops the whole episode.
-        episode: per-row ids; default: each line of (B, T).
-        mask: rows of the loss, default all.
-
-    Returns:
-        bool like `weight`: the mask that remains.
-
-    Raises:
-        ValueError: missing ids or wrong shapes.
-
-    Source: verl, rollout importance-sampling veto; hkust-nlp/KernelGYM.
-    """
-    weight = as_array(weight)
-    use = row_mask(mask, weight)
-    ids, count = factorise(episode_ids(episode, weight))
-    vetoed = seg_count(ids, count, mask=use & (weight.reshape(-1) < threshold)) > 0
-    return (use & ~vetoed[ids]).reshape(weight.shape)
-
-
-def rejection_mask(
-    logp: Array,
-    logp_behaviour: Array,
-    *,
-    metric: str = "ratio",
-    reduce: str = "mean",
-    bounds: tuple[float, float] = (0.0, 2.0),
-    episode: Array = None,
-    mask: Array = None,
-) -> Array:
-    """Rows of episodes whose mismatch with the behaviour policy lies in bounds.
-
-    Args:
-        logp: (N,) or (B, T), usually proximal.
-        logp_behaviour: like `logp`.
-        metric: "ratio" (reduced in log space: sum = product, mean = geometric mean), or the per-row divergence
-            estimates "k1", "k2", "k3" of d = behaviour - proximal.
-        reduce: "sum", "mean" or "max" over the masked rows of the episode.
-        bounds: lowest and highest accepted value.
-        episode: per-row ids; default: each line of (B, T).
-        mask: rows of the loss, default all.
-
-    Returns:
-        bool like `logp`: the mask that remains.
-
-    Raises:
-        ValueError: unknown option, missing ids or wrong shapes.
-
-    Source: verl rollout rejection; KernelGYM uses ratio, mean, (0.999, 1.001).
-    """
-    require_option("metric", metric, ["ratio", "k1", "k2", "k3"])
-    require_option("reduce", reduce, ["sum", "mean", "max"])
-    logp = detached(as_array(logp))
-    xp = library(logp)
-    use = row_mask(mask, logp)
-    step = double(log_ratio(logp, detached(as_array(logp_behaviour, logp)), mask=mask)).reshape(-1)
-    rows = {"ratio": step, "k1": -step, "k2": 0.5 * step * step, "k3": xp.exp(step) - 1.0 - step}[metric]
-    ids, count = factorise(episode_ids(episode, logp))
-    if reduce == "max":
-        value = seg_max(rows, ids, count, mask=use)
-    else:
-        value = seg_sum(rows, ids, count, mask=use)
-        if reduce == "mean":
-            number = seg_count(ids, count, mask=use)
-            value = value / xp.where(number > 0, number, 1.0)
-    if metric == "ratio":
-        value = xp.exp(xp.clip(value, -LOG_CLAMP, LOG_CLAMP))
-    kept = (value >= bounds[0]) & (value <= bounds[1])
-    return (use & kept[ids]).reshape(logp.shape)
-
-
-def loglinear_proximal(logp: Array, logp_behaviour: Array, version: Array, current_version: int) -> Array:
-    """Proximal log-probability without a forward pass: interpolated between behaviour and current by version.
-
-    Args:
-        logp: (...) current log-probability.
-        logp_behaviour: (...) behaviour log-probability.
-        version: (...) policy version that generated the row.
-        current_version: version of the current policy.
-
-    Returns:
-        (...) behaviour + alpha · (current - behaviour), alpha = clip((cur - 1 - v) / (cur - v), 0, 1) and 0 where
-        v >= cur; without gradient.
-
-    Source: AReaL, log-linear proximal approximation.
-    """
-    logp = detached(as_array(logp))
-    xp = library(logp)
-    behaviour = detached(as_array(logp_behaviour, logp))
-    age = current_version - double(as_array(version, logp))
-    alpha = xp.where(age > 0, xp.clip((age - 1.0) / xp.where(age > 0, age, 1.0), 0.0, 1.0), 0.0)
-    return cast(double(behaviour) + alpha * double(logp - behaviour), logp)
-
-
-def m2po_mask(log_ratios: Array, *, tau: float = 0.04, mask: Array = None) -> Array:
-    """Rows that remain when the largest squared log-ratios are dropped until their mean is at most tau.
-
-    Args:
-        log_ratios: (N,) or (B, T).
-        tau: largest mean square.
-        mask: rows of the loss, default all.
-
-    Returns:
-        bool like `log_ratios`.
-
-    Raises:
-        ValueError: tau is negative.
-
-    Source: M2PO, second-moment trust policy optimisation, as in AReaL (tau recalled).
-    """
-    if tau < 0:
-        raise ValueError(f"tau is {tau}, expected a mean square >= 0")
-    log_ratios = detached(as_array(log_ratios))
-    xp = library(log_ratios)
-    use = row_mask(mask, log_ratios)
-    square = xp.where(use, double(log_ratios.reshape(-1)) ** 2, float("inf"))
-    order = argsort(square)
-    rising = xp.where(use, square, 0.0)[order]
-    member = double(use)[order]
-    number = xp.cumsum(member, 0)
-    mean = xp.cumsum(rising, 0) / xp.where(number > 0, number, 1.0)
-    # The mean of the k smallest never falls with k, so "mean <= tau" marks a prefix of the sorted rows.
-    kept = xp.zeros_like(use)
-    kept[order] = (mean <= tau) & (member > 0)
-    return kept.reshape(log_ratios.shape)
 
 
 def effective_sample_size(weight: Array, mask: Array = None) -> Array:

@@ -45,6 +45,15 @@ def row_mask(mask: Any, like: Array) -> Array:
     return boolean(flat(mask, like, "mask"))
 
 
+def loss_mask(mask: Any, like: Array) -> Array:
+    """Bool mask of the shape of `like`, or None where all rows count."""
+    if mask is None:
+        return None
+    if getattr(mask, "shape", None) == like.shape:
+        return boolean(as_array(mask, like))
+    return row_mask(mask, like).reshape(like.shape)
+
+
 def episode_ids(episode: Any, like: Array) -> Array:
     """(N,) episode of each row; None means that each line of a padded batch is one.
 
@@ -58,6 +67,12 @@ def episode_ids(episode: Any, like: Array) -> Array:
     if len(like.shape) != 2:
         raise ValueError("episode is missing: flat rows need the episode id of each row")
     return _lines(arange(int(like.shape[0]), like), int(like.shape[1]))
+
+
+def episode_cells(episode: Any, like: Array) -> tuple[Array, int]:
+    """((N,) dense episode of each row, number of episodes); lines of a padded batch need no search for equal ids."""
+    ids = episode_ids(episode, like)
+    return (ids, int(like.shape[0])) if episode is None else factorise(ids)
 
 
 def turn_ids(turn: Any, episode: Any, like: Array) -> tuple[Array, int]:
@@ -97,4 +112,4 @@ def unit_ids(unit: str, turn: Any, episode: Any, like: Array) -> tuple[Array, in
     require_option("ratio_unit", unit, UNITS)
     if unit.startswith("turn"):
         return turn_ids(turn, episode, like)
-    return factorise(episode_ids(episode, like))
+    return episode_cells(episode, like)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from robot_rl.advantage.aggregate import row_weight, weighted_sum
+from robot_rl.advantage.aggregate import mean_rows, row_weight, weighted_sum
 from robot_rl.advantage.importance import bounded_weight
 from robot_rl.advantage.kinds import (
     Array,
@@ -21,7 +21,7 @@ from robot_rl.advantage.kinds import (
     library,
     require_option,
 )
-from robot_rl.advantage.layout import row_mask
+from robot_rl.advantage.layout import loss_mask, row_mask
 from robot_rl.advantage.ratios import log_ratio, unit_advantage, unit_log_ratio
 
 Clip = float | tuple[float, float]
@@ -64,7 +64,7 @@ def ppo_rows(
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip is {dual_clip}, expected a bound above 1")
     free = ratio if delta is None else xp.clip(ratio, None, delta)
-    worst = xp.maximum(-free * advantage, -xp.clip(ratio, 1 - low, 1 + high) * advantage)
+    worst = -xp.minimum(free * advantage, xp.clip(ratio, 1 - low, 1 + high) * advantage)
     if dual_clip is None:
         return worst
     return xp.where(advantage < 0, xp.minimum(worst, -dual_clip * advantage), worst)
@@ -178,6 +178,8 @@ def gmpo_rows(
 
 
 _ROW_LOSSES = ("ppo", "gspo", "gmpo", "cispo", "sapo", "aepo", "reinforce")
+_SEQUENCE_LOSSES = ("gspo", "gmpo")
+"""One loss per sequence; a mean over rows would count a long sequence more often than a short one."""
 _DEFAULT_CLIP: dict[str, Clip] = {"gspo": (3e-4, 4e-4), "gmpo": 0.4, "cispo": (1.0, 4.0)}
 
 
@@ -196,7 +198,7 @@ def policy_loss(
     episode: Array = None,
     group: Array = None,
     weight: Array = None,
-    aggregation: str = "token_mean",
+    aggregation: str | None = None,
     max_length: int | None = None,
     row_weights: Array = None,
 ) -> Array:
@@ -218,7 +220,8 @@ def policy_loss(
         episode: per-row episode ids; default: each line of (B, T).
         group: per-row or per-line group ids, for the "group_balanced" aggregation.
         weight: factor per row, without gradient: importance weights, duration weights. The denominator is unchanged.
-        aggregation: mode of `aggregate.row_weight`.
+        aggregation: mode of `aggregate.row_weight`; default "token_mean", for gspo and gmpo "seq_mean_token_mean", the
+            mean over sequences by which they are defined.
         max_length: constant of the "const" aggregation.
         row_weights: weights from `row_weight` over the whole optimiser batch, when this call sees a part of it;
             `aggregation` is then not used.
@@ -231,7 +234,6 @@ def policy_loss(
 
     Source: PPO, dual clip, GSPO, GMPO, CISPO, SAPO, AEPO: see the row functions.
     """
-    require_option("kind", kind, _ROW_LOSSES)
     logp = floating(as_array(logp))
     rows = policy_loss_rows(
         logp,
@@ -246,13 +248,20 @@ def policy_loss(
         turn=turn,
         episode=episode,
     )
-    use = row_mask(mask, logp).reshape(logp.shape)
+    use = loss_mask(mask, logp)
     if weight is not None:
         factor = detached(as_array(weight, logp))
-        rows = rows * cast(library(logp).where(use, factor, 0.0), logp)
-    if row_weights is None:
-        row_weights = row_weight(use, aggregation, episode=episode, turn=turn, group=group, max_length=max_length)
-    return weighted_sum(rows, row_weights)
+        rows = rows * cast(factor if use is None else library(logp).where(use, factor, 0.0), logp)
+    if row_weights is not None:
+        return weighted_sum(rows, row_weights)
+    if aggregation is None:
+        aggregation = "seq_mean_token_mean" if kind in _SEQUENCE_LOSSES else "token_mean"
+    if aggregation == "token_mean":
+        return mean_rows(rows, use)
+    used = row_mask(None, logp).reshape(logp.shape) if use is None else use
+    return weighted_sum(
+        rows, row_weight(used, aggregation, episode=episode, turn=turn, group=group, max_length=max_length)
+    )
 
 
 def policy_loss_rows(
@@ -280,33 +289,44 @@ def policy_loss_rows(
     require_option("kind", kind, _ROW_LOSSES)
     logp = floating(as_array(logp))
     xp = library(logp)
-    use = row_mask(mask, logp).reshape(logp.shape)
-    advantage = detached(as_array(advantage, logp))
+    advantage, old_logp = detached(as_array(advantage, logp)), detached(as_array(old_logp, logp))
     if tuple(advantage.shape) != tuple(logp.shape):
         raise ValueError(f"advantage has shape {tuple(advantage.shape)}, expected that of logp, {tuple(logp.shape)}")
     if kind != "ppo" and kind != "gspo" and (dual_clip is not None or delta is not None):
         raise ValueError(f"dual_clip and delta belong to 'ppo' and 'gspo', got kind {kind!r}; leave them out")
-    if kind in ("gspo", "gmpo") and ratio_unit not in (None, "sequence_geo"):
+    if kind in _SEQUENCE_LOSSES and ratio_unit not in (None, "sequence_geo"):
         raise ValueError(f"ratio_unit is {ratio_unit!r}, but {kind!r} is defined on 'sequence_geo'; use kind='ppo'")
-    advantage = cast(xp.where(use, advantage, 0.0), logp)
+    use = loss_mask(mask, logp)
+    step = log_ratio(logp, old_logp, mask=use)
+    if (
+        use is not None
+    ):  # an advantage of 0 makes a row loss of 0 with a gradient of 0, once the other factors are finite
+        advantage = xp.where(use, advantage, 0.0)
+    advantage = cast(advantage, logp)
     clip = _DEFAULT_CLIP.get(kind, 0.2) if clip is None else clip
-    clean = xp.where(use, logp, 0.0)
-    step = log_ratio(logp, detached(as_array(old_logp, logp)), mask=use)
     if kind == "gmpo":
         rows = gmpo_rows(step, advantage, clip=clip, episode=episode, mask=use)
-        return xp.where(use, rows, 0.0)
+        return rows if use is None else xp.where(use, rows, 0.0)
     unit = ("sequence_geo" if kind == "gspo" else "step") if ratio_unit is None else ratio_unit
-    ratio = xp.exp(unit_log_ratio(step, unit, turn=turn, episode=episode, mask=use))
-    advantage = unit_advantage(advantage, unit, turn=turn, episode=episode, mask=use)[0]
+    if unit != "step":
+        step = unit_log_ratio(step, unit, turn=turn, episode=episode, mask=use)
+        advantage = unit_advantage(advantage, unit, turn=turn, episode=episode, mask=use)[0]
+    ratio = xp.exp(step)
     row_losses: dict[str, Callable[[], Array]] = {
         "ppo": lambda: ppo_rows(ratio, advantage, clip=clip, dual_clip=dual_clip, delta=delta),
         "gspo": lambda: ppo_rows(ratio, advantage, clip=clip, dual_clip=dual_clip, delta=delta),
-        "cispo": lambda: cispo_rows(clean, ratio, advantage, clip=clip),
+        "cispo": lambda: cispo_rows(clean(), ratio, advantage, clip=clip),
         "sapo": lambda: sapo_rows(ratio, advantage),
         "aepo": lambda: aepo_rows(ratio, advantage, clip=clip),
-        "reinforce": lambda: reinforce_rows(clean, advantage),
+        "reinforce": lambda: reinforce_rows(clean(), advantage),
     }
-    return xp.where(use, row_losses[kind](), 0.0)
+
+    def clean() -> Array:
+        return logp if use is None else xp.where(use, logp, 0.0)
+
+    rows = row_losses[kind]()
+    # A unit hands its advantage to the masked rows inside it too.
+    return rows if use is None or unit == "step" else xp.where(use, rows, 0.0)
 
 
 def decoupled_policy_loss(

@@ -19,6 +19,7 @@ from robot_rl.advantage.kinds import (
     double,
     integer,
     library,
+    readable,
     require_flat,
     require_ids,
     require_option,
@@ -69,7 +70,7 @@ def as_cells(cells: Any, like: Array, n_cells: int | None = None) -> Cells:
 
 
 def _refuse_negative(cells: Array) -> None:
-    if getattr(cells, "is_cuda", False) or cells.shape[0] == 0 or int(cells.min()) >= -1:
+    if not readable(cells) or cells.shape[0] == 0 or int(cells.min()) >= -1:
         return
     row = int(cells.argmin())
     raise ValueError(

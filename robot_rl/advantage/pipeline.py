@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from robot_rl.advantage import entries_group, entries_reward, entries_temporal  # noqa: F401  (they register)
-from robot_rl.advantage.actors import actor_means
+from robot_rl.advantage import entries_group, entries_temporal, zoo
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.clock import compact
 from robot_rl.advantage.combinations import check_combination
-from robot_rl.advantage.groups import group_metrics
+from robot_rl.advantage.groups import actor_means, group_metrics
 from robot_rl.advantage.importance import bounded_weight, effective_sample_size
 from robot_rl.advantage.kinds import double, library
 from robot_rl.advantage.kl import kl_metrics
@@ -20,6 +19,9 @@ from robot_rl.advantage.normalise import whiten as whiten_rows
 from robot_rl.advantage.ratios import log_ratio
 from robot_rl.advantage.registry import check_needs, entry
 from robot_rl.advantage.value_losses import explained_variance
+
+STAGES = (entries_group, entries_temporal, zoo)
+"""Modules whose import registers the stages that a pipeline is built from."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Pipelines by name, one function per preset: the targets of configs/advantage/*.yaml."""
+"""Pipelines by name, one function per preset: `advantage=` of the language agent names one, or a registered stage."""
 
 from __future__ import annotations
 

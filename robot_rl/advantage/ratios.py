@@ -41,11 +41,12 @@ def log_ratio(logp: Array, old_logp: Array, *, mask: Array = None, clamp: float 
     xp = library(logp)
     if tuple(old.shape) != tuple(logp.shape):
         raise ValueError(f"old_logp has shape {tuple(old.shape)}, expected that of logp, {tuple(logp.shape)}")
+    gap = logp - old
     if mask is not None:
-        mask = boolean(as_array(mask, logp))
-        # Both inputs are cleaned first: a NaN times the zero of a later mask would still poison the gradient.
-        logp, old = xp.where(mask, logp, 0.0), xp.where(mask, old, 0.0)
-    return xp.clip(logp - old, -clamp, clamp)
+        # Here and not behind the exponential: the slope of a difference is a constant, so that the zero gradient of a
+        # masked row stays zero; times the slope of what made a NaN it would become NaN.
+        gap = xp.where(boolean(as_array(mask, logp)), gap, 0.0)
+    return xp.clip(gap, -clamp, clamp)
 
 
 def unit_log_ratio(

@@ -310,8 +310,8 @@ def factorise(*keys: Array) -> tuple[Array, int]:
         *keys: one or more (N,) integer arrays; rows are equal where all of them are equal.
 
     Returns:
-        ((N,) int64 ids, number of cells). For CUDA tensors the number is the bound N, so that nothing waits for the
-        device; the cells above the real number are empty.
+        ((N,) int64 ids, number of cells). For tensors on a device, and inside `torch.compile`, the number is the bound
+        N, so that nothing waits for a value; the cells above the real number are empty.
 
     Raises:
         ValueError: shapes differ or keys are not integers.

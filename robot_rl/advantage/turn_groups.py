@@ -1,4 +1,4 @@
-"""Advantages of single turns against the same turn, state or step of other rollouts: TRLOO, GiGPO, UI-S1, MAPO, CM2.
+"""Advantages of single turns against the same turn, state or step of other rollouts: TRLOO, GiGPO, MAPO.
 
 All functions take flat turn rows sorted by (episode, time), with an episode id per row; `group` holds one id per
 episode. An episode with a NaN reward is unscorable: it leaves every statistic and gets 0.
@@ -11,7 +11,6 @@ import numpy as np
 from robot_rl.advantage.kinds import (
     Array,
     as_array,
-    boolean,
     cast,
     double,
     integer,
@@ -22,11 +21,13 @@ from robot_rl.advantage.kinds import (
     require_rows,
     require_sorted,
 )
-from robot_rl.advantage.normalise import RESIDUE, as_cells, normalise, whiten
-from robot_rl.advantage.returns import continues, discounted_return, position, unscorable_rows
-from robot_rl.advantage.segments import add, check_ids, combine_ids, seg_count, seg_sum, seg_var
+from robot_rl.advantage.normalise import as_cells, normalise
+from robot_rl.advantage.returns import discounted_return, position
+from robot_rl.advantage.segments import check_ids, combine_ids, seg_count, seg_sum
 
 BLOCK = 1 << 14
+
+
 """Rows of a block where a chain of operations is done block by block."""
 
 
@@ -51,24 +52,6 @@ def _turn_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Arra
     first = episode == episode
     first[1:] = episode[1:] != episode[:-1]
     return reward, episode, group[episode], first
-
-
-def _starts(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First row and number of rows of every run of equal ids."""
-    start = np.concatenate(([0], np.flatnonzero(ids[1:] != ids[:-1]) + 1)) if ids.size else np.zeros(0, np.int64)
-    return start, np.diff(start, append=ids.size)
-
-
-def _position_cells(episode: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, int]:
-    """Cells (group, position in the episode) without a table: each group has as many as its longest episode."""
-    start, length = _starts(episode)
-    owner = group[episode[start]]
-    longest = np.zeros(int(group.max(initial=0)) + 1, np.int64)
-    np.maximum.at(longest, owner, length)
-    offset = np.cumsum(longest) - longest
-    cells = np.arange(episode.size)
-    cells += np.repeat(offset[owner] - start, length)
-    return cells, int(longest.sum())
 
 
 def _cell(group: Array, index: Array) -> tuple[Array, int]:
@@ -191,90 +174,6 @@ def gigpo(
     return cast(outer + omega * inner, reward)
 
 
-def ui_s1_return(reward: Array, match: Array, episode: Array, *, gamma: float = 0.5) -> Array:
-    """Return that stops at patched steps: G_t = r_t + gamma · G_{t+1} only if both steps are the policy's own.
-
-    Args:
-        reward: (U,) score of each step.
-        match: (U,) bool, false where the policy missed and the expert's action went on.
-        episode: (U,) episode of each step, not falling.
-        gamma: discount per step.
-
-    Returns:
-        (U,) returns.
-
-    Raises:
-        ValueError: wrong shapes, ids or gamma.
-
-    Source: Lu et al., UI-S1 semi-online RL; X-PLUG/MobileAgent.
-    """
-    reward = as_array(reward)
-    match = boolean(as_array(match, reward))
-    require_rows(require_flat("reward", reward), match=match)
-    following = match & match
-    following[:-1] = match[1:]
-    return discounted_return(reward, episode, gamma, keep=match & following)
-
-
-def ui_s1(
-    reward: Array,
-    match: Array,
-    episode: Array,
-    group: Array,
-    *,
-    gamma: float = 0.5,
-    omega: float = 1.0,
-    episode_on: str = "return",
-    keep_std: float = 0.3,
-    patch_threshold: int | None = None,
-) -> Array:
-    """Episode advantage plus omega times the advantage of the step return in the cell (task, step index).
-
-    Args:
-        reward: (U,) score of each step.
-        match: (U,) bool, false at patched steps.
-        episode: (U,) episode of each step, not falling.
-        group: (E,) task of each episode, -1 = none.
-        gamma: discount per step.
-        omega: weight of the step part.
-        episode_on: "return": one entry per trajectory, the sum of its scores; "scores": every step score of the task
-            is an entry (the release).
-        keep_std: a group whose entries of the episode part deviate by this or less gets 0.
-        patch_threshold: episodes with more patched steps leave the statistics and get 0; None keeps all.
-
-    Returns:
-        (U,) advantages.
-
-    Raises:
-        ValueError: wrong shapes, ids, gamma or option.
-
-    Source: Lu et al., UI-S1 semi-online RL; X-PLUG/MobileAgent.
-    """
-    require_option("episode_on", episode_on, ["return", "scores"])
-    reward, episode, row_group, _ = _turn_rows(reward, episode, group)
-    xp = library(reward)
-    match = boolean(as_array(match, reward))
-    episodes = int(as_array(group, reward).shape[0])
-    value = double(ui_s1_return(reward, match, episode, gamma=gamma))
-    bad = xp.isnan(value)
-    if patch_threshold is not None:
-        bad = bad | (seg_count(episode, episodes, mask=~match) > patch_threshold)[episode]
-    value = xp.where(bad, float("nan"), value)
-    step_score = xp.where(bad, float("nan"), double(reward))
-    if episode_on == "scores":
-        entries, at = step_score, row_group
-    else:
-        entries = seg_sum(step_score, episode, episodes)  # NaN in an episode that is out
-        at = as_array(group, reward)
-    tasks = as_cells(at, entries)
-    var = seg_var(entries, tasks.ids, tasks.n, mask=tasks.inside & ~xp.isnan(entries))[tasks.ids]
-    outer = xp.where(xp.sqrt(xp.where(xp.isnan(var), 0.0, var)) > keep_std, normalise(entries, at)[0], float("nan"))
-    outer = outer if episode_on == "scores" else outer[episode]
-    cells, count = _cell(row_group, position(episode))
-    inner = normalise(value, cells, n_cells=count)[0]
-    return cast(xp.where(xp.isnan(outer) | bad, 0.0, outer + omega * inner), reward)
-
-
 def mapo(
     reward: Array,
     episode: Array,
@@ -315,157 +214,3 @@ def mapo(
     entries = value if batch_on == "returns" else xp.where(xp.isnan(value), float("nan"), double(reward))
     batch = normalise(entries, grouped, n_cells=1)[0]
     return cast(experimental_alpha * turn + (1.0 - experimental_alpha) * batch, reward)
-
-
-def cm2_turn(
-    reward: Array, episode: Array, group: Array, *, scale: str = "none", min_members: int = 5, turn_index: Array = None
-) -> Array:
-    """Checklist score of a turn against the same turn of the same task.
-
-    Args:
-        reward: (U,) checklist score of each turn; NaN = tool or judge failed, which excludes the whole rollout.
-        episode: (U,) episode of each turn, not falling.
-        group: (E,) task of each episode, -1 = none.
-        scale: "none" or "std".
-        min_members: smaller cells give 0.
-        turn_index: (U,) default 0, 1, ... inside each episode.
-
-    Returns:
-        (U,) advantages.
-
-    Raises:
-        ValueError: wrong shapes, ids or option.
-
-    Source: CM2, checklist rewards for multi-turn agents (released structure).
-    """
-    require_option("scale", scale, ["none", "std"])
-    reward, episode, row_group, _ = _turn_rows(reward, episode, group)
-    xp = library(reward)
-    known = xp.where(unscorable_rows(reward, episode), float("nan"), double(reward))
-    index = position(episode) if turn_index is None else as_array(turn_index, reward)
-    cells, count = _cell(row_group, index)
-    return cast(normalise(known, cells, n_cells=count, scale=scale, min_count=min_members)[0], reward)
-
-
-def reinforce_pp(reward: Array, episode: Array, *, gamma: float = 1.0, mask: Array = None, eps: float = 1e-8) -> Array:
-    """Discounted return-to-go of every row, whitened over the masked rows of the batch.
-
-    Args:
-        reward: (N,) reward of each clock row; rewards of masked rows count in the returns.
-        episode: (N,) episode of each row, not falling.
-        gamma: discount per row.
-        mask: (N,) rows of the loss, default all.
-        eps: added to the deviation.
-
-    Returns:
-        (N,) advantages, 0 at masked rows.
-
-    Raises:
-        ValueError: wrong shapes, ids or gamma.
-
-    Source: Hu et al., REINFORCE++.
-    """
-    reward = as_array(reward)
-    value = discounted_return(reward, episode, gamma)
-    use = ~library(reward).isnan(value)
-    if mask is not None:
-        use = use & boolean(as_array(mask, reward))
-    return whiten(value, use, eps=eps)
-
-
-def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Array = None) -> Array:
-    """Accumulated squared score-function norm that weighs the optimal baseline: sum of 1 - 2·pi + sum_a pi(a)^2.
-
-    Args:
-        prob: (N,) probability of the action taken.
-        prob_square_sum: (N,) sum of the squared probabilities of all actions.
-        episode: (N,) episode of each row, not falling.
-        turn: (N,) turn of each row; if given, the sum restarts at every turn (tool-aware variant).
-
-    Returns:
-        (N,) running sums >= 0.
-
-    Raises:
-        ValueError: wrong shapes or ids.
-
-    Source: optimal token baseline as present in verl (formula recalled).
-    """
-    prob = as_array(prob)
-    xp = library(prob)
-    square = as_array(prob_square_sum, prob)
-    episode = as_array(episode, prob)
-    ids = episode if turn is None else combine_ids(episode, as_array(turn, prob))[0]
-    if isinstance(prob, np.ndarray):
-        require_rows(prob.shape[0], prob_square_sum=square, ids=ids)
-        norm = np.multiply(prob, -2.0, dtype=np.float64)
-        norm += 1.0
-        norm += square
-        start, _ = _starts(ids)
-        # What a block adds up is taken off where the next one begins, so that one running sum serves all.
-        norm[start[1:]] -= np.add.reduceat(norm, start)[:-1] if start.size else 0.0
-        total = np.cumsum(norm, out=norm)
-        return cast(total, prob)
-    norm = 1.0 - 2.0 * double(prob) + double(square)
-    total = xp.cumsum(norm, 0)
-    first = ~xp.flip(continues(xp.flip(ids, (0,))), (0,))
-    block = xp.cumsum(integer(first), 0) - 1
-    return cast(total - (total - norm)[first][block], prob)
-
-
-def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_position: Array = None) -> Array:
-    """Return minus the variance-optimal baseline of the same position in the group.
-
-    Args:
-        value: (N,) return of each row.
-        weight: (N,) weights from `otb_weight`.
-        episode: (N,) episode of each row, not falling.
-        group: (E,) group of each episode, -1 = none.
-        row_position: (N,) default 0, 1, ... inside each episode.
-
-    Returns:
-        (N,) advantages; 0 where a position has a single member.
-
-    Raises:
-        ValueError: wrong shapes or ids.
-
-    Source: optimal token baseline as present in verl (formula recalled).
-    """
-    value, episode, group = _episode_rows(value, episode, group)
-    xp = library(value)
-    weight = double(as_array(weight, value))
-    require_rows(int(value.shape[0]), weight=weight)
-    x = double(value)
-    if isinstance(x, np.ndarray) and row_position is None and x.size and group.min() >= 0 and not np.isnan(x).any():
-        return _otb_everywhere(x, weight, *_position_cells(episode, group), value)
-    index = position(episode) if row_position is None else as_array(row_position, value)
-    cells, count = _cell(group[episode], index)
-    use = (cells >= 0) & ~xp.isnan(x)
-    cells = xp.where(cells >= 0, cells, 0)
-    x, weight = xp.where(use, x, 0.0), xp.where(use, weight, 0.0)
-    total = seg_sum(weight, cells, count)
-    baseline = seg_sum(weight * x, cells, count) / xp.where(total > 0, total, 1.0)
-    # NaN marks cells with a single member: nothing is larger than NaN, so that their rows become 0 below.
-    baseline = xp.where(seg_count(cells, count, mask=use) < 2, float("nan"), baseline)
-    out = x - baseline[cells]
-    # What is equal to its baseline up to float residue is equal: cells without spread give exactly 0.
-    apart = xp.abs(out) > RESIDUE * xp.clip(xp.abs(x), 1.0, None)
-    return cast(xp.where(apart & use, out, 0.0), value)
-
-
-def _otb_everywhere(x: np.ndarray, weight: np.ndarray, cells: np.ndarray, count: int, like: np.ndarray) -> np.ndarray:
-    """The usual case of `otb`, every row in a group and scorable: the same numbers in far fewer passes over memory."""
-    total = add(weight, cells, count)
-    total[total <= 0] = 1.0
-    baseline = add(weight * x, cells, count)
-    baseline /= total
-    baseline[np.bincount(cells, minlength=count) < 2] = np.nan
-    out = np.empty(x.size, like.dtype if np.issubdtype(like.dtype, np.floating) else np.float64)
-    for low in range(0, x.size, BLOCK):  # what a block needs stays in the cache
-        part = x[low : low + BLOCK]
-        gap = baseline[cells[low : low + BLOCK]]
-        np.subtract(part, gap, out=gap)
-        limit = np.abs(part)
-        np.maximum(limit, 1.0, out=limit)
-        limit *= RESIDUE
-        out[low : low + BLOCK] = np.where(np.abs(gap) > limit, gap, 0.0)
-    return out

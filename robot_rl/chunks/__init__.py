@@ -12,7 +12,7 @@ from robot_rl.chunks.horizons import Horizons
 from robot_rl.chunks.latency import DelayEstimate, LatencyModel, ticks_of
 from robot_rl.chunks.meter import ChunkMeter
 from robot_rl.chunks.policy import ChunkedPolicy, Held, Plan, Planner
-from robot_rl.chunks.rows import chunk_n_step, chunk_rows, critic_action, critic_width
+from robot_rl.chunks.rows import chunk_rows, critic_action, critic_width
 
 __all__ = [
     "COMPENSATIONS",
@@ -27,7 +27,6 @@ __all__ = [
     "LatencyModel",
     "Plan",
     "Planner",
-    "chunk_n_step",
     "chunk_rows",
     "critic_action",
     "critic_width",

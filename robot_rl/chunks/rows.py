@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -59,34 +57,6 @@ def chunk_rows(window: Transitions) -> Transitions:
             "rewards": rewards,
         },
     )
-
-
-def chunk_n_step(rows: list[Transitions]) -> Transitions:
-    """n decisions of one episode as one row: y = sum_j (prod_{l<j} d_l) R_j + (prod_l d_l) V(s_n).
-
-    Args:
-        rows: n batches of consecutive decisions (B rows each). Where a decision ended its episode, later ones are
-            ignored.
-
-    Returns:
-        The first decision's obs, action and mask with the summed reward, the product of discounts and the successor and
-        flags of the last decision that counts.
-    """
-    first = rows[0]
-    reward, discount = first.reward.clone(), first.discount.clone()
-    after, terminated, truncated = dict(first.next_obs), first.terminated, first.truncated
-    open_ = ~(terminated | truncated)
-    for row in rows[1:]:
-        reward = reward + torch.where(open_, discount * row.reward, torch.zeros_like(reward))
-        discount = torch.where(open_, discount * row.discount, discount)
-        after = {
-            key: torch.where(open_.view(-1, *[1] * (value.dim() - 1)), row.next_obs[key], value)
-            for key, value in after.items()
-        }
-        terminated = torch.where(open_, row.terminated, terminated)
-        truncated = torch.where(open_, row.truncated, truncated)
-        open_ = open_ & ~(row.terminated | row.truncated)
-    return replace(first, reward=reward, discount=discount, next_obs=after, terminated=terminated, truncated=truncated)
 
 
 def critic_action(action: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -53,6 +53,28 @@ def test_fused_gae_of_every_shape_equals_the_twin(name, dtype, steps, width, den
 
 
 @pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("width", [2100, 8])
+@pytest.mark.parametrize("steps", [1, 3, 66])
+def test_fused_gae_takes_nothing_from_a_finite_successor_of_a_terminal_row(name, dtype, width, steps):
+    """By hand: reward 1 and value 0.5 everywhere, successors worth 100 that must not count where rows are terminal;
+    with lambda 0 the return of a step inside the episode is 1 + 0.9 * 0.5, that of a terminal one is 1, at the end of
+    the rollout as in its middle; a row that is only cut earns 1 + 0.9 * 100."""
+    reward, value, following = (np.full((steps, width), x, dtype) for x in (1.0, 0.5, 100.0))
+    terminated, boundary = np.zeros((2, steps, width), bool)
+    terminated[-1, ::2] = True
+    terminated[steps // 2, 1] = boundary[steps // 2, 1] = True
+    expected = np.full((steps, width), 1.45)
+    expected[-1] = 91.0
+    expected[-1, ::2] = 1.0
+    expected[steps // 2, 1] = 1.0
+    with use_backend(name):
+        advantage, target = rollout_gae(reward, value, following, terminated, boundary, gamma=0.9, gae_lambda=0.0)
+    np.testing.assert_allclose(target, expected, rtol=1e-6)
+    np.testing.assert_allclose(advantage, expected - 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", CPU)
 @pytest.mark.parametrize("width", [2100, 8])
 def test_fused_gae_a_nan_reward_stays_in_its_episode(name, width):
     columns = rollout(40, width, 0.1)

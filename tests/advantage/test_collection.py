@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.advantage import actors, anchors, curriculum, progress, returns, rollout, sequential, turn_groups, weights
+from robot_rl.advantage import anchors, returns, turn_groups, weights
+from robot_rl.advantage.zoo import actors, curriculum, progress, rollout, sequential
+from robot_rl.advantage.zoo import turn_groups as zoo_turn_groups
+from robot_rl.advantage.zoo import weights as zoo_weights
 from tests.advantage import reference_groups as slow
 from tests.advantage.ragged import both, ragged
 
@@ -62,7 +65,7 @@ def test_one_fragment_of_a_million_rows_needs_memory_of_the_order_of_its_rows():
 def test_reward_of_masked_rows_counts_and_returns_do_not_restart_there():
     # Row 1 is masked (written by someone else): its reward reaches row 0, and the return passes through it.
     reward, mask = np.array([0.0, 1.0, 2.0]), np.array([True, False, True])
-    got = turn_groups.reinforce_pp(reward, np.zeros(3, int), mask=mask)
+    got = zoo_turn_groups.reinforce_pp(reward, np.zeros(3, int), mask=mask)
     # Returns 3 and 2 on the masked-in rows: whitened ±1/sqrt(2).
     close(got, [0.5**0.5, 0, -(0.5**0.5)], atol=1e-7)
 
@@ -94,9 +97,9 @@ def test_single_rollout_of_a_turn_is_zero_or_raw():
 def test_patched_trajectories_leave_the_statistics():
     reward, episode, group = np.array([1.0, 1, 0, 0, 9, 9]), np.array([0, 0, 1, 1, 2, 2]), np.array([4, 4, 4])
     match = np.array([1, 1, 1, 1, 0, 0], bool)
-    got = turn_groups.ui_s1(reward, match, episode, group, patch_threshold=1)
+    got = zoo_turn_groups.ui_s1(reward, match, episode, group, patch_threshold=1)
     assert got[4:].tolist() == [0, 0]
-    close(got[:4], turn_groups.ui_s1(reward[:4], match[:4], episode[:4], group[:2]))
+    close(got[:4], zoo_turn_groups.ui_s1(reward[:4], match[:4], episode[:4], group[:2]))
 
 
 # Anchors and progress ------------------------------------------------------------------------------------------------
@@ -178,43 +181,45 @@ def test_border_points_join_the_nearest_core():
 def test_void_turn_clears_its_whole_episode():
     void, episode, row_episode = np.array([0, 1, 0], bool), np.array([0, 0, 1]), np.array([0, 0, 1, 1])
     score = np.array([1.0, 0.5])
-    kept, same = both(weights.void_filter, void, episode, row_episode, score)
+    kept, same = both(zoo_weights.void_filter, void, episode, row_episode, score)
     assert kept.tolist() == [False, False, True, True]
     assert same.tolist() == [1, 0.5]
-    kept, dropped = weights.void_filter(void, episode, row_episode, score, mask=np.array([1, 1, 0, 1]), stats="drop")
+    kept, dropped = zoo_weights.void_filter(
+        void, episode, row_episode, score, mask=np.array([1, 1, 0, 1]), stats="drop"
+    )
     assert kept.tolist() == [False, False, False, True]
     assert np.isnan(dropped[0])
     with pytest.raises(ValueError, match="stats is 'forget'"):
-        weights.void_filter(void, episode, row_episode, score, stats="forget")
+        zoo_weights.void_filter(void, episode, row_episode, score, stats="forget")
 
 
 def test_group_filters_keep_what_is_informative():
     score = np.array([1.0, 1.0, 0.0, 1.0, 0.0, 0.5, 9.0, nan])
     group = np.array([5, 5, 2, 2, 8, 8, 1, 2])
     assert both(weights.drop_zero_variance, score, group).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
-    assert both(weights.variance_top_fraction, score, group).tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
-    assert weights.variance_top_fraction(score, group, 0.5).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+    assert both(zoo_weights.variance_top_fraction, score, group).tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
+    assert zoo_weights.variance_top_fraction(score, group, 0.5).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
     with pytest.raises(ValueError, match="fraction is 0"):
-        weights.variance_top_fraction(score, group, 0)
+        zoo_weights.variance_top_fraction(score, group, 0)
 
 
 def test_duration_weights_ignore_masked_rows():
-    got = weights.duration_weight(np.array([1.0, 3.0, nan]), mask=np.array([1, 1, 0], bool))
+    got = zoo_weights.duration_weight(np.array([1.0, 3.0, nan]), mask=np.array([1, 1, 0], bool))
     assert got.tolist() == [0.5, 1.5, 0]
-    assert weights.duration_weight(np.zeros(2)).tolist() == [0, 0]
+    assert zoo_weights.duration_weight(np.zeros(2)).tolist() == [0, 0]
 
 
 def test_staleness_admits_by_version():
-    assert both(weights.admitted, np.array([3, 4, 5]), current_version=5, max_head_offpolicyness=1).tolist() == [
+    assert both(zoo_weights.admitted, np.array([3, 4, 5]), current_version=5, max_head_offpolicyness=1).tolist() == [
         0,
         1,
         1,
     ]
-    assert weights.may_start_rollout(10, 5, 1, 8)
-    assert not weights.may_start_rollout(10, 6, 1, 8)
-    assert weights.may_start_rollout(10, 6, 1, 8, 1)
+    assert zoo_weights.may_start_rollout(10, 5, 1, 8)
+    assert not zoo_weights.may_start_rollout(10, 6, 1, 8)
+    assert zoo_weights.may_start_rollout(10, 6, 1, 8, 1)
     with pytest.raises(ValueError, match="max_head_offpolicyness is -1"):
-        weights.admitted(np.zeros(1), 0, -1)
+        zoo_weights.admitted(np.zeros(1), 0, -1)
 
 
 # Rollouts ------------------------------------------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 import numpy as np
 
-from robot_rl.advantage import actors, groups, progress, turn_groups
+from robot_rl.advantage import groups, turn_groups
 from robot_rl.advantage.normalise import normalise
-from robot_rl.advantage.shapley import efficiency_gap, shapley
-from robot_rl.advantage.state import EmaScale, RoleBaseline
+from robot_rl.advantage.zoo import actors, progress
+from robot_rl.advantage.zoo import groups as zoo_groups
+from robot_rl.advantage.zoo import turn_groups as zoo_turn_groups
+from robot_rl.advantage.zoo.shapley import efficiency_gap, shapley
+from robot_rl.advantage.zoo.state import EmaScale, RoleBaseline
 from tests.advantage.kind_cases import each_kind
 
 
@@ -18,9 +21,9 @@ def test_one_group_grpo_dr_grpo_rloo_opo(kind):
     kind.same(groups.group_advantage(score, group), [1.224742, -1.224742, 0, 0])
     kind.same(groups.dr_grpo(score, group), [0.5, -0.5, 0, 0])
     kind.same(groups.rloo(score, group), [0.666667, -0.666667, 0, 0])
-    kind.same(groups.loop(score, group), [0.666667, -0.666667, 0, 0])
-    kind.same(groups.opo(score, group, kind.x([10, 30, 20, 40])), [0.6, -0.4, 0.1, 0.1])
-    kind.same(groups.experimental_flow_grpo(score, group), [1.224742, -1.224742, 0, 0])
+    kind.same(zoo_groups.loop(score, group), [0.666667, -0.666667, 0, 0])
+    kind.same(zoo_groups.opo(score, group, kind.x([10, 30, 20, 40])), [0.6, -0.4, 0.1, 0.1])
+    kind.same(zoo_groups.experimental_flow_grpo(score, group), [1.224742, -1.224742, 0, 0])
 
 
 @each_kind
@@ -123,7 +126,7 @@ def test_srpo_reward_from_distances(kind):
 @each_kind
 def test_ui_s1_return_restarts_at_a_patched_step(kind):
     # E28
-    got = turn_groups.ui_s1_return(kind.x([1, 1, 0.2, 1, 1]), kind.b([1, 1, 0, 1, 1]), kind.i([0] * 5), gamma=0.5)
+    got = zoo_turn_groups.ui_s1_return(kind.x([1, 1, 0.2, 1, 1]), kind.b([1, 1, 0, 1, 1]), kind.i([0] * 5), gamma=0.5)
     kind.same(got, [1.5, 1, 0.2, 1.5, 1])
 
 
@@ -131,8 +134,8 @@ def test_ui_s1_return_restarts_at_a_patched_step(kind):
 def test_spo_is_the_mean_win_rate(kind):
     # E30; the diagonal must not matter.
     nan = float("nan")
-    kind.same(groups.spo(kind.x([[nan, 1, 1], [0, nan, 0.5], [0, 0.5, nan]])), [1, 0.25, 0.25])
-    kind.same(groups.spo_from_score(kind.x([3, 1, 1]), kind.i([0, 0, 0])), [1, 0.25, 0.25])
+    kind.same(zoo_groups.spo(kind.x([[nan, 1, 1], [0, nan, 0.5], [0, 0.5, nan]])), [1, 0.25, 0.25])
+    kind.same(zoo_groups.spo_from_score(kind.x([3, 1, 1]), kind.i([0, 0, 0])), [1, 0.25, 0.25])
 
 
 @each_kind
@@ -165,18 +168,18 @@ def test_shapley_values_of_three_facts(kind):
 def test_otb_subtracts_the_optimal_baseline_of_a_position(kind):
     # E39: baselines .625/1.75 = .357143 and 1.175/3.25 = .361538.
     returns, weight = kind.x([1, 0.5, 0, 0.2, 0.5, 0.5]), kind.x([0.5, 1, 1, 1.5, 0.25, 0.75])
-    got = turn_groups.otb(returns, weight, kind.i([0, 0, 1, 1, 2, 2]), kind.i([0, 0, 0]))
+    got = zoo_turn_groups.otb(returns, weight, kind.i([0, 0, 1, 1, 2, 2]), kind.i([0, 0, 0]))
     kind.same(got, [0.642857, 0.138462, -0.357143, -0.161538, 0.142857, 0.138462])
 
 
 def test_remax_and_gpg_and_pass_k_by_hand():
     score, group = np.array([1.0, 0.0, 0.5, 0.2]), np.array([0, 0, 0, 1])
     # Greedy rollout of group 0 has 0.5; group 1 has none.
-    assert groups.remax(score, group, np.array([0, 0, 1, 0], bool)).tolist() == [0.5, -0.5, 0.0, 0.0]
+    assert zoo_groups.remax(score, group, np.array([0, 0, 1, 0], bool)).tolist() == [0.5, -0.5, 0.0, 0.0]
     # Three of four scores are non-zero: alpha = 4/3; the mean of group 0 is 0.5; f = 2.
-    np.testing.assert_allclose(groups.gpg(score, group, factor=2.0), [1 / 3, -1 / 3, 0, 0], atol=1e-12)
-    np.testing.assert_allclose(groups.gpg(score, group, alpha=3.0), [1.5, -1.5, 0, 0])
+    np.testing.assert_allclose(zoo_groups.gpg(score, group, factor=2.0), [1 / 3, -1 / 3, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(zoo_groups.gpg(score, group, alpha=3.0), [1.5, -1.5, 0, 0])
     # Best 1, second 0.5; the deviation of (1, 0, .5) is .5.
-    np.testing.assert_allclose(groups.pass_k(score, group), [0.5, 0, 0, 0])
-    np.testing.assert_allclose(groups.pass_k(score, group, scale="std"), [0.5 / 0.500001, 0, 0, 0])
-    assert groups.pass_k(np.array([1.0, 1.0, 0.0]), np.array([0, 0, 0])).tolist() == [0, 0, 0]
+    np.testing.assert_allclose(zoo_groups.pass_k(score, group), [0.5, 0, 0, 0])
+    np.testing.assert_allclose(zoo_groups.pass_k(score, group, scale="std"), [0.5 / 0.500001, 0, 0, 0])
+    assert zoo_groups.pass_k(np.array([1.0, 1.0, 0.0]), np.array([0, 0, 0])).tolist() == [0, 0, 0]

@@ -5,10 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from robot_rl.advantage import entropy, importance, kl, losses, ratios, regression, replay, rollout, sequential, weights
+from robot_rl.advantage import importance, kl, losses, ratios, regression
 from robot_rl.advantage.aggregate import aggregate
-from robot_rl.advantage.histories import GroupHistory
 from robot_rl.advantage.value_losses import value_loss_rows
+from robot_rl.advantage.zoo import entropy, replay, rollout, sequential
+from robot_rl.advantage.zoo import importance as zoo_importance
+from robot_rl.advantage.zoo import kl as zoo_kl
+from robot_rl.advantage.zoo import regression as zoo_regression
+from robot_rl.advantage.zoo import weights as zoo_weights
+from robot_rl.advantage.zoo.histories import GroupHistory
 from tests.advantage.kind_cases import each_kind
 
 
@@ -27,7 +32,7 @@ def test_decoupled_loss_keeps_the_original_denominator(kind):
     logp, prox, behaviour = kind.x([-1, -2, -0.5]), kind.x([-1.1, -1.7, -0.5]), kind.x([-1.4, -1.2, -3.5])
     advantage = kind.x([1, -0.5, 2])
     kind.near(ratios.policy_ratio(logp, prox), [1.105171, 0.740818, 1])
-    weight = importance.importance_weight(prox, behaviour, mode="none")
+    weight = zoo_importance.importance_weight(prox, behaviour, mode="none")
     kind.near(weight, [1.349859, 0.606531, 20.085537])
     masked = losses.decoupled_policy_loss(logp, prox, behaviour, advantage, w_mode="mask", cap=5.0)
     kind.same(masked, -0.416404)
@@ -38,11 +43,11 @@ def test_decoupled_loss_keeps_the_original_denominator(kind):
 @each_kind
 def test_loglinear_proximal(kind):
     # E23: alpha = 0, 2/3, 3/4.
-    got = importance.loglinear_proximal(
+    got = zoo_importance.loglinear_proximal(
         kind.x([-1, -2, -0.5]), kind.x([-1.4, -1.2, -3.5]), kind.i([3, 1, 0]), current_version=4
     )
     kind.same(got, [-1.4, -1.733333, -1.25])
-    kind.same(importance.loglinear_proximal(kind.x([-1]), kind.x([-2]), kind.i([4]), 4), [-2])
+    kind.same(zoo_importance.loglinear_proximal(kind.x([-1]), kind.x([-2]), kind.i([4]), 4), [-2])
 
 
 @each_kind
@@ -70,14 +75,14 @@ def test_refuel_release_and_paper_form(kind):
     # E23: log-ratios .2 and -.1, rewards .8 and .3; two rows per continuation.
     logp, old = kind.x([-0.9, -0.9, -1.05, -1.05]), kind.x([-1, -1, -1, -1])
     pair, second, reward = kind.i([0, 0, 0, 0]), kind.b([0, 0, 1, 1]), kind.x([[0.8, 0.3]])
-    kind.same(regression.refuel_loss(logp, old, pair, second, reward), [0.04])
-    kind.same(regression.refuel_loss(logp, old, pair, second, reward, eta=0.5, paper_form=True), [0.01])
+    kind.same(zoo_regression.refuel_loss(logp, old, pair, second, reward), [0.04])
+    kind.same(zoo_regression.refuel_loss(logp, old, pair, second, reward, eta=0.5, paper_form=True), [0.01])
 
 
 @each_kind
 def test_a_lol_and_awr_weights(kind):
     # E23: e^.2 is clipped to 1.2; weight .48, loss -.48 · logp.
-    got = regression.a_lol_rows(kind.x([-1.0]), kind.x([-1.2]), kind.x([0.4]))
+    got = zoo_regression.a_lol_rows(kind.x([-1.0]), kind.x([-1.2]), kind.x([0.4]))
     kind.same(got, [0.48])
     kind.same(regression.awr_weight(kind.x([0.5, -0.2, 3]), beta=0.5), [2.718282, 0.67032, 20])
 
@@ -123,7 +128,7 @@ def test_every_aggregation(kind):
 @each_kind
 def test_duration_weights_and_seeupo(kind):
     # E26 and E27
-    kind.same(weights.duration_weight(kind.x([1, 2, 9])), [0.25, 0.5, 2.25])
+    kind.same(zoo_weights.duration_weight(kind.x([1, 2, 9])), [0.25, 0.5, 2.25])
     log_ratios = kind.x(np.log([1.1, 0.9, 1.05]))
     got = sequential.experimental_seeupo_weight(kind.x([0.5, 0.5, 0.5]), log_ratios, kind.i([0, 0, 0]))
     kind.same(got, [0.4725, 0.525, 0.5])
@@ -166,7 +171,7 @@ def test_spear_recalibration_and_schedule(kind):
 @each_kind
 def test_distillation_advantage(kind):
     # E40
-    kind.same(kl.experimental_opd_advantage(kind.x([-1, -0.5, -2]), kind.x([-0.8, -1.5, -2])), [0.2, -1, 0])
+    kind.same(zoo_kl.experimental_opd_advantage(kind.x([-1, -0.5, -2]), kind.x([-0.8, -1.5, -2])), [0.2, -1, 0])
 
 
 @each_kind
@@ -175,7 +180,7 @@ def test_importance_weights(kind):
     prox, behaviour = kind.x([[0.3, -0.1, 0.4]]), kind.x([[0, 0, 0]])
 
     def weight(**options):
-        return importance.importance_weight(prox, behaviour, **options)
+        return zoo_importance.importance_weight(prox, behaviour, **options)
 
     kind.same(weight(mode="none"), [[1.349859, 0.904837, 1.491825]])
     kind.same(weight(mode="clamp", cap=1.2), [[1.2, 0.904837, 1.2]])
@@ -189,7 +194,7 @@ def test_importance_weights(kind):
 def test_m2po_drops_the_largest_squares(kind):
     # E42: mean square .065625 > .04, without .4 it is .034167.
     step = kind.x([-0.1, 0.4, 0.05, -0.3])
-    kept = importance.m2po_mask(step, tau=0.04)
+    kept = zoo_importance.m2po_mask(step, tau=0.04)
     assert kept.tolist() == [True, False, True, True]
     kind.near((step[kept] ** 2).mean(), 0.034167)
 
@@ -207,9 +212,9 @@ def test_gmpo(kind):
 def test_pacs(kind):
     # E44
     total, episode = kind.x([0.3, -0.1, 0.2, 0]), kind.i([0, 1, 2, 3])
-    logit = regression.pacs_logit(total, kind.x([0, 0, 0, 0]), episode, kind.i([0, 0, 0, 0]))
+    logit = zoo_regression.pacs_logit(total, kind.x([0, 0, 0, 0]), episode, kind.i([0, 0, 0, 0]))
     kind.same(logit, [0.266667, -0.266667, 0.133333, -0.133333])
-    loss = regression.pacs_loss(logit, kind.x([1, 0, 1, 0]))
+    loss = zoo_regression.pacs_loss(logit, kind.x([1, 0, 1, 0]))
     kind.same(loss, [0.568677, 0.568677, 0.628701, 0.628701])
     kind.near(loss.mean(), 0.598689)
 

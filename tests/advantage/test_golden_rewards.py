@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from robot_rl.advantage import redistribute, shaping
+from robot_rl.advantage.zoo import redistribute, shaping
 from tests.advantage.kind_cases import each_kind
 
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.advantage.archer import archer_advantage, archer_q_target
 from robot_rl.advantage.backends import available, use_backend
-from robot_rl.advantage.gae import rollout_gae
+from robot_rl.advantage.gae import macro_reward, rollout_gae
 from robot_rl.advantage.hierarchy import hae
-from robot_rl.advantage.temporal import macro_reward, monte_carlo, n_step, retrace, upgo, vtrace
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
 from robot_rl.advantage.views import Layout
+from robot_rl.advantage.zoo.archer import archer_advantage, archer_q_target
+from robot_rl.advantage.zoo.temporal import monte_carlo, n_step, retrace, upgo, vtrace
 
 BACKENDS = [name for name in ("numpy", "numba", "torch") if name in available()]
 nan = float("nan")

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.advantage import actors, groups, redistribute, turn_groups
-from robot_rl.advantage.state import EmaScale
+from robot_rl.advantage import groups, turn_groups
+from robot_rl.advantage.zoo import actors, redistribute
+from robot_rl.advantage.zoo import groups as zoo_groups
+from robot_rl.advantage.zoo import turn_groups as zoo_turn_groups
+from robot_rl.advantage.zoo.state import EmaScale
 from tests.advantage import reference_groups as slow
 from tests.advantage.ragged import both, permute_episodes, ragged
 
@@ -18,16 +21,16 @@ def test_episode_estimators_equal_their_twins(seed):
     b = ragged(seed)
     s, g = b.score, b.group
     close(both(groups.grpo, s, g), slow.normalise(s, g), atol=1e-9)
-    close(both(groups.m_grpo, s, g), slow.normalise(s, g, eps=1e-4), atol=1e-9)
+    close(both(zoo_groups.m_grpo, s, g), slow.normalise(s, g, eps=1e-4), atol=1e-9)
     close(both(groups.dr_grpo, s, g), slow.normalise(s, g, scale="none"), atol=1e-9)
     close(both(groups.rloo, s, g), slow.normalise(s, g, "leave_one_out", "none"), atol=1e-9)
     close(both(groups.lite_ppo, s, g), slow.normalise(s, g, batch_scale=True), atol=1e-9)
     members = slow.cell_members(s, g)
-    for value, group, got in zip(s, g, both(groups.pass_k, s, g)):
+    for value, group, got in zip(s, g, both(zoo_groups.pass_k, s, g)):
         ranked = sorted(members.get(group, []))
         best = group != -1 and len(ranked) > 1 and value == ranked[-1] > ranked[-2]
         assert got == pytest.approx(ranked[-1] - ranked[-2] if best else 0.0)
-    for i, got in enumerate(both(groups.spo_from_score, s, g)):
+    for i, got in enumerate(both(zoo_groups.spo_from_score, s, g)):
         others = [s[j] for j in range(len(s)) if j != i and g[j] == g[i] and not np.isnan(s[j])]
         if np.isnan(s[i]):
             assert np.isnan(got)
@@ -46,15 +49,15 @@ def test_weighted_greedy_and_counted_baselines_equal_their_twins(seed):
         rows = ok & (g == g[i])
         if rows.sum() > 1 and np.ptp(s[rows]) > 1e-6:
             want[i] = s[i] - (b.length[rows] * s[rows]).sum() / b.length[rows].sum()
-    close(both(groups.opo, s, g, b.length), want, atol=1e-9)
+    close(both(zoo_groups.opo, s, g, b.length), want, atol=1e-9)
     greedy = rng.random(len(s)) < 0.3
     want = np.zeros(len(s))
     for i in np.flatnonzero(ok & ~greedy):
         rows = ok & greedy & (g == g[i])
         want[i] = s[i] - s[rows].mean() if rows.any() else 0.0
-    close(both(groups.remax, s, g, greedy), want, atol=1e-9)
+    close(both(zoo_groups.remax, s, g, greedy), want, atol=1e-9)
     alpha = (~np.isnan(s)).sum() / (np.nan_to_num(s) != 0).sum()
-    close(both(groups.gpg, s, g), alpha * np.array(slow.normalise(s, g, scale="none")), atol=1e-9)
+    close(both(zoo_groups.gpg, s, g), alpha * np.array(slow.normalise(s, g, scale="none")), atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -67,10 +70,10 @@ def test_turn_estimators_equal_their_twins(seed):
         got = both(turn_groups.gigpo, r, e, g, a, gamma=0.8, omega=0.7, mode=mode)
         close(got, slow.gigpo(r, e, g, a, 0.8, 0.7, scale), atol=1e-9)
     close(both(turn_groups.mapo, r, e, g, experimental_alpha=0.3), slow.mapo(r, e, g, 0.9, 0.3), atol=1e-9)
-    close(both(turn_groups.cm2_turn, r, e, g, min_members=3), slow.cm2(r, e, g, 3), atol=1e-9)
+    close(both(zoo_turn_groups.cm2_turn, r, e, g, min_members=3), slow.cm2(r, e, g, 3), atol=1e-9)
     value = slow.returns(r, e, 0.9)
     use = [not np.isnan(v) for v in value]
-    close(both(turn_groups.reinforce_pp, r, e, gamma=0.9), slow.whiten(np.nan_to_num(value), use), atol=1e-9)
+    close(both(zoo_turn_groups.reinforce_pp, r, e, gamma=0.9), slow.whiten(np.nan_to_num(value), use), atol=1e-9)
     for release in (False, True):
         gamma = 1.0 if release else 0.9
         got = both(redistribute.igpo, r, e, g, gamma=gamma, release_norm=release)
@@ -93,7 +96,7 @@ def test_actor_estimators_equal_their_twins(seed):
     for t in range(len(r)):
         left = sum(1 for s in range(t + 1, len(r)) if (b.episode[s], b.actor[s]) == (b.episode[t], b.actor[t]))
         assert weight[t] == pytest.approx(0.9**left)
-    mean = both(actors.actor_means, r, b.actor, n_actors=4)
+    mean = both(groups.actor_means, r, b.actor, n_actors=4)
     for k in range(3):
         assert mean[k] == pytest.approx(r[b.actor == k].mean())
     assert np.isnan(mean[3])
@@ -104,7 +107,7 @@ def test_actor_estimators_equal_their_twins(seed):
 def test_ui_s1_equals_its_twin(seed, on):
     b = ragged(seed, nan=0, outside=0)
     match = np.random.default_rng(seed).random(len(b.reward)) < 0.7
-    got = both(turn_groups.ui_s1, b.reward, match, b.episode, b.group, episode_on=on)
+    got = both(zoo_turn_groups.ui_s1, b.reward, match, b.episode, b.group, episode_on=on)
     close(got, slow.ui_s1(b.reward, match, b.episode, b.group, 0.5, on == "scores", 0.3), atol=1e-9)
 
 
@@ -113,19 +116,19 @@ def test_otb_equals_its_twin(seed):
     b = ragged(seed, nan=0, outside=0)
     rng = np.random.default_rng(seed)
     prob, square = rng.random(len(b.reward)), rng.random(len(b.reward))
-    weight = both(turn_groups.otb_weight, prob, square, b.episode)
-    per_turn = both(turn_groups.otb_weight, prob, square, b.episode, turn=None)
+    weight = both(zoo_turn_groups.otb_weight, prob, square, b.episode)
+    per_turn = both(zoo_turn_groups.otb_weight, prob, square, b.episode, turn=None)
     close(weight, per_turn)
     for t in range(len(prob)):
         rows = [s for s in range(t + 1) if b.episode[s] == b.episode[t]]
         assert weight[t] == pytest.approx(sum(1 - 2 * prob[s] + square[s] for s in rows))
     turn = b.turn_index // 2  # two rows per turn: the sum restarts at rows 2, 4, ...
-    restarted = turn_groups.otb_weight(prob, square, b.episode, turn=turn)
+    restarted = zoo_turn_groups.otb_weight(prob, square, b.episode, turn=turn)
     for t in range(len(prob)):
         rows = [s for s in range(t + 1) if b.episode[s] == b.episode[t] and turn[s] == turn[t]]
         assert restarted[t] == pytest.approx(sum(1 - 2 * prob[s] + square[s] for s in rows))
     weight = np.abs(weight) + 0.1
-    got = both(turn_groups.otb, b.reward, weight, b.episode, b.group)
+    got = both(zoo_turn_groups.otb, b.reward, weight, b.episode, b.group)
     for t in range(len(prob)):
         cell = [
             s
@@ -142,11 +145,11 @@ EPISODE_LEVEL = {
     "dr_grpo": groups.dr_grpo,
     "rloo": groups.rloo,
     "lite_ppo": groups.lite_ppo,
-    "m_grpo": groups.m_grpo,
-    "pass_k": groups.pass_k,
+    "m_grpo": zoo_groups.m_grpo,
+    "pass_k": zoo_groups.pass_k,
     "lite_ppo_centered": lambda s, g: groups.lite_ppo(s, g, scale_of="centered"),
-    "opo": lambda s, g: groups.opo(s, g, s * 0 + 3.0),
-    "spo": lambda s, g: groups.grpo(groups.spo_from_score(s, g), g),
+    "opo": lambda s, g: zoo_groups.opo(s, g, s * 0 + 3.0),
+    "spo": lambda s, g: groups.grpo(zoo_groups.spo_from_score(s, g), g),
 }
 
 
@@ -174,7 +177,7 @@ def test_relabelled_actors_and_turns_change_nothing():
     want = actors.agent_wise(b.score, b.group, b.episode, b.actor)
     close(actors.agent_wise(b.score, b.group, b.episode, other), want, atol=1e-12)
     named = np.array([5, 8, 13, 21, 34, 55])[b.turn_index]  # other names in the same order
-    for estimator in (turn_groups.trloo, turn_groups.mapo, turn_groups.cm2_turn):
+    for estimator in (turn_groups.trloo, turn_groups.mapo, zoo_turn_groups.cm2_turn):
         want = estimator(b.reward, b.episode, b.group)
         close(estimator(b.reward, b.episode, b.group, turn_index=named), want, atol=1e-12)
     anchor = np.array([0, 2**62, 5, -9])[b.anchor]
@@ -185,7 +188,7 @@ def test_relabelled_actors_and_turns_change_nothing():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_std_estimators_do_not_depend_on_the_unit_of_the_score(seed):
     b = ragged(seed)
-    for estimator in (groups.grpo, groups.lite_ppo, groups.m_grpo):
+    for estimator in (groups.grpo, groups.lite_ppo, zoo_groups.m_grpo):
         close(estimator(b.score * 3, b.group), estimator(b.score, b.group), rtol=5e-4, atol=1e-9)
 
 
@@ -220,13 +223,13 @@ TURN_LEVEL = {
     "gigpo_first": lambda b: turn_groups.gigpo(b.reward, b.episode, b.group, b.anchor, first_visit=True),
     "gigpo_rows": lambda b: turn_groups.gigpo(b.reward, b.episode, b.group, b.anchor, unit="rows"),
     "mapo": lambda b: turn_groups.mapo(b.reward, b.episode, b.group),
-    "cm2": lambda b: turn_groups.cm2_turn(b.reward, b.episode, b.group, min_members=2),
-    "reinforce_pp": lambda b: turn_groups.reinforce_pp(b.reward, b.episode),
+    "cm2": lambda b: zoo_turn_groups.cm2_turn(b.reward, b.episode, b.group, min_members=2),
+    "reinforce_pp": lambda b: zoo_turn_groups.reinforce_pp(b.reward, b.episode),
     "agent_wise": lambda b: actors.agent_wise(b.score, b.group, b.episode, b.actor),
     "mars": lambda b: actors.mars(np.nan_to_num(b.reward), b.episode, b.actor),
     "igpo": lambda b: redistribute.igpo(b.reward, b.episode, b.group),
-    "ui_s1": lambda b: turn_groups.ui_s1(b.reward, b.anchor > 0, b.episode, b.group),
-    "ui_s1_scores": lambda b: turn_groups.ui_s1(b.reward, b.anchor > 0, b.episode, b.group, episode_on="scores"),
+    "ui_s1": lambda b: zoo_turn_groups.ui_s1(b.reward, b.anchor > 0, b.episode, b.group),
+    "ui_s1_scores": lambda b: zoo_turn_groups.ui_s1(b.reward, b.anchor > 0, b.episode, b.group, episode_on="scores"),
 }
 
 

@@ -105,20 +105,21 @@ def test_unequal_advantages_of_a_unit_are_averaged_and_counted(batch):
 
 
 @pytest.mark.parametrize("kind", ["ppo", "gspo", "gmpo", "cispo", "sapo", "aepo", "reinforce"])
-def test_policy_loss_of_every_kind_is_the_mean_of_its_rows(kind, batch):
+def test_policy_loss_of_every_kind_is_the_mean_of_its_rows_or_sequences(kind, batch):
     clip = {"gspo": (3e-4, 4e-4), "gmpo": 0.4, "cispo": (1.0, 4.0)}.get(kind, 0.2)
     got = both(lambda p, o, a, m: losses.policy_loss(p, o, a, mask=m, kind=kind), *batch.values())
-    total = 0.0
+    total, count = 0.0, 3 if kind in ("gspo", "gmpo") else batch["mask"].sum()
     for i in range(3):
         rows = np.flatnonzero(batch["mask"][i])
+        sequence = 0.0
         step = (batch["logp"] - batch["old"])[i]
         for t in rows:
             a, ratio, p = batch["advantage"][i, t], math.exp(step[t]), batch["logp"][i, t]
             if kind == "gspo":
-                total += ppo_loop(math.exp(step[rows].mean()), a, *clip)
+                sequence = ppo_loop(math.exp(step[rows].mean()), a, *clip)
             elif kind == "gmpo":
                 kept = [min(s, 0.4) if a >= 0 else max(s, -0.4) for s in step[rows]]
-                total += -a * math.exp(sum(kept) / len(kept))
+                sequence = -a * math.exp(sum(kept) / len(kept))
             elif kind == "cispo":
                 total += -min(ratio, 5.0) * a * p
             elif kind == "sapo":
@@ -128,7 +129,46 @@ def test_policy_loss_of_every_kind_is_the_mean_of_its_rows(kind, batch):
                 total += -a * p
             else:
                 total += ppo_loop(ratio, a, clip, clip)
-    assert float(got) == pytest.approx(total / batch["mask"].sum())
+        total += sequence
+    assert float(got) == pytest.approx(total / count)
+
+
+def gspo_of_the_paper(logp, old, advantage, length, low, high):
+    """-J of Zheng et al., equations 5 and 7: s_i = (pi(y_i) / pi_old(y_i))^(1 / |y_i|), of whole sequences, and
+    J = (1 / G) sum_i min(s_i A_i, clip(s_i, 1 - low, 1 + high) A_i)."""
+    total = torch.zeros((), dtype=F64)
+    for i, n in enumerate(length):
+        s = (logp[i, :n].sum() - old[i, :n].sum()).exp() ** (1.0 / n)
+        total = total + torch.minimum(s * advantage[i], s.clamp(1 - low, 1 + high) * advantage[i])
+    return -total / len(length)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_gspo_by_default_is_the_objective_of_its_paper(seed, layout):
+    """Lengths from 1 to 40: a mean over tokens would give the longest sequence forty times the weight of the shortest.
+    The advantages have both signs and most ratios lie inside the clip, so that value and gradient both tell."""
+    generator = torch.Generator().manual_seed(seed)
+    length, width = [1, 3, 40, 11], 40
+    old = torch.randn(4, width, generator=generator, dtype=F64) - 2
+    logp = old + 0.2 * torch.randn(4, width, generator=generator, dtype=F64)
+    advantage = torch.randn(4, generator=generator, dtype=F64)
+    mask = torch.arange(width) < torch.tensor(length)[:, None]
+    ours, paper = logp.clone().requires_grad_(), logp.clone().requires_grad_()
+    spread = advantage[:, None].expand(4, width)
+    if layout == "padded":
+        loss = losses.policy_loss(ours, old, spread, mask=mask, kind="gspo", clip=(0.1, 0.15))
+    else:
+        episode = torch.arange(4)[:, None].expand(4, width)[mask]
+        loss = losses.policy_loss(ours[mask], old[mask], spread[mask], kind="gspo", clip=(0.1, 0.15), episode=episode)
+    expected = gspo_of_the_paper(paper, old, advantage, length, 0.1, 0.15)
+    (loss + 0).backward()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+    close(grad_of(ours), grad_of(paper), atol=1e-12)
+    assert (grad_of(paper) != 0).any()
+    tokens = losses.policy_loss(logp, old, spread, mask=mask, kind="gspo", clip=(0.1, 0.15), aggregation="token_mean")
+    assert abs(tokens.item() - expected.item()) > 1e-3
 
 
 def finite_difference(function, x, step=1e-6):

@@ -7,6 +7,7 @@ import torch
 from robot_rl.advantage import groups
 from robot_rl.advantage.combinations import check_combination
 from robot_rl.advantage.normalise import batch_moments, merge_moments, normalise, whiten
+from robot_rl.advantage.zoo import groups as zoo_groups
 from tests.advantage import reference_groups as slow
 from tests.advantage.kind_cases import each_kind
 from tests.advantage.ragged import both, ragged
@@ -125,14 +126,14 @@ def test_ids_must_be_integers_and_not_hashes_below_minus_one():
 def test_single_member_group_gives_zero_and_no_nan(kind):
     got = groups.grpo(kind.x([0.7, 0, 1]), kind.i([0, 1, 1]))
     kind.same(got, [0, -0.707106, 0.707106])
-    for estimator in (groups.rloo, groups.dr_grpo, groups.lite_ppo, groups.pass_k):
+    for estimator in (groups.rloo, groups.dr_grpo, groups.lite_ppo, zoo_groups.pass_k):
         assert float(estimator(kind.x([0.7]), kind.i([0]))[0]) == 0.0
 
 
 @each_kind
 def test_seven_of_eight_outcomes_unscorable_give_zero(kind):
     score = kind.x([nan] * 7 + [1])
-    for estimator in (groups.grpo, groups.rloo, groups.lite_ppo, groups.pass_k, groups.gpg):
+    for estimator in (groups.grpo, groups.rloo, groups.lite_ppo, zoo_groups.pass_k, zoo_groups.gpg):
         assert estimator(score, kind.i([0] * 8)).tolist() == [0.0] * 8
     assert groups.scorable(score).tolist() == [False] * 7 + [True]
     assert groups.scorable(score, kind.i([7, 0])).tolist() == [True, False]
@@ -141,7 +142,7 @@ def test_seven_of_eight_outcomes_unscorable_give_zero(kind):
 @each_kind
 def test_equal_rewards_with_float_residue_give_exactly_zero(kind):
     score, group = kind.x([0.3, 0.3 + 1e-7, 0.3 - 1e-7]), kind.i([0, 0, 0])
-    for estimator in (groups.grpo, groups.rloo, groups.dr_grpo, groups.lite_ppo, groups.m_grpo):
+    for estimator in (groups.grpo, groups.rloo, groups.dr_grpo, groups.lite_ppo, zoo_groups.m_grpo):
         assert estimator(score, group).tolist() == [0, 0, 0]
 
 

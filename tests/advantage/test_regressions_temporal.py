@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from robot_rl.advantage import dense_ids, from_vector_rollout, make_batch, rollout_gae, turn_gae, vtrace
+from robot_rl.advantage import dense_ids, from_vector_rollout, make_batch, rollout_gae, turn_gae
 from robot_rl.advantage.clock import compact
 from robot_rl.advantage.gae import gae
 from robot_rl.advantage.pipeline import Pipeline, Stage
-from robot_rl.advantage.temporal import monte_carlo
+from robot_rl.advantage.zoo.temporal import monte_carlo, vtrace
 
 
 def one_step_rows(value=(1.0, 100.0), final=0.5):

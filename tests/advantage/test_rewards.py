@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.advantage import hindsight, redistribute, shaping, shapley
+from robot_rl.advantage.zoo import hindsight, redistribute, shaping, shapley
 from tests.advantage import reference_groups as slow
 from tests.advantage.ragged import both, ragged
 

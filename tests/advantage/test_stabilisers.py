@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.advantage import entropy, importance, kl, regression, value_losses
+from robot_rl.advantage import importance, kl, regression, value_losses
+from robot_rl.advantage.zoo import entropy
+from robot_rl.advantage.zoo import importance as zoo_importance
+from robot_rl.advantage.zoo import kl as zoo_kl
+from robot_rl.advantage.zoo import regression as zoo_regression
 from tests.advantage.ragged import both, grad_of
 
 close = np.testing.assert_allclose
@@ -34,13 +38,13 @@ EPISODE, GROUP, MASK = np.array([0, 0, 1, 1, 2, 2]), np.array([4, 4, 4]), np.arr
 OTHER, SCORE = np.array([-0.9, -1.2, 0.3, -0.5, 0.1, -2.0]), np.array([1.0, 1, 0, 0, 1, 1])
 LOSSES = {
     "value": lambda x, o, s, e, g, m: value_losses.value_loss_rows(x, s, old_value=o, clip=0.2, weight=1.0 * m),
-    "refuel": lambda x, o, s, e, g, m: regression.refuel_loss(x, o, e * 0, e > 0, s[None, :2] * 0.7, mask=m),
-    "pacs": lambda x, o, s, e, g, m: regression.pacs_loss(regression.pacs_logit(x, o, e, g, mask=m), s[::2]),
-    "rover": lambda x, o, s, e, g, m: regression.rover_rows(x, o, s, e),
+    "refuel": lambda x, o, s, e, g, m: zoo_regression.refuel_loss(x, o, e * 0, e > 0, s[None, :2] * 0.7, mask=m),
+    "pacs": lambda x, o, s, e, g, m: zoo_regression.pacs_loss(zoo_regression.pacs_logit(x, o, e, g, mask=m), s[::2]),
+    "rover": lambda x, o, s, e, g, m: zoo_regression.rover_rows(x, o, s, e),
     "awr": lambda x, o, s, e, g, m: regression.awr_rows(x, s, mask=m),
-    "sign": lambda x, o, s, e, g, m: regression.sign_weighted_rows(x, s, mask=m),
-    "k2": lambda x, o, s, e, g, m: kl.kl_loss_rows(x, o, 0.3, kind="k2", mask=m),
-    "k3": lambda x, o, s, e, g, m: kl.kl_loss_rows(x, o, 0.3, kind="k3", mask=m),
+    "sign": lambda x, o, s, e, g, m: zoo_regression.sign_weighted_rows(x, s, mask=m),
+    "k2": lambda x, o, s, e, g, m: zoo_kl.kl_loss_rows(x, o, 0.3, kind="k2", mask=m),
+    "k3": lambda x, o, s, e, g, m: zoo_kl.kl_loss_rows(x, o, 0.3, kind="k3", mask=m),
     "epo": lambda x, o, s, e, g, m: entropy.epo_penalty_rows(x, o, mask=m),
     "bonus": lambda x, o, s, e, g, m: entropy.entropy_bonus_rows(x, 0.1, mask=m),
 }
@@ -75,15 +79,15 @@ def test_divergences_equal_their_loop_and_their_gradients():
 def test_divergence_as_reward_and_as_loss():
     reward, logp, ref = np.array([1.0, 0.0]), np.array([-1.0, -2.0]), np.array([-1.5, np.nan])
     mask = np.array([True, False])
-    assert kl.kl_reward(reward, logp, ref, 0.1, mask=mask).tolist() == [0.95, 0.0]
-    assert kl.kl_reward(reward, logp, None, 0.0) is reward
+    assert zoo_kl.kl_reward(reward, logp, ref, 0.1, mask=mask).tolist() == [0.95, 0.0]
+    assert zoo_kl.kl_reward(reward, logp, None, 0.0) is reward
     for kind in ("k2", "k3", "k3+"):
         with pytest.raises(ValueError, match="biased as a reward"):
-            kl.kl_reward(reward, logp, ref, 0.1, kind=kind)
-    assert kl.kl_loss_rows(logp, None, 0.0).tolist() == [0, 0]
-    close(kl.kl_loss_rows(logp, ref, 0.1, mask=mask, ratio=np.array([2.0, 1.0])), [0.1 * 0.125 * 2, 0])
+            zoo_kl.kl_reward(reward, logp, ref, 0.1, kind=kind)
+    assert zoo_kl.kl_loss_rows(logp, None, 0.0).tolist() == [0, 0]
+    close(zoo_kl.kl_loss_rows(logp, ref, 0.1, mask=mask, ratio=np.array([2.0, 1.0])), [0.1 * 0.125 * 2, 0])
     with pytest.raises(ValueError, match="run the reference policy"):
-        kl.kl_loss_rows(logp, None, 0.1)
+        zoo_kl.kl_loss_rows(logp, None, 0.1)
     with pytest.raises(ValueError, match="kind is 'k4'"):
         kl.kl_rows(logp, ref, "k4")
     got = kl.kl_metrics(np.array([0.0, 30.0, -9.0]), np.array([-0.3, 0.0, 0.0]), mask=np.array([1, 1, 0], bool))
@@ -95,10 +99,10 @@ def test_divergence_as_reward_and_as_loss():
 def test_distribution_divergence():
     p, q = np.array([[0.5, 0.5, 0.0]]), np.array([[0.25, 0.5, 0.25]])
     with np.errstate(divide="ignore"):
-        got = both(kl.distribution_kl, np.log(p), np.log(q))
+        got = both(zoo_kl.distribution_kl, np.log(p), np.log(q))
     close(got, [0.5 * math.log(2)])
     with pytest.raises(ValueError, match="teacher_log_prob has shape"):
-        kl.distribution_kl(p, q[0])
+        zoo_kl.distribution_kl(p, q[0])
 
 
 # Importance weights --------------------------------------------------------------------------------------------------
@@ -108,8 +112,8 @@ def test_masks_against_the_behaviour_policy():
     prox = np.zeros((3, 2))
     behaviour = np.array([[0.1, -0.1], [10.0, 0.0], [0.0, 0.0]])
     mask = np.array([[1, 1], [1, 1], [1, 0]], bool)
-    weight = importance.importance_weight(prox, behaviour, mode="none", mask=mask)
-    got = both(lambda w, m: importance.veto_mask(w, mask=m), weight, mask)
+    weight = zoo_importance.importance_weight(prox, behaviour, mode="none", mask=mask)
+    got = both(lambda w, m: zoo_importance.veto_mask(w, mask=m), weight, mask)
     assert got.tolist() == [[True, True], [False, False], [True, False]]
     # d = behaviour - prox. Means of the log-ratios: 0, -5, 0. k1 sums: 0, 10, 0. Largest k2: .005, 50, 0.
     for options, keep in (
@@ -120,15 +124,15 @@ def test_masks_against_the_behaviour_policy():
         ({"metric": "k2", "reduce": "max", "bounds": (0.001, 1.0)}, [1, 0, 0]),
         ({"metric": "k3", "reduce": "mean", "bounds": (-1.0, 1.0)}, [1, 0, 1]),
     ):
-        kept = both(lambda p, b, m, o=options: importance.rejection_mask(p, b, mask=m, **o), prox, behaviour, mask)
+        kept = both(lambda p, b, m, o=options: zoo_importance.rejection_mask(p, b, mask=m, **o), prox, behaviour, mask)
         assert kept.tolist() == (mask & np.array(keep, bool)[:, None]).tolist()
 
 
 def test_unrecorded_behaviour_falls_back_to_weight_one():
     prox, behaviour = np.full((2, 2), -1.0), np.array([[0.0, 0.0], [-1.0, -2.0]])
-    got = importance.importance_weight(prox, behaviour, mode="clamp", cap=1.0, zero_fallback=True)
+    got = zoo_importance.importance_weight(prox, behaviour, mode="clamp", cap=1.0, zero_fallback=True)
     assert got.tolist() == [[1, 1], [1, 1]]
-    got = importance.importance_weight(prox, behaviour, mode="none", zero_fallback=True)
+    got = zoo_importance.importance_weight(prox, behaviour, mode="none", zero_fallback=True)
     close(got, [[1, 1], [1, math.e]])
 
 
@@ -140,7 +144,7 @@ def test_bounds_and_sample_size_edges():
     assert importance.effective_sample_size(np.zeros(3)) == 0
     assert importance.effective_sample_size(np.array([2.0, 2.0, 7.0]), np.array([1, 1, 0], bool)) == 2
     with pytest.raises(ValueError, match="tau is -1"):
-        importance.m2po_mask(np.zeros(2), tau=-1)
+        zoo_importance.m2po_mask(np.zeros(2), tau=-1)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -150,7 +154,7 @@ def test_m2po_equals_dropping_one_by_one(seed):
     kept = set(np.flatnonzero(mask))
     while kept and np.mean([step[i] ** 2 for i in kept]) > 0.04:
         kept.remove(max(kept, key=lambda i: step[i] ** 2))
-    got = both(lambda s, m: importance.m2po_mask(s, mask=m), step, mask)
+    got = both(lambda s, m: zoo_importance.m2po_mask(s, mask=m), step, mask)
     assert set(np.flatnonzero(got)) == kept
 
 
@@ -237,7 +241,7 @@ def test_weighted_regression_losses_equal_their_loops():
     want = [
         -max(x, 0) * min(max(math.exp(p - q), 0.8), 1.2) * p if m else 0.0 for p, q, x, m in zip(logp, ref, a, mask)
     ]
-    close(both(lambda p, q, x, m: regression.a_lol_rows(p, q, x, mask=m), logp, ref, a, mask), want)
+    close(both(lambda p, q, x, m: zoo_regression.a_lol_rows(p, q, x, mask=m), logp, ref, a, mask), want)
     want = [-min(math.exp(x / 0.3), 20) * p if m else 0.0 for p, x, m in zip(logp, a, mask)]
     close(both(lambda p, x, m: regression.awr_rows(p, x, mask=m, beta=0.3), logp, a, mask), want)
     weight = both(lambda x, m: regression.awr_weight(x, mask=m, softmax=True), a, mask)
@@ -248,49 +252,49 @@ def test_weighted_regression_losses_equal_their_loops():
         regression.awr_weight(a, beta=0)
     score = (a > 0).astype(float)
     want = [(-0.1 * p if s else p) if m else 0.0 for p, s, m in zip(logp, score, mask)]
-    close(both(lambda p, s, m: regression.sign_weighted_rows(p, s, mask=m), logp, score, mask), want)
+    close(both(lambda p, s, m: zoo_regression.sign_weighted_rows(p, s, mask=m), logp, score, mask), want)
     with pytest.raises(ValueError, match=r"score at row 1 is 0\.5"):
-        regression.sign_weighted_rows(logp[:2], np.array([1, 0.5]))
+        zoo_regression.sign_weighted_rows(logp[:2], np.array([1, 0.5]))
     with pytest.raises(ValueError, match="eta is 0"):
-        regression.pair_regression(a, a, eta=0)
+        zoo_regression.pair_regression(a, a, eta=0)
     with pytest.raises(ValueError, match="reward has shape"):
-        regression.refuel_loss(logp, ref, np.zeros(12, int), mask, a)
+        zoo_regression.refuel_loss(logp, ref, np.zeros(12, int), mask, a)
 
 
 def test_rover_target_stops_at_the_episode_end():
     q, mean_q = np.array([0.5, 0.2, 0.1]), np.array([9.0, 0.4, 0.3])
-    got = both(regression.rover_rows, q, mean_q, np.array([0.1, 0.2, 0.3]), np.array([0, 0, 1]))
+    got = both(zoo_regression.rover_rows, q, mean_q, np.array([0.1, 0.2, 0.3]), np.array([0, 0, 1]))
     close(got, [(0.5 - 0.1 - 0.4) ** 2, 0, (0.1 - 0.3) ** 2], atol=1e-15)
     leaf = torch.tensor(q, requires_grad=True)
     other = torch.tensor(mean_q, requires_grad=True)
-    regression.rover_rows(leaf, other, torch.zeros(3, dtype=F64), torch.tensor([0, 0, 1])).sum().backward()
+    zoo_regression.rover_rows(leaf, other, torch.zeros(3, dtype=F64), torch.tensor([0, 0, 1])).sum().backward()
     assert other.grad is None
 
 
 def test_pacs_gradient_respects_the_mask():
     leaf = torch.tensor([0.1, float("nan"), 0.3], requires_grad=True)
     mask = torch.tensor([True, False, True])
-    logit = regression.pacs_logit(
+    logit = zoo_regression.pacs_logit(
         leaf, torch.zeros(3), torch.tensor([0, 0, 1]), torch.tensor([5, 5]), beta=2.0, mask=mask
     )
     # Totals .2 and .6: leave-one-out ∓.4.
     close(logit.detach(), [-0.4, 0.4], rtol=1e-6)
-    regression.pacs_loss(logit, torch.tensor([1, 0])).sum().backward()
+    zoo_regression.pacs_loss(logit, torch.tensor([1, 0])).sum().backward()
     assert leaf.grad is not None
     assert leaf.grad[1] == 0
     assert torch.isfinite(leaf.grad).all()
-    assert regression.pacs_logit(np.array([1.0]), np.array([0.0]), np.array([0]), np.array([3])).tolist() == [0]
+    assert zoo_regression.pacs_logit(np.array([1.0]), np.array([0.0]), np.array([0]), np.array([3])).tolist() == [0]
 
 
 def test_filtered_resampling():
     score = np.array([1.0, -2.0, 0.0, np.nan])
-    close(both(regression.pf_weight, score), [0.2, 0.8, 0, 0])
-    close(regression.pf_weight(score, "max_min"), [0.5, 0.5, 0, 0])
-    close(regression.pf_weight(score, "max_random"), [0.4 / 0.6, 0.1 / 0.6, 0.1 / 0.6, 0])
-    close(regression.pf_weight(np.zeros(2)), [0.5, 0.5])
-    index = regression.resample(torch.tensor([0.0, 1.0, 0.0]), 5, generator=np.random.default_rng(0))
+    close(both(zoo_regression.pf_weight, score), [0.2, 0.8, 0, 0])
+    close(zoo_regression.pf_weight(score, "max_min"), [0.5, 0.5, 0, 0])
+    close(zoo_regression.pf_weight(score, "max_random"), [0.4 / 0.6, 0.1 / 0.6, 0.1 / 0.6, 0])
+    close(zoo_regression.pf_weight(np.zeros(2)), [0.5, 0.5])
+    index = zoo_regression.resample(torch.tensor([0.0, 1.0, 0.0]), 5, generator=np.random.default_rng(0))
     assert index.tolist() == [1] * 5
-    counts = np.bincount(regression.resample(np.array([1.0, 3.0]), 4000, generator=np.random.default_rng(0)))
+    counts = np.bincount(zoo_regression.resample(np.array([1.0, 3.0]), 4000, generator=np.random.default_rng(0)))
     assert counts[1] / 4000 == pytest.approx(0.75, abs=0.03)
     with pytest.raises(ValueError, match="all weights are 0"):
-        regression.resample(np.zeros(2), 1, generator=np.random.default_rng(0))
+        zoo_regression.resample(np.zeros(2), 1, generator=np.random.default_rng(0))

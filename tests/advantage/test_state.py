@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.advantage import histories, replay, state
+from robot_rl.advantage.zoo import histories, replay, state
 from tests.advantage import reference_groups as slow
 from tests.advantage.ragged import ragged
 

@@ -9,9 +9,9 @@ import torch
 from robot_rl.advantage.backends import available, use_backend
 from robot_rl.advantage.gae import gae, rollout_gae
 from robot_rl.advantage.hierarchy import hae
-from robot_rl.advantage.temporal import monte_carlo, n_step, retrace, upgo, vtrace
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
 from robot_rl.advantage.views import Layout
+from robot_rl.advantage.zoo.temporal import monte_carlo, n_step, retrace, upgo, vtrace
 from tests.advantage import reference_temporal as ref
 
 BACKENDS = [name for name in ("numpy", "numba", "torch") if name in available()]

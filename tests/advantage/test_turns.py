@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.advantage.archer import digi_q_advantage
 from robot_rl.advantage.hierarchy import hae, hae_auxiliary
-from robot_rl.advantage.temporal import n_step, retrace
 from robot_rl.advantage.turns import bilevel_gae, to_steps, to_turns, turn_gae
+from robot_rl.advantage.zoo.archer import digi_q_advantage
+from robot_rl.advantage.zoo.temporal import n_step, retrace
 
 X = np.array([[1.0, 2, 3, 4], [5, 6, 7, 8]])
 TURN = np.array([[0, 0, -1, 1], [1, 1, 2, -1]])

@@ -16,7 +16,6 @@ from robot_rl.chunks import (
     Held,
     Horizons,
     Plan,
-    chunk_n_step,
     chunk_rows,
     critic_action,
     critic_width,
@@ -152,20 +151,6 @@ def test_critic_input_tells_holding_zero_from_ending() -> None:
     assert code.shape == (2, critic_width(3, 2))
     assert not torch.equal(code[0], code[1])
     torch.testing.assert_close(critic_action(action)[0], code[0])
-
-
-def test_n_step_over_chunks_stops_at_an_end() -> None:
-    def row(reward: float, discount: float, after: float, terminated: bool) -> Transitions:
-        no = torch.zeros(1, dtype=torch.bool)
-        return Transitions(
-            {"state": torch.zeros(1, 1)}, torch.zeros(1, 2, 1), torch.tensor([reward]), torch.tensor([discount]),
-            {"state": torch.tensor([[after]])}, no | terminated, no, no, torch.ones(1, 2, dtype=torch.bool),
-        )  # fmt: skip
-
-    two = chunk_n_step([row(1.0, 0.25, 2.0, False), row(2.0, 0.5, 3.0, False)])
-    assert (two.reward.item(), two.discount.item(), two.next_obs["state"].item()) == (1.5, 0.125, 3.0)
-    ended = chunk_n_step([row(1.0, 0.0, 2.0, True), row(2.0, 0.5, 3.0, False)])
-    assert (ended.reward.item(), ended.discount.item(), ended.next_obs["state"].item()) == (1.0, 0.0, 2.0)
 
 
 @pytest.mark.parametrize(

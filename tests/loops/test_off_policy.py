@@ -1,6 +1,7 @@
 """The off-policy loop feeds the learner as it says, and evaluation counts whole episodes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -152,6 +153,15 @@ def test_evaluate_gives_every_environment_its_share() -> None:
     assert result.metrics()["eval/success"] == pytest.approx(5 / 7)
     assert policy.resets[0] is None
     assert all(isinstance(rows, np.ndarray) for rows in policy.resets[1:])
+
+
+def test_evaluate_policy_of_another_interface_is_refused_before_the_first_reset() -> None:
+    env, policy = Count(1), Half()
+    policy.io = replace(IO, action_names=("y",), control_hz=20.0)
+    with pytest.raises(ValueError, match=r"(?s)action 0 is .*control rate is"):
+        evaluate(env, policy, episodes=1)
+    assert not hasattr(env, "t")  # was neither reset
+    assert env.actions == []  # nor moved
 
 
 def test_evaluate_without_episodes_is_refused() -> None:

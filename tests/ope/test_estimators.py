@@ -96,6 +96,22 @@ def test_ratios_are_clipped_per_step():
     assert logged.ratio[0, 1] == pytest.approx(np.exp(10.0))
 
 
+def test_tail_of_a_cut_episode_has_the_ratio_of_the_whole_episode():
+    """Two episodes of two steps by hand, ratios 2 then 2 * 3 = 6, and 4 then 4 * 0.5 = 2. The second one was cut; what
+    would follow is worth 10, and pi reaches it with the ratio of both steps, 2, not with that of the first one, 4."""
+    logged = Logged(
+        reward=np.array([[1.0, 0.0], [0.0, 2.0]]),
+        log_ratio=np.log(np.array([[2.0, 3.0], [4.0, 0.5]])),
+        length=np.array([2, 2]),
+        gamma=0.5,
+        tail=np.array([0.0, 10.0]),
+    )
+    assert importance_sampling(logged) == pytest.approx((6 * 1 + 2 * (1 + 10)) / 2)
+    assert weighted(logged) == pytest.approx((6 * 1 + 2 * (1 + 10)) / 8)
+    assert per_decision(logged) == pytest.approx((2 * 1 + 2 * 0.5 * 2 + 2 * 10) / 2)
+    assert weighted_per_decision(logged) == pytest.approx(2 / 6 * 1 + 2 / 8 * 0.5 * 2 + 2 / 8 * 10)
+
+
 def test_effective_sample_size_counts_equal_and_dominated_weights():
     assert effective_sample_size(bandit_chain(50, 0.5)) == pytest.approx(50)
     one = Logged(np.zeros((20, 1)), np.array([[5.0]] + [[-5.0]] * 19), np.ones(20, int), 0.9)

@@ -100,6 +100,9 @@ class Script:
         self.at = [0] * len(rows)
         self.say = WordTokenizer.SAY
 
+    def cache(self):
+        return None
+
     def __call__(self, ids, mask, *, cache=None, position=None):
         real = mask[:, -ids.shape[1] :].bool()
         logits = torch.full((*ids.shape, self.size), -30.0)
@@ -117,7 +120,6 @@ def test_stop_ends_an_utterance_and_the_limit_cuts_it():
     ask, two, stop = (*words.utterance("ask 2"),)
     script: Any = Script(agent, [[ask, two, stop, ask], [ask, ask, two, two]])
     talk = Conversation(script, 2)
-    talk._cache = None
     talk.feed([words.observation("numbers 4"), words.observation("yes")])
     said = talk.write(stop, 3, None)
     assert said.ids == [[ask, two, stop], [ask, ask, two]]
@@ -293,21 +295,88 @@ def test_saved_run_goes_on_exactly(tmp_path):
     np.testing.assert_array_equal(said[0].logp, said[1].logp)
 
 
-def test_local_model_folder_is_used_without_network(tmp_path):
-    transformers = pytest.importorskip("transformers")
+def save_local_model(folder, vocabulary, name, **options):
+    """A folder as transformers writes it: words as tokens, random weights of a named family."""
+    import transformers
+
     tokenizers = pytest.importorskip("tokenizers")
-    text = TextGuess().vocabulary
-    ids = {word: i for i, word in enumerate(("<unk>", "<eos>", ">", *text))}
+    ids = {word: i for i, word in enumerate(("<unk>", "<eos>", ">", *vocabulary))}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<eos>")
-    wrapped.save_pretrained(tmp_path)
-    config = transformers.GPT2Config(vocab_size=len(ids), n_embd=16, n_layer=1, n_head=2, n_positions=128)
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    wrapped.save_pretrained(folder)
+    config = transformers.AutoConfig.for_model(name, vocab_size=len(ids), **options)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder)
+    return model
+
+
+WINDOWED = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "sliding_window": 5,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "initializer_range": 0.4,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mistral", {}),  # every layer looks at a window
+        ("gemma2", {"layer_types": ["sliding_attention", "full_attention"]}),  # one of each
+        ("qwen2", {"layer_types": ["full_attention", "full_attention"]}),  # says a window and has none
+    ],
+)
+def test_windows_of_attention_reach_as_far_in_the_rollout_as_in_the_update(tmp_path, name, options):
+    """Dialogues of unequal length in one cache leave holes, which a window of columns would count as tokens."""
+    torch.manual_seed(0)
+    save_local_model(tmp_path, TextMaze().vocabulary, name, **WINDOWED, **options)
+    agent, _ = agent_on(TextMaze(), model=str(tmp_path), context=200, longest=3)
+    dialogues = agent.collect([1, 1, 2, 3, 4, 5])
+    assert len({len(one.tokens) for one in dialogues}) > 1
+    assert min(len(one.tokens) for one in dialogues) > 10
+    written = flat(dialogues, "written")
+    logp = token_logp(agent.model, dialogues)[0].detach().numpy()
+    np.testing.assert_allclose(flat(dialogues, "logp")[written], logp[written], atol=1e-4)
+    # One dialogue alone has neither holes nor padding: there the library's own masks say what is right.
+    one = dialogues[3]
+    ids = torch.tensor([one.tokens])
+    with torch.no_grad():
+        alone = agent.model.core(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    start = sum(len(one.tokens) for one in dialogues[:3])
+    np.testing.assert_allclose(logp[start + 1 : start + len(one.tokens)], alone, atol=1e-4)
+    agent.learn(dialogues)
+
+
+def test_update_that_disagrees_with_the_rollout_stops(tmp_path):
+    """Weights that changed between playing and learning stand for anything that makes the two differ."""
+    agent, _ = agent_on(TextGuess(numbers=4))
+    dialogues = agent.collect([1, 1, 2, 2])
+    before = [x.clone() for x in agent.model.parameters()]
+    with torch.no_grad():
+        agent.model.core.get_input_embeddings().weight.mul_(3.0)
+        expected = token_logp(agent.model, dialogues[:4])[0].numpy() - flat(dialogues, "logp")
+    worst = np.abs(expected[flat(dialogues, "written")]).max()
+    assert worst > 0.02
+    now = [x.clone() for x in agent.model.parameters()]
+    with pytest.raises(ValueError, match=r"differ by up to .* between the rollout's cache and the full pass"):
+        agent.learn(dialogues)
+    assert all(torch.equal(a, b) for a, b in zip(now, agent.model.parameters()))  # nothing was learnt from it
+    with torch.no_grad():
+        for x, y in zip(agent.model.parameters(), before):
+            x.copy_(y)
+    agent.learn(dialogues)
+
+
+def test_local_model_folder_is_used_without_network(tmp_path):
+    saved = save_local_model(
+        tmp_path, TextGuess().vocabulary, "gpt2", n_embd=16, n_layer=1, n_head=2, n_positions=128, dtype="bfloat16"
+    )
+    assert saved.dtype == torch.bfloat16
     agent, _ = agent_on(TextGuess(), model=str(tmp_path), context=128, warmup_dialogues=2, warmup_steps=2)
     agent.warm_up()
     one = agent.collect([0], deterministic=True)[0]
     assert agent.tokenizer.stop == 1
+    assert agent.model.core.dtype == torch.float32
     logp, _, _ = token_logp(agent.model, [one])
     written = np.array(one.written)
     np.testing.assert_allclose(np.array(one.logp)[written], logp.detach().numpy()[written], atol=2e-4)
@@ -318,8 +387,8 @@ def test_first_update_has_ratio_one_and_learning_rate_rises_then_falls():
     rates, kls = [], []
     update = agent._update
 
-    def watch(dialogues, rows):
-        out = update(dialogues, rows)
+    def watch(dialogues, rows, **given):
+        out = update(dialogues, rows, **given)
         rates.append(agent._optimiser.param_groups[0]["lr"])
         kls.append(out["kl"])
         return out
@@ -379,7 +448,6 @@ def test_wrong_use_is_refused():
 
 def test_the_documented_command_trains_with_the_estimator_of_its_name(tmp_path):
     small = ["hidden=16", "heads=2", "groups=2", "group_size=2", "warmup_dialogues=2", "warmup_steps=1"]
-    # trloo has a file in configs/advantage: Hydra alone would take it for a choice of that group.
     words = ["train", "env=text/tools", "env.world.items=2", "policy=language/agent", "advantage=trloo", "gamma=0.9"]
     words += [f"policy.{item}" for item in small] + ["total_steps=20", "eval_episodes=1", "final_episodes=1"]
     command = [sys.executable, "-m", "robot_rl", *words, "video_episodes=0", f"output={tmp_path}", "name=run"]

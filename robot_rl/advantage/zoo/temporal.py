@@ -20,30 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl.advantage.arrays import check_shapes, check_unit, namespace, same_kind
-from robot_rl.advantage.rows import Rows, cast, check_float, power, rows, shifted, zero
+from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
+from robot_rl.advantage.rows import Rows, cast, check_float, rows, shifted, zero
 from robot_rl.advantage.scan import solve
 
 LOG_RATIO_LIMIT = 20.0  # |log pi - log mu| beyond this is cut before exp
-
-
-def macro_reward(reward: Any, gamma: float) -> Any:
-    """Reward of a decision that lasted several ticks: sum_i gamma^i r_i over the executed ticks.
-
-    Args:
-        reward: (..., k) rewards of the executed ticks, not of the planned ones; pad with 0.
-        gamma: discount per tick.
-
-    Returns:
-        (...) in the dtype of `reward`, summed in double.
-
-    Source: Sutton, Precup and Singh, Between MDPs and semi-MDPs, reward of an option.
-    """
-    check_unit(gamma=gamma)
-    xp = namespace(reward)
-    ticks = xp.arange(reward.shape[-1]) if xp is np else torch.arange(reward.shape[-1], device=reward.device)
-    weight = power(gamma, ticks, xp.float64)
-    return cast((cast(reward, xp.float64) * weight).sum(-1), reward.dtype)
 
 
 @same_kind

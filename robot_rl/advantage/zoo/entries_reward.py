@@ -8,11 +8,11 @@ from typing import Any
 from robot_rl.advantage.arrays import namespace
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.entries_group import ids
-from robot_rl.advantage.kl import kl_reward
-from robot_rl.advantage.redistribute import igpo_reward, spa_reward
 from robot_rl.advantage.registry import register
 from robot_rl.advantage.rows import cast, power
-from robot_rl.advantage.shaping import gated_reward, intervention_reward, potential_shaping, progress_delta
+from robot_rl.advantage.zoo.kl import kl_reward
+from robot_rl.advantage.zoo.redistribute import igpo_reward, spa_reward
+from robot_rl.advantage.zoo.shaping import gated_reward, intervention_reward, potential_shaping, progress_delta
 
 
 def with_reward(batch: TurnBatch, reward: Any = None, turn_reward: Any = None, outcome: Any = None) -> TurnBatch:

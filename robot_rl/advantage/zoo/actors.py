@@ -168,18 +168,3 @@ def zero_sum_outcome(outcome: Array, episode: Array, actor: Array, player: int) 
     outcome = as_array(outcome)
     row = outcome[integer(as_array(episode, outcome))]
     return library(outcome).where(as_array(actor, outcome) == player, row, -row)
-
-
-def actor_means(advantage: Array, actor: Array, n_actors: int, *, mask: Array = None) -> Array:
-    """Mean advantage per actor, for the log.
-
-    Args:
-        advantage: (U,) advantages.
-        actor: (U,) dense actor ids.
-        n_actors: number of actors.
-        mask: (U,) rows to use, default all.
-
-    Returns:
-        (n_actors,) float64; NaN for an absent actor.
-    """
-    return seg_mean(as_array(advantage), as_array(actor, advantage), n_actors, mask=mask)
