@@ -8,8 +8,12 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import h5py
 
 
 def sync_folder(path: Path) -> None:
@@ -68,3 +72,65 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextmanager
+def new_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
+    """An HDF5 file that is called `path` when the block ends well and it is on the disk; else it vanishes.
+
+    Args:
+        path: the file; an older one of that name is replaced.
+        options: of `h5py.File`.
+
+    Raises:
+        OSError: the disk is full or gone.
+    """
+    import h5py
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        with _Patient(temporary) as raw:
+            try:
+                with h5py.File(raw, "w", **options) as file:
+                    yield file
+            except Exception:
+                if raw.problem is not None:  # what HDF5 then says of it misses the point
+                    raise raw.problem from None
+                raise
+            if raw.problem is not None:
+                raise raw.problem
+            os.fsync(raw.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+class _Patient(FileIO):
+    """A new file that keeps the first error of the disk for later.
+
+    HDF5 does not survive an error while it writes: what it could not write stays in its cache, and the process dies of
+    that when it ends. So it is told that all went well, and whoever closes the file looks at `problem`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "x+")
+        self.problem: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        rest = view
+        try:
+            while len(rest) and self.problem is None:
+                rest = rest[super().write(rest) or 0 :]
+        except OSError as problem:
+            self.problem = problem
+        return len(view)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as problem:
+            self.problem = self.problem or problem
+            return size or 0

@@ -33,10 +33,6 @@ def examine(path: str | os.PathLike[str], *, batch: int = 256, **options: Any) -
         logs = formats.load(path, **{"allow_nan": True, **options})
     except BadData as bad:
         return None, bad.findings
-    except OSError as problem:
-        if isinstance(problem, FileNotFoundError):
-            raise
-        return None, [error("unreadable", f"{path} cannot be read: {problem}")]
     limit = options.get("episode_length")
     found = [*logs.findings, *checks.check(logs, batch=batch, limit=limit)]
     if logs.meta["format"] == "store":
