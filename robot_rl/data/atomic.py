@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import h5py
+
+
+_FRESH = 2.0
+"""Seconds in which a new file or folder is left alone, whether it is locked or not."""
 
 
 def sync_folder(path: Path) -> None:
@@ -54,7 +61,9 @@ def new_folder(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex[:8]
     temporary, old = path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.old")
+    _sweep(path)
     temporary.mkdir()
+    hold = _hold(temporary)
     try:
         yield temporary
         sync_folder(temporary)
@@ -72,6 +81,34 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        os.close(hold)
+
+
+def _hold(path: Path) -> int:
+    """A handle whose lock says that somebody is at work here; the system drops it with the process."""
+    handle = os.open(path, os.O_RDONLY)
+    with suppress(OSError):  # a file system without locks: then nothing is ever swept there
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return handle
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes that were killed have left of earlier tries to write `path`."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}.part"):
+        try:
+            if time.time() - part.stat().st_mtime < _FRESH:
+                continue  # its owner may be about to lock it
+            handle = os.open(part, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+        except OSError:
+            continue  # somebody is at work there
+        finally:
+            os.close(handle)
 
 
 @contextmanager
@@ -89,8 +126,11 @@ def new_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    _sweep(path)
     try:
         with _Patient(temporary) as raw:
+            with suppress(OSError):
+                fcntl.flock(raw.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 with h5py.File(raw, "w", **options) as file:
                     yield file

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from robot_rl.data import checks, formats, repairs
+from robot_rl.data import checks, foreign, formats, repairs
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors
 from robot_rl.data.repairs import Repairs
@@ -34,7 +34,11 @@ def examine(path: str | os.PathLike[str], *, batch: int = 256, **options: Any) -
     except BadData as bad:
         return None, bad.findings
     limit = options.get("episode_length")
-    found = [*logs.findings, *checks.check(logs, batch=batch, limit=limit)]
+    try:
+        with foreign.reading(path):
+            found = [*logs.findings, *checks.check(logs, batch=batch, limit=limit)]
+    except BadData as bad:
+        return None, bad.findings
     if logs.meta["format"] == "store":
         from robot_rl.data.store import open_store
 
@@ -88,8 +92,9 @@ def convert(
         raise ValueError(f"to is '{to}', expected one of {', '.join(formats.WRITERS)}")
     logs = formats.load(path, **{"allow_nan": True, "infos": True, **options})
     read = [f for f in logs.findings if f.case != "not_finite"]  # the check below tells what is left of them
-    mended, done = repairs.apply(replace(logs, findings=[]), mend)
-    left = checks.check(mended)
+    with foreign.reading(path):
+        mended, done = repairs.apply(replace(logs, findings=[]), mend)
+        left = checks.check(mended)
     if mend.action == "keep":
         left = [replace(f, severity="warning", repair="") if f.case == "action_bounds" else f for f in left]
     if mend.trust_terminals:
