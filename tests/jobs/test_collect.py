@@ -1,8 +1,8 @@
 """Recorded episodes are what happened."""
 
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -260,24 +260,33 @@ def test_collect_of_another_call_does_not_go_on_in_its_folder(tmp_path: Path) ->
         begin_work(tmp_path / "w", {"seed": 1, "env": "reach"})
 
 
+_KILLED = """
+import os, signal, sys
+from robot_rl.cli import main
+from robot_rl.data.recorder import Recorder
+append = Recorder.append
+def killed(self, episode):
+    path = append(self, episode)
+    if self.episodes == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return path
+Recorder.append = killed
+main()
+"""
+
+
 @pytest.mark.parametrize("name", ["demos.hdf5", "demos"])
 def test_killed_collect_keeps_its_episodes_and_goes_on(tmp_path: Path, name: str) -> None:
-    """SIGKILL after the second episode is on the disk; the same command line then writes all of them."""
-    line = [sys.executable, "-m", "robot_rl", "collect", "env=reach", "episodes=12", "num_envs=1", f"out={name}"]
-    work = tmp_path / f".{name}.work"
-    child = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not any(work.glob("segment-*")) or len(Recording(work)) < 2:
-        assert child.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    child.kill()
-    child.wait()
-    kept = {e.action.tobytes() for e in Recording(work)}
-    assert 2 <= len(kept) < 12
+    """SIGKILL when the third episode has ended; the same command line then writes all eight."""
+    line = ["collect", "env=reach", "episodes=8", "num_envs=2", f"out={name}"]
+    child = subprocess.run([sys.executable, "-c", _KILLED, *line], cwd=tmp_path, capture_output=True, timeout=200)
+    assert child.returncode == -signal.SIGKILL
+    kept = {e.action.tobytes() for e in Recording(tmp_path / f".{name}.work")}
+    assert len(kept) == 3
     assert not (tmp_path / name).exists()
-    subprocess.run(line, cwd=tmp_path, check=True, capture_output=True, timeout=200)
+    again = [sys.executable, "-m", "robot_rl", *line]
+    subprocess.run(again, cwd=tmp_path, check=True, capture_output=True, timeout=200)
     episodes = formats.load(tmp_path / name).episodes
-    assert len(episodes) == 12
+    assert len({e.action.tobytes() for e in episodes}) == len(episodes) == 8
     assert kept <= {e.action.tobytes() for e in episodes}
     assert sorted(p.name for p in tmp_path.iterdir() if name in p.name) == [name]
