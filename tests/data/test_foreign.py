@@ -312,3 +312,16 @@ def test_chunk_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path) -> N
     body = head + len(packed).to_bytes(8, "little") + packed
     path.write_bytes(b"\x89MCAP0\r\n" + b"\x06" + len(body).to_bytes(8, "little") + body)
     assert "stand for 268,435,456, told are 100" in refused(path)
+
+
+def test_command_line_answers_a_hostile_file_in_one_paragraph_with_code_2(tmp_path: Path, secret: Path) -> None:
+    path = hdf5(tmp_path / "log.hdf5", {**d4rl_columns(), "actions": None})
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("actions", (600, 2), "<f4", external=[(str(secret), 0, 4800)])
+    line = [sys.executable, "-m", "robot_rl", "data", "convert", "log.hdf5", "out=x.store"]
+    child = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert child.returncode == 2
+    assert "Traceback" not in child.stderr
+    assert len(child.stderr.splitlines()) <= 3
+    assert "log.hdf5: 'actions' keeps its numbers in another file" in child.stderr
+    assert not list(tmp_path.glob("*.store"))
