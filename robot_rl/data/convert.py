@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl.data import checks, foreign, formats, repairs
+from robot_rl.data.bounds import UNKNOWN
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors
 from robot_rl.data.repairs import Repairs
@@ -96,12 +97,15 @@ def convert(
         mended, done = repairs.apply(replace(logs, findings=[]), mend)
         left = checks.check(mended)
     if mend.action == "keep":
-        left = [replace(f, severity="warning", repair="") if f.case == "action_bounds" else f for f in left]
+        kept = ("action_bounds", "action_units")
+        left = [replace(f, severity="warning", repair="") if f.case in kept else f for f in left]
     if mend.trust_terminals:
         left = [f for f in left if f.case != "timeout_as_terminal"]
     findings = [*read, *done, *left]
     stop_on_errors(findings)
     facts = {key: logs.meta[key] for key in ("name", "rewards", "shuffled", "robot") if logs.meta.get(key) is not None}
+    known = mended.bounds
+    facts |= UNKNOWN if known is None or not (known.normalised or known.are_one) else known.facts()
     source = Path(path)
     formats.write(
         out,

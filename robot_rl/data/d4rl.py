@@ -25,6 +25,7 @@ import numpy as np
 
 from robot_rl.data import scores, sources
 from robot_rl.data.atomic import new_hdf5
+from robot_rl.data.bounds import ActionBounds, declared
 from robot_rl.data.d4rl_table import Table, load
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, error, note, warning
@@ -100,7 +101,8 @@ def read(
     if table.lost is not None:
         episodes = _salvaged(table, episodes)
     io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
-    return Logs(episodes, findings, io, {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)})
+    facts = {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)}
+    return Logs(episodes, findings, io, facts, _bounds(table, io.action_dim))
 
 
 def qlearning_dataset(
@@ -353,6 +355,11 @@ def _jumps(state: np.ndarray, ended: np.ndarray) -> np.ndarray:
     return (size > _JUMP_FACTOR * usual) & ~ended[:-1] if usual > 0 else np.zeros(len(size), bool)
 
 
+def _bounds(table: Table, size: int) -> ActionBounds | None:
+    told = table.told
+    return declared(told.get("action_low"), told.get("action_high"), size, told.get("action_units"))
+
+
 def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
     """Every row as an episode of one step."""
     if "next_observations" not in table.column:
@@ -371,7 +378,7 @@ def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
         episode.meta["cut"] = True
     io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
     facts = {"path": str(table.path), "name": name, "format": "d4rl", "rows": count, "shuffled": True}
-    return Logs(episodes, table.findings, io, facts)
+    return Logs(episodes, table.findings, io, facts, _bounds(table, io.action_dim))
 
 
 def _salvaged(table: Table, episodes: list[Episode]) -> list[Episode]:

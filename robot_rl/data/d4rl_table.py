@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Table:
         lost: (N,) bool, rows that could not be read (salvage), or None.
         final: (E, S) final observations where `observations` holds T + 1 rows per episode, else None.
         rate: decisions per second.
+        told: action_low, action_high and action_units as the file has them, None where it has not.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class Table:
     lost: np.ndarray | None = None
     final: np.ndarray | None = None
     rate: float = 20.0
+    told: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, key: str) -> np.ndarray:
         return self.column[key]
@@ -63,6 +65,7 @@ def load(path: Path, infos: bool, *, salvage: bool = False) -> Table:
     holes: list[tuple[int, int]] = []
     with foreign.hdf5(path) as file:
         present, rate = _present(file), _rate(file)
+        told = {key: _told(file, key) for key in ("action_low", "action_high", "action_units")}
         for key in REQUIRED:
             if key not in present:
                 findings += sources.missing_key(path, key, present).findings
@@ -78,7 +81,7 @@ def load(path: Path, infos: bool, *, salvage: bool = False) -> Table:
                 if got is not None:
                     column[key], holes = got, holes + bad
     if all(key in column for key in REQUIRED):
-        table = Table(path, column, findings, rate=rate)
+        table = Table(path, column, findings, rate=rate, told=told)
         _shapes(table)
         if not any(item.severity == "error" for item in findings):
             _types(table)
@@ -122,6 +125,18 @@ def _rate(file: h5py.File) -> float:
     told = kept[()] if isinstance(kept, h5py.Dataset) and kept.shape == () else None
     rate = float(told) if isinstance(told, (int, float, np.number)) else math.nan
     return rate if math.isfinite(rate) and rate > 0.0 else 20.0
+
+
+def _told(file: h5py.File, key: str) -> Any:
+    """An attribute of the file or of its actions ("action_low" or "low"), or `metadata/<key>`."""
+    actions = file.get("actions")
+    if key in file.attrs:
+        return file.attrs[key]
+    for name in (key, key.removeprefix("action_")):
+        if isinstance(actions, h5py.Dataset) and name in actions.attrs:
+            return actions.attrs[name]
+    kept = file.get(f"metadata/{key}")
+    return foreign.take(Path(file.filename), kept) if isinstance(kept, h5py.Dataset) else None
 
 
 def _by_chunk(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from robot_rl.data.bounds import ActionBounds
 from robot_rl.data.findings import BadData, Finding, error
 from robot_rl.types import Episode, IOSpec, Obs, Step
 
@@ -116,12 +117,14 @@ class Logs:
         findings: what was repaired, assumed or looks wrong, with counts and places.
         io: interface of the data; action names and units as far as the file tells them.
         meta: facts about the file.
+        bounds: range of the actions as far as the file tells it.
     """
 
     episodes: list[Episode]
     findings: list[Finding]
     io: IOSpec
     meta: dict[str, Any] = field(default_factory=dict)
+    bounds: ActionBounds | None = None
 
 
 def sound(path: str | os.PathLike[str], logs: Logs) -> Logs:

@@ -6,10 +6,12 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from robot_rl.data import foreign, replay_log, sources
+from robot_rl.data.bounds import declared
 from robot_rl.data.episode import Logs, sound, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.types import Episode, IOSpec
@@ -194,7 +196,12 @@ def _store(path: Path) -> Logs:
         raise BadData(error("damaged", str(problem))) from problem
     facts = {"path": str(path), "format": "store", "name": store.meta.get("name", path.stem)}
     findings = [note("conversion", line) for line in store.report]
-    return Logs(list(store.episodes()), findings, store.io, facts)
+    bounds = declared(
+        store.meta.get("action_low"), store.meta.get("action_high"), store.io.action_dim, store.meta.get("action_units")
+    )
+    if bounds is not None:
+        bounds = replace(bounds, normalised=True)
+    return Logs(list(store.episodes()), findings, store.io, facts, bounds)
 
 
 def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> None:
@@ -229,8 +236,6 @@ def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> No
 
         lerobot_write.write(path, logs.episodes, io=logs.io)
     elif to == "recording":
-        from dataclasses import replace
-
         from robot_rl.data.recorder import Recorder
 
         with Recorder(path) as recorder:

@@ -19,6 +19,7 @@ import numpy as np
 
 from robot_rl.data import foreign, minari_arrow, sources
 from robot_rl.data.atomic import new_folder, new_hdf5
+from robot_rl.data.bounds import declared
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, warning
 from robot_rl.extras import require
@@ -84,7 +85,10 @@ def read(
         if key in metadata and metadata[key] != found:
             findings.append(warning("metadata", f"{META} says {key} {metadata[key]}, the data has {found}"))
     interface = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
-    return Logs(episodes, findings, interface, {**metadata, "path": str(file_path), "format": "minari"})
+    facts = {**metadata, "path": str(file_path), "format": "minari"}
+    space = foreign.parsed(folder / META, metadata["action_space"]) if metadata.get("action_space") else {}
+    bounds = declared(space.get("low"), space.get("high"), interface.action_dim) if space.get("type") == "Box" else None
+    return Logs(episodes, findings, interface, facts, bounds)
 
 
 def _groups(path: Path) -> Iterator[tuple[str, Any]]:

@@ -33,6 +33,7 @@ import numpy as np
 
 from robot_rl import extras
 from robot_rl.data import bag_check, foreign, mcap_salvage
+from robot_rl.data.bounds import ActionBounds
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.data.lerobot import action_lag
@@ -351,7 +352,9 @@ def _convert(path: Path, plan: Mapping[str, Any], topics: dict[str, _Topic], fin
     lag = action_lag(episodes)
     if lag is not None:
         findings.append(note("lag", f"states follow actions by {lag} steps ({lag / hz:.3g} s)"))
-    return Logs(episodes, findings, io, {"path": str(path), "format": "rosbag", "name": path.stem})
+    known = bool(plan.get("action_low") and plan.get("action_high"))
+    bounds = ActionBounds(low, high, None, normalised=True) if known else None
+    return Logs(episodes, findings, io, {"path": str(path), "format": "rosbag", "name": path.stem}, bounds)
 
 
 def _spans(

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data import foreign, sources
+from robot_rl.data.bounds import ActionBounds
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
 from robot_rl.types import Episode, IOSpec
@@ -103,7 +104,10 @@ def read(
     stop_on_errors(findings)
     if not episodes:
         raise BadData([*findings, error("no_rows", f"{path} has no row of data")])
-    return Logs(episodes, findings, _io(_variant(plan, files[0])), {"path": str(path), "format": "csv"})
+    first = _variant(plan, files[0])
+    io, known = _io(first), all("scale" in item for item in first["action"])
+    bounds = ActionBounds(io.action_low, io.action_high, io.action_units, normalised=True) if known else None
+    return Logs(episodes, findings, io, {"path": str(path), "format": "csv"}, bounds)
 
 
 def evaluate(expression: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
