@@ -44,7 +44,8 @@ def examine(path: str | os.PathLike[str], *, batch: int = 256, **options: Any) -
         from robot_rl.data.store import open_store
 
         try:
-            open_store(path).verify()
+            with foreign.reading(path):
+                open_store(path).verify()
         except ValueError as problem:
             found.append(error("damaged", str(problem)))
     return logs, found

@@ -1,4 +1,6 @@
-"""Damaged and hostile files of every format through `convert`; a program of its own, so that its memory is its own.
+"""Damaged and hostile files of every format through `validate`, `info` and `convert`.
+
+A program of its own, so that its memory is its own:
 
     python tests/data/fuzz.py <empty folder> <seed> <cases per format>
 
@@ -17,6 +19,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,10 @@ import broken
 
 from robot_rl.data import formats, lerobot_write, minari
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.data.convert import convert
+from robot_rl.data.convert import convert, validate
 from robot_rl.data.episode import unnamed_io
 from robot_rl.data.findings import BadData
+from robot_rl.data.info import info
 from robot_rl.data.recorder import Recorder
 from robot_rl.data.repairs import Repairs
 from robot_rl.data.store import write_store
@@ -93,6 +97,15 @@ def minari_arrow(folder: Path) -> None:
 
 def lerobot(folder: Path) -> None:
     lerobot_write.write(folder / "le", [broken.episode(i, 10 + i, success=True) for i in range(3)], fps=20)
+
+
+def lerobot_film(folder: Path) -> None:
+    episodes = []
+    for i in range(2):
+        one = broken.episode(i, 10)
+        frames = np.full((11, 32, 32, 3), 40 * i, np.uint8)
+        episodes.append(replace(one, obs={**one.obs, "image.front": frames}))
+    lerobot_write.write(folder / "le", episodes, fps=20)
 
 
 def rosbag(folder: Path, mcap: bool = True) -> None:
@@ -159,6 +172,7 @@ def replay(folder: Path) -> None:
 
 MAKERS: dict[str, Callable[[Path], None]] = {
     "d4rl": d4rl, "robomimic": robomimic, "minari": minari_hdf5, "minari_arrow": minari_arrow, "lerobot": lerobot,
+    "lerobot_film": lerobot_film,
     "rosbag_mcap": rosbag, "rosbag_sqlite": rosbag_sqlite, "csv": csv, "csv_gz": csv_gz, "npz": npz, "pickle": pickled,
     "store": store, "recording": recording, "replay": replay,
 }  # fmt: skip
@@ -341,6 +355,13 @@ def tried(path: Path, options: dict[str, Any], out: Path) -> str:
     """What came of it; anything but "read" and "refused" is a fault."""
     before = sorted(p for p in ROOT.rglob("*"))
     try:
+        validate(path, **options)
+        info(path, **options)
+    except (BadData, FileNotFoundError):
+        pass
+    except Exception as problem:
+        return f"validate or info: {type(problem).__name__}: {problem}"
+    try:
         convert(path, out, to="store", mend=Repairs(action="keep", drop_bad_episodes=True), **options)
     except BadData as bad:
         text = str(bad)
@@ -397,12 +418,12 @@ def located(name: str, case: Path) -> tuple[Path, dict[str, Any]]:
     """Path and options of a copy of what a maker made."""
     places = {
         "d4rl": "log.hdf5", "robomimic": "demo.hdf5", "minari": "m-v0", "minari_arrow": "a-v0", "lerobot": "le",
-        "rosbag_mcap": "bag", "rosbag_sqlite": "bag", "csv": "log.csv", "csv_gz": "log.csv.gz", "npz": "log.npz",
-        "pickle": "log.pkl", "store": "x.store", "recording": "rec", "replay": "run",
+        "lerobot_film": "le", "rosbag_mcap": "bag", "rosbag_sqlite": "bag", "csv": "log.csv", "csv_gz": "log.csv.gz",
+        "npz": "log.npz", "pickle": "log.pkl", "store": "x.store", "recording": "rec", "replay": "run",
     }  # fmt: skip
     options: dict[str, Any] = {"map": case / "map.yaml"} if (case / "map.yaml").exists() else {}
-    if name == "lerobot":
-        options["reward"] = "column"
+    if name.startswith("lerobot"):
+        options |= {"reward": "column", "videos": name == "lerobot_film"}
     if name == "rosbag_sqlite":
         options["ros_distro"] = "humble"
     return case / places[name], options
