@@ -8,17 +8,15 @@ gym runs (`pickle` documents overriding `find_class` for this).
 from __future__ import annotations
 
 import math
-import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from robot_rl.plain_pickle import ArrayUnpickler
+from robot_rl import plain_pickle
 
 NAME = "vecnormalize.pkl"
-_BROKEN = (pickle.UnpicklingError, EOFError, ValueError, AttributeError, ImportError, LookupError, TypeError)
 Moments = tuple[np.ndarray, np.ndarray, float]
 
 
@@ -33,7 +31,7 @@ class _Inert:
             self.__dict__.update({key: value for key, value in state.items() if isinstance(key, str)})
 
 
-class _Reader(ArrayUnpickler):
+class _Reader(plain_pickle.ArrayUnpickler):
     """Every class but those of arrays is inert."""
 
     def other(self, module: str, name: str) -> Any:
@@ -79,11 +77,10 @@ def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray, float, float]:
 
 def _from_pickle(path: Path) -> tuple[np.ndarray, np.ndarray, float, float] | None:
     try:
-        with open(path, "rb") as file:
-            wrapper = _Reader(file, encoding="latin1").load()
+        wrapper = plain_pickle.load(path, _Reader)
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error})") from error
-    except (*_BROKEN, MemoryError, OverflowError, RecursionError) as error:
+    except plain_pickle.BROKEN as error:
         raise ValueError(
             f"{path} is no readable pickle of VecNormalize ({type(error).__name__}: {error}); nothing of it was "
             "executed. Save the wrapper again with venv.save(path)"

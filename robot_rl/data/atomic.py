@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import h5py
+
+
+_FRESH = 2.0
+"""Seconds in which a new file or folder is left alone, whether it is locked or not."""
 
 
 def sync_folder(path: Path) -> None:
@@ -50,7 +61,9 @@ def new_folder(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex[:8]
     temporary, old = path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.old")
+    _sweep(path)
     temporary.mkdir()
+    hold = _hold(temporary)
     try:
         yield temporary
         sync_folder(temporary)
@@ -68,3 +81,96 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        os.close(hold)
+
+
+def _hold(path: Path) -> int:
+    """A handle whose lock says that somebody is at work here; the system drops it with the process."""
+    handle = os.open(path, os.O_RDONLY)
+    with suppress(OSError):  # a file system without locks: then nothing is ever swept there
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return handle
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes that were killed have left of earlier tries to write `path`."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}.part"):
+        try:
+            if time.time() - part.stat().st_mtime < _FRESH:
+                continue  # its owner may be about to lock it
+            handle = os.open(part, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+        except OSError:
+            continue  # somebody is at work there
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def new_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
+    """An HDF5 file that is called `path` when the block ends well and it is on the disk; else it vanishes.
+
+    Args:
+        path: the file; an older one of that name is replaced.
+        options: of `h5py.File`.
+
+    Raises:
+        OSError: the disk is full or gone.
+    """
+    import h5py
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    _sweep(path)
+    try:
+        with _Patient(temporary) as raw:
+            with suppress(OSError):
+                fcntl.flock(raw.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                with h5py.File(raw, "w", **options) as file:
+                    yield file
+            except Exception:
+                if raw.problem is not None:  # what HDF5 then says of it misses the point
+                    raise raw.problem from None
+                raise
+            if raw.problem is not None:
+                raise raw.problem
+            os.fsync(raw.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+class _Patient(FileIO):
+    """A new file that keeps the first error of the disk for later.
+
+    HDF5 does not survive an error while it writes: what it could not write stays in its cache, and the process dies of
+    that when it ends. So it is told that all went well, and whoever closes the file looks at `problem`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "x+")
+        self.problem: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        rest = view
+        try:
+            while len(rest) and self.problem is None:
+                rest = rest[super().write(rest) or 0 :]
+        except OSError as problem:
+            self.problem = problem
+        return len(view)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as problem:
+            self.problem = self.problem or problem
+            return size or 0

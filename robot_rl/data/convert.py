@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from robot_rl.data import checks, formats, repairs
+from robot_rl.data import checks, foreign, formats, repairs
+from robot_rl.data.bounds import UNKNOWN
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors
 from robot_rl.data.repairs import Repairs
@@ -33,17 +34,18 @@ def examine(path: str | os.PathLike[str], *, batch: int = 256, **options: Any) -
         logs = formats.load(path, **{"allow_nan": True, **options})
     except BadData as bad:
         return None, bad.findings
-    except OSError as problem:
-        if isinstance(problem, FileNotFoundError):
-            raise
-        return None, [error("unreadable", f"{path} cannot be read: {problem}")]
     limit = options.get("episode_length")
-    found = [*logs.findings, *checks.check(logs, batch=batch, limit=limit)]
+    try:
+        with foreign.reading(path):
+            found = [*logs.findings, *checks.check(logs, batch=batch, limit=limit)]
+    except BadData as bad:
+        return None, bad.findings
     if logs.meta["format"] == "store":
         from robot_rl.data.store import open_store
 
         try:
-            open_store(path).verify()
+            with foreign.reading(path):
+                open_store(path).verify()
         except ValueError as problem:
             found.append(error("damaged", str(problem)))
     return logs, found
@@ -92,15 +94,19 @@ def convert(
         raise ValueError(f"to is '{to}', expected one of {', '.join(formats.WRITERS)}")
     logs = formats.load(path, **{"allow_nan": True, "infos": True, **options})
     read = [f for f in logs.findings if f.case != "not_finite"]  # the check below tells what is left of them
-    mended, done = repairs.apply(replace(logs, findings=[]), mend)
-    left = checks.check(mended)
+    with foreign.reading(path):
+        mended, done = repairs.apply(replace(logs, findings=[]), mend)
+        left = checks.check(mended)
     if mend.action == "keep":
-        left = [replace(f, severity="warning", repair="") if f.case == "action_bounds" else f for f in left]
+        kept = ("action_bounds", "action_units")
+        left = [replace(f, severity="warning", repair="") if f.case in kept else f for f in left]
     if mend.trust_terminals:
         left = [f for f in left if f.case != "timeout_as_terminal"]
     findings = [*read, *done, *left]
     stop_on_errors(findings)
     facts = {key: logs.meta[key] for key in ("name", "rewards", "shuffled", "robot") if logs.meta.get(key) is not None}
+    known = mended.bounds
+    facts |= UNKNOWN if known is None or not (known.normalised or known.are_one) else known.facts()
     source = Path(path)
     formats.write(
         out,

@@ -16,17 +16,16 @@ Source: Farama-Foundation/D4RL d4rl/offline_env.py and scripts/generation.
 from __future__ import annotations
 
 import json
-import math
 import os
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import h5py
 import numpy as np
 
 from robot_rl.data import scores, sources
+from robot_rl.data.atomic import new_hdf5
+from robot_rl.data.bounds import ActionBounds, declared
 from robot_rl.data.d4rl_table import Table, load
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, error, note, warning
@@ -49,7 +48,6 @@ def read(
     allow_nan: bool = False,
     shuffled: bool = False,
     salvage: bool = False,
-    spool: str | os.PathLike[str] | None = None,
     control_hz: float | None = None,
 ) -> Logs:
     """Read a D4RL file as episodes; observations are called "state".
@@ -68,7 +66,6 @@ def read(
         allow_nan: list values that are not finite as a finding instead of refusing the file.
         shuffled: the rows are in no order: every row becomes an episode of its own, good for transitions only.
         salvage: keep the whole episodes outside damaged chunks instead of refusing the file.
-        spool: a folder for the columns, which are then mapped files instead of memory.
         control_hz: for the interface. None: what the file says of itself (`metadata/control_hz`, written by `robot-rl
             collect`; D4RL's own files do not tell), else 20.
 
@@ -79,9 +76,9 @@ def read(
     """
     path = Path(path)
     name = (name or path.stem).lower().replace("_", "-")
-    table = load(path, infos, salvage=salvage, spool=None if spool is None else Path(spool))
+    table = load(path, infos, salvage=salvage)
     findings = table.findings
-    control_hz = _rate(path) if control_hz is None else control_hz
+    control_hz = table.rate if control_hz is None else control_hz
     if shuffled:
         return _shuffled(table, name, control_hz)
     if terminals == "auto":
@@ -104,7 +101,8 @@ def read(
     if table.lost is not None:
         episodes = _salvaged(table, episodes)
     io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
-    return Logs(episodes, findings, io, {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)})
+    facts = {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)}
+    return Logs(episodes, findings, io, facts, _bounds(table, io.action_dim))
 
 
 def qlearning_dataset(
@@ -218,17 +216,11 @@ def write(
         if all(column in e.meta.get("columns", {}) for e in episodes):
             key = column if column.startswith("infos/") else f"infos/{column}"
             columns[key] = np.concatenate([e.meta["columns"][column] for e in episodes])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        with h5py.File(temporary, "x") as file:
-            for key, value in columns.items():
-                file.create_dataset(key, data=value, compression="gzip" if compress else None)
-            for key, value in (metadata or {}).items():
-                file[f"metadata/{key}"] = value if isinstance(value, (int, float, str)) else json.dumps(value)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with new_hdf5(path) as file:
+        for key, value in columns.items():
+            file.create_dataset(key, data=value, compression="gzip" if compress else None)
+        for key, value in (metadata or {}).items():
+            file[f"metadata/{key}"] = value if isinstance(value, (int, float, str)) else json.dumps(value)
 
 
 def _limit_rows(terminal: np.ndarray, limit: int) -> np.ndarray:
@@ -363,13 +355,9 @@ def _jumps(state: np.ndarray, ended: np.ndarray) -> np.ndarray:
     return (size > _JUMP_FACTOR * usual) & ~ended[:-1] if usual > 0 else np.zeros(len(size), bool)
 
 
-def _rate(path: Path) -> float:
-    """Decisions per second as the file itself says, else 20."""
-    with h5py.File(path, "r") as file:
-        kept = file.get("metadata/control_hz")
-        told = kept[()] if isinstance(kept, h5py.Dataset) and kept.shape == () else None
-    rate = float(told) if isinstance(told, (int, float, np.number)) else math.nan
-    return rate if math.isfinite(rate) and rate > 0.0 else 20.0
+def _bounds(table: Table, size: int) -> ActionBounds | None:
+    told = table.told
+    return declared(told.get("action_low"), told.get("action_high"), size, told.get("action_units"))
 
 
 def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
@@ -390,7 +378,7 @@ def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
         episode.meta["cut"] = True
     io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
     facts = {"path": str(table.path), "name": name, "format": "d4rl", "rows": count, "shuffled": True}
-    return Logs(episodes, table.findings, io, facts)
+    return Logs(episodes, table.findings, io, facts, _bounds(table, io.action_dim))
 
 
 def _salvaged(table: Table, episodes: list[Episode]) -> list[Episode]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from robot_rl.data import sources
+from robot_rl.data import foreign, sources
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 _FLAGS = ("terminals", "timeouts")
-_CHUNK = 1 << 26
+_PART = re.compile(r"virtual/(\d{1,9})/(.+)")
 
 
 @dataclass
@@ -27,6 +29,8 @@ class Table:
         findings: so far.
         lost: (N,) bool, rows that could not be read (salvage), or None.
         final: (E, S) final observations where `observations` holds T + 1 rows per episode, else None.
+        rate: decisions per second.
+        told: action_low, action_high and action_units as the file has them, None where it has not.
     """
 
     path: Path
@@ -34,6 +38,8 @@ class Table:
     findings: list[Finding]
     lost: np.ndarray | None = None
     final: np.ndarray | None = None
+    rate: float = 20.0
+    told: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, key: str) -> np.ndarray:
         return self.column[key]
@@ -42,29 +48,24 @@ class Table:
         return len(self.column["actions"])
 
 
-def load(path: Path, infos: bool, *, salvage: bool = False, spool: Path | None = None) -> Table:
+def load(path: Path, infos: bool, *, salvage: bool = False) -> Table:
     """Read the columns; everything that is wrong with keys, lengths and shapes is collected before giving up.
 
     Args:
         path: the HDF5 file.
         infos: also `infos/*`; log-densities of the behaviour are read in any case.
         salvage: go on where chunks cannot be decompressed; their rows are marked in `lost`.
-        spool: folder for columns as mapped files instead of memory.
 
     Raises:
         FileNotFoundError: there is no such file.
         BadData: it cannot be read; holds all findings.
     """
-    sources.check_file(path)
     findings: list[Finding] = []
     column: dict[str, np.ndarray] = {}
     holes: list[tuple[int, int]] = []
-    try:
-        file = h5py.File(path, "r")
-    except OSError as problem:
-        raise sources.explain(path, problem) from problem
-    with file:
-        present = _present(file)
+    with foreign.hdf5(path) as file:
+        present, rate = _present(file), _rate(file)
+        told = {key: _told(file, key) for key in ("action_low", "action_high", "action_units")}
         for key in REQUIRED:
             if key not in present:
                 findings += sources.missing_key(path, key, present).findings
@@ -73,17 +74,17 @@ def load(path: Path, infos: bool, *, salvage: bool = False, spool: Path | None =
         wanted += [key for key in present if key.startswith("infos/") and (infos or key in kept)]
         for key in wanted:
             try:
-                column[key] = _read(present[key], spool, key)
+                column[key] = _read(path, present[key])
             except OSError as problem:
                 got, bad, findings_here = _by_chunk(path, key, present[key][0], problem, salvage)
                 findings += findings_here
                 if got is not None:
                     column[key], holes = got, holes + bad
     if all(key in column for key in REQUIRED):
-        table = Table(path, column, findings)
+        table = Table(path, column, findings, rate=rate, told=told)
         _shapes(table)
         if not any(item.severity == "error" for item in findings):
-            _types(table, spool)
+            _types(table)
             if holes:
                 table.lost = np.zeros(len(table), bool)
                 for begin, end in holes:
@@ -102,32 +103,40 @@ def _present(file: h5py.File) -> dict[str, list[h5py.Dataset]]:
             return
         number = 0
         if name.startswith("virtual/"):
-            _, text, rest = name.split("/", 2)
-            if not text.isdigit():
+            part = _PART.fullmatch(name)
+            if part is None:
                 return
-            number, name = int(text), rest
+            number, name = int(part[1]), part[2]
         parts.setdefault(name, {})[number] = item
 
     file.visititems(visit)
     return {key: [found[i] for i in sorted(found)] for key, found in parts.items()}
 
 
-def _read(parts: list[h5py.Dataset], spool: Path | None, key: str) -> np.ndarray:
-    if len(parts) == 1 and (spool is None or parts[0].ndim == 0):
-        return np.asarray(parts[0][()])
-    rows = sum(len(part) for part in parts)
-    shape, dtype = (rows, *parts[0].shape[1:]), parts[0].dtype
-    if spool is None:
-        return np.concatenate([part[()] for part in parts])
-    target = np.memmap(spool / f"{key.replace('/', '.')}.raw", dtype, "w+", shape=shape)
-    at = 0
-    for part in parts:
-        step = max(1, _CHUNK // max(1, int(np.prod(part.shape[1:])) * dtype.itemsize))
-        for begin in range(0, len(part), step):
-            rows_here = part[begin : begin + step]
-            target[at : at + len(rows_here)] = rows_here
-            at += len(rows_here)
-    return target
+def _read(path: Path, parts: list[h5py.Dataset]) -> np.ndarray:
+    if len(parts) == 1:
+        return foreign.take(path, parts[0])
+    return np.concatenate([foreign.take(path, part) for part in parts])
+
+
+def _rate(file: h5py.File) -> float:
+    """Decisions per second as the file itself says, else 20."""
+    kept = file.get("metadata/control_hz")
+    told = kept[()] if isinstance(kept, h5py.Dataset) and kept.shape == () else None
+    rate = float(told) if isinstance(told, (int, float, np.number)) else math.nan
+    return rate if math.isfinite(rate) and rate > 0.0 else 20.0
+
+
+def _told(file: h5py.File, key: str) -> Any:
+    """An attribute of the file or of its actions ("action_low" or "low"), or `metadata/<key>`."""
+    actions = file.get("actions")
+    if key in file.attrs:
+        return file.attrs[key]
+    for name in (key, key.removeprefix("action_")):
+        if isinstance(actions, h5py.Dataset) and name in actions.attrs:
+            return actions.attrs[name]
+    kept = file.get(f"metadata/{key}")
+    return foreign.take(Path(file.filename), kept) if isinstance(kept, h5py.Dataset) else None
 
 
 def _by_chunk(
@@ -136,6 +145,7 @@ def _by_chunk(
     """Read chunk by chunk to tell which rows are damaged: (column with holes or None, holes, findings)."""
     if not dataset.chunks or dataset.ndim == 0:
         return None, [], sources.unreadable(path, key, problem).findings
+    foreign.room(path, dataset.size * dataset.dtype.itemsize, f"'{key}'")
     value = np.zeros(dataset.shape, dataset.dtype)
     if value.dtype.kind == "f":
         value[...] = np.nan
@@ -225,7 +235,7 @@ def _split_finals(table: Table) -> bool:
     return True
 
 
-def _types(table: Table, spool: Path | None) -> None:
+def _types(table: Table) -> None:
     column = table.column
     for key in _FLAGS:
         if key in column:

@@ -7,6 +7,7 @@ False where the recording never contained the observation after the last step; `
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from robot_rl.data.findings import Finding
+from robot_rl.data.bounds import ActionBounds
+from robot_rl.data.findings import BadData, Finding, error
 from robot_rl.types import Episode, IOSpec, Obs, Step
 
 
@@ -115,12 +117,51 @@ class Logs:
         findings: what was repaired, assumed or looks wrong, with counts and places.
         io: interface of the data; action names and units as far as the file tells them.
         meta: facts about the file.
+        bounds: range of the actions as far as the file tells it.
     """
 
     episodes: list[Episode]
     findings: list[Finding]
     io: IOSpec
     meta: dict[str, Any] = field(default_factory=dict)
+    bounds: ActionBounds | None = None
+
+
+def sound(path: str | os.PathLike[str], logs: Logs) -> Logs:
+    """The logs, once it is sure that every episode holds numbers of fitting and equal shapes.
+
+    Raises:
+        BadData: one does not; names the episode and what is wrong with it.
+    """
+    if not logs.episodes:
+        raise BadData([*logs.findings, error("no_rows", f"{path} holds no episode")])
+    first = logs.episodes[0]
+    known = {key: value.shape[1:] for key, value in _columns(first).items()}
+    for i, episode in enumerate(logs.episodes):
+        columns, steps = _columns(episode), len(episode.action)
+        wrong = [f"'{k}' is {v.dtype}, expected numbers" for k, v in columns.items() if v.dtype.kind not in "biuf"]
+        if columns.keys() != known.keys():
+            wrong.append(f"it observes {sorted(episode.obs)}, the first one {sorted(first.obs)}")
+        for key, value in columns.items():
+            rows = steps + (key.startswith("obs/") or key == "stamp")
+            if value.ndim < 1 or len(value) != rows:
+                wrong.append(f"'{key}' has shape {list(value.shape)}, expected {rows} rows")
+            elif value.shape[1:] != known.get(key, value.shape[1:]):
+                wrong.append(f"'{key}' has {list(value.shape[1:])} numbers per row, episode 0 has {list(known[key])}")
+        if episode.action.ndim != 2 or not episode.action.shape[1] or not episode.obs:
+            wrong.append(f"its actions have shape {list(episode.action.shape)}, it observes {list(episode.obs)}")
+        if episode.reward.ndim != 1 or episode.stamp.ndim != 1:
+            wrong.append("reward and stamp are not one number per step")
+        if wrong:
+            message = f"{path}: episode {i} cannot be used: {'; '.join(wrong[:3])}"
+            raise BadData([*logs.findings, error("types", message, "repair the source", where=f"episode {i}")])
+    return logs
+
+
+def _columns(episode: Episode) -> dict[str, np.ndarray]:
+    named = {f"obs/{key}": np.asarray(value) for key, value in episode.obs.items()}
+    names = ("action", "proposed", "reward", "intervened", "stamp")
+    return named | {name: np.asarray(getattr(episode, name)) for name in names}
 
 
 def unnamed_io(obs: dict[str, np.ndarray], action_dim: int, control_hz: float) -> IOSpec:

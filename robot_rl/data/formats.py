@@ -6,11 +6,13 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from robot_rl.data import replay_log, sources
-from robot_rl.data.episode import Logs, unnamed_io
+from robot_rl.data import foreign, replay_log, sources
+from robot_rl.data.bounds import declared
+from robot_rl.data.episode import Logs, sound, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.types import Episode, IOSpec
 
@@ -86,10 +88,10 @@ def _is_robomimic(path: Path) -> bool:
     import h5py
 
     try:
-        with h5py.File(path, "r") as file:
+        with foreign.hdf5(path) as file:
             group = file.get("data")
             return isinstance(group, h5py.Group) and any(str(name).startswith("demo") for name in group)
-    except OSError:
+    except (OSError, BadData, KeyError, RuntimeError):
         return False  # the D4RL reader says what is wrong
 
 
@@ -109,9 +111,12 @@ def load(path: str | os.PathLike[str], **options: Any) -> Logs:
     options = {key: value for key, value in options.items() if value is not None}
     if kind in _READERS:
         read = importlib.import_module(f"robot_rl.data.{_READERS[kind]}").read
-        return read(path, **_fitting(kind, read, options))
+        options = _fitting(kind, read, options)
+        with foreign.reading(path):
+            return sound(path, read(path, **options))
     _fitting(kind, None, options)
-    return _recording(path) if kind == "recording" else _store(path)
+    with foreign.reading(path):
+        return sound(path, _recording(path) if kind == "recording" else _store(path))
 
 
 def _fitting(kind: str, read: Callable[..., Logs] | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -119,10 +124,10 @@ def _fitting(kind: str, read: Callable[..., Logs] | None, options: dict[str, Any
     parameters = inspect.signature(read).parameters if read is not None else {}
     known = [name for name, p in parameters.items() if name != "path" and p.kind is not p.VAR_KEYWORD]
     unknown = [key for key, value in options.items() if key not in known and value is not False]
-    harmless = ("allow_nan", "infos", "spool")
+    harmless = ("allow_nan", "infos")
     unknown = [key for key in unknown if key not in harmless]
     if unknown:
-        listed = ", ".join(sorted(set(known) - {"allow_nan", "decode", "spool"})) or "none"
+        listed = ", ".join(sorted(set(known) - {"allow_nan", "decode"})) or "none"
         raise ValueError(f"{unknown[0]}: data in the format '{kind}' has no such option; it has {listed}")
     return {key: value for key, value in options.items() if key in known}
 
@@ -133,6 +138,8 @@ def _recording(path: Path) -> Logs:
     folder = path if path.is_dir() else path.parent
     if not any(folder.glob("segment-*.episodes")):
         folder = folder / "log"  # a run folder of robot-rl hil
+    for file in folder.glob("segment-*.episodes"):
+        foreign.inside(folder, file.name)
     recording = Recording(folder)
     findings = [
         warning(
@@ -189,7 +196,12 @@ def _store(path: Path) -> Logs:
         raise BadData(error("damaged", str(problem))) from problem
     facts = {"path": str(path), "format": "store", "name": store.meta.get("name", path.stem)}
     findings = [note("conversion", line) for line in store.report]
-    return Logs(list(store.episodes()), findings, store.io, facts)
+    bounds = declared(
+        store.meta.get("action_low"), store.meta.get("action_high"), store.io.action_dim, store.meta.get("action_units")
+    )
+    if bounds is not None:
+        bounds = replace(bounds, normalised=True)
+    return Logs(list(store.episodes()), findings, store.io, facts, bounds)
 
 
 def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> None:
@@ -224,8 +236,6 @@ def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> No
 
         lerobot_write.write(path, logs.episodes, io=logs.io)
     elif to == "recording":
-        from dataclasses import replace
-
         from robot_rl.data.recorder import Recorder
 
         with Recorder(path) as recorder:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data import checks, scores
+from robot_rl.data.episode import Logs
+from robot_rl.data.foreign import reading
 from robot_rl.data.formats import FORMATS, detect, load
 from robot_rl.types import Episode
 
@@ -35,6 +37,11 @@ def info(path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
     """
     path = Path(path)
     logs = load(path, **{"allow_nan": True, **options})
+    with reading(path):
+        return _facts(path, logs)
+
+
+def _facts(path: Path, logs: Logs) -> dict[str, Any]:
     episodes = logs.episodes
     findings = [str(item) for item in (*logs.findings, *checks.check(logs, batch=0))]
     action = np.concatenate([episode.action for episode in episodes])

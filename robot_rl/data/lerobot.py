@@ -9,7 +9,6 @@ Source: huggingface/lerobot, dataset formats v2.1 and v3.0.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from robot_rl import extras
-from robot_rl.data import sources, video
+from robot_rl.data import foreign, sources, video
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
 from robot_rl.types import Episode, IOSpec
@@ -126,11 +125,11 @@ def action_lag(episodes: Sequence[Episode], most: int = 30) -> int | None:
 
 def _meta(root: Path) -> _Set:
     try:
-        info = json.loads((root / INFO).read_text())
+        info = foreign.read_json(foreign.inside(root, INFO))
         data = _Set(root, info, str(info["codebase_version"]))
         for key in ("fps", "features", "data_path"):
             info[key]
-    except (OSError, ValueError, KeyError) as problem:
+    except (OSError, KeyError) as problem:
         raise BadData(error("metadata", f"{root / INFO} cannot be used: {problem!r}", sources.AGAIN)) from problem
     if not data.version.startswith(("v2.", "v3.")):
         raise BadData(
@@ -142,15 +141,15 @@ def _meta(root: Path) -> _Set:
         )
     if data.version.startswith("v3"):
         files = sorted((root / "meta/episodes").rglob("*.parquet"))
-        rows = [row for file in files for row in _parquet(file, "episodes of its list").to_pylist()]
+        rows = [row for file in files for row in _parquet(root, file, "episodes of its list").to_pylist()]
         tasks = root / "meta/tasks.parquet"
         if tasks.is_file():
-            for row in _parquet(tasks, "the list of tasks").to_pylist():
+            for row in _parquet(root, tasks, "the list of tasks").to_pylist():
                 text = row.get("task", row.get("__index_level_0__", ""))
                 data.tasks[int(row["task_index"])] = str(text)
     else:
-        rows = _lines(root / "meta/episodes.jsonl")
-        data.tasks = {int(r["task_index"]): str(r["task"]) for r in _lines(root / "meta/tasks.jsonl")}
+        rows = _listed(root, "episodes")
+        data.tasks = {int(r["task_index"]): str(r["task"]) for r in _listed(root, "tasks")}
     data.rows = {int(row["episode_index"]): row for row in rows}
     numbers = [int(row["episode_index"]) for row in rows]
     if numbers != list(range(len(numbers))):
@@ -162,20 +161,17 @@ def _meta(root: Path) -> _Set:
     return data
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+def _parquet(root: Path, file: Path, what: str, *, numeric: bool = False) -> Any:
+    return foreign.parquet(foreign.inside(root, file.relative_to(root)), what, numeric=numeric)
 
 
-def _parquet(path: Path, what: str) -> Any:
-    sources.check_file(path)
-    parquet = extras.require("pyarrow.parquet", extra="logs")
-    try:
-        return parquet.read_table(path)
-    except (OSError, ValueError) as problem:  # pyarrow's errors derive from these
-        text = "its footer is missing, so it is cut short" if "footer" in str(problem) else str(problem)
-        raise BadData(error("bad_parquet", f"{path} ({what}) cannot be read: {text}", sources.AGAIN)) from problem
+def _listed(root: Path, name: str) -> list[dict[str, Any]]:
+    return foreign.json_lines(foreign.inside(root, f"meta/{name}.jsonl"))
+
+
+def _named(data: _Set, kind: str, **values: Any) -> Path:
+    """The file that a template of info.json stands for; below the data set's folder."""
+    return foreign.inside(data.root, foreign.fill(data.info.get(kind), **values))
 
 
 def _tables_v2(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
@@ -183,12 +179,12 @@ def _tables_v2(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
     missing = []
     for number in sorted(data.rows):
         chunk = number // int(data.info.get("chunks_size", 1000))
-        file = data.root / data.info["data_path"].format(episode_chunk=chunk, episode_index=number)
+        file = _named(data, "data_path", episode_chunk=chunk, episode_index=number)
         if not file.is_file():
             missing.append(number)
             continue
         try:
-            tables[number] = _columns(_parquet(file, f"episode {number}"))
+            tables[number] = _columns(_parquet(data.root, file, f"episode {number}", numeric=True))
         except BadData as bad:
             _broken(data, bad, salvage)
     if missing:
@@ -204,12 +200,12 @@ def _tables_v3(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
     tables: dict[int, dict[str, np.ndarray]] = {}
     missing: list[int] = []
     for (chunk, number), held in sorted(wanted.items()):
-        file = data.root / data.info["data_path"].format(chunk_index=chunk, file_index=number)
+        file = _named(data, "data_path", chunk_index=chunk, file_index=number)
         if not file.is_file():
             missing += held
             continue
         try:
-            columns = _columns(_parquet(file, f"episodes {_spans(held)}"))
+            columns = _columns(_parquet(data.root, file, f"episodes {_spans(held)}", numeric=True))
         except BadData as bad:
             _broken(data, bad, salvage)
             continue
@@ -307,7 +303,7 @@ def _check_rows(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
 def _check_stats(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
     """Do the episodes lie in the range that the stored statistics give?"""
     said: dict[int, dict[str, Any]] = {}
-    for row in _lines(data.root / "meta/episodes_stats.jsonl"):
+    for row in _listed(data.root, "episodes_stats"):
         said[int(row["episode_index"])] = row["stats"]
     for number, row in data.rows.items():
         flat = {key: row[f"stats/{key}/max"] for key in ("action",) if row.get(f"stats/{key}/max") is not None}
@@ -332,17 +328,17 @@ def _images(
     found = {}
     row, fps = data.rows[number], float(data.info["fps"])
     for key in cameras:
-        template, begin = str(data.info["video_path"]), 0.0
+        begin = 0.0
         if data.version.startswith("v3"):
             begin = float(row[f"videos/{key}/from_timestamp"])
             where = {
                 "chunk_index": int(row[f"videos/{key}/chunk_index"]),
                 "file_index": int(row[f"videos/{key}/file_index"]),
             }
-            file = data.root / template.format(video_key=key, **where)
+            file = _named(data, "video_path", video_key=key, **where)
         else:
             chunk = number // int(data.info.get("chunks_size", 1000))
-            file = data.root / template.format(video_key=key, episode_chunk=chunk, episode_index=number)
+            file = _named(data, "video_path", video_key=key, episode_chunk=chunk, episode_index=number)
         try:
             if file.is_file():
                 length = video.facts(file)[0] - begin

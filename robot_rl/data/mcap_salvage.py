@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl import extras
+from robot_rl.data import foreign
 from robot_rl.data.findings import BadData, error
 
 MAGIC = b"\x89MCAP0\r\n"
@@ -40,16 +41,21 @@ def messages(path: Path) -> Iterator[Raw]:
     Raises:
         BadData: it is no MCAP file.
     """
+    foreign.room(path, path.stat().st_size, "the file")
     content = path.read_bytes()
     if not content.startswith(MAGIC):
         raise BadData(error("unreadable", f"{path} does not begin like an MCAP file", "copy it again"))
     schemas: dict[int, tuple[str, str]] = {}
     channels: dict[int, tuple[int, str, str]] = {}
-    yield from _walk(memoryview(content)[len(MAGIC) :], schemas, channels)
+    yield from _walk(path, memoryview(content)[len(MAGIC) :], schemas, channels)
 
 
 def _walk(
-    data: memoryview, schemas: dict[int, tuple[str, str]], channels: dict[int, tuple[int, str, str]]
+    path: Path,
+    data: memoryview,
+    schemas: dict[int, tuple[str, str]],
+    channels: dict[int, tuple[int, str, str]],
+    inside: bool = False,
 ) -> Iterator[Raw]:
     at = 0
     while at + 9 <= len(data):
@@ -75,10 +81,12 @@ def _walk(
                 schema, topic, encoding = channels[number]
                 name, text = schemas.get(schema, ("", ""))
                 yield Raw(topic, name, text, encoding, logged, bytes(body[22:]))
-        elif kind == _CHUNK and len(body) > 32:
+        elif kind == _CHUNK and len(body) > 32 and not inside:
             name, offset = _text(body, 28)
-            packed = bytes(body[offset + 8 :])
-            yield from _walk(memoryview(_unpack(name, packed)), schemas, channels)
+            claimed = struct.unpack_from("<Q", body, 16)[0]
+            foreign.room(path, claimed, "a chunk")
+            content = _unpack(name, bytes(body[offset + 8 :]), claimed)
+            yield from _walk(path, memoryview(content), schemas, channels, inside=True)
 
 
 def _text(data: memoryview, at: int) -> tuple[str, int]:
@@ -86,8 +94,8 @@ def _text(data: memoryview, at: int) -> tuple[str, int]:
     return bytes(data[at + 4 : at + 4 + size]).decode("utf-8", "replace"), at + 4 + size
 
 
-def _unpack(compression: str, packed: bytes) -> bytes:
-    """As much of a chunk as can be decompressed."""
+def _unpack(compression: str, packed: bytes, most: int) -> bytes:
+    """As much of a chunk as can be decompressed, up to what it claims to hold."""
     if compression == "":
         return packed
     if compression == "lz4":
@@ -96,11 +104,12 @@ def _unpack(compression: str, packed: bytes) -> bytes:
         machine = extras.require("backports.zstd", extra="logs").ZstdDecompressor()
     else:
         raise BadData(error("unreadable", f"a chunk is compressed by '{compression}', expected lz4 or zstd"))
-    found, step = [], 4096
+    found, step, held = [], 4096, 0
     try:
         for begin in range(0, len(packed), step):  # piece by piece: what precedes a break comes out
-            found.append(machine.decompress(packed[begin : begin + step]))
-            if machine.eof:
+            found.append(machine.decompress(packed[begin : begin + step], max(most - held, 1)))
+            held += len(found[-1])
+            if machine.eof or held >= most:
                 break
     except Exception:  # the libraries' own errors: the rest is lost
         return b"".join(found)

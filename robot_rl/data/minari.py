@@ -17,8 +17,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from robot_rl.data import minari_arrow, sources
-from robot_rl.data.atomic import new_folder
+from robot_rl.data import foreign, minari_arrow, sources
+from robot_rl.data.atomic import new_folder, new_hdf5
+from robot_rl.data.bounds import declared
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, warning
 from robot_rl.extras import require
@@ -84,17 +85,15 @@ def read(
         if key in metadata and metadata[key] != found:
             findings.append(warning("metadata", f"{META} says {key} {metadata[key]}, the data has {found}"))
     interface = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
-    return Logs(episodes, findings, interface, {**metadata, "path": str(file_path), "format": "minari"})
+    facts = {**metadata, "path": str(file_path), "format": "minari"}
+    space = foreign.parsed(folder / META, metadata["action_space"]) if metadata.get("action_space") else {}
+    bounds = declared(space.get("low"), space.get("high"), interface.action_dim) if space.get("type") == "Box" else None
+    return Logs(episodes, findings, interface, facts, bounds)
 
 
 def _groups(path: Path) -> Iterator[tuple[str, Any]]:
     """Names and groups of the HDF5 format, by number."""
-    sources.check_file(path)
-    try:
-        file = h5py.File(path, "r")
-    except OSError as problem:
-        raise sources.explain(path, problem) from problem
-    with file:
+    with foreign.hdf5(foreign.inside(path.parent, path.name)) as file:
         names = [name for name in map(str, file) if name.startswith("episode_") and name[8:].isdigit()]
         if not names:
             raise sources.missing_key(path, "episode_0", file)
@@ -134,7 +133,7 @@ def write(path: str | Path, episodes: Sequence[Episode], *, dataset_id: str, **m
     with new_folder(Path(path)) as folder:
         data = folder / "data"
         data.mkdir()
-        with h5py.File(data / FILE, "x", track_order=True) as file:
+        with new_hdf5(data / FILE, track_order=True) as file:
             for i, episode in enumerate(episodes):
                 _write_episode(file.create_group(f"episode_{i}"), i, episode, plain)
         facts = {
@@ -155,12 +154,7 @@ def write(path: str | Path, episodes: Sequence[Episode], *, dataset_id: str, **m
 def _metadata(path: Path) -> dict[str, Any]:
     for folder in (path, path / "data", path.parent):
         if (folder / META).is_file():
-            try:
-                facts = json.loads((folder / META).read_text())
-            except ValueError as problem:
-                raise BadData(
-                    error("metadata", f"{folder / META} is no JSON ({problem})", "download the dataset again")
-                ) from problem
+            facts = foreign.read_json(foreign.inside(folder, META))
             if facts.get("data_format", "hdf5") not in ("hdf5", "arrow"):
                 raise BadData(
                     error(
@@ -188,7 +182,9 @@ def _episode(
     obs = _flat(path, group["observations"], "state", decode)
     action = np.concatenate([_columns(a) for a in _flat(path, group["actions"], "action", decode).values()], 1)
     try:
-        reward, terminated, truncated = (group[key][()] for key in ("rewards", "terminations", "truncations"))
+        reward, terminated, truncated = (
+            foreign.take(path, group[key]) for key in ("rewards", "terminations", "truncations")
+        )
     except OSError as problem:
         raise sources.unreadable(path, name, problem) from problem
     steps = len(action)
@@ -263,10 +259,12 @@ def _flat(
         nested = {key: _flat(path, child, "", decode, exact) for key, child in item.items()}
         return {f"{k}/{sub}" if sub else k: v for k, inner in nested.items() for sub, v in inner.items()}
     try:
-        value = item[()]
+        value = foreign.take(path, item)
     except OSError as problem:
         raise sources.unreadable(path, item.name, problem) from problem
-    if h5py.check_vlen_dtype(item.dtype) == np.uint8:
+    if h5py.check_vlen_dtype(value.dtype) == np.uint8:
+        first = decode(bytes(value[0])) if len(value) else None
+        foreign.room(path, len(value) * (0 if first is None else first.nbytes), f"'{item.name}', decoded,")
         value = np.stack([decode(bytes(row)) for row in value])
     if value.dtype == np.float64 and not exact:
         value = value.astype(np.float32)

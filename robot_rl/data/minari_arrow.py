@@ -8,13 +8,13 @@ Source: Farama-Foundation/Minari minari/dataset/_storages/arrow_storage.py (0.5.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from robot_rl.data import foreign
 from robot_rl.data.findings import BadData, error
 from robot_rl.extras import require
 
@@ -51,8 +51,13 @@ def episodes(data: Path, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Gro
     for folder in found:
         try:
             ignored = ["_", ".", "metadata.json"]
+            for file in folder.iterdir():
+                foreign.inside(data, file.relative_to(data))
             table = dataset.dataset(str(folder), format="ipc", ignore_prefixes=ignored).to_table().combine_chunks()
-        except (OSError, ValueError) as problem:
+            table.validate(full=True)
+        except (OSError, ValueError, MemoryError) as problem:
+            if isinstance(problem, BadData):
+                raise
             raise BadData(
                 error("truncated", f"{folder} cannot be read ({problem})", "copy or download the episode again")
             ) from problem
@@ -66,12 +71,12 @@ def episodes(data: Path, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Gro
             if name in columns:
                 items[name] = _plain(columns[name])[:-1]
         facts = folder / "metadata.json"
-        yield f"episode_{folder.name}", Group(items, json.loads(facts.read_text()) if facts.is_file() else {})
+        yield f"episode_{folder.name}", Group(items, foreign.read_json(facts) if facts.is_file() else {})
 
 
 def _space(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
     given = metadata.get(f"{name}_space")
-    return json.loads(given) if isinstance(given, str) else {}
+    return foreign.parsed(Path("metadata.json"), given) if isinstance(given, str) else {}
 
 
 def _plain(column: Any) -> np.ndarray:

@@ -11,18 +11,15 @@ Layouts, with singular or plural names (`observation`/`observations`/`obs` and s
 from __future__ import annotations
 
 import os
-import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from robot_rl.data import scores, sources
+from robot_rl.data import foreign, scores, sources
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
-from robot_rl.plain_pickle import ArrayUnpickler
 from robot_rl.types import Episode
 
 _NAMES = {
@@ -49,7 +46,7 @@ def read(path: str | os.PathLike[str], *, name: str | None = None, control_hz: f
     """
     path = Path(path)
     sources.check_file(path)
-    content = _unpickle(path) if path.suffix in (".pkl", ".pickle") else _archive(path)
+    content: Any = foreign.unpickle(path) if path.suffix in (".pkl", ".pickle") else foreign.npz(path)
     findings: list[Finding] = []
     groups = _groups(path, content)
     if groups is None:
@@ -60,38 +57,6 @@ def read(path: str | os.PathLike[str], *, name: str | None = None, control_hz: f
     io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
     facts = {"path": str(path), "format": "npz", "name": (name or path.stem).lower().replace("_", "-")}
     return Logs(episodes, findings, io, facts)
-
-
-def _archive(path: Path) -> dict[str, Any]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-    except ValueError as problem:
-        if "allow_pickle" not in str(problem):
-            raise BadData(error("unreadable", f"{path} cannot be read: {problem}", sources.AGAIN)) from problem
-        raise BadData(
-            error(
-                "object_array",
-                f"{path} holds an array of Python objects, which can run code when loaded",
-                "write it again with one plain array per key: numpy.savez(path, observations=..., actions=..., ...)",
-            )
-        ) from problem
-    except (OSError, zipfile.BadZipFile, EOFError, KeyError) as problem:
-        raise BadData(error("unreadable", f"{path} is no readable NPZ archive: {problem}", sources.AGAIN)) from problem
-
-
-def _unpickle(path: Path) -> Any:
-    with open(path, "rb") as file:
-        try:
-            return ArrayUnpickler(file, encoding="latin1").load()
-        except pickle.UnpicklingError as problem:
-            if "." in str(problem) and " " not in str(problem):
-                message = f"{path} asks for '{problem}', which is neither an array nor a plain container: not loaded"
-                repair = "write the arrays with numpy.savez instead; a pickle can run any code"
-                raise BadData(error("pickle_global", message, repair, where=str(problem))) from problem
-            raise BadData(error("unreadable", f"{path} is no readable pickle: {problem}", sources.AGAIN)) from problem
-        except (EOFError, ValueError, AttributeError, ImportError, IndexError, TypeError, UnicodeError) as problem:
-            raise BadData(error("unreadable", f"{path} is no readable pickle: {problem}", sources.AGAIN)) from problem
 
 
 def _groups(path: Path, content: Any) -> list[tuple[str, Mapping[str, Any]]] | None:
@@ -128,7 +93,7 @@ def _arrays(path: Path, where: str, content: Mapping[str, Any], findings: list[F
             if kind in ("obs", "action", "reward"):
                 findings.extend(sources.missing_key(path, f"{where}{_NAMES[kind][0]}", map(str, content)).findings)
             continue
-        value = np.asarray(content[key])
+        value = foreign.numbers(path, content[key])
         if value.dtype.kind not in "biuf":
             findings.append(error("object_array", f"{path}: '{where}{key}' is {value.dtype}, expected numbers"))
             continue
@@ -173,7 +138,7 @@ def _flat(path: Path, content: Mapping[str, Any], findings: list[Finding]) -> li
     timeout = found["timeout"].astype(bool) if "timeout" in found else np.zeros(rows, bool)
     last = done | timeout
     if "index" in content:
-        starts = np.asarray(content["index"]).astype(np.int64)
+        starts = foreign.numbers(path, content["index"]).astype(np.int64)
         last = np.zeros(rows, bool)
         last[starts[1:] - 1] = True
     else:

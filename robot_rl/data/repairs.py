@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from robot_rl.data import checks
+from robot_rl.data.bounds import ActionBounds
 from robot_rl.data.episode import Logs, split
 from robot_rl.data.findings import BadData, Finding, error, warning
 from robot_rl.types import Episode, IOSpec
@@ -20,8 +21,9 @@ class Repairs:
     Attributes:
         drop_bad_episodes: leave out episodes with values that are not finite.
         dedupe: keep one of several equal episodes.
-        action: "clip" to [-1, 1], "rescale" every component from its smallest and largest value to [-1, 1] (the
-            physical range goes into the interface), "keep" values outside as they are, None: refuse them.
+        action: "clip" to [-1, 1], "rescale" every component from its declared range, else from its smallest and largest
+            value, to [-1, 1] (the physical range goes into the interface), "keep" values as they are, None: refuse
+            those outside and those declared to be in other units.
         trust_terminals: keep terminals at the time limit as true ends.
         split_gaps: cut episodes where stamps run backwards, repeat, or jump by more than 2.5 periods.
     """
@@ -44,7 +46,7 @@ def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:
         BadData: no episode is left.
     """
     done: list[Finding] = []
-    episodes, io = list(logs.episodes), logs.io
+    episodes, io, bounds = list(logs.episodes), logs.io, logs.bounds
     if repairs.drop_bad_episodes:
         bad = set(checks.bad_episodes(episodes))
         if bad:
@@ -71,12 +73,15 @@ def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:
     episodes, more = _images(episodes)
     done += more
     if repairs.action in ("clip", "rescale"):
-        episodes, io, more = _actions(episodes, io, repairs.action)
+        episodes, io, more = _actions(episodes, io, repairs.action, bounds)
         done += more
+    if repairs.action == "rescale":
+        units = None if bounds is None else bounds.units
+        bounds = ActionBounds(io.action_low, io.action_high, units, normalised=True)
     if episodes[0].obs.keys() == io.obs.keys():
         obs = {key: (tuple(v.shape[1:]), str(v.dtype)) for key, v in episodes[0].obs.items()}
         io = replace(io, obs=obs)
-    return replace(logs, episodes=episodes, io=io), done
+    return replace(logs, episodes=episodes, io=io, bounds=bounds), done
 
 
 def _untrusted(episodes: list[Episode], name: str) -> tuple[list[Episode], list[Finding]]:
@@ -147,22 +152,31 @@ def _images(episodes: list[Episode]) -> tuple[list[Episode], list[Finding]]:
     return episodes, done
 
 
-def _actions(episodes: list[Episode], io: IOSpec, how: str) -> tuple[list[Episode], IOSpec, list[Finding]]:
+def _actions(
+    episodes: list[Episode], io: IOSpec, how: str, bounds: ActionBounds | None
+) -> tuple[list[Episode], IOSpec, list[Finding]]:
     if how == "clip":
         count = sum(int((np.abs(e.action) > 1.0).sum()) for e in episodes)
         if not count:
             return episodes, io, []
         clipped = [replace(e, action=e.action.clip(-1.0, 1.0)) for e in episodes]
         return clipped, io, [warning("action_clip", f"{count} action components clipped to [-1, 1]", count=count)]
+    if bounds is not None and bounds.normalised:
+        return episodes, io, []
     low = np.min([e.action.min(0) for e in episodes if len(e)], 0).astype(np.float64)
     high = np.max([e.action.max(0) for e in episodes if len(e)], 0).astype(np.float64)
     still = high - low < 1e-9
     low, high = np.where(still, low - 1.0, low), np.where(still, high + 1.0, high)
+    told = "range in the data"
+    if bounds is not None:
+        low, high, told = np.array(bounds.low), np.array(bounds.high), "declared range"
 
     def scaled(value: np.ndarray) -> np.ndarray:
         return ((value - low) / (high - low) * 2.0 - 1.0).clip(-1.0, 1.0).astype(np.float32)
 
     episodes = [replace(e, action=scaled(e.action), proposed=scaled(e.proposed)) for e in episodes]
     io = replace(io, action_low=tuple(low.tolist()), action_high=tuple(high.tolist()))
-    message = f"actions rescaled from their range in the data, {low.min():.4g} to {high.max():.4g}, to [-1, 1]"
+    if bounds is not None and bounds.units is not None:
+        io = replace(io, action_units=bounds.units)
+    message = f"actions rescaled from their {told}, {low.min():.4g} to {high.max():.4g}, to [-1, 1]"
     return episodes, io, [warning("action_rescale", message)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from robot_rl.data import foreign
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, error, note
@@ -51,8 +51,9 @@ def read(path: Path, *, rows: int | None = None) -> Logs:
     if rows is not None and rows < 1:
         raise ValueError(f"rows is {rows}, expected at least 1")
     try:
-        io = IOSpec.from_dict(json.loads((folder / "io.json").read_text()))
-        meta = json.loads((folder / "buffer/meta.json").read_text())
+        io = IOSpec.from_dict(foreign.read_json(foreign.inside(folder, "io.json")))
+        meta = foreign.read_json(foreign.inside(folder, "buffer/meta.json"))
+        _check(folder, meta)
         buffer = ReplayBuffer(
             io,
             meta["capacity"],
@@ -78,3 +79,16 @@ def read(path: Path, *, rows: int | None = None) -> Logs:
         for episode in episodes:
             episode.stamp[:] = np.arange(len(episode.stamp)) / io.control_hz
     return Logs(episodes, findings, io, facts)
+
+
+def _check(folder: Path, meta: dict[str, Any]) -> None:
+    """The files lie in the folder, and hold as many rows as are claimed."""
+    held = 0
+    for file in (folder / "buffer").iterdir():
+        held += foreign.inside(folder, file.relative_to(folder)).stat().st_size
+    tags = [str(segment["tag"]) for segment in meta["segments"]]
+    if not all(tag.isalnum() for tag in tags):
+        raise ValueError(f"a segment is called {tags[0]!r}")
+    rows = min(int(meta["count"]), int(meta["capacity"]))
+    foreign.room(folder, 16 * rows, f"{rows:,} rows", size=held)
+    foreign.npz(folder / "buffer/small.npz")

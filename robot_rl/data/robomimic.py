@@ -9,7 +9,6 @@ Source: ARISE-Initiative/robomimic docs/datasets/overview.md.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from robot_rl.data import sources
+from robot_rl.data import foreign, sources
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
 from robot_rl.types import Episode
@@ -47,18 +46,12 @@ def read(
 
     Raises:
         FileNotFoundError: there is no such file.
-        BadData: it is damaged or incomplete; with the remedy.
-        ValueError: the filter or a key does not exist.
+        BadData: it is damaged or incomplete, or has no such filter or key; with the remedy.
     """
     path = Path(path)
-    sources.check_file(path)
-    try:
-        file = h5py.File(path, "r")
-    except OSError as problem:
-        raise sources.explain(path, problem) from problem
     findings: list[Finding] = []
-    with file:
-        if "data" not in file:
+    with foreign.hdf5(path) as file:
+        if not isinstance(file.get("data"), h5py.Group):
             raise sources.missing_key(path, "data", file)
         group: Any = file["data"]
         masked: Any = file.get("mask", {})
@@ -66,8 +59,9 @@ def read(
         if filter is not None:
             masks = list(masked)
             if filter not in masks:
-                raise ValueError(f"{path} has no filter '{filter}'; it has {', '.join(masks) or 'none'}")
-            kept = {bytes(n).decode() for n in masked[filter][()]}
+                message = f"{path} has no filter '{filter}'; it has {', '.join(masks) or 'none'}"
+                raise BadData(error("missing_key", message, where=filter))
+            kept = {bytes(n).decode() for n in foreign.take(path, masked[filter])}
             names = [name for name in names if name in kept]
         if not names:
             raise BadData(error("no_rows", f"{path} has no demonstrations (data/demo_<i>)"))
@@ -78,7 +72,7 @@ def read(
         stop_on_errors(findings)
         facts: dict[str, Any] = {"path": str(path), "format": "robomimic", "filter": filter, "order": order}
         if "env_args" in group.attrs:
-            facts["env_args"] = json.loads(group.attrs["env_args"])
+            facts["env_args"] = foreign.parsed(path, group.attrs["env_args"])
             facts["name"] = str(facts["env_args"].get("env_name", path.stem))
         total = int(group.attrs.get("total", -1))
     steps = sum(len(e) for e in episodes)
@@ -99,12 +93,15 @@ def _episode(
         if key not in demo:
             raise sources.missing_key(path, f"data/{name}/{key}", [f"data/{name}/{k}" for k in demo])
     try:
-        action = demo["actions"][()].astype(np.float32)
-        reward, done = demo["rewards"][()].astype(np.float32).reshape(-1), demo["dones"][()].reshape(-1)
+        action = foreign.take(path, demo["actions"]).astype(np.float32)
+        reward, done = (
+            foreign.take(path, demo["rewards"]).astype(np.float32).reshape(-1),
+            foreign.take(path, demo["dones"]).reshape(-1),
+        )
         obs = _observe(path, name, demo, "obs", order)
         whole = bool(order) and all(key in demo.get("next_obs", {}) for key in order)
         after = _observe(path, name, demo, "next_obs", order) if whole else None
-        states = demo["states"][()] if "states" in demo else None
+        states = foreign.take(path, demo["states"]) if "states" in demo else None
     except OSError as problem:
         raise sources.unreadable(path, name, problem) from problem
     rows = {"rewards": reward, "dones": done, **{f"obs/{k}": v for k, v in obs.items()}}
@@ -132,7 +129,7 @@ def _observe(path: Path, name: str, demo: Any, group: str, order: list[str]) -> 
     if not order:
         if "states" not in demo:
             raise sources.missing_key(path, f"data/{name}/obs", [f"data/{name}/{k}" for k in demo])
-        return {"state": demo["states"][()].astype(np.float32)}
+        return {"state": foreign.take(path, demo["states"]).astype(np.float32)}
     found: dict[str, np.ndarray] = {}
     low = []
     for key in order:
@@ -140,7 +137,7 @@ def _observe(path: Path, name: str, demo: Any, group: str, order: list[str]) -> 
             raise sources.missing_key(
                 path, f"data/{name}/{group}/{key}", [f"data/{name}/{group}/{k}" for k in demo[group]]
             )
-        value = demo[group][key][()]
+        value = foreign.take(path, demo[group][key])
         if value.ndim >= 3:
             found[f"image.{key.removesuffix('_image')}"] = value
         else:

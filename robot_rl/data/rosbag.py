@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from robot_rl import extras
-from robot_rl.data import mcap_salvage
+from robot_rl.data import bag_check, foreign, mcap_salvage
+from robot_rl.data.bounds import ActionBounds
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.data.lerobot import action_lag
@@ -92,18 +92,23 @@ def _plan(given: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given, Mapping):
         plan, name = dict(given), "the map"
     else:
+        name = str(given)
         if not Path(given).is_file():
-            raise ValueError(
-                f"there is no map '{given}'; expected a YAML file that names observation and action topics"
-            )
-        plan, name = yaml.safe_load(Path(given).read_text()) or {}, str(given)
-    unknown = set(plan) - _KEYS
+            message = f"there is no map '{given}'; expected a YAML file that names observation and action topics"
+            raise BadData(error("map", message))
+        plan = foreign.read_yaml(Path(given))
+    unknown = {str(key) for key in plan} - _KEYS
     if unknown or not plan.get("observation") or not plan.get("action") or not plan.get("clock"):
         what = f"unknown keys {sorted(unknown)}" if unknown else "no 'clock', 'observation' or 'action'"
-        raise ValueError(f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}")
-    for item in plan["observation"]:
+        raise BadData(error("map", f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}"))
+    parts = plan["observation"] if isinstance(plan["observation"], list) else [None]
+    for item in (*parts, plan["action"], *([plan["reward"]] if isinstance(plan.get("reward"), Mapping) else [])):
+        if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("topic", "field")):
+            raise BadData(error("map", f"{name}: {str(item)[:200]} names no topic and field; docs/data.md has a map"))
         if item.get("kind", "linear") not in _KINDS:
-            raise ValueError(f"{name}: kind '{item['kind']}' is unknown; there are {', '.join(_KINDS)}")
+            raise BadData(error("map", f"{name}: kind '{item['kind']}' is unknown; there are {', '.join(_KINDS)}"))
+    if not isinstance(plan["clock"], str) and not 0.0 < foreign.number(name, "clock", plan["clock"]) <= 1e5:
+        raise BadData(error("map", f"{name}: clock is {plan['clock']}, expected Hz, up to 100,000, or a topic"))
     return plan
 
 
@@ -131,13 +136,15 @@ def _read(
             raise BadData(error("no_metadata", message, "run `ros2 bag reindex`, or name one data file"))
         repair = f"name {single[0].name} itself, or run `ros2 bag reindex`"
         raise BadData(error("no_metadata", f"{path} has no metadata.yaml", repair))
+    bag_check.check(path)
     reader = extras.require("rosbags.highlevel", extra="logs")
     stores = extras.require("rosbags.typesys", extra="logs")
     options: dict[str, Any] = {}
     if distro is not None:
         names = {s.name.lower().removeprefix("ros2_"): s for s in stores.Stores}
         if distro not in names:
-            raise ValueError(f"ros_distro is '{distro}', expected one of {', '.join(sorted(names))}")
+            message = f"ros_distro is '{distro}', expected one of {', '.join(sorted(names))}"
+            raise BadData(error("option", message, where="ros_distro"))
         options["default_typestore"] = stores.get_typestore(names[distro])
     topics: dict[str, _Topic] = {}
     counted: dict[str, tuple[str, int]] = {}
@@ -327,6 +334,7 @@ def _convert(path: Path, plan: Mapping[str, Any], topics: dict[str, _Topic], fin
     command_value = _values(command["topic"], topics[command["topic"]], command)
     episodes = []
     for begin, end, stopped in _spans(plan, topics, max(t.time[0] for t in topics.values()), findings):
+        foreign.room(path, int(8 * (end - begin) * hz), "its steps at this rate")
         grid = np.arange(begin, end + 1e-9, 1.0 / hz) if steps is None else steps[(steps >= begin) & (steps <= end)]
         for part, whole in _fresh(grid, [t.time for _, t, _ in inputs], max_age, findings):
             if len(part) < 2:
@@ -344,7 +352,9 @@ def _convert(path: Path, plan: Mapping[str, Any], topics: dict[str, _Topic], fin
     lag = action_lag(episodes)
     if lag is not None:
         findings.append(note("lag", f"states follow actions by {lag} steps ({lag / hz:.3g} s)"))
-    return Logs(episodes, findings, io, {"path": str(path), "format": "rosbag", "name": path.stem})
+    known = bool(plan.get("action_low") and plan.get("action_high"))
+    bounds = ActionBounds(low, high, None, normalised=True) if known else None
+    return Logs(episodes, findings, io, {"path": str(path), "format": "rosbag", "name": path.stem}, bounds)
 
 
 def _spans(

@@ -18,7 +18,6 @@ import io
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from robot_rl.data.atomic import sync_folder, write_bytes
+from robot_rl.data import foreign
+from robot_rl.data.atomic import new_hdf5, write_bytes
 
 SCHEMA = 1
 PICTURES, SEEN = "images/", "infos/picture_"
@@ -127,18 +127,15 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Columns and attributes of an episode or a joined file; JSON attributes come back as they were.
 
     Raises:
-        ValueError: not an HDF5 file.
+        ValueError: not an HDF5 file, or one that claims more than it holds.
     """
     columns: dict[str, Any] = {}
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read as HDF5: {error}") from error
-    with file:
+    with foreign.hdf5(Path(path)) as file:
 
         def visit(key: str, item: Any) -> None:
             if isinstance(item, h5py.Dataset):
-                columns[key] = [v.tobytes() for v in item] if h5py.check_vlen_dtype(item.dtype) else item[()]
+                value = foreign.take(Path(path), item)
+                columns[key] = [v.tobytes() for v in value] if h5py.check_vlen_dtype(item.dtype) else value
 
         file.visititems(visit)
         attributes = {key: _parsed(value) for key, value in file.attrs.items()}
@@ -177,7 +174,7 @@ def join(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str])
     shared: set[str] = set()
     widths: dict[str, tuple[int, ...]] = {}
     for i, path in enumerate(paths):
-        with h5py.File(path, "r") as file:
+        with foreign.hdf5(path) as file:
             keys: set[str] = set()
             file.visititems(lambda k, v, keys=keys: keys.add(k) if isinstance(v, h5py.Dataset) else None)
             shared = keys if not i else shared & keys
@@ -186,23 +183,14 @@ def join(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str])
                 shape = tuple(item.shape[1:])
                 if widths.setdefault(key, shape) != shape:
                     raise ValueError(f"{path}: {key} has shape {shape}, the first episode {widths[key]}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.part")
     rows = 0
-    try:
-        with h5py.File(temporary, "x") as target:
-            for path in paths:
-                with h5py.File(path, "r") as file:
-                    rows = _append(target, file, sorted(shared), rows)
-                    if path == paths[0]:
-                        for key, value in file.attrs.items():
-                            target.attrs[key] = value
-        with open(temporary, "rb+") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, out)
-        sync_folder(out.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with new_hdf5(out) as target:
+        for path in paths:
+            with foreign.hdf5(path) as file:
+                rows = _append(target, file, sorted(shared), rows)
+                if path == paths[0]:
+                    for key, value in file.attrs.items():
+                        target.attrs[key] = value
     return rows
 
 
@@ -215,7 +203,7 @@ def _append(target: h5py.File, source: h5py.File, keys: Sequence[str], rows: int
         table: Any = target[key]
         if table.shape[1:] != item.shape[1:]:
             raise ValueError(f"{source.filename}: {key} has shape {item.shape[1:]}, earlier episodes {table.shape[1:]}")
-        values = item[()]
+        values = foreign.take(Path(source.filename), item)
         if key.startswith(SEEN):  # pictures of earlier episodes lie before these
             values = np.where(values < 0, values, values + before.get(PICTURES + key.removeprefix(SEEN), 0))
         table.resize(before[key] + len(item), axis=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.data import foreign
 from robot_rl.types import Episode, IOSpec
 
 FORMAT = 1
@@ -120,8 +121,7 @@ class Store:
     def episode_meta(self, index: int) -> dict[str, Any]:
         """What is known of one episode."""
         if self._lines is None:
-            with open(self.path / EPISODES, encoding="utf-8") as file:
-                self._lines = [json.loads(line) for line in file]
+            self._lines = foreign.json_lines(foreign.inside(self.path, EPISODES))
         return {**self.meta["episode_meta"], **self._lines[index]}
 
     def episode(self, index: int) -> Episode:
@@ -191,7 +191,7 @@ class Store:
             ValueError: a column changed since it was written.
         """
         for name, item in self.meta["columns"].items():
-            digest = file_sha256(self.path / item["file"])
+            digest = file_sha256(foreign.inside(self.path, item["file"]))
             if digest != item["sha256"]:
                 raise ValueError(
                     f"{self.path}: column '{name}' changed since it was written (SHA-256 {digest[:12]}, expected "
@@ -220,7 +220,7 @@ def open_store(path: str | os.PathLike[str], *, verify: bool = False) -> Store:
     if not path.is_dir():
         raise FileNotFoundError(f"{path} does not exist; expected a folder written by `robot-rl data convert`")
     try:
-        meta = json.loads((path / META).read_text())
+        meta = foreign.read_json(foreign.inside(path, META))
         known = meta["format"]
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} is no store ({error}); expected a folder with {META} by `data convert`") from error
@@ -257,8 +257,10 @@ def _map(folder: Path, item: dict[str, Any]) -> np.ndarray:
 
 
 def _check_size(folder: Path, item: dict[str, Any]) -> Path:
-    path = folder / item["file"]
-    expected = int(np.prod(item["shape"], dtype=np.int64)) * np.dtype(item["dtype"]).itemsize
+    path, kind = foreign.inside(folder, str(item["file"])), np.dtype(item["dtype"])
+    if kind.kind not in "biuf":
+        raise ValueError(f"{path} is said to hold {kind}, expected numbers; convert the source again")
+    expected = math.prod(item["shape"]) * kind.itemsize
     size = path.stat().st_size if path.is_file() else -1
     if size != expected:
         found = "is missing" if size < 0 else f"has {size:,} bytes, expected {expected:,}"

@@ -24,7 +24,6 @@ Commands are held (the last value before t), other columns interpolated.
 from __future__ import annotations
 
 import ast
-import gzip
 import operator
 import os
 from collections.abc import Callable, Mapping
@@ -32,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from robot_rl.data import sources
+from robot_rl.data import foreign, sources
+from robot_rl.data.bounds import ActionBounds
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
 from robot_rl.types import Episode, IOSpec
@@ -87,9 +86,9 @@ def read(
     if not files:
         raise BadData(error("no_rows", f"{path} holds no .csv or .csv.gz"))
     for file in files:
-        sources.check_file(file)
+        sources.check_file(foreign.inside(path, file.relative_to(path)) if path.is_dir() else file)
     if map is None:
-        header = ", ".join(_header(files[0]))
+        header = ", ".join(foreign.csv(files[0])[0])
         repair = f"give map=<file.yaml> that names state and action columns; maps of the package: {_known()}"
         raise BadData(error("no_map", f"{path} has the columns {header}, but nothing says what they are", repair))
     plan = _plan(map)
@@ -105,7 +104,10 @@ def read(
     stop_on_errors(findings)
     if not episodes:
         raise BadData([*findings, error("no_rows", f"{path} has no row of data")])
-    return Logs(episodes, findings, _io(_variant(plan, files[0])), {"path": str(path), "format": "csv"})
+    first = _variant(plan, files[0])
+    io, known = _io(first), all("scale" in item for item in first["action"])
+    bounds = ActionBounds(io.action_low, io.action_high, io.action_units, normalised=True) if known else None
+    return Logs(episodes, findings, io, {"path": str(path), "format": "csv"}, bounds)
 
 
 def evaluate(expression: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -159,17 +161,40 @@ def _plan(given: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given, Mapping):
         plan, name = dict(given), "the map"
     else:
-        file = Path(given)
+        file, name = Path(given), str(given)
         if not file.exists() and (MAPS / f"{given}.yaml").exists():
             file = MAPS / f"{given}.yaml"
-        if not file.exists():
-            raise ValueError(f"there is no map '{given}'; expected a YAML file or one of {_known()}")
-        plan, name = yaml.safe_load(file.read_text()) or {}, str(file)
-    unknown = set(plan) - _KEYS
+        if not file.is_file():
+            message = f"there is no map '{given}'; expected a YAML file or one of {_known()}"
+            raise BadData(error("map", message))
+        plan = foreign.read_yaml(file)
+    unknown = {str(key) for key in plan} - _KEYS
     if unknown or not plan.get("state") or not plan.get("action"):
         what = f"unknown keys {sorted(unknown)}" if unknown else "no 'state' or no 'action'"
-        raise ValueError(f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}")
+        raise BadData(error("map", f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}"))
+    variants = plan.get("variants") or {}
+    if not isinstance(variants, Mapping) or not all(isinstance(changes, Mapping) for changes in variants.values()):
+        raise BadData(error("map", f"{name}: variants are {str(variants)[:200]}, expected a mapping for every name"))
+    for one in (plan, *({**plan, **changes} for changes in variants.values())):
+        _check_plan(one, name)
     return plan
+
+
+def _check_plan(plan: Mapping[str, Any], name: str) -> None:
+    for kind in ("state", "action"):
+        items = plan[kind] if isinstance(plan[kind], list) else [plan[kind]]
+        for item in items:
+            if not isinstance(item, Mapping) or not isinstance(item.get("column"), str):
+                raise BadData(error("map", f"{name}: '{kind}' has {str(item)[:200]}, expected entries with a column"))
+            if item.get("transform", "sin") not in _TRANSFORMS:
+                known = ", ".join(_TRANSFORMS)
+                raise BadData(error("map", f"{name}: transform '{item['transform']}' is unknown; there are {known}"))
+            if foreign.number(name, "scale", item.get("scale", 1.0)) == 0.0:
+                raise BadData(error("map", f"{name}: the scale of '{item['column']}' is 0"))
+            foreign.number(name, "offset", item.get("offset", 0.0))
+    for key in ("control_hz", "complete_s", "success_hold_s"):
+        if plan.get(key) is not None and not 0.0 <= foreign.number(name, key, plan[key]) <= 1e5:
+            raise BadData(error("map", f"{name}: {key} is {plan[key]}, expected 0 to 100,000"))
 
 
 def _known() -> str:
@@ -184,21 +209,11 @@ def _variant(plan: dict[str, Any], file: Path) -> dict[str, Any]:
     return plan
 
 
-def _header(path: Path) -> list[str]:
-    with _open(path) as file:
-        return [name.strip() for name in file.readline().strip().split(",")]
-
-
-def _open(path: Path) -> Any:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8")
-
-
 def _load(path: Path, findings: list[Finding]) -> dict[str, np.ndarray] | None:
     try:
-        names = _header(path)
-        with _open(path) as file:
-            file.readline()
-            rows = np.loadtxt(file, delimiter=",", ndmin=2)
+        names, rows = foreign.csv(path)
+    except BadData:
+        raise
     except (OSError, EOFError, ValueError) as problem:
         findings.append(error("bad_csv", f"{path} cannot be read: {problem}", sources.AGAIN, where=path.name))
         return None
@@ -252,6 +267,7 @@ def _episode(
     commands = {item["column"] for item in plan["action"]} | set(_info(plan).values())
     if hz:
         periods.append((float(np.median(np.diff(stamp))), float(np.diff(stamp).max()), path.name))
+        foreign.room(path, int(8 * len(columns) * (stamp[-1] - stamp[0]) * hz), "its rows at this rate")
         grid = np.arange(stamp[0], stamp[-1] + 1e-9, 1.0 / hz)
         columns = {
             name: hold(stamp, value, grid) if name in commands else interpolate(stamp, value, grid)
@@ -301,8 +317,6 @@ def _info(plan: Mapping[str, Any]) -> dict[str, str]:
 def _take(columns: Mapping[str, np.ndarray], item: Mapping[str, Any]) -> np.ndarray:
     value = columns[item["column"]]
     if "transform" in item:
-        if item["transform"] not in _TRANSFORMS:
-            raise ValueError(f"transform '{item['transform']}' is unknown; there are {', '.join(_TRANSFORMS)}")
         value = _TRANSFORMS[item["transform"]](value)
     return value * float(item.get("scale", 1.0)) + float(item.get("offset", 0.0))
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from robot_rl import extras
+from robot_rl.data import foreign
 from robot_rl.data.findings import BadData, error
+
+_KINDS = ((4, b"ftyp", "mp4"), (0, b"\x1aE\xdf\xa3", "matroska"), (0, b"RIFF", "avi"))
+_RATIO = 100_000
+"""Bytes of pictures that one byte of video can stand for: a picture that stands still costs next to nothing."""
 
 
 def frames(
@@ -33,13 +39,14 @@ def frames(
         raise BadData(
             error("video_missing", f"{path} is not there", "copy the videos, or leave images out (videos=false)")
         )
-    av = extras.require("av", extra="logs")
     found: list[np.ndarray] = []
     codec = "unknown codec"
     try:
-        with av.open(str(path)) as container:
+        with _open(path) as container:
             stream = container.streams.video[0]
             codec = stream.codec_context.name
+            height, width = size or (stream.codec_context.height, stream.codec_context.width)
+            foreign.room(path, 3 * height * width * (count or stream.frames), "its frames", ratio=_RATIO)
             stream.thread_type = "AUTO"
             half = 0.5 / float(stream.average_rate or 30)
             if begin_s > half:
@@ -49,9 +56,14 @@ def frames(
                     continue
                 if size is not None:
                     frame = frame.reformat(width=size[1], height=size[0])
+                if found and found[0].shape[:2] != (frame.height, frame.width):
+                    raise ValueError(f"frames change their size to {frame.width} x {frame.height}")
                 found.append(frame.to_ndarray(format="rgb24"))
+                foreign.room(path, len(found) * found[0].nbytes, "its frames", ratio=_RATIO)
                 if count is not None and len(found) == count:
                     break
+    except BadData:
+        raise
     except (OSError, ValueError, IndexError) as problem:  # PyAV's errors derive from these
         if not found:
             raise _unreadable(path, codec, str(problem)) from problem
@@ -66,9 +78,8 @@ def facts(path: Path) -> tuple[float, int, str]:
     Raises:
         BadData: it cannot be opened.
     """
-    av = extras.require("av", extra="logs")
     try:
-        with av.open(str(path)) as container:
+        with _open(path) as container:
             stream = container.streams.video[0]
             length = float(stream.duration * stream.time_base) if stream.duration else (container.duration or 0) / 1e6
             return length, stream.frames, stream.codec_context.name
@@ -101,6 +112,17 @@ def write(
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
+
+
+def _open(path: Path) -> Any:
+    """A container of one file; formats that name other files (playlists, lists to join) are not even tried."""
+    with open(path, "rb") as file:
+        head = file.read(16)
+    kind = next((kind for at, mark, kind in _KINDS if head[at : at + len(mark)] == mark), None)
+    if kind is None:
+        raise ValueError("it begins like none of MP4, Matroska, WebM and AVI")
+    options = {"protocol_whitelist": "file"}
+    return extras.require("av", extra="logs").open(str(path), format=kind, container_options=options)
 
 
 def _unreadable(path: Path, codec: str, problem: str) -> BadData:

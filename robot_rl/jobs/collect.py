@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from robot_rl.data.atomic import write_json
 from robot_rl.data.episode import EpisodeBuilder
+from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.types import Action, Episode, IOSpec, Obs, Policy, Step
 
@@ -75,6 +80,11 @@ class ExpertPolicy:
         self._still = np.zeros(0, bool)  # (B,) in a pause
         self._fresh = np.zeros(0, bool)  # (B,) an episode begins
         self._last = np.zeros((0, 0), np.float32)
+
+    def reseed(self, seed: int) -> None:
+        """Noise, pauses and mistakes from here on are those of this seed."""
+        self._rng = np.random.default_rng(seed)
+        self._drift = self._wrong = None
 
     def reset(self, rows: Any = None) -> None:
         """Noise and pauses of these rows begin anew; the expert itself has no memory."""
@@ -155,6 +165,8 @@ class BesidePictures:
 
     def __init__(self, policy: Policy, io: IOSpec) -> None:
         self.io, self._policy, self._keys = io, policy, tuple(policy.io.obs)
+        if hasattr(policy, "reseed"):
+            self.reseed = policy.reseed  # type: ignore[attr-defined]
         if hasattr(policy, "log_prob"):
             self.log_prob = lambda obs, action: policy.log_prob(self._seen(obs), action)  # type: ignore[attr-defined]
 
@@ -181,8 +193,12 @@ def keep_steps(
     deterministic: bool = False,
     on_episode: Callable[[int], object] | None = None,
     max_rounds: int = 20,
+    work: Path | None = None,
 ) -> list[Episode]:
     """Run a policy until `episodes` episodes are kept, with the log-density of its actions where it can tell it.
+
+    With `work` every kept episode is on the disk when it has ended, and the same call goes on where it was stopped: the
+    round that was cut is played again from its seed, and what was recorded of it is kept instead of what comes again.
 
     Args:
         env: vector environment.
@@ -194,12 +210,15 @@ def keep_steps(
         deterministic: the policy's mode instead of samples.
         on_episode: called with the number of kept episodes.
         max_rounds: rounds of `episodes` attempts before giving up.
+        work: folder of kept episodes; their `meta` tells "round" and "place" (environment, how manieth episode of it).
 
     Raises:
         RuntimeError: too few successes in all rounds.
         ValueError: `per_task` where the environment has no tasks.
     """
-    kept: list[Episode] = []
+    earlier = [] if work is None or not any(work.glob("segment-*")) else list(Recording(work))
+    begin = max((int(e.meta["round"]) for e in earlier), default=0)
+    kept = [e for e in earlier if e.meta["round"] < begin]
     tried = 0
     names = getattr(env, "task_names", ())
     asked = getattr(env, "asked_tasks", range(len(names)))
@@ -208,36 +227,82 @@ def keep_steps(
         if not names or per_task < 1:
             raise ValueError(f"per_task is {per_task}: expected 1 or more, of an environment with several tasks")
         episodes = per_task * len(room)
+    for episode in earlier:
+        task = int(episode.meta.get("task", -1))
+        room[task] = room.get(task, 0) - 1
+    reseed = getattr(policy, "reseed", None) if work is not None else None
     if hasattr(policy, "log_prob"):
         policy = WithDensity(policy)
-    for round_ in range(max_rounds):
-        finished = episodes_of(
-            env,
-            policy,
-            episodes=max(episodes - len(kept), 2 * len(names) * (per_task is not None)),
-            seed=seed + round_,
-            deterministic=deterministic,
-        )
-        tried += len(finished)
-        for episode in finished:
-            task = int(episode.meta.get("task", -1))
-            if per_task is not None and not room.get(task, 0):
-                continue
-            if len(kept) < episodes and (not only_success or episode.meta.get("success", False)):
-                if per_task is not None:
-                    room[task] -= 1
-                kept.append(episode)
-                if on_episode is not None:
-                    on_episode(len(kept))
-        if len(kept) >= episodes:
-            return kept
+    with ExitStack() as stack:
+        recorder = None if work is None else stack.enter_context(Recorder(work))
+        for round_ in range(begin, max_rounds):
+            wanted = max(episodes - len(kept), 2 * len(names) * (per_task is not None))
+            here = [e for e in earlier if e.meta["round"] == round_]
+            there = {tuple(e.meta["place"]) for e in here}
+            kept.extend(here)
+            if on_episode is not None:
+                on_episode(len(kept))
+
+            def take(episode: Episode, there: set[tuple[int, ...]] = there, round_: int = round_) -> None:
+                nonlocal tried
+                tried += 1
+                task = int(episode.meta.get("task", -1))
+                if tuple(episode.meta["place"]) in there or (per_task is not None and not room.get(task, 0) > 0):
+                    return
+                if len(kept) < episodes and (not only_success or episode.meta.get("success", False)):
+                    room[task] = room.get(task, 0) - 1
+                    if recorder is not None:
+                        episode.meta["round"] = round_
+                        recorder.append(episode)
+                    kept.append(episode)
+                    if on_episode is not None:
+                        on_episode(len(kept))
+
+            if reseed is not None:
+                reseed(seed + round_)
+            episodes_of(env, policy, episodes=wanted, seed=seed + round_, deterministic=deterministic, on_episode=take)
+            if len(kept) >= episodes:
+                return kept
     if per_task is not None:
         short = ", ".join(f"{names[task]} lacks {left}" for task, left in room.items() if left)
         raise RuntimeError(f"{tried} episodes were not enough for {per_task} of each task: {short}; ask for fewer")
     raise RuntimeError(f"only {len(kept)} of {tried} episodes ended in success, wanted {episodes}; ask for fewer")
 
 
-def episodes_of(env: Any, policy: Policy, *, episodes: int, seed: int, deterministic: bool = False) -> list[Episode]:
+def begin_work(work: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The state of interrupted work beside its result, begun where there is none.
+
+    Args:
+        work: its folder.
+        settings: plain values; those of another call do not go on here.
+
+    Raises:
+        ValueError: the folder holds the work of another call.
+    """
+    file = work / "state.json"
+    if file.is_file():
+        state = json.loads(file.read_text())
+        if state["settings"] != settings:
+            differing = [k for k in settings if state["settings"].get(k) != settings[k]]
+            raise ValueError(
+                f"{work} holds interrupted work with another {', '.join(differing) or 'set of facts'}; "
+                "remove it, or repeat the call that began it"
+            )
+        return state
+    work.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"settings": settings, "noise": None})
+    return {"settings": settings, "noise": None}
+
+
+def episodes_of(
+    env: Any,
+    policy: Policy,
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool = False,
+    on_episode: Callable[[Episode], object] | None = None,
+) -> list[Episode]:
     """Run a policy for a fixed number of episodes and return them with stamps in seconds.
 
     Every environment gives its share, whatever the length of its episodes: taking those that end first would prefer
@@ -249,9 +314,11 @@ def episodes_of(env: Any, policy: Policy, *, episodes: int, seed: int, determini
         episodes: how many.
         seed: of the reset.
         deterministic: the policy's mode instead of samples.
+        on_episode: called with each when it has ended; its `meta["place"]` is (environment, how manieth of it).
     """
     count = env.num_envs
     quota = np.full(count, episodes // count) + (np.arange(count) < episodes % count)
+    share = quota.copy()
     found: list[Episode] = []
     builders: list[EpisodeBuilder] = []
     sentences = getattr(env, "instructions", None)
@@ -275,6 +342,9 @@ def episodes_of(env: Any, policy: Policy, *, episodes: int, seed: int, determini
                 found.append(_finished(episode, env.io.control_hz, None if success is None else success[i], said))
                 if task is not None:
                     found[-1].meta["task"] = int(task[i])
+                found[-1].meta["place"] = [i, int(share[i] - quota[i]) - 1]
+                if on_episode is not None:
+                    on_episode(found[-1])
         if len(ended) and sentences is not None:
             asked[0] = sentences()
 

@@ -36,7 +36,7 @@ from robot_rl.checkpoint import write_json
 from robot_rl.data import d4rl
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.jobs.behaviour import Behaviour
-from robot_rl.jobs.collect import LOGP, episodes_of
+from robot_rl.jobs.collect import LOGP, begin_work, episodes_of
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.types import Episode, Policy
 
@@ -125,7 +125,7 @@ def collect_level(
     if replay_by != "uniform":  # absent, so that work begun before there was a choice goes on
         settings["replay_by"] = replay_by
     settings = json.loads(json.dumps(settings))
-    state = _resume(work, settings)
+    state = begin_work(work, settings)
     noise = medium_noise
 
     def note(what: str, trial: str) -> None:
@@ -266,22 +266,6 @@ def _spoilt(policy: Policy, how: dict[str, float], seed: int = 0) -> Behaviour:
         sample=bool(how.get("sample", False)),
         seed=seed,
     )
-
-
-def _resume(work: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    file = work / "state.json"
-    if file.is_file():
-        state = json.loads(file.read_text())
-        if state["settings"] != settings:
-            differing = [k for k in settings if state["settings"].get(k) != settings[k]]
-            raise ValueError(
-                f"{work} holds interrupted work with another {', '.join(differing) or 'set of facts'}; "
-                "remove it, or repeat the call that began it"
-            )
-        return state
-    work.mkdir(parents=True, exist_ok=True)
-    write_json(file, {"settings": settings, "noise": None})
-    return {"settings": settings, "noise": None}
 
 
 def _run(

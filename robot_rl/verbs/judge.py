@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -217,8 +219,8 @@ def collect(cfg: DictConfig) -> None:
     from tqdm import tqdm
 
     from robot_rl import checkpoint
-    from robot_rl.data import d4rl, recorder
-    from robot_rl.jobs.collect import BesidePictures, ExpertPolicy, keep_steps
+    from robot_rl.data import d4rl
+    from robot_rl.jobs.collect import BesidePictures, ExpertPolicy, begin_work, keep_steps
 
     threads(cfg)
     out = Path(cfg.out)
@@ -251,6 +253,10 @@ def collect(cfg: DictConfig) -> None:
     if cfg.level is not None:
         _collect_level(cfg, env, policy, out)
         return
+    work = out.with_name(f".{out.name}.work")  # every episode as it ends; the same call goes on from there
+    settings: Any = OmegaConf.to_container(cfg, resolve=True)
+    plain = {key: value for key, value in settings.items() if key not in ("out", "device", "threads", "debug")}
+    begin_work(work, json.loads(json.dumps(plain, default=str)))
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
         episodes = keep_steps(
             env,
@@ -261,13 +267,14 @@ def collect(cfg: DictConfig) -> None:
             per_task=cfg.per_task,
             deterministic=cfg.deterministic,
             on_episode=lambda done: bar.update(done - bar.n),
+            work=work,
         )
     if out.suffix in (".hdf5", ".h5"):
         d4rl.write(out, episodes, metadata={"control_hz": env.io.control_hz})
+        shutil.rmtree(work)
     else:
-        with recorder.Recorder(out) as writer:
-            for episode in episodes:
-                writer.append(episode)
+        (work / "state.json").unlink()
+        work.rename(out)
     successes = [bool(episode.meta["success"]) for episode in episodes if "success" in episode.meta]
     table(
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from dataclasses import fields
 from typing import Any
@@ -59,6 +60,8 @@ def data(cfg: DictConfig) -> None:
         elif cfg.what == "convert":
             if cfg.out is None:
                 raise Refused("convert needs out=<name>; a name without .hdf5 becomes a store, see --help")
+            for number in (signal.SIGTERM, signal.SIGHUP):  # what was begun vanishes, as it does on Ctrl-C
+                signal.signal(number, lambda number, _: sys.exit(128 + number))
             chosen = {field.name: plain[field.name] for field in fields(Repairs)}
             findings = conversion.convert(cfg.path, cfg.out, to=cfg.to, mend=Repairs(**chosen), **options)
             show(findings)

@@ -1,5 +1,8 @@
 """Recorded episodes are what happened."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -8,13 +11,14 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
+from robot_rl.data import formats
 from robot_rl.data.recorder import Recording
-from robot_rl.jobs.collect import BesidePictures, ExpertPolicy, episodes_of, keep_steps
+from robot_rl.jobs.collect import BesidePictures, ExpertPolicy, begin_work, episodes_of, keep_steps
 from robot_rl.policies.offline.bc import Bc
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.sim.worlds.tabletop import BLOCKS, PLATES, Tabletop
-from robot_rl.types import Action, IOSpec
+from robot_rl.types import Action, Episode, IOSpec
 
 
 def test_keep_steps_successful_expert_episodes_only() -> None:
@@ -213,3 +217,76 @@ def test_mistakes_where_only_one_thing_is_asked_are_refused() -> None:
         ExpertPolicy(env, mistakes=0.5)
     with pytest.raises(ValueError, match="mistakes is 2"):
         ExpertPolicy(env, mistakes=2)
+
+
+class _Cut(Exception):
+    """A kill, as far as the recorded episodes can tell."""
+
+
+def test_collect_goes_on_where_it_was_stopped_and_keeps_the_same_episodes(tmp_path: Path) -> None:
+    """Seven episodes, stopped after the third: the folder holds three, and the rest are those of a run without a stop.
+
+    The order of episodes inside a round may differ, their number and content not.
+    """
+
+    def run(work: Path | None, stop: int = 99) -> list[Episode]:
+        def told(done: int) -> None:
+            if done == stop:
+                raise _Cut
+
+        env = make(2, 0, world=Reach(), num_threads=1)
+        try:
+            expert = ExpertPolicy(env, noise=0.3, seed=5)
+            return keep_steps(env, expert, episodes=7, seed=3, only_success=True, on_episode=told, work=work)
+        finally:
+            env.close()
+
+    whole = run(tmp_path / "whole")
+    work = tmp_path / "cut"
+    with pytest.raises(_Cut):
+        run(work, stop=3)
+    assert len(Recording(work)) == 3
+    resumed = run(work)
+    assert len(resumed) == len(Recording(work)) == 7
+    expected = {e.action.tobytes() for e in whole}
+    assert {e.action.tobytes() for e in resumed} == expected
+    assert len(expected) == 7
+
+
+def test_collect_of_another_call_does_not_go_on_in_its_folder(tmp_path: Path) -> None:
+    begin_work(tmp_path / "w", {"seed": 0, "env": "reach"})
+    assert begin_work(tmp_path / "w", {"seed": 0, "env": "reach"})["settings"]["seed"] == 0
+    with pytest.raises(ValueError, match="interrupted work with another seed"):
+        begin_work(tmp_path / "w", {"seed": 1, "env": "reach"})
+
+
+_KILLED = """
+import os, signal, sys
+from robot_rl.cli import main
+from robot_rl.data.recorder import Recorder
+append = Recorder.append
+def killed(self, episode):
+    path = append(self, episode)
+    if self.episodes == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return path
+Recorder.append = killed
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["demos.hdf5", "demos"])
+def test_killed_collect_keeps_its_episodes_and_goes_on(tmp_path: Path, name: str) -> None:
+    """SIGKILL when the third episode has ended; the same command line then writes all eight."""
+    line = ["collect", "env=reach", "episodes=8", "num_envs=2", f"out={name}"]
+    child = subprocess.run([sys.executable, "-c", _KILLED, *line], cwd=tmp_path, capture_output=True, timeout=200)
+    assert child.returncode == -signal.SIGKILL
+    kept = {e.action.tobytes() for e in Recording(tmp_path / f".{name}.work")}
+    assert len(kept) == 3
+    assert not (tmp_path / name).exists()
+    again = [sys.executable, "-m", "robot_rl", *line]
+    subprocess.run(again, cwd=tmp_path, check=True, capture_output=True, timeout=200)
+    episodes = formats.load(tmp_path / name).episodes
+    assert len({e.action.tobytes() for e in episodes}) == len(episodes) == 8
+    assert kept <= {e.action.tobytes() for e in episodes}
+    assert sorted(p.name for p in tmp_path.iterdir() if name in p.name) == [name]

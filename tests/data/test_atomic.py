@@ -1,0 +1,116 @@
+"""What is written appears whole or not at all: on a full disk, at a kill, beside other writers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from broken import d4rl_columns, hdf5
+
+from robot_rl.data.atomic import new_folder, new_hdf5
+from robot_rl.data.d4rl import read
+
+_FULL = """
+import resource, signal, sys
+from pathlib import Path
+from broken import episode
+from robot_rl.data import d4rl, minari
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+episodes = [episode(i, 4000, size=50) for i in range(4)]
+try:
+    if sys.argv[1] == "minari":
+        minari.write("x-v0", episodes, dataset_id="x-v0")
+    else:
+        d4rl.write("x.hdf5", episodes, compress=sys.argv[1] == "packed")
+except OSError as problem:
+    print("OSError", problem.errno)
+"""
+
+
+@pytest.mark.parametrize("limit", [4_000, 300_000, 1_000_000])
+@pytest.mark.parametrize("kind", ["packed", "plain", "minari"])
+def test_hdf5_that_the_disk_does_not_take_ends_in_its_error(tmp_path: Path, kind: str, limit: int) -> None:
+    """Files of 3 MB, of which the system takes less: one error with the system's number, no crash, nothing left."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    line = [sys.executable, "-c", _FULL, kind, str(limit)]
+    env = {**os.environ, "PYTHONPATH": path}
+    child = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert (child.returncode, child.stdout) == (0, "OSError 27\n"), child.stderr  # EFBIG
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hdf5_appears_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.hdf5"
+    with new_hdf5(path) as file:
+        file["x"] = np.arange(100_000)
+        assert not path.exists()
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(file["x"][()], np.arange(100_000))
+    with pytest.raises(KeyError), new_hdf5(path) as file:
+        raise KeyError
+    assert [p.name for p in tmp_path.iterdir()] == ["x.hdf5"]
+
+
+_KILLED = """
+import os, signal, sys
+from robot_rl.cli import main
+from robot_rl.data import atomic, store_write
+number = int(sys.argv.pop(1))
+def killed(*_, **__):
+    os.kill(os.getpid(), number)
+    signal.pause()
+store_write.StoreWriter._finish = killed
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_killed_conversion_leaves_nothing_or_what_the_next_one_removes(tmp_path: Path, number: signal.Signals) -> None:
+    hdf5(tmp_path / "log.hdf5", d4rl_columns())
+    line = ["data", "convert", "log.hdf5", "out=x.store"]
+    child = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(int(number)), *line], cwd=tmp_path, capture_output=True, timeout=120
+    )
+    parts = list(tmp_path.glob(".*.part"))
+    if number != signal.SIGKILL:
+        assert child.returncode == 128 + number
+        assert parts == []
+        return
+    assert child.returncode == -number
+    assert len(parts) == 1
+    os.utime(parts[0], (0, 0))
+    with new_folder(tmp_path / "x.store") as folder:
+        (folder / "whole").touch()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log.hdf5", "x.store"]
+
+
+def test_what_somebody_is_writing_is_left_alone(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "x") as first:
+        os.utime(first, (0, 0))
+        with new_folder(tmp_path / "x"):
+            assert first.is_dir()
+        assert first.is_dir()
+    with new_hdf5(tmp_path / "y.hdf5") as file:
+        (part,) = tmp_path.glob(".y.hdf5.*.part")
+        os.utime(part, (0, 0))
+        with new_hdf5(tmp_path / "y.hdf5") as other:
+            other["x"] = 1
+        file["x"] = 2
+    with h5py.File(tmp_path / "y.hdf5") as file:
+        assert file["x"][()] == 2  # pyright: ignore
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_reading_keeps_the_rate_of_a_written_file(tmp_path: Path) -> None:
+    path = hdf5(tmp_path / "log.hdf5", {**d4rl_columns(), "metadata/control_hz": 50.0})
+    assert read(path).io.control_hz == 50.0
