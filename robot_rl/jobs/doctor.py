@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from robot_rl import __version__
+from robot_rl import __version__, child
 from robot_rl.checkpoint import git_commit
 
 # module, distribution, extra, what it is for
@@ -113,7 +113,7 @@ def _renders(backend: str) -> str:
         return f"lib{library} not found"
     try:
         out = subprocess.run(
-            [sys.executable, "-c", _RENDER],
+            child.program(_RENDER),
             env={**os.environ, "MUJOCO_GL": backend},
             capture_output=True,
             text=True,

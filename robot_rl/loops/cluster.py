@@ -459,5 +459,5 @@ def _environment() -> dict[str, str]:
     """Variables of local actors: one thread each, and the modules of this process."""
     variables = {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     if "RAY_ADDRESS" not in os.environ:
-        variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     return variables
