@@ -206,7 +206,7 @@ def deploy(arguments: GraphArgs) -> int:
         ImportError: rclpy is missing.
     """
     nodes = graph(arguments)
-    require("rclpy", extra="ros")
+    require("rclpy")
 
     # unbuffered: a buffer's lock, held by a write that waits, would hang the interpreter's end
     relay = Relay(FileIO(2, "w", closefd=False))

@@ -38,7 +38,7 @@ class Before:
     """The state of a MuJoCo environment before its last step, kept so that a diverging step can be repeated."""
 
     def __init__(self, env: gymnasium.Env) -> None:
-        mujoco = require("mujoco", extra="sim")
+        mujoco = require("mujoco")
 
         parts = mujoco_parts(env)
         if parts is None:
@@ -55,7 +55,7 @@ class Before:
 
     def content(self) -> dict[str, np.ndarray]:
         """Model, state, warm start and controls as `crash.repeat` reads them."""
-        mujoco = require("mujoco", extra="sim")
+        mujoco = require("mujoco")
 
         data = mujoco.MjData(self._model)
         mujoco.mj_setState(self._model, data, self._state, self._signature)
@@ -103,7 +103,7 @@ def save(env: gymnasium.Env, nominal: Any) -> dict[str, Any] | None:
                         return None
         out[f"{depth}.plain"] = json.dumps(plain)
     if parts is not None:
-        mujoco = require("mujoco", extra="sim")
+        mujoco = require("mujoco")
 
         model, data = parts
         signature = int(mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -121,7 +121,7 @@ def load(env: gymnasium.Env, nominal: Any, state: dict[str, Any]) -> None:
     """Restore what `save` returned into an environment made with the same arguments."""
     parts = mujoco_parts(env)
     if parts is not None:
-        mujoco = require("mujoco", extra="sim")
+        mujoco = require("mujoco")
 
         model, data = parts
         for name, value in _arrays(model):

@@ -88,7 +88,7 @@ def tiny_model(vocabulary: int, *, hidden: int, layers: int, heads: int, context
     Raises:
         ImportError: transformers is not installed.
     """
-    transformers = require("transformers", extra="language")
+    transformers = require("transformers")
     config = transformers.LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -120,7 +120,7 @@ def local_model(path: str) -> tuple[LanguageModel, Any]:
         ImportError: transformers is not installed.
         OSError: the folder holds no model.
     """
-    transformers = require("transformers", extra="language")
+    transformers = require("transformers")
     core = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
     return LanguageModel(core), transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
 
@@ -155,7 +155,7 @@ class Conversation:
     def __init__(self, model: LanguageModel, rows: int) -> None:
         self._model = model
         self._device = model.value.weight.device
-        self._cache: Any = require("transformers", extra="language").DynamicCache(config=model.core.config)
+        self._cache: Any = require("transformers").DynamicCache(config=model.core.config)
         self._mask = torch.zeros((rows, 0), dtype=torch.long, device=self._device)
         self.logits = torch.zeros((rows, model.core.config.vocab_size), device=self._device)
         self.value = torch.zeros(rows, device=self._device)

@@ -14,9 +14,9 @@ import numpy as np
 
 from robot_rl.extras import require
 
-numba: Any = require("numba", extra="fast")
-_ir: Any = require("llvmlite.ir", extra="fast")
-_intrinsic: Any = require("numba.extending", extra="fast").intrinsic
+numba: Any = require("numba")
+_ir: Any = require("llvmlite.ir")
+_intrinsic: Any = require("numba.extending").intrinsic
 
 from robot_rl.advantage.backends.compiled import njit  # noqa: E402
 

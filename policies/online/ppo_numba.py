@@ -12,7 +12,7 @@ import numpy as np
 
 from robot_rl.extras import require
 
-require("numba", extra="fast")
+require("numba")
 
 from robot_rl.advantage.backends.compiled import njit  # noqa: E402
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from robot_rl.extras import require
 from robot_rl.types import Action, Array, IOSpec, Metrics, Obs
 
-sb3: Any = require("stable_baselines3", extra="baselines")
-_callbacks: Any = require("stable_baselines3.common.callbacks", extra="baselines")
-_vec_env: Any = require("stable_baselines3.common.vec_env", extra="baselines")
+sb3: Any = require("stable_baselines3")
+_callbacks: Any = require("stable_baselines3.common.callbacks")
+_vec_env: Any = require("stable_baselines3.common.vec_env")
 
 
 class Sb3:

@@ -24,7 +24,7 @@ import numpy as np
 from robot_rl import child
 from robot_rl.extras import require
 
-require("rclpy", extra="ros")
+require("rclpy")
 
 import rclpy  # noqa: E402  (after the check that it is there)
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402

@@ -170,7 +170,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _parquet(path: Path, what: str) -> Any:
     sources.check_file(path)
-    parquet = extras.require("pyarrow.parquet", extra="logs")
+    parquet = extras.require("pyarrow.parquet")
     try:
         return parquet.read_table(path)
     except (OSError, ValueError) as problem:  # pyarrow's errors derive from these
@@ -253,7 +253,7 @@ def _spans(numbers: Sequence[int]) -> str:
 
 def _columns(table: Any) -> dict[str, np.ndarray]:
     """Numeric columns as (T,) or (T, width) arrays."""
-    pa = extras.require("pyarrow", extra="logs")
+    pa = extras.require("pyarrow")
     found = {}
     for name in table.column_names:
         column = table[name].combine_chunks()

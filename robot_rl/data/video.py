@@ -33,7 +33,7 @@ def frames(
         raise BadData(
             error("video_missing", f"{path} is not there", "copy the videos, or leave images out (videos=false)")
         )
-    av = extras.require("av", extra="logs")
+    av = extras.require("av")
     found: list[np.ndarray] = []
     codec = "unknown codec"
     try:
@@ -66,7 +66,7 @@ def facts(path: Path) -> tuple[float, int, str]:
     Raises:
         BadData: it cannot be opened.
     """
-    av = extras.require("av", extra="logs")
+    av = extras.require("av")
     try:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
@@ -88,7 +88,7 @@ def write(
         codec: of FFmpeg.
         lossless: keep every value (H.264 in RGB, which few players show).
     """
-    av = extras.require("av", extra="logs")
+    av = extras.require("av")
     options = {"crf": "0", "preset": "veryfast"} if lossless else {"crf": "18", "preset": "veryfast"}
     name, pixels = ("libx264rgb", "rgb24") if lossless else (codec, "yuv420p")
     with av.open(str(path), "w") as container:

@@ -121,7 +121,7 @@ def run(
     if verb not in VERBS:
         raise ValueError(f"a sweep runs {' or '.join(VERBS)}, not '{verb}'")
     wanted = trials(arguments)
-    ray: Any = require("ray", extra="cluster")
+    ray: Any = require("ray")
     own = start(ray, 1)
     folder.mkdir(parents=True, exist_ok=True)
     variables = {"OMP_NUM_THREADS": str(max(int(cpus), 1))}

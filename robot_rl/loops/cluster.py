@@ -176,8 +176,8 @@ class Cluster:
             raise ValueError(
                 f"workers, num_envs, fragment and depth are {workers}, {num_envs}, {fragment}, {depth}; expected >= 1"
             )
-        self._ray: Any = require("ray", extra="cluster")
-        self._gone: Any = require("ray.exceptions", extra="cluster")
+        self._ray: Any = require("ray")
+        self._gone: Any = require("ray.exceptions")
         self._own = start(self._ray, workers)
         self._make = self._ray.remote(num_cpus=1, max_restarts=0)(RolloutWorker).remote
         self._recipe = (self._ray.put(make_env), self._ray.put(make_learner))
