@@ -82,9 +82,9 @@ lock: $(VENV)-tools/.ready
 	@{ head -1 requirements-ros.lock; awk '/^[a-z]/ {ros = /^(ros-|empy|lark)/} ros' $(VENV)-tools/ros.lock; } > $(VENV)-tools/lock && mv $(VENV)-tools/lock requirements-ros.lock
 	@$(UV) --universal --python-version 3.10 requirements-tools.in -o requirements-tools.lock
 
-# Known vulnerabilities of what the locks pin (asks PyPI).
+# Known vulnerabilities of what the locks pin (asks PyPI); one that cannot be looked up fails.
 audit: $(VENV)-tools/.ready
-	@$(VENV)-tools/bin/pip-audit --disable-pip --require-hashes -r requirements.lock -r requirements-torch.lock
+	@$(VENV)-tools/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock -r requirements-torch.lock
 
 # Bill of materials of what is installed, CycloneDX.
 sbom: setup $(VENV)-tools/.ready

@@ -13,12 +13,12 @@ VERSION = re.search(r'__version__ = "(.+?)"', Path("robot_rl/__init__.py").read_
 # what training, evaluating and reporting in a world of ours, or in a Gymnasium task, needs; robot_rl/extras.py names
 # the modules of these lists
 BASE = ["torch>=2.4", "numpy", "gymnasium>=1.1", "mujoco>=3.3", "array-api-compat", "hydra-core>=1.3", "pydantic>=2"]
-BASE += ["h5py", "tqdm", "psutil", "pyyaml", "tensorboard", "matplotlib", "jinja2", "av", "pillow"]
+BASE += ["h5py", "tqdm", "psutil", "pyyaml", "tensorboard", "matplotlib", "jinja2", "av", "pillow", "pygame"]
 EXTRAS = {
-    "sim": ["gymnasium-robotics>=1.4.2", "pygame", "stable-baselines3>=2.4"],
+    "sim": ["gymnasium-robotics>=1.4.2", "stable-baselines3>=2.4"],
     "fast": ["numba"],
     "logs": ["pyarrow", "rosbags>=0.10"],
-    "robot": ["aiohttp>=3.9", "opencv-python-headless", "pygame", "eclipse-zenoh>=1.5", "safetensors"],
+    "robot": ["aiohttp>=3.9", "opencv-python-headless", "eclipse-zenoh>=1.5", "safetensors"],
     "track": ["wandb"],
     "language": ["transformers>=5"],
     "gpu": ["mujoco>=3.13", "mujoco-warp>=3.13", "warp-lang>=1.15"],
