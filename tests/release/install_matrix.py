@@ -35,13 +35,16 @@ def run(*command: object, cwd: Path, env: dict[str, str] | None = None) -> str:
     return out.stdout
 
 
-def interpreter(uv: str, version: str, work: Path) -> Path | None:
-    """A Python of this version that every user may run, or None where none is installed."""
-    command = [uv, "python", "find", "--no-python-downloads", "--no-project", version]
-    found = subprocess.run(command, cwd=work, capture_output=True, text=True)
-    if found.returncode:
+def interpreter(version: str, work: Path) -> Path | None:
+    """A Python of this version that every user may run, or None where none is installed on the path or by pyenv."""
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    places = [shutil.which(f"python{version}"), *sorted(kept.glob(f"{version}.*/bin/python{version}"))]
+    asked = "import os, sys; print(os.path.realpath(sys.executable))"
+    answers = [subprocess.run([place, "-c", asked], capture_output=True, text=True) for place in places if place]
+    works = [answer.stdout.strip() for answer in answers if answer.returncode == 0]
+    if not works:
         return None
-    path = Path(found.stdout.strip()).resolve()
+    path = Path(works[0])
     if subprocess.run([*other_user(), path, "-c", "pass"], capture_output=True).returncode == 0:
         return path
     copy = work / f"python{version}"  # below a closed home: the same files under a folder that is open
@@ -106,7 +109,7 @@ def main() -> None:
         wheel = next((work / "dist").glob("*.whl"))
         done = 0
         for version in args.python:
-            python = interpreter(uv, version, work)
+            python = interpreter(version, work)
             if python is None:
                 print(f"--  Python {version} is not installed")
                 continue
@@ -119,6 +122,8 @@ def main() -> None:
                     f"ok  Python {version}, {extra}: {', '.join(TASKS)} ({time.monotonic() - begun:.0f} s)", flush=True
                 )
                 done += 1
+        if not done:
+            sys.exit("none of these Pythons is installed")
         print(f"{done} passed, 0 failed")
 
 
