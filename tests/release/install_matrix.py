@@ -67,11 +67,12 @@ def install(uv: str, python: Path, wheel: Path, extra: str, folder: Path) -> Pat
     return folder / "bin"
 
 
-def prove(scripts: Path, work: Path) -> None:
+def prove(scripts: Path, python: Path, work: Path) -> None:
     """Doctor, and both tasks trained, evaluated and reported by the other user."""
     work.mkdir()
     os.chown(work, NOBODY, NOBODY)
     env = {"PATH": f"{scripts}:/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+    env["LD_LIBRARY_PATH"] = str(python.parents[1] / "lib")  # a copied interpreter looks for its library where it was
     site = next(scripts.parent.glob("lib/python3.*/site-packages"))
     writable = subprocess.run([*other_user(), "touch", site / "robot_rl/trace"], capture_output=True)
     assert writable.returncode, f"{site} can be written by user {NOBODY}; the proof would be none"
@@ -116,7 +117,7 @@ def main() -> None:
             for extra in args.extras:
                 begun, name = time.monotonic(), f"{version}-{extra}"
                 scripts = install(uv, python, wheel, extra, work / name)
-                prove(scripts, work / f"run-{name}")
+                prove(scripts, python, work / f"run-{name}")
                 shutil.rmtree(work / name)
                 print(
                     f"ok  Python {version}, {extra}: {', '.join(TASKS)} ({time.monotonic() - begun:.0f} s)", flush=True
