@@ -4,23 +4,31 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-all mujoco4 fmt lint types lock wheel bench doctor clean
+.PHONY: setup demo test test-all mujoco4 fmt lint types lock audit sbom wheel install-matrix bench doctor clean
 
 setup: $(STAMP)
 
-# Rebuilt only when the lock file changes; the interpreter is checked so that a broken venv is made anew.
-$(STAMP): requirements.lock requirements-ros.lock
+# The locks hold every package with its hash, so nothing is resolved (--no-deps); `pip check` says when one is missing.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LOCKED := $(PIP) install --quiet --no-deps --require-hashes
+UV := $(VENV)-tools/bin/uv pip compile --quiet --no-header --no-annotate --generate-hashes
+TORCH := /^[a-z]/ {torch = /^(torch|nvidia-|triton|cuda-)/}
+
+# Rebuilt only when a lock or the metadata changes; the interpreter is checked so that a broken venv is made anew.
+$(STAMP): requirements.lock requirements-torch.lock requirements-cpu.lock requirements-ros.lock setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python >= 3.10 is needed, this is " + sys.version)'
 	@$(BIN)/python -c 'pass' 2>/dev/null || { echo "creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing pinned packages (a minute or two)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@# torch for CPUs where a folder of wheels has it, else PyPI's with its CUDA libraries
+	@$(LOCKED) --no-index -r requirements-cpu.lock 2>/dev/null || $(LOCKED) -r requirements-torch.lock
+	@$(LOCKED) -r requirements.lock
 	@# rclpy: a sourced ROS brings its own; wheels exist for some Pythons only
 	@if [ -z "$$ROS_DISTRO" ] && [ "$$(uname -sm)" = "Linux x86_64" ] && $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))'; \
-	then $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-ros.lock; \
+	then $(LOCKED) -r requirements-ros.lock; \
 	else echo "no ROS wheels installed: a ROS is sourced, or this Python has none (3.11 and 3.12 do)"; fi
-	@# the checkout itself, by path: no build step, and edits take effect at once
-	@$(BIN)/python -c 'import site; open(site.getsitepackages()[0] + "/robot_rl_checkout.pth", "w").write("$(CURDIR)\n")'
-	@printf '#!/bin/sh\nexec "%s" -m robot_rl "$$@"\n' "$(abspath $(BIN))/python" > $(BIN)/robot-rl && chmod +x $(BIN)/robot-rl
+	@# the checkout itself, editable; its build needs setuptools alone, which the lock has brought
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(PIP) check
 	@touch $(STAMP)
 
 demo: setup
@@ -43,7 +51,7 @@ test: setup
 test-all: setup
 	@$(BIN)/python -m pytest -q --ignore tests/real/ros -m "not gpu and not isaac"
 	@$(BIN)/python -m pytest -q tests/real/ros -m "not gpu and not isaac"
-	@$(MAKE) mujoco4 wheel
+	@$(MAKE) mujoco4 wheel install-matrix
 
 # Our worlds on the next major MuJoCo; it is laid beside the pinned one, which gymnasium-robotics needs.
 mujoco4: setup
@@ -60,14 +68,34 @@ lint: setup
 types: setup
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
-lock: setup
-	@$(PYTHON) -m pip install --quiet uv && $(PYTHON) -m uv pip compile --universal --python-version 3.10 --no-header --no-annotate requirements.in \
-	| grep -vE '^(nvidia-|triton|cuda-)' > requirements.lock
-	@$(PYTHON) -m uv pip compile --python-version 3.11 --no-header --no-annotate -c requirements.lock requirements-ros.in \
-	| grep -E '^(ros-|empy|lark)' > requirements-ros.lock
+$(VENV)-tools/.ready: requirements-tools.lock
+	@$(PYTHON) -m venv --clear $(VENV)-tools
+	@$(VENV)-tools/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-tools.lock
+	@touch $@
+
+# requirements-cpu.lock is written by hand: its wheels are not on PyPI.
+lock: $(VENV)-tools/.ready
+	@$(UV) --universal --python-version 3.10 requirements.in -o $(VENV)-tools/all.lock
+	@{ head -2 requirements.lock; awk '$(TORCH) !torch' $(VENV)-tools/all.lock; } > $(VENV)-tools/lock && mv $(VENV)-tools/lock requirements.lock
+	@{ head -1 requirements-torch.lock; awk '$(TORCH) torch' $(VENV)-tools/all.lock; } > $(VENV)-tools/lock && mv $(VENV)-tools/lock requirements-torch.lock
+	@$(UV) --python-version 3.11 -c requirements.lock requirements-ros.in -o $(VENV)-tools/ros.lock
+	@{ head -1 requirements-ros.lock; awk '/^[a-z]/ {ros = /^(ros-|empy|lark)/} ros' $(VENV)-tools/ros.lock; } > $(VENV)-tools/lock && mv $(VENV)-tools/lock requirements-ros.lock
+	@$(UV) --universal --python-version 3.10 requirements-tools.in -o requirements-tools.lock
+
+# Known vulnerabilities of what the locks pin (asks PyPI); one that cannot be looked up fails.
+audit: $(VENV)-tools/.ready
+	@$(VENV)-tools/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock -r requirements-torch.lock
+
+# Bill of materials of what is installed, CycloneDX.
+sbom: setup $(VENV)-tools/.ready
+	@mkdir -p dist && $(VENV)-tools/bin/cyclonedx-py environment $(BIN)/python --output-reproducible -o dist/robot_rl.cdx.json && echo dist/robot_rl.cdx.json
 
 wheel: setup
 	@$(BIN)/python tests/release/check_artifacts.py
+
+# The wheel with base, sim and all on every Python that is installed: another user, nothing writable, no home, no network.
+install-matrix: setup $(VENV)-tools/.ready
+	@$(BIN)/python tests/release/install_matrix.py --uv $(VENV)-tools/bin/uv
 
 bench: setup
 	@for suite in advantage env inference replay sac ppo; do $(BIN)/robot-rl bench $$suite || exit 1; done

@@ -10,29 +10,26 @@ HERE = Path(__file__).resolve().parent  # colcon --symlink-install runs a link t
 ROOMS = ("sim", "real", "policies", "configs")
 VERSION = re.search(r'__version__ = "(.+?)"', Path("robot_rl/__init__.py").read_text()).group(1)
 
+# what training, evaluating and reporting in a world of ours, or in a Gymnasium task, needs; robot_rl/extras.py names
+# the modules of these lists
+BASE = ["torch>=2.4", "numpy", "gymnasium>=1.1", "mujoco>=3.3", "array-api-compat", "hydra-core>=1.3", "pydantic>=2"]
+BASE += ["h5py", "tqdm", "psutil", "pyyaml", "tensorboard", "matplotlib", "jinja2", "av", "pillow", "pygame"]
 EXTRAS = {
-    "sim": ["mujoco>=3.3", "array-api-compat", "gymnasium-robotics>=1.4.2"],
-    "warp": ["mujoco>=3.13", "mujoco-warp>=3.13", "warp-lang>=1.15", "array-api-compat"],
-    "isaac": ["mujoco>=3.3", "array-api-compat"],  # Isaac Gym and Isaac Lab come from NVIDIA: robot-rl doctor isaac
-    "baselines": ["stable-baselines3>=2.4"],
-    "vision": ["opencv-python-headless", "av"],
-    "track": ["tensorboard", "wandb"],
-    "report": ["matplotlib", "jinja2", "av", "pillow"],
-    "logs": ["h5py", "pyarrow", "av", "rosbags", "pillow"],
+    "sim": ["gymnasium-robotics>=1.4.2", "stable-baselines3>=2.4"],
     "fast": ["numba"],
-    "console": ["aiohttp>=3.9", "pillow"],
-    "teleop": ["pygame"],
-    "link": ["eclipse-zenoh>=1.5", "safetensors"],
+    "logs": ["pyarrow", "rosbags>=0.10"],
+    "robot": ["aiohttp>=3.9", "opencv-python-headless", "eclipse-zenoh>=1.5", "safetensors"],
+    "track": ["wandb"],
     "language": ["transformers>=5"],
+    "gpu": ["mujoco>=3.13", "mujoco-warp>=3.13", "warp-lang>=1.15"],
     "cluster": ["ray>=2.40"],
-    "bag": ["rosbags>=0.10", "h5py"],
     "ros": [  # ROS 2 Kilted from PyPI; leave it out where a system ROS is sourced
         "ros-rclpy[fastrtps]",
         *(f"ros-{name}-msgs" for name in ("sensor", "geometry", "trajectory", "std", "nav", "diagnostic", "rosgraph")),
         "ros-std-srvs",
     ],
 }
-APART = ("ros", "warp", "isaac", "cluster")  # large, and wanted on purpose
+APART = ("ros", "gpu", "cluster")  # large, and wanted on purpose
 EXTRAS["all"] = sorted({package for name, packages in EXTRAS.items() if name not in APART for package in packages})
 # without it colcon test runs nothing
 EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis", "selenium", "websockets"]
@@ -71,7 +68,7 @@ setup(
         ("share/robot_rl/config", sorted(glob("launch/params/*.yaml") + glob("launch/params/*.xml"))),
         ("lib/robot_rl", sorted(glob("launch/bin/*"))),  # ros2 run and ros2 launch look there; pip fills only bin
     ],
-    install_requires=["torch>=2.4", "numpy", "gymnasium>=1.1", "hydra-core>=1.3", "tqdm", "psutil", "pyyaml"],
+    install_requires=BASE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["robot-rl = robot_rl.cli:main"]},
     zip_safe=False,

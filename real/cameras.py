@@ -76,7 +76,7 @@ def compressed_pixels(data: Any) -> np.ndarray:
     Raises:
         PictureError: not a picture, more than 32 MB, or more pixels than any camera of ours has.
     """
-    cv2 = require("cv2", extra="vision")
+    cv2 = require("cv2")
     raw = np.frombuffer(data, np.uint8)
     if not 0 < len(raw) <= LARGEST:
         raise PictureError(f"picture has {len(raw)} bytes, expected 1 to {LARGEST}")
@@ -94,7 +94,7 @@ def compressed_pixels(data: Any) -> np.ndarray:
 
 def png(pixels: np.ndarray) -> bytes:
     """PNG, which loses nothing, of (H, W, 3) RGB or (H, W) grey pixels, uint8 or uint16."""
-    cv2 = require("cv2", extra="vision")
+    cv2 = require("cv2")
     turned = pixels[..., ::-1] if pixels.ndim == 3 else pixels
     done, coded = cv2.imencode(".png", turned, [cv2.IMWRITE_PNG_COMPRESSION, 1])
     if not done:
@@ -124,7 +124,7 @@ def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     if pixels.ndim == 2:
         pixels = np.repeat(pixels[..., None], 3, axis=2)
     if pixels.shape[:2] != (height, width):
-        cv2 = require("cv2", extra="vision")
+        cv2 = require("cv2")
         pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
     return np.ascontiguousarray(pixels.astype(np.uint8, copy=False))
 

@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import IO
 
+from robot_rl.child import command as run_module
 from robot_rl.extras import require
 from robot_rl.real.graph import ORDER, GraphArgs, NodeSpec, environment, graph
 
@@ -114,7 +114,7 @@ class Launcher:
         relay: Relay | None = None,
     ) -> None:
         self._nodes, self._say, self._relay = list(nodes), say, relay
-        self._command = command or (lambda node: [sys.executable, "-m", node.module, *node.arguments()])
+        self._command = command or (lambda node: run_module(node.module, *node.arguments()))
         self.children: dict[str, _Child] = {}
         self._restarts: dict[str, list[float]] = {}
         self._ending = threading.Event()
@@ -206,7 +206,7 @@ def deploy(arguments: GraphArgs) -> int:
         ImportError: rclpy is missing.
     """
     nodes = graph(arguments)
-    require("rclpy", extra="ros")
+    require("rclpy")
 
     # unbuffered: a buffer's lock, held by a write that waits, would hang the interpreter's end
     relay = Relay(FileIO(2, "w", closefd=False))

@@ -13,7 +13,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
-from robot_rl import __version__
+from robot_rl import __version__, child
 from robot_rl.verbs.build import clear_refused
 from robot_rl.verbs.compose import choices, groups_of, take_own, wrong_name
 from robot_rl.verbs.critic import critic
@@ -169,6 +169,7 @@ def unknown(verb: str, overrides: list[str]) -> str:
 
 def main() -> None:
     """Entry point of the console script."""
+    child.shield()
     try:
         try:
             _main()

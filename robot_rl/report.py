@@ -52,7 +52,7 @@ def write_video(path: str | Path, frames: Sequence[np.ndarray], fps: float) -> P
     """
     if not frames:
         raise ValueError("no frames to encode; render at least one step")
-    av = require("av", extra="report")
+    av = require("av")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     height, width = (size - size % 2 for size in frames[0].shape[:2])  # yuv420p needs even sizes
@@ -77,9 +77,9 @@ def write_curve(path: str | Path, rows: Sequence[dict[str, Any]], *, title: str 
         rows: rows of metrics.jsonl.
         title: above the plots.
     """
-    matplotlib = require("matplotlib", extra="report")
+    matplotlib = require("matplotlib")
     matplotlib.use("Agg")
-    plt = require("matplotlib.pyplot", extra="report")
+    plt = require("matplotlib.pyplot")
     panels: dict[str, list[str]] = {}
     for name in CURVES:
         if any(row.get(name) is not None for row in rows):
@@ -128,9 +128,9 @@ def write_support(path: str | Path, support: _Support, *, actions: int = 6) -> P
         support: states (N, n), logged and chosen actions (N, A), and which of the latter are outside the data.
         actions: components that get a histogram.
     """
-    matplotlib = require("matplotlib", extra="report")
+    matplotlib = require("matplotlib")
     matplotlib.use("Agg")
-    plt = require("matplotlib.pyplot", extra="report")
+    plt = require("matplotlib.pyplot")
     shown = min(actions, support.logged.shape[1])
     figure, axes = plt.subplots(1, 1 + shown, figsize=(4.2 + 2.6 * shown, 3.2), squeeze=False)
     spread = support.state.std(0)
@@ -182,7 +182,7 @@ def write_report(
         pictures: heading -> further PNG to inline.
         warnings: sentences shown on top.
     """
-    jinja2 = require("jinja2", extra="report")
+    jinja2 = require("jinja2")
     folder = Path(folder)
 
     def inline(path: Path) -> str:

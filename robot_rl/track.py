@@ -51,7 +51,7 @@ class TensorBoard:
     """Scalars for TensorBoard in `<folder>/tensorboard`."""
 
     def __init__(self, folder: str | Path, *, resume_step: int | None = None) -> None:
-        module = require("torch.utils.tensorboard", extra="track")
+        module = require("torch.utils.tensorboard")
         purge = None if resume_step is None else resume_step + 1
         self._writer = module.SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=purge)
 
@@ -79,7 +79,7 @@ class Wandb:
     ) -> None:
         if mode not in ("online", "offline", "disabled"):
             raise ValueError(f"track.mode is '{mode}', expected online, offline or disabled")
-        wandb = require("wandb", extra="track")
+        wandb = require("wandb")
         os.environ.setdefault("WANDB_SILENT", "true")
         run_id = Path(folder).resolve().name.replace(" ", "_")[-64:]
         self._run = wandb.init(

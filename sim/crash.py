@@ -55,7 +55,7 @@ def repeat(path: str) -> np.ndarray:
     Returns:
         (substeps, 1 + nq + nv) time, positions and velocities after each physics step, up to the divergence.
     """
-    mujoco = require("mujoco", extra="sim")
+    mujoco = require("mujoco")
 
     with np.load(path, allow_pickle=False) as file:
         model = mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": file["model"].tobytes()})

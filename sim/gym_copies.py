@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from robot_rl.sim import gym_state
+from robot_rl.sim import gym_mujoco, gym_state
 from robot_rl.sim.headless import prefer_headless
 
 SUCCESS = ("success", "is_success", "succeed")
@@ -24,6 +24,7 @@ SUCCESS = ("success", "is_success", "succeed")
 
 _PACKAGES = {
     "gym_hil/": "gym_hil",
+    "Meta-World/": "metaworld",
     **dict.fromkeys(("Fetch", "Adroit", "Hand", "Franka", "AntMaze", "PointMaze"), "gymnasium_robotics"),
 }
 """Start of an id -> package that registers it."""
@@ -78,6 +79,11 @@ def make_one(id: str, kwargs: Mapping[str, Any], render_mode: str | None) -> gym
             raise ImportError(f"'{id}' needs the package {package}: pip install {package.replace('_', '-')}") from error
         if package == "gymnasium_robotics":
             gymnasium.register_envs(__import__(package))
+        elif package == "gym_hil":
+            gym_mujoco.refuse_gym_hil()
+        elif package == "metaworld":
+            gym_mujoco.mend_meta_world()
+        gym_mujoco.mend_enumerations()
     options = dict(kwargs)
     if render_mode is not None:
         options["render_mode"] = render_mode

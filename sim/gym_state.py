@@ -38,7 +38,7 @@ class Before:
     """The state of a MuJoCo environment before its last step, kept so that a diverging step can be repeated."""
 
     def __init__(self, env: gymnasium.Env) -> None:
-        mujoco = require("mujoco", extra="sim")
+        mujoco = require("mujoco")
 
         parts = mujoco_parts(env)
         if parts is None:
@@ -55,7 +55,7 @@ class Before:
 
     def content(self) -> dict[str, np.ndarray]:
         """Model, state, warm start and controls as `crash.repeat` reads them."""
-        mujoco = require("mujoco", extra="sim")
+        mujoco = require("mujoco")
 
         data = mujoco.MjData(self._model)
         mujoco.mj_setState(self._model, data, self._state, self._signature)
@@ -86,7 +86,7 @@ def save(env: gymnasium.Env, nominal: Any) -> dict[str, Any] | None:
     for depth, level in enumerate(_levels(env)):
         plain: dict[str, Any] = {}
         for name, value in vars(level).items():
-            if name in _NO_STATE or isinstance(value, gymnasium.Space):
+            if name in _NO_STATE or isinstance(value, (gymnasium.Space, gymnasium.Env)):
                 continue
             if isinstance(value, np.random.Generator):
                 words = _generator_words(value)
@@ -103,7 +103,7 @@ def save(env: gymnasium.Env, nominal: Any) -> dict[str, Any] | None:
                         return None
         out[f"{depth}.plain"] = json.dumps(plain)
     if parts is not None:
-        mujoco = require("mujoco", extra="sim")
+        mujoco = require("mujoco")
 
         model, data = parts
         signature = int(mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -121,7 +121,7 @@ def load(env: gymnasium.Env, nominal: Any, state: dict[str, Any]) -> None:
     """Restore what `save` returned into an environment made with the same arguments."""
     parts = mujoco_parts(env)
     if parts is not None:
-        mujoco = require("mujoco", extra="sim")
+        mujoco = require("mujoco")
 
         model, data = parts
         for name, value in _arrays(model):
@@ -157,9 +157,11 @@ def _restore(attributes: dict[str, Any], name: str, value: np.ndarray) -> None:
 
 
 def _levels(env: gymnasium.Env) -> list[Any]:
+    """The environment under all its wrappers, and environments that one of them is built around (FrankaKitchen)."""
     levels: list[Any] = [env]
-    while isinstance(levels[-1], gymnasium.Wrapper):
-        levels.append(levels[-1].env)
+    for level in levels:
+        inner = [value for value in vars(level).values() if isinstance(value, gymnasium.Env)]
+        levels += [value for value in inner if all(value is not known for known in levels)]
     return levels
 
 
@@ -210,6 +212,8 @@ def _encode(value: Any) -> Any:
         return [_encode(item) for item in value]
     if type(value) is tuple:
         return {"tuple": [_encode(item) for item in value]}
+    if type(value) is set:
+        return {"set": [_encode(item) for item in sorted(value, key=repr)]}
     if type(value) is dict and all(isinstance(key, str) for key in value):
         return {"dict": {key: _encode(item) for key, item in value.items()}}
     raise TypeError(type(value).__name__)
@@ -222,6 +226,8 @@ def _decode(value: Any) -> Any:
         return value
     if "tuple" in value:
         return tuple(_decode(item) for item in value["tuple"])
+    if "set" in value:
+        return {_decode(item) for item in value["set"]}
     if "dict" in value:
         return {key: _decode(item) for key, item in value["dict"].items()}
     if "scalar" in value:

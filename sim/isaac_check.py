@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from robot_rl import child
 from robot_rl.sim import isaac_env, isaac_lab_env, mujoco_env
 from robot_rl.sim.check import check
 
@@ -74,7 +75,7 @@ def world_class(name: str) -> Any:
 
 def _gym(world: str, num_envs: int, device: str) -> tuple[list[str], bool]:
     python = isaac_env.interpreter()
-    probe = subprocess.run([python, "-c", _VERSION], capture_output=True, text=True, timeout=300)
+    probe = subprocess.run(child.program(_VERSION, python), capture_output=True, text=True, timeout=300)
     if probe.returncode:
         return [f"{python} does not import isaacgym:", probe.stderr.strip()[-500:]], False
     lines = [f"{python}: python, torch, CUDA: {probe.stdout.strip().splitlines()[-1]}"]

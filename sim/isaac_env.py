@@ -90,7 +90,7 @@ def make(
         render_camera=render_camera,
         check_every=check_every,
     )
-    mujoco = require("mujoco", extra="sim")
+    mujoco = require("mujoco")
     physics = IsaacPhysics(
         mujoco.MjModel.from_xml_string(world.mjcf()),
         num_envs,

@@ -273,7 +273,7 @@ def _joints_of(model: Any, body: int) -> range:
 
 
 def _name(model: Any, kind: str, index: int) -> str:
-    mujoco = require("mujoco", extra="sim")
+    mujoco = require("mujoco")
     found = mujoco.mj_id2name(model, getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}"), index)
     return found or f"{kind}_{index}"
 

@@ -145,7 +145,7 @@ def _difference(qpos: np.ndarray, model: Any, hz: float) -> np.ndarray:
     """(T, nv) velocities by central differences, one-sided at the ends."""
     from robot_rl.extras import require
 
-    mujoco = require("mujoco", extra="sim")
+    mujoco = require("mujoco")
     out = np.zeros((len(qpos), model.nv))
     for t in range(len(qpos)):
         a, b = max(t - 1, 0), min(t + 1, len(qpos) - 1)

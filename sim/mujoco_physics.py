@@ -17,8 +17,8 @@ from robot_rl.extras import require
 from robot_rl.sim.headless import prefer_headless
 
 prefer_headless()
-mujoco = require("mujoco", extra="sim")
-rollout = require("mujoco.rollout", extra="sim")
+mujoco = require("mujoco")
+rollout = require("mujoco.rollout")
 
 _FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS
 _NONE = np.zeros(0, np.int64)

@@ -19,7 +19,7 @@ from robot_rl.sim.headless import prefer_headless
 from robot_rl.sim.scene import mocap
 
 prefer_headless()
-mujoco = require("mujoco", extra="sim")
+mujoco = require("mujoco")
 
 QUALITIES = ("full", "fast")
 _REMEDY = (

@@ -71,7 +71,7 @@ def load(model: str) -> tuple[Any, Any]:
         ValueError: MuJoCo cannot read it; says why.
     """
     prefer_headless()
-    mujoco = require("mujoco", extra="sim")
+    mujoco = require("mujoco")
     try:
         if model.lstrip().startswith("<"):
             return mujoco, mujoco.MjModel.from_xml_string(model)

@@ -24,9 +24,9 @@ from robot_rl.extras import require
 from robot_rl.sim.headless import prefer_headless
 
 prefer_headless()
-warp = require("warp", extra="warp")
-mujoco_warp = require("mujoco_warp", extra="warp")
-mujoco = require("mujoco", extra="warp")
+warp = require("warp")
+mujoco_warp = require("mujoco_warp")
+mujoco = require("mujoco")
 
 # model fields that a factor multiplies, and those that follow from them
 _SCALED = {

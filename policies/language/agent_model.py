@@ -92,7 +92,7 @@ class LanguageModel(nn.Module):
         The library's own cache of a model with windows keeps the newest columns of the window's width; among rows of
         different length some of these are holes, and it would forget tokens that the row may still look at.
         """
-        cache = require("transformers", extra="language").DynamicCache
+        cache = require("transformers").DynamicCache
         return cache() if self._window is not None else cache(config=self.core.config)
 
     def _masks(self, real: Tensor, place: Tensor, position: Tensor) -> Any:
@@ -134,7 +134,7 @@ def tiny_model(vocabulary: int, *, hidden: int, layers: int, heads: int, context
     Raises:
         ImportError: transformers is not installed.
     """
-    transformers = require("transformers", extra="language")
+    transformers = require("transformers")
     config = transformers.LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -166,7 +166,7 @@ def local_model(path: str) -> tuple[LanguageModel, Any]:
         ImportError: transformers is not installed.
         OSError: the folder holds no model.
     """
-    transformers = require("transformers", extra="language")
+    transformers = require("transformers")
     # Whatever the file holds: Adam's steps vanish in half precision, and so does the agreement of rollout and update.
     core = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=torch.float32)
     return LanguageModel(core), transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)

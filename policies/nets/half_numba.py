@@ -14,9 +14,12 @@ import numpy as np
 
 from robot_rl.extras import require
 
-numba: Any = require("numba", extra="fast")
-_ir: Any = require("llvmlite.ir", extra="fast")
-_intrinsic: Any = require("numba.extending", extra="fast").intrinsic
+numba: Any = require("numba")
+_ir: Any = require("llvmlite.ir")
+_intrinsic: Any = require("numba.extending").intrinsic
+
+from robot_rl.advantage.backends.compiled import njit  # noqa: E402
+
 _F = np.float32
 _ZERO, _ONE = _F(0.0), _F(1.0)
 _REASSOCIATE = {"reassoc", "contract", "nsz"}  # sums may be reordered for vector units; NaN keeps its meaning
@@ -50,7 +53,7 @@ def _round(number: Any) -> Any:
     return np.int16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def relu_first(z: np.ndarray, bias: np.ndarray, h: np.ndarray) -> None:
     """h (E, B, H) int16 <- round(max(0, z + bias)) of float32 z (E, B, H), bias (E, H)."""
     members, rows, width = z.shape
@@ -61,7 +64,7 @@ def relu_first(z: np.ndarray, bias: np.ndarray, h: np.ndarray) -> None:
                 h[e, i, j] = _round(_ZERO if a <= _ZERO else a)
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def relu_next(h: np.ndarray, bias: np.ndarray) -> None:
     """h (E, B, H) int16 <- round(max(0, h + bias)), in place."""
     members, rows, width = h.shape
@@ -91,7 +94,7 @@ def _norm_row(z: Any, total: Any, scale: Any, shift: Any, eps: Any, h: Any) -> A
     return inverse
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def norm_first(
     z: np.ndarray, bias: np.ndarray, scale: np.ndarray, shift: np.ndarray, eps: float, h: np.ndarray, rstd: np.ndarray
 ) -> None:
@@ -109,7 +112,7 @@ def norm_first(
             rstd[e, i] = _norm_row(z[e, i], total, scale[e], shift[e], eps, h[e, i])
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def norm_next(
     h: np.ndarray, bias: np.ndarray, scale: np.ndarray, shift: np.ndarray, eps: float, z: np.ndarray, rstd: np.ndarray
 ) -> None:
@@ -124,7 +127,7 @@ def norm_next(
             rstd[e, i] = _norm_row(z[e, i], total, scale[e], shift[e], eps, h[e, i])
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def head(h: np.ndarray, weight: np.ndarray, bias: np.ndarray, out: np.ndarray) -> None:
     """out (E, B) <- h (E, B, H) int16 times weight (E, H) plus bias (E, 1)."""
     members, rows, width = h.shape
@@ -136,7 +139,7 @@ def head(h: np.ndarray, weight: np.ndarray, bias: np.ndarray, out: np.ndarray) -
             out[e, i] = total + bias[e, 0]
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def head_back(
     d: np.ndarray,
     h: np.ndarray,
@@ -164,7 +167,7 @@ def head_back(
                 d_z[e, i, j] = _round(s)
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def mask_wide(d: np.ndarray, h: np.ndarray, grow: float, d_z: np.ndarray, sums: np.ndarray) -> None:
     """d_z (E, B, H) int16 <- d (E, B, H) float32 where h > 0, else 0; sums (E, H) over rows."""
     members, rows, width = h.shape
@@ -179,7 +182,7 @@ def mask_wide(d: np.ndarray, h: np.ndarray, grow: float, d_z: np.ndarray, sums: 
                 d_z[e, i, j] = _round(s)
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def mask_next(d_z: np.ndarray, h: np.ndarray, grow: float, sums: np.ndarray) -> None:
     """d_z (E, B, H) int16 <- d_z where h > 0, else 0, in place; sums (E, H) over rows."""
     members, rows, width = h.shape
@@ -194,7 +197,7 @@ def mask_next(d_z: np.ndarray, h: np.ndarray, grow: float, sums: np.ndarray) -> 
                 d_z[e, i, j] = _round(s)
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def norm_back(
     d_z: np.ndarray, unit: np.ndarray, rstd: np.ndarray, scale: np.ndarray, d_scale: np.ndarray, sums: np.ndarray
 ) -> None:

@@ -7,13 +7,15 @@ and `ppo_policy`, up to rounding. Constants are float32 by construction: a Pytho
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from robot_rl.extras import require
 
-numba: Any = require("numba", extra="fast")
+require("numba")
+
+from robot_rl.advantage.backends.compiled import njit  # noqa: E402
+
 _F = np.float32
 _LOW, _HIGH, _HALF, _ONE, _ZERO = _F(-5.0), _F(2.0), _F(0.5), _F(1.0), _F(0.0)
 _LIMIT = _F(20.0)
@@ -21,7 +23,7 @@ _HALF_LOG_2PI = _F(0.5 * math.log(2.0 * math.pi))
 _REASSOCIATE = {"reassoc", "contract", "nsz"}  # sums may be reordered for vector units; NaN keeps its meaning
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def loss_rows(
     head: np.ndarray,
     free_std: np.ndarray,
@@ -89,7 +91,7 @@ def loss_rows(
             d_free_std[j] = d_free_std[j] - entropy_coef if inside else _ZERO
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def adam(params: np.ndarray, grad: np.ndarray, first: np.ndarray, second: np.ndarray, numbers: np.ndarray) -> float:
     """Clip the gradient to a norm and take one Adam step in place.
 
@@ -120,7 +122,7 @@ def adam(params: np.ndarray, grad: np.ndarray, first: np.ndarray, second: np.nda
     return norm
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def act_rows(
     params: np.ndarray,
     table: np.ndarray,

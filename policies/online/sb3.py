@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl import extras
 from robot_rl.extras import require
 from robot_rl.types import Action, Array, IOSpec, Learner, Metrics, Obs
 
-sb3: Any = require("stable_baselines3", extra="baselines")
-_callbacks: Any = require("stable_baselines3.common.callbacks", extra="baselines")
-_vec_env: Any = require("stable_baselines3.common.vec_env", extra="baselines")
+sb3: Any = require("stable_baselines3")
+_callbacks: Any = require("stable_baselines3.common.callbacks")
+_vec_env: Any = require("stable_baselines3.common.vec_env")
 
 
 CONTRIB = ("ARS", "CrossQ", "MaskablePPO", "QRDQN", "RecurrentPPO", "TQC", "TRPO")
@@ -298,7 +297,13 @@ def _algorithm(name: str) -> Any:
     if name in known:
         return known[name]
     if name in CONTRIB:
-        return vars(extras.require("sb3_contrib", extra="baselines"))[name]
+        try:
+            import sb3_contrib
+        except ImportError as error:
+            raise ImportError(
+                f"algorithm {name} is of sb3_contrib, which is not installed: pip install sb3-contrib"
+            ) from error
+        return vars(sb3_contrib)[name]
     raise ValueError(f"there is no algorithm {name!r}; expected one of {', '.join([*sorted(known), *CONTRIB])}")
 
 

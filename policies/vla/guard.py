@@ -124,7 +124,7 @@ def save(folder: Path, policy: Any, config: Mapping[str, Any], *, probe: Probe, 
         FileExistsError: the folder exists.
         ValueError: weights that are not finite.
     """
-    tensors = require("safetensors.torch", extra="language")
+    tensors = require("safetensors.torch")
     if folder.exists():
         raise FileExistsError(f"{folder} exists; a checkpoint is never written over another")
     state = {name: value.detach().cpu().contiguous().clone() for name, value in policy.state_dict().items()}
@@ -180,7 +180,7 @@ def load(
     unknown = sorted(set(accept) - set(CHECKS))
     if unknown:
         raise ValueError(f"accept holds {unknown}, expected names from {', '.join(CHECKS)}")
-    tensors = require("safetensors.torch", extra="language")
+    tensors = require("safetensors.torch")
     guard = _Guard(folder, frozenset(accept))
     missing = [name for name in _FILES if not (folder / name).exists()]
     if missing:

@@ -63,7 +63,7 @@ class ClipEncoder:
     MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
     def __init__(self, folder: Path, *, device: str = "cpu") -> None:
-        hub = require("transformers", extra="language")
+        hub = require("transformers")
         folder = Path(folder)
         if not (folder / "config.json").exists():
             raise FileNotFoundError(f"{folder} holds no config.json; give the folder of a model on this machine")

@@ -45,7 +45,7 @@ class FolderTokens:
     """The tokenizer in a model's folder."""
 
     def __init__(self, folder: Path, picture: int) -> None:
-        auto = require("transformers", extra="language").AutoTokenizer
+        auto = require("transformers").AutoTokenizer
         self._own = auto.from_pretrained(str(folder), local_files_only=True)
         self.size, self.picture = len(self._own), picture
         self.pad = int(self._own.pad_token_id or 0)
@@ -204,7 +204,7 @@ def from_config(config: dict[str, Any], *, seed: int = 0) -> TransformersBackbon
     Raises:
         ValueError: a model type that is not among `FAMILIES`.
     """
-    hub = require("transformers", extra="language")
+    hub = require("transformers")
     family = str(config.get("model_type"))
     if family not in FAMILIES:
         raise ValueError(f"model_type is '{family}', expected one of {', '.join(FAMILIES)}")
@@ -226,7 +226,7 @@ def from_folder(folder: Path, *, tokenizer: str = "folder", dtype: str = "float3
         FileNotFoundError: no such folder.
         ValueError: a family that is not known here; weights that the model lacks or the file lacks.
     """
-    hub = require("transformers", extra="language")
+    hub = require("transformers")
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} holds no config.json; give the folder of a model that is on this machine")
     config = hub.AutoConfig.from_pretrained(str(folder), local_files_only=True)

@@ -35,7 +35,7 @@ class LocalModel:
     def __init__(
         self, folder: Path, *, tokenizer: str = "folder", tokens: int = 200, device: str = "cpu", dtype: str = "float32"
     ) -> None:
-        hub = require("transformers", extra="language")
+        hub = require("transformers")
         folder = Path(folder)
         if not (folder / "config.json").exists():
             raise FileNotFoundError(f"{folder} holds no config.json; give the folder of a model on this machine")

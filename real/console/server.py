@@ -62,7 +62,7 @@ class ConsoleServer:
         certificate: str | None = None,
         key: str | None = None,
     ) -> None:
-        self._web: Any = require("aiohttp.web", extra="console")
+        self._web: Any = require("aiohttp.web")
         if not _loopback(host) and not certificate:
             raise ValueError(
                 f"host is {host}: commands would cross the network in the clear. Use an SSH tunnel to 127.0.0.1, or "

@@ -59,7 +59,7 @@ class BrowserTeleop(RemoteTeleop):
         self._every, self._quality, self._tick = frame_every, quality, 0
         self._ages: deque[float] = deque(maxlen=200)
         self._episodes = -1
-        self._image: Any = require("PIL.Image", extra="console")
+        self._image: Any = require("PIL.Image")
         self.server = ConsoleServer(
             self._message, self.disconnect, host=host, port=port, token=token, certificate=certificate, key=key
         )

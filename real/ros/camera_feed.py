@@ -135,7 +135,7 @@ class CameraFeed:
         if self._raw[name]:
             data = b"?" * 7 if self.fault == "garbage" else pixels.tobytes()
             return Image(height=height, width=width, encoding="rgb8", step=3 * width, data=array.array("B", data))
-        cv2 = require("cv2", extra="vision")
+        cv2 = require("cv2")
         done, coded = cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, self._quality])
         if not done:
             raise RuntimeError(f"picture of {width} x {height} could not be written as JPEG")

@@ -12,7 +12,7 @@ import numpy as np
 
 from robot_rl.extras import require
 
-require("rclpy", extra="ros")
+require("rclpy")
 
 import rclpy  # noqa: E402  (after the check that it is there)
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402

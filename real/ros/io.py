@@ -15,7 +15,7 @@ from robot_rl.real.cameras import raw_pixels
 from robot_rl.real.core.intake import CommandMessage
 from robot_rl.real.core.spec import AXES, FIELDS, TWIST, RobotSpec
 
-require("rclpy", extra="ros")
+require("rclpy")
 
 from builtin_interfaces.msg import Duration, Time  # noqa: E402  (after the check that rclpy is there)
 from geometry_msgs.msg import Twist, TwistStamped, WrenchStamped  # noqa: E402

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl import child
 from robot_rl.extras import require
 
-require("rclpy", extra="ros")
+require("rclpy")
 
 import rclpy  # noqa: E402  (after the check that it is there)
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
@@ -158,7 +159,7 @@ def answer(args: argparse.Namespace) -> int:
 
 def probe(args: argparse.Namespace) -> int:
     """Measure, print JSON."""
-    command = [sys.executable, "-m", "robot_rl.real.ros.latency", "answer", "--fifo", str(args.fifo)]
+    command = child.command("robot_rl.real.ros.latency", "answer", "--fifo", args.fifo)
     other = subprocess.Popen([*command, *(["--policy"] if args.policy else [])])
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     node, over = rclpy.create_node("probe"), threading.Event()

@@ -21,7 +21,7 @@ from robot_rl.extras import require
 from robot_rl.real.core.clock import SteadyClock
 from robot_rl.real.core.scheduler import Scheduler, Tick
 
-require("rclpy", extra="ros")
+require("rclpy")
 
 import rclpy  # noqa: E402  (after the check that it is there)
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue  # noqa: E402

@@ -12,7 +12,7 @@ from typing import Any
 
 from robot_rl.extras import require
 
-require("rclpy", extra="ros")
+require("rclpy")
 
 from rclpy.node import Node  # noqa: E402  (after the check that it is there)
 from std_srvs.srv import Trigger  # noqa: E402

@@ -15,7 +15,7 @@ from typing import Any
 
 from robot_rl.extras import require
 
-require("rclpy", extra="ros")
+require("rclpy")
 
 import numpy as np  # noqa: E402
 import rclpy  # noqa: E402  (after the check that it is there)

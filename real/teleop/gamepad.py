@@ -66,7 +66,7 @@ class GamepadTeleop:
         if pad is None:
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-            self._game = require("pygame", extra="teleop")
+            self._game = require("pygame")
             self._game.init()
             found = self._game.joystick.get_count()
             if index >= found:

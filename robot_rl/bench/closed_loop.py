@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl import __version__
+from robot_rl import __version__, child
 from robot_rl.bench.curves import plot
 from robot_rl.checkpoint import write_json
 from robot_rl.data import formats
@@ -124,7 +123,7 @@ def run(
 
 
 def _call(folder: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "robot_rl", *arguments]
+    command = child.command("robot_rl", *arguments)
     done = subprocess.run(command, capture_output=True, text=True)
     with (folder / "commands.log").open("a") as file:
         file.write(f"robot-rl {' '.join(arguments)}\n{done.stdout}{done.stderr}\n")

@@ -112,7 +112,7 @@ class _Client:
         asyncio.run(self._session())
 
     async def _session(self) -> None:
-        aiohttp: Any = require("aiohttp", extra="console")
+        aiohttp: Any = require("aiohttp")
         base, _, token = self._url.partition("?")
         address = base.replace("http", "ws", 1) + "socket?" + token
         async with (

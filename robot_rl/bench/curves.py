@@ -37,9 +37,9 @@ def plot(
     """
     if not panels:
         return
-    matplotlib = require("matplotlib", extra="report")
+    matplotlib = require("matplotlib")
     matplotlib.use("Agg")
-    plt = require("matplotlib.pyplot", extra="report")
+    plt = require("matplotlib.pyplot")
     wide = columns or len(panels)
     high = -(-len(panels) // wide)
     figure, axes = plt.subplots(high, wide, figsize=(4 * wide, 3.2 * high), squeeze=False, layout="constrained")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl import __version__
+from robot_rl import __version__, child
 from robot_rl.bench import curves
 from robot_rl.checkpoint import write_json
 
@@ -98,7 +97,7 @@ def run(
 
 
 def _call(arguments: list[str], log: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "robot_rl", *arguments], capture_output=True, text=True)
+    done = subprocess.run(child.command("robot_rl", *arguments), capture_output=True, text=True)
     with log.open("a") as file:
         file.write(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}\n")
     if done.returncode:

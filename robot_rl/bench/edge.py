@@ -212,8 +212,8 @@ def run(
 
 
 def _draw(rows: list[dict[str, Any]], path: str) -> None:
-    require("matplotlib", extra="report").use("Agg")
-    plt = require("matplotlib.pyplot", extra="report")
+    require("matplotlib").use("Agg")
+    plt = require("matplotlib.pyplot")
     names = list(dict.fromkeys(row["case"] for row in rows))
     figure, axes = plt.subplots(1, len(names), figsize=(3.4 * len(names), 3), sharey=True)
     for axis, name in zip(axes, names):
@@ -230,8 +230,8 @@ def _draw(rows: list[dict[str, Any]], path: str) -> None:
 
 
 def _draw_steps(rows: list[dict[str, Any]], path: str, task: Task) -> None:
-    require("matplotlib", extra="report").use("Agg")
-    plt = require("matplotlib.pyplot", extra="report")
+    require("matplotlib").use("Agg")
+    plt = require("matplotlib.pyplot")
     assert task.most is not None
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
     for colour, case in enumerate(task.cases):

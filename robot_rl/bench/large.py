@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl import child
 from robot_rl.data.store_write import StoreWriter
 from robot_rl.types import Episode
 
@@ -56,7 +56,7 @@ def run(
         size = sum(path.stat().st_size for path in (Path(where) / "large.store").iterdir()) / 1e9
         limit = int(memory_gib * 2**30)
         command = [
-            *(sys.executable, "-m", "robot_rl", "offline", f"data={where}/large.store", f"policy={policy}"),
+            *child.command("robot_rl", "offline", f"data={where}/large.store", f"policy={policy}"),
             *(f"updates={updates}", f"output={where}/runs", "track.tensorboard=false", *overrides),
         ]
         begin = time.perf_counter()

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from robot_rl import __version__
+from robot_rl import __version__, child
 from robot_rl.checkpoint import write_json
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import read_metrics
@@ -79,9 +78,7 @@ def run(
                 "variant": variant,
             }
             if contestant == "peer":
-                subprocess.run(
-                    [sys.executable, "-m", "robot_rl.bench.learning_peer", json.dumps(job)], check=True, env=env
-                )
+                subprocess.run(child.command("robot_rl.bench.learning_peer", json.dumps(job)), check=True, env=env)
             else:
                 _train_ours(job, folder / f"{path.stem}_run", env)
     return summarise(folder, algorithm, env_id)
@@ -90,7 +87,7 @@ def run(
 def _train_ours(job: dict[str, Any], folder: Path, env: dict[str, str]) -> None:
     """Run `robot-rl train` as a user would, and read the curve from its metrics."""
     command = [
-        *(sys.executable, "-m", "robot_rl", "train", "env=gym", f"id={job['env_id']}"),
+        *child.command("robot_rl", "train", "env=gym", f"id={job['env_id']}"),
         *(f"policy=online/{job['variant'] or job['algorithm']}", f"seed={job['seed']}", f"total_steps={job['steps']}"),
         *(f"threads={job['threads']}", f"eval_every={job['every']}", f"eval_episodes={job['episodes']}"),
         *(f"final_episodes={job['episodes']}", f"log_every={min(1000, job['every'])}", "checkpoint_every=0"),

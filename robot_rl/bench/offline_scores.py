@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl import __version__
+from robot_rl import __version__, child
 from robot_rl.checkpoint import write_bytes, write_json
 from robot_rl.data import d4rl, scores
 from robot_rl.ope.intervals import iqm, stratified
@@ -244,7 +243,7 @@ def _collect(
             f"+expert.{env}=<zip>"
         )
     command = [
-        *(sys.executable, "-m", "robot_rl", "collect", "env=gym", f"id={ENVS[env]}-v4", "policy=sb3"),
+        *child.command("robot_rl", "collect", "env=gym", f"id={ENVS[env]}-v4", "policy=sb3"),
         *(
             f"path={expert}",
             f"level={level}",
@@ -268,7 +267,7 @@ def _train(folder: Path, cell: str, name: str, options: list[str], clock: _Clock
     begun = [path.parent for path in sorted((folder / "runs").glob(f"offline/*_{cell}/checkpoints"))]
     begun = [path for path in begun if any((path / "checkpoints").iterdir())]
     _same_options(folder / f"{cell}.options.txt", options, bool(begun))
-    command = [sys.executable, "-m", "robot_rl", "offline"]
+    command = child.command("robot_rl", "offline")
     updates = int(next(o for o in options if o.startswith("updates=")).split("=")[1])
     if begun:
         command.append(f"resume={begun[-1]}")

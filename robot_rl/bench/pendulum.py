@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from robot_rl import __version__
+from robot_rl import __version__, child
 from robot_rl.checkpoint import write_json
 from robot_rl.ope.ranking import rank_correlation, regret_at_k
 
@@ -106,7 +105,7 @@ def run(
 
 
 def _call(arguments: list[str], log: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "robot_rl", *arguments], capture_output=True, text=True)
+    done = subprocess.run(child.command("robot_rl", *arguments), capture_output=True, text=True)
     with log.open("a") as file:
         file.write(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}\n")
     if done.returncode:

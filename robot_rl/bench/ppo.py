@@ -93,8 +93,8 @@ def _ours(env_id: str, count: int, kernel: str) -> Callable[[], dict[str, float]
 
 
 def _peer(env_id: str, count: int) -> Callable[[], dict[str, float]]:
-    sb3: Any = require("stable_baselines3", extra="baselines")
-    make_vec_env: Any = require("stable_baselines3.common.env_util", extra="baselines").make_vec_env
+    sb3: Any = require("stable_baselines3")
+    make_vec_env: Any = require("stable_baselines3.common.env_util").make_vec_env
     model = sb3.PPO("MlpPolicy", make_vec_env(env_id, n_envs=count, seed=0), device="cpu", seed=0)
 
     def iterate() -> dict[str, float]:

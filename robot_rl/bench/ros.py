@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl import child
 from robot_rl.bench.ros_core import border_jerk, tick_cost
 from robot_rl.bench.ros_soak import soak
 from robot_rl.loops.evaluate import evaluate
@@ -105,7 +105,7 @@ def _probe(rate: float, seconds: float, fifo: int, *, policy: bool) -> dict[str,
 
 def _json(module: str, arguments: list[str], limit: float) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=limit, env=dict(os.environ)
+        child.command(module, *arguments), capture_output=True, text=True, timeout=limit, env=dict(os.environ)
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:

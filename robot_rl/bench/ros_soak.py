@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from robot_rl import child
+
 TRIAL = "robot_rl.real.ros.trial"
 STARTED = re.compile(r"\] (\w+): started, process (\d+)")
 
@@ -59,14 +61,14 @@ def soak(
         RuntimeError: a process did not do its part; says which.
     """
     with tempfile.TemporaryDirectory(prefix="robot_rl_soak_") as folder:
-        graph = [sys.executable, "-m", "robot_rl", "deploy", f"robot_spec={robot_spec}", f"world={world}"]
+        graph = child.command("robot_rl", "deploy", f"robot_spec={robot_spec}", f"world={world}")
         graph += [f"policy_path={Path(path).resolve()}", "auto_arm=true", "teleop=joy", "record=true"]
         graph += [f"record_folder={folder}/record", *options]
         launcher = subprocess.Popen(graph, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
         said: list[str] = []
         reading = threading.Thread(target=_read, args=(launcher, said), daemon=True)
         reading.start()
-        trial = [sys.executable, "-m", TRIAL, "--episodes", "1000000", "--seconds", str(task_seconds), "--farewell"]
+        trial = child.command(TRIAL, "--episodes", 1000000, "--seconds", task_seconds, "--farewell")
         trial += ["--limit", str(60.0 * minutes), "--record-seconds", str(record_seconds)]
         driver = subprocess.Popen(trial, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         active, moving = threading.Event(), threading.Event()

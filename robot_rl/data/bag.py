@@ -36,7 +36,7 @@ class BagInfo:
 
 def typestore() -> Any:
     """Definitions of the standard messages, with `deserialize_cdr(raw, type)` and `serialize_cdr(message, type)`."""
-    require("rosbags", extra="bag")
+    require("rosbags")
     from rosbags.typesys import Stores, get_typestore
 
     return get_typestore(Stores.ROS2_KILTED)
@@ -189,7 +189,7 @@ def recover(path: str | Path, out: str | Path) -> int:
     Raises:
         ValueError: there is no mcap file in it, or the new folder exists.
     """
-    require("rosbags", extra="bag")
+    require("rosbags")
     from rosbags.rosbag2.storage_mcap import McapReader
 
     path, out = Path(path), Path(out)
@@ -236,7 +236,7 @@ def _whole(data: bytes) -> int:
 
 
 def _reader(path: str | Path) -> Any:
-    require("rosbags", extra="bag")
+    require("rosbags")
     from rosbags.highlevel import AnyReader
     from rosbags.rosbag2.errors import ReaderError
 

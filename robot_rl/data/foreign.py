@@ -430,8 +430,8 @@ def parquet(path: Path, what: str, *, numeric: bool = False) -> Any:
         BadData: it is damaged, or its columns claim more than there is room for.
     """
     sources.check_file(path)
-    module = extras.require("pyarrow.parquet", extra="logs")
-    pa = extras.require("pyarrow", extra="logs")
+    module = extras.require("pyarrow.parquet")
+    pa = extras.require("pyarrow")
     try:
         with module.ParquetFile(path) as file:
             keep = [f.name for f in file.schema_arrow if not numeric or _is_numeric(pa, f.type)]

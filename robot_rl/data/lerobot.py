@@ -249,7 +249,7 @@ def _spans(numbers: Sequence[int]) -> str:
 
 def _columns(table: Any) -> dict[str, np.ndarray]:
     """Numeric columns as (T,) or (T, width) arrays."""
-    pa = extras.require("pyarrow", extra="logs")
+    pa = extras.require("pyarrow")
     found = {}
     for name in table.column_names:
         column = table[name].combine_chunks()

@@ -86,7 +86,7 @@ class _Writer:
     ) -> None:
         self.root, self.episodes, self.io, self.fps = root, episodes, io, fps
         self.task, self.robot_type, self.cameras, self.lossless = task, robot_type, cameras, lossless
-        self.pa, self.parquet = extras.require("pyarrow", extra="logs"), extras.require("pyarrow.parquet", extra="logs")
+        self.pa, self.parquet = extras.require("pyarrow"), extras.require("pyarrow.parquet")
         self.tasks: dict[str, int] = {}
         self.rows: list[dict[str, Any]] = []
         self.stats: dict[str, _Stats] = {}

@@ -99,9 +99,9 @@ def _unpack(compression: str, packed: bytes, most: int) -> bytes:
     if compression == "":
         return packed
     if compression == "lz4":
-        machine: Any = extras.require("lz4.frame", extra="logs").LZ4FrameDecompressor()
+        machine: Any = extras.require("lz4.frame").LZ4FrameDecompressor()
     elif compression == "zstd":
-        machine = extras.require("backports.zstd", extra="logs").ZstdDecompressor()
+        machine = extras.require("backports.zstd").ZstdDecompressor()
     else:
         raise BadData(error("unreadable", f"a chunk is compressed by '{compression}', expected lz4 or zstd"))
     found, step, held = [], 4096, 0

@@ -103,7 +103,7 @@ def _groups(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _pillow(data: bytes) -> np.ndarray:
     """JPEG bytes -> (H, W, C) uint8."""
-    return np.asarray(require("PIL.Image", extra="logs").open(io.BytesIO(data)))
+    return np.asarray(require("PIL.Image").open(io.BytesIO(data)))
 
 
 def write(path: str | Path, episodes: Sequence[Episode], *, dataset_id: str, **metadata: Any) -> None:

@@ -43,7 +43,7 @@ def episodes(data: Path, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Gro
         ValueError: there is no episode, one cannot be read, or a column is missing.
         ImportError: pyarrow is not installed.
     """
-    dataset = require("pyarrow.dataset", extra="logs")
+    dataset = require("pyarrow.dataset")
     spaces = {name: _space(metadata, name) for name in ("observation", "action")}
     found = folders(data)
     if not found:
@@ -85,7 +85,7 @@ def _plain(column: Any) -> np.ndarray:
 
 def _decoded(column: Any, space: Mapping[str, Any]) -> Any:
     """An array (T, ...) or a group of them."""
-    arrow = require("pyarrow", extra="logs")
+    arrow = require("pyarrow")
     kind = column.type
     if arrow.types.is_struct(kind):
         below = space.get("subspaces", {})

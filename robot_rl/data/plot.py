@@ -29,7 +29,7 @@ def plot(logs: Logs, out: str | os.PathLike[str], *, points: int = 20_000, seed:
     Raises:
         ImportError: matplotlib is missing.
     """
-    extras.require("matplotlib", extra="report")
+    extras.require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -137,8 +137,8 @@ def _read(
         repair = f"name {single[0].name} itself, or run `ros2 bag reindex`"
         raise BadData(error("no_metadata", f"{path} has no metadata.yaml", repair))
     bag_check.check(path)
-    reader = extras.require("rosbags.highlevel", extra="logs")
-    stores = extras.require("rosbags.typesys", extra="logs")
+    reader = extras.require("rosbags.highlevel")
+    stores = extras.require("rosbags.typesys")
     options: dict[str, Any] = {}
     if distro is not None:
         names = {s.name.lower().removeprefix("ros2_"): s for s in stores.Stores}
@@ -203,7 +203,7 @@ def _salvage(
     path: Path, plan: Mapping[str, Any], distro: str | None, findings: list[Finding], why: Finding
 ) -> dict[str, _Topic]:
     """Messages of the MCAP files up to their break, types from their own definitions."""
-    typesys = extras.require("rosbags.typesys", extra="logs")
+    typesys = extras.require("rosbags.typesys")
     files = sorted(path.glob("*.mcap")) if path.is_dir() else [path]
     names = {s.name.lower().removeprefix("ros2_"): s for s in typesys.Stores}
     types = typesys.get_typestore(names[distro] if distro else typesys.Stores.EMPTY)

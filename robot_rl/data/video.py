@@ -99,7 +99,7 @@ def write(
         codec: of FFmpeg.
         lossless: keep every value (H.264 in RGB, which few players show).
     """
-    av = extras.require("av", extra="logs")
+    av = extras.require("av")
     options = {"crf": "0", "preset": "veryfast"} if lossless else {"crf": "18", "preset": "veryfast"}
     name, pixels = ("libx264rgb", "rgb24") if lossless else (codec, "yuv420p")
     with av.open(str(path), "w") as container:
@@ -122,7 +122,7 @@ def _open(path: Path) -> Any:
     if kind is None:
         raise ValueError("it begins like none of MP4, Matroska, WebM and AVI")
     options = {"protocol_whitelist": "file"}
-    return extras.require("av", extra="logs").open(str(path), format=kind, container_options=options)
+    return extras.require("av").open(str(path), format=kind, container_options=options)
 
 
 def _unreadable(path: Path, codec: str, problem: str) -> BadData:

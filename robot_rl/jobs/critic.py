@@ -345,7 +345,7 @@ def plot_clip(path: Path, frames: np.ndarray, lines: Mapping[str, np.ndarray], d
     """
     from robot_rl.extras import require
 
-    require("matplotlib", extra="report")
+    require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from robot_rl import child
 from robot_rl.checkpoint import write_json
 
 ATTEMPTS = "attempts.json"
@@ -168,7 +168,7 @@ class TrainRun:
         """
         quoted = code.replace("\\", "\\\\").replace("'", "\\'")
         given = ["rewarder=program", f"rewarder.code='{quoted}'", f"output={self._folder}", f"name={name}"]
-        command = [sys.executable, "-m", "robot_rl", "train", *self._overrides, *given]
+        command = child.command("robot_rl", "train", *self._overrides, *given)
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=self._timeout)
         except subprocess.TimeoutExpired as error:

@@ -16,24 +16,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from robot_rl import __version__
+from robot_rl import __version__, child
 from robot_rl.checkpoint import git_commit
+from robot_rl.extras import PACKAGES, remedy
 
-# module, distribution, extra, what it is for
-OPTIONAL = (
-    ("mujoco", "mujoco", "sim", "our worlds and Gymnasium's MuJoCo tasks"),
-    ("mujoco_warp", "mujoco-warp", "warp", "engine=warp: our worlds on a GPU"),
-    ("gymnasium_robotics", "gymnasium-robotics", "sim", "Fetch, hand, Adroit and Kitchen tasks"),
-    ("stable_baselines3", "stable-baselines3", "baselines", "policy=online/sb3, comparisons"),
-    ("numba", "numba", "fast", "fastest advantage and PPO kernels"),
-    ("ray", "ray", "cluster", "rollout workers and sweeps on several machines"),
-    ("h5py", "h5py", "logs", "D4RL and Minari files"),
-    ("av", "av", "report", "evaluation videos"),
-    ("matplotlib", "matplotlib", "report", "learning curves"),
-    ("tensorboard", "tensorboard", "track", "track=files"),
-    ("wandb", "wandb", "track", "track=wandb"),
-    ("cv2", "opencv-python-headless", "vision", "cameras"),
-)
 _RENDER = (
     "import mujoco; m = mujoco.MjModel.from_xml_string("
     '\'<mujoco><worldbody><light pos="0 0 3"/><geom size=".1" rgba="1 0 0 1"/></worldbody></mujoco>\');'
@@ -71,19 +57,14 @@ def diagnose() -> tuple[str, bool]:
         lines.append("  mend with: apt-get install libegl1 libgl1 libosmesa6   (videos and camera worlds need one)")
     lines += ["", "packages"]
     healthy = True
-    for module, distribution, extra, purpose in OPTIONAL:
+    for module, package in PACKAGES.items():
         try:
             importlib.import_module(module)
-            lines.append(f"  {distribution} {metadata.version(distribution)}")
-        except Exception as error:  # a broken optional package may raise anything at import
+            lines.append(f"  {package.name} {metadata.version(package.name)}")
+        except Exception as error:  # a broken package may raise anything at import
+            healthy = healthy and bool(package.extra)
             why = "missing" if isinstance(error, ModuleNotFoundError) else f"broken ({type(error).__name__}: {error})"
-            lines.append(f'  {distribution}: {why}; for {purpose}; mend with: pip install "robot_rl[{extra}]"')
-    for name in ("gymnasium", "hydra-core", "tqdm", "psutil"):
-        try:
-            lines.append(f"  {name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            healthy = False
-            lines.append(f"  {name}: missing; mend with: pip install {name}")
+            lines.append(f"  {package.name}: {why}; for {package.purpose}; mend with: {remedy(module)}")
     links = [
         name for name in ("sim", "real", "policies", "configs") if importlib.util.find_spec(f"robot_rl.{name}") is None
     ]
@@ -113,7 +94,7 @@ def _renders(backend: str) -> str:
         return f"lib{library} not found"
     try:
         out = subprocess.run(
-            [sys.executable, "-c", _RENDER],
+            child.program(_RENDER),
             env={**os.environ, "MUJOCO_GL": backend},
             capture_output=True,
             text=True,

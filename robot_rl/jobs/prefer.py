@@ -240,8 +240,8 @@ class PreferJob:
     def _draw_curves(self, first: Piece, second: Piece) -> str:
         """States and actions of both pieces as pair.png; a line that says so, or nothing without matplotlib."""
         try:
-            require("matplotlib", extra="report").use("Agg")
-            plt = require("matplotlib.pyplot", extra="report")
+            require("matplotlib").use("Agg")
+            plt = require("matplotlib.pyplot")
         except ImportError:
             return ""
         figure, axes = plt.subplots(2, 2, figsize=(9, 5), sharex=True, sharey="row")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from robot_rl import child
 from robot_rl.checkpoint import write_json
 from robot_rl.extras import require
 from robot_rl.loops.cluster import start
@@ -76,7 +77,7 @@ def run_trial(verb: str, trial: Trial, folder: str, variables: dict[str, str]) -
         place.mkdir(parents=True, exist_ok=True)
         with (place / "log.txt").open("ab") as log:
             code = subprocess.run(
-                [sys.executable, "-m", "robot_rl", verb, *arguments],
+                child.command("robot_rl", verb, *arguments),
                 env={**os.environ, **variables},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -120,12 +121,12 @@ def run(
     if verb not in VERBS:
         raise ValueError(f"a sweep runs {' or '.join(VERBS)}, not '{verb}'")
     wanted = trials(arguments)
-    ray: Any = require("ray", extra="cluster")
+    ray: Any = require("ray")
     own = start(ray, 1)
     folder.mkdir(parents=True, exist_ok=True)
     variables = {"OMP_NUM_THREADS": str(max(int(cpus), 1))}
     if "RAY_ADDRESS" not in os.environ:
-        variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     settings = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": retries}
     remote = ray.remote(**settings)(run_trial)
     home = str(folder.absolute())

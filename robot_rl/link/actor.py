@@ -45,7 +45,7 @@ class ActorLink:
         self._rows, self._end, self._like = rows, end, dict(like)
         self._greeting = {"facts": dict(facts), "actor": settings.actor_id, "log": log}
         self._session = open_session(settings, listen=False)
-        control = require("zenoh", extra="link").CongestionControl
+        control = require("zenoh").CongestionControl
         # a piece larger than a congested queue would be dropped for ever; waiting costs this thread alone
         self._drop, self._block = control.DROP, control.BLOCK
         self._prefix = f"robot_rl/{settings.name}"

@@ -52,7 +52,7 @@ class LearnerLink:
         """Set at the end: there will be no newer weights."""
         self._id = uuid.uuid4().hex
         self._session = open_session(settings, listen=True)
-        self._drop = require("zenoh", extra="link").CongestionControl.DROP
+        self._drop = require("zenoh").CongestionControl.DROP
         self._prefix = f"robot_rl/{settings.name}"
         self._news, self._stop = threading.Event(), False
         session, prefix = self._session, self._prefix

@@ -99,7 +99,7 @@ def open_session(settings: LinkSettings, *, listen: bool) -> Any:
         ValueError: the settings do not fit together.
         RuntimeError: the address is taken or cannot be reached.
     """
-    zenoh = require("zenoh", extra="link")
+    zenoh = require("zenoh")
     config = zenoh.Config.from_file(settings.config) if settings.config else zenoh.Config()
     forever = {"timeout_ms": -1, "exit_on_failure": False}
     retry = {"period_init_ms": 200, "period_max_ms": 1000, "period_increase_factor": 2}
@@ -142,7 +142,7 @@ def open_session(settings: LinkSettings, *, listen: bool) -> Any:
 
 def dump_weights(tensors: Mapping[str, Tensor]) -> bytes:
     """Named tensors as safetensors."""
-    save = require("safetensors.torch", extra="link").save
+    save = require("safetensors.torch").save
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
 
 
@@ -156,7 +156,7 @@ def load_weights(blob: bytes, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         ValueError: they do not fit, or hold values that are not finite.
     """
-    load = require("safetensors.torch", extra="link").load
+    load = require("safetensors.torch").load
     try:
         found: dict[str, Tensor] = load(blob)
     except Exception as error:  # the library has its own kinds

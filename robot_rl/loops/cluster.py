@@ -176,8 +176,8 @@ class Cluster:
             raise ValueError(
                 f"workers, num_envs, fragment and depth are {workers}, {num_envs}, {fragment}, {depth}; expected >= 1"
             )
-        self._ray: Any = require("ray", extra="cluster")
-        self._gone: Any = require("ray.exceptions", extra="cluster")
+        self._ray: Any = require("ray")
+        self._gone: Any = require("ray.exceptions")
         self._own = start(self._ray, workers)
         self._make = self._ray.remote(num_cpus=1, max_restarts=0)(RolloutWorker).remote
         self._recipe = (self._ray.put(make_env), self._ray.put(make_learner))
@@ -459,5 +459,5 @@ def _environment() -> dict[str, str]:
     """Variables of local actors: one thread each, and the modules of this process."""
     variables = {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     if "RAY_ADDRESS" not in os.environ:
-        variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     return variables

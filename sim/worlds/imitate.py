@@ -140,7 +140,7 @@ class Imitate:
         for name in touch:
             add("distance", f"gap_{name}", body1=name, geom2=_GROUND, cutoff="1")
         self._xml = ElementTree.tostring(tree, encoding="unicode")
-        mujoco = require("mujoco", extra="sim")
+        mujoco = require("mujoco")
         self._model = made = mujoco.MjModel.from_xml_string(self._xml)
         kinds = [int(kind) for kind in made.jnt_type]
         free, slide, hinge = (int(getattr(mujoco.mjtJoint, f"mjJNT_{kind}")) for kind in ("FREE", "SLIDE", "HINGE"))
@@ -178,7 +178,7 @@ class Imitate:
         self.clip, self._frames, self._qpos = clip, len(qpos), qpos
         if not clip.loop:
             self.episode_steps = min(self.episode_steps, self._frames - 1)
-        mujoco = require("mujoco", extra="sim")
+        mujoco = require("mujoco")
         data, rows = mujoco.MjData(self._model), []
         for frame, velocity in zip(qpos, clip.qvel):
             data.qpos[:], data.qvel[:] = frame, velocity

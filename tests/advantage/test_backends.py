@@ -193,3 +193,14 @@ def test_cuda_tensors_stay_on_their_device():
         for actual, number in zip(results, expected):
             assert actual.is_cuda
             np.testing.assert_allclose(actual.cpu().numpy(), number, atol=1e-9)
+
+
+def test_numba_compiles_where_nothing_can_be_kept_on_disk() -> None:
+    pytest.importorskip("numba")
+    code = (
+        "import numpy as np; from numba.core import caching; caching.CacheImpl._locator_classes = []\n"
+        "from robot_rl.advantage.backends import numba_scan as scan; from robot_rl.policies.online import ppo_numba\n"
+        "y = np.zeros(3); scan._scan_flat(np.ones(3), np.full(3, 0.5), y); print(y.tolist())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stdout.strip() == "[1.75, 1.5, 1.0]", out.stderr

@@ -18,6 +18,7 @@ OURS = {
     "stopwatch": set(),
     "link": {"types", "extras"},
     "extras": set(),
+    "child": set(),
     "parallel": set(),
     "plain_pickle": set(),
     "advantage": set(),
@@ -28,10 +29,11 @@ OURS = {
     "track": {"types", "checkpoint", "extras"},
     "report": {"checkpoint", "extras"},
     "policies": {"types", "advantage", "data.normalize", "extras", "parallel", "chunks", "plain_pickle"},
-    "sim": {"types", "extras"},
-    "real": {"types", "data.recorder", "data.session", "data.bag", "extras", "chunks"},
+    "sim": {"types", "extras", "child"},
+    "real": {"types", "data.recorder", "data.session", "data.bag", "extras", "child", "chunks"},
     "loops": {"types", "data", "advantage", "extras", "parallel", "chunks"},
     "bench": {
+        "child",
         "types",
         "link",
         "data",
@@ -46,6 +48,7 @@ OURS = {
         "chunks",
     },
     "jobs": {
+        "child",
         "types",
         "link",
         "data",
@@ -76,7 +79,7 @@ OURS = {
         "parallel",
         "chunks",
     },
-    "cli": {"verbs", "jobs", "words"},
+    "cli": {"verbs", "jobs", "words", "child"},
     "__main__": {"cli"},
     "configs": set(),
 }

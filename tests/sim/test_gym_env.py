@@ -289,13 +289,14 @@ def test_render_gives_frames():
     env.close()
 
 
-@pytest.mark.parametrize("id", ["FetchReach-v4", "AdroitHandDoor-v1"])
-def test_robotics_environments_continue_bit_for_bit(id):
-    pytest.importorskip("gymnasium_robotics")
-    try:
-        env, other = make(2, 0, id=id, episode_steps=20), make(2, 1, id=id, episode_steps=20)
-    except AssertionError:
-        pytest.skip("gymnasium-robotics does not work with the installed MuJoCo")
+ROBOTICS = ["FetchReach-v4", "FetchPickAndPlace-v4", "HandReach-v3", "HandManipulateBlock-v1", "FrankaKitchen-v1"]
+
+
+@pytest.mark.parametrize("id", [*ROBOTICS, "AdroitHandDoor-v1", "Meta-World/MT1"])
+def test_robotics_environments_run_and_continue_bit_for_bit(id):
+    pytest.importorskip("metaworld" if id.startswith("Meta") else "gymnasium_robotics")
+    kwargs = {"env_name": "pick-place-v3"} if id.startswith("Meta") else None
+    env, other = (make(2, seed, id=id, kwargs=kwargs, episode_steps=20) for seed in (0, 1))
     actions = np.random.default_rng(0).uniform(-1, 1, (50, 2, env.io.action_dim))
     env.reset()
     for action in actions[:7]:

@@ -33,7 +33,7 @@ AGREEMENT = [
 
 @pytest.fixture(scope="module")
 def make() -> Any:
-    pytest.importorskip("mujoco_warp", reason="mujoco-warp is not installed: pip install 'robot_rl[warp]'")
+    pytest.importorskip("mujoco_warp", reason="mujoco-warp is not installed: pip install 'robot_rl[gpu]'")
     return importlib.import_module("robot_rl.sim.warp_env").make
 
 

@@ -1,4 +1,4 @@
-"""Compiled backend: one loop per recursion, carries in double. The only file that imports numba (optional).
+"""Compiled backend: one loop per recursion, carries in double. Needs numba (optional).
 
 Kernels are compiled on first use and cached on disk. Boundaries are tested per element and assigned, never multiplied,
 so nothing behind a cut can leak, not even NaN.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from numba import njit
+
+from robot_rl.advantage.backends.compiled import njit
 
 TILE = 1024  # columns that travel through time together: what they carry stays in the first-level cache
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(error_model="numpy", nogil=True)
 def _scan_flat(x, a, y):
     carry = 0.0
     for t in range(x.size - 1, -1, -1):
@@ -23,7 +24,7 @@ def _scan_flat(x, a, y):
         y[t] = carry
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(error_model="numpy", nogil=True)
 def _scan_rows(x, a, y):
     steps, width = x.shape
     carry = np.zeros(width)
@@ -36,7 +37,7 @@ def _scan_rows(x, a, y):
             y[t, j] = carry[j]
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(error_model="numpy", nogil=True)
 def _gae_flat(reward, value, next_value, terminated, boundary, gamma, decay, advantage, target):
     carry, successor = 0.0, 0.0
     for t in range(reward.size - 1, -1, -1):
@@ -50,7 +51,7 @@ def _gae_flat(reward, value, next_value, terminated, boundary, gamma, decay, adv
         target[t] = carry + now
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(error_model="numpy", nogil=True)
 def _gae_rows(reward, value, next_value, terminated, ends, done, gamma, decay, advantage, target):
     steps, width = reward.shape
     group = width // ends.shape[1]

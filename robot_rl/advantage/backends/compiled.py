@@ -1,0 +1,28 @@
+"""numba's decorator for functions that are compiled once and kept on disk, where a disk can be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+
+
+def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`numba.njit(cache=True, **options)`, or without the cache where neither this package nor the home can be written.
+
+    Such a process compiles anew, some seconds; numba itself would refuse to define the function.
+
+    Args:
+        options: of numba.njit.
+    """
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.njit(cache=True, **options)(function)
+        except RuntimeError as error:
+            if "no locator available" not in str(error):
+                raise
+            return numba.njit(**options)(function)
+
+    return compiled

@@ -1,0 +1,71 @@
+"""What other people's environments expect of MuJoCo and its newer releases no longer do."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from robot_rl.extras import require
+
+META_WORLD = (3, 0, 0)  # the newest release that was tried
+_WELD = (*(0.0,) * 6, -1.0, *(0.0,) * 3, 5.0)  # what its welds are set to: at the anchor, turned as Meta-World has it
+
+
+def mend_enumerations() -> None:
+    """Let MuJoCo's enumerations equal NumPy's integers again, which arrays of the model hold.
+
+    Since MuJoCo 3.12 `mjtJoint.mjJNT_HINGE == model.jnt_type[i]` is False while the reverse is True, so that gymnasium
+    robotics 1.4.2 fails at `assert joint_type in (mjJNT_HINGE, mjJNT_SLIDE)`: Fetch, the hands and the kitchen. Nothing
+    is changed where a release compares as before.
+    """
+    mujoco: Any = require("mujoco")
+
+    for kind in vars(mujoco).values():
+        if isinstance(kind, type) and hasattr(kind, "__members__"):
+            member: Any = next(iter(kind.__members__.values()))
+            if member != np.int32(int(member)):
+                _compare_with_numpy(kind)
+
+
+def _compare_with_numpy(kind: Any) -> None:
+    before = kind.__eq__
+
+    def equal(one: Any, other: Any) -> Any:
+        return int(one) == int(other) if isinstance(other, np.integer) else before(one, other)
+
+    def differ(one: Any, other: Any) -> Any:
+        return not equal(one, other)
+
+    kind.__eq__, kind.__ne__ = equal, differ
+
+
+def mend_meta_world() -> None:
+    """Let Meta-World set its welds again: it writes 11 numbers per constraint, and MuJoCo keeps 12 since 3.17."""
+    mujoco: Any = require("mujoco")
+    from metaworld.sawyer_xyz_env import SawyerMocapBase  # pyright: ignore[reportMissingImports]
+
+    installed = tuple(int(part) for part in metadata.version("metaworld").split(".")[:3])
+    if installed > META_WORLD or mujoco.mjNEQDATA == len(_WELD):
+        return
+    weld = int(mujoco.mjtEq.mjEQ_WELD)
+
+    def reset(env: Any) -> None:
+        env.model.eq_data[env.model.eq_type == weld, : len(_WELD)] = _WELD
+
+    SawyerMocapBase.reset_mocap_welds = reset
+
+
+def refuse_gym_hil() -> None:
+    """Say which MuJoCo gym_hil needs.
+
+    Raises:
+        ImportError: the installed one no longer has the array of masses that gym_hil's controller reads.
+    """
+    mujoco: Any = require("mujoco")
+    if not hasattr(mujoco.MjData, "qM"):
+        raise ImportError(
+            f"gym_hil {metadata.version('gym_hil')} reads MjData.qM, which MuJoCo {mujoco.__version__} no longer has; "
+            'in an environment of its own: pip install robot_rl gym-hil "mujoco<3.9"'
+        )
