@@ -55,7 +55,7 @@ def test_hdf5_appears_when_it_is_whole(tmp_path: Path) -> None:
         file["x"] = np.arange(100_000)
         assert not path.exists()
     with h5py.File(path) as file:
-        np.testing.assert_array_equal(file["x"][()], np.arange(100_000))
+        np.testing.assert_array_equal(file["x"][()], np.arange(100_000))  # pyright: ignore[reportIndexIssue]
     with pytest.raises(KeyError), new_hdf5(path) as file:
         raise KeyError
     assert [p.name for p in tmp_path.iterdir()] == ["x.hdf5"]
