@@ -21,6 +21,7 @@ from robot_rl.policies.nets.imitation import (
     log_density,
 )
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.online.sac import Sac
 from robot_rl.types import IOSpec, Metrics, Obs, Transitions
 
@@ -35,11 +36,13 @@ class ImitationSac(Sac):
     - `kl_weight` lambda: maximise the return minus lambda KL(pi || pi_BC), where pi_BC is the frozen result of the
       cloning.
 
-    With bc_steps, il_weight and kl_weight all 0 every update equals `Sac` bit for bit.
+    With bc_steps, il_weight and kl_weight all 0 every update equals `Sac` bit for bit. What acts is a running mean of
+    the actor's weights: the newest ones shake, and one block of trials may catch them at their worst.
 
     Source: Ball et al., Efficient Online RL with Offline Data (RLPD); Tiapkin et al., Demonstration-Regularized RL (the
-    KL term); Rajeswaran et al., DAPG (fading imitation term). Where we differ from the last: the log-likelihood is
-    weighted per row, not by the advantage.
+    KL term); Rajeswaran et al., DAPG (fading imitation term; where we differ: the log-likelihood is weighted per row,
+    not by the advantage); Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging (the mean of the
+    weights).
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class ImitationSac(Sac):
         normalize_obs: bool = True,
         bc_steps: int = 1000,
         warmup_steps: int = 0,
-        il_weight: float = 0.1,
+        il_weight: float = 0.3,
         il_fade: int = 20_000,
         il_min_std: float = 0.1,
         il_edge: float = CLONE_EDGE,
@@ -70,6 +73,7 @@ class ImitationSac(Sac):
         q_filter: bool = False,
         kl_weight: float = 0.0,
         kl_floor: float = 20.0,
+        acting_rate: float = 0.01,
         metrics_every: int = 100,
     ) -> None:
         """Build networks for `io`; options that are not listed are those of `Sac`.
@@ -100,6 +104,8 @@ class ImitationSac(Sac):
             q_filter: imitate only where the critics prefer the human's action to the policy's.
             kl_weight: lambda of the leash to pi_BC.
             kl_floor: log pi_BC is cut below at minus this times A.
+            acting_rate: the policy that acts is a running mean of the actor's weights, which takes in the newest at
+                this rate per update; 1 acts with the newest.
             metrics_every: as in `Sac`.
 
         Raises:
@@ -129,6 +135,8 @@ class ImitationSac(Sac):
             raise ValueError("bc_steps, warmup_steps, il_fade, il_weight and kl_weight must not be negative")
         if not kl_floor > 0.0:
             raise ValueError(f"kl_floor is {kl_floor}, it must be above 0")
+        if not 0.0 < acting_rate <= 1.0:
+            raise ValueError(f"acting_rate is {acting_rate}, it must be above 0 and at most 1 (no averaging)")
         check_cloning(il_min_std, il_edge, il_switch_weight)
         if kl_weight > 0.0 and not bc_steps:
             raise ValueError("kl_weight needs a cloned policy to stay near; set bc_steps above 0")
@@ -140,6 +148,16 @@ class ImitationSac(Sac):
         self._clone_params = FlatParams(self._shape.shapes(), device=self._device, trainable=False)
         self._clone = build_mlp(self._shape, self._clone_params)
         self._cloned = False
+        self._acting, self._acting_rate = self._actor_params.twin(), acting_rate
+        self.policy = SquashedGaussianPolicy(
+            io,
+            self._shape,
+            self._acting,
+            seed=seed + 1,
+            normalizer=self._norm,
+            encoder_shape=None if self._encoder is None else self._encoder.shape,
+        )
+        self.policy.follow_encoder(self._critic_params)
         self._extra: Metrics = {}
 
     def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
@@ -162,7 +180,8 @@ class ImitationSac(Sac):
             last = float(loss)
             first = last if math.isnan(first) else first
         if self._bc_steps:
-            self._clone_params.flat.copy_(self._actor_params.flat)
+            for params in (self._clone_params, self._acting):
+                params.flat.copy_(self._actor_params.flat)
             self._clone.refresh()
             self._cloned = True
         for _ in range(self._warmup):
@@ -172,7 +191,9 @@ class ImitationSac(Sac):
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """As `Sac.update`; adds train/il_loss, train/il_weight and train/kl."""
-        return {**super().update(batches), **self._extra}
+        metrics = super().update(batches)
+        self._acting.blend(self._actor_params, self._acting_rate)
+        return {**metrics, **self._extra}
 
     @torch.no_grad()
     def values(self, obs: Obs, action: np.ndarray) -> np.ndarray:

@@ -43,6 +43,7 @@ class Rlif(ImitationSac):
         il_min_std: float = 0.1,
         il_edge: float = CLONE_EDGE,
         il_switch_weight: float = SWITCH_WEIGHT,
+        acting_rate: float = 0.01,
         normalize_obs: bool = True,
         metrics_every: int = 100,
     ) -> None:
@@ -68,6 +69,7 @@ class Rlif(ImitationSac):
             il_min_std: see `ImitationSac`.
             il_edge: see `ImitationSac`.
             il_switch_weight: see `ImitationSac`.
+            acting_rate: see `ImitationSac`.
             normalize_obs: standardise the state.
             metrics_every: as in `Sac`.
         """
@@ -88,6 +90,7 @@ class Rlif(ImitationSac):
             il_min_std=il_min_std,
             il_edge=il_edge,
             il_switch_weight=il_switch_weight,
+            acting_rate=acting_rate,
             normalize_obs=normalize_obs,
             metrics_every=metrics_every,
         )

@@ -102,9 +102,8 @@ def test_without_its_terms_imitation_sac_is_sac_bit_for_bit(backup):
 
 def test_leash_of_zero_changes_nothing_and_a_strong_one_keeps_the_policy_near_the_clone():
     def trained(kl):
-        learner = ImitationSac(
-            spec(), critics=2, utd=1, bc_steps=150, il_weight=0.0, kl_weight=kl, lr=5e-3, init_alpha=1e-4, **SMALL
-        )
+        newest = {"lr": 5e-3, "init_alpha": 1e-4, "acting_rate": 1.0}
+        learner = ImitationSac(spec(), critics=2, utd=1, bc_steps=150, il_weight=0.0, kl_weight=kl, **newest, **SMALL)
 
         # the person always does 0.5; the reward pays for going to -1
         def data():
@@ -168,6 +167,22 @@ def test_imitation_fades():
     assert seen[0] == 1.0
     assert seen[5] == pytest.approx(0.5)
     assert seen[11] == 0.0
+
+
+def test_what_acts_is_a_running_mean_of_the_actors_weights():
+    learner = ImitationSac(spec(), bc_steps=3, critics=2, utd=1, acting_rate=0.25, lr=1e-2, **SMALL)
+    learner.pretrain(stream())
+    expected = learner.state_dict()["actor"]["flat"].clone()  # a clone acts as it is
+    assert torch.equal(learner.policy.state_dict()["actor"], expected)
+    data = stream()
+    for _ in range(4):
+        learner.update(data)
+        expected = 0.75 * expected + 0.25 * learner.state_dict()["actor"]["flat"]
+        torch.testing.assert_close(learner.policy.state_dict()["actor"], expected)
+    assert not torch.equal(expected, learner.state_dict()["actor"]["flat"])
+    newest = ImitationSac(spec(), bc_steps=0, critics=2, utd=1, acting_rate=1.0, **SMALL)
+    newest.update(data)
+    assert torch.equal(newest.policy.state_dict()["actor"], newest.state_dict()["actor"]["flat"])
 
 
 def test_q_filter_leaves_out_actions_that_the_critics_like_less():
@@ -350,6 +365,7 @@ def test_saved_and_loaded_learner_makes_the_same_next_update(kind):
         (ImitationSac, {"il_weight": -1.0}),
         (ImitationSac, {"kl_weight": 1.0, "bc_steps": 0}),
         (ImitationSac, {"il_edge": 0.0}),
+        (ImitationSac, {"acting_rate": 0.0}),
         (Rlif, {"il_switch_weight": -1.0}),
         (HgDagger, {"utd": 0}),
         (HgDagger, {"min_std": 0.0}),
