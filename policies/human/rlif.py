@@ -43,7 +43,7 @@ class Rlif(ImitationSac):
         il_min_std: float = 0.1,
         il_edge: float = CLONE_EDGE,
         il_switch_weight: float = SWITCH_WEIGHT,
-        acting_rate: float = 0.01,
+        acting_rate: float = 1.0,
         normalize_obs: bool = True,
         metrics_every: int = 100,
     ) -> None:
@@ -69,7 +69,7 @@ class Rlif(ImitationSac):
             il_min_std: see `ImitationSac`.
             il_edge: see `ImitationSac`.
             il_switch_weight: see `ImitationSac`.
-            acting_rate: see `ImitationSac`.
+            acting_rate: see `ImitationSac`; 1 as published.
             normalize_obs: standardise the state.
             metrics_every: as in `Sac`.
         """
