@@ -68,9 +68,9 @@ class TakeoverSettings:
         th_off: implicit: norm below which the device counts as let go.
         n_on: implicit: ticks above `th_on` in a row.
         hold_ms: implicit: time below `th_off` before the policy gets control back.
-        blend_ticks: length of RETURN.
+        blend_ticks: the policy has everything again at this tick of RETURN; 0 = at once. The ticks before it are mixed
+            and count neither for the person nor for the policy (`Source.BLEND`).
         decay: factor per tick on the person's last command while blending.
-        label_blend_as: "human" or "policy", who the steps of RETURN count for.
         device_timeout_ms: age at which the device counts as lost.
         lost_in_policy: "hold" (supervised: the robot moves only with a person present) or "slow" (attended: finish the
             episode at half speed).
@@ -90,7 +90,6 @@ class TakeoverSettings:
     hold_ms: float = 300.0
     blend_ticks: int = 3
     decay: float = 0.5
-    label_blend_as: str = "human"
     device_timeout_ms: float = 100.0
     lost_in_policy: str = "hold"
     absent_s: float = 0.0
@@ -100,7 +99,6 @@ class TakeoverSettings:
     def __post_init__(self) -> None:
         for name, allowed in (
             ("mode", ("deadman", "toggle", "implicit")),
-            ("label_blend_as", ("human", "policy")),
             ("lost_in_policy", ("hold", "slow")),
         ):
             if getattr(self, name) not in allowed:
@@ -292,11 +290,9 @@ class Takeover:
             beta = self._blend / cfg.blend_ticks
             last = device.last * cfg.decay**self._blend
             action = ((1.0 - beta) * last + beta * np.asarray(policy)).astype(np.float32)
-            done = self._blend >= cfg.blend_ticks
-            if done:
+            if self._blend >= cfg.blend_ticks:  # nothing of the person is left in it
                 self.driver = Driver.POLICY
-            human = cfg.label_blend_as == "human" and not done
-            return Decision(Driver.RETURN, action, human, True, presses=presses, warning=warning)
+            return Decision(self.driver, action, False, True, presses=presses, warning=warning)
         action = np.asarray(policy, np.float32)
         if not alive:  # attended: the episode is finished slowly
             action, warning = 0.5 * action, warning or "device lost; finishing at half speed"

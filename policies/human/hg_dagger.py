@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.imitation import human_rows, imitation_grad
+from robot_rl.policies.nets.imitation import CLONE_EDGE, SWITCH_WEIGHT, check_cloning, human_rows, imitation_grad
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
@@ -39,6 +39,8 @@ class HgDagger(Learner):
         bc_steps: int = 1000,
         utd: int = 2,
         min_std: float = 0.1,
+        edge: float = CLONE_EDGE,
+        switch_weight: float = SWITCH_WEIGHT,
         normalize_obs: bool = True,
     ) -> None:
         """Build the policy.
@@ -54,6 +56,8 @@ class HgDagger(Learner):
             bc_steps: steps on the demonstrations before the first own step.
             utd: steps per update.
             min_std: floor of the standard deviation inside the loss.
+            edge: cloned actions are clipped to 1 - edge.
+            switch_weight: of rows that open or close a gripper; all others weigh at most 1.
             normalize_obs: standardise the state.
 
         Raises:
@@ -61,10 +65,11 @@ class HgDagger(Learner):
         """
         if "state" not in io.obs or len(io.obs) > 1:
             raise ValueError(f"HG-DAgger reads 'state' alone, got {sorted(io.obs)}; set cameras=[]")
-        if min(batch_size, utd) < 1 or bc_steps < 0 or not min_std > 0:
-            raise ValueError("batch_size and utd must be at least 1, bc_steps at least 0 and min_std above 0")
+        if min(batch_size, utd) < 1 or bc_steps < 0:
+            raise ValueError("batch_size and utd must be at least 1 and bc_steps at least 0")
+        check_cloning(min_std, edge, switch_weight)
         self.io, self.batch_size, self._utd, self._bc_steps = io, batch_size, utd, bc_steps
-        self._lr, self._min_std = lr, min_std
+        self._lr, self._min_std, self._edge, self._switch_weight = lr, min_std, edge, switch_weight
         width = io.obs["state"][0][0]
         self._norm = RunningNorm(width, device=device) if normalize_obs else None
         shape = MlpShape(1, width, tuple(hidden), 2 * io.action_dim, False, "actor.")
@@ -96,7 +101,8 @@ class HgDagger(Learner):
             state = self._norm(state)
         with torch.no_grad():
             raw = self._actor.forward(state)[0]
-            grad, loss = imitation_grad(raw, batch.action, human_rows(batch), min_std=self._min_std)
+            rows = human_rows(batch, switch_weight=self._switch_weight)
+            grad, loss = imitation_grad(raw, batch.action, rows, min_std=self._min_std, edge=self._edge)
             self._actor.backward(grad[None])
             self._params.adam(self._lr)
             self._actor.refresh()

@@ -13,7 +13,14 @@ from torch import Tensor
 from robot_rl.advantage import Pipeline, Stage, make_batch
 from robot_rl.advantage.losses import ppo_rows
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.imitation import human_rows, imitation_grad, log_density
+from robot_rl.policies.nets.imitation import (
+    CLONE_EDGE,
+    SWITCH_WEIGHT,
+    check_cloning,
+    human_rows,
+    imitation_grad,
+    log_density,
+)
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
@@ -73,6 +80,8 @@ class HilPpo(Learner):
         il_weight: float = 1.0,
         il_fade: int = 0,
         min_std: float = 0.2,
+        edge: float = CLONE_EDGE,
+        switch_weight: float = SWITCH_WEIGHT,
         normalize_obs: bool = True,
     ) -> None:
         """Build actor and critic.
@@ -99,6 +108,8 @@ class HilPpo(Learner):
             il_weight: of the imitation term.
             il_fade: updates over which it falls to 0; 0 = never.
             min_std: floor of the standard deviation before squashing: cloning would take exploration away.
+            edge: cloned actions are clipped to 1 - edge; the policy's own are taken as they are.
+            switch_weight: of the person's rows that open or close a gripper; all others weigh at most 1.
             normalize_obs: standardise the state.
 
         Raises:
@@ -106,16 +117,17 @@ class HilPpo(Learner):
         """
         if "state" not in io.obs or len(io.obs) > 1:
             raise ValueError(f"HIL-PPO reads 'state' alone, got {sorted(io.obs)}; set cameras=[]")
-        if min(rollout_steps, batch_size, epochs) < 1 or min(bc_steps, il_fade) < 0 or not (min_std > 0 and clip > 0):
+        if min(rollout_steps, batch_size, epochs) < 1 or min(bc_steps, il_fade) < 0 or not clip > 0:
             raise ValueError(
-                "rollout_steps, batch_size and epochs must be at least 1, bc_steps and il_fade at least 0, min_std and "
-                "clip above 0"
+                "rollout_steps, batch_size and epochs must be at least 1, bc_steps and il_fade at least 0, clip above 0"
             )
+        check_cloning(min_std, edge, switch_weight)
         self.io, self.batch_size, self.rollout_steps = io, batch_size, rollout_steps
         self._epochs, self._clip, self._entropy, self._norm_limit = epochs, clip, entropy_coef, max_grad_norm
         self._kl, self._lr, self._bc_steps = target_kl, lr, bc_steps
         self._w_task, self._w_rlif, self._gamma = w_task, w_rlif, gamma
         self._il_weight, self._il_fade, self._min_std = il_weight, il_fade, min_std
+        self._edge, self._switch_weight = edge, switch_weight
         gae = Stage("gae", options={"gamma": gamma, "gae_lambda": gae_lambda, "foreign_trace": foreign_trace})
         self._pipeline = Pipeline([gae], whiten=True)
         width = io.obs["state"][0][0]
@@ -148,7 +160,8 @@ class HilPpo(Learner):
             if self._norm is not None:
                 self._norm.observe(batch.obs["state"])
             raw = self._actor.forward(self._state(batch))[0]
-            grad, loss = imitation_grad(raw, batch.action, human_rows(batch), min_std=self._min_std)
+            rows = human_rows(batch, switch_weight=self._switch_weight)
+            grad, loss = imitation_grad(raw, batch.action, rows, min_std=self._min_std, edge=self._edge)
             self._descend(self._actor, self._params, grad)
             last = float(loss)
         return {"pretrain/nll": last} if self._bc_steps else {}
@@ -257,8 +270,8 @@ class HilPpo(Learner):
                 wide = raw[:size, self.io.action_dim :].clamp(math.log(self._min_std), 2.0)
                 loss = loss - self._entropy * wide.sum(-1).mean()
             if human is not None:
-                weight = human_rows(human)
-                known = log_density(raw[size:], human.action, min_std=self._min_std)
+                weight = human_rows(human, switch_weight=self._switch_weight)
+                known = log_density(raw[size:], human.action, min_std=self._min_std, edge=self._edge)
                 parts["il_loss"] = -(weight * known).sum() / weight.sum().clamp_min(1e-6)
                 loss = loss + self.il_weight * parts["il_loss"]
             (grad,) = torch.autograd.grad(loss, raw)

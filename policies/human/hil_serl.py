@@ -27,7 +27,8 @@ class HilSerl(Sac):
     The last action must be the gripper's. The other actions are learned by SAC (two LayerNorm critics, entropy target
     of the continuous actions alone). The gripper has three choices, valued by a double DQN with
     y_g = (r + penalty) + discount Q'_g(s', argmax Q_g(s')); the penalty for switching enters there and nowhere else,
-    in every update. Greedy: exploration comes from people.
+    in every update. A gripper that stays as it is teaches "stay" and the command that it had already. Greedy:
+    exploration comes from people.
 
     Source: Luo et al., Precise and Dexterous Robotic Manipulation via Human-in-the-Loop Reinforcement Learning, and its
     released code for the defaults. Where we differ: the entropy target leaves the gripper out; one owner per parameter
@@ -132,17 +133,17 @@ class HilSerl(Sac):
         penalty = batch.extras.get("grip_penalty")
         reward = batch.reward if penalty is None else batch.reward + penalty
         target = reward + batch.discount * after
-        chosen = choice_of(batch.action[:, -1])[:, None]
+        chosen = choices_of(batch)
         values = self._grasp.forward(here)[0]
-        error = values.gather(1, chosen)[:, 0] - target
-        grad = torch.zeros_like(values).scatter_(1, chosen, (2.0 / len(error)) * error[:, None])
+        error = (values - target[:, None]) * chosen
+        grad = (2.0 / len(error)) * error
         self._grasp.backward(grad[None])
         self._grasp_params.adam(self._lr)
         self._grasp_target_params.blend(self._grasp_params, self.tau)
         self._grasp.refresh()
         self._grasp_target.refresh()
         self._grasp_metrics = {
-            "train/grasp_loss": float(error.square().mean()),
+            "train/grasp_loss": float(error.square().sum() / chosen.sum()),
             "train/grasp_q": float(target.mean()),
         }
 
@@ -231,3 +232,17 @@ class HilSerlPolicy:
 def choice_of(command: Tensor) -> Tensor:
     """(B,) gripper commands in [-1, 1] -> choice 0 close, 1 stay, 2 open."""
     return (command > 0.5).long() - (command < -0.5).long() + 1
+
+
+def choices_of(batch: Transitions) -> Tensor:
+    """(B, 3) 1 for every choice that would have done what was done in a row: close, stay, open.
+
+    Extras "grip_action" say what became of the gripper. Where it stayed, "stay" and the command that it had already are
+    one and the same, and both get the target; where it was switched, the switch alone. Without these extras the
+    command decides.
+    """
+    told = choice_of(batch.action[:, -1])
+    chosen = torch.nn.functional.one_hot(told, len(CHOICES)).to(batch.reward.dtype)
+    if "grip_action" in batch.extras:
+        chosen[:, 1] = torch.maximum(chosen[:, 1], (batch.extras["grip_action"] == 0).to(chosen.dtype))
+    return chosen

@@ -12,8 +12,16 @@ from torch import Tensor
 
 from robot_rl.policies.nets.distributions import SquashedSample, squash_grad
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.imitation import human_rows, imitation_grad, log_density
+from robot_rl.policies.nets.imitation import (
+    CLONE_EDGE,
+    SWITCH_WEIGHT,
+    check_cloning,
+    human_rows,
+    imitation_grad,
+    log_density,
+)
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.online.sac import Sac
 from robot_rl.types import IOSpec, Metrics, Obs, Transitions
 
@@ -23,15 +31,18 @@ class ImitationSac(Sac):
 
     - `bc_steps` of behaviour cloning before the first own step, then `warmup_steps` critic steps with a fixed actor;
     - `il_weight` times the negative log-likelihood of human actions beside the RL loss, fading over `il_fade` updates;
-      the policy's own steps never count, a span's first two steps count less (`Transitions.extras["imitate"]`);
+      the policy's own steps never count, a span's first two steps count less (`Transitions.extras["imitate"]`), steps
+      that open or close a gripper count more;
     - `kl_weight` lambda: maximise the return minus lambda KL(pi || pi_BC), where pi_BC is the frozen result of the
       cloning.
 
-    With bc_steps, il_weight and kl_weight all 0 every update equals `Sac` bit for bit.
+    With bc_steps, il_weight and kl_weight all 0 every update equals `Sac` bit for bit. What acts is a running mean of
+    the actor's weights: the newest ones shake, and one block of trials may catch them at their worst.
 
     Source: Ball et al., Efficient Online RL with Offline Data (RLPD); Tiapkin et al., Demonstration-Regularized RL (the
-    KL term); Rajeswaran et al., DAPG (fading imitation term). Where we differ from the last: the log-likelihood is
-    weighted per row, not by the advantage.
+    KL term); Rajeswaran et al., DAPG (fading imitation term; where we differ: the log-likelihood is weighted per row,
+    not by the advantage); Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging (the mean of the
+    weights).
     """
 
     def __init__(
@@ -54,12 +65,15 @@ class ImitationSac(Sac):
         normalize_obs: bool = True,
         bc_steps: int = 1000,
         warmup_steps: int = 0,
-        il_weight: float = 0.1,
+        il_weight: float = 0.3,
         il_fade: int = 20_000,
         il_min_std: float = 0.1,
+        il_edge: float = CLONE_EDGE,
+        il_switch_weight: float = SWITCH_WEIGHT,
         q_filter: bool = False,
         kl_weight: float = 0.0,
         kl_floor: float = 20.0,
+        acting_rate: float = 0.01,
         metrics_every: int = 100,
     ) -> None:
         """Build networks for `io`; options that are not listed are those of `Sac`.
@@ -85,9 +99,13 @@ class ImitationSac(Sac):
             il_weight: of the imitation term beside the RL loss.
             il_fade: updates over which it falls linearly to 0; 0 = never.
             il_min_std: floor of the standard deviation inside imitation losses.
+            il_edge: cloned actions are clipped to 1 - il_edge.
+            il_switch_weight: of rows that open or close a gripper in imitation losses; all others weigh at most 1.
             q_filter: imitate only where the critics prefer the human's action to the policy's.
             kl_weight: lambda of the leash to pi_BC.
             kl_floor: log pi_BC is cut below at minus this times A.
+            acting_rate: the policy that acts is a running mean of the actor's weights, which takes in the newest at
+                this rate per update; 1 acts with the newest.
             metrics_every: as in `Sac`.
 
         Raises:
@@ -115,17 +133,31 @@ class ImitationSac(Sac):
         )
         if min(bc_steps, warmup_steps, il_fade) < 0 or min(il_weight, kl_weight) < 0.0:
             raise ValueError("bc_steps, warmup_steps, il_fade, il_weight and kl_weight must not be negative")
-        if not il_min_std > 0.0 or not kl_floor > 0.0:
-            raise ValueError(f"il_min_std is {il_min_std} and kl_floor {kl_floor}, expected positive numbers")
+        if not kl_floor > 0.0:
+            raise ValueError(f"kl_floor is {kl_floor}, it must be above 0")
+        if not 0.0 < acting_rate <= 1.0:
+            raise ValueError(f"acting_rate is {acting_rate}, it must be above 0 and at most 1 (no averaging)")
+        check_cloning(il_min_std, il_edge, il_switch_weight)
         if kl_weight > 0.0 and not bc_steps:
             raise ValueError("kl_weight needs a cloned policy to stay near; set bc_steps above 0")
         self._bc_steps, self._warmup = bc_steps, warmup_steps
-        self._il_weight, self._il_fade, self._min_std, self._q_filter = il_weight, il_fade, il_min_std, q_filter
+        self._il_weight, self._il_fade, self._q_filter = il_weight, il_fade, q_filter
+        self._min_std, self._edge, self._switch_weight = il_min_std, il_edge, il_switch_weight
         self._kl_weight, self._kl_floor = kl_weight, kl_floor * io.action_dim
         self._shape = MlpShape(1, self._features, tuple(hidden), 2 * io.action_dim, False, "actor.")
         self._clone_params = FlatParams(self._shape.shapes(), device=self._device, trainable=False)
         self._clone = build_mlp(self._shape, self._clone_params)
         self._cloned = False
+        self._acting, self._acting_rate = self._actor_params.twin(), acting_rate
+        self.policy = SquashedGaussianPolicy(
+            io,
+            self._shape,
+            self._acting,
+            seed=seed + 1,
+            normalizer=self._norm,
+            encoder_shape=None if self._encoder is None else self._encoder.shape,
+        )
+        self.policy.follow_encoder(self._critic_params)
         self._extra: Metrics = {}
 
     def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
@@ -141,14 +173,15 @@ class ImitationSac(Sac):
         for _ in range(self._bc_steps):
             batch = next(batches)
             raw = self._actor.forward(self._bc_feature(batch))[0]
-            grad, loss = imitation_grad(raw, batch.action, human_rows(batch), min_std=self._min_std)
+            grad, loss = self._imitation(raw, batch)
             self._actor.backward(grad[None])
             self._actor_params.adam(self._actor_lr)
             self._actor.refresh()
             last = float(loss)
             first = last if math.isnan(first) else first
         if self._bc_steps:
-            self._clone_params.flat.copy_(self._actor_params.flat)
+            for params in (self._clone_params, self._acting):
+                params.flat.copy_(self._actor_params.flat)
             self._clone.refresh()
             self._cloned = True
         for _ in range(self._warmup):
@@ -158,7 +191,9 @@ class ImitationSac(Sac):
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """As `Sac.update`; adds train/il_loss, train/il_weight and train/kl."""
-        return {**super().update(batches), **self._extra}
+        metrics = super().update(batches)
+        self._acting.blend(self._actor_params, self._acting_rate)
+        return {**metrics, **self._extra}
 
     @torch.no_grad()
     def values(self, obs: Obs, action: np.ndarray) -> np.ndarray:
@@ -209,13 +244,18 @@ class ImitationSac(Sac):
         d_raw = squash_grad(sample, d_action, (alpha + leash) / size)
         if weight > 0.0 and self._seen is not None:
             raw, batch = self._seen
-            rows = human_rows(batch)
-            if self._q_filter:
-                rows = rows * self._better(feature, batch.action, sample.action)
-            grad, loss = imitation_grad(raw, batch.action, rows, min_std=self._min_std)
+            preferred = self._better(feature, batch.action, sample.action) if self._q_filter else None
+            grad, loss = self._imitation(raw, batch, preferred)
             d_raw = d_raw + weight * grad
             self._extra |= {"train/il_loss": float(loss), "train/il_weight": weight}
         return d_raw
+
+    def _imitation(self, raw: Tensor, batch: Transitions, preferred: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Gradient of the imitation loss by `raw`, and the loss; with `preferred` (B,) of these rows only."""
+        rows = human_rows(batch, switch_weight=self._switch_weight)
+        if preferred is not None:
+            rows = rows * preferred
+        return imitation_grad(raw, batch.action, rows, min_std=self._min_std, edge=self._edge)
 
     def _better(self, feature: Tensor, human: Tensor, own: Tensor) -> Tensor:
         """(B,) 1 where the mean critic prefers the recorded action."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from robot_rl.policies.human.imitation_sac import ImitationSac
+from robot_rl.policies.nets.imitation import CLONE_EDGE, SWITCH_WEIGHT
 from robot_rl.types import IOSpec, Metrics, Transitions
 
 
@@ -40,6 +41,9 @@ class Rlif(ImitationSac):
         bc_steps: int = 0,
         il_weight: float = 0.0,
         il_min_std: float = 0.1,
+        il_edge: float = CLONE_EDGE,
+        il_switch_weight: float = SWITCH_WEIGHT,
+        acting_rate: float = 1.0,
         normalize_obs: bool = True,
         metrics_every: int = 100,
     ) -> None:
@@ -63,6 +67,9 @@ class Rlif(ImitationSac):
             bc_steps: behaviour cloning before the first own step; 0 as published.
             il_weight: imitation beside the RL loss; 0 as published.
             il_min_std: see `ImitationSac`.
+            il_edge: see `ImitationSac`.
+            il_switch_weight: see `ImitationSac`.
+            acting_rate: see `ImitationSac`; 1 as published.
             normalize_obs: standardise the state.
             metrics_every: as in `Sac`.
         """
@@ -81,6 +88,9 @@ class Rlif(ImitationSac):
             bc_steps=bc_steps,
             il_weight=il_weight,
             il_min_std=il_min_std,
+            il_edge=il_edge,
+            il_switch_weight=il_switch_weight,
+            acting_rate=acting_rate,
             normalize_obs=normalize_obs,
             metrics_every=metrics_every,
         )

@@ -12,7 +12,21 @@ from robot_rl.policies.nets.distributions import LOG_STD_MAX, LOG_STD_MIN
 from robot_rl.types import Transitions
 
 EDGE = 1e-4
-"""Recorded actions are kept this far from the bounds, where the density of a squashed Gaussian has no limit."""
+"""Actions whose density is asked for are kept this far from the bounds, where a squashed Gaussian's has no limit."""
+
+CLONE_EDGE = 0.05
+"""The same for actions that are cloned. At 1e-4 the mean is pulled to atanh(0.9999) = 4.95, where tanh has a slope of
+2e-4 and no reward can move a gripper any more; at 0.05 to 1.83, slope 0.1.
+
+Source: LeCun et al., Efficient BackProp, section 4.5 (targets inside the range of the sigmoid).
+"""
+
+SWITCH_WEIGHT = 10.0
+"""Weight of the rows whose command opens or closes a gripper: one in 18 of a demonstration on `pick`, without which the
+clone stands at the object and keeps the fingers open.
+
+Source: Wen et al., Keyframe-Focused Visual Imitation Learning (larger weights where the expert's action changes).
+"""
 
 
 def log_density(raw: Tensor, action: Tensor, *, min_std: float | None = None, edge: float = EDGE) -> Tensor:
@@ -37,18 +51,42 @@ def log_density(raw: Tensor, action: Tensor, *, min_std: float | None = None, ed
     return density.sum(-1)
 
 
-def human_rows(batch: Transitions) -> Tensor:
+def human_rows(batch: Transitions, *, switch_weight: float | None = None) -> Tensor:
     """(B,) weight of every row in imitation losses.
 
     Extras "imitate" where the human-in-the-loop memory made the batch; else 1 for rows that a person drove and for
     those of a mix's second part (the demonstrations of `robot-rl train demos=…`), 0 for the rest.
+
+    Args:
+        batch: rows; their extras "grip_penalty", where there are any, are below 0 where a gripper was switched.
+        switch_weight: in place of the weight of such rows, unless that is 0. Also of those at the beginning of an
+            intervention, which count less otherwise: a person who takes over to close the gripper does it there.
     """
     if "imitate" in batch.extras:
-        return batch.extras["imitate"]
-    rows = batch.intervened
-    if "source" in batch.extras:
-        rows = rows | (batch.extras["source"] > 0)
-    return rows.to(batch.reward.dtype)
+        weight = batch.extras["imitate"]
+    else:
+        rows = batch.intervened
+        if "source" in batch.extras:
+            rows = rows | (batch.extras["source"] > 0)
+        weight = rows.to(batch.reward.dtype)
+    if switch_weight is None or "grip_penalty" not in batch.extras:
+        return weight
+    switched = (batch.extras["grip_penalty"] < 0.0) & (weight > 0.0)
+    return torch.where(switched, torch.full_like(weight, switch_weight), weight)
+
+
+def check_cloning(min_std: float, edge: float, switch_weight: float) -> None:
+    """Refuse options of imitation losses that are out of range.
+
+    Raises:
+        ValueError: names the option.
+    """
+    if not min_std > 0.0:
+        raise ValueError(f"the floor of the standard deviation is {min_std}, it must be above 0")
+    if not 0.0 < edge < 1.0:
+        raise ValueError(f"the edge of cloned actions is {edge}, it must lie between 0 and 1; 0.05 is usual")
+    if not switch_weight >= 0.0:
+        raise ValueError(f"switch_weight is {switch_weight}, it must not be negative; 1 treats all rows alike")
 
 
 def demonstrated(batch: Transitions) -> Tensor:
@@ -65,7 +103,9 @@ def demonstrated(batch: Transitions) -> Tensor:
     return weight if weight.dim() == 1 else weight[:, 0]
 
 
-def imitation_grad(raw: Tensor, action: Tensor, weight: Tensor, *, min_std: float) -> tuple[Tensor, Tensor]:
+def imitation_grad(
+    raw: Tensor, action: Tensor, weight: Tensor, *, min_std: float, edge: float = CLONE_EDGE
+) -> tuple[Tensor, Tensor]:
     """Gradient of -sum(weight * log pi(action)) / sum(weight) by `raw`, and the loss; zeros when nothing weighs.
 
     Args:
@@ -74,6 +114,7 @@ def imitation_grad(raw: Tensor, action: Tensor, weight: Tensor, *, min_std: floa
         weight: (B,) at least 0.
         min_std: floor of the standard deviation: without one, demonstrations that agree drive it to zero and the
             density without bound.
+        edge: actions are clipped to +-(1 - edge).
 
     Returns:
         (B, 2A) gradient and () loss.
@@ -83,6 +124,6 @@ def imitation_grad(raw: Tensor, action: Tensor, weight: Tensor, *, min_std: floa
         return torch.zeros_like(raw), raw.new_zeros(())
     with torch.enable_grad():
         leaf = raw.detach().requires_grad_(True)
-        loss = -(weight * log_density(leaf, action, min_std=min_std)).sum() / total
+        loss = -(weight * log_density(leaf, action, min_std=min_std, edge=edge)).sum() / total
         (grad,) = torch.autograd.grad(loss, leaf)
     return grad, loss.detach()

@@ -17,7 +17,7 @@ import numpy as np
 from robot_rl.data.hil_record import COLUMNS, ControlStep, EndReason, Invalid, RewardSource, Source
 from robot_rl.types import Episode
 
-_DRIVEN = (Source.POLICY, Source.HUMAN, Source.SCRIPTED)
+_DRIVEN = (Source.POLICY, Source.HUMAN, Source.SCRIPTED, Source.BLEND)
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,16 @@ from robot_rl.data.hil_record import ControlStep, Source
 from robot_rl.types import IOSpec, Obs, Transitions
 
 VIEWS = ("online", "demo", "human")
-_EXTRAS = ("imitate", "grip_penalty", "reward_task", "reward_rlif")
+_EXTRAS = ("imitate", "grip_action", "grip_penalty", "reward_task", "reward_rlif")
 _FLOATS = ("reward", "discount", *_EXTRAS)
+_PERSON = (Source.HUMAN, Source.BLEND)  # a person had a hand in it: never the policy's own action
 
 
 class HilMemory:
     """Ring of control steps with views.
 
-    The extras of a batch, (B,) each: "imitate" weight for imitation losses (0 for the policy's own steps),
+    The extras of a batch, (B,) each: "imitate" weight for imitation losses (0 for the policy's own steps, those that it
+    drove together with a person, and interventions of one step, which are glitches of the device), "grip_action",
     "grip_penalty", "reward_task" and "reward_rlif" (-1 where a person took over at the next step).
 
     Args:
@@ -100,7 +102,7 @@ class HilMemory:
         for step in steps:
             if not step.valid:
                 continue
-            if step.human and not demo and not self._keep_human(step):
+            if step.source in _PERSON and not demo and not self._keep_human(step):
                 continue
             views = ["demo"] if demo else ["online"]
             if step.human:
@@ -169,7 +171,7 @@ class HilMemory:
             self._grow()
         self._refs[slot] = here, there
         self._action[slot] = step.action_cmd if self._learn_from == "cmd" else step.action_exec
-        self._flags[slot] = step.terminated, step.truncated, step.human
+        self._flags[slot] = step.terminated, step.truncated, step.source in _PERSON
         values = {name: getattr(step, name) for name in _FLOATS if name != "imitate"}
         values["imitate"] = self._imitation(step, demo)
         for name, value in values.items():
@@ -185,9 +187,11 @@ class HilMemory:
             self.views[name].add([number])
 
     def _imitation(self, step: ControlStep, demo: bool) -> float:
-        if not demo and step.source != Source.HUMAN:
+        if demo:
+            return 1.0
+        if not step.human or (step.intv_start and step.intv_end):
             return 0.0
-        return self._handover if step.human and not demo and 0 <= step.intv_step < 2 else 1.0
+        return self._handover if step.intv_step < 2 else 1.0
 
     def _frame(self, obs: Obs, *, shared: bool) -> int:
         """Number of a frame; the newest one is used again only if it is the same observation, byte for byte."""

@@ -11,7 +11,7 @@ from robot_rl.types import Obs
 
 
 class Source(IntEnum):
-    """Who drove a step."""
+    """Who drove a step; BLEND: policy and person mixed, while the person lets go."""
 
     POLICY = 0
     HUMAN = 1
@@ -19,6 +19,7 @@ class Source(IntEnum):
     RESET = 3
     RECOVERY = 4
     HOLD = 5
+    BLEND = 6
 
 
 class EndReason(IntEnum):
@@ -87,8 +88,9 @@ class ControlStep:
         input_norm: largest absolute device axis after the dead zone.
         operator_id: who.
         device_id: with what.
-        grip_action: discrete gripper choice {-1, 0, 1}.
-        grip_penalty: its cost, at most 0; never part of `reward`.
+        grip_action: what became of the gripper, the last one of several: 1 it was told to open, -1 to close, 0 it stays
+            as it was told before, whoever drives and in whatever words.
+        grip_penalty: cost of the real switches of all grippers, below 0 where there is one; never part of `reward`.
         reward: total.
         reward_task: task part.
         reward_rlif: part from interventions.

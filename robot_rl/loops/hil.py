@@ -280,6 +280,8 @@ class HumanInTheLoop:
             success = verdict.success
         reward, over = self.options.outcome(float(row.reward[0]), success, terminated, truncated)
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
+        if source == Source.POLICY and driven.driver == "RETURN":
+            source = Source.BLEND
         if source == Source.POLICY and self.recovery is not None and self.recovery.driving:
             source = Source.RECOVERY
         valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE

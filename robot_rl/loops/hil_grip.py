@@ -61,14 +61,18 @@ class Grippers:
         return self._trying >= 0
 
     def charge(self, step: ControlStep) -> None:
-        """Discrete choice and cost of the grippers: once per real switch, whoever drives."""
+        """What becomes of the grippers, and its cost: once per real switch, whoever drives.
+
+        A command that says again what was said before stays, as a policy that chooses to stay does.
+        """
         for i in range(self._count):
             command = float(step.action_cmd[len(step.action_cmd) - self._count + i])
-            choice = (command > 0.5) - (command < -0.5)
-            step.grip_action = choice
-            if choice and choice != self._held[i]:
+            told = (command > 0.5) - (command < -0.5)
+            switched = told not in (0, self._held[i])
+            step.grip_action = told if switched else 0
+            if switched:
                 step.grip_penalty -= self._cost
-                self._held[i] = choice
+                self._held[i] = told
 
     def look(self, index: int, executed: np.ndarray, measured: Any) -> int | None:
         """After a step.

@@ -20,6 +20,7 @@ class HilOptions:
         promote_success: steps of successes without help join the demonstrations.
         random_steps: own steps with uniform random proposals at the start.
         grip_penalty: cost of opening or closing the gripper; read by grasp critics alone, never part of the reward.
+            Above 0: it also marks the steps that switch, for imitation.
     """
 
     task_reward: str = "success"
@@ -35,6 +36,8 @@ class HilOptions:
             raise ValueError(f"task_reward is '{self.task_reward}', expected success, env, labels or classifier")
         if self.updates_per_step < 0 or self.max_hold_steps < 1:
             raise ValueError("updates_per_step must be >= 0 and max_hold_steps >= 1")
+        if not self.grip_penalty > 0.0:
+            raise ValueError(f"grip_penalty is {self.grip_penalty}, expected a number above 0: it marks the switches")
 
     def outcome(self, reward: float, success: bool, terminated: bool, truncated: bool) -> tuple[float, EndReason]:
         """Task reward of a step and why the episode ends with it, from what the world, or the classifier, says."""

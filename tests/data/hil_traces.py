@@ -8,6 +8,13 @@ from robot_rl.data.hil_record import ControlStep, Source
 from robot_rl.types import IOSpec
 
 TICK = 100_000_000  # 10 Hz in ns
+SOURCES = {
+    "p": Source.POLICY,
+    "H": Source.HUMAN,
+    "r": Source.RESET,
+    "s": Source.SCRIPTED,
+    "b": Source.BLEND,
+}
 
 
 def io(images: bool = False) -> IOSpec:
@@ -45,7 +52,7 @@ def step(t: int, *, source: Source = Source.POLICY, moment: float | None = None,
 
 
 def draft(trace: str, rules: EpisodeRules | None = None, **more) -> EpisodeDraft:
-    """ "ppHHp": policy, policy, human, human, policy; "|" between two H starts a new span; "-" is a missing moment."""
+    """ "ppHbp": policy, policy, human, blend, policy; "|" between two H starts a new span; "-" is a missing moment."""
     rules = rules or EpisodeRules()
     out, moment, fresh = EpisodeDraft(rules, 10.0), 0, False
     for letter in trace:
@@ -53,8 +60,7 @@ def draft(trace: str, rules: EpisodeRules | None = None, **more) -> EpisodeDraft
             fresh = True
             continue
         if letter != "-":
-            source = {"p": Source.POLICY, "H": Source.HUMAN, "r": Source.RESET, "s": Source.SCRIPTED}[letter]
-            out.add(step(moment, source=source, intv_start=fresh, **more))
+            out.add(step(moment, source=SOURCES[letter], intv_start=fresh, **more))
             fresh = False
         moment += 1
     return out

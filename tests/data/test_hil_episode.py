@@ -27,6 +27,9 @@ def closed(trace, rules=None, reason=EndReason.TIMEOUT, **more):
         ("ppHpp", [0, 0, 0, 0, 0]),  # one tick: a glitch of the device
         ("pH", [0, 0]),
         ("ppHHpHHp", [0, -1, 0, 0, -1, 0, 0, 0]),
+        ("ppHbbpp", [0, 0, 0, 0, 0, 0, 0]),  # a glitch, and the way back from it
+        ("ppHHbbp", [0, -1, 0, 0, 0, 0, 0]),
+        ("ppHHbHH", [0, -1, 0, 0, 0, 0, 0]),  # the policy had not got the robot back
     ],
 )
 def test_rlif_labels_on_a_hand_made_trace(trace, expected):

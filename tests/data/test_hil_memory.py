@@ -20,8 +20,7 @@ def fill(memory, trace, base, reason, images=False, demo=False, gamma=0.9):
     moment = base
     for letter in trace:
         if letter != "-":
-            source = {"p": traces.Source.POLICY, "H": traces.Source.HUMAN, "r": traces.Source.RESET}[letter]
-            out.add(traces.step(moment, source=source, images=images))
+            out.add(traces.step(moment, source=traces.SOURCES[letter], images=images))
             memory.extend(out.settled(), demo=demo)  # as they settle, not at the end
         moment += 1
     out.close(reason)
@@ -43,7 +42,7 @@ def check(memory, view, truth, images=False):
         assert float(batch.discount[i]) == pytest.approx(0.0 if step.terminated else 0.9)
         assert bool(batch.terminated[i]) == step.terminated
         assert bool(batch.truncated[i]) == step.truncated
-        assert bool(batch.intervened[i]) == step.human
+        assert bool(batch.intervened[i]) == (step.source in (traces.Source.HUMAN, traces.Source.BLEND))
         if images:
             assert int(batch.obs["image.front"][i, 0, 0, 0]) == int(moment) % 251
             assert int(batch.next_obs["image.front"][i, 0, 0, 0]) == (int(moment) + 1) % 251
@@ -52,7 +51,7 @@ def check(memory, view, truth, images=False):
 @settings(max_examples=60, deadline=None)
 @given(
     episodes=st.lists(
-        st.tuples(st.text("pHHr-", min_size=1, max_size=30), st.sampled_from(REASONS)), min_size=1, max_size=8
+        st.tuples(st.text("pHHbr-", min_size=1, max_size=30), st.sampled_from(REASONS)), min_size=1, max_size=8
     ),
     capacity=st.integers(2, 60),
     images=st.booleans(),
@@ -99,18 +98,19 @@ def test_views_share_the_rows_of_human_steps():
     assert memory.views["demo"].rows().tolist() == [0, 1, 2, 3, 5, 6]
 
 
-@pytest.mark.parametrize(("store", "rows"), [("all", 5), ("last", 3), ("none", 2)])
-def test_store_human_keeps_what_it_says(store, rows):
+@pytest.mark.parametrize(("store", "moments"), [("all", [0, 1, 2, 3, 4, 5]), ("last", [0, 3, 5]), ("none", [0, 5])])
+def test_store_human_keeps_what_it_says(store, moments):
     memory = HilMemory(traces.io(), 100, store_human=store)
-    fill(memory, "pHHHp", 0, EndReason.TIMEOUT)
-    assert len(memory) == rows
+    fill(memory, "pHHHbp", 0, EndReason.TIMEOUT)
+    assert memory.take(np.arange(len(memory))).obs["state"][:, 0].tolist() == moments  # the last is no mixed one
 
 
 def test_imitation_weights_are_low_at_the_handover_and_zero_for_the_policy():
     memory = HilMemory(traces.io(), 100)
-    fill(memory, "pHHHp", 0, EndReason.FAILURE)
-    batch = memory.take(np.arange(5))
-    assert batch.extras["imitate"].tolist() == pytest.approx([0.0, 0.3, 0.3, 1.0, 0.0])
+    fill(memory, "pHHHbpHp", 0, EndReason.FAILURE)
+    batch = memory.take(np.arange(8))
+    # the blended step is half the policy's, and a span of one step a glitch of the device
+    assert batch.extras["imitate"].tolist() == pytest.approx([0.0, 0.3, 0.3, 1.0, 0.0, 0.0, 0.0, 0.0])
 
 
 def test_learn_from_exec_trains_on_what_the_safety_layer_let_through():

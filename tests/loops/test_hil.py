@@ -141,10 +141,25 @@ def test_human_steps_store_the_persons_action_and_go_to_both_views(tmp_path):
         assert steps[t].action_cmd[0] == pytest.approx(-0.5)
         assert steps[t].action_policy[0] == pytest.approx(0.3)  # the policy's shadow is kept beside it
         assert steps[t].human_valid
-    assert human == [2, 3, 4, 5, 6, 7]  # two blended ticks count as human, the third is the policy's
+    assert human == [2, 3, 4, 5]
+    assert [step.source for step in steps[6:9]] == [Source.BLEND] * 2 + [Source.POLICY]  # the third is all the policy's
     views = loop.memory.views
     assert set(views["human"].rows()) <= set(views["demo"].rows())
     assert set(views["human"].rows()) <= set(views["online"].rows())
+
+
+@pytest.mark.parametrize(("ticks", "cost", "weights"), [(1, 0.0, [0.0]), (2, -1.0, [0.3, 0.3])])
+def test_device_that_glitches_for_a_tick_costs_nothing_and_is_not_cloned(tmp_path, ticks, cost, weights):
+    # two blended steps follow the person's; counted as the person's they made every glitch a span of three
+    loop = build(tmp_path, Script([{}, {}, {}, *[{"enable": True, "value": -0.5}] * ticks]))
+    loop.run(20, lambda *_: True)
+    steps = episode(loop)
+    assert [t for t, step in enumerate(steps) if step.human] == list(range(3, 3 + ticks))
+    assert [step.reward_rlif for step in steps] == [0.0, 0.0, cost] + [0.0] * (len(steps) - 3)
+    batch = loop.memory.take(loop.memory.views["online"].rows())
+    expected = [0.0] * 3 + weights + [0.0] * (len(batch.action) - 3 - ticks)
+    assert batch.extras["imitate"].tolist() == pytest.approx(expected)
+    assert batch.intervened.tolist() == [3 <= t < 5 + ticks for t in range(len(steps))]  # the mixed ones are not own
 
 
 def test_executed_action_respects_the_rate_limit_at_the_handover(tmp_path):

@@ -5,11 +5,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from robot_rl.data.hil_episode import to_steps
 from robot_rl.data.hil_record import Invalid, Source
 from robot_rl.loops.hil_grip import Grippers
+from robot_rl.policies.human.hil_serl import HilSerl
 from robot_rl.types import IOSpec
+from tests.data.hil_traces import step
 from tests.loops.hil_world import LineEnv
 from tests.loops.test_hil import Fixed, Script, build, episode
 
@@ -95,6 +98,36 @@ def grip(count=1):
     names = ("x", *(f"grip{i}" for i in range(count)))
     return Grippers(IOSpec({"state": ((1,), "float32")}, names, (-1.0,) * len(names), (1.0,) * len(names),
                            ("m",) * len(names), 10.0), 0.02)  # fmt: skip
+
+
+def test_what_becomes_of_the_gripper_is_recorded_and_not_what_it_was_told_again():
+    watch = grip()
+    commands = [1.0, 0.9, -1.0, -1.0, 0.2, -0.7, 0.6, -0.5]  # open at the start; between -0.5 and 0.5 says nothing
+    steps = [step(t) for t in range(len(commands))]
+    for one, command in zip(steps, commands):
+        one.action_cmd = np.array([0.3, command], np.float32)
+        watch.charge(one)
+    assert [one.grip_action for one in steps] == [0, 0, -1, 0, 0, 0, 1, 0]
+    assert [one.grip_penalty for one in steps] == pytest.approx([0, 0, -0.02, 0, 0, 0, -0.02, 0])
+    watch.begin()  # open again
+    again = step(9)
+    again.action_cmd = np.array([0.0, -1.0], np.float32)
+    watch.charge(again)
+    assert again.grip_action == -1
+
+
+def test_gripper_that_a_policy_lets_stay_is_recorded_as_staying(tmp_path):
+    env = Claw()
+    learner = HilSerl(env.io, hidden=(8, 8), batch_size=8)
+    choices = iter([1] * 5 + [0] + [1] * 100)  # stays open, closes once, stays
+    learner.policy._grasp = lambda obs: torch.tensor([next(choices)])
+    loop = build(tmp_path, None, env=env, learner=learner)
+    loop._episode(demo=False)
+    steps = episode(loop)
+    assert [t for t, one in enumerate(steps) if one.grip_action] == [5]
+    assert [float(one.action_cmd[1]) for one in steps] == [1.0] * 5 + [-1.0] * (len(steps) - 5)
+    batch = loop.memory.take(loop.memory.views["online"].rows())
+    assert batch.extras["grip_action"].tolist() == [0.0] * 5 + [-1.0] + [0.0] * (len(steps) - 6)
 
 
 def test_fingers_around_an_object_follow_and_restless_commands_are_not_judged():

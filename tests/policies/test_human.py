@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from robot_rl.policies.human.hg_dagger import HgDagger
-from robot_rl.policies.human.hil_serl import HilSerl, choice_of
+from robot_rl.policies.human.hil_serl import HilSerl, choice_of, choices_of
 from robot_rl.policies.human.imitation_sac import ImitationSac
 from robot_rl.policies.human.rlif import Rlif
 from robot_rl.policies.nets.distributions import squash
@@ -102,9 +102,8 @@ def test_without_its_terms_imitation_sac_is_sac_bit_for_bit(backup):
 
 def test_leash_of_zero_changes_nothing_and_a_strong_one_keeps_the_policy_near_the_clone():
     def trained(kl):
-        learner = ImitationSac(
-            spec(), critics=2, utd=1, bc_steps=150, il_weight=0.0, kl_weight=kl, lr=5e-3, init_alpha=1e-4, **SMALL
-        )
+        newest = {"lr": 5e-3, "init_alpha": 1e-4, "acting_rate": 1.0}
+        learner = ImitationSac(spec(), critics=2, utd=1, bc_steps=150, il_weight=0.0, kl_weight=kl, **newest, **SMALL)
 
         # the person always does 0.5; the reward pays for going to -1
         def data():
@@ -168,6 +167,22 @@ def test_imitation_fades():
     assert seen[0] == 1.0
     assert seen[5] == pytest.approx(0.5)
     assert seen[11] == 0.0
+
+
+def test_what_acts_is_a_running_mean_of_the_actors_weights():
+    learner = ImitationSac(spec(), bc_steps=3, critics=2, utd=1, acting_rate=0.25, lr=1e-2, **SMALL)
+    learner.pretrain(stream())
+    expected = learner.state_dict()["actor"]["flat"].clone()  # a clone acts as it is
+    assert torch.equal(learner.policy.state_dict()["actor"], expected)
+    data = stream()
+    for _ in range(4):
+        learner.update(data)
+        expected = 0.75 * expected + 0.25 * learner.state_dict()["actor"]["flat"]
+        torch.testing.assert_close(learner.policy.state_dict()["actor"], expected)
+    assert not torch.equal(expected, learner.state_dict()["actor"]["flat"])
+    newest = ImitationSac(spec(), bc_steps=0, critics=2, utd=1, acting_rate=1.0, **SMALL)
+    newest.update(data)
+    assert torch.equal(newest.policy.state_dict()["actor"], newest.state_dict()["actor"]["flat"])
 
 
 def test_q_filter_leaves_out_actions_that_the_critics_like_less():
@@ -272,6 +287,34 @@ def test_grasp_penalty_enters_its_own_target_in_every_update_and_no_other():
     assert (dear._grasp_of({"state": torch.randn(50, 1)}) == 1).all()  # staying is all that is left
 
 
+def test_choices_that_did_the_same_are_all_taught():
+    row = batch(5)
+    told = torch.tensor([1.0, -1.0, -1.0, 1.0, 0.2])
+    became = torch.tensor([0.0, 0.0, -1.0, 1.0, 0.0])  # stays open, stays closed, closes, opens, stays
+    row = replace(row, action=torch.stack([torch.zeros(5), told], 1), extras={**row.extras, "grip_action": became})
+    expected = [[0, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0]]  # close, stay, open
+    assert choices_of(row).tolist() == expected
+    del row.extras["grip_action"]
+    assert choices_of(row).tolist() == [[0, 0, 1], [1, 0, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0]]
+
+
+def test_stay_has_a_target_though_every_command_is_open_or_close():
+    learner = grasping()
+
+    def data():  # a gripper that is told to be open in every step, and so stays; each step pays 1
+        for row in stream(state=1):
+            action = torch.stack([row.action[:, 0], torch.ones(32)], 1)
+            extras = {**row.extras, "grip_action": torch.zeros(32)}
+            yield replace(row, action=action, reward=torch.ones(32), discount=torch.zeros(32), extras=extras)
+
+    rows = data()
+    for _ in range(300):
+        learner.update(rows)
+    values = learner._grasp.forward(learner._look({"state": torch.linspace(-1, 1, 9)[:, None]}))[0]
+    assert (values[:, 1:] - 1.0).abs().max() < 0.05
+    assert (values[:, 0] - 1.0).abs().min() > 0.1  # nobody closed it: nothing is known of that
+
+
 def test_stay_keeps_what_was_really_done():
     learner = grasping()
     learner.policy._grasp = lambda obs: torch.ones(1, dtype=torch.long)  # stay
@@ -318,7 +361,15 @@ def test_saved_and_loaded_learner_makes_the_same_next_update(kind):
 
 @pytest.mark.parametrize(
     ("kind", "wrong"),
-    [(ImitationSac, {"il_weight": -1.0}), (ImitationSac, {"kl_weight": 1.0, "bc_steps": 0}), (HgDagger, {"utd": 0})],
+    [
+        (ImitationSac, {"il_weight": -1.0}),
+        (ImitationSac, {"kl_weight": 1.0, "bc_steps": 0}),
+        (ImitationSac, {"il_edge": 0.0}),
+        (ImitationSac, {"acting_rate": 0.0}),
+        (Rlif, {"il_switch_weight": -1.0}),
+        (HgDagger, {"utd": 0}),
+        (HgDagger, {"min_std": 0.0}),
+    ],
 )
 def test_options_out_of_range_are_refused(kind, wrong):
     with pytest.raises(ValueError, match=r"must|needs"):
