@@ -281,6 +281,11 @@ class CommandPipeline:
             blocking.append(f"duplicate publisher: {', '.join((*view.rivals, *view.strangers))}")
             if movable:
                 self.safety.report("duplicate_publisher")
+        double = [source for source, when in self.door.doubled.items() if now - when <= 1.0]
+        if double:
+            blocking.append(f"two senders speak in turn as {', '.join(double)}; end one of them")
+            if movable:
+                self.safety.report("duplicate_source")
         self.blocking = tuple(blocking)
         self.safety.hinder(self.blocking)
 

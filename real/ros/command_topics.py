@@ -75,12 +75,13 @@ class CommandTopics:
             incompatible_qos=lambda event: self._health.mismatches.update({topic: "LIVELINESS or other"}),
         )
 
-        def take(message: Any) -> None:
+        def take(message: Any, info: Any) -> None:
             arrival = time.monotonic()
             if isinstance(message, JointTrajectory):
-                self._offer(read_command(message, source), arrival)
+                command = read_command(message, source)
             else:
-                self._offer(read_twist(message, self._spec.names, source), arrival)
+                command = read_twist(message, self._spec.names, source)
+            self._offer(replace(command, sender=_sender(info)), arrival)
 
         self.made.append(self._node.create_subscription(kind, topic, take, qos("command"), event_callbacks=events))
 
@@ -119,3 +120,9 @@ class CommandTopics:
         assert self._hold is not None
         command = read_twist(message, self._spec.names, "external", hold=self._hold)
         self._pipeline.offer(replace(command, stamp=0.0), time.monotonic())
+
+
+def _sender(info: Any) -> str:
+    """Endpoint of the publisher behind a message; "" where the middleware does not tell."""
+    told = info.get("publisher_gid") if isinstance(info, dict) else None
+    return bytes(told["data"]).hex() if told else ""

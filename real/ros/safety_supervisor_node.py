@@ -24,6 +24,7 @@ from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.command_topics import CommandTopics
+from robot_rl.real.ros.endpoints import OwnEndpoints, refuse_twin
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import (
     JointTrajectory,
@@ -62,6 +63,7 @@ class SafetySupervisorNode(LifecycleNode):
         self.loop: ControlLoop | None = None
         self.pipeline: CommandPipeline | None = None
         self._made: list[Any] = []
+        self._endpoints = OwnEndpoints(self)
         self.add_on_set_parameters_callback(self._on_parameters)
         if self._value("autostart"):
             for step in (self.trigger_configure, self.trigger_activate):
@@ -81,6 +83,7 @@ class SafetySupervisorNode(LifecycleNode):
         declare(self, "external_stamped", False, "external/cmd_vel is TwistStamped, not Twist")
         declare(self, "external_timeout", 0.1, "largest age of a foreign step [s]", low=0.001, high=60.0)
         declare(self, "command_nodes", ["policy", "teleop", "robot_env"], "nodes that may publish on command/*")
+        declare(self, "discovery_time", 3.0, "wait for others of our name at configure [s]", low=0.0, high=30.0)
         declare(self, "first_message_timeout", 5.0, "patience for first messages [s]", low=0.1, high=600.0)
         declare(self, "estop_heartbeat", 0.0, "largest age of estop_heartbeat [s], 0 = not used", low=0.0, high=10.0)
         declare(self, "teleop_timeout", 0.25, "largest age of a human's command [s]", low=0.01, read_only=False)
@@ -157,6 +160,7 @@ class SafetySupervisorNode(LifecycleNode):
             if destroy is not None:
                 destroy(item)
         self._made.clear()
+        self._endpoints.clear()
         self.loop = self.pipeline = None
 
     def _configure(self) -> None:
@@ -173,6 +177,7 @@ class SafetySupervisorNode(LifecycleNode):
             forward = getattr(importlib.import_module(module), name)(
                 self._value("model"), spec.workspace.ee_site, spec.names
             )
+        refuse_twin(self, self._value("discovery_time"))
         now = time.monotonic()
         watched = {
             name: s.timeout
@@ -199,7 +204,6 @@ class SafetySupervisorNode(LifecycleNode):
             start=now,
         )
         self._watched = tuple(watched)
-        self._nameless: dict[bytes, float] = {}
         self._last: Sent | None = None
         self._said: tuple[Any, ...] = ()
         self._said_at = 0.0
@@ -214,10 +218,14 @@ class SafetySupervisorNode(LifecycleNode):
     def _open(self, spec: RobotSpec) -> None:
         health, made = self.health, self._made
         assert self.pipeline is not None
-        self._hardware = publisher(self, hardware_type(spec), spec.controller_topic, "hardware", health)
-        self._executed = publisher(self, JointTrajectory, "robot_rl/executed", "executed", health)
-        self._authority = publisher(self, String, "robot_rl/authority", "latched", health)
-        self._state = publisher(self, String, "robot_rl/safety/state", "latched", health)
+
+        def own(kind: Any, topic: str, profile: str) -> Any:
+            return self._endpoints.publish(lambda: publisher(self, kind, topic, profile, health), topic)
+
+        self._hardware = own(hardware_type(spec), spec.controller_topic, "hardware")
+        self._executed = own(JointTrajectory, "robot_rl/executed", "executed")
+        self._authority = own(String, "robot_rl/authority", "latched")
+        self._state = own(String, "robot_rl/safety/state", "latched")
         made += [self._hardware, self._executed, self._authority, self._state]
         self._commands = CommandTopics(
             self,
@@ -233,10 +241,10 @@ class SafetySupervisorNode(LifecycleNode):
             subscribe(self, Bool, "robot_rl/takeover", self._on_takeover, "takeover", health),
             subscribe(self, Bool, "robot_rl/estop", self._on_estop, "estop_in", health),
             subscribe(self, Empty, "robot_rl/estop_heartbeat", self._on_heartbeat, "event", health),
-            self.create_service(SetBool, "~/enable", self._on_enable),
-            self.create_service(Trigger, "~/estop", self._on_estop_service),
-            self.create_service(Trigger, "~/reset", self._on_reset),
-            steady_timer(self, 0.5, self._look_around),
+            self._endpoints.serve(self.create_service(SetBool, "~/enable", self._on_enable)),
+            self._endpoints.serve(self.create_service(Trigger, "~/estop", self._on_estop_service)),
+            self._endpoints.serve(self.create_service(Trigger, "~/reset", self._on_reset)),
+            steady_timer(self, 0.25, self._look_around),
         ]
         if self._value("fault_injection"):
             made.append(subscribe(self, String, "~/inject", self._on_inject, "event", health))
@@ -278,7 +286,12 @@ class SafetySupervisorNode(LifecycleNode):
             sys.setswitchinterval(0.005)
 
     def _on_enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
-        refused = self._running() or self.pipeline.enable(request.data)  # type: ignore[union-attr]
+        refused = self._running()
+        if request.data and not refused:
+            self._look_around()
+            others = (*self._rivals, *self._strangers)
+            refused = [f"duplicate publisher: {', '.join(others)}"] if others else []
+        refused = refused or self.pipeline.enable(request.data)  # type: ignore[union-attr]
         response.success, response.message = not refused, "; ".join(refused)
         return response
 
@@ -297,30 +310,11 @@ class SafetySupervisorNode(LifecycleNode):
         return [] if self.loop is not None and self.loop.alive else ["the supervisor is not active"]
 
     def _look_around(self) -> None:
-        """Who listens on the command topic, who else speaks; twice a second, in the callback thread."""
+        """Who else speaks; four times a second and before enabling, in the callback thread."""
         if self.pipeline is None:
             return
-        own = (self.get_name(), self.get_namespace())
-        topic = self._hardware.topic_name
-        rivals = [
-            f"{item.node_namespace.rstrip('/')}/{item.node_name}"
-            for item in self.get_publishers_info_by_topic(topic)
-            if (item.node_name, item.node_namespace) != own
-        ]
-        # a publisher is discovered a little before the name of its node: nameless ones get 2 s
-        now, names = time.monotonic(), set(self._value("command_nodes"))
-        strangers = [
-            f"{item.node_namespace.rstrip('/')}/{item.node_name} on {where}"
-            for where in self._commands.watched
-            for item in self.get_publishers_info_by_topic(where)
-            if item.node_name not in names and self._is_known(item, now)
-        ]
-        self._rivals, self._strangers = tuple(rivals), tuple(strangers)
-
-    def _is_known(self, item: Any, now: float) -> bool:
-        if item.node_name != "_NODE_NAME_UNKNOWN_":
-            return True
-        return now - self._nameless.setdefault(bytes(item.endpoint_gid), now) > 2.0
+        self._rivals = self._endpoints.rivals()
+        self._strangers = self._endpoints.strangers(self._commands.watched, set(self._value("command_nodes")))
 
     _rivals: tuple[str, ...] = ()
     _strangers: tuple[str, ...] = ()

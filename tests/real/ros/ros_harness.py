@@ -374,6 +374,7 @@ RT = "realtime:=40"
 SUPERVISOR = (
     RT,
     "autostart:=true",
+    "discovery_time:=0.3",  # nobody else is about; who looks for twins takes the default
     f"state_timeout:={TIMEOUT}",
     f"command_timeout:={TIMEOUT}",
     "settle_time:=0.3",

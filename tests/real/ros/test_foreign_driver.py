@@ -1,0 +1,164 @@
+"""Another's driver, default timeouts, and the truth from the driver: what may go wrong on a robot that is not ours."""
+# pyright: reportOptionalMemberAccess=false
+
+import contextlib
+import time
+
+import numpy as np
+import pytest
+from foreign_driver import ForeignDriver
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from ros_harness import NAMES, RT, SPEC, Station, trajectory, wait
+from std_msgs.msg import Float64MultiArray, String
+from std_srvs.srv import SetBool
+
+from robot_rl.real.ros.io import JointTrajectory, qos
+
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(120)]
+ORDER = ["j2", "j0", "j1"]
+START = {"j0": 0.6, "j1": -0.6, "j2": 0.2}
+SUPERVISOR = (RT, "autostart:=true")
+
+
+class Cell:
+    """A foreign robot, the supervisor with its defaults as a process, and a station."""
+
+    def __init__(self, processes, *, spec=None, driver=None, parameters=()):
+        self.processes = processes
+        text = spec or SPEC.format(mode="forward_position", timeout=0.0)
+        (processes.folder / "foreign.yaml").write_text(text)
+        self.driver = ForeignDriver(**{"joints": NAMES, "start": START, **(driver or {})})
+        self.station = Station()
+        self.parameters = (*SUPERVISOR, *parameters)
+        self.supervisor = self.start()
+
+    def start(self, key="safety_supervisor_node"):
+        return self.processes.start("safety_supervisor_node", *self.parameters, spec="foreign.yaml", key=key)
+
+    def idle(self):
+        self.station.connected().wait_state("IDLE", limit=60.0)
+        return self
+
+    def armed(self):
+        self.idle()
+        wait(lambda: self.station.enable().success, limit=10.0, what="enable")
+        self.station.wait_state("ARMED")
+        return self
+
+    def active(self):
+        self.armed()
+        self.station.driver.value = lambda t: np.array([START[name] for name in NAMES])
+        self.station.driver.on = True
+        self.station.wait_state("ACTIVE")
+        return self
+
+    def fault(self):
+        return self.station.diagnostic("safety_supervisor: safety")[2].get("fault")
+
+    def close(self):
+        self.station.close()
+        self.processes.end("safety_supervisor_node")
+        self.driver.close()
+
+
+@pytest.fixture
+def cell(processes):
+    made = []
+
+    def make(**options):
+        made.append(Cell(processes, **options))
+        return made[0]
+
+    yield make
+    for item in made:
+        item.close()
+
+
+@pytest.fixture
+def another():
+    """Another node in a process of its own as far as DDS can tell: its own context."""
+    import rclpy
+    from rclpy.signals import SignalHandlerOptions
+
+    made = []
+
+    def make(name):
+        context = rclpy.Context()
+        rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
+        node = Node(name, context=context, enable_rosout=False)
+        executor = SingleThreadedExecutor(context=context)
+        executor.add_node(node)
+        made.append((context, node, executor))
+        return node
+
+    yield make
+    for context, node, executor in made:
+        executor.shutdown(1.0)
+        node.destroy_node()
+        with contextlib.suppress(RuntimeError):
+            rclpy.try_shutdown(context=context)
+
+
+# ---------------------------------------------------------------- who else speaks
+
+
+def test_a_second_supervisor_of_the_same_name_refuses_to_start(cell, processes):
+    made = cell().active()
+    began = time.monotonic()
+    second = made.start(key="second")
+    assert second.wait(30.0) == 2
+    assert "another node is called /safety_supervisor" in processes.log("second")
+    assert made.station.state == "ACTIVE"
+    assert made.driver.moved(began) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("topic", "kind", "profile"),
+    [
+        ("forward_command_controller/commands", Float64MultiArray, "hardware"),
+        ("robot_rl/executed", JointTrajectory, "executed"),
+        ("robot_rl/safety/state", String, "latched"),
+    ],
+)
+def test_a_twin_of_the_same_name_on_a_topic_of_ours_is_a_fault_within_a_second(cell, another, topic, kind, profile):
+    made = cell().active()
+    twin = another("safety_supervisor")
+    wait(lambda: twin.count_publishers("robot_rl/executed"), what="discovery of a new process, up to 3 s")
+    since = time.monotonic()
+    twin.create_publisher(kind, topic, qos(profile))
+    made.station.wait_state("FAULT", limit=2.0)
+    assert time.monotonic() - since < 1.5
+    wait(lambda: made.fault() == "duplicate_publisher", what="the fault's name")
+    assert not made.station.enable().success
+    # a publisher is discovered before the name of its node: it counts at once and is named when that is known
+    wait(lambda: f"/safety_supervisor on /{topic}" in made.station.enable().message, what="the twin's name")
+    assert made.driver.moved(since) < 1e-3
+
+
+def test_a_second_server_of_our_services_blocks_enabling(cell, another):
+    made = cell().idle()
+    another("impostor").create_service(SetBool, "/safety_supervisor/enable", lambda request, response: response)
+    wait(
+        lambda: "/safety_supervisor/enable" in made.station.diagnostic("safety_supervisor: safety")[1],
+        what="the warning",
+    )
+    assert made.driver.moved(-np.inf) == 0.0
+
+
+def test_two_policies_of_one_name_are_a_fault_and_only_the_first_was_heard(cell, another):
+    made = cell().active()
+    station, twin = made.station, another("policy")
+    out = twin.create_publisher(JointTrajectory, "robot_rl/command/policy", qos("command"))
+    wait(out.get_subscription_count, what="the supervisor")
+    since = time.monotonic()
+    far = np.array([[START[name] + 0.09 for name in NAMES]])
+    end = since + 0.5
+    while time.monotonic() < end and station.state == "ACTIVE":
+        out.publish(
+            trajectory(NAMES, time.time(), station.driver.tag, station.driver.seq + 1, [0.01], far, "positions")
+        )
+        time.sleep(0.01)
+    station.wait_state("FAULT", limit=2.0)
+    wait(lambda: made.fault() == "duplicate_source", what="the fault's name")
+    assert made.driver.moved(since) < 1e-3
