@@ -31,11 +31,13 @@ class Controller:
         subscribers: controllers that listen.
         rivals: other publishers on the command topic, by name.
         strangers: publishers on `command/*` with an unexpected node name.
+        problem: why the controller does not fit the RobotSpec, or is not known to; "" when it fits.
     """
 
     subscribers: int = 1
     rivals: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,10 @@ class CommandPipeline:
                 self.safety.report("controller_gone")
         elif view.subscribers > 1:
             blocking.append(f"{view.subscribers} subscribers on {self.spec.controller_topic}, expected one controller")
+        if view.problem:
+            blocking.append(view.problem)
+            if movable:
+                self.safety.report("controller_changed")
         if view.rivals or view.strangers:
             blocking.append(f"duplicate publisher: {', '.join((*view.rivals, *view.strangers))}")
             if movable:

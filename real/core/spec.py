@@ -22,6 +22,13 @@ MODES = {
     "twist": TWIST,
     "servo": TWIST,
 }
+TOPICS = {
+    "jtc": "joint_trajectory_controller/joint_trajectory",
+    "joint_command": "joint_command",
+    "twist": "cmd_vel",
+    "servo": "servo_node/delta_twist_cmds",
+}
+"""Command mode -> topic of the robot's controller unless the RobotSpec says another; the rest are forward."""
 MAPPINGS = ("absolute", "delta", "velocity", "effort")
 FIELDS = {POSITION: "positions", VELOCITY: "velocities", EFFORT: "effort", TWIST: "velocities"}
 """Mode -> field of a trajectory point."""
@@ -104,8 +111,10 @@ class RobotSpec:
     Args:
         name: of the robot.
         joints: in the order of commands and observations; in a twist mode the axes that may move, named as in AXES.
-        command_mode: forward_position, forward_velocity, forward_effort, jtc, joint_command, twist or servo.
-        controller_topic: where the supervisor sends commands.
+        command_mode: jtc and joint_command name their joints; forward_position, forward_velocity and forward_effort
+            send arrays in the order of `joints`, which must be the controller's; twist or servo.
+        controller_topic: where the supervisor sends commands; "" = the usual one of the mode, see TOPICS.
+        controller: node whose parameters `joints` and `interface_name` are read; "" = the one its topic belongs to.
         controller_timeout: seconds after which the robot's own controller stops without commands; 0 = never.
         sensors: name -> topic that is read.
         cameras: name -> topic, type, timeout.
@@ -121,8 +130,9 @@ class RobotSpec:
 
     name: str
     joints: tuple[JointSpec, ...]
-    command_mode: str = "forward_position"
-    controller_topic: str = "forward_command_controller/commands"
+    command_mode: str = "jtc"
+    controller_topic: str = ""
+    controller: str = ""
     controller_timeout: float = 0.0
     sensors: dict[str, SensorSpec] = field(default_factory=dict)
     cameras: dict[str, SensorSpec] = field(default_factory=dict)
@@ -136,6 +146,9 @@ class RobotSpec:
     frame: str = "base_link"
 
     def __post_init__(self) -> None:
+        if not self.controller_topic:
+            usual = TOPICS.get(self.command_mode, "forward_command_controller/commands")
+            object.__setattr__(self, "controller_topic", usual)
         if self.command_mode in MODES and self.mode == TWIST:  # a twist's axes turn and roll for ever
             joints = tuple(
                 replace(j, continuous=True, effort=1.0 if math.isnan(j.effort) else j.effort) for j in self.joints

@@ -28,6 +28,7 @@ WORDS = {  # fault code -> reason of the verdict
     "effort_measured": "force",
     "force": "force",
     "tracking": "tracking",
+    "left_place": "tracking",
     "cmd_timeout": "stale_command",
     "cmd_flood": "bad_command",
     "cmd_nonfinite": "bad_command",
@@ -112,8 +113,11 @@ class SafetySupervisor:
         self._pressed, self._released_at = False, -np.inf
         self._stop_by = np.inf
         self._zeroed = False
+        self._rested_at = np.inf  # since when a latched stop has commanded no motion
         self._lead_since = self._stuck_since = np.inf
         self._stuck_at = np.zeros(len(spec.joints))
+        self._place = np.zeros(len(spec.joints))  # velocity mode: where it stood when it was armed
+        self._nearest = np.full(len(spec.joints), np.inf)
 
     @property
     def state(self) -> str:
@@ -246,6 +250,7 @@ class SafetySupervisor:
         if self._overrun.tick(now) and self._machine.state in MOVABLE:
             self._fault("loop_overrun")
         self._watch_state(state, now)
+        self._watch_place()
         target = self._judge(command, now, reasons)
         self._advance(target, now, reasons)
         value, level = self._output(now, reasons)
@@ -262,6 +267,25 @@ class SafetySupervisor:
                 self._arm_on_start = False
         elif "state_jump" in self._codes and self._machine.state not in MOVABLE:
             self._monitor.relearn()  # at rest the new place is taken as the truth
+
+    def _watch_place(self) -> None:
+        """ARMED means stay: a robot that goes away from its command reads it otherwise than we mean it.
+
+        Repeating the command would drive it on, so the fault ends all sending (`_answer`).
+        """
+        last = self._monitor.last
+        if self._machine.state is not State.ARMED or self._efforts is not None or last is None:
+            self._nearest[:] = np.inf
+            return
+        if not self.spec.has_positions or not self.limiter.still:
+            return
+        if self.spec.mode != POSITION and not np.isfinite(self._nearest).all():
+            self._place = last.position
+        place = self.limiter.position if self.spec.mode == POSITION else self._place
+        away = np.abs(self._difference(last.position, place))
+        self._nearest = np.minimum(self._nearest, away)  # it may still be on its way to where it was told to be
+        if (away - self._nearest > self.settings.hold_tolerance).any():
+            self._fault("left_place")
 
     def _judge(self, command: Command | None, now: float, reasons: list[str]) -> np.ndarray | None:
         """Target of a good command; None without a new one."""
@@ -463,6 +487,12 @@ class SafetySupervisor:
         quiet = machine.state is State.STARTUP or (machine.state is State.IDLE and self.spec.mode == POSITION)
         if machine.state is State.ESTOP and self.settings.estop_action == "halt":
             quiet = True
+        if self.spec.mode == POSITION and machine.latching:
+            # nothing is repeated to a robot that went another way, nor to one that may have been restarted elsewhere
+            self._rested_at = min(self._rested_at, self._now) if self.limiter.still else np.inf
+            quiet |= "left_place" in machine.faults or self._now - self._rested_at > self.settings.settle_time
+        else:
+            self._rested_at = np.inf
         source, seq = (command.source, command.seq) if command is not None else ("supervisor", 0)
         verdict = Verdict(level, tuple(dict.fromkeys(reasons)), self.state, machine.cause, not quiet)
         return Command(self._now, value.copy(), source, seq), verdict

@@ -24,6 +24,7 @@ from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.command_topics import CommandTopics
+from robot_rl.real.ros.controller_check import ControllerCheck
 from robot_rl.real.ros.endpoints import OwnEndpoints, refuse_twin
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import (
@@ -83,6 +84,7 @@ class SafetySupervisorNode(LifecycleNode):
         declare(self, "external_stamped", False, "external/cmd_vel is TwistStamped, not Twist")
         declare(self, "external_timeout", 0.1, "largest age of a foreign step [s]", low=0.001, high=60.0)
         declare(self, "command_nodes", ["policy", "teleop", "robot_env"], "nodes that may publish on command/*")
+        declare(self, "allow_unread_controller", False, "a forward controller whose joint order cannot be read")
         declare(self, "discovery_time", 3.0, "wait for others of our name at configure [s]", low=0.0, high=30.0)
         declare(self, "first_message_timeout", 5.0, "patience for first messages [s]", low=0.1, high=600.0)
         declare(self, "estop_heartbeat", 0.0, "largest age of estop_heartbeat [s], 0 = not used", low=0.0, high=10.0)
@@ -156,6 +158,7 @@ class SafetySupervisorNode(LifecycleNode):
                 "Subscription": self.destroy_subscription,
                 "Service": self.destroy_service,
                 "Timer": self.destroy_timer,
+                "Client": self.destroy_client,
             }.get(type(item).__name__)
             if destroy is not None:
                 destroy(item)
@@ -178,6 +181,8 @@ class SafetySupervisorNode(LifecycleNode):
                 self._value("model"), spec.workspace.ee_site, spec.names
             )
         refuse_twin(self, self._value("discovery_time"))
+        self._controller = ControllerCheck(self, spec)
+        self._controller.refuse(0.2)
         now = time.monotonic()
         watched = {
             name: s.timeout
@@ -208,6 +213,7 @@ class SafetySupervisorNode(LifecycleNode):
         self._said: tuple[Any, ...] = ()
         self._said_at = 0.0
         self._injected: Exception | None = None
+        self._trusting = bool(self._value("allow_unread_controller"))
         self.loop = ControlLoop(
             settings.rate, self._tick, on_error=self._on_error, priority=int(self._value("realtime"))
         )
@@ -236,7 +242,7 @@ class SafetySupervisorNode(LifecycleNode):
             external_hold=self._value("external_timeout") if self._value("allow_external") else None,
             external_stamped=self._value("external_stamped"),
         )
-        made += self._commands.made
+        made += [*self._commands.made, self._controller.client]
         made += [
             subscribe(self, Bool, "robot_rl/takeover", self._on_takeover, "takeover", health),
             subscribe(self, Bool, "robot_rl/estop", self._on_estop, "estop_in", health),
@@ -313,6 +319,7 @@ class SafetySupervisorNode(LifecycleNode):
         """Who else speaks; four times a second and before enabling, in the callback thread."""
         if self.pipeline is None:
             return
+        self._controller.look()
         self._rivals = self._endpoints.rivals()
         self._strangers = self._endpoints.strangers(self._commands.watched, set(self._value("command_nodes")))
 
@@ -333,7 +340,9 @@ class SafetySupervisorNode(LifecycleNode):
             heard = now - self.inputs.age(name, now)
             if np.isfinite(heard):
                 pipeline.alive(name, heard)
-        pipeline.controller(Controller(self._hardware.get_subscription_count(), self._rivals, self._strangers))
+        problem = "" if self._trusting else self._controller.problem
+        listeners = self._hardware.get_subscription_count()
+        pipeline.controller(Controller(listeners, self._rivals, self._strangers, problem if listeners else ""))
         mismatches = () if state is not None else tuple(self.health.mismatches)
         sent = pipeline.tick(now, state, mismatches=mismatches)
         self._send(sent, now)

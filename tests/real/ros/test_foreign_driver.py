@@ -162,3 +162,49 @@ def test_two_policies_of_one_name_are_a_fault_and_only_the_first_was_heard(cell,
     station.wait_state("FAULT", limit=2.0)
     wait(lambda: made.fault() == "duplicate_source", what="the fault's name")
     assert made.driver.moved(since) < 1e-3
+
+
+# ---------------------------------------------------------------- another joint order
+
+
+def test_a_controller_of_another_joint_order_is_refused_at_configure(cell, processes):
+    made = cell(driver={"joints": ORDER})
+    assert made.supervisor.wait(30.0) == 2
+    assert "reads arrays as j2, j0, j1, the RobotSpec sends j0, j1, j2" in processes.log("safety_supervisor_node")
+    assert made.driver.moved(-np.inf) == 0.0
+
+
+def test_a_controller_of_another_interface_is_refused_at_configure(cell, processes):
+    made = cell(driver={"interface": "velocity"})
+    assert made.supervisor.wait(30.0) == 2
+    assert "takes velocity, the RobotSpec's forward_position sends position" in processes.log("safety_supervisor_node")
+
+
+def test_a_controller_that_does_not_tell_its_order_blocks_enabling(cell):
+    made = cell(driver={"joints": ORDER, "parameters": False})
+    made.station.connected()
+    wait(lambda: "does not tell its joints" in made.station.enable().message, what="the refusal")
+    assert made.driver.moved(-np.inf) == 0.0
+
+
+def test_a_driver_that_comes_back_with_another_order_is_not_enabled(cell):
+    made = cell().armed()
+    made.driver.close()
+    made.station.wait_state("FAULT", limit=10.0)
+    made.driver = ForeignDriver(ORDER, START)
+    wait(lambda: "reads arrays as j2, j0, j1" in made.station.reset().message, limit=40.0, what="the refusal")
+    assert made.driver.moved(-np.inf) == 0.0
+
+
+def test_a_robot_that_leaves_its_place_while_armed_is_halted(cell):
+    # nobody could ask the controller, and somebody said that its order were known: 0.8 rad away, the wrong way
+    driver = {"joints": ORDER, "parameters": False, "timeout": 0.1, "speed": 1.0}
+    made = cell(driver=driver, parameters=("allow_unread_controller:=true",)).idle()
+    since = time.monotonic()
+    assert made.station.enable().success
+    made.station.wait_state("FAULT", limit=3.0)
+    wait(lambda: made.fault() == "left_place", what="the fault's name")
+    time.sleep(0.5)
+    # 0.05 rad of tolerance, 0.1 s until the silent controller stands, and two periods, at 1 rad/s
+    assert made.driver.moved(since) < 0.05 + 0.1 + 0.1
+    assert time.monotonic() - made.driver.commands[-1][0] > 0.3  # nothing more is sent
