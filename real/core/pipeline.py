@@ -181,8 +181,15 @@ class CommandPipeline:
         return self.safety.rearm()
 
     def lower(self, timeouts: Mapping[str, float]) -> None:
-        """Shorten `state_timeout`, `command_timeout`, `teleop_timeout` or `takeover_timeout` [s] while running."""
+        """Shorten `state_timeout`, `command_timeout`, `teleop_timeout` or `takeover_timeout` [s] while running.
+
+        Raises:
+            ValueError: a timeout that is not finite and positive; nothing has changed then.
+        """
         with self._lock:
+            for name, value in timeouts.items():
+                if not (np.isfinite(value) and value > 0.0):
+                    raise ValueError(f"{name} is {value}, expected finite seconds > 0")
             own = {name: value for name, value in timeouts.items() if hasattr(self.settings, name)}
             self.settings = replace(self.settings, **own)
             self.safety.adopt(self.settings)

@@ -65,6 +65,7 @@ class SafetySupervisorNode(LifecycleNode):
         self.pipeline: CommandPipeline | None = None
         self._made: list[Any] = []
         self._endpoints = OwnEndpoints(self)
+        self._callback_errors = 0
         self.add_on_set_parameters_callback(self._on_parameters)
         if self._value("autostart"):
             for step in (self.trigger_configure, self.trigger_activate):
@@ -312,6 +313,13 @@ class SafetySupervisorNode(LifecycleNode):
         response.success, response.message = not refused, "; ".join(refused)
         return response
 
+    def on_callback_error(self, error: Exception) -> None:
+        """A callback has failed, and what it should have noted is lost: brake and latch; the callbacks go on."""
+        self._callback_errors += 1
+        self.get_logger().error(f"exception in a callback: {type(error).__name__}: {error}", throttle_duration_sec=1.0)
+        if self.pipeline is not None:
+            self.pipeline.safety.report("internal")
+
     def _running(self) -> list[str]:
         return [] if self.loop is not None and self.loop.alive else ["the supervisor is not active"]
 
@@ -403,6 +411,7 @@ class SafetySupervisorNode(LifecycleNode):
             "reasons": ", ".join(last.verdict.reasons),
             "clip_ratio": float(pipeline.clip_ratio),
             "clock_faults": pipeline.clock_faults + self.inputs.clock_faults(),
+            "callback_errors": self._callback_errors,
             "controllers": self._hardware.get_subscription_count(),
         }
         values |= {f"dropped_{reason}": count for reason, count in sorted(pipeline.door.dropped.items())}
@@ -419,7 +428,7 @@ class SafetySupervisorNode(LifecycleNode):
         return OK, state.value, values
 
     def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
-        """Timeouts may be lowered; everything else is read-only by its descriptor."""
+        """Timeouts may be lowered to what SafetySettings allows; everything else is read-only by its descriptor."""
         for change in changes:
             if change.name in TIMEOUTS and self.pipeline is not None and change.value > self._value(change.name):
                 return SetParametersResult(
@@ -427,13 +436,16 @@ class SafetySupervisorNode(LifecycleNode):
                     reason=f"{change.name} may only be lowered while running, from {self._value(change.name):g} s",
                 )
         if self.pipeline is not None:
-            self.pipeline.lower({change.name: change.value for change in changes if change.name in TIMEOUTS})
+            try:
+                self.pipeline.lower({change.name: change.value for change in changes if change.name in TIMEOUTS})
+            except ValueError as error:
+                return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)
 
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the executable."""
-    sys.exit(run(SafetySupervisorNode, args))
+    sys.exit(run(SafetySupervisorNode, args, survive=SafetySupervisorNode.on_callback_error))
 
 
 if __name__ == "__main__":

@@ -208,3 +208,26 @@ def test_a_robot_that_leaves_its_place_while_armed_is_halted(cell):
     # 0.05 rad of tolerance, 0.1 s until the silent controller stands, and two periods, at 1 rad/s
     assert made.driver.moved(since) < 0.05 + 0.1 + 0.1
     assert time.monotonic() - made.driver.commands[-1][0] > 0.3  # nothing more is sent
+
+
+# ---------------------------------------------------------------- exceptions
+
+
+def test_a_timeout_of_zero_is_refused_and_the_supervisor_goes_on(cell):
+    made = cell().active()
+    for name in ("command_timeout", "state_timeout", "teleop_timeout", "takeover_timeout"):
+        assert made.station.set("safety_supervisor", **{name: 0.0})
+        assert made.station.set("safety_supervisor", **{name: -1.0})
+    time.sleep(0.3)
+    assert made.supervisor.poll() is None
+    assert made.station.state == "ACTIVE"
+
+
+def test_an_exception_in_a_callback_brakes_is_counted_and_leaves_the_supervisor_alive(cell):
+    made = cell(parameters=("fault_injection:=true",)).active()
+    made.station.inject_out.publish(String(data="busy"))  # "busy" without seconds: IndexError in the callback
+    made.station.wait_state("FAULT", limit=3.0)
+    wait(lambda: made.station.diagnostic("safety_supervisor: safety")[2].get("callback_errors") == "1", what="count")
+    assert made.fault() == "internal"
+    assert made.supervisor.poll() is None
+    wait(lambda: made.station.reset().success, what="a reset: the callbacks live")
