@@ -31,6 +31,7 @@ class CommandMessage:
         times: (n,) seconds after the stamp, > 0 and increasing; n = 1 a step, n > 1 a chunk, n = 0 "let go".
         fields: name -> (n, J); exactly one of `positions`, `velocities`, `effort`.
         sender: endpoint that published it, where the transport tells; two processes may use one tag.
+        offset: our steady clock minus the sender's [s] where that needs no estimate (one host), else nan.
     """
 
     source: str
@@ -41,6 +42,7 @@ class CommandMessage:
     times: np.ndarray
     fields: dict[str, np.ndarray]
     sender: str = ""
+    offset: float = np.nan
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,8 @@ class Intake:
             return False
         if sender == first and arrival - self._second.get(source, -np.inf) <= self._set.command_timeout:
             self.doubled[source] = arrival  # the first is not dead: two drive in turn
+        if sender != first:
+            self._clocks[source].reset()  # another sender, another clock
         self._voice[source] = sender, arrival
         return True
 
@@ -254,7 +258,7 @@ class Intake:
                 return "not_finite"
         if not np.isfinite(message.stamp) or (message.stamp == 0.0 and not foreign):
             return "stamp"
-        stamping = self._clocks[message.source].arrive(arrival, message.stamp)
+        stamping = self._clocks[message.source].arrive(arrival, message.stamp, known=message.offset)
         if stamping.fault and not foreign:
             return "stamp"
         times = np.asarray(message.times, float)

@@ -34,6 +34,7 @@ FIELDS = {POSITION: "positions", VELOCITY: "velocities", EFFORT: "effort", TWIST
 """Mode -> field of a trajectory point."""
 AXES: tuple[str, ...] = ("linear_x", "linear_y", "linear_z", "angular_x", "angular_y", "angular_z")
 """What the joints of a RobotSpec are called in a twist mode, in the order of a Twist."""
+CLOCKS = ("auto", "common", "foreign")
 MOTION = ("nav_msgs/Odometry", "geometry_msgs/TwistStamped")
 """Sensor types that tell how a robot in a twist mode moves."""
 
@@ -79,12 +80,22 @@ class JointSpec:
 
 @dataclass(frozen=True)
 class SensorSpec:
-    """One topic that is read: `timeout` [s] bounds its age, `required` blocks motion without it."""
+    """One topic that is read.
+
+    Args:
+        topic: its name.
+        type: of its messages.
+        required: nothing moves without it.
+        timeout: largest age [s].
+        clock: `auto` believes the stamps of senders on this host and estimates the offset of others; `common` believes
+            them too, e.g. of hosts under PTP; `foreign` estimates always, for stamps that are not of the host's clock.
+    """
 
     topic: str
     type: str
     required: bool = True
     timeout: float = 0.1
+    clock: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -339,6 +350,8 @@ def _check(spec: RobotSpec) -> None:
     for key in ("sensors", "cameras"):
         for name, sensor in getattr(spec, key).items():
             _positive(sensor.timeout, f"{key}.{name}.timeout")
+            if sensor.clock not in CLOCKS:
+                raise SpecError(f"{key}.{name}.clock is {sensor.clock!r}, expected one of {', '.join(CLOCKS)}")
     if spec.action.mapping not in MAPPINGS:
         raise SpecError(f"action.mapping is {spec.action.mapping!r}, expected one of {', '.join(MAPPINGS)}")
     if spec.action.mapping != "absolute" and not spec.action.scale:

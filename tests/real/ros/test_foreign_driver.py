@@ -9,7 +9,7 @@ import pytest
 from foreign_driver import ForeignDriver
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from ros_harness import NAMES, RT, SPEC, Station, trajectory, wait
+from ros_harness import FOREIGN_CLOCK, NAMES, RT, SPEC, Station, trajectory, wait
 from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import SetBool
 
@@ -231,3 +231,34 @@ def test_an_exception_in_a_callback_brakes_is_counted_and_leaves_the_supervisor_
     assert made.fault() == "internal"
     assert made.supervisor.poll() is None
     wait(lambda: made.station.reset().success, what="a reset: the callbacks live")
+
+
+# ---------------------------------------------------------------- ages
+
+
+def test_states_of_this_host_that_are_an_hour_old_are_not_fresh(cell):
+    made = cell()
+    made.driver.stamp = lambda now: now - 3600.0
+    made.station.connected()
+    wait(lambda: made.station.diagnostic("safety_supervisor: inputs")[0] == 2, what="an error of the inputs")
+    time.sleep(1.0)
+    assert made.station.state == "STARTUP"
+    assert float(made.station.diagnostic("safety_supervisor: inputs")[2]["age_j0_ms"]) > 3.5e6
+    assert "clock: foreign" in made.station.diagnostic("safety_supervisor: inputs")[1]
+
+
+def test_states_of_another_clock_may_be_an_hour_off(cell):
+    made = cell(spec=SPEC.format(mode="forward_position", timeout=0.0) + FOREIGN_CLOCK)
+    made.driver.stamp = lambda now: now - 3600.0
+    made.armed()
+
+
+@pytest.mark.parametrize("clock", ["", FOREIGN_CLOCK], ids=["this_host", "another_host"])
+def test_a_latency_that_grows_is_seen_and_ends_the_motion(cell, clock):
+    made = cell(spec=SPEC.format(mode="forward_position", timeout=0.0) + clock).active()
+    since = time.monotonic()
+    made.driver.delay = lambda: 0.03 * (time.monotonic() - since)
+    # 0.1 s of age are reached after 3.4 s at the latest (the estimate may rise by 0.2 ms/s), by ordinary latency sooner
+    made.station.wait_state("FAULT", limit=8.0)
+    assert 1.0 < time.monotonic() - since < 4.5
+    wait(lambda: made.fault() == "state_stale", what="the fault's name")
