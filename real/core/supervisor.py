@@ -10,7 +10,7 @@ import numpy as np
 from robot_rl.real.core.limiter import JointLimiter, wrap
 from robot_rl.real.core.limiter_effort import EffortLimiter
 from robot_rl.real.core.machine import MOVABLE, Event, SafetyMachine, State
-from robot_rl.real.core.monitor import UNTRUSTED, StateMonitor
+from robot_rl.real.core.monitor import UNTRUSTED, FreezeWatch, StateMonitor
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import EFFORT, POSITION, RobotSpec
 from robot_rl.real.core.watchdogs import Overrun
@@ -23,6 +23,7 @@ WORDS = {  # fault code -> reason of the verdict
     "state_nonfinite": "bad_state",
     "state_name_missing": "bad_state",
     "state_jump": "bad_state",
+    "state_frozen": "bad_state",
     "limit_measured": "limit",
     "velocity_measured": "rate",
     "effort_measured": "force",
@@ -99,6 +100,7 @@ class SafetySupervisor:
         self._period, self._longest = period, 2.0 * period
         self._machine = SafetyMachine(max_rearm_per_minute=self.settings.max_rearm_per_minute)
         self._monitor = StateMonitor(spec, self.settings)
+        self._freeze = FreezeWatch(self.settings)
         self._overrun = Overrun(period, limit=self.settings.overrun_ticks)
         box = spec.workspace
         self._guard = WorkspaceGuard(box.lower, box.upper, forward) if box and forward else None
@@ -258,6 +260,12 @@ class SafetySupervisor:
 
     def _watch_state(self, state: RobotState | None, now: float) -> None:
         self._codes = self._monitor.check(state, now)
+        speed = float(np.abs(self.limiter.velocity).max()) if self._efforts is None else 0.0
+        if self._machine.state is State.ACTIVE and self.spec.has_positions:
+            if self._freeze.check(self._monitor.last, speed, now):
+                self._codes.append("state_frozen")
+        else:
+            self._freeze = FreezeWatch(self.settings)
         if self._machine.state in MOVABLE:
             for code in self._codes:
                 self._fault(code)

@@ -87,8 +87,8 @@ class SimRobotNode(Node):
         self.create_service(Trigger, "~/next_task", self._on_next_task)
         self.create_service(SetBool, "~/pause", self._on_pause)
         self.add_on_set_parameters_callback(self._on_parameters)
-        self._controller = SimController(self, spec)
         self.feed = self._make_feed(spec)
+        self._controller = SimController(self, spec)  # after all that may be refused: its thread must be ended
         self.loop = ControlLoop(
             self._rate,
             self._tick_lockstep if self._lockstep else self._tick,

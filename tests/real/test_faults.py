@@ -149,13 +149,13 @@ def test_12_states_never_start_stays_in_startup_and_refuses(make_loop):
     assert "state_never" in loop.safety.enable()
 
 
-def test_13_states_freeze_with_new_stamps_is_tracking_fault(make_loop):
+def test_13_states_freeze_with_new_stamps_is_a_fault(make_loop):
     loop = make_loop().moving()
     held = loop.robot.read()
     loop.alter = lambda state: replaced(held, stamp=loop.now)
     loop.run(0.6, FAR)
     assert loop.safety.state in ("STOPPING", "FAULT")
-    assert loop.verdict.fault == "tracking"
+    assert loop.verdict.fault == "state_frozen"
     loop.check_limits()
 
 

@@ -233,6 +233,22 @@ def test_an_exception_in_a_callback_brakes_is_counted_and_leaves_the_supervisor_
     wait(lambda: made.station.reset().success, what="a reset: the callbacks live")
 
 
+# ---------------------------------------------------------------- what the robot tells of itself
+
+
+def test_frozen_states_under_fresh_stamps_end_the_motion_of_a_policy_of_small_steps(cell):
+    made = cell().active()
+    made.station.driver.value = lambda t: made.station.position + 0.02  # a small step from what is measured, always
+    wait(lambda: made.driver.moved(-np.inf) > 0.05, what="motion")
+    since, where = time.monotonic(), made.driver.where()
+    made.driver.frozen = True
+    made.station.wait_state("FAULT", limit=3.0)
+    assert wait(made.fault, what="the fault's name") == "state_frozen"
+    # the command was at most 0.02 rad and the way of its brake from 1 rad/s, 0.1 rad, ahead of what was told last
+    assert max(abs(made.driver.where()[name] - where[name]) for name in NAMES) < 0.12
+    assert time.monotonic() - since < 3.0
+
+
 # ---------------------------------------------------------------- ages
 
 
