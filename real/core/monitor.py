@@ -19,12 +19,13 @@ class FreezeWatch:
 
     Args:
         settings: of the supervisor.
+        dead_time: of the robot, in which it rightly does not move [s].
     """
 
-    def __init__(self, settings: SafetySettings) -> None:
-        self._set = settings
+    def __init__(self, settings: SafetySettings, *, dead_time: float = 0.0) -> None:
+        self._set, self._patience = settings, settings.freeze_time + dead_time
         self._last: RobotState | None = None
-        self._since = self._now = -np.inf
+        self._since, self._now = np.inf, -np.inf
         self._way, self._samples = 0.0, 0
 
     def check(self, state: RobotState | None, speed: float, now: float) -> bool:
@@ -37,15 +38,17 @@ class FreezeWatch:
         """
         period, self._now = min(max(now - self._now, 0.0), 2.0 / self._set.rate), now
         last = self._last
-        if state is None or last is None or state.stamp <= last.stamp:
-            self._last = state if last is None else last
+        if last is None:
+            self._last, self._since = state, now
+        elif state is None or state.stamp <= last.stamp:
+            pass
         elif np.array_equal(state.position, last.position) and np.array_equal(state.velocity, last.velocity):
             self._last, self._samples = state, self._samples + 1
         else:
             self._last, self._since, self._way, self._samples = state, now, 0.0, 0
         if last is not None:
             self._way += period * max(speed, float(np.abs(last.velocity).max()))
-        return self._samples >= 3 and self._way > self._set.freeze_way and now - self._since > self._set.freeze_time
+        return self._samples >= 3 and self._way > self._set.freeze_way and now - self._since > self._patience
 
 
 class StateMonitor:

@@ -127,6 +127,8 @@ class RobotSpec:
         controller_topic: where the supervisor sends commands; "" = the usual one of the mode, see TOPICS.
         controller: node whose parameters `joints` and `interface_name` are read; "" = the one its topic belongs to.
         controller_timeout: seconds after which the robot's own controller stops without commands; 0 = never.
+        dead_time: seconds from a command's leaving to the joints' following it, the longest that occurs; velocity mode
+            needs it to keep position limits, and `robot-rl doctor ros … wiggle=true` measures it.
         sensors: name -> topic that is read.
         cameras: name -> topic, type, timeout.
         workspace: box for the tool, or None.
@@ -145,6 +147,7 @@ class RobotSpec:
     controller_topic: str = ""
     controller: str = ""
     controller_timeout: float = 0.0
+    dead_time: float | None = None
     sensors: dict[str, SensorSpec] = field(default_factory=dict)
     cameras: dict[str, SensorSpec] = field(default_factory=dict)
     workspace: Workspace | None = None
@@ -346,6 +349,13 @@ def _check(spec: RobotSpec) -> None:
         raise SpecError(f"margin is {spec.margin}, expected a finite number >= 0")
     if not (math.isfinite(spec.controller_timeout) and spec.controller_timeout >= 0.0):
         raise SpecError(f"controller_timeout is {spec.controller_timeout}, expected seconds >= 0 (0 = it has none)")
+    if spec.mode == VELOCITY and spec.dead_time is None:
+        raise SpecError(
+            "dead_time is missing: in velocity mode the joints move on for it after a command; measure the time from a "
+            "command to the joints' following it (some 0.01 to 0.1 s) and write it down, 0.0 only for a simulation"
+        )
+    if spec.dead_time is not None and not (0.0 <= spec.dead_time <= 1.0):
+        raise SpecError(f"dead_time is {spec.dead_time}, expected seconds in [0, 1]")
     _positive(spec.force, "force")
     for key in ("sensors", "cameras"):
         for name, sensor in getattr(spec, key).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from robot_rl.real.core.limiter_effort import EffortLimiter
 from robot_rl.real.core.machine import MOVABLE, Event, SafetyMachine, State
 from robot_rl.real.core.monitor import UNTRUSTED, FreezeWatch, StateMonitor
 from robot_rl.real.core.settings import SafetySettings
-from robot_rl.real.core.spec import EFFORT, POSITION, RobotSpec
+from robot_rl.real.core.spec import EFFORT, POSITION, VELOCITY, RobotSpec
 from robot_rl.real.core.watchdogs import Overrun
 from robot_rl.real.core.workspace import WorkspaceGuard
 from robot_rl.real.robot import Command, Level, RobotState, Verdict
@@ -100,7 +101,7 @@ class SafetySupervisor:
         self._period, self._longest = period, 2.0 * period
         self._machine = SafetyMachine(max_rearm_per_minute=self.settings.max_rearm_per_minute)
         self._monitor = StateMonitor(spec, self.settings)
-        self._freeze = FreezeWatch(self.settings)
+        self._freeze = FreezeWatch(self.settings, dead_time=spec.dead_time or 0.0)
         self._overrun = Overrun(period, limit=self.settings.overrun_ticks)
         box = spec.workspace
         self._guard = WorkspaceGuard(box.lower, box.upper, forward) if box and forward else None
@@ -113,6 +114,7 @@ class SafetySupervisor:
         self._codes: list[str] = ["state_never"]
         self._outside: tuple[str, ...] = ()
         self._pressed, self._released_at = False, -np.inf
+        self._flown: deque[tuple[float, np.ndarray]] = deque(maxlen=4096)  # velocity mode: what was sent when
         self._stop_by = np.inf
         self._zeroed = False
         self._rested_at = np.inf  # since when a latched stop has commanded no motion
@@ -255,7 +257,10 @@ class SafetySupervisor:
         self._watch_place()
         target = self._judge(command, now, reasons)
         self._advance(target, now, reasons)
+        before = self._moved_at
         value, level = self._output(now, reasons)
+        if self.spec.mode == VELOCITY and self._moved_at != before:
+            self._flown.append((now, self.limiter.velocity.copy()))
         return self._answer(value, level, reasons, command)
 
     def _watch_state(self, state: RobotState | None, now: float) -> None:
@@ -265,7 +270,7 @@ class SafetySupervisor:
             if self._freeze.check(self._monitor.last, speed, now):
                 self._codes.append("state_frozen")
         else:
-            self._freeze = FreezeWatch(self.settings)
+            self._freeze = FreezeWatch(self.settings, dead_time=self.spec.dead_time or 0.0)
         if self._machine.state in MOVABLE:
             for code in self._codes:
                 self._fault(code)
@@ -387,7 +392,7 @@ class SafetySupervisor:
             return self._follow_efforts(self._efforts, target, last, period, reasons)
         if self.spec.mode != POSITION:
             before = last.position
-            limiter.step_velocity(target, before, latency=2.0 * self._period + self._monitor.age(now), period=period)
+            limiter.step_velocity(target, before, under_way=self._under_way(now), period=period)
         else:
             limiter.step(self._lead(target, last, now, reasons), period)
         if limiter.at_limit.any():
@@ -398,6 +403,22 @@ class SafetySupervisor:
             reasons.append("workspace")
         self._sent = self._resting()
         return self._sent, Level.CLIPPED if reasons else Level.OK
+
+    def _under_way(self, now: float) -> np.ndarray:
+        """(2, J) farthest ways up and down [rad] that velocities already sent may still bring the joints.
+
+        What was measured is as old as the state, and the robot is behind by anything up to its dead time. A period more
+        is the one in which the next command is on its way.
+        """
+        since = now - self._monitor.age(now) - (self.spec.dead_time or 0.0) - 2.0 * self._period
+        while len(self._flown) > 1 and self._flown[1][0] <= since:  # each holds until the next
+            self._flown.popleft()
+        if not self._flown:
+            return np.zeros((2, len(self._sent)))
+        lengths = np.diff([when for when, _ in self._flown], append=now)
+        ways = np.array([velocity for _, velocity in self._flown]) * lengths[:, None]
+        back = np.cumsum(ways[::-1], axis=0)
+        return np.stack([np.maximum(back.max(0), 0.0), np.minimum(back.min(0), 0.0)])
 
     def _follow_efforts(
         self, limiter: EffortLimiter, target: np.ndarray, last: RobotState, period: float, reasons: list[str]

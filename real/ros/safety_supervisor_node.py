@@ -118,17 +118,24 @@ class SafetySupervisorNode(LifecycleNode):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Start the loop."""
         assert self.loop is not None
+        if self.loop.alive:
+            self.get_logger().error("not activated: still braking; ask again once safety/state is STARTUP")
+            return TransitionCallbackReturn.FAILURE
+        freeze_garbage()  # before the first tick: a collection takes tens of milliseconds
+        self._ending = False
         self.loop.start()
-        freeze_garbage()
         return TransitionCallbackReturn.SUCCESS
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Brake, then stop publishing."""
-        self._brake()
+        """Brake, then stop publishing; the loop ends by itself at rest, and callbacks such as the e-stop go on."""
+        self._end()
         return TransitionCallbackReturn.SUCCESS
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Close the topics."""
+        if self.loop is not None and self.loop.alive:
+            self.get_logger().error("not cleaned up: still braking; ask again once it has ended")
+            return TransitionCallbackReturn.FAILURE
         self._close()
         return TransitionCallbackReturn.SUCCESS
 
@@ -141,16 +148,27 @@ class SafetySupervisorNode(LifecycleNode):
         """Brake before the process ends."""
         self._brake()
 
+    def _end(self) -> None:
+        """Begin to brake; the control loop ends two ticks after it has come to rest, or after a second."""
+        if self.loop is not None and self.pipeline is not None and self.loop.alive and not self._ending:
+            self._rest_ticks, self._end_by = 0, time.monotonic() + 1.0
+            self.pipeline.shutdown()
+            self._ending = True
+
     def _brake(self) -> None:
-        if self.loop is None or self.pipeline is None or not self.loop.alive:
-            return
-        self.pipeline.shutdown()
-        patience = time.monotonic() + 1.0
-        while time.monotonic() < patience and not self.pipeline.resting:
+        """Brake and wait for it; for the end of the process, where nothing else has to be done meanwhile."""
+        self._end()
+        loop = self.loop
+        patience = time.monotonic() + 1.5
+        while loop is not None and loop.alive and time.monotonic() < patience:
             time.sleep(0.01)
-        time.sleep(2.0 / self.loop.rate)  # the command at rest goes out once more
-        self.loop.stop()
+        if loop is not None:
+            loop.stop()
         thaw_garbage()
+
+    _ending = False
+    _rest_ticks = 0
+    _end_by = np.inf
 
     def _close(self) -> None:
         for item in self._made:
@@ -354,6 +372,11 @@ class SafetySupervisorNode(LifecycleNode):
         mismatches = () if state is not None else tuple(self.health.mismatches)
         sent = pipeline.tick(now, state, mismatches=mismatches)
         self._send(sent, now)
+        if self._ending:
+            self._rest_ticks += pipeline.resting  # the command at rest goes out twice
+            if self._rest_ticks > 2 or now > self._end_by:
+                assert self.loop is not None
+                self.loop.stop()
         return None if state is None else now - state.stamp
 
     def _send(self, sent: Sent, now: float) -> None:

@@ -32,7 +32,7 @@ class ForeignDriver:
     """
 
     def __init__(
-        self, joints, start, *, interface="position", rate=200.0, lag=0.0, speed=2.0, timeout=0.0, parameters=True
+        self, joints, start, *, interface="position", rate=200.0, lag=0.0, speed=1.4, timeout=0.0, parameters=True
     ):
         self.joints, self.rate, self.lag, self.speed, self.timeout = list(joints), rate, lag, speed, timeout
         self.interface = interface

@@ -29,6 +29,7 @@ SPEC = """
 name: arm
 command_mode: {mode}
 controller_timeout: {timeout}
+dead_time: 0.03
 joints:
   - {{name: j0, lower: -2.0, upper: 2.0, velocity: 1.0, acceleration: 5.0, effort: 10.0}}
   - {{name: j1, lower: -2.0, upper: 2.0, velocity: 1.0, acceleration: 5.0, effort: 10.0}}

@@ -249,6 +249,24 @@ def test_frozen_states_under_fresh_stamps_end_the_motion_of_a_policy_of_small_st
     assert time.monotonic() - since < 3.0
 
 
+# ---------------------------------------------------------------- dead time
+
+
+@pytest.mark.parametrize("lag", [0.03, 0.08])
+def test_in_velocity_mode_no_limit_is_passed_by_a_driver_with_dead_time(cell, lag):
+    spec = SPEC.format(mode="forward_velocity", timeout=0.3).replace("dead_time: 0.03", f"dead_time: {lag}")
+    driver = {"interface": "velocity", "lag": lag, "timeout": 0.3}
+    made = cell(spec=spec, driver=driver).armed()
+    for sign in (1.0, -1.0):  # to one end at full speed, and from there to the other
+        made.station.driver.alter = lambda fields: {**fields, "field": "velocities", "values": np.full((1, 3), sign)}  # noqa: B023
+        made.station.driver.on = True
+        wait(lambda: (sign * made.driver.position).min() > 1.8, limit=15.0, what="the end of the ranges")  # noqa: B023
+        time.sleep(0.5)
+        assert made.station.state == "ACTIVE"
+    _, path = made.driver.path()
+    assert np.abs(path).max() <= 2.0
+
+
 # ---------------------------------------------------------------- ages
 
 
