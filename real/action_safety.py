@@ -156,6 +156,7 @@ class ActionSafety:
             tuple(joints),
             command_mode="forward_velocity",
             controller_timeout=2.0 * self._period,
+            dead_time=0.0,
             margin=1e-4,
             force=force,
         )

@@ -166,7 +166,12 @@ class Camera:
         self._changed = np.nan
 
     def take(self, message: Any, arrival: float) -> None:
-        """Store a message that came at `arrival` [s of the steady clock]; decode it at once only if `eager`."""
+        """Store a message; decode it at once only if `eager`.
+
+        Args:
+            message: as it came.
+            arrival: when the picture was taken, or at least when it came [s of the steady clock].
+        """
         self.received += 1
         self._newest = (message, arrival)
         if self.eager:
@@ -196,7 +201,7 @@ class Camera:
                     self.last_error, self._failed_at = str(error), arrival
 
     def age(self, now: float) -> float:
-        """Seconds since the picture shown arrived; infinite before the first."""
+        """Seconds since the picture shown was taken; infinite before the first."""
         return np.inf if self._shown is None else now - self._shown[0]
 
     def frozen(self, now: float) -> bool:

@@ -57,6 +57,7 @@ class GraphArgs:
         rate: ticks per second of supervisor, policy and simulated robot.
         seed: of the simulation.
         log_level: debug, info, warn or error.
+        enclave: SROS2 enclaves lie below this name, one per node, e.g. / for /policy; empty = none.
     """
 
     robot_spec: str
@@ -80,6 +81,7 @@ class GraphArgs:
     rate: float = 100.0
     seed: int = 0
     log_level: str = "info"
+    enclave: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class NodeSpec:
         lifecycle: whether it is a lifecycle node.
         grace: seconds that it may take to end.
         log_level: of its logger.
+        enclave: of its keys, or "".
     """
 
     name: str
@@ -109,6 +112,7 @@ class NodeSpec:
     lifecycle: bool = False
     grace: float = 3.0
     log_level: str = "info"
+    enclave: str = ""
 
     @property
     def module(self) -> str:
@@ -120,6 +124,8 @@ class NodeSpec:
         out = ["--ros-args", "--log-level", self.log_level, "-r", f"__node:={self.name}"]
         if self.namespace:
             out += ["-r", f"__ns:=/{self.namespace.strip('/')}"]
+        if self.enclave:
+            out += ["--enclave", self.enclave]
         if self.params_file:
             out += ["--params-file", self.params_file]
         for key, value in self.parameters.items():
@@ -151,6 +157,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
                 args.params_file,
                 lifecycle=name in LIFECYCLE,
                 log_level=args.log_level,
+                enclave=f"{args.enclave.rstrip('/')}/{name}" if args.enclave else "",
                 **rest,
             )
         )
@@ -208,15 +215,19 @@ def find_file(name: str) -> str:
     return next((str(place / file) for place in places if (place / file).is_file()), name)
 
 
-def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment for the processes: discovery on this machine only unless the user says otherwise, one BLAS thread."""
+def environment(base: Mapping[str, str] | None = None, *, sim: bool) -> dict[str, str]:
+    """Environment for the processes: one BLAS thread, and what ROS's discovery may reach.
+
+    Args:
+        base: to start from; None = that of this process. What it says already stays.
+        sim: the robot is simulated: discovery stays on this machine. The driver of a real one may run on the robot's
+            computer, which discovery has to reach: then ROS's own default holds.
+    """
     made = dict(os.environ if base is None else base)
-    for name, value in (
-        ("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST"),
-        ("OMP_NUM_THREADS", "1"),
-        ("MKL_NUM_THREADS", "1"),
-    ):
-        made.setdefault(name, value)
+    if sim:
+        made.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        made.setdefault(name, "1")
     profile = find_file("fastdds_shm.xml")  # raw camera images do not pass Fast DDS's defaults
     if "FASTRTPS_DEFAULT_PROFILES_FILE" not in made and Path(profile).is_file():
         made.setdefault("FASTDDS_DEFAULT_PROFILES_FILE", profile)

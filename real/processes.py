@@ -16,7 +16,7 @@ from typing import IO
 
 from robot_rl.child import command as run_module
 from robot_rl.extras import require
-from robot_rl.real.graph import ORDER, GraphArgs, NodeSpec, environment, graph
+from robot_rl.real.graph import EXECUTABLES, ORDER, GraphArgs, NodeSpec, environment, graph
 
 PARENT = "ROBOT_RL_PARENT"  # the nodes end when the process of this id is gone
 RESTARTS_PER_MINUTE = 5
@@ -158,7 +158,8 @@ class Launcher:
                 self._say(f"{name}: did not end within {child.node.grace:g} s, killed")
 
     def _start(self, node: NodeSpec) -> None:
-        env = {**environment(), PARENT: str(os.getpid())}
+        sim = any(other.executable == EXECUTABLES["sim_robot"] for other in self._nodes)
+        env = {**environment(sim=sim), PARENT: str(os.getpid())}
         # a session of its own: Ctrl-C of the terminal reaches only us, and we end the processes in order
         if self._relay is None:
             process = subprocess.Popen(self._command(node), env=env, start_new_session=True)

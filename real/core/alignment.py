@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -30,59 +29,56 @@ class Stamping:
 class SourceClock:
     """Estimates the offset between a source's stamps and our steady clock.
 
-    The smallest arrival - stamp of the last `window` seconds is taken as the offset (plus the shortest transport), so
-    hosts need no common time. A stamp that lies in the future after correction or runs backwards is a clock fault:
-    the window starts anew and the sample counts as fresh on arrival.
+    The smallest arrival - stamp so far is taken as the offset (plus the shortest transport), so hosts need no common
+    time. It rises by no more than two clocks can drift apart: latency that grows faster is told as what it is. A stamp
+    that lies in the future after correction or runs backwards is a clock fault: the estimate starts anew and the sample
+    counts as fresh on arrival. What no stamp can tell is how old the first sample of a foreign clock is.
 
     Args:
-        window: [s].
+        drift: by which two clocks may drift apart [s/s]; crystals stay below 100 ppm each.
         period: of the source [s]; a stamp may go back by this much.
         future_tolerance: [s].
 
-    Source: specification of the bridge, time.
+    Source: specification of the bridge, time; there the smallest of the last 10 s, which learns a growing latency.
     """
 
-    def __init__(self, *, window: float = 10.0, period: float = 0.01, future_tolerance: float = 0.05) -> None:
-        self.window, self.period, self.future_tolerance = window, period, future_tolerance
+    def __init__(self, *, drift: float = 2e-4, period: float = 0.01, future_tolerance: float = 0.05) -> None:
+        self.drift, self.period, self.future_tolerance = drift, period, future_tolerance
         self.faults = 0
-        self._least: deque[tuple[float, float]] = deque()  # (arrival, arrival - stamp), increasing differences
-        self._last = -np.inf
+        self.reset()
 
-    @property
-    def offset(self) -> float:
-        """Smallest arrival - stamp of the window [s]; nan before the first stamped sample."""
-        return self._least[0][1] if self._least else np.nan
-
-    def arrive(self, arrival: float, stamp: float) -> Stamping:
+    def arrive(self, arrival: float, stamp: float, *, known: float = np.nan) -> Stamping:
         """Note one sample.
 
         Args:
             arrival: time of receipt on our steady clock [s].
             stamp: of the source [s]; 0 = unstamped.
+            known: our clock minus the source's [s] where that needs no estimate, e.g. on one host; else nan.
         """
         if stamp == 0.0 or not np.isfinite(stamp):
             return Stamping(0.0, arrival, "")
-        gap, fault = arrival - stamp, ""
-        if self._least and gap - self._least[0][1] < -self.future_tolerance:
+        gap, sure = arrival - stamp, bool(np.isfinite(known))
+        floor = known if sure else self.offset + self.drift * max(arrival - self._at, 0.0)
+        fault = ""
+        if gap - floor < -self.future_tolerance:
             fault = "future"
         elif stamp < self._last - self.period:
             fault = "backwards"
         if fault:
             self.faults += 1
-            self._least.clear()
-        self._last = stamp
-        while self._least and self._least[-1][1] >= gap:
-            self._least.pop()
-        self._least.append((arrival, gap))
-        while self._least[0][0] < arrival - self.window:
-            self._least.popleft()
-        delay = max(gap - self._least[0][1], 0.0)
+        if fault and not sure:
+            floor = np.nan
+        self.offset = floor if sure else float(np.fmin(floor, gap))
+        if not (sure and fault == "future"):  # one wild stamp must not make those that follow look like going back
+            self._last = stamp
+        self._at = arrival
+        delay = 0.0 if fault == "future" else max(gap - self.offset, 0.0)
         return Stamping(delay, arrival - delay, fault)
 
     def reset(self) -> None:
-        """Forget the offset, e.g. when simulated time jumps back."""
-        self._least.clear()
-        self._last = -np.inf
+        """Forget the offset, e.g. when simulated time jumps back or another source speaks."""
+        self.offset = np.nan
+        self._at = self._last = -np.inf
 
 
 class SimulatedStamps:

@@ -30,6 +30,8 @@ class CommandMessage:
         stamp: of the observation the command was computed from [s of the sender's clock]; 0 = none.
         times: (n,) seconds after the stamp, > 0 and increasing; n = 1 a step, n > 1 a chunk, n = 0 "let go".
         fields: name -> (n, J); exactly one of `positions`, `velocities`, `effort`.
+        sender: endpoint that published it, where the transport tells; two processes may use one tag.
+        offset: our steady clock minus the sender's [s] where that needs no estimate (one host), else nan.
     """
 
     source: str
@@ -39,6 +41,8 @@ class CommandMessage:
     stamp: float
     times: np.ndarray
     fields: dict[str, np.ndarray]
+    sender: str = ""
+    offset: float = np.nan
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Intake:
         trace: `<tag>/<seq>` of the command followed last.
         mismatch: whether the newest command of a source could not begin, too far from the robot.
         replaced: chunks that have taken over from a running one, so far.
+        doubled: source -> when two senders were last heard in turn [s].
         dropped: reason -> messages.
 
     Source: specification of the bridge, message acceptance and authority.
@@ -103,6 +108,9 @@ class Intake:
         self._players = {name: ChunkPlayer(len(spec.joints), period=period, horizon=horizon) for name in SOURCES}
         self._plans: dict[str, _Plan | None] = dict.fromkeys(SOURCES)
         self._last_seq: dict[str, int] = {}
+        self._voice: dict[str, tuple[str, float]] = {}  # source -> its sender, and when it was heard
+        self._second: dict[str, float] = {}  # source -> when another sender spoke beside it
+        self.doubled: dict[str, float] = {}
         self._period = period
         self._speed = spec.array("velocity")
         self._external_timeout = self._set.command_timeout if external_timeout is None else external_timeout
@@ -216,9 +224,24 @@ class Intake:
 
     # ------------------------------------------------------------ acceptance
 
+    def _sole(self, source: str, sender: str, arrival: float) -> bool:
+        """Whether this sender is the one that speaks for its source; another may begin once it has fallen silent."""
+        first, heard = self._voice.get(source, (sender, arrival))
+        if sender != first and arrival - heard <= self._set.command_timeout:
+            self._second[source] = arrival
+            return False
+        if sender == first and arrival - self._second.get(source, -np.inf) <= self._set.command_timeout:
+            self.doubled[source] = arrival  # the first is not dead: two drive in turn
+        if sender != first:
+            self._clocks[source].reset()  # another sender, another clock
+        self._voice[source] = sender, arrival
+        return True
+
     def _offer(self, message: CommandMessage, arrival: float) -> str:
         if message.source not in self._sources:
             return "source"
+        if not self._sole(message.source, message.sender or message.tag, arrival):
+            return "second_sender"
         names, own = message.names, self._spec.names
         foreign = message.source == "external"
         n = len(message.times)
@@ -235,7 +258,7 @@ class Intake:
                 return "not_finite"
         if not np.isfinite(message.stamp) or (message.stamp == 0.0 and not foreign):
             return "stamp"
-        stamping = self._clocks[message.source].arrive(arrival, message.stamp)
+        stamping = self._clocks[message.source].arrive(arrival, message.stamp, known=message.offset)
         if stamping.fault and not foreign:
             return "stamp"
         times = np.asarray(message.times, float)

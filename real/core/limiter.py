@@ -219,15 +219,16 @@ class JointLimiter:
             wanted = own + np.sign(lag) * self._approach(np.abs(lag), period)
         wanted = np.where(known, wanted, 0.0)
         self._target = target
-        return self._move(wanted, self.position, period)
+        return self._move(wanted, self.position, self.position, period)
 
-    def step_velocity(self, target: Any, measured: Any, *, latency: float, period: Any = None) -> Array:
+    def step_velocity(self, target: Any, measured: Any, *, under_way: Array, period: Any = None) -> Array:
         """Next velocity command; the distance to the limits is taken from the measured position.
 
         Args:
             target: (J,) wanted velocity [rad/s]; a joint whose target is not finite brakes.
             measured: (J,) measured position [rad].
-            latency: time that the measurement and the command lag behind [s]; the joint moves on meanwhile.
+            under_way: (2, J) farthest ways up, >= 0, and down, <= 0, that earlier commands may still bring the joints
+                from there [rad].
             period: length of this period [s]; default the nominal one.
 
         Returns:
@@ -244,12 +245,13 @@ class JointLimiter:
         self.position = np.array(measured, float)
         if self._few is not None and np.ndim(period) == 0:
             wanted = np.where(np.isfinite(target), target, 0.0).tolist()
-            start = (self.position + self.velocity * latency).tolist()
-            speed, at_limit, at_rate = self._few.bound(wanted, start, self.velocity.tolist(), float(period))
+            high, low = ((self.position + way).tolist() for way in under_way)
+            speed, at_limit, at_rate = self._few.bound(wanted, high, low, self.velocity.tolist(), float(period))
             self.at_limit, self.at_rate = np.array(at_limit), np.array(at_rate)
             self._take(np.array(speed), period)
             return self.velocity
-        self._move(np.where(np.isfinite(target), target, 0.0), self.position + self.velocity * latency, period)
+        high, low = self.position + under_way[0], self.position + under_way[1]
+        self._move(np.where(np.isfinite(target), target, 0.0), high, low, period)
         return self.velocity
 
     def brake(self, period: Any = None) -> Array:
@@ -285,12 +287,12 @@ class JointLimiter:
             raise ValueError(f"period is {period}, expected finite seconds >= min_period = {self.min_period}")
         return np.maximum(period, self.min_period)
 
-    def _move(self, wanted: Array, start: Array, period: Any) -> Array:
+    def _move(self, wanted: Array, highest: Array, lowest: Array, period: Any) -> Array:
         v, a, h = self.velocity, self.max_acceleration, self.min_period
         change = a * period
         reach = self.max_velocity * period + self._coast  # from here on the velocity limit decides
-        up = stopping_speed(np.minimum(self.upper - start, reach), a, period, h)
-        down = -stopping_speed(np.minimum(start - self.lower, reach), a, period, h)
+        up = stopping_speed(np.minimum(self.upper - highest, reach), a, period, h)
+        down = -stopping_speed(np.minimum(lowest - self.lower, reach), a, period, h)
         fast, slow = np.minimum(self.max_velocity, v + change), np.maximum(-self.max_velocity, v - change)
         high = np.maximum(np.minimum(fast, up), v - change)
         low = np.minimum(np.maximum(slow, down), v + change)

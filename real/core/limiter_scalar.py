@@ -79,18 +79,25 @@ class ScalarLimits:
             speed = stop_speed(distance if distance < far else far, a, period, h)
             wanted.append(own + (speed if lag > 0.0 else -speed if lag < 0.0 else 0.0 * speed))
             kept.append(goal)
-        speeds, at_limit, at_rate = self.bound(wanted, position, velocity, period)
+        speeds, at_limit, at_rate = self.bound(wanted, position, position, velocity, period)
         return speeds, at_limit, at_rate, kept
 
     def bound(
-        self, wanted: Sequence[float], start: Sequence[float], velocity: Sequence[float], period: float
+        self,
+        wanted: Sequence[float],
+        highest: Sequence[float],
+        lowest: Sequence[float],
+        velocity: Sequence[float],
+        period: float,
     ) -> tuple[list[float], list[bool], list[bool]]:
-        """Wanted velocities (J,) inside all limits, counted from positions `start` (J,) [rad]."""
+        """Wanted velocities (J,) inside all limits, counted from the highest and lowest places (J,) [rad]."""
         speeds, at_limit, at_rate, h = [], [], [], self._h
-        for (lower, upper, fastest, a, coast, _), w, q, v in zip(self._joints, wanted, start, velocity):
+        for (lower, upper, fastest, a, coast, _), w, top, bottom, v in zip(
+            self._joints, wanted, highest, lowest, velocity
+        ):
             change = a * period
             reach = fastest * period + coast
-            ahead, behind = upper - q, q - lower
+            ahead, behind = upper - top, bottom - lower
             up = stop_speed(ahead if ahead < reach else reach, a, period, h)
             down = -stop_speed(behind if behind < reach else reach, a, period, h)
             fast = v + change if v + change < fastest else fastest

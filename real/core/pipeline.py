@@ -31,11 +31,13 @@ class Controller:
         subscribers: controllers that listen.
         rivals: other publishers on the command topic, by name.
         strangers: publishers on `command/*` with an unexpected node name.
+        problem: why the controller does not fit the RobotSpec, or is not known to; "" when it fits.
     """
 
     subscribers: int = 1
     rivals: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,10 @@ class CommandPipeline:
         self.clock_faults = 0
         self._start = self._now = start
         self._first = first_message_timeout
+        self._offers: deque[tuple[CommandMessage, float]] = deque(maxlen=4096)  # a flood drops its own oldest only
         self._events: deque[Callable[[], None]] = deque(maxlen=4096)
         self._pressed: set[str] = set()
+        self._stops = threading.Lock()  # an e-stop waits for no tick and for no queue
         self._controller = Controller(subscribers=0)
         self._lock = threading.Lock()
         self._soft = ""
@@ -117,24 +121,21 @@ class CommandPipeline:
 
     def offer(self, message: CommandMessage, arrival: float) -> None:
         """A command has come; it is judged in the next tick."""
-        self._events.append(lambda: self._count(self.door.offer(message, arrival)))
+        self._offers.append((message, arrival))
 
     def takeover(self, held: bool, arrival: float) -> None:
         """Heartbeat of the operator's dead-man switch."""
         self._events.append(lambda: self.door.takeover(held, arrival))
 
     def estop(self, source: str, *, pressed: bool) -> None:
-        """The e-stop of a source (`topic`, `service`, `button`) is pressed or released."""
-
-        def act() -> None:
+        """The e-stop of a source (`topic`, `service`, `button`) is pressed or released; acts at once."""
+        with self._stops:
             was = bool(self._pressed)
             (self._pressed.add if pressed else self._pressed.discard)(source)
             if pressed:
                 self.safety.estop(source)
             elif was and not self._pressed:
                 self.safety.estop(source, pressed=False)
-
-        self._events.append(act)
 
     def estop_once(self, source: str) -> None:
         """An e-stop without a level (a service call, a button that springs back): latches, is not held."""
@@ -179,8 +180,15 @@ class CommandPipeline:
         return self.safety.rearm()
 
     def lower(self, timeouts: Mapping[str, float]) -> None:
-        """Shorten `state_timeout`, `command_timeout`, `teleop_timeout` or `takeover_timeout` [s] while running."""
+        """Shorten `state_timeout`, `command_timeout`, `teleop_timeout` or `takeover_timeout` [s] while running.
+
+        Raises:
+            ValueError: a timeout that is not finite and positive; nothing has changed then.
+        """
         with self._lock:
+            for name, value in timeouts.items():
+                if not (np.isfinite(value) and value > 0.0):
+                    raise ValueError(f"{name} is {value}, expected finite seconds > 0")
             own = {name: value for name, value in timeouts.items() if hasattr(self.settings, name)}
             self.settings = replace(self.settings, **own)
             self.safety.adopt(self.settings)
@@ -217,6 +225,8 @@ class CommandPipeline:
         """
         with self._lock:
             self._soft, self._now = "", now
+            while self._offers:
+                self._count(self.door.offer(*self._offers.popleft()))
             while self._events:
                 self._events.popleft()()
             if state is not None:
@@ -256,18 +266,15 @@ class CommandPipeline:
         for name, age in ((name, self.watchdogs.age(name, now)) for name in self.watchdogs.names):
             timeout, reaction = self.watchdogs.limit(name)
             if age <= timeout:
-                if name == HEARTBEAT and HEARTBEAT in self._pressed:
-                    self._pressed.discard(HEARTBEAT)
-                    if not self._pressed:
-                        self.safety.estop("heartbeat", pressed=False)
+                if name == HEARTBEAT and "heartbeat" in self._pressed:
+                    self.estop("heartbeat", pressed=False)
                 continue
             if reaction == "monitor":
                 continue
             blocking.append(f"{name}: {'never came' if not np.isfinite(age) else f'{age:.2f} s old'}")
             if reaction == "estop" and np.isfinite(age):
-                if HEARTBEAT not in self._pressed:
-                    self._pressed.add(HEARTBEAT)
-                    self.safety.estop("heartbeat")
+                if "heartbeat" not in self._pressed:
+                    self.estop("heartbeat", pressed=True)
             elif movable and reaction == "fault":
                 self.safety.report("state_stale")
         view = self._controller
@@ -276,11 +283,23 @@ class CommandPipeline:
             if movable:
                 self.safety.report("controller_gone")
         elif view.subscribers > 1:
-            blocking.append(f"{view.subscribers} subscribers on {self.spec.controller_topic}, expected one controller")
+            blocking.append(
+                f"{view.subscribers} subscribers on {self.spec.controller_topic}, expected one controller; one "
+                "whose process was killed is forgotten by discovery after some 20 s"
+            )
+        if view.problem:
+            blocking.append(view.problem)
+            if movable:
+                self.safety.report("controller_changed")
         if view.rivals or view.strangers:
             blocking.append(f"duplicate publisher: {', '.join((*view.rivals, *view.strangers))}")
             if movable:
                 self.safety.report("duplicate_publisher")
+        double = [source for source, when in self.door.doubled.items() if now - when <= 1.0]
+        if double:
+            blocking.append(f"two senders speak in turn as {', '.join(double)}; end one of them")
+            if movable:
+                self.safety.report("duplicate_source")
         self.blocking = tuple(blocking)
         self.safety.hinder(self.blocking)
 

@@ -21,6 +21,10 @@ class SafetySettings:
         lead_soft: how far commands may run ahead of the robot [rad]; above the largest speed times the robot's lag.
         lead_fault: distance that is a fault when it lasts `lead_fault_time` [rad].
         lead_fault_time: see lead_fault; also how long a joint may stand at lead_soft without moving.
+        hold_tolerance: how far a robot that is told to stay may go from there, while ARMED [rad]; further is a fault.
+        freeze_way: way that is commanded or told by the velocities while all positions and velocities stay the same bit
+            for bit under new stamps; more of it, for `freeze_time`, is a frozen driver [rad].
+        freeze_time: see freeze_way; above the robot's dead time.
         rest_velocity: below this a joint is at rest [rad/s].
         max_rearm_per_minute: soft stops in 60 s before a lost command becomes a fault.
         estop_action: `brake` at the largest deceleration, `zero` velocity at once, `halt` publishing.
@@ -45,6 +49,9 @@ class SafetySettings:
     lead_soft: float = 0.1
     lead_fault: float = 0.3
     lead_fault_time: float = 0.2
+    hold_tolerance: float = 0.05
+    freeze_way: float = 0.005
+    freeze_time: float = 0.2
     rest_velocity: float = 0.02
     max_rearm_per_minute: int = 6
     estop_action: str = "brake"

@@ -22,11 +22,19 @@ MODES = {
     "twist": TWIST,
     "servo": TWIST,
 }
+TOPICS = {
+    "jtc": "joint_trajectory_controller/joint_trajectory",
+    "joint_command": "joint_command",
+    "twist": "cmd_vel",
+    "servo": "servo_node/delta_twist_cmds",
+}
+"""Command mode -> topic of the robot's controller unless the RobotSpec says another; the rest are forward."""
 MAPPINGS = ("absolute", "delta", "velocity", "effort")
 FIELDS = {POSITION: "positions", VELOCITY: "velocities", EFFORT: "effort", TWIST: "velocities"}
 """Mode -> field of a trajectory point."""
 AXES: tuple[str, ...] = ("linear_x", "linear_y", "linear_z", "angular_x", "angular_y", "angular_z")
 """What the joints of a RobotSpec are called in a twist mode, in the order of a Twist."""
+CLOCKS = ("auto", "common", "foreign")
 MOTION = ("nav_msgs/Odometry", "geometry_msgs/TwistStamped")
 """Sensor types that tell how a robot in a twist mode moves."""
 
@@ -72,12 +80,22 @@ class JointSpec:
 
 @dataclass(frozen=True)
 class SensorSpec:
-    """One topic that is read: `timeout` [s] bounds its age, `required` blocks motion without it."""
+    """One topic that is read.
+
+    Args:
+        topic: its name.
+        type: of its messages.
+        required: nothing moves without it.
+        timeout: largest age [s].
+        clock: `auto` believes the stamps of senders on this host and estimates the offset of others; `common` believes
+            them too, e.g. of hosts under PTP; `foreign` estimates always, for stamps that are not of the host's clock.
+    """
 
     topic: str
     type: str
     required: bool = True
     timeout: float = 0.1
+    clock: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -104,9 +122,13 @@ class RobotSpec:
     Args:
         name: of the robot.
         joints: in the order of commands and observations; in a twist mode the axes that may move, named as in AXES.
-        command_mode: forward_position, forward_velocity, forward_effort, jtc, joint_command, twist or servo.
-        controller_topic: where the supervisor sends commands.
+        command_mode: jtc and joint_command name their joints; forward_position, forward_velocity and forward_effort
+            send arrays in the order of `joints`, which must be the controller's; twist or servo.
+        controller_topic: where the supervisor sends commands; "" = the usual one of the mode, see TOPICS.
+        controller: node whose parameters `joints` and `interface_name` are read; "" = the one its topic belongs to.
         controller_timeout: seconds after which the robot's own controller stops without commands; 0 = never.
+        dead_time: seconds from a command's leaving to the joints' following it, the longest that occurs; velocity mode
+            needs it to keep position limits, and `robot-rl doctor ros … wiggle=true` measures it.
         sensors: name -> topic that is read.
         cameras: name -> topic, type, timeout.
         workspace: box for the tool, or None.
@@ -121,9 +143,11 @@ class RobotSpec:
 
     name: str
     joints: tuple[JointSpec, ...]
-    command_mode: str = "forward_position"
-    controller_topic: str = "forward_command_controller/commands"
+    command_mode: str = "jtc"
+    controller_topic: str = ""
+    controller: str = ""
     controller_timeout: float = 0.0
+    dead_time: float | None = None
     sensors: dict[str, SensorSpec] = field(default_factory=dict)
     cameras: dict[str, SensorSpec] = field(default_factory=dict)
     workspace: Workspace | None = None
@@ -136,6 +160,9 @@ class RobotSpec:
     frame: str = "base_link"
 
     def __post_init__(self) -> None:
+        if not self.controller_topic:
+            usual = TOPICS.get(self.command_mode, "forward_command_controller/commands")
+            object.__setattr__(self, "controller_topic", usual)
         if self.command_mode in MODES and self.mode == TWIST:  # a twist's axes turn and roll for ever
             joints = tuple(
                 replace(j, continuous=True, effort=1.0 if math.isnan(j.effort) else j.effort) for j in self.joints
@@ -322,10 +349,19 @@ def _check(spec: RobotSpec) -> None:
         raise SpecError(f"margin is {spec.margin}, expected a finite number >= 0")
     if not (math.isfinite(spec.controller_timeout) and spec.controller_timeout >= 0.0):
         raise SpecError(f"controller_timeout is {spec.controller_timeout}, expected seconds >= 0 (0 = it has none)")
+    if spec.mode == VELOCITY and spec.dead_time is None:
+        raise SpecError(
+            "dead_time is missing: in velocity mode the joints move on for it after a command; measure the time from a "
+            "command to the joints' following it (some 0.01 to 0.1 s) and write it down, 0.0 only for a simulation"
+        )
+    if spec.dead_time is not None and not (0.0 <= spec.dead_time <= 1.0):
+        raise SpecError(f"dead_time is {spec.dead_time}, expected seconds in [0, 1]")
     _positive(spec.force, "force")
     for key in ("sensors", "cameras"):
         for name, sensor in getattr(spec, key).items():
             _positive(sensor.timeout, f"{key}.{name}.timeout")
+            if sensor.clock not in CLOCKS:
+                raise SpecError(f"{key}.{name}.clock is {sensor.clock!r}, expected one of {', '.join(CLOCKS)}")
     if spec.action.mapping not in MAPPINGS:
         raise SpecError(f"action.mapping is {spec.action.mapping!r}, expected one of {', '.join(MAPPINGS)}")
     if spec.action.mapping != "absolute" and not spec.action.scale:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy as np
 from robot_rl.real.core.limiter import JointLimiter, wrap
 from robot_rl.real.core.limiter_effort import EffortLimiter
 from robot_rl.real.core.machine import MOVABLE, Event, SafetyMachine, State
-from robot_rl.real.core.monitor import UNTRUSTED, StateMonitor
+from robot_rl.real.core.monitor import UNTRUSTED, FreezeWatch, StateMonitor
 from robot_rl.real.core.settings import SafetySettings
-from robot_rl.real.core.spec import EFFORT, POSITION, RobotSpec
+from robot_rl.real.core.spec import EFFORT, POSITION, VELOCITY, RobotSpec
 from robot_rl.real.core.watchdogs import Overrun
 from robot_rl.real.core.workspace import WorkspaceGuard
 from robot_rl.real.robot import Command, Level, RobotState, Verdict
@@ -23,11 +24,13 @@ WORDS = {  # fault code -> reason of the verdict
     "state_nonfinite": "bad_state",
     "state_name_missing": "bad_state",
     "state_jump": "bad_state",
+    "state_frozen": "bad_state",
     "limit_measured": "limit",
     "velocity_measured": "rate",
     "effort_measured": "force",
     "force": "force",
     "tracking": "tracking",
+    "left_place": "tracking",
     "cmd_timeout": "stale_command",
     "cmd_flood": "bad_command",
     "cmd_nonfinite": "bad_command",
@@ -98,6 +101,7 @@ class SafetySupervisor:
         self._period, self._longest = period, 2.0 * period
         self._machine = SafetyMachine(max_rearm_per_minute=self.settings.max_rearm_per_minute)
         self._monitor = StateMonitor(spec, self.settings)
+        self._freeze = FreezeWatch(self.settings, dead_time=spec.dead_time or 0.0)
         self._overrun = Overrun(period, limit=self.settings.overrun_ticks)
         box = spec.workspace
         self._guard = WorkspaceGuard(box.lower, box.upper, forward) if box and forward else None
@@ -110,10 +114,14 @@ class SafetySupervisor:
         self._codes: list[str] = ["state_never"]
         self._outside: tuple[str, ...] = ()
         self._pressed, self._released_at = False, -np.inf
+        self._flown: deque[tuple[float, np.ndarray]] = deque(maxlen=4096)  # velocity mode: what was sent when
         self._stop_by = np.inf
         self._zeroed = False
+        self._rested_at = np.inf  # since when a latched stop has commanded no motion
         self._lead_since = self._stuck_since = np.inf
         self._stuck_at = np.zeros(len(spec.joints))
+        self._place = np.zeros(len(spec.joints))  # velocity mode: where it stood when it was armed
+        self._nearest = np.full(len(spec.joints), np.inf)
 
     @property
     def state(self) -> str:
@@ -246,13 +254,23 @@ class SafetySupervisor:
         if self._overrun.tick(now) and self._machine.state in MOVABLE:
             self._fault("loop_overrun")
         self._watch_state(state, now)
+        self._watch_place()
         target = self._judge(command, now, reasons)
         self._advance(target, now, reasons)
+        before = self._moved_at
         value, level = self._output(now, reasons)
+        if self.spec.mode == VELOCITY and self._moved_at != before:
+            self._flown.append((now, self.limiter.velocity.copy()))
         return self._answer(value, level, reasons, command)
 
     def _watch_state(self, state: RobotState | None, now: float) -> None:
         self._codes = self._monitor.check(state, now)
+        speed = float(np.abs(self.limiter.velocity).max()) if self._efforts is None else 0.0
+        if self._machine.state is State.ACTIVE and self.spec.has_positions:
+            if self._freeze.check(self._monitor.last, speed, now):
+                self._codes.append("state_frozen")
+        else:
+            self._freeze = FreezeWatch(self.settings, dead_time=self.spec.dead_time or 0.0)
         if self._machine.state in MOVABLE:
             for code in self._codes:
                 self._fault(code)
@@ -262,6 +280,25 @@ class SafetySupervisor:
                 self._arm_on_start = False
         elif "state_jump" in self._codes and self._machine.state not in MOVABLE:
             self._monitor.relearn()  # at rest the new place is taken as the truth
+
+    def _watch_place(self) -> None:
+        """ARMED means stay: a robot that goes away from its command reads it otherwise than we mean it.
+
+        Repeating the command would drive it on, so the fault ends all sending (`_answer`).
+        """
+        last = self._monitor.last
+        if self._machine.state is not State.ARMED or self._efforts is not None or last is None:
+            self._nearest[:] = np.inf
+            return
+        if not self.spec.has_positions or not self.limiter.still:
+            return
+        if self.spec.mode != POSITION and not np.isfinite(self._nearest).all():
+            self._place = last.position
+        place = self.limiter.position if self.spec.mode == POSITION else self._place
+        away = np.abs(self._difference(last.position, place))
+        self._nearest = np.minimum(self._nearest, away)  # it may still be on its way to where it was told to be
+        if (away - self._nearest > self.settings.hold_tolerance).any():
+            self._fault("left_place")
 
     def _judge(self, command: Command | None, now: float, reasons: list[str]) -> np.ndarray | None:
         """Target of a good command; None without a new one."""
@@ -355,7 +392,7 @@ class SafetySupervisor:
             return self._follow_efforts(self._efforts, target, last, period, reasons)
         if self.spec.mode != POSITION:
             before = last.position
-            limiter.step_velocity(target, before, latency=2.0 * self._period + self._monitor.age(now), period=period)
+            limiter.step_velocity(target, before, under_way=self._under_way(now), period=period)
         else:
             limiter.step(self._lead(target, last, now, reasons), period)
         if limiter.at_limit.any():
@@ -366,6 +403,22 @@ class SafetySupervisor:
             reasons.append("workspace")
         self._sent = self._resting()
         return self._sent, Level.CLIPPED if reasons else Level.OK
+
+    def _under_way(self, now: float) -> np.ndarray:
+        """(2, J) farthest ways up and down [rad] that velocities already sent may still bring the joints.
+
+        What was measured is as old as the state, and the robot is behind by anything up to its dead time. A period more
+        is the one in which the next command is on its way.
+        """
+        since = now - self._monitor.age(now) - (self.spec.dead_time or 0.0) - 2.0 * self._period
+        while len(self._flown) > 1 and self._flown[1][0] <= since:  # each holds until the next
+            self._flown.popleft()
+        if not self._flown:
+            return np.zeros((2, len(self._sent)))
+        lengths = np.diff([when for when, _ in self._flown], append=now)
+        ways = np.array([velocity for _, velocity in self._flown]) * lengths[:, None]
+        back = np.cumsum(ways[::-1], axis=0)
+        return np.stack([np.maximum(back.max(0), 0.0), np.minimum(back.min(0), 0.0)])
 
     def _follow_efforts(
         self, limiter: EffortLimiter, target: np.ndarray, last: RobotState, period: float, reasons: list[str]
@@ -463,6 +516,12 @@ class SafetySupervisor:
         quiet = machine.state is State.STARTUP or (machine.state is State.IDLE and self.spec.mode == POSITION)
         if machine.state is State.ESTOP and self.settings.estop_action == "halt":
             quiet = True
+        if self.spec.mode == POSITION and machine.latching:
+            # nothing is repeated to a robot that went another way, nor to one that may have been restarted elsewhere
+            self._rested_at = min(self._rested_at, self._now) if self.limiter.still else np.inf
+            quiet |= "left_place" in machine.faults or self._now - self._rested_at > self.settings.settle_time
+        else:
+            self._rested_at = np.inf
         source, seq = (command.source, command.seq) if command is not None else ("supervisor", 0)
         verdict = Verdict(level, tuple(dict.fromkeys(reasons)), self.state, machine.cause, not quiet)
         return Command(self._now, value.copy(), source, seq), verdict

@@ -13,6 +13,7 @@ from robot_rl.real.cameras import Camera, compressed_pixels, raw_pixels
 from robot_rl.real.core.spec import SensorSpec
 from robot_rl.real.ros.io import CompressedImage, Image
 from robot_rl.real.ros.node_base import Health, subscribe
+from robot_rl.real.ros.sender_clocks import SenderClocks
 
 
 class CameraInputs(Mapping[str, Camera]):
@@ -36,6 +37,7 @@ class CameraInputs(Mapping[str, Camera]):
         eager: bool = False,
     ) -> None:
         self._node, self._health, self._freeze, self._eager = node, health, freeze_time, eager
+        self._clocks = SenderClocks(node)
         self._cameras: dict[str, Camera] = {}
         for name, sensor in cameras.items():
             self.add(name, sensor)
@@ -54,8 +56,9 @@ class CameraInputs(Mapping[str, Camera]):
             eager=self._eager,
         )
 
-        def keep(message: Any) -> None:
-            camera.take(message, time.monotonic())
+        def keep(message: Any, info: Any) -> None:
+            receipt = self._clocks.receipt(info, time.monotonic(), sensor.clock)
+            camera.take(message, self._clocks.acquired(name, message, receipt))
 
         subscribe(self._node, CompressedImage if compressed else Image, sensor.topic, keep, "image", self._health)
         self._cameras[name] = camera

@@ -17,6 +17,7 @@ from robot_rl.real.core.pipeline import CommandPipeline
 from robot_rl.real.core.spec import FIELDS, TWIST, RobotSpec
 from robot_rl.real.ros.io import JointState, JointTrajectory, qos, read_command, read_step, read_twist
 from robot_rl.real.ros.node_base import Health, subscribe
+from robot_rl.real.ros.sender_clocks import Receipt, SenderClocks
 
 SOURCES = {"policy": "policy", "teleop": "human"}
 """Last part of the topic -> source of the pipeline."""
@@ -54,6 +55,7 @@ class CommandTopics:
         external_stamped: bool = False,
     ) -> None:
         self._node, self._spec, self._pipeline, self._health = node, spec, pipeline, health
+        self._clocks = SenderClocks(node)
         self._simulated, self._hold = simulated_time, external_hold
         self._stamps = {source: SimulatedStamps() for source in SOURCES.values()}
         self.made: list[Any] = []
@@ -75,21 +77,21 @@ class CommandTopics:
             incompatible_qos=lambda event: self._health.mismatches.update({topic: "LIVELINESS or other"}),
         )
 
-        def take(message: Any) -> None:
-            arrival = time.monotonic()
+        def take(message: Any, info: Any) -> None:
+            receipt = self._clocks.receipt(info, time.monotonic())
             if isinstance(message, JointTrajectory):
-                self._offer(read_command(message, source), arrival)
+                command = read_command(message, source)
             else:
-                self._offer(read_twist(message, self._spec.names, source), arrival)
+                command = read_twist(message, self._spec.names, source)
+            self._offer(replace(command, sender=receipt.sender, offset=receipt.offset), receipt)
 
         self.made.append(self._node.create_subscription(kind, topic, take, qos("command"), event_callbacks=events))
 
-    def _offer(self, command: CommandMessage, arrival: float) -> None:
+    def _offer(self, command: CommandMessage, receipt: Receipt) -> None:
         if self._simulated:
-            now = 1e-9 * self._node.get_clock().now().nanoseconds
-            stamp = self._stamps[command.source].steady(arrival, now, command.stamp)
-            command = replace(command, stamp=stamp)
-        self._pipeline.offer(command, arrival)
+            stamp = self._stamps[command.source].steady(receipt.arrival, receipt.told, command.stamp)
+            command = replace(command, stamp=stamp, offset=0.0)
+        self._pipeline.offer(command, receipt.arrival)
 
     # ------------------------------------------------------------ foreign clients, without our stamps and numbers
 

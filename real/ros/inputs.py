@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 from rclpy.node import Node
 
-from robot_rl.real.core.alignment import JointMerger, SimulatedStamps, SourceClock
+from robot_rl.real.core.alignment import JointMerger
 from robot_rl.real.core.spec import AXES, MOTION, TWIST, RobotSpec, SensorSpec
 from robot_rl.real.robot import RobotState
-from robot_rl.real.ros.io import JointState, WrenchStamped, joint_arrays, message_type, seconds, sensor_array
+from robot_rl.real.ros.io import JointState, WrenchStamped, joint_arrays, message_type, sensor_array
 from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, subscribe
+from robot_rl.real.ros.sender_clocks import Receipt, SenderClocks
 
 JOINTS = "sensor_msgs/JointState"
 
@@ -46,16 +48,14 @@ class RobotInputs:
             self._sensors = {"joint_states": SensorSpec("joint_states", JOINTS), **self._sensors}
         self.required = [name for name, s in self._sensors.items() if s.required]
         self.dropped: dict[str, int] = {}
-        self._tolerance = future_tolerance
+        self._clocks = SenderClocks(node, future_tolerance=future_tolerance)
         self._merger = JointMerger(spec.names)
         self._effort = np.full(len(spec.joints), np.nan)
         self._index = {name: i for i, name in enumerate(spec.names)}
-        self._queue: deque[tuple[Any, float, float]] = deque(maxlen=64)
-        self._newest: dict[str, tuple[Any, float, float]] = {}
-        self._simulated = bool(node.get_parameter("use_sim_time").value)
-        self._stamps: dict[Any, SimulatedStamps] = {}
+        self._queue: deque[tuple[JointState, Receipt]] = deque(maxlen=64)
+        self._newest: dict[str, tuple[Any, Receipt]] = {}
         self._values: dict[str, tuple[float, np.ndarray]] = {}
-        self._clocks: dict[Any, SourceClock] = {}
+        self._arrived: dict[str, float] = {}
         self._counts = dict.fromkeys(self._sensors, 0)
         self._heard: dict[str, float] = {}
         self._faults_seen = 0
@@ -68,7 +68,7 @@ class RobotInputs:
                     node,
                     kind,
                     sensor.topic,
-                    lambda message, keep=keep, name=name: keep(name, message, time.monotonic()),
+                    functools.partial(keep, name, sensor.clock),
                     "state",
                     health,
                 )
@@ -84,10 +84,10 @@ class RobotInputs:
         while self._queue:
             self._take_joints(*self._queue.popleft())
         wrench = None
-        for name, (message, arrival, told) in list(self._newest.items()):
-            known = self._values.get(name)
+        for name, (message, receipt) in list(self._newest.items()):
+            known, arrival = self._values.get(name), receipt.arrival
             if known is None or known[0] != arrival:
-                when = self._clock(name).arrive(arrival, self._stamp(name, message, arrival, told)).time
+                when = self._clocks.acquired(name, message, receipt)
                 self._values[name] = known = (arrival, sensor_array(message))
                 self._heard[name] = when
             if isinstance(message, WrenchStamped) and now - arrival <= self._sensors[name].timeout:
@@ -139,53 +139,30 @@ class RobotInputs:
 
     def clock_faults(self) -> int:
         """Stamps that could not be believed, so far."""
-        return sum(clock.faults for clock in self._clocks.values())
-
-    def offsets(self) -> dict[str, float]:
-        """Sender -> our steady clock minus its clock [s]."""
-        return {str(key): clock.offset for key, clock in self._clocks.items()}
+        return self._clocks.faults()
 
     def reset_clocks(self) -> None:
         """Forget all offsets: simulated time has jumped."""
-        for clock in self._clocks.values():
-            clock.reset()
+        self._clocks.reset()
 
     # ------------------------------------------------------------ callbacks: store and return
 
-    def _keep_joints(self, name: str, message: JointState, arrival: float) -> None:
+    def _keep_joints(self, name: str, clock: str, message: JointState, info: Any) -> None:
         self._counts[name] += 1
-        self._queue.append((message, arrival, self._told()))
+        self._arrived[name] = time.monotonic()
+        self._queue.append((message, self._clocks.receipt(info, time.monotonic(), clock)))
 
-    def _keep(self, name: str, message: Any, arrival: float) -> None:
+    def _keep(self, name: str, clock: str, message: Any, info: Any) -> None:
         self._counts[name] += 1
-        self._newest[name] = (message, arrival, self._told())
-
-    def _told(self) -> float:
-        """Simulated time now [s]; 0 when time is that of the wall, because nobody asks for it then."""
-        return 1e-9 * self._node.get_clock().now().nanoseconds if self._simulated else 0.0
+        self._newest[name] = (message, self._clocks.receipt(info, time.monotonic(), clock))
 
     # ------------------------------------------------------------ in the control tick
 
-    def _clock(self, key: Any) -> SourceClock:
-        if key not in self._clocks:
-            self._clocks[key] = SourceClock(future_tolerance=self._tolerance)
-        return self._clocks[key]
-
-    def _stamp(self, key: Any, message: Any, arrival: float, told: float) -> float:
-        header = getattr(message, "header", None)
-        stamp = 0.0 if header is None else seconds(header.stamp)
-        if not self._simulated:
-            return stamp
-        return self._stamps.setdefault(key, SimulatedStamps()).steady(arrival, told, stamp)
-
-    def _take_joints(self, message: JointState, arrival: float, told: float) -> None:
+    def _take_joints(self, message: JointState, receipt: Receipt) -> None:
         names, position, velocity, effort = joint_arrays(message)
         # parts of the joints may come from hosts with different clocks; the set of names tells the senders apart
         key = f"joints of {names[0]} and {len(names) - 1} more" if names else "no joints"
-        if len(self._clocks) > 64:
-            self._clocks.clear()
-            self._stamps.clear()
-        when = self._clock(key).arrive(arrival, self._stamp(key, message, arrival, told)).time
+        when = self._clocks.acquired(key, message, receipt)
         reason = self._merger.add(when, names, position, velocity)
         if reason:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
@@ -205,6 +182,12 @@ class RobotInputs:
         if silent:
             topics = [s.topic for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS]
             problems.append(f"no fresh state of {', '.join(silent)} on {', '.join(topics)}")
+            heard = [now - when for when in self._arrived.values()]
+            if heard and min(heard) < timeout:
+                problems.append(
+                    f"states come, but by their stamps they are {float(np.max(ages)):.3g} s old; a robot whose stamps "
+                    "are not of this host's clock needs `clock: foreign` at its sensor in the RobotSpec"
+                )
         problems += [f"no fresh message on {self._sensors[name].topic}" for name in self.late(now)]
         for name, age in zip(self.spec.names, ages):
             values[f"age_{name}_ms"] = float(1e3 * age)

@@ -51,18 +51,17 @@ def description(defaults: Mapping[str, Any] | None = None, *, fixed: Mapping[str
                 description=texts[item.name],
             )
         )
-    variables = [
-        SetEnvironmentVariable(name, value) for name, value in environment({}).items() if name not in os.environ
-    ]
 
     def make(context: Any) -> list[Any]:
         values = {
             item.name: context.launch_configurations[item.name] for item in fields(GraphArgs) if item.name not in fixed
         }
         args = from_strings({**values, **{name: _text(value) for name, value in fixed.items()}})
-        return [action(node) for node in graph(args)]
+        variables = environment({}, sim=args.sim)
+        wanted = [SetEnvironmentVariable(name, value) for name, value in variables.items() if name not in os.environ]
+        return [*wanted, *(action(node) for node in graph(args))]
 
-    return LaunchDescription([*declared, *variables, OpaqueFunction(function=make)])
+    return LaunchDescription([*declared, OpaqueFunction(function=make)])
 
 
 def action(node: NodeSpec) -> Any:
@@ -77,7 +76,7 @@ def action(node: NodeSpec) -> Any:
         name=node.name,
         namespace=node.namespace,
         parameters=[*parameters, node.parameters],
-        arguments=["--ros-args", "--log-level", node.log_level],
+        arguments=["--ros-args", "--log-level", node.log_level, *(["--enclave", node.enclave] if node.enclave else [])],
         output="screen",
         emulate_tty=True,
         respawn=node.restart == "failure",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import signal
@@ -350,12 +351,19 @@ class Winding(Protocol):
         ...
 
 
-def run(make: Callable[[], Any], args: Sequence[str] | None = None) -> int:
+def run(
+    make: Callable[[], Any],
+    args: Sequence[str] | None = None,
+    *,
+    survive: Callable[[Any, Exception], None] | None = None,
+) -> int:
     """Process of one node: callbacks in one background thread, an orderly end on SIGINT, SIGTERM or a lost parent.
 
     Args:
         make: constructs the node; its ValueError, OSError or ImportError ends the process with one line.
         args: command line for rclpy; None takes the process's own.
+        survive: called with the node and an exception of one of its callbacks, which go on; None = the process ends,
+            as fits a source of commands, whose silence is a soft stop.
 
     Returns:
         Exit status: 0 after an orderly end, 1 when the callback thread died, 2 when the node could not be made.
@@ -378,7 +386,8 @@ def run(make: Callable[[], Any], args: Sequence[str] | None = None) -> int:
         made = True
         executor = SingleThreadedExecutor()
         executor.add_node(node)
-        spinning = threading.Thread(target=_spin, args=(executor, over), name="callbacks", daemon=True)
+        work = functools.partial(survive, node) if survive is not None else None
+        spinning = threading.Thread(target=_spin, args=(executor, over, work), name="callbacks", daemon=True)
         spinning.start()
         while not ending.wait(0.05):
             if not spinning.is_alive() or (parent and os.getppid() != parent):
@@ -408,7 +417,14 @@ def run(make: Callable[[], Any], args: Sequence[str] | None = None) -> int:
         rclpy.try_shutdown()
 
 
-def _spin(executor: SingleThreadedExecutor, over: threading.Event) -> None:
+def _spin(executor: SingleThreadedExecutor, over: threading.Event, survive: Callable[[Exception], None] | None) -> None:
     with contextlib.suppress(KeyboardInterrupt, ExternalShutdownException):
         while not over.is_set():
-            executor.spin_once(timeout_sec=0.2)
+            try:
+                executor.spin_once(timeout_sec=0.2)
+            except ExternalShutdownException:
+                raise
+            except Exception as error:  # whatever it was, whoever brakes the robot has to stay
+                if survive is None:
+                    raise
+                survive(error)

@@ -24,6 +24,8 @@ from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.command_topics import CommandTopics
+from robot_rl.real.ros.controller_check import ControllerCheck
+from robot_rl.real.ros.endpoints import OwnEndpoints, refuse_twin
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import (
     JointTrajectory,
@@ -62,6 +64,8 @@ class SafetySupervisorNode(LifecycleNode):
         self.loop: ControlLoop | None = None
         self.pipeline: CommandPipeline | None = None
         self._made: list[Any] = []
+        self._endpoints = OwnEndpoints(self)
+        self._callback_errors = 0
         self.add_on_set_parameters_callback(self._on_parameters)
         if self._value("autostart"):
             for step in (self.trigger_configure, self.trigger_activate):
@@ -81,6 +85,8 @@ class SafetySupervisorNode(LifecycleNode):
         declare(self, "external_stamped", False, "external/cmd_vel is TwistStamped, not Twist")
         declare(self, "external_timeout", 0.1, "largest age of a foreign step [s]", low=0.001, high=60.0)
         declare(self, "command_nodes", ["policy", "teleop", "robot_env"], "nodes that may publish on command/*")
+        declare(self, "allow_unread_controller", False, "a forward controller whose joint order cannot be read")
+        declare(self, "discovery_time", 3.0, "wait for others of our name at configure [s]", low=0.0, high=30.0)
         declare(self, "first_message_timeout", 5.0, "patience for first messages [s]", low=0.1, high=600.0)
         declare(self, "estop_heartbeat", 0.0, "largest age of estop_heartbeat [s], 0 = not used", low=0.0, high=10.0)
         declare(self, "teleop_timeout", 0.25, "largest age of a human's command [s]", low=0.01, read_only=False)
@@ -112,17 +118,24 @@ class SafetySupervisorNode(LifecycleNode):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Start the loop."""
         assert self.loop is not None
+        if self.loop.alive:
+            self.get_logger().error("not activated: still braking; ask again once safety/state is STARTUP")
+            return TransitionCallbackReturn.FAILURE
+        freeze_garbage()  # before the first tick: a collection takes tens of milliseconds
+        self._ending = False
         self.loop.start()
-        freeze_garbage()
         return TransitionCallbackReturn.SUCCESS
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Brake, then stop publishing."""
-        self._brake()
+        """Brake, then stop publishing; the loop ends by itself at rest, and callbacks such as the e-stop go on."""
+        self._end()
         return TransitionCallbackReturn.SUCCESS
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Close the topics."""
+        if self.loop is not None and self.loop.alive:
+            self.get_logger().error("not cleaned up: still braking; ask again once it has ended")
+            return TransitionCallbackReturn.FAILURE
         self._close()
         return TransitionCallbackReturn.SUCCESS
 
@@ -135,16 +148,27 @@ class SafetySupervisorNode(LifecycleNode):
         """Brake before the process ends."""
         self._brake()
 
+    def _end(self) -> None:
+        """Begin to brake; the control loop ends two ticks after it has come to rest, or after a second."""
+        if self.loop is not None and self.pipeline is not None and self.loop.alive and not self._ending:
+            self._rest_ticks, self._end_by = 0, time.monotonic() + 1.0
+            self.pipeline.shutdown()
+            self._ending = True
+
     def _brake(self) -> None:
-        if self.loop is None or self.pipeline is None or not self.loop.alive:
-            return
-        self.pipeline.shutdown()
-        patience = time.monotonic() + 1.0
-        while time.monotonic() < patience and not self.pipeline.resting:
+        """Brake and wait for it; for the end of the process, where nothing else has to be done meanwhile."""
+        self._end()
+        loop = self.loop
+        patience = time.monotonic() + 1.5
+        while loop is not None and loop.alive and time.monotonic() < patience:
             time.sleep(0.01)
-        time.sleep(2.0 / self.loop.rate)  # the command at rest goes out once more
-        self.loop.stop()
+        if loop is not None:
+            loop.stop()
         thaw_garbage()
+
+    _ending = False
+    _rest_ticks = 0
+    _end_by = np.inf
 
     def _close(self) -> None:
         for item in self._made:
@@ -153,10 +177,12 @@ class SafetySupervisorNode(LifecycleNode):
                 "Subscription": self.destroy_subscription,
                 "Service": self.destroy_service,
                 "Timer": self.destroy_timer,
+                "Client": self.destroy_client,
             }.get(type(item).__name__)
             if destroy is not None:
                 destroy(item)
         self._made.clear()
+        self._endpoints.clear()
         self.loop = self.pipeline = None
 
     def _configure(self) -> None:
@@ -173,6 +199,9 @@ class SafetySupervisorNode(LifecycleNode):
             forward = getattr(importlib.import_module(module), name)(
                 self._value("model"), spec.workspace.ee_site, spec.names
             )
+        refuse_twin(self, self._value("discovery_time"))
+        self._controller = ControllerCheck(self, spec)
+        self._controller.refuse(0.2)
         now = time.monotonic()
         watched = {
             name: s.timeout
@@ -199,11 +228,11 @@ class SafetySupervisorNode(LifecycleNode):
             start=now,
         )
         self._watched = tuple(watched)
-        self._nameless: dict[bytes, float] = {}
         self._last: Sent | None = None
         self._said: tuple[Any, ...] = ()
         self._said_at = 0.0
         self._injected: Exception | None = None
+        self._trusting = bool(self._value("allow_unread_controller"))
         self.loop = ControlLoop(
             settings.rate, self._tick, on_error=self._on_error, priority=int(self._value("realtime"))
         )
@@ -214,10 +243,14 @@ class SafetySupervisorNode(LifecycleNode):
     def _open(self, spec: RobotSpec) -> None:
         health, made = self.health, self._made
         assert self.pipeline is not None
-        self._hardware = publisher(self, hardware_type(spec), spec.controller_topic, "hardware", health)
-        self._executed = publisher(self, JointTrajectory, "robot_rl/executed", "executed", health)
-        self._authority = publisher(self, String, "robot_rl/authority", "latched", health)
-        self._state = publisher(self, String, "robot_rl/safety/state", "latched", health)
+
+        def own(kind: Any, topic: str, profile: str) -> Any:
+            return self._endpoints.publish(lambda: publisher(self, kind, topic, profile, health), topic)
+
+        self._hardware = own(hardware_type(spec), spec.controller_topic, "hardware")
+        self._executed = own(JointTrajectory, "robot_rl/executed", "executed")
+        self._authority = own(String, "robot_rl/authority", "latched")
+        self._state = own(String, "robot_rl/safety/state", "latched")
         made += [self._hardware, self._executed, self._authority, self._state]
         self._commands = CommandTopics(
             self,
@@ -228,15 +261,15 @@ class SafetySupervisorNode(LifecycleNode):
             external_hold=self._value("external_timeout") if self._value("allow_external") else None,
             external_stamped=self._value("external_stamped"),
         )
-        made += self._commands.made
+        made += [*self._commands.made, self._controller.client]
         made += [
             subscribe(self, Bool, "robot_rl/takeover", self._on_takeover, "takeover", health),
             subscribe(self, Bool, "robot_rl/estop", self._on_estop, "estop_in", health),
             subscribe(self, Empty, "robot_rl/estop_heartbeat", self._on_heartbeat, "event", health),
-            self.create_service(SetBool, "~/enable", self._on_enable),
-            self.create_service(Trigger, "~/estop", self._on_estop_service),
-            self.create_service(Trigger, "~/reset", self._on_reset),
-            steady_timer(self, 0.5, self._look_around),
+            self._endpoints.serve(self.create_service(SetBool, "~/enable", self._on_enable)),
+            self._endpoints.serve(self.create_service(Trigger, "~/estop", self._on_estop_service)),
+            self._endpoints.serve(self.create_service(Trigger, "~/reset", self._on_reset)),
+            steady_timer(self, 0.25, self._look_around),
         ]
         if self._value("fault_injection"):
             made.append(subscribe(self, String, "~/inject", self._on_inject, "event", health))
@@ -278,7 +311,12 @@ class SafetySupervisorNode(LifecycleNode):
             sys.setswitchinterval(0.005)
 
     def _on_enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
-        refused = self._running() or self.pipeline.enable(request.data)  # type: ignore[union-attr]
+        refused = self._running()
+        if request.data and not refused:
+            self._look_around()
+            others = (*self._rivals, *self._strangers)
+            refused = [f"duplicate publisher: {', '.join(others)}"] if others else []
+        refused = refused or self.pipeline.enable(request.data)  # type: ignore[union-attr]
         response.success, response.message = not refused, "; ".join(refused)
         return response
 
@@ -293,34 +331,23 @@ class SafetySupervisorNode(LifecycleNode):
         response.success, response.message = not refused, "; ".join(refused)
         return response
 
+    def on_callback_error(self, error: Exception) -> None:
+        """A callback has failed, and what it should have noted is lost: brake and latch; the callbacks go on."""
+        self._callback_errors += 1
+        self.get_logger().error(f"exception in a callback: {type(error).__name__}: {error}", throttle_duration_sec=1.0)
+        if self.pipeline is not None:
+            self.pipeline.safety.report("internal")
+
     def _running(self) -> list[str]:
         return [] if self.loop is not None and self.loop.alive else ["the supervisor is not active"]
 
     def _look_around(self) -> None:
-        """Who listens on the command topic, who else speaks; twice a second, in the callback thread."""
+        """Who else speaks; four times a second and before enabling, in the callback thread."""
         if self.pipeline is None:
             return
-        own = (self.get_name(), self.get_namespace())
-        topic = self._hardware.topic_name
-        rivals = [
-            f"{item.node_namespace.rstrip('/')}/{item.node_name}"
-            for item in self.get_publishers_info_by_topic(topic)
-            if (item.node_name, item.node_namespace) != own
-        ]
-        # a publisher is discovered a little before the name of its node: nameless ones get 2 s
-        now, names = time.monotonic(), set(self._value("command_nodes"))
-        strangers = [
-            f"{item.node_namespace.rstrip('/')}/{item.node_name} on {where}"
-            for where in self._commands.watched
-            for item in self.get_publishers_info_by_topic(where)
-            if item.node_name not in names and self._is_known(item, now)
-        ]
-        self._rivals, self._strangers = tuple(rivals), tuple(strangers)
-
-    def _is_known(self, item: Any, now: float) -> bool:
-        if item.node_name != "_NODE_NAME_UNKNOWN_":
-            return True
-        return now - self._nameless.setdefault(bytes(item.endpoint_gid), now) > 2.0
+        self._controller.look()
+        self._rivals = self._endpoints.rivals()
+        self._strangers = self._endpoints.strangers(self._commands.watched, set(self._value("command_nodes")))
 
     _rivals: tuple[str, ...] = ()
     _strangers: tuple[str, ...] = ()
@@ -339,10 +366,17 @@ class SafetySupervisorNode(LifecycleNode):
             heard = now - self.inputs.age(name, now)
             if np.isfinite(heard):
                 pipeline.alive(name, heard)
-        pipeline.controller(Controller(self._hardware.get_subscription_count(), self._rivals, self._strangers))
+        problem = "" if self._trusting else self._controller.problem
+        listeners = self._hardware.get_subscription_count()
+        pipeline.controller(Controller(listeners, self._rivals, self._strangers, problem if listeners else ""))
         mismatches = () if state is not None else tuple(self.health.mismatches)
         sent = pipeline.tick(now, state, mismatches=mismatches)
         self._send(sent, now)
+        if self._ending:
+            self._rest_ticks += pipeline.resting  # the command at rest goes out twice
+            if self._rest_ticks > 2 or now > self._end_by:
+                assert self.loop is not None
+                self.loop.stop()
         return None if state is None else now - state.stamp
 
     def _send(self, sent: Sent, now: float) -> None:
@@ -400,6 +434,7 @@ class SafetySupervisorNode(LifecycleNode):
             "reasons": ", ".join(last.verdict.reasons),
             "clip_ratio": float(pipeline.clip_ratio),
             "clock_faults": pipeline.clock_faults + self.inputs.clock_faults(),
+            "callback_errors": self._callback_errors,
             "controllers": self._hardware.get_subscription_count(),
         }
         values |= {f"dropped_{reason}": count for reason, count in sorted(pipeline.door.dropped.items())}
@@ -416,7 +451,7 @@ class SafetySupervisorNode(LifecycleNode):
         return OK, state.value, values
 
     def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
-        """Timeouts may be lowered; everything else is read-only by its descriptor."""
+        """Timeouts may be lowered to what SafetySettings allows; everything else is read-only by its descriptor."""
         for change in changes:
             if change.name in TIMEOUTS and self.pipeline is not None and change.value > self._value(change.name):
                 return SetParametersResult(
@@ -424,13 +459,16 @@ class SafetySupervisorNode(LifecycleNode):
                     reason=f"{change.name} may only be lowered while running, from {self._value(change.name):g} s",
                 )
         if self.pipeline is not None:
-            self.pipeline.lower({change.name: change.value for change in changes if change.name in TIMEOUTS})
+            try:
+                self.pipeline.lower({change.name: change.value for change in changes if change.name in TIMEOUTS})
+            except ValueError as error:
+                return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)
 
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the executable."""
-    sys.exit(run(SafetySupervisorNode, args))
+    sys.exit(run(SafetySupervisorNode, args, survive=SafetySupervisorNode.on_callback_error))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from robot_rl.real.ros.io import (
     time_message,
 )
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, declare, publisher, run, subscribe
+from robot_rl.real.ros.sim_controller import SimController
 
 INJECT: dict[str, Any] = {
     "freeze": False,  # no new joint states
@@ -87,6 +88,7 @@ class SimRobotNode(Node):
         self.create_service(SetBool, "~/pause", self._on_pause)
         self.add_on_set_parameters_callback(self._on_parameters)
         self.feed = self._make_feed(spec)
+        self._controller = SimController(self, spec)  # after all that may be refused: its thread must be ended
         self.loop = ControlLoop(
             self._rate,
             self._tick_lockstep if self._lockstep else self._tick,
@@ -184,6 +186,7 @@ class SimRobotNode(Node):
         """Stop the physics."""
         self._answered.set()
         self.loop.stop()
+        self._controller.close()
         if self.feed is not None:
             self.feed.stop()
 

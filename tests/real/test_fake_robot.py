@@ -35,7 +35,7 @@ def test_speed_and_hard_stops_bound_the_joint(make_arm):
 
 def test_velocity_mode_integrates(make_arm):
     clock = ManualClock()
-    robot = FakeRobot(make_arm(command_mode="forward_velocity"), clock=clock)
+    robot = FakeRobot(make_arm(command_mode="forward_velocity", dead_time=0.0), clock=clock)
     robot.write(Command(0.0, np.full(3, 0.5)))
     assert moved(robot, clock, 1.0).position == pytest.approx(0.5)
     robot.stop()
@@ -45,7 +45,7 @@ def test_velocity_mode_integrates(make_arm):
 
 def test_latency_delays_command_and_state(make_arm):
     clock = ManualClock()
-    robot = FakeRobot(make_arm(command_mode="forward_velocity"), clock=clock, latency=0.05)
+    robot = FakeRobot(make_arm(command_mode="forward_velocity", dead_time=0.0), clock=clock, latency=0.05)
     robot.write(Command(0.0, np.full(3, 1.0)))
     assert moved(robot, clock, 0.1).position == pytest.approx(0.0, abs=3e-3)  # 0.05 there, 0.05 back
     state = moved(robot, clock, 0.1)

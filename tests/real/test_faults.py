@@ -149,13 +149,13 @@ def test_12_states_never_start_stays_in_startup_and_refuses(make_loop):
     assert "state_never" in loop.safety.enable()
 
 
-def test_13_states_freeze_with_new_stamps_is_tracking_fault(make_loop):
+def test_13_states_freeze_with_new_stamps_is_a_fault(make_loop):
     loop = make_loop().moving()
     held = loop.robot.read()
     loop.alter = lambda state: replaced(held, stamp=loop.now)
     loop.run(0.6, FAR)
     assert loop.safety.state in ("STOPPING", "FAULT")
-    assert loop.verdict.fault == "tracking"
+    assert loop.verdict.fault == "state_frozen"
     loop.check_limits()
 
 
@@ -405,8 +405,8 @@ def test_filter_never_raises_and_stays_in_limits_for_garbage(make_loop):
 
 def test_velocity_mode_needs_a_timed_controller_and_brakes_at_limits(make_loop, make_arm):
     with pytest.raises(ValueError, match="controller_timeout"):
-        make_loop(spec=make_arm(command_mode="forward_velocity"))
-    loop = make_loop(spec=make_arm(command_mode="forward_velocity", controller_timeout=0.1)).run(0.6)
+        make_loop(spec=make_arm(command_mode="forward_velocity", dead_time=0.0))
+    loop = make_loop(spec=make_arm(command_mode="forward_velocity", dead_time=0.0, controller_timeout=0.1)).run(0.6)
     assert loop.safety.enable() == []
     peak = 0.0
     for _ in range(300):
@@ -434,3 +434,14 @@ def test_decision_is_a_function_of_its_inputs(make_loop):
     assert (np.array(first.sent) == np.array(second.sent)).all()
     assert first.verdicts == second.verdicts
     assert time.monotonic() != first.now  # its time is injected
+
+
+def test_a_robot_that_answers_after_its_dead_time_is_not_taken_for_frozen(make_loop, make_arm):
+    # at rest its numbers are the same bit for bit; 0.15 s of dead time, and way of 0.005 rad is commanded in 45 ms
+    loop = make_loop(spec=make_arm(dead_time=0.15)).active()
+    held = loop.robot.read()
+    loop.alter = lambda state: replaced(held, stamp=loop.now)
+    loop.run(0.3, FAR)
+    assert loop.safety.faults == ()
+    loop.run(0.1, FAR)
+    assert loop.verdict.fault == "state_frozen"

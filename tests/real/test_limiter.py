@@ -120,7 +120,8 @@ def test_velocity_mode_brakes_before_the_measured_limit():
     limits = one(period=0.01)
     q, path = 0.0, []
     for _ in range(500):
-        q += float(limits.step_velocity([5.0], [q], latency=0.02)[0]) * 0.01
+        way = np.array([[0.02 * max(limits.velocity[0], 0.0)], [0.0]])
+        q += float(limits.step_velocity([5.0], [q], under_way=way)[0]) * 0.01
         path.append(q)
     assert max(path) <= 1.0
     assert path[-1] > 0.9
@@ -223,7 +224,8 @@ def test_few_joints_in_floats_equal_arrays_bit_for_bit(seed):
             arrays.step(target, period)
         else:
             measured = floats.position + rng.normal(size=n) * 1e-3
-            floats.step_velocity(target, measured, latency=0.02, period=period)
-            arrays.step_velocity(target, measured, latency=0.02, period=period)
+            way = np.stack([rng.uniform(0.0, 0.1, n), rng.uniform(-0.1, 0.0, n)])
+            floats.step_velocity(target, measured, under_way=way, period=period)
+            arrays.step_velocity(target, measured, under_way=way, period=period)
         for name in ("position", "velocity", "acceleration", "at_limit", "at_rate"):
             assert np.array_equal(getattr(floats, name), getattr(arrays, name)), name

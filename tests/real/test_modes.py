@@ -159,7 +159,7 @@ def test_effort_policy_needs_the_effort_mapping(make_arm):
     assert port.act(np.array([[0.5, -2.0, 0.0]])).tolist() == [2.0, -4.0, 0.0]
     with pytest.raises(SpecError, match=r"forward_effort takes effort"):
         SpecPort(effort_arm(make_arm), 50.0)
-    with pytest.raises(SpecError, match="forward_position takes absolute or delta or velocity"):
+    with pytest.raises(SpecError, match="jtc takes absolute or delta or velocity"):
         SpecPort(make_arm(action={"mapping": "effort", "scale": [4.0]}), 50.0)
 
 

@@ -98,7 +98,7 @@ def test_prove_refuses_what_must_not_drive(make_arm):
 )
 def test_spec_port_maps_actions_hand_worked(make_arm, action, mode, expected):
     # half an action from 0.3 rad: 0.3 + 0.5 * 0.1; 0.3 + 0.5 * 0.4 / 10 Hz; 0.5 * 0.4 rad/s
-    port = SpecPort(make_arm(action=action, command_mode=mode), 10.0)
+    port = SpecPort(make_arm(action=action, command_mode=mode, dead_time=0.0), 10.0)
     port.reset(np.array([0.3, 0.0, 0.0]), np.zeros(3), {})
     assert port.act(np.array([[0.5, 0.0, 0.0]]))[0] == pytest.approx(expected)
 
@@ -194,8 +194,12 @@ def test_shipped_files_are_found_by_name():
 
 
 def test_discovery_stays_on_this_machine_unless_the_user_says_otherwise():
-    assert environment({})["ROS_AUTOMATIC_DISCOVERY_RANGE"] == "LOCALHOST"
-    assert environment({"ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET"})["ROS_AUTOMATIC_DISCOVERY_RANGE"] == "SUBNET"
+    assert environment({}, sim=True)["ROS_AUTOMATIC_DISCOVERY_RANGE"] == "LOCALHOST"
+    assert (
+        environment({"ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET"}, sim=True)["ROS_AUTOMATIC_DISCOVERY_RANGE"] == "SUBNET"
+    )
+    # a real robot's driver may run on the robot's computer
+    assert "ROS_AUTOMATIC_DISCOVERY_RANGE" not in environment({}, sim=False)
 
 
 def test_wrappers_and_modules_agree_with_the_graph():
@@ -235,3 +239,11 @@ def test_import_stays_light(module, absent):
         pytest.importorskip("rclpy", reason="rclpy is not installed")
     code = f"import sys, {module}; sys.exit('{absent}' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_enclave_gives_every_process_keys_of_its_own(tmp_path):
+    nodes = graph(GraphArgs(robot_spec=find_file("desk_arm"), policy_path=str(tmp_path), enclave="/cell"))
+    for node in nodes:
+        arguments = node.arguments()
+        assert arguments[arguments.index("--enclave") + 1] == f"/cell/{node.name}"
+    assert all("--enclave" not in node.arguments() for node in graph(GraphArgs(robot_spec=find_file("desk_arm"))))

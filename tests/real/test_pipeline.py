@@ -219,3 +219,14 @@ def test_first_command_far_from_the_robot_says_so_whoever_spoke_before(bench):
     made.run(0.1, np.full(3, 0.5))
     assert made.state == "ARMED"
     assert "start_mismatch" in made.sent.verdict.reasons
+
+
+def test_an_estop_is_not_lost_in_a_flood_and_waits_for_no_tick(bench):
+    made = bench().active()
+    made.pipe.estop_once("service")
+    assert made.state == "ESTOP"  # at once
+    flood = CommandMessage("policy", "policy:p", 1, NAMES, made.now, np.array([0.01]), {"positions": np.zeros((1, 3))})
+    for _ in range(10_000):
+        made.pipe.takeover(False, made.now)
+        made.pipe.offer(flood, made.now)
+    assert made.run(0.02).state == "ESTOP"

@@ -43,7 +43,10 @@ def test_action_codec_velocity_on_a_position_controller_integrates_one_period(ma
 
 def test_action_codec_delta_on_a_velocity_controller_is_refused(make_arm) -> None:
     spec = make_arm(
-        action={"mapping": "delta", "scale": [0.1]}, command_mode="forward_velocity", controller_timeout=0.1
+        action={"mapping": "delta", "scale": [0.1]},
+        command_mode="forward_velocity",
+        dead_time=0.0,
+        controller_timeout=0.1,
     )
     with pytest.raises(SpecError, match="forward_velocity takes velocity"):
         ActionCodec(spec, 0.1)

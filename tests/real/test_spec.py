@@ -10,6 +10,7 @@ from robot_rl.real.core.spec import RobotSpec, SpecError
 GOOD = """
 name: arm
 command_mode: forward_velocity
+dead_time: 0.03
 controller_timeout: 0.1
 joints:
   - {name: a, lower: -1.0, upper: 1.0, velocity: 1, acceleration: 2.0, effort: 5.0, jerk: 20.0}

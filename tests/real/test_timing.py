@@ -111,11 +111,36 @@ def test_20_host_clock_step_is_one_fault_and_freshness_stays(step, fault):
     assert source.faults == 1
 
 
-def test_source_clock_window_forgets_and_unstamped_counts_from_arrival():
-    source = SourceClock(window=1.0)
-    source.arrive(0.0, 100.0)  # difference -100, the least
-    assert source.arrive(0.5, 100.48).delay == pytest.approx(0.02)
-    assert source.arrive(1.4, 101.38).delay == pytest.approx(0.0)  # the first one has left the window
+def test_source_clock_tells_a_latency_that_grows_by_9_ms_a_second():
+    source, told = SourceClock(), []
+    for k in range(12_001):  # 120 s; the estimate may rise by 200 ppm, 24 ms
+        told.append(source.arrive(100.0 + 0.01 * k, 700.0 + 0.01 * k - 0.009 * 0.01 * k).delay)
+    assert told[100] == pytest.approx(0.009, abs=5e-4)
+    assert told[-1] == pytest.approx(1.08 - 0.024, abs=1e-3)
+
+
+def test_source_clock_follows_a_drift_of_100_ppm_for_an_hour_without_ageing():
+    source = SourceClock()
+    for k in range(36_000):
+        found = source.arrive(100.0 + 0.1 * k, 5000.0 + 0.1 * k * (1.0 - 1e-4))
+        assert (found.delay, found.fault) == (pytest.approx(0.0, abs=1e-9), "")
+    assert source.offset == pytest.approx(100.0 - 5000.0 + 0.36, abs=1e-3)
+
+
+def test_source_clock_of_the_same_host_is_believed_from_the_first_stamp_on():
+    source = SourceClock()  # our steady clock is 5000 s behind its clock
+    first = source.arrive(100.0, 5100.0 - 3600.0, known=-5000.0)
+    assert (first.delay, first.time, first.fault) == (3600.0, 100.0 - 3600.0, "")
+    assert source.arrive(100.1, 5100.1 - 0.02, known=-5000.0).delay == pytest.approx(0.02)
+    assert source.arrive(100.2, 5101.2, known=-5000.0).fault == "future"
+    assert source.arrive(100.3, 5100.3, known=-5000.0).fault == ""
+    assert source.arrive(100.4, 5099.4, known=-5000.0).fault == "backwards"
+
+
+def test_source_clock_unstamped_counts_from_arrival_and_reset_forgets():
+    source = SourceClock()
+    source.arrive(0.0, 100.0)
+    assert source.arrive(0.5, 100.48).delay == pytest.approx(0.02, abs=2e-4)
     assert source.arrive(1.5, 0.0).time == 1.5
     source.reset()
     assert np.isnan(source.offset)

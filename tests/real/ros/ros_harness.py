@@ -29,12 +29,17 @@ SPEC = """
 name: arm
 command_mode: {mode}
 controller_timeout: {timeout}
+dead_time: 0.03
 joints:
   - {{name: j0, lower: -2.0, upper: 2.0, velocity: 1.0, acceleration: 5.0, effort: 10.0}}
   - {{name: j1, lower: -2.0, upper: 2.0, velocity: 1.0, acceleration: 5.0, effort: 10.0}}
   - {{name: j2, lower: -2.0, upper: 2.0, velocity: 1.0, acceleration: 5.0, effort: 10.0}}
 home: [0.0, 0.0, 0.0]
 """
+FOREIGN_CLOCK = """
+sensors: {joint_states: {topic: joint_states, type: sensor_msgs/JointState, clock: foreign}}
+"""
+"""The robot's stamps are of another host's clock, although all processes are on this one."""
 TIMEOUT = 0.4  # of commands and states here; the machine may be loaded
 STOP = TIMEOUT + 1.0 / 5.0 + 2 * 0.01  # timeout + v / a + 2 dt
 SLACK = 0.4  # for a loaded machine and for the way of a message to us
@@ -331,7 +336,7 @@ class Processes:
 
     def __init__(self, folder):
         self.folder, self.running = folder, {}
-        (folder / "arm.yaml").write_text(SPEC.format(mode="forward_position", timeout=0.0))
+        (folder / "arm.yaml").write_text(SPEC.format(mode="forward_position", timeout=0.0) + FOREIGN_CLOCK)
 
     def start(self, module, *parameters, spec="arm.yaml", key=None, args=(), environment=None):
         key = key or module
@@ -374,6 +379,7 @@ RT = "realtime:=40"
 SUPERVISOR = (
     RT,
     "autostart:=true",
+    "discovery_time:=0.3",  # nobody else is about; who looks for twins takes the default
     f"state_timeout:={TIMEOUT}",
     f"command_timeout:={TIMEOUT}",
     "settle_time:=0.3",

@@ -18,7 +18,7 @@ rows = st.lists(finite, min_size=3, max_size=3)
 
 def spec(mode):
     joint = {"lower": -2.0, "upper": 2.0, "velocity": 1.0, "acceleration": 5.0, "effort": 10.0}
-    raw = {"name": "arm", "joints": [{"name": n, **joint} for n in NAMES], "command_mode": mode}
+    raw = {"name": "arm", "joints": [{"name": n, **joint} for n in NAMES], "command_mode": mode, "dead_time": 0.0}
     return RobotSpec.from_dict(raw)
 
 

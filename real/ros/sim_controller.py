@@ -1,0 +1,53 @@
+"""The controller's node of a simulated robot: whoever asks learns its joints, as from ros2_control."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+
+from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.ros.controller_check import controller_name
+
+
+class SimController:
+    """A node with the parameters `joints` and `interface_name` or `command_interfaces`; it answers, and does nothing.
+
+    Args:
+        robot: node of the simulated robot, which takes the commands.
+        spec: of the robot; its order is the controller's.
+    """
+
+    def __init__(self, robot: Node, spec: RobotSpec) -> None:
+        space, _, name = controller_name(robot, spec).rpartition("/")
+        self._over = threading.Event()
+        self._executor: SingleThreadedExecutor | None = None
+        if not name:  # the topic belongs to no node, e.g. joint_command
+            return
+        # global arguments rename the robot's node, and would rename this one too
+        self._node = Node(name, namespace=space or "/", context=robot.context, use_global_arguments=False)
+        self._node.declare_parameter("joints", list(spec.names))
+        if spec.command_mode == "jtc":
+            self._node.declare_parameter("command_interfaces", [spec.mode])
+        else:
+            self._node.declare_parameter("interface_name", spec.mode)
+        self._executor = SingleThreadedExecutor(context=robot.context)
+        self._executor.add_node(self._node)
+        self._thread = threading.Thread(target=self._spin, name="controller", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End."""
+        self._over.set()
+        if self._executor is not None:
+            self._thread.join(1.0)
+            self._executor.shutdown(0.5)
+            self._node.destroy_node()
+
+    def _spin(self) -> None:
+        assert self._executor is not None
+        with contextlib.suppress(ExternalShutdownException):
+            while not self._over.is_set():
+                self._executor.spin_once(timeout_sec=0.2)

@@ -1,0 +1,298 @@
+"""Another's driver, default timeouts, and the truth from the driver: what may go wrong on a robot that is not ours."""
+# pyright: reportOptionalMemberAccess=false
+
+import contextlib
+import time
+
+import numpy as np
+import pytest
+from foreign_driver import ForeignDriver
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from ros_harness import FOREIGN_CLOCK, NAMES, RT, SPEC, Station, trajectory, wait
+from std_msgs.msg import Float64MultiArray, String
+from std_srvs.srv import SetBool
+
+from robot_rl.real.ros.io import JointTrajectory, qos
+
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(120)]
+ORDER = ["j2", "j0", "j1"]
+START = {"j0": 0.6, "j1": -0.6, "j2": 0.2}
+SUPERVISOR = (RT, "autostart:=true")
+
+
+class Cell:
+    """A foreign robot, the supervisor with its defaults as a process, and a station."""
+
+    def __init__(self, processes, *, spec=None, driver=None, parameters=()):
+        self.processes = processes
+        text = spec or SPEC.format(mode="forward_position", timeout=0.0)
+        (processes.folder / "foreign.yaml").write_text(text)
+        self.driver = ForeignDriver(**{"joints": NAMES, "start": START, **(driver or {})})
+        self.station = Station()
+        self.parameters = (*SUPERVISOR, *parameters)
+        self.supervisor = self.start()
+
+    def start(self, key="safety_supervisor_node"):
+        return self.processes.start("safety_supervisor_node", *self.parameters, spec="foreign.yaml", key=key)
+
+    def idle(self):
+        self.station.connected().wait_state("IDLE", limit=60.0)
+        return self
+
+    def armed(self):
+        self.idle()
+        wait(lambda: self.station.enable().success, limit=10.0, what="enable")
+        self.station.wait_state("ARMED")
+        return self
+
+    def active(self):
+        self.armed()
+        self.station.driver.value = lambda t: np.array([START[name] for name in NAMES])
+        self.station.driver.on = True
+        self.station.wait_state("ACTIVE")
+        return self
+
+    def fault(self):
+        return self.station.diagnostic("safety_supervisor: safety")[2].get("fault")
+
+    def close(self):
+        self.station.close()
+        self.processes.end("safety_supervisor_node")
+        self.driver.close()
+
+
+@pytest.fixture
+def cell(processes):
+    made = []
+
+    def make(**options):
+        made.append(Cell(processes, **options))
+        return made[0]
+
+    yield make
+    for item in made:
+        item.close()
+
+
+@pytest.fixture
+def another():
+    """Another node in a process of its own as far as DDS can tell: its own context."""
+    import rclpy
+    from rclpy.signals import SignalHandlerOptions
+
+    made = []
+
+    def make(name):
+        context = rclpy.Context()
+        rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
+        node = Node(name, context=context, enable_rosout=False)
+        executor = SingleThreadedExecutor(context=context)
+        executor.add_node(node)
+        made.append((context, node, executor))
+        return node
+
+    yield make
+    for context, node, executor in made:
+        executor.shutdown(1.0)
+        node.destroy_node()
+        with contextlib.suppress(RuntimeError):
+            rclpy.try_shutdown(context=context)
+
+
+# ---------------------------------------------------------------- who else speaks
+
+
+def test_a_second_supervisor_of_the_same_name_refuses_to_start(cell, processes):
+    made = cell().active()
+    began = time.monotonic()
+    second = made.start(key="second")
+    assert second.wait(30.0) == 2
+    assert "another node is called /safety_supervisor" in processes.log("second")
+    assert made.station.state == "ACTIVE"
+    assert made.driver.moved(began) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("topic", "kind", "profile"),
+    [
+        ("forward_command_controller/commands", Float64MultiArray, "hardware"),
+        ("robot_rl/executed", JointTrajectory, "executed"),
+        ("robot_rl/safety/state", String, "latched"),
+    ],
+)
+def test_a_twin_of_the_same_name_on_a_topic_of_ours_is_a_fault_within_a_second(cell, another, topic, kind, profile):
+    made = cell().active()
+    twin = another("safety_supervisor")
+    wait(lambda: twin.count_publishers("robot_rl/executed"), what="discovery of a new process, up to 3 s")
+    since = time.monotonic()
+    twin.create_publisher(kind, topic, qos(profile))
+    made.station.wait_state("FAULT", limit=2.0)
+    assert time.monotonic() - since < 1.5
+    wait(lambda: made.fault() == "duplicate_publisher", what="the fault's name")
+    assert not made.station.enable().success
+    # a publisher is discovered before the name of its node: it counts at once and is named when that is known
+    wait(lambda: f"/safety_supervisor on /{topic}" in made.station.enable().message, what="the twin's name")
+    assert made.driver.moved(since) < 1e-3
+
+
+def test_a_second_server_of_our_services_blocks_enabling(cell, another):
+    made = cell().idle()
+    another("impostor").create_service(SetBool, "/safety_supervisor/enable", lambda request, response: response)
+    wait(
+        lambda: "/safety_supervisor/enable" in made.station.diagnostic("safety_supervisor: safety")[1],
+        what="the warning",
+    )
+    assert made.driver.moved(-np.inf) == 0.0
+
+
+def test_two_policies_of_one_name_are_a_fault_and_only_the_first_was_heard(cell, another):
+    made = cell().active()
+    station, twin = made.station, another("policy")
+    out = twin.create_publisher(JointTrajectory, "robot_rl/command/policy", qos("command"))
+    wait(out.get_subscription_count, what="the supervisor")
+    since = time.monotonic()
+    far = np.array([[START[name] + 0.09 for name in NAMES]])
+    end = since + 0.5
+    while time.monotonic() < end and station.state == "ACTIVE":
+        out.publish(
+            trajectory(NAMES, time.time(), station.driver.tag, station.driver.seq + 1, [0.01], far, "positions")
+        )
+        time.sleep(0.01)
+    station.wait_state("FAULT", limit=2.0)
+    wait(lambda: made.fault() == "duplicate_source", what="the fault's name")
+    assert made.driver.moved(since) < 1e-3
+
+
+# ---------------------------------------------------------------- another joint order
+
+
+def test_a_controller_of_another_joint_order_is_refused_at_configure(cell, processes):
+    made = cell(driver={"joints": ORDER})
+    assert made.supervisor.wait(30.0) == 2
+    assert "reads arrays as j2, j0, j1, the RobotSpec sends j0, j1, j2" in processes.log("safety_supervisor_node")
+    assert made.driver.moved(-np.inf) == 0.0
+
+
+def test_a_controller_of_another_interface_is_refused_at_configure(cell, processes):
+    made = cell(driver={"interface": "velocity"})
+    assert made.supervisor.wait(30.0) == 2
+    assert "takes velocity, the RobotSpec's forward_position sends position" in processes.log("safety_supervisor_node")
+
+
+def test_a_controller_that_does_not_tell_its_order_blocks_enabling(cell):
+    made = cell(driver={"joints": ORDER, "parameters": False})
+    made.station.connected()
+    wait(lambda: "does not tell its joints" in made.station.enable().message, what="the refusal")
+    assert made.driver.moved(-np.inf) == 0.0
+
+
+def test_a_driver_that_comes_back_with_another_order_is_not_enabled(cell):
+    made = cell().armed()
+    made.driver.close()
+    made.station.wait_state("FAULT", limit=10.0)
+    made.driver = ForeignDriver(ORDER, START)
+    wait(lambda: "reads arrays as j2, j0, j1" in made.station.reset().message, limit=40.0, what="the refusal")
+    assert made.driver.moved(-np.inf) == 0.0
+
+
+def test_a_robot_that_leaves_its_place_while_armed_is_halted(cell):
+    # nobody could ask the controller, and somebody said that its order were known: 0.8 rad away, the wrong way
+    driver = {"joints": ORDER, "parameters": False, "timeout": 0.1, "speed": 1.0}
+    made = cell(driver=driver, parameters=("allow_unread_controller:=true",)).idle()
+    since = time.monotonic()
+    assert made.station.enable().success
+    made.station.wait_state("FAULT", limit=3.0)
+    wait(lambda: made.fault() == "left_place", what="the fault's name")
+    time.sleep(0.5)
+    # 0.05 rad of tolerance, 0.1 s until the silent controller stands, and two periods, at 1 rad/s
+    assert made.driver.moved(since) < 0.05 + 0.1 + 0.1
+    assert time.monotonic() - made.driver.commands[-1][0] > 0.3  # nothing more is sent
+
+
+# ---------------------------------------------------------------- exceptions
+
+
+def test_a_timeout_of_zero_is_refused_and_the_supervisor_goes_on(cell):
+    made = cell().active()
+    for name in ("command_timeout", "state_timeout", "teleop_timeout", "takeover_timeout"):
+        assert made.station.set("safety_supervisor", **{name: 0.0})
+        assert made.station.set("safety_supervisor", **{name: -1.0})
+    time.sleep(0.3)
+    assert made.supervisor.poll() is None
+    assert made.station.state == "ACTIVE"
+
+
+def test_an_exception_in_a_callback_brakes_is_counted_and_leaves_the_supervisor_alive(cell):
+    made = cell(parameters=("fault_injection:=true",)).active()
+    made.station.inject_out.publish(String(data="busy"))  # "busy" without seconds: IndexError in the callback
+    made.station.wait_state("FAULT", limit=3.0)
+    wait(lambda: made.station.diagnostic("safety_supervisor: safety")[2].get("callback_errors") == "1", what="count")
+    assert made.fault() == "internal"
+    assert made.supervisor.poll() is None
+    wait(lambda: made.station.reset().success, what="a reset: the callbacks live")
+
+
+# ---------------------------------------------------------------- what the robot tells of itself
+
+
+def test_frozen_states_under_fresh_stamps_end_the_motion_of_a_policy_of_small_steps(cell):
+    made = cell().active()
+    made.station.driver.value = lambda t: made.station.position + 0.02  # a small step from what is measured, always
+    wait(lambda: made.driver.moved(-np.inf) > 0.05, what="motion")
+    since, where = time.monotonic(), made.driver.where()
+    made.driver.frozen = True
+    made.station.wait_state("FAULT", limit=3.0)
+    assert wait(made.fault, what="the fault's name") == "state_frozen"
+    # the command was at most 0.02 rad and the way of its brake from 1 rad/s, 0.1 rad, ahead of what was told last
+    assert max(abs(made.driver.where()[name] - where[name]) for name in NAMES) < 0.12
+    assert time.monotonic() - since < 3.0
+
+
+# ---------------------------------------------------------------- dead time
+
+
+@pytest.mark.parametrize("lag", [0.03, 0.08])
+def test_in_velocity_mode_no_limit_is_passed_by_a_driver_with_dead_time(cell, lag):
+    spec = SPEC.format(mode="forward_velocity", timeout=0.3).replace("dead_time: 0.03", f"dead_time: {lag}")
+    driver = {"interface": "velocity", "lag": lag, "timeout": 0.3}
+    made = cell(spec=spec, driver=driver).armed()
+    for sign in (1.0, -1.0):  # to one end at full speed, and from there to the other
+        made.station.driver.alter = lambda fields: {**fields, "field": "velocities", "values": np.full((1, 3), sign)}  # noqa: B023
+        made.station.driver.on = True
+        wait(lambda: (sign * made.driver.position).min() > 1.8, limit=15.0, what="the end of the ranges")  # noqa: B023
+        time.sleep(0.5)
+        assert made.station.state == "ACTIVE"
+    _, path = made.driver.path()
+    assert np.abs(path).max() <= 2.0
+
+
+# ---------------------------------------------------------------- ages
+
+
+def test_states_of_this_host_that_are_an_hour_old_are_not_fresh(cell):
+    made = cell()
+    made.driver.stamp = lambda now: now - 3600.0
+    made.station.connected()
+    wait(lambda: made.station.diagnostic("safety_supervisor: inputs")[0] == 2, what="an error of the inputs")
+    time.sleep(1.0)
+    assert made.station.state == "STARTUP"
+    assert float(made.station.diagnostic("safety_supervisor: inputs")[2]["age_j0_ms"]) > 3.5e6
+    assert "clock: foreign" in made.station.diagnostic("safety_supervisor: inputs")[1]
+
+
+def test_states_of_another_clock_may_be_an_hour_off(cell):
+    made = cell(spec=SPEC.format(mode="forward_position", timeout=0.0) + FOREIGN_CLOCK)
+    made.driver.stamp = lambda now: now - 3600.0
+    made.armed()
+
+
+@pytest.mark.parametrize("clock", ["", FOREIGN_CLOCK], ids=["this_host", "another_host"])
+def test_a_latency_that_grows_is_seen_and_ends_the_motion(cell, clock):
+    made = cell(spec=SPEC.format(mode="forward_position", timeout=0.0) + clock).active()
+    since = time.monotonic()
+    made.driver.delay = lambda: 0.03 * (time.monotonic() - since)
+    # 0.1 s of age are reached after 3.4 s at the latest (the estimate may rise by 0.2 ms/s), by ordinary latency sooner
+    made.station.wait_state("FAULT", limit=8.0)
+    assert 1.0 < time.monotonic() - since < 4.5
+    wait(lambda: made.fault() == "state_stale", what="the fault's name")
