@@ -26,6 +26,7 @@ from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_recovery import Recovery, of_environment
 from robot_rl.loops.hil_stats import Trials
+from robot_rl.loops.hil_trials import AttendedTrials
 from robot_rl.loops.trials import trials
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, read_metrics
@@ -53,6 +54,7 @@ class HilSettings:
         reaction_ms: of the person's labels.
         stop_is_end: stops are true ends instead of cuts.
         recover: a robot that is stuck backs out by itself, where its world knows how; see `Recovery`.
+        hold_s: a person may hold the robot so long before the episode is given up.
         learning_starts: own steps before the first update.
         random_steps: own steps with random proposals.
         updates_per_step: learner updates per own step.
@@ -81,6 +83,7 @@ class HilSettings:
     reaction_ms: float = 200.0
     stop_is_end: bool = False
     recover: bool = False
+    hold_s: float = 30.0
     learning_starts: int = 100
     random_steps: int = 0
     updates_per_step: float = 1.0
@@ -281,12 +284,27 @@ class HilJob:
             self.log.close()
 
     def evaluate(self, episodes: int) -> Trials:
-        """A block of autonomous trials on an environment of its own, from natural starts, through the safety layer."""
+        """A block of autonomous trials from natural starts, through the safety layer.
+
+        Where a person is there they start it and may stop it; see `AttendedTrials`. A robot exists once; in simulation
+        the trials have an environment of their own.
+        """
+        plain = getattr(self._make_env, "plain", self._make_env)
+        attended, robot = self.pilot.realtime, not self.pilot.simulates
         if self._trial_parts is None:
-            env = getattr(self._make_env, "plain", self._make_env)(1, self.settings.seed + 10_000, False)
-            self._trial_parts = env, self._make_pilot(env, False)
+            pictures = attended and self.loop.frame is not None
+            env = self.env if robot else plain(1, self.settings.seed + 10_000, pictures)
+            self._trial_parts = env, self.pilot if attended else self._make_pilot(env, False)
         env, pilot = self._trial_parts
-        return trials(env, self.learner.policy, pilot, episodes=episodes, seed=10_000)
+        if not attended:
+            return trials(
+                env, self.learner.policy, pilot, episodes=episodes, seed=10_000, stopped=lambda: self._interrupted
+            )
+        frame = None if self.loop.frame is None else lambda: env.render()[0]
+        block = AttendedTrials(
+            self.loop, env, episodes=episodes, seed=10_000, stopped=lambda: self._interrupted, frame=frame
+        )
+        return block.run()
 
     def _prepare(self) -> None:
         """Learners that start from demonstrations do so now, once."""
@@ -295,7 +313,8 @@ class HilJob:
         views = self.memory.views
         if prepare is None or self.loop.updates > 0 or not len(views["demo"]) or self._interrupted:
             return
-        metrics = prepare(views["demo"].batches(getattr(self.learner, "batch_size", 256)))
+        batches = views["demo"].batches(getattr(self.learner, "batch_size", 256))
+        metrics = self.loop.meanwhile("learning the demonstrations", lambda: prepare(batches))
         self.tracker.log(metrics, self.loop.env_steps)
 
     def _settle(self) -> None:
@@ -315,10 +334,10 @@ class HilJob:
         stop, before = False, self._last_hook
         if s.eval_every and step // s.eval_every > before // s.eval_every:
             block = self.evaluate(s.eval_episodes)
-            metrics |= block.metrics()
-            if s.stop_success is not None and metrics["eval/success"] >= s.stop_success:
+            metrics |= {} if self._interrupted else block.metrics()  # a block that was cut says nothing
+            if s.stop_success is not None and metrics.get("eval/success", 0.0) >= s.stop_success:
                 block = self.evaluate(s.final_episodes)  # sure of it only on the full number of trials
-                metrics |= block.metrics()
+                metrics |= {} if self._interrupted else block.metrics()
                 stop = metrics["eval/success"] >= s.stop_success
                 self.trials = block if stop else None
         names = {"success": "rollout/success", "help": "rollout/intervention_rate", "eval": "eval/success"}
@@ -393,6 +412,8 @@ class HilJob:
     def _finish(self) -> dict[str, Any]:
         s, loop = self.settings, self.loop
         block = self.trials or self.evaluate(s.final_episodes)
+        if self._interrupted:
+            raise KeyboardInterrupt(str(self.folder))
         final = block.metrics()
         self.tracker.log(final, loop.env_steps)
         rows = read_metrics(self.folder / METRICS_FILE)

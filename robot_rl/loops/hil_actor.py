@@ -169,7 +169,7 @@ class HilActor(HumanInTheLoop):
             if self.version:
                 return True
             self.pilot.idle(self._here())
-            self.pilot.show(self._telemetry(False, None, "waiting for the first weights"), self._frame)
+            self.pilot.show(self._telemetry(False, None, "waiting for the first weights"), self.frame)
             time.sleep(min(self._period, 0.05))
         return self.version > 0
 
@@ -198,9 +198,9 @@ class HilActor(HumanInTheLoop):
             if not said:
                 sys.stderr.write(f"\nhold: {why}\n")
                 said = True
-            if self._stepper.obs:
+            if self.stepper.obs:
                 self.pilot.idle(self._here())  # keys are heard, the robot is watched
-            self.pilot.show(self._telemetry(demo, None, why), self._frame)
+            self.pilot.show(self._telemetry(demo, None, why), self.frame)
             time.sleep(0.05)
         if not super()._ready(demo):
             return False
@@ -223,7 +223,7 @@ class HilActor(HumanInTheLoop):
         self.version, tensors = found
         policy = self.learner.policy
         load_tensors(policy, tensors)
-        self._updated_ns = self.pilot.now_ns()
+        self.updated_ns = self.pilot.now_ns()
 
     def _learn(self, ended: bool = False) -> None:
         """Send what is settled, and keep a simulated robot at its pace."""
