@@ -44,7 +44,7 @@ class JobSession:
             human = BrowserTeleop(env.io, port=0, token="t0ken", announce=False) if person else None
             return simulated(env, human, takeover={"device_timeout_ms": PATIENT_MS})
 
-        make_pilot.pictures = True
+        make_pilot.pictures = True  # pyright: ignore[reportFunctionMemberAccess]
         self.envs, self.tracker = made, Tracker()
         self.job = HilJob(
             HilSettings(**{"demos": 0, "demo_share": 0.0, "checkpoint_every": 0, **settings}),
