@@ -69,6 +69,7 @@ class HilActorJob(HilJob):
             self.pilot,
             link=self.link,
             outbox=outbox,
+            drive_untrained=link.drive_untrained,
             collect_without_learner=link.collect_without_learner,
             most_waiting=link.most_waiting,
             speed=link.speed,

@@ -84,7 +84,7 @@ def test_a_person_hears_faults_and_that_help_is_wanted(tmp_path):
         def look(self, obs, proposal):
             return bool(self.why)
 
-    session.loop.adviser = asks = Asks()
+    session.loop.adviser = asks = Asks()  # pyright: ignore[reportAttributeAccessIssue]
     try:
         with chromium(tmp_path / "profile") as browser:
             page = Page(browser, session)
