@@ -464,6 +464,7 @@ class HumanInTheLoop:
             done = pool.submit(work)
             while not done.done():
                 self.hear(self.pilot.idle(self._here()))
+                self.pilot.hold()  # a go that comes now is too early
                 self.pilot.show({**self._telemetry(False, None), "phase": phase}, self.frame)
                 self.pilot.wait()
             return done.result()

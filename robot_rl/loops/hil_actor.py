@@ -182,6 +182,7 @@ class HilActor(HumanInTheLoop):
                 sys.stderr.write(f"\nhold: {why}\n")
                 said = why
             self.hear(self.pilot.idle(self._here()))
+            self.pilot.hold()  # a go that comes now is too early
             self.pilot.show(self._telemetry(False, None, why), self.frame)
             time.sleep(min(self._period, 0.05))
         return self.version > 0

@@ -38,9 +38,9 @@ class Stage(LineEnv):
 class Session:
     """A running loop with a console; remembers who drove and when."""
 
-    def __init__(self, folder, token="t0ken", deadman_ms=DEADMAN_MS, mode="deadman", options=None, run=None):
+    def __init__(self, folder, token="t0ken", deadman_ms=DEADMAN_MS, mode="deadman", options=None, run=None, **more):
         self.env = Stage(steps=10_000)
-        self.human = BrowserTeleop(self.env.io, port=0, token=token, announce=False)
+        self.human = BrowserTeleop(self.env.io, port=0, token=token, announce=False, **more)
         self.pilot = simulated(self.env, self.human, takeover={"device_timeout_ms": deadman_ms, "mode": mode})
         self.drivers: list[tuple[float, str, float]] = []
         drive = self.pilot.drive
@@ -83,7 +83,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def chromium(folder):
+def chromium(folder, *flags):
     webdriver = pytest.importorskip("selenium.webdriver", reason="the browser test needs selenium")
     from selenium.webdriver.chrome.options import Options
     from selenium.webdriver.chrome.service import Service
@@ -107,6 +107,7 @@ def chromium(folder):
         "--no-first-run",
         "--window-size=1280,900",
         f"--user-data-dir={folder}",
+        *flags,
     ):
         options.add_argument(flag)
     browser = webdriver.Chrome(options=options, service=Service(driver))

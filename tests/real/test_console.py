@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +17,7 @@ import pytest
 from robot_rl.real.console.server import ConsoleServer
 from robot_rl.real.console.teleop import BrowserTeleop
 from tests.loops.hil_world import LineEnv
-from tests.real.console_stage import DEADMAN_MS, Session, chromium, processes_of
+from tests.real.console_stage import DEADMAN_MS, Page, Session, chromium, processes_of
 
 
 @pytest.fixture
@@ -205,6 +206,45 @@ def test_nonsense_from_the_wire_is_refused_and_harmless():
 def test_open_address_without_tls_is_refused():
     with pytest.raises(ValueError, match="TLS"):
         ConsoleServer(lambda _: None, lambda: None, host="0.0.0.0")
+
+
+def test_console_elsewhere_serves_the_names_it_was_given_and_no_other(tmp_path):
+    from tests.test_link import certificates
+
+    made = certificates(tmp_path)
+    files = {"certificate": made["certificate"], "key": made["key"]}
+    context = ssl._create_unverified_context()
+
+    def code(console, name):
+        address = f"https://127.0.0.1:{console.port}/?token=secret"
+        request = urllib.request.Request(address, headers={"Host": f"{name}:{console.port}"})
+        try:
+            with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+                return answer.status, ""
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    closed, _ = server(host="0.0.0.0", **files)
+    try:
+        assert code(closed, "127.0.0.1")[0] == 200
+        status_code, told = code(closed, "robot.lab")
+        assert status_code == 403
+        assert "human.hosts=[robot.lab]" in told  # and how to mend it
+        assert "<" not in code(closed, "<script>")[1]
+    finally:
+        closed.close()
+    session = Session(tmp_path / "log", host="0.0.0.0", hosts=["robot.lab"], **files)
+    try:
+        flags = "--host-resolver-rules=MAP robot.lab 127.0.0.1", "--ignore-certificate-errors"
+        with chromium(tmp_path / "profile", *flags) as browser:
+            assert session.human.server.url.startswith("https://robot.lab:")
+            page = Page(browser, session)
+            page.shows("link", "operator")
+            page.click("stop")
+            page.drives("STOPPED")
+        assert code(session.human.server, "evil.example")[0] == 403
+    finally:
+        session.close()
 
 
 def test_taken_port_says_so():
