@@ -304,7 +304,7 @@ class Pilot:
         """Seconds until the next tick is due; infinite in simulated time."""
         return self._next + self._period - self.clock.now() if self.realtime else math.inf
 
-    def show(self, telemetry: dict[str, Any], frame: Callable[[], Any] | None = None) -> None:
+    def show(self, telemetry: dict[str, Any], frame: Callable[[int], Any] | None = None) -> None:
         """Hand telemetry to a device that has a screen."""
         show = getattr(self.human, "show", None)
         if show is not None:

@@ -32,7 +32,7 @@ class BrowserTeleop(RemoteTeleop):
         certificate: for TLS.
         key: for TLS.
         speed: factor on the axes.
-        frame_every: ticks per camera picture.
+        frame_every: ticks per camera picture, which may come as pixels or as a JPEG.
         quality: of the JPEGs, 1 to 95; only for the screen, learners never see them.
         clock: of the control loop.
         announce: print the address.
@@ -87,13 +87,19 @@ class BrowserTeleop(RemoteTeleop):
             self._ages.append(1e3 * max(now - reading.stamp, 0.0))
         return reading
 
-    def show(self, telemetry: dict[str, Any], frame: Callable[[], Any] | None = None) -> None:
-        """Numbers at every tick, a picture at every `frame_every`-th; nothing is rendered while nobody looks."""
+    def show(self, telemetry: dict[str, Any], frame: Callable[[int], Any] | None = None) -> None:
+        """Numbers at every tick, a picture at every `frame_every`-th; nothing is rendered while nobody looks.
+
+        Args:
+            telemetry: plain values.
+            frame: (JPEG quality) -> pixels, a JPEG, or None while there is no new picture.
+        """
         self._tick += 1
         picture = None
         if frame is not None and self.server.watched and self._tick % self._every == 0:
-            picture = self._encode(frame())
-            if "episode" in telemetry:
+            shown = frame(self._quality)
+            picture = shown if shown is None or isinstance(shown, bytes) else self._encode(shown)
+            if picture is not None and "episode" in telemetry:
                 self.reel.add(int(telemetry["episode"]), picture)
         if self._ages:
             p50, p95 = np.percentile(self._ages, (50, 95))

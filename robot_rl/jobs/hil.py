@@ -24,6 +24,7 @@ from robot_rl.loops.hil_elicit import Elicitor
 from robot_rl.loops.hil_episodes import NewSteps
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_options import HilOptions
+from robot_rl.loops.hil_painter import Painter
 from robot_rl.loops.hil_recovery import Recovery, of_environment
 from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.hil_trials import AttendedTrials
@@ -176,6 +177,9 @@ class HilJob:
         self._make_env, self._make_pilot = make_env, make_pilot
         pictures = getattr(make_pilot, "pictures", False)
         self.env = make_env(1, settings.seed, pictures)
+        self._painter: Painter | None = None
+        if pictures and hasattr(self.env, "load_state_dict") and not hasattr(make_env, "plain"):
+            self._painter = Painter(lambda: make_env(1, settings.seed, True))  # before anything draws here
         self.judge = None if make_judge is None else make_judge(self.env.io)
         self.elicitor: Elicitor | None = None
         if settings.elicit and fit_clones is not None:
@@ -206,7 +210,7 @@ class HilJob:
         self.trials: Trials | None = None
         self._tick_p99 = 0.0
 
-    def _make_loop(self, picture: Callable[[], Any] | None) -> HumanInTheLoop:
+    def _make_loop(self, picture: Callable[[int], Any] | None) -> HumanInTheLoop:
         """Memory, batches and the loop that uses them."""
         settings = self.settings
         self.memory, self.sampler = make_memory(settings, self.env.io, in_order=self.learner.consumes == "episodes")
@@ -280,6 +284,8 @@ class HilJob:
             if previous is not None:
                 signal.signal(signal.SIGINT, previous)
             self.tracker.close()
+            if self._painter is not None:
+                self._painter.close()
             self.pilot.close()
             self.log.close()
 
@@ -300,7 +306,7 @@ class HilJob:
             return trials(
                 env, self.learner.policy, pilot, episodes=episodes, seed=10_000, stopped=lambda: self._interrupted
             )
-        frame = None if self.loop.frame is None else lambda: env.render()[0]
+        frame = None if self.loop.frame is None else lambda quality: self._draw(env, quality)
         block = AttendedTrials(
             self.loop, env, episodes=episodes, seed=10_000, stopped=lambda: self._interrupted, frame=frame
         )
@@ -356,8 +362,14 @@ class HilJob:
         self._interrupted = True
         self.loop.stop()
 
-    def _picture(self) -> Any:
-        return self.env.render()[0]
+    def _picture(self, quality: int) -> Any:
+        return self._draw(self.env, quality)
+
+    def _draw(self, env: Any, quality: int) -> Any:
+        """For the screen: a simulation is drawn elsewhere, a robot's camera is there already."""
+        if self._painter is None or self._painter.dead:
+            return env.render()[0]
+        return self._painter.turn(env.state_dict, quality)
 
     def _save(self) -> None:
         loop = self.loop

@@ -51,7 +51,7 @@ class HilActorJob(HilJob):
         self.link: Any = None
         super().__init__(settings, folder, **parts)
 
-    def _make_loop(self, picture: Callable[[], Any] | None) -> HilActor:
+    def _make_loop(self, picture: Callable[[int], Any] | None) -> HilActor:
         s, link = self.settings, self._link_settings
         self.learner = Follower(self.learner.policy)
         outbox = Outbox(self.log)

@@ -49,7 +49,7 @@ class HumanInTheLoop:
         options: numbers.
         batch_size: rows per batch.
         seed: of the environment's first reset and of random proposals.
-        frame: () -> picture for the person's screen, or None.
+        frame: (JPEG quality) -> picture for the person's screen, as pixels or JPEG, or None.
         judge: says whether an observation shows success; needed for task_reward="classifier".
         elicitor: looks at demonstrations as they come.
         adviser: tells the person when help is wanted.
@@ -69,7 +69,7 @@ class HumanInTheLoop:
         options: HilOptions,
         batch_size: int,
         seed: int = 0,
-        frame: Callable[[], Any] | None = None,
+        frame: Callable[[int], Any] | None = None,
         judge: Judge | None = None,
         elicitor: Elicitor | None = None,
         adviser: Adviser | None = None,

@@ -30,7 +30,7 @@ class AttendedTrials:
         episodes: how many trials.
         seed: of the first reset in simulation.
         stopped: asked at every tick; True ends the block.
-        frame: () -> picture for the screen, or None.
+        frame: see `HumanInTheLoop`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class AttendedTrials:
         episodes: int,
         seed: int,
         stopped: Callable[[], bool],
-        frame: Callable[[], Any] | None = None,
+        frame: Callable[[int], Any] | None = None,
     ) -> None:
         self._loop, self._pilot, self._env = loop, loop.pilot, env
         self._wanted, self._stopped, self._frame = episodes, stopped, frame

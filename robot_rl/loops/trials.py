@@ -72,7 +72,7 @@ class Pilot(Protocol):
         """Seconds until then."""
         ...
 
-    def show(self, telemetry: dict[str, Any], frame: Callable[[], Any] | None = None) -> None:
+    def show(self, telemetry: dict[str, Any], frame: Callable[[int], Any] | None = None) -> None:
         """Telemetry for a screen."""
         ...
 

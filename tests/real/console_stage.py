@@ -62,7 +62,7 @@ class Session:
             rules=EpisodeRules(),
             options=options or HilOptions(task_reward="labels"),
             batch_size=8,
-            frame=lambda: self.env.render()[0],
+            frame=lambda _: self.env.render()[0],
         )
         self.memory = memory
         run = run or (lambda loop: loop.run(10**6, lambda *_: False))
