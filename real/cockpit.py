@@ -12,7 +12,7 @@ import numpy as np
 from robot_rl.real.action_safety import ActionSafety, Axes, SafetyLimits
 from robot_rl.real.core.clock import Clock, ManualClock, SteadyClock
 from robot_rl.real.core.spec import SpecError
-from robot_rl.real.intervention import Driver, Reading, Takeover, TakeoverSettings
+from robot_rl.real.intervention import Driver, Press, Reading, Takeover, TakeoverSettings
 from robot_rl.real.teleop.mapping import Teleop
 from robot_rl.types import IOSpec, Obs
 
@@ -32,7 +32,7 @@ class Driven:
         driver: name of the state of the takeover machine.
         disagreement: between policy and person, nan without one.
         lost: the device was lost while it was needed.
-        presses: (kind, time) of discrete keys.
+        presses: discrete keys.
         enable: dead-man.
         norm: of the device.
         level: of the safety verdict, 0 to 3.
@@ -55,7 +55,7 @@ class Driven:
     driver: str
     disagreement: float
     lost: bool
-    presses: tuple[tuple[str, float], ...]
+    presses: tuple[Press, ...]
     enable: bool
     norm: float
     level: int
@@ -93,9 +93,10 @@ class Pilot:
         teleports: bool = False,
     ) -> None:
         self.io, self.human = io, human
-        self._teleports = teleports
         self._seen: Axes | None = None
         self.realtime = bool(getattr(human, "realtime", False))
+        self.simulates = teleports
+        """The robot is a simulation: it may be put anywhere, and there may be several."""
         self.clock: Clock = clock or (SteadyClock() if self.realtime else ManualClock())
         self._axes = axes or (lambda: None)
         self.safety = ActionSafety(io, self._axes(), limits)
@@ -111,6 +112,11 @@ class Pilot:
     def driver(self) -> str:
         """State of the takeover machine."""
         return self.takeover.driver.value
+
+    @property
+    def mode(self) -> str:
+        """How a person takes over."""
+        return self.takeover.settings.mode
 
     def begin(self, demo: bool = False) -> list[str]:
         """Before an episode: let the safety layer see the robot at rest and allow motion.
@@ -145,7 +151,7 @@ class Pilot:
         A stop stays latched until a person clears it. Where nobody is there who could (trials, a scripted person in
         simulated time), being put back is that act. An e-stop is never cleared here.
         """
-        if self.realtime or not self._teleports or self.safety.supervisor.state != "FAULT":
+        if self.realtime or not self.simulates or self.safety.supervisor.state != "FAULT":
             return
         for _ in range(12):
             self.safety.watch(self._axes(), self.clock.now())
@@ -162,8 +168,22 @@ class Pilot:
             if self.safety.supervisor.state != "STOPPING":
                 return
             # a simulated robot has been put elsewhere by now; what brakes is the one that was seen last
-            self.safety.watch(self._seen if self._teleports else self._axes(), self.clock.now())
+            self.safety.watch(self._seen if self.simulates else self._axes(), self.clock.now())
             self.clock.sleep_until(self.clock.now() + self._period)
+
+    def move_to(self, env: Any) -> None:
+        """Between episodes: drive the robot of another simulation, with the same person and the same safety layer.
+
+        Args:
+            env: of one copy, reset before.
+
+        Raises:
+            ValueError: this pilot drives a robot, and there is one of it.
+        """
+        if not self.simulates:
+            raise ValueError("this pilot drives a robot; its trials run on the environment that it learns on")
+        self._axes = _place(env)
+        self._seen = self._axes()
 
     def now_ns(self) -> int:
         """The clock in whole nanoseconds."""
@@ -221,7 +241,7 @@ class Pilot:
             driver=decision.driver.value,
             disagreement=decision.disagreement,
             lost=decision.lost,
-            presses=tuple((press.kind, press.time) for press in decision.presses),
+            presses=decision.presses,
             enable=reading.enable,
             norm=reading.norm,
             level=int(done.level),
@@ -240,11 +260,11 @@ class Pilot:
         if advise is not None:
             advise(wanted)
 
-    def idle(self, obs: Obs) -> tuple[tuple[str, float], ...]:
+    def idle(self, obs: Obs) -> tuple[Press, ...]:
         """One tick in which the robot holds: keys are heard, the robot is watched, nothing moves.
 
         Returns:
-            (kind, time) of the keys.
+            The keys.
         """
         now = self.clock.now()
         reading = self._read(now, obs, np.zeros(self.io.action_dim, np.float32))
@@ -267,7 +287,7 @@ class Pilot:
             self.takeover.tick(now, reading, np.zeros_like(reading.value))
         if stopped:
             self.takeover.stop()
-        return tuple((press.kind, press.time) for press in reading.presses)
+        return reading.presses
 
     def wait(self) -> None:
         """Until the next tick is due; a late tick is counted, never made up for."""
@@ -284,7 +304,7 @@ class Pilot:
         """Seconds until the next tick is due; infinite in simulated time."""
         return self._next + self._period - self.clock.now() if self.realtime else math.inf
 
-    def show(self, telemetry: dict[str, Any], frame: Callable[[], Any] | None = None) -> None:
+    def show(self, telemetry: dict[str, Any], frame: Callable[[int], Any] | None = None) -> None:
         """Hand telemetry to a device that has a screen."""
         show = getattr(self.human, "show", None)
         if show is not None:
@@ -341,26 +361,33 @@ def simulated(
     """
     if env.num_envs != 1:
         raise ValueError(f"a person drives one robot, the environment has {env.num_envs} copies; use num_envs=1")
-    call = getattr(env, "tool", None)
-
-    def axes() -> Axes | None:
-        found = call() if call is not None else None
-        if found is None:
-            return None
-        grip = found["gripper"][0] if "gripper" in found else None
-        return Axes(found["position"][0], found["velocity"][0], found["low"], found["high"], grip)
-
-    if call is not None:
+    if hasattr(env, "tool"):
         env.reset()  # a place to read limits from
     try:
         return Pilot(
             env.io,
             human,
-            axes=axes,
+            axes=_place(env),
             takeover=TakeoverSettings(**(takeover or {})),
             limits=SafetyLimits(**(limits or {})),
             clock=clock,
-            teleports=True,
+            teleports=hasattr(env, "state_dict"),  # what can be put anywhere is no robot
         )
     except (TypeError, SpecError) as error:
         raise ValueError(f"the takeover or safety settings are wrong: {error}") from error
+
+
+def _place(env: Any) -> Callable[[], Axes | None]:
+    """Where the robot of an environment stands now."""
+    call = getattr(env, "tool", None)
+    if call is None:
+        return lambda: None
+
+    def axes() -> Axes | None:
+        found = call()
+        if found is None:
+            return None
+        grip = found["gripper"][0] if "gripper" in found else None
+        return Axes(found["position"][0], found["velocity"][0], found["low"], found["high"], grip)
+
+    return axes

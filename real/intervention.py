@@ -11,7 +11,7 @@ from enum import Enum
 
 import numpy as np
 
-LABELS = ("success", "failure", "rerecord", "abort", "mark")
+LABELS = ("success", "failure", "undo", "rerecord", "abort", "mark")
 ORDERS = ("estop", "reset", "resume", "hold")
 
 
@@ -27,10 +27,17 @@ class Driver(str, Enum):
 
 @dataclass(frozen=True)
 class Press:
-    """A discrete key: one of LABELS or ORDERS, and when it went down [s]."""
+    """A discrete key: one of LABELS or ORDERS, and when it went down [s].
+
+    Attributes:
+        kind: see above.
+        time: see above.
+        episode: that a label is about; -1 is the one under way, or else the newest.
+    """
 
     kind: str
     time: float
+    episode: int = -1
 
 
 @dataclass(frozen=True)
@@ -148,15 +155,16 @@ class Debounce:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._last: dict[str, float] = {}
+        self._last: dict[tuple[str, int], float] = {}
 
     def take(self, presses: tuple[Press, ...]) -> tuple[Press, ...]:
         """The presses that are meant."""
         out = []
         for press in presses:
-            if press.time - self._last.get(press.kind, -math.inf) >= self._seconds:
+            key = press.kind, press.episode
+            if press.time - self._last.get(key, -math.inf) >= self._seconds:
                 out.append(press)
-            self._last[press.kind] = press.time
+            self._last[key] = press.time
         return tuple(out)
 
 
@@ -203,12 +211,16 @@ class Takeover:
         self._debounce = Debounce(self.settings.debounce_ms * 1e-3)
 
     def begin(self) -> None:
-        """New episode: the policy drives until somebody takes over. STOPPED and HOLD stay; a person has to resume."""
+        """New episode: the policy drives until somebody takes over. STOPPED and HOLD stay; a person has to resume.
+
+        Who has the robot by a toggle keeps it: nothing but the key gives it back.
+        """
         self._blend = 0
         device = self._device
         device.enabled, device.above, device.below_since = False, 0, None
         device.last = np.zeros(self._actions, np.float32)
-        if self.driver not in (Driver.STOPPED, Driver.HOLD):
+        kept = self.settings.mode == "toggle" and self.driver is Driver.HUMAN
+        if self.driver not in (Driver.STOPPED, Driver.HOLD) and not kept:
             self.driver = Driver.POLICY
 
     def stop(self) -> None:

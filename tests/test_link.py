@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("zenoh", reason="needs Zenoh (extra `link`)")
 from robot_rl.data.hil_pieces import ActorBook
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
-from robot_rl.link.session import dump_weights, load_weights
+from robot_rl.link.session import dump_weights, load_weights, own_token
 from robot_rl.loops.hil_actor import load_tensors, tensors_of
 from robot_rl.policies.human.hil_serl import HilSerl
 from robot_rl.policies.human.imitation_sac import ImitationSac
@@ -289,6 +289,34 @@ def test_settings_refuse_what_is_unsafe_or_nonsense(wrong, message):
     with pytest.raises(ValueError, match=message):
         LinkSettings(**wrong)
     assert LinkSettings(endpoint="tcp/[::1]:7447").name == "hil"
+
+
+def test_without_a_password_both_sides_take_the_token_of_the_user(ends, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "mine"))
+    learner, actor = ends(rows=1)
+    assert receive(learner, 1)[1] == 1
+    assert actor.standing == ""
+    token = tmp_path / "mine" / "robot_rl" / "link_token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert len(token.read_text()) >= 32
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "theirs"))  # somebody else on this machine
+    (other,) = ends(only="actor", actor_id=1)
+    assert until(lambda: "not admitted" in other.standing)
+    assert str(tmp_path / "theirs") in other.standing
+    assert not until(lambda: other.alive, 1.5)
+
+
+def test_token_that_others_can_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert own_token() == own_token()
+    (tmp_path / "robot_rl" / "link_token").chmod(0o644)
+    with pytest.raises(ValueError, match="chmod 600"):
+        own_token()
+
+
+def test_actor_says_whether_nobody_is_there_or_does_not_let_it_in(ends):
+    (alone,) = ends(only="actor")
+    assert until(lambda: "no learner answers" in alone.standing)
 
 
 def test_taken_port_says_so(ends):

@@ -1,52 +1,41 @@
 "use strict";
-// Sends the state of keys, buttons and gamepad 30 times a second; silence is what stops the robot.
-const PERIOD = 33;
-const KEYS = {
-  KeyW: ["x", 1], KeyS: ["x", -1], KeyA: ["y", 1], KeyD: ["y", -1], KeyR: ["z", 1], KeyF: ["z", -1],
-  KeyQ: ["yaw", 1], KeyE: ["yaw", -1], KeyO: ["grip", 1], KeyC: ["grip", -1],
-};
-const PRESSES = {
-  Escape: "estop", KeyG: "resume", KeyH: "hold", KeyU: "reset", Digit1: "success", Digit0: "failure",
-  Numpad1: "success", Numpad0: "failure", Backspace: "rerecord", KeyM: "mark",
-};
-// standard gamepad: 5 right shoulder, 0 A, 1 B, 2 X, 3 Y, 8 back, 9 start, 12 and 13 the cross
-const PAD_PRESSES = { 0: "success", 1: "failure", 2: "rerecord", 3: "mark", 8: "estop", 9: "resume" };
-
-const token = new URLSearchParams(location.search).get("token") || "";
+// Sends the state of the hands 30 times a second and at every change; silence is what stops the robot.
+// What it shows is grey as soon as it is old.
+const PERIOD = 33, NEWS_MS = 500, PICTURE_MS = 1000;
 const at = (id) => document.getElementById(id);
-const held = new Set();
-let pointer = false, padDown = new Set(), socket = null, sequence = 0, operator = false;
-let trip = null, frames = 0, rate = 0, points = [], picture = null;
+const token = new URLSearchParams(location.search).get("token") || "";
+const page = [...crypto.getRandomValues(new Uint32Array(2))].map((n) => n.toString(36)).join("");
 
-function send(message) {
-  if (socket && socket.readyState === WebSocket.OPEN && operator) socket.send(JSON.stringify(message));
-}
-function press(kind) { send({ type: "press", kind }); }
-function release() { held.clear(); pointer = false; at("drive").classList.remove("on"); }
+let socket = null, sequence = 0, operator = false, state = null, pending = "", asking = false;
+let news = -Infinity, drawn = -Infinity, trip = null, frames = 0, rate = 0, points = [], picture = null, speeds = [];
+let sound = null, muted = false, alarmed = { help: "", fault: "" }, listed = "", replaying = null;
 
-function pad() {
-  const found = [...(navigator.getGamepads ? navigator.getGamepads() : [])].find((one) => one && one.connected);
-  at("pad").textContent = found ? "gamepad: " + found.id.slice(0, 40) : "";
-  if (!found) { padDown = new Set(); return null; }
-  const down = new Set(found.buttons.map((b, i) => (b.pressed ? i : -1)).filter((i) => i >= 0));
-  for (const i of down) if (!padDown.has(i) && PAD_PRESSES[i]) press(PAD_PRESSES[i]);
-  padDown = down;
-  const a = (i) => found.axes[i] || 0;
-  const axes = { x: -a(1), y: -a(0), z: -a(3), yaw: -a(2), grip: (down.has(12) ? 1 : 0) - (down.has(13) ? 1 : 0) };
-  return { axes, enable: down.has(5) };
-}
+const open = () => socket !== null && socket.readyState === WebSocket.OPEN;
+function send(message) { if (open()) socket.send(JSON.stringify(message)); }
+function notice(text) { at("notice").textContent = text; }
 
-function tick() {
-  const axes = {};
-  for (const code of held) if (KEYS[code]) axes[KEYS[code][0]] = (axes[KEYS[code][0]] || 0) + KEYS[code][1];
-  const game = pad();
-  if (game) for (const [name, value] of Object.entries(game.axes)) if (!axes[name]) axes[name] = value;
-  const enable = held.has("Space") || pointer || Boolean(game && game.enable);
-  at("drive").classList.toggle("on", enable);
-  send({ type: "input", seq: sequence++, axes, enable, sent: performance.now() });
+function press(kind, episode = -1) {
+  if (kind === "estop") {  // latched, so late is better than never
+    pending = "estop";
+    notice(open() ? "STOP sent" : "STOP not sent: no connection. It is sent as soon as there is one; use the hardware stop.");
+    setTimeout(() => { if (pending) notice("STOP not confirmed: use the hardware stop. It is sent again until the robot hears it."); }, 400);
+  } else if (!operator && kind !== "hold") {
+    notice("Not done: this page watches. Take the seat first; STOP and hold work from here.");
+    return;
+  }
+  send({ type: "press", kind, episode, sent: performance.now() });
 }
 
-function show(state) {
+const hands = new Hands(press, tick);
+function tick() { if (operator) send({ type: "input", seq: sequence++, ...hands.read(), sent: performance.now() }); }
+
+// ------------------------------------------------------------ what is told
+
+function percent(x) { return x === null || x === undefined ? "–" : Math.round(100 * x) + " %"; }
+
+function show(next) {
+  state = next;
+  news = performance.now();
   const driver = at("driver");
   driver.textContent = state.driver;
   driver.className = state.driver;
@@ -55,16 +44,112 @@ function show(state) {
   const locked = state.driver === "STOPPED" ? "Stopped. Unlock, then go." : "";
   at("problem").textContent = [waits, locked, state.help ? "Help wanted: " + state.help + "." : "", state.elicit, state.problem]
     .filter(Boolean).join(" ");
-  const percent = (x) => (x === null || x === undefined ? "–" : Math.round(100 * x) + " %");
+  if (hands.mode !== state.mode) {
+    hands.mode = state.mode;
+    at("drive-word").textContent = state.mode === "toggle" ? "take over, give back" : "hold to drive";
+    at("how").textContent = state.mode === "toggle" ? "Press" : "Hold";
+  }
+  at("label").textContent = state.label ? "label: " + state.label : "";
   at("n-success").textContent = percent(state.success);
+  at("n-alone").textContent = state.alone ? percent(state.alone[0]) + " (" + percent(state.alone[1]) + " to " + percent(state.alone[2]) + ") of " + state.alone[3] : "–";
   at("n-rate").textContent = percent(state.intervention_rate);
   at("n-human").textContent = state.human_seconds.toFixed(0) + " s";
-  at("n-steps").textContent = state.episodes + ", " + state.steps;
-  at("n-updates").textContent = state.updates + " updates, " + state.late + " late ticks";
+  at("n-clock").textContent = state.clock === null ? "–" : state.clock.toFixed(1) + " s";
+  at("n-steps").textContent = state.episodes + ", " + state.steps + (state.next_eval === null ? "" : ", trials in " + state.next_eval);
+  speeds.push([news, state.updates]);
+  while (speeds[0][0] < news - 5000) speeds.shift();
+  const spent = (news - speeds[0][0]) / 1000;
+  at("n-updates").textContent = state.updates + " updates" + (spent > 1 ? ", " + ((state.updates - speeds[0][1]) / spent).toFixed(1) + "/s" : "") +
+    ", weights " + state.age_s.toFixed(1) + " s old, " + state.late + " late ticks";
+  at("n-judge").textContent = percent(state.probability);
   at("n-buffers").textContent = Object.entries(state.buffers).map(([name, n]) => name + " " + n).join(", ");
   at("n-safety").textContent = ["OK", "clipped", "hold", "stop"][state.level] + (state.reasons.length ? ": " + state.reasons.join(", ") : "");
   const input = state.input_ms ? ", input " + state.input_ms[0] + " / " + state.input_ms[1] + " ms" : "";
   at("n-link").textContent = (trip === null ? "–" : trip.toFixed(0) + " ms round trip") + input + ", " + rate + " pictures/s";
+  alarm("help", state.help ? "help" : "");
+  alarm("fault", state.driver === "STOPPED" ? "stopped" : state.fault ? state.fault : "");
+  list(state.list || []);
+}
+
+function fresh() {  // ten times a second: what is old must not look live
+  const now = performance.now(), quiet = now - news;
+  const limit = Math.max(NEWS_MS, state && state.hz ? 2500 / state.hz : 0), stale = quiet > limit;
+  document.body.classList.toggle("stale", stale);
+  at("news").textContent = stale ? (Number.isFinite(quiet) ? "no news for " + (quiet / 1000).toFixed(1) + " s" : "no news yet") : "";
+  if (stale) {
+    at("driver").textContent = open() && state ? "NO NEWS" : "OFFLINE";
+    at("driver").className = "OFFLINE";
+    if (state && state.driver !== "HOLD") alarm("fault", "no news");
+  }
+  const age = now - drawn;
+  at("age").textContent = Number.isFinite(age) && age > (stale ? limit : PICTURE_MS) ? "picture " + (age / 1000).toFixed(1) + " s old" : "";
+  at("frame").classList.toggle("old", at("age").textContent !== "");
+}
+
+function alarm(name, what) {
+  if (what && what !== alarmed[name]) tone(name === "help" ? [880, 1175] : [440, 220, 440, 220]);
+  alarmed[name] = what;
+}
+
+function tone(pitches) {
+  if (!sound || muted) return;
+  pitches.forEach((pitch, i) => {
+    const voice = sound.createOscillator(), volume = sound.createGain(), begin = sound.currentTime + 0.18 * i;
+    voice.frequency.value = pitch;
+    volume.gain.value = 0.15;
+    voice.connect(volume).connect(sound.destination);
+    voice.start(begin);
+    voice.stop(begin + 0.15);
+  });
+}
+// browsers play nothing before the first key or touch
+for (const kind of ["pointerdown", "keydown"]) addEventListener(kind, () => { sound = sound || new AudioContext(); sound.resume(); });
+
+function list(lines) {
+  const text = JSON.stringify([lines, operator]);
+  if (text === listed) return;
+  listed = text;
+  at("episodes").replaceChildren(...lines.map((line) => {
+    const row = document.createElement("tr"), cell = (content) => { const td = document.createElement("td"); td.append(content); row.append(td); };
+    row.id = "episode-" + line.episode;
+    row.className = line.success ? "good" : "";
+    cell(String(line.episode));
+    cell((line.demo ? "demonstration, " : "") + line.end + (line.label ? ", you: " + line.label : ""));
+    cell(line.steps + " steps, " + percent(line.human) + " yours");
+    const act = document.createElement("span");
+    for (const [kind, word] of [["success", "success"], ["failure", "failure"], ["undo", "undo"]]) {
+      const button = document.createElement("button");
+      button.textContent = word;
+      button.dataset.kind = kind;
+      button.disabled = !operator;
+      button.addEventListener("click", () => press(kind, line.episode));
+      act.append(button);
+    }
+    if (line.pictures) {
+      const button = document.createElement("button");
+      button.textContent = "replay";
+      button.dataset.kind = "replay";
+      button.addEventListener("click", () => replay(line.episode, line.pictures));
+      act.append(button);
+    }
+    cell(act);
+    return row;
+  }));
+}
+
+function replay(episode, count) {
+  clearInterval(replaying);
+  let number = 0;
+  const screen = at("replay");
+  screen.hidden = false;
+  at("replay-word").textContent = "replay of episode " + episode;
+  const turn = () => {
+    screen.src = "replay/" + episode + "/" + number + "?token=" + encodeURIComponent(token);
+    number++;
+    if (number >= count) clearInterval(replaying);
+  };
+  turn();
+  replaying = setInterval(turn, 120);
 }
 
 function draw() {
@@ -89,48 +174,72 @@ function draw() {
   pen.lineWidth = 1;
 }
 
+// ------------------------------------------------------------ the link
+
+function role(message) {
+  if (operator && !message.operator) hands.release();
+  operator = message.operator;
+  if (operator) asking = false;
+  at("link").textContent = operator
+    ? "you are the operator" + (message.asked ? "; another page asks for the seat" : "")
+    : message.free ? "viewer: nobody drives" : asking ? "viewer: you have asked for the seat" : "viewer: somebody else drives";
+  at("take").hidden = operator;
+  at("hand").hidden = !operator || message.pages < 2;
+  at("hand").classList.toggle("on", message.asked);
+}
+
 function connect() {
   const scheme = location.protocol === "https:" ? "wss://" : "ws://";
-  socket = new WebSocket(scheme + location.host + "/socket?token=" + encodeURIComponent(token));
+  socket = new WebSocket(scheme + location.host + "/socket?token=" + encodeURIComponent(token) + "&page=" + page);
   socket.binaryType = "blob";
-  socket.onopen = () => { release(); sequence = 0; points = []; };
+  socket.onopen = () => {
+    hands.release(); sequence = 0; points = []; speeds = [];
+    if (pending) press(pending);
+  };
   socket.onmessage = (event) => {
     if (event.data instanceof Blob) {
-      const fresh = URL.createObjectURL(event.data);
-      at("camera").src = fresh;
+      const latest = URL.createObjectURL(event.data);
+      at("camera").src = latest;
       if (picture) URL.revokeObjectURL(picture);
-      picture = fresh; frames++;
+      picture = latest; frames++; drawn = performance.now();
       return;
     }
     const message = JSON.parse(event.data);
     if (message.type === "state") show(message);
-    else if (message.type === "echo") trip = performance.now() - message.sent;
+    else if (message.type === "echo") { trip = performance.now() - message.sent; if (message.kind) heard(message.kind); }
+    else if (message.type === "refused") notice("Not done: " + message.why);
     else if (message.type === "history") { points.push(...message.points); draw(); }
-    else if (message.type === "role") { operator = message.operator; at("link").textContent = operator ? "you are the operator" : "viewer: somebody else drives"; }
+    else if (message.type === "role") role(message);
   };
   socket.onclose = () => {
-    operator = false; release();
+    operator = false; asking = false;
+    hands.release();
     at("driver").textContent = "OFFLINE"; at("driver").className = "OFFLINE";
     at("link").textContent = "connection lost, trying again";
+    fresh();
     setTimeout(connect, 500);
   };
 }
 
-addEventListener("keydown", (event) => {
-  if (PRESSES[event.code]) { if (!event.repeat) press(PRESSES[event.code]); event.preventDefault(); }
-  else if (KEYS[event.code] || event.code === "Space") { held.add(event.code); event.preventDefault(); }
-});
-addEventListener("keyup", (event) => held.delete(event.code));
-addEventListener("blur", release);
-document.addEventListener("visibilitychange", () => { if (document.hidden) release(); });
-for (const button of document.querySelectorAll("[data-press]")) {
-  button.addEventListener("pointerdown", () => { press(button.dataset.press); });
-  button.addEventListener("click", () => button.blur());
+function heard(kind) {
+  if (kind === pending) pending = "";
+  notice(kind === "estop" ? "STOP received" : "");
 }
-at("drive").addEventListener("pointerdown", () => { pointer = true; });
-addEventListener("pointerup", () => { pointer = false; });
-addEventListener("pointercancel", () => { pointer = false; });
+
+for (const button of document.querySelectorAll("[data-press]")) {
+  button.addEventListener("pointerdown", () => press(button.dataset.press));
+  button.addEventListener("click", (event) => {
+    if (event.detail === 0) press(button.dataset.press);  // Tab and Enter
+    else button.blur();
+  });
+}
+at("take").addEventListener("click", () => { asking = true; send({ type: "seat", do: "take" }); });
+at("hand").addEventListener("click", () => send({ type: "seat", do: "hand" }));
+at("mute").addEventListener("click", () => { muted = !muted; at("mute").textContent = muted ? "sound is off" : "sound is on"; });
+at("slower").addEventListener("click", () => hands.speed(hands.factor - 0.1));
+at("faster").addEventListener("click", () => hands.speed(hands.factor + 0.1));
 setInterval(tick, PERIOD);
+setInterval(fresh, 100);
 setInterval(() => { rate = frames; frames = 0; }, 1000);
 draw();
 connect();

@@ -1,20 +1,23 @@
 """A small web server beside the control loop: serves the page, takes commands, shows what happens.
 
 It listens on the loopback interface, asks for a token, and accepts WebSockets only from its own page (Host and Origin),
-so that no other web page of the operator's browser can drive the robot. The control loop never waits for it: telemetry
-and pictures are overwritten by newer ones until a client has taken them.
+so that no other web page of the operator's browser can drive the robot. One page has the seat and drives; every page
+may stop and hold. The control loop never waits for it: telemetry and pictures are overwritten by newer ones until a
+client has taken them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import json
 import secrets
 import ssl
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +25,7 @@ from urllib.parse import urlsplit
 from robot_rl.extras import require
 
 FOLDER = Path(__file__).parent
-FILES = {"/console.js": "text/javascript", "/console.css": "text/css"}
+FILES = {"/console.js": "text/javascript", "/input.js": "text/javascript", "/console.css": "text/css"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -31,6 +34,10 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 LARGEST_MESSAGE = 4096
+FOR_ALL = ("estop", "hold")
+"""Keys that count from every page."""
+SILENT_S = 2.0
+"""A page in the seat that says nothing for so long may be replaced without being asked."""
 
 
 class ConsoleServer:
@@ -42,6 +49,8 @@ class ConsoleServer:
         host: address to listen on.
         port: 0 takes a free one.
         token: what clients must know; None makes one.
+        hosts: further names under which the page may be opened, for listening elsewhere: `robot.lab`, `10.0.0.7`.
+        replay: (episode, number) -> a JPEG of a past episode, or None; called in the server's thread.
         certificate: PEM file with certificate chain; with `key` the console speaks TLS.
         key: PEM file with the private key.
 
@@ -59,6 +68,8 @@ class ConsoleServer:
         host: str = "127.0.0.1",
         port: int = 8765,
         token: str | None = None,
+        hosts: Sequence[str] = (),
+        replay: Callable[[int, int], bytes | None] | None = None,
         certificate: str | None = None,
         key: str | None = None,
     ) -> None:
@@ -74,9 +85,14 @@ class ConsoleServer:
         if certificate:
             self._ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._ssl.load_cert_chain(certificate, key)
+        self._hosts, self._replay = tuple(hosts), replay
         self._on_message, self._on_leave = on_message, on_leave
         self._operator: Any = None
+        self._page_of: dict[Any, str] = {}  # client -> what its page calls itself
+        self._asks: Any = None  # the client that wants the seat
+        self._heard = 0.0  # when the operator last said anything
         self._clients: dict[Any, asyncio.Event] = {}
+        self._tasks: set[Any] = set()
         self._telemetry, self._picture, self._number = "{}", b"", 0
         self._history: list[dict[str, Any]] = []
         self._loop: Any = None
@@ -97,7 +113,7 @@ class ConsoleServer:
     def url(self) -> str:
         """Address to open, with the token."""
         scheme = "https" if self._ssl else "http"
-        return f"{scheme}://{self._host}:{self._port}/?token={self.token}"
+        return f"{scheme}://{self._hosts[0] if self._hosts else self._host}:{self._port}/?token={self.token}"
 
     @property
     def watched(self) -> bool:
@@ -136,8 +152,13 @@ class ConsoleServer:
         self._history.append(point)
         del self._history[:-5000]
         for client in list(self._clients):
-            task = asyncio.ensure_future(_send(client, json.dumps({"type": "history", "points": [point]})))
-            task.add_done_callback(lambda done: done.exception())
+            self._soon(client, json.dumps({"type": "history", "points": [point]}))
+
+    def _soon(self, client: Any, text: str) -> None:
+        """Send without waiting: one page that has frozen holds nobody up."""
+        task = asyncio.ensure_future(_send(client, text))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _run(self) -> None:
         try:
@@ -154,6 +175,7 @@ class ConsoleServer:
         app.router.add_get("/", self._page)
         for path in FILES:
             app.router.add_get(path, self._file)
+        app.router.add_get("/replay/{episode:[0-9]+}/{number:[0-9]+}", self._past)
         app.router.add_get("/socket", self._socket)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
@@ -175,8 +197,9 @@ class ConsoleServer:
         async def guard(request: Any, handler: Any) -> Any:
             # a foreign name in Host is how DNS rebinding looks
             name = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
-            if name not in (self._host, "localhost", "127.0.0.1", "::1"):
-                raise web.HTTPForbidden(text="this host name is not served here")
+            if name not in (self._host, "localhost", "127.0.0.1", "::1", *self._hosts):
+                told = f"the console is not served under the name {name!r}; start it with 'human.hosts=[{name}]'"
+                raise web.HTTPForbidden(text=told if name.replace(".", "").replace("-", "").isalnum() else "wrong host")
             response = await handler(request)
             if not response.prepared:
                 response.headers.update(HEADERS)
@@ -195,6 +218,15 @@ class ConsoleServer:
     async def _file(self, request: Any) -> Any:
         return self._web.Response(text=(FOLDER / request.path[1:]).read_text(), content_type=FILES[request.path])
 
+    async def _past(self, request: Any) -> Any:
+        if not self._known(request):
+            raise self._web.HTTPForbidden(text="wrong token")
+        where = int(request.match_info["episode"][:9]), int(request.match_info["number"][:9])
+        found = None if self._replay is None else self._replay(*where)
+        if found is None:
+            raise self._web.HTTPNotFound(text="this picture is not kept any more")
+        return self._web.Response(body=found, content_type="image/jpeg")
+
     async def _socket(self, request: Any) -> Any:
         web = self._web
         origin = urlsplit(request.headers.get("Origin", ""))
@@ -202,23 +234,27 @@ class ConsoleServer:
             raise web.HTTPForbidden(text="wrong origin or token")
         client = web.WebSocketResponse(heartbeat=2.0, max_msg_size=LARGEST_MESSAGE)
         await client.prepare(request)
-        drives = self._operator is None
-        if drives:
-            self._operator = client
-        self._clients[client] = asyncio.Event()
-        await client.send_str(json.dumps({"type": "role", "operator": drives}))
+        page = request.query.get("page", "")[:64]
+        self._clients[client], self._page_of[client] = asyncio.Event(), page
+        if self._operator is None or (page and page == self._page_of.get(self._operator)):
+            self._seat(client)  # nobody sits there, or the same page over a connection that died
+        await client.send_str(self._role(client))
+        self._tell()
         await client.send_str(json.dumps({"type": "history", "points": self._history}))
         sender = asyncio.ensure_future(self._send(client))
         try:
             async for message in client:
-                if message.type.name == "TEXT" and client is self._operator:
+                if message.type.name == "TEXT":
                     await self._take(client, message.data)
         finally:
             sender.cancel()
             self._clients.pop(client, None)
+            self._page_of.pop(client, None)
+            if client is self._asks:
+                self._asks = None
             if client is self._operator:
-                self._operator = None
-                self._on_leave()
+                self._seat(None)
+            self._tell()
         return client
 
     async def _take(self, client: Any, text: str) -> None:
@@ -226,12 +262,51 @@ class ConsoleServer:
             message = json.loads(text)
             if not isinstance(message, dict):
                 raise ValueError("expected an object")
-            self._on_message(message)
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            if message.get("type") == "seat":
+                self._ask(client, str(message.get("do")))
+            elif client is self._operator:
+                self._heard = time.monotonic()
+                self._on_message(message)
+            elif message.get("type") == "press" and message.get("kind") in FOR_ALL:
+                self._on_message(message)
+            else:
+                raise ValueError("another page has the seat; this one may stop and hold, or take the seat")
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             await _send(client, json.dumps({"type": "refused", "why": str(error)[:200]}))
             return
         if "sent" in message:
-            await _send(client, json.dumps({"type": "echo", "sent": message["sent"]}))
+            kind = message["kind"] if message.get("type") == "press" else None
+            await _send(client, json.dumps({"type": "echo", "sent": message["sent"], "kind": kind}))
+
+    def _ask(self, client: Any, what: str) -> None:
+        """Change hands: "take" the seat (asked for while somebody is in it), or "hand" it to whoever asked."""
+        if what == "take" and client is not self._operator:
+            if self._operator is None or time.monotonic() - self._heard > SILENT_S:
+                self._seat(client)
+            else:
+                self._asks = client
+        elif what == "hand" and client is self._operator:
+            self._seat(self._asks)
+        elif what != "take":
+            raise ValueError(f"seat: '{what}' is not for this page, expected take, or hand from the page that has it")
+        self._tell()
+
+    def _seat(self, client: Any) -> None:
+        """Put a client into the seat, or nobody; whoever drove before has let go."""
+        before, self._operator, self._heard = self._operator, client, time.monotonic()
+        if client is self._asks:
+            self._asks = None
+        if before is not None:
+            self._on_leave()
+
+    def _tell(self) -> None:
+        """Every page hears who has the seat."""
+        for client in list(self._clients):
+            self._soon(client, self._role(client))
+
+    def _role(self, client: Any) -> str:
+        facts = {"operator": client is self._operator, "free": self._operator is None}
+        return json.dumps({"type": "role", **facts, "asked": self._asks is not None, "pages": len(self._clients)})
 
     async def _send(self, client: Any) -> None:
         """Newest numbers and picture to one client, at its pace."""
@@ -248,7 +323,8 @@ class ConsoleServer:
 
 async def _send(client: Any, text: str) -> None:
     if not client.closed:
-        await client.send_str(text)
+        with contextlib.suppress(ConnectionError):  # it is leaving
+            await client.send_str(text)
 
 
 def _loopback(host: str) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io as bytes_io
 import math
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,11 @@ class BrowserTeleop(RemoteTeleop):
         host: see `ConsoleServer`; likewise port, token, certificate and key.
         port: 0 takes a free one.
         token: None makes one.
+        hosts: see `ConsoleServer`.
         certificate: for TLS.
         key: for TLS.
         speed: factor on the axes.
-        frame_every: ticks per camera picture.
+        frame_every: ticks per camera picture, which may come as pixels or as a JPEG.
         quality: of the JPEGs, 1 to 95; only for the screen, learners never see them.
         clock: of the control loop.
         announce: print the address.
@@ -45,6 +47,7 @@ class BrowserTeleop(RemoteTeleop):
         host: str = "127.0.0.1",
         port: int = 8765,
         token: str | None = None,
+        hosts: Sequence[str] = (),
         certificate: str | None = None,
         key: str | None = None,
         speed: float = 0.6,
@@ -57,11 +60,21 @@ class BrowserTeleop(RemoteTeleop):
         if frame_every < 1 or not 1 <= quality <= 95:
             raise ValueError(f"frame_every is {frame_every} and quality {quality}, expected >= 1 and in [1, 95]")
         self._every, self._quality, self._tick = frame_every, quality, 0
+        self._hz = io.control_hz
         self._ages: deque[float] = deque(maxlen=200)
         self._episodes = -1
+        self.reel = Reel()
         self._image: Any = require("PIL.Image")
         self.server = ConsoleServer(
-            self._message, self.disconnect, host=host, port=port, token=token, certificate=certificate, key=key
+            self._message,
+            self.disconnect,
+            host=host,
+            port=port,
+            token=token,
+            hosts=hosts,
+            replay=self.reel.picture,
+            certificate=certificate,
+            key=key,
         )
         if announce:
             sys.stderr.write(f"console: {self.server.url}\n")
@@ -74,16 +87,25 @@ class BrowserTeleop(RemoteTeleop):
             self._ages.append(1e3 * max(now - reading.stamp, 0.0))
         return reading
 
-    def show(self, telemetry: dict[str, Any], frame: Callable[[], Any] | None = None) -> None:
-        """Numbers at every tick, a picture at every `frame_every`-th; nothing is rendered while nobody looks."""
+    def show(self, telemetry: dict[str, Any], frame: Callable[[int], Any] | None = None) -> None:
+        """Numbers at every tick, a picture at every `frame_every`-th; nothing is rendered while nobody looks.
+
+        Args:
+            telemetry: plain values.
+            frame: (JPEG quality) -> pixels, a JPEG, or None while there is no new picture.
+        """
         self._tick += 1
         picture = None
         if frame is not None and self.server.watched and self._tick % self._every == 0:
-            picture = self._encode(frame())
+            shown = frame(self._quality)
+            picture = shown if shown is None or isinstance(shown, bytes) else self._encode(shown)
+            if picture is not None and "episode" in telemetry:
+                self.reel.add(int(telemetry["episode"]), picture)
         if self._ages:
             p50, p95 = np.percentile(self._ages, (50, 95))
             telemetry = {**telemetry, "input_ms": [round(float(p50), 1), round(float(p95), 1)]}
-        self.server.publish(telemetry, picture)
+        kept = [{**line, "pictures": self.reel.count(line["episode"])} for line in telemetry.get("list", ())]
+        self.server.publish({**telemetry, "list": kept, "hz": self._hz}, picture)
         if telemetry["episodes"] != self._episodes:
             self._episodes = telemetry["episodes"]
             if telemetry["success"] is not None:
@@ -105,11 +127,45 @@ class BrowserTeleop(RemoteTeleop):
             axes = message.get("axes", {})
             if not isinstance(axes, dict) or len(axes) > 16:
                 raise ValueError("axes is no small object of numbers")
-            self.message(int(message["seq"]), {str(k): float(v) for k, v in axes.items()}, bool(message.get("enable")))
+            numbers = {str(k): float(v) for k, v in axes.items()}
+            factor = float(message.get("factor", 1.0))
+            self.message(int(message["seq"]), numbers, bool(message.get("enable")), factor)
         elif kind == "press":
-            self.press(str(message["kind"]))
+            self.press(str(message["kind"]), int(message.get("episode", -1)))
         else:
             raise ValueError(f"message type '{kind}' is unknown, expected input or press")
+
+
+class Reel:
+    """Pictures of the newest episodes, for looking at them again.
+
+    Args:
+        most_bytes: kept in all; the oldest episode goes first, the one under way stays.
+    """
+
+    def __init__(self, most_bytes: int = 64 << 20) -> None:
+        self._most, self._bytes = most_bytes, 0
+        self._episodes: dict[int, list[bytes]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, episode: int, picture: bytes) -> None:
+        """The next picture of an episode."""
+        with self._lock:
+            self._episodes.setdefault(episode, []).append(picture)
+            self._bytes += len(picture)
+            while self._bytes > self._most and len(self._episodes) > 1:
+                self._bytes -= sum(map(len, self._episodes.pop(min(self._episodes))))
+
+    def count(self, episode: int) -> int:
+        """Pictures of an episode."""
+        with self._lock:
+            return len(self._episodes.get(episode, ()))
+
+    def picture(self, episode: int, number: int) -> bytes | None:
+        """One of them, or None."""
+        with self._lock:
+            kept = self._episodes.get(episode, [])
+            return kept[number] if 0 <= number < len(kept) else None
 
 
 def make(
@@ -119,6 +175,7 @@ def make(
     host: str = "127.0.0.1",
     port: int = 8765,
     token: str | None = None,
+    hosts: Sequence[str] = (),
     certificate: str | None = None,
     key: str | None = None,
     speed: float = 0.6,
@@ -131,6 +188,7 @@ def make(
         host=host,
         port=port,
         token=token,
+        hosts=hosts,
         certificate=certificate,
         key=key,
         speed=speed,

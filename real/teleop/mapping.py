@@ -67,8 +67,13 @@ class ActionMap:
         self.axes = axes_of(io.action_names)
         self._grip = 1.0
 
-    def __call__(self, axes: Mapping[str, float]) -> tuple[np.ndarray, float]:
-        """(A,) action and the largest axis after the dead zone; what is not finite counts as zero."""
+    def __call__(self, axes: Mapping[str, float], factor: float = 1.0) -> tuple[np.ndarray, float]:
+        """(A,) action and the largest axis after the dead zone; what is not finite counts as zero.
+
+        Args:
+            axes: by name.
+            factor: on the speed; a gripper does not have one.
+        """
         value, norm = np.zeros(len(self.axes), np.float32), 0.0
         grip = _finite(axes.get("grip", 0.0))
         if abs(grip) > 0.5:
@@ -81,7 +86,7 @@ class ActionMap:
             raw = float(np.clip(_finite(axes.get(name, 0.0)), -1.0, 1.0))
             size = max(abs(raw) - self._dead, 0.0) / (1.0 - self._dead)
             norm = max(norm, size)
-            value[i] = self._speed * np.copysign(size, raw)
+            value[i] = self._speed * factor * np.copysign(size, raw)
         return value, norm
 
 

@@ -29,22 +29,35 @@ class RemoteTeleop:
         self._map = ActionMap(io, dead_zone=dead_zone, speed=speed)
         self._lock = threading.Lock()
         self._axes: dict[str, float] = {}
+        self._factor = 1.0
         self._enable, self._toggles = False, 0
         self._stamp, self._sequence = -math.inf, -1
         self._presses: list[Press] = []
         self._connected = False
 
-    def message(self, sequence: int, axes: Mapping[str, float], enable: bool) -> bool:
-        """Newest state of the device; one that is older than the last is dropped (returns False)."""
+    def message(self, sequence: int, axes: Mapping[str, float], enable: bool, factor: float = 1.0) -> bool:
+        """Newest state of the device; one that is older than the last is dropped (returns False).
+
+        Args:
+            sequence: number of the message.
+            axes: by name, in [-1, 1].
+            enable: the dead-man is held.
+            factor: in [0, 1] on the speed, for fine work.
+        """
         with self._lock:
             if sequence <= self._sequence:
                 return False
             self._sequence, self._axes, self._enable = sequence, dict(axes), enable
+            self._factor = min(max(factor, 0.0), 1.0) if math.isfinite(factor) else 0.0
             self._stamp, self._connected = self._clock.now(), True
             return True
 
-    def press(self, kind: str) -> None:
+    def press(self, kind: str, episode: int = -1) -> None:
         """A discrete key.
+
+        Args:
+            kind: of it.
+            episode: that a label is about; see `Press`.
 
         Raises:
             ValueError: unknown; says which there are.
@@ -55,7 +68,7 @@ class RemoteTeleop:
             if kind == "toggle":
                 self._toggles += 1
             else:
-                self._presses.append(Press(kind, self._clock.now()))
+                self._presses.append(Press(kind, self._clock.now(), episode))
 
     def disconnect(self) -> None:
         """The link is gone; the next operator starts with a sequence of their own."""
@@ -68,7 +81,7 @@ class RemoteTeleop:
     def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
         """The newest message."""
         with self._lock:
-            value, norm = self._map(self._axes)
+            value, norm = self._map(self._axes, self._factor)
             presses, self._presses = tuple(self._presses), []
             return Reading(self._stamp, value, norm, self._enable, self._toggles, presses, connected=self._connected)
 

@@ -67,7 +67,7 @@ def _measure(rate: float, seconds: float, size: tuple[int, int]) -> dict[str, An
             seen[number] = time.monotonic()
         begun = time.perf_counter()
         client.drawn[tick] = time.monotonic()
-        teleop.show({"episodes": 0, "success": None, "tick": tick}, lambda: picture)
+        teleop.show({"episodes": 0, "success": None, "tick": tick}, lambda _: picture)
         shown.append(1e3 * (time.perf_counter() - begun))
         tick += 1
         following += period

@@ -113,8 +113,15 @@ class EpisodeDraft:
         self.steps.append(step)
 
     def settled(self) -> list[ControlStep]:
-        """Steps that cannot change any more, each handed out once; all that are left after `close`."""
-        end = len(self.steps) if self.end_reason != EndReason.NONE else max(len(self.steps) - self._lag, self._given)
+        """Steps that cannot change any more, each handed out once; all that are left after `close`.
+
+        While nobody drives, the last step that somebody drove stays open: a person who holds the robot to think labels
+        that one.
+        """
+        end = len(self.steps)
+        if self.end_reason == EndReason.NONE:
+            last = self._last_valid()
+            end = max(min(end - self._lag, end if last is None else last), self._given)
         begin, self._given = self._given, end
         for index in range(begin, end):
             self._reward(index)
@@ -223,6 +230,28 @@ class EpisodeDraft:
         while index + 1 + length < len(self.steps) and self.steps[index + 1 + length].intv_id == follower.intv_id:
             length += 1
         return length >= self.rules.min_span
+
+
+def relabel(steps: Sequence[ControlStep], rules: EpisodeRules, success: bool | None) -> ControlStep | None:
+    """A person changes their mind about an episode: its last valid step gets the outcome.
+
+    Args:
+        steps: of the episode; the one in question is changed in place.
+        rules: rewards and ends.
+        success: or failure; None takes a label away: how it ended is not known, so it counts as cut there.
+
+    Returns:
+        The step, or None when the episode has no valid one.
+    """
+    step = next((step for step in reversed(steps) if step.valid), None)
+    if step is None:
+        return None
+    step.reward_task = rules.success_reward if success else 0.0
+    step.reward_source = RewardSource.NONE if success is None else RewardSource.HUMAN_KEY
+    step.reward = rules.w_task * step.reward_task + rules.w_rlif * step.reward_rlif
+    step.terminated, step.truncated = success is not None, success is None
+    step.discount = 0.0 if step.terminated else rules.gamma
+    return step
 
 
 def to_episode(steps: Sequence[ControlStep], reason: EndReason, meta: dict[str, Any]) -> Episode:

@@ -140,22 +140,20 @@ class HilLog:
         order = [*range(places[0], len(recording)), *range(places[0])]  # where it is, but for records that occur twice
         return next(recording[i] for i in order if episode_key(recording[i].meta) == wanted)
 
-    def correct(self, success: bool) -> Key | None:
-        """A person says after the end that the newest episode was a success, or none; kept beside the episodes.
+    def correct(self, number: int, success: bool, *, undone: bool = False) -> None:
+        """A person says after the end how episode `number` of this actor went; kept beside the episodes.
 
-        Returns:
-            The episode, or None when there is none yet.
+        Args:
+            number: of the episode.
+            success: or failure.
+            undone: they take back what was said about it; `success` is what counts without it.
         """
-        mine = [line for line in self.manifest if line["actor_id"] == self.actor_id]
-        if not mine:
-            return None
-        key = episode_key(mine[-1])
-        line = {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": key.episode_id, "success": success}
+        key = Key(self.run_id, self.actor_id, number)
+        line = {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": number, "success": success}
         with open(self.path / CORRECTIONS, "a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line | ({"undone": True} if undone else {})) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        return key
 
     def close(self) -> None:
         """Close the files; an episode under way stays in the journal."""

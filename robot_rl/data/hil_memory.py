@@ -127,6 +127,16 @@ class HilMemory:
         for view in self.views.values():
             view.remove(rows)
 
+    def amend(self, row: int, step: ControlStep) -> bool:
+        """A person changed the outcome of this row; False when it is no longer kept."""
+        if not self._oldest <= row < self.count:
+            return False
+        slot = row % self.capacity
+        self._flags[slot, :2] = step.terminated, step.truncated
+        for name in ("reward", "discount", "reward_task"):
+            self._floats[name][slot] = getattr(step, name)
+        return True
+
     def take(self, rows: np.ndarray) -> Transitions:
         """A batch of rows by number (B,).
 

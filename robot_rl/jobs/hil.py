@@ -24,8 +24,10 @@ from robot_rl.loops.hil_elicit import Elicitor
 from robot_rl.loops.hil_episodes import NewSteps
 from robot_rl.loops.hil_judge import Judge
 from robot_rl.loops.hil_options import HilOptions
+from robot_rl.loops.hil_painter import Painter
 from robot_rl.loops.hil_recovery import Recovery, of_environment
 from robot_rl.loops.hil_stats import Trials
+from robot_rl.loops.hil_trials import AttendedTrials
 from robot_rl.loops.trials import trials
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, read_metrics
@@ -53,6 +55,7 @@ class HilSettings:
         reaction_ms: of the person's labels.
         stop_is_end: stops are true ends instead of cuts.
         recover: a robot that is stuck backs out by itself, where its world knows how; see `Recovery`.
+        hold_s: a person may hold the robot so long before the episode is given up.
         learning_starts: own steps before the first update.
         random_steps: own steps with random proposals.
         updates_per_step: learner updates per own step.
@@ -81,6 +84,7 @@ class HilSettings:
     reaction_ms: float = 200.0
     stop_is_end: bool = False
     recover: bool = False
+    hold_s: float = 30.0
     learning_starts: int = 100
     random_steps: int = 0
     updates_per_step: float = 1.0
@@ -173,6 +177,9 @@ class HilJob:
         self._make_env, self._make_pilot = make_env, make_pilot
         pictures = getattr(make_pilot, "pictures", False)
         self.env = make_env(1, settings.seed, pictures)
+        self._painter: Painter | None = None
+        if pictures and hasattr(self.env, "load_state_dict") and not hasattr(make_env, "plain"):
+            self._painter = Painter(lambda: make_env(1, settings.seed, True))  # before anything draws here
         self.judge = None if make_judge is None else make_judge(self.env.io)
         self.elicitor: Elicitor | None = None
         if settings.elicit and fit_clones is not None:
@@ -203,7 +210,7 @@ class HilJob:
         self.trials: Trials | None = None
         self._tick_p99 = 0.0
 
-    def _make_loop(self, picture: Callable[[], Any] | None) -> HumanInTheLoop:
+    def _make_loop(self, picture: Callable[[int], Any] | None) -> HumanInTheLoop:
         """Memory, batches and the loop that uses them."""
         settings = self.settings
         self.memory, self.sampler = make_memory(settings, self.env.io, in_order=self.learner.need.feeds == "episodes")
@@ -276,16 +283,33 @@ class HilJob:
             if previous is not None:
                 signal.signal(signal.SIGINT, previous)
             self.tracker.close()
+            if self._painter is not None:
+                self._painter.close()
             self.pilot.close()
             self.log.close()
 
     def evaluate(self, episodes: int) -> Trials:
-        """A block of autonomous trials on an environment of its own, from natural starts, through the safety layer."""
+        """A block of autonomous trials from natural starts, through the safety layer.
+
+        Where a person is there they start it and may stop it; see `AttendedTrials`. A robot exists once; in simulation
+        the trials have an environment of their own.
+        """
+        plain = getattr(self._make_env, "plain", self._make_env)
+        attended, robot = self.pilot.realtime, not self.pilot.simulates
         if self._trial_parts is None:
-            env = getattr(self._make_env, "plain", self._make_env)(1, self.settings.seed + 10_000, False)
-            self._trial_parts = env, self._make_pilot(env, False)
+            pictures = attended and self.loop.frame is not None
+            env = self.env if robot else plain(1, self.settings.seed + 10_000, pictures)
+            self._trial_parts = env, self.pilot if attended else self._make_pilot(env, False)
         env, pilot = self._trial_parts
-        return trials(env, self.learner.policy, pilot, episodes=episodes, seed=10_000)
+        if not attended:
+            return trials(
+                env, self.learner.policy, pilot, episodes=episodes, seed=10_000, stopped=lambda: self._interrupted
+            )
+        frame = None if self.loop.frame is None else lambda quality: self._draw(env, quality)
+        block = AttendedTrials(
+            self.loop, env, episodes=episodes, seed=10_000, stopped=lambda: self._interrupted, frame=frame
+        )
+        return block.run()
 
     def _prepare(self) -> None:
         """Learners that start from demonstrations do so now, once."""
@@ -293,7 +317,8 @@ class HilJob:
         views = self.memory.views
         if self.loop.updates > 0 or not len(views["demo"]) or self._interrupted:
             return
-        metrics = self.learner.pretrain(views["demo"].batches(self.learner.need.rows or 256))
+        batches = views["demo"].batches(self.learner.need.rows or 256)
+        metrics = self.loop.meanwhile("learning the demonstrations", lambda: self.learner.pretrain(batches))
         self.tracker.log(metrics, self.loop.env_steps)
 
     def _settle(self) -> None:
@@ -313,10 +338,10 @@ class HilJob:
         stop, before = False, self._last_hook
         if s.eval_every and step // s.eval_every > before // s.eval_every:
             block = self.evaluate(s.eval_episodes)
-            metrics |= block.metrics()
-            if s.stop_success is not None and metrics["eval/success"] >= s.stop_success:
+            metrics |= {} if self._interrupted else block.metrics()  # a block that was cut says nothing
+            if s.stop_success is not None and metrics.get("eval/success", 0.0) >= s.stop_success:
                 block = self.evaluate(s.final_episodes)  # sure of it only on the full number of trials
-                metrics |= block.metrics()
+                metrics |= {} if self._interrupted else block.metrics()
                 stop = metrics["eval/success"] >= s.stop_success
                 self.trials = block if stop else None
         names = {"success": "rollout/success", "help": "rollout/intervention_rate", "eval": "eval/success"}
@@ -335,8 +360,14 @@ class HilJob:
         self._interrupted = True
         self.loop.stop()
 
-    def _picture(self) -> Any:
-        return self.env.render()[0]
+    def _picture(self, quality: int) -> Any:
+        return self._draw(self.env, quality)
+
+    def _draw(self, env: Any, quality: int) -> Any:
+        """For the screen: a simulation is drawn elsewhere, a robot's camera is there already."""
+        if self._painter is None or self._painter.dead:
+            return env.render()[0]
+        return self._painter.turn(env.state_dict, quality)
 
     def _save(self) -> None:
         loop = self.loop
@@ -391,6 +422,8 @@ class HilJob:
     def _finish(self) -> dict[str, Any]:
         s, loop = self.settings, self.loop
         block = self.trials or self.evaluate(s.final_episodes)
+        if self._interrupted:
+            raise KeyboardInterrupt(str(self.folder))
         final = block.metrics()
         self.tracker.log(final, loop.env_steps)
         rows = read_metrics(self.folder / METRICS_FILE)

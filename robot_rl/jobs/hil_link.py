@@ -51,7 +51,7 @@ class HilActorJob(HilJob):
         self.link: Any = None
         super().__init__(settings, folder, **parts)
 
-    def _make_loop(self, picture: Callable[[], Any] | None) -> HilActor:
+    def _make_loop(self, picture: Callable[[int], Any] | None) -> HilActor:
         s, link = self.settings, self._link_settings
         self.learner = Follower(self.learner.policy)
         outbox = Outbox(self.log)
@@ -69,6 +69,7 @@ class HilActorJob(HilJob):
             self.pilot,
             link=self.link,
             outbox=outbox,
+            drive_untrained=link.drive_untrained,
             collect_without_learner=link.collect_without_learner,
             most_waiting=link.most_waiting,
             speed=link.speed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from robot_rl.extras import require
-from robot_rl.link.session import LinkSettings, Place, load_weights, open_session
+from robot_rl.link.session import LinkSettings, Place, load_weights, open_session, token_path
 
 Rows = Callable[[Place], "tuple[dict[str, Any], bytes, Place] | None"]
 """Place -> head, body and the place behind it of the rows that begin there, or None."""
@@ -66,6 +67,9 @@ class ActorLink:
         self._newest: tuple[int, dict[str, Tensor]] | None = None
         self._known = ("", -1)  # hash and version of the newest weights that were fetched
         self._bad = ("", -1e9)
+        self.listens = False
+        """Something answers at the endpoint; whether it admits us shows in `alive`."""
+        self._tried = -1e9
         self.done = False
         """Set at the end: nothing more will be driven."""
         self._stop = False
@@ -82,6 +86,22 @@ class ActorLink:
     def alive(self) -> bool:
         """The learner has been heard of."""
         return self.silence < self.settings.lost_s
+
+    @property
+    def standing(self) -> str:
+        """Where we stand with the learner while it is not heard of, or ""."""
+        endpoint = self.settings.endpoint
+        if self.alive:
+            return ""
+        if not self.listens:
+            return f"no learner answers at {endpoint}"
+        if self.settings.secret:
+            how = "does it know link.certificate, and do we know its authority?"
+        elif self.settings.password:
+            how = "do both sides give the same link.user and password?"
+        else:
+            how = f"each user and machine has a token of its own ({token_path()}); give both ROBOT_RL_LINK_PASSWORD"
+        return f"connected to {endpoint}, not admitted: {how}"
 
     @property
     def finished(self) -> bool:
@@ -126,6 +146,8 @@ class ActorLink:
             self._news.clear()
             now = time.monotonic()
             try:
+                if not self.alive and now - self._tried > 1.0:
+                    self._tried, self.listens = now, self._answers()
                 if now - last >= self.settings.heartbeat_s:
                     last = now
                     life = {"done": self.done, "end": self._end(), "version": self._known[1]}
@@ -134,6 +156,15 @@ class ActorLink:
             except Exception as error:  # a thread that ended here would leave a robot that records for nobody
                 self.alarm = f"the link stumbled and goes on ({type(error).__name__}: {error})"
                 time.sleep(min(self.settings.resend_s, 1.0))
+
+    def _answers(self) -> bool:
+        """Whether anything listens at the endpoint; for telling a person, no more."""
+        address = self.settings.address
+        with suppress(OSError):
+            if address is not None:
+                socket.create_connection(address, timeout=0.5).close()
+                return True
+        return False
 
     def _exchange(self, now: float) -> None:
         if not self.alive or not self._agree():

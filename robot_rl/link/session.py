@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
+import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ class LinkSettings:
         window: rows on the way that the learner has not confirmed.
         patience_s: how long an actor waits for a learner where waiting moves nothing: at the start, for the first
             weights, and for the last ones at the end.
+        drive_untrained: True lets the untrained policy drive when no weights came within `patience_s`; False holds.
         collect_without_learner: begin new episodes while the learner is away; False holds between episodes.
         most_waiting: rows that may wait for the learner on the actor's disk before it holds between episodes.
         speed: driven steps of a simulated actor per second, as a multiple of its control rate; a robot keeps its own.
@@ -42,8 +46,9 @@ class LinkSettings:
             to the learner (`mutual`).
         key: PEM file of its private key.
         mutual: the learner admits only actors whose certificate the authority signed.
-        user: with `password` the name that both sides have to give.
-        password: see user; also from the variable ROBOT_RL_LINK_PASSWORD, which no run folder keeps.
+        user: with `password` the name that both sides have to give; robot_rl where only a password is given.
+        password: see user; also from the variable ROBOT_RL_LINK_PASSWORD, which no run folder keeps. Without one, and
+            without TLS, both sides take the token of `own_token`.
         config: a Zenoh configuration file (JSON5) for all that is not named here; what is named here goes on top.
 
     Raises:
@@ -58,6 +63,7 @@ class LinkSettings:
     resend_s: float = 1.0
     window: int = 1024
     patience_s: float = 60.0
+    drive_untrained: bool = False
     collect_without_learner: bool = True
     most_waiting: int = 100_000
     speed: float = 1.0
@@ -76,8 +82,8 @@ class LinkSettings:
             )
         if min(self.heartbeat_s, self.lost_s, self.resend_s, self.speed) <= 0 or self.window < 1 or self.actor_id < 0:
             raise ValueError("heartbeat_s, lost_s, resend_s, speed, window must be positive and actor_id at least 0")
-        if bool(self.user) != bool(self.password):
-            raise ValueError("user and password belong together; give both or neither")
+        if self.user and not self.password:
+            raise ValueError("a user needs a password; give both, or a password alone, or neither")
         if not self.secret and not _loopback(self.endpoint) and self.config is None:
             raise ValueError(
                 f"the link would run unprotected over {self.endpoint}: anybody there could drive what the robot "
@@ -89,6 +95,22 @@ class LinkSettings:
     def secret(self) -> bool:
         """The endpoint speaks TLS."""
         return self.endpoint.split("/")[0] in ("tls", "quic")
+
+    @property
+    def names(self) -> tuple[str, str] | None:
+        """(user, password) that both sides have to give; None where certificates or a Zenoh file decide."""
+        if self.password:
+            return self.user or "robot_rl", self.password
+        return None if self.secret or self.config is not None else ("robot_rl", own_token())
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """(host, port) of an endpoint that can be tried, else None."""
+        found = urlsplit(f"//{self.endpoint.split('/', 1)[1].split('#')[0].split('?')[0]}")
+        with suppress(ValueError):
+            if self.endpoint.split("/")[0] in ("tcp", "tls") and found.hostname and found.port:
+                return found.hostname, found.port
+        return None
 
 
 def open_session(settings: LinkSettings, *, listen: bool) -> Any:
@@ -121,11 +143,12 @@ def open_session(settings: LinkSettings, *, listen: bool) -> Any:
             f"transport/link/tls/{side}_private_key": _path(settings.key),
             "transport/link/tls/enable_mtls": settings.mutual,
         }
-    if settings.user:
-        values["transport/auth/usrpwd/user"] = settings.user
-        values["transport/auth/usrpwd/password"] = settings.password
+    if settings.names is not None:
+        user, password = settings.names
+        values["transport/auth/usrpwd/user"] = user
+        values["transport/auth/usrpwd/password"] = password
         if listen:
-            values["transport/auth/usrpwd/dictionary_file"] = _dictionary(settings.user, str(settings.password))
+            values["transport/auth/usrpwd/dictionary_file"] = _dictionary(user, password)
     try:
         for name, value in values.items():
             if value is not None:
@@ -138,6 +161,38 @@ def open_session(settings: LinkSettings, *, listen: bool) -> Any:
         names = values.get("transport/auth/usrpwd/dictionary_file")
         if names is not None:
             Path(names).unlink(missing_ok=True)
+
+
+def token_path() -> Path:
+    """Where the token of this user lies: $XDG_CONFIG_HOME/robot_rl/link_token, by default in ~/.config."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "robot_rl" / "link_token"
+
+
+def own_token() -> str:
+    """The secret that actors and learners of one user share on one machine; made by whoever asks first.
+
+    Raises:
+        ValueError: others can read it, or it cannot be kept; says how to mend that.
+    """
+    path = token_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(24))
+            with suppress(FileExistsError):  # the other side was quicker: its token counts
+                os.link(fresh, path)
+            fresh.unlink()
+        facts = path.stat()
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+            raise ValueError(f"{path} holds the link's token and others can read it; run: chmod 600 {path}")
+        return path.read_text().strip()
+    except OSError as error:
+        raise ValueError(
+            f"the link's token cannot be kept in {path} ({error}); set XDG_CONFIG_HOME to a folder of yours, or give "
+            "both sides ROBOT_RL_LINK_PASSWORD"
+        ) from error
 
 
 def dump_weights(tensors: Mapping[str, Tensor]) -> bytes:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
+from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
+from robot_rl.loops import hil_state
 from robot_rl.loops.hil_adviser import Adviser
 from robot_rl.loops.hil_elicit import Elicitor
 from robot_rl.loops.hil_grip import Grippers
 from robot_rl.loops.hil_judge import Judge
+from robot_rl.loops.hil_labels import WORDS, Labels
 from robot_rl.loops.hil_learning import Improver
 from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_recovery import Recovery
@@ -46,7 +49,7 @@ class HumanInTheLoop:
         options: numbers.
         batch_size: rows per batch.
         seed: of the environment's first reset and of random proposals.
-        frame: () -> picture for the person's screen, or None.
+        frame: (JPEG quality) -> picture for the person's screen, as pixels or JPEG, or None.
         judge: says whether an observation shows success; needed for task_reward="classifier".
         elicitor: looks at demonstrations as they come.
         adviser: tells the person when help is wanted.
@@ -66,7 +69,7 @@ class HumanInTheLoop:
         options: HilOptions,
         batch_size: int,
         seed: int = 0,
-        frame: Callable[[], Any] | None = None,
+        frame: Callable[[int], Any] | None = None,
         judge: Judge | None = None,
         elicitor: Elicitor | None = None,
         adviser: Adviser | None = None,
@@ -84,15 +87,21 @@ class HumanInTheLoop:
         rate = options.updates_per_step / (learner.need.rollout_steps if self._whole else 1)
         self.improver = Improver(learner, sampler.batches(batch_size), rate, most_credit=50.0 * max(rate, 1.0))
         self._trouble = ""
-        self._rng = np.random.default_rng(seed)
-        self._stepper = Stepper(env)
-        self._frame = frame
-        self._updated_ns = pilot.now_ns()
+        self.rng = np.random.default_rng(seed)
+        self.stepper = Stepper(env)
+        self.frame = frame
+        self.updated_ns = pilot.now_ns()
         self._stop = self._world_ended = False
         self.watch = Watch(env.io.control_hz, options.max_hold_steps)
         self._seen: dict[str, Any] = {}
         self.grippers = Grippers(env.io, options.grip_penalty)
         self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on
+        self._final = -1  # row of the last valid one of them, -1 where that was not kept
+        self.labels = Labels(log, memory if isinstance(memory, HilMemory) else None, rules)
+        self.episode_began_ns: int | None = None
+        self.probability = math.nan
+        """Of success, as the classifier sees it; nan where there is none."""
+        self._late: list[Any] = []  # keys that came while the episode that they are about was being written
 
     @property
     def updates(self) -> int:
@@ -121,10 +130,11 @@ class HumanInTheLoop:
         """
         for _ in range(tries * wanted):
             if self.demos >= wanted or self._stop:
-                return
+                break
             self._episode(demo=True)
             if on_demo is not None:
                 on_demo(self.demos)
+        self.pilot.hold()  # the policy waits for go
         if self.demos < wanted and not self._stop:
             raise RuntimeError(
                 f"only {self.demos} of {tries * wanted} demonstrations ended in success, wanted {wanted}; ask for "
@@ -162,11 +172,13 @@ class HumanInTheLoop:
         key, self._world_ended = self.log.begin(), False
         draft = EpisodeDraft(self.rules, self.env.io.control_hz)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
+        patience = self.options.hold_steps(self.env.io.control_hz, self.pilot.realtime)
         self.learner.policy.reset()
         for part in (self.watch, self.grippers, self.adviser, self.judge, self.recovery):
             if part is not None:
                 part.begin()
-        self._rows, self._seen = [], {}
+        self._rows, self._seen, self._final = [], {}, -1
+        self.episode_began_ns = self.pilot.now_ns()
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
             obs = self._here()
@@ -184,12 +196,12 @@ class HumanInTheLoop:
                 draft.close(EndReason.COMMS)
                 break
             if driven.stopped:
-                pressed = any(kind == "estop" for kind, _ in driven.presses)
+                pressed = any(press.kind == "estop" for press in driven.presses)
                 draft.close(EndReason.HUMAN_STOP if pressed else EndReason.SAFETY_STOP)
                 break
             t_cmd = self.pilot.now_ns()
             try:
-                row = self._stepper.step(driven.executed[None], proposed=proposal[None])
+                row = self.stepper.step(driven.executed[None], proposed=proposal[None])
             except NonFiniteError as error:
                 self._broken("the robot's observation is not finite", error)
                 draft.close(EndReason.FAULT)
@@ -211,7 +223,7 @@ class HumanInTheLoop:
                 draft.close(EndReason.FAULT)
             if over != EndReason.NONE:
                 draft.close(over)
-            elif held >= self.options.max_hold_steps:
+            elif held >= (patience if driven.driver == "HOLD" else self.options.max_hold_steps):
                 draft.close(EndReason.HUMAN_STOP)
             if not demo:
                 self.env_steps += 1
@@ -224,19 +236,19 @@ class HumanInTheLoop:
 
     def _ready(self, demo: bool) -> bool:
         """Reset the robot, and wait until a person lets it move."""
-        if not self._stepper.obs:
+        if not self.stepper.obs:
             self._reset(self.seed)
             self.learner.policy.reset()
         while not self._stop:
             refused: list[str] = []
-            if self._stepper.obs:
+            if self.stepper.obs:
                 self.pilot.restart()
-            if self.pilot.driver not in ("HOLD", "STOPPED") and (self._stepper.obs or self._reset()):
+            if self.pilot.driver not in ("HOLD", "STOPPED") and (self.stepper.obs or self._reset()):
                 refused = self.pilot.begin(demo)
                 if not refused:
                     return True
-            self.pilot.idle(self._here())
-            self.pilot.show(self._telemetry(demo, None, "; ".join(refused)), self._frame)
+            self.hear(self.pilot.idle(self._here()))
+            self.pilot.show(self._telemetry(demo, None, "; ".join(refused)), self.frame)
             self.pilot.wait()
             if not self.pilot.realtime and (refused or self.pilot.driver in ("HOLD", "STOPPED")):
                 why = f" ({'; '.join(refused)})" if refused else ""
@@ -244,27 +256,34 @@ class HumanInTheLoop:
         return False
 
     def _here(self) -> Obs:
-        return {name: np.array(value[0]) for name, value in self._stepper.obs.items()}
+        return {name: np.array(value[0]) for name, value in self.stepper.obs.items()}
 
     def _propose(self, demo: bool = False) -> np.ndarray:
         if self.env_steps < self.options.random_steps:
-            return self._rng.uniform(-1.0, 1.0, self.env.io.action_dim).astype(np.float32)
-        proposal = np.asarray(self.learner.policy.act(self._stepper.obs).value[0], np.float32)
+            return self.rng.uniform(-1.0, 1.0, self.env.io.action_dim).astype(np.float32)
+        proposal = np.asarray(self.learner.policy.act(self.stepper.obs).value[0], np.float32)
         if self.adviser is not None and not demo and np.isfinite(proposal).all():
-            self.pilot.advise(self.adviser.look(self._stepper.obs, proposal))
+            self.pilot.advise(self.adviser.look(self.stepper.obs, proposal))
         return proposal
 
-    def _keys(self, draft: EpisodeDraft, presses: tuple[tuple[str, float], ...]) -> bool:
+    def _keys(self, draft: EpisodeDraft, presses: tuple[Any, ...]) -> bool:
         """Labels of the person; True when the episode is to be thrown away."""
-        for kind, when in presses:
-            if kind in ("success", "failure") and len(draft):
-                draft.label(kind == "success", round(when * 1e9))
-            elif kind in ("success", "failure"):  # pressed after the end: it is about the episode before
-                self.log.correct(kind == "success")
-            elif kind in ("abort", "rerecord"):
+        for press in presses:
+            running = press.episode < 0 and len(draft) and draft.end_reason == EndReason.NONE
+            if press.kind in ("success", "failure") and running:
+                draft.label(press.kind == "success", round(press.time * 1e9))
+            elif press.kind in WORDS:
+                self.hear((press,))
+            elif press.kind in ("abort", "rerecord"):
                 draft.close(EndReason.HUMAN_STOP)
-                return kind == "rerecord"
+                return press.kind == "rerecord"
         return False
+
+    def hear(self, presses: Sequence[Any]) -> None:
+        """Labels of episodes that are over."""
+        for press in presses:
+            if press.kind in WORDS:
+                self.demos += self.labels.apply(press.kind, press.episode)
 
     def _record(
         self, obs: Obs, proposal: np.ndarray, driven: Any, row: Step, times: tuple[int, int, int]
@@ -277,7 +296,7 @@ class HumanInTheLoop:
         if self.judge is not None:
             patience = 0.5 / self.env.io.control_hz if self.pilot.realtime else math.inf
             verdict = self.judge({name: value[0] for name, value in row.next_obs.items()}, patience)
-            success = verdict.success
+            success, self.probability = verdict.success, verdict.probability
         reward, over = self.options.outcome(float(row.reward[0]), success, terminated, truncated)
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
         if source == Source.POLICY and driven.driver == "RETURN":
@@ -317,7 +336,7 @@ class HumanInTheLoop:
             reward_source=reward_source,
             reward_prob=math.nan if verdict is None else verdict.probability,
             policy_version=self.version,
-            policy_lag_ms=(t_obs - self._updated_ns) * 1e-6,
+            policy_lag_ms=(t_obs - self.updated_ns) * 1e-6,
             safety_bits=driven.bits,
             clip_frac=driven.clip_frac,
             cam_age_ms=self.watch.age_ms,
@@ -329,8 +348,12 @@ class HumanInTheLoop:
 
     def _hand_on(self, steps: list[ControlStep], *, demo: bool = False) -> None:
         """Settled steps to the memory."""
-        self._rows += [self.memory.count] * len(steps)
-        self.memory.extend(steps, demo=demo)
+        for step in steps:
+            before = self.memory.count
+            self._rows.append(before)
+            self.memory.extend([step], demo=demo)
+            if step.valid:
+                self._final = before if self.memory.count > before else -1
 
     def _void(self, draft: EpisodeDraft, index: int) -> None:
         """From this step on nothing is learned from: the gripper did not do what was recorded."""
@@ -365,7 +388,13 @@ class HumanInTheLoop:
             self._hand_on(steps, demo=demo)
         if discard:
             self.memory.forget(range(first_row, self.memory.count))
-        self._commit(draft, {"demo": useful, "discarded": discard or (demo and not useful)})
+        number, rows = self.log.next_episode, list(range(first_row, self.memory.count))
+        shown = demo and not discard
+        self._commit(draft, {"demo": useful, "discarded": discard or (demo and not useful), "shown": shown})
+        if len(draft) and not discard:
+            self.labels.add(number, draft.steps, facts, demo, rows, self._final)
+        late, self._late = self._late, []
+        self.hear(late)
         if useful:
             self.demos += 1
         if demo:
@@ -373,10 +402,10 @@ class HumanInTheLoop:
         else:
             self.stats.add(facts)
             if self.options.promote_success and facts.success and facts.autonomous:
-                self.memory.promote(range(first_row, self.memory.count))
+                self.memory.promote(rows)
         if not demo:
             if self._whole:
-                self._learn(ended=True)
+                self.meanwhile("learning", lambda: self._learn(ended=True))
             self.improver.mark()
         if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
             self._reset()
@@ -385,7 +414,7 @@ class HumanInTheLoop:
     def _reset(self, seed: int | None = None) -> bool:
         """Reset the robot; False when a real one could not be reset: it holds, and a person has to see to it."""
         try:
-            self._stepper.reset(seed=seed)
+            self.stepper.reset(seed=seed)
         except RuntimeError as error:
             self._broken("the reset failed", error)
             return False
@@ -396,7 +425,7 @@ class HumanInTheLoop:
         if not self.pilot.realtime:
             raise error
         self._trouble = f"{what} ({error}); put the robot right and press go"
-        self._stepper.obs = {}
+        self.stepper.obs = {}
         self.pilot.hold()
 
     def _commit(self, draft: EpisodeDraft, facts: dict[str, Any]) -> Episode | None:
@@ -410,7 +439,8 @@ class HumanInTheLoop:
                 if error.errno not in _BACKOFF or self._stop or not self.pilot.realtime:
                     raise
                 self._trouble = f"the episode cannot be written ({error}); the robot holds until there is room"
-                self.pilot.show(self._telemetry(False, None, self._trouble), self._frame)
+                self._late += self.pilot.idle(self._here())
+                self.pilot.show(self._telemetry(False, None, self._trouble), self.frame)
                 self.pilot.wait()
 
     def _learn(self, ended: bool = False) -> None:
@@ -421,7 +451,25 @@ class HumanInTheLoop:
         if self._whole and not ended:
             return
         if self.improver.spend(lambda: ended or not self.pilot.realtime or self.pilot.spare() > 0.0):
-            self.version, self._updated_ns = self.updates, self.pilot.now_ns()
+            self.version, self.updated_ns = self.updates, self.pilot.now_ns()
+
+    def meanwhile(self, phase: str, work: Callable[[], Any]) -> Any:
+        """Something that takes a while, with the robot on hold: keys are heard and the screen goes on.
+
+        Args:
+            phase: what the screen says.
+            work: called in a thread of its own where a person is there, at once elsewhere.
+        """
+        if not self.pilot.realtime:
+            return work()
+        with ThreadPoolExecutor(1, "meanwhile") as pool:
+            done = pool.submit(work)
+            while not done.done():
+                self.hear(self.pilot.idle(self._here()))
+                self.pilot.hold()  # a go that comes now is too early
+                self.pilot.show({**self._telemetry(False, None), "phase": phase}, self.frame)
+                self.pilot.wait()
+            return done.result()
 
     # ------------------------------------------------------------ screen
 
@@ -430,67 +478,18 @@ class HumanInTheLoop:
 
     def _show(self, demo: bool, driven: Any, episode: int) -> None:
         if self.pilot.realtime:
-            self.pilot.show({**self._telemetry(demo, driven), "episode": episode}, self._frame)
+            self.pilot.show({**self._telemetry(demo, driven), "episode": episode}, self.frame)
 
     # ------------------------------------------------------------ state
 
     def restore_memory(self) -> None:
-        """Fill the memory from the log: the log is the buffer."""
-        for episode in self.log.episodes():
-            facts = episode.meta
-            if facts.get("discarded"):
-                continue
-            demo = bool(facts.get("demo"))
-            first = self.memory.count
-            steps = to_steps(episode)
-            self.memory.extend(steps, demo=demo)
-            alone = facts.get("success") and not any(step.human for step in steps)
-            if self.options.promote_success and alone and not demo:
-                self.memory.promote(range(first, self.memory.count))
+        """Fill the memory from the log, with what was said about the episodes since."""
+        self.labels.restore(self.options.promote_success)
 
     def state_dict(self) -> dict[str, Any]:
         """All that continuation needs besides learner, sampler and log; between episodes."""
-        rng = self._rng.bit_generator.state
-        return {
-            "kind": "hil",
-            "env_steps": self.env_steps,
-            "updates": self.updates,
-            "demos": self.demos,
-            "version": self.version,
-            "credit": self.improver.credit,
-            "updated_ns": self._updated_ns,
-            "rng": {**rng, "state": {key: int(value) for key, value in rng["state"].items()}},
-            "stats": self.stats.state_dict(),
-            "pilot": self.pilot.state_dict(),
-            "episodes": len(self.log.manifest),
-            "rows": self.memory.count,
-            "memory": self.memory.state_dict(),
-            "recovery": None if self.recovery is None else self.recovery.state_dict(),
-            "stepper": self._stepper.state_dict() if hasattr(self.env, "state_dict") and self._stepper.obs else None,
-        }
+        return hil_state.save(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue. Episodes that were recorded after the checkpoint are kept and count as own steps.
-
-        Raises:
-            ValueError: a state of another loop.
-        """
-        if state.get("kind") != "hil":
-            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected hil")
-        for name in ("env_steps", "demos", "version"):
-            setattr(self, name, int(state[name]))
-        self.improver.updates, self.improver.credit = int(state["updates"]), float(state["credit"])
-        self._updated_ns = int(state["updated_ns"])
-        self._rng.bit_generator.state = state["rng"]
-        self.stats.load_state_dict(state["stats"])
-        self.pilot.load_state_dict(state["pilot"])
-        self.memory.load_state_dict(state["memory"])
-        if self.recovery is not None and state.get("recovery"):
-            self.recovery.load_state_dict(state["recovery"])
-        later = self.log.manifest[int(state["episodes"]) :]
-        self.env_steps += sum(line["steps"] for line in later if not line["demo"])
-        if state["stepper"] is not None:
-            self._stepper.reset(seed=self.seed)
-            self._stepper.load_state_dict(state["stepper"])
-        if later:  # what was driven after the checkpoint must not be driven again from the same starts
-            self._stepper.reset(seed=self.seed + 1 + len(self.log.manifest))
+        """Continue; see `hil_state.load`."""
+        hil_state.load(self, state)

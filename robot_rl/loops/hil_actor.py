@@ -36,6 +36,11 @@ class Learnings(Protocol):
         ...
 
     @property
+    def standing(self) -> str:
+        """Why it has not, or ""."""
+        ...
+
+    @property
     def finished(self) -> bool:
         """There will be no newer weights, and we have the last."""
         ...
@@ -138,6 +143,7 @@ class HilActor(HumanInTheLoop):
     Args:
         link: to the learner.
         outbox: what is sent.
+        drive_untrained: let the untrained policy drive when there are no weights after `patience_s`; False holds.
         collect_without_learner: begin episodes while the learner is away.
         most_waiting: rows on disk that the learner lacks, above which no episode begins.
         speed: of a simulated robot, as a multiple of its control rate; a person's clock paces a real one.
@@ -150,6 +156,7 @@ class HilActor(HumanInTheLoop):
         *parts: Any,
         link: Learnings,
         outbox: Outbox,
+        drive_untrained: bool = False,
         collect_without_learner: bool = True,
         most_waiting: int = 100_000,
         speed: float = 1.0,
@@ -159,17 +166,24 @@ class HilActor(HumanInTheLoop):
         super().__init__(*parts, memory=Sent(outbox), sampler=_NoRows(), batch_size=1, **more)  # type: ignore[arg-type]
         self.link, self.outbox = link, outbox
         self._collect_alone, self._most, self._patience = collect_without_learner, most_waiting, patience_s
+        self._untrained = drive_untrained
         self._period, self._next = 1.0 / (self.env.io.control_hz * speed), time.monotonic()
 
     def wait_for_weights(self) -> bool:
         """Before the first own episode: hold until the learner has made something of the demonstrations."""
-        end = time.monotonic() + self._patience
-        while self.version == 0 and not self._stop and time.monotonic() < end:
+        end, said = time.monotonic() + self._patience, ""
+        while self.version == 0 and not self._stop:
+            self._admitted()
             self._follow()
-            if self.version:
-                return True
-            self.pilot.idle(self._here())
-            self.pilot.show(self._telemetry(False, None, "waiting for the first weights"), self._frame)
+            if self.version or (self._untrained and time.monotonic() > end):
+                break
+            why = self.link.standing or "the learner is there; its first weights are not"
+            if why != said:
+                sys.stderr.write(f"\nhold: {why}\n")
+                said = why
+            self.hear(self.pilot.idle(self._here()))
+            self.pilot.hold()  # a go that comes now is too early
+            self.pilot.show(self._telemetry(False, None, why), self.frame)
             time.sleep(min(self._period, 0.05))
         return self.version > 0
 
@@ -189,8 +203,7 @@ class HilActor(HumanInTheLoop):
         """New weights first; then as always, but hold while the learner is away for too long."""
         said = False
         while not self._stop:
-            if self.link.refused:
-                raise ValueError(f"the learner refuses this actor, they were started differently: {self.link.refused}")
+            self._admitted()
             self._follow()
             why = self._obstacle()
             if not why:
@@ -198,9 +211,9 @@ class HilActor(HumanInTheLoop):
             if not said:
                 sys.stderr.write(f"\nhold: {why}\n")
                 said = True
-            if self._stepper.obs:
-                self.pilot.idle(self._here())  # keys are heard, the robot is watched
-            self.pilot.show(self._telemetry(demo, None, why), self._frame)
+            if self.stepper.obs:
+                self.hear(self.pilot.idle(self._here()))  # the robot is watched
+            self.pilot.show(self._telemetry(demo, None, why), self.frame)
             time.sleep(0.05)
         if not super()._ready(demo):
             return False
@@ -208,6 +221,10 @@ class HilActor(HumanInTheLoop):
             self.outbox.begin(self.log.next_episode)
         self._next = time.monotonic()
         return True
+
+    def _admitted(self) -> None:
+        if self.link.refused:
+            raise ValueError(f"the learner refuses this actor, they were started differently: {self.link.refused}")
 
     def _obstacle(self) -> str:
         if not self._collect_alone and not self.link.alive:
@@ -223,7 +240,7 @@ class HilActor(HumanInTheLoop):
         self.version, tensors = found
         policy = self.learner.policy
         load_tensors(policy, tensors)
-        self._updated_ns = self.pilot.now_ns()
+        self.updated_ns = self.pilot.now_ns()
 
     def _learn(self, ended: bool = False) -> None:
         """Send what is settled, and keep a simulated robot at its pace."""
@@ -263,8 +280,7 @@ class HilActor(HumanInTheLoop):
     @property
     def problem(self) -> str:
         """What a person should know, or ""."""
-        away = f"no learner for {self.link.silence:.0f} s" if not self.link.alive and self.env_steps else ""
-        return super().problem or self.link.alarm or away
+        return super().problem or self.link.alarm or self.link.standing
 
 
 def tensors_of(policy: Any) -> dict[str, Tensor]:

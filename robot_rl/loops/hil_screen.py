@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ def telemetry(loop: HumanInTheLoop, demo: bool, driven: Any, problem: str = "") 
         driven: of the last tick, or None.
         problem: what stands in the way now, before what the loop itself has to say.
     """
-    rolling = loop.stats.metrics()
+    rolling, options = loop.stats.metrics(), loop.options
+    begun = loop.episode_began_ns
     return {
         "phase": "demonstration" if demo else "training",
         "demos": loop.demos,
@@ -35,4 +37,13 @@ def telemetry(loop: HumanInTheLoop, demo: bool, driven: Any, problem: str = "") 
         "human_seconds": loop.stats.human_seconds,
         "buffers": {name: len(view) for name, view in loop.memory.views.items()},
         "late": getattr(loop.pilot, "late", 0),
+        "alone": loop.stats.alone(),
+        "clock": None if driven is None or begun is None else (loop.pilot.now_ns() - begun) * 1e-9,
+        "next_eval": options.eval_every - loop.env_steps % options.eval_every if options.eval_every else None,
+        "age_s": (loop.pilot.now_ns() - loop.updated_ns) * 1e-9,
+        "probability": round(loop.probability, 3) if math.isfinite(loop.probability) else None,
+        "fault": "" if driven is None or not (driven.lost or driven.level >= 3) else driven.warning or "fault",
+        "mode": loop.pilot.mode,
+        "label": loop.labels.said,
+        "list": loop.labels.list(),
     }

@@ -151,6 +151,12 @@ class HilStats:
         """Count a demonstration."""
         self.demo_steps += steps
 
+    def alone(self) -> tuple[float, float, float, int] | None:
+        """Success among the unaided of the last episodes with its 95 % interval, and their number; None without any."""
+        alone = [facts for facts in self._last if facts.autonomous]
+        good = sum(facts.success for facts in alone)
+        return (good / len(alone), *wilson(good, len(alone)), len(alone)) if alone else None
+
     def metrics(self) -> Metrics:
         """rollout/... over the window and totals."""
         last = list(self._last)

@@ -16,6 +16,12 @@ class Pilot(Protocol):
     """Device, takeover and safety layer between the policy and the robot; see `robot_rl.real.cockpit`."""
 
     realtime: bool
+    simulates: bool
+
+    @property
+    def mode(self) -> str:
+        """How a person takes over: deadman, toggle or implicit."""
+        ...
 
     @property
     def driver(self) -> str:
@@ -42,6 +48,10 @@ class Pilot(Protocol):
         """One tick; in a blind one nobody drives, and the grippers go to `grip`."""
         ...
 
+    def move_to(self, env: Any, /) -> None:
+        """Drive the robot of another simulation."""
+        ...
+
     def hold(self) -> None:
         """Nobody drives until a person resumes."""
         ...
@@ -50,8 +60,8 @@ class Pilot(Protocol):
         """Help is wanted, or not any more."""
         ...
 
-    def idle(self, obs: Obs) -> tuple[tuple[str, float], ...]:
-        """One tick without motion."""
+    def idle(self, obs: Obs) -> tuple[Any, ...]:
+        """One tick without motion; the keys, each with kind, time and episode."""
         ...
 
     def wait(self) -> None:
@@ -62,7 +72,7 @@ class Pilot(Protocol):
         """Seconds until then."""
         ...
 
-    def show(self, telemetry: dict[str, Any], frame: Callable[[], Any] | None = None) -> None:
+    def show(self, telemetry: dict[str, Any], frame: Callable[[int], Any] | None = None) -> None:
         """Telemetry for a screen."""
         ...
 
@@ -91,8 +101,11 @@ def trials(
     seed: int,
     deterministic: bool = True,
     on_trial: Callable[[int], object] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Trials:
     """Autonomous trials with frozen weights through the same safety layer; a trial ends at its first success.
+
+    Nobody is there; where somebody is, see `hil_trials`.
 
     Args:
         env: of one copy, natural starts.
@@ -102,10 +115,13 @@ def trials(
         seed: of the first reset.
         deterministic: the policy's mode.
         on_trial: called with the number of finished trials.
+        stopped: asked before every trial; True ends the block.
     """
     out, stepper = Trials(deterministic=deterministic), Stepper(env)
     stepper.reset(seed=seed)
     for number in range(episodes):
+        if stopped():
+            break
         pilot.restart()  # a stop cost its own trial and no other
         refused = pilot.begin()
         if refused:

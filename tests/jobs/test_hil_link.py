@@ -139,7 +139,7 @@ def test_actor_and_learner_are_killed_in_mid_run_and_nothing_is_lost_or_doubled(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_actor_without_a_learner_drives_records_and_says_so(tmp_path):
+def test_actor_without_a_learner_drives_if_it_was_told_to_records_and_says_so(tmp_path):
     out = Run(
         tmp_path,
         "role=actor",
@@ -148,6 +148,7 @@ def test_actor_without_a_learner_drives_records_and_says_so(tmp_path):
         "total_steps=40",
         "link.speed=50",
         "link.patience_s=1",
+        "link.drive_untrained=true",
         f"link.endpoint=tcp/127.0.0.1:{free_port()}",
     ).done()
     assert "no weights from a learner" in out

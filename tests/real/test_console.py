@@ -5,9 +5,8 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import signal
-import threading
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -15,75 +14,10 @@ import urllib.request
 import numpy as np
 import pytest
 
-from robot_rl.data.hil_episode import EpisodeRules
-from robot_rl.data.hil_log import HilLog
-from robot_rl.data.hil_memory import HilMemory
-from robot_rl.data.mix import Mix
-from robot_rl.loops.hil import HilOptions, HumanInTheLoop
-from robot_rl.real.cockpit import simulated
-from tests.loops.hil_world import LineEnv
-from tests.loops.test_hil import Fixed
-
-pytest.importorskip("aiohttp", reason="the console needs aiohttp (extra console)")
 from robot_rl.real.console.server import ConsoleServer
 from robot_rl.real.console.teleop import BrowserTeleop
-
-DEADMAN_MS = 400.0  # generous: the machine that runs the tests is busy
-
-
-class Stage(LineEnv):
-    """The line world with a picture."""
-
-    def render(self):
-        frame = np.zeros((60, 80, 3), np.uint8)
-        frame[:, int(39 + 38 * np.clip(self.place, -1, 1))] = (255, 180, 0)
-        frame[:, int(39 + 38 * np.clip(self.goal, -1, 1))] = (0, 200, 90)
-        return (frame,)
-
-
-class Session:
-    """A running loop with a console; remembers who drove and when."""
-
-    def __init__(self, folder, token="t0ken"):
-        self.env = Stage(steps=10_000)
-        self.human = BrowserTeleop(self.env.io, port=0, token=token, announce=False)
-        self.pilot = simulated(self.env, self.human, takeover={"device_timeout_ms": DEADMAN_MS})
-        self.drivers: list[tuple[float, str, float]] = []
-        drive = self.pilot.drive
-
-        def watched(obs, proposal, **more):
-            driven = drive(obs, proposal, **more)
-            self.drivers.append((time.monotonic(), driven.driver, float(driven.executed[0])))
-            return driven
-
-        self.pilot.drive = watched
-        memory = HilMemory(self.env.io, 5000)
-        self.loop = HumanInTheLoop(
-            self.env,
-            Fixed(self.env.io, 0.0),
-            self.pilot,
-            log=HilLog(folder, self.env.io),
-            memory=memory,
-            sampler=Mix({"online": (memory.views["online"], 1.0)}),
-            rules=EpisodeRules(),
-            options=HilOptions(task_reward="labels"),
-            batch_size=8,
-            frame=lambda: self.env.render()[0],
-        )
-        self.thread = threading.Thread(target=self.loop.run, args=(10**6, lambda *_: False), daemon=True)
-        self.thread.start()
-
-    def until(self, what, seconds=25.0):
-        end = time.monotonic() + seconds
-        while not what():
-            assert self.thread.is_alive(), "the control loop died"
-            assert time.monotonic() < end, f"waited {seconds} s; driver {self.pilot.driver}"
-            time.sleep(0.02)
-
-    def close(self):
-        self.loop.stop()
-        self.thread.join(10.0)
-        self.pilot.close()
+from tests.loops.hil_world import LineEnv
+from tests.real.console_stage import DEADMAN_MS, Page, Session, chromium, processes_of
 
 
 @pytest.fixture
@@ -91,46 +25,6 @@ def session(tmp_path):
     it = Session(tmp_path / "log")
     yield it
     it.close()
-
-
-@contextlib.contextmanager
-def chromium(folder):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="the browser test needs selenium")
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    binary = next(
-        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
-    )
-    driver = shutil.which("chromedriver")
-    if not binary or not driver:
-        pytest.skip("no chromium with chromedriver on this machine (apt-get install chromium chromium-driver)")
-    options = Options()
-    options.binary_location = binary
-    for flag in (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-        "--window-size=1280,900",
-        f"--user-data-dir={folder}",
-    ):
-        options.add_argument(flag)
-    browser = webdriver.Chrome(options=options, service=Service(driver))
-    try:
-        yield browser
-    finally:
-        browser.quit()
-
-
-def processes_of(browser):
-    """Ids of the browser that this test started: descendants of its driver."""
-    psutil = pytest.importorskip("psutil")
-    return [child.pid for child in psutil.Process(browser.service.process.pid).children(recursive=True)]
 
 
 def test_browser_drives_labels_is_lost_and_comes_back(session, tmp_path):
@@ -266,7 +160,8 @@ def test_second_client_watches_only():
         with connect(console) as first, connect(console) as second:
             assert receive(first, "role")["operator"]
             assert not receive(second, "role")["operator"]
-            second.send(json.dumps({"type": "press", "kind": "estop"}))
+            second.send(json.dumps({"type": "press", "kind": "failure"}))
+            assert "has the seat" in receive(second, "refused")["why"]
             first.send(json.dumps({"type": "press", "kind": "success", "sent": 3}))
             assert receive(first, "echo")["sent"] == 3
         end = time.monotonic() + 10
@@ -311,6 +206,45 @@ def test_nonsense_from_the_wire_is_refused_and_harmless():
 def test_open_address_without_tls_is_refused():
     with pytest.raises(ValueError, match="TLS"):
         ConsoleServer(lambda _: None, lambda: None, host="0.0.0.0")
+
+
+def test_console_elsewhere_serves_the_names_it_was_given_and_no_other(tmp_path):
+    from tests.test_link import certificates
+
+    made = certificates(tmp_path)
+    files = {"certificate": made["certificate"], "key": made["key"]}
+    context = ssl._create_unverified_context()
+
+    def code(console, name):
+        address = f"https://127.0.0.1:{console.port}/?token=secret"
+        request = urllib.request.Request(address, headers={"Host": f"{name}:{console.port}"})
+        try:
+            with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+                return answer.status, ""
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    closed, _ = server(host="0.0.0.0", **files)
+    try:
+        assert code(closed, "127.0.0.1")[0] == 200
+        status_code, told = code(closed, "robot.lab")
+        assert status_code == 403
+        assert "human.hosts=[robot.lab]" in told  # and how to mend it
+        assert "<" not in code(closed, "<script>")[1]
+    finally:
+        closed.close()
+    session = Session(tmp_path / "log", host="0.0.0.0", hosts=["robot.lab"], **files)
+    try:
+        flags = "--host-resolver-rules=MAP robot.lab 127.0.0.1", "--ignore-certificate-errors"
+        with chromium(tmp_path / "profile", *flags) as browser:
+            assert session.human.server.url.startswith("https://robot.lab:")
+            page = Page(browser, session)
+            page.shows("link", "operator")
+            page.click("stop")
+            page.drives("STOPPED")
+        assert code(session.human.server, "evil.example")[0] == 403
+    finally:
+        session.close()
 
 
 def test_taken_port_says_so():

@@ -61,7 +61,7 @@ def test_every_observation_of_a_failure_is_negative(tmp_path):
 def test_correction_turns_an_episode_around_and_marks_what_fooled_the_classifier(tmp_path):
     episodes = labelled(tmp_path, "pppp", success=True, probability=[0.1, 0.2, 0.9, 0.95])
     log = HilLog(tmp_path, traces.io())
-    assert log.correct(False).episode_id == 0
+    log.correct(0, False)
     data = frames(episodes, ["state"], corrected=read_corrections(tmp_path))
     assert not data.label.any()
     assert data.hard.tolist() == [False, False, True, True]
