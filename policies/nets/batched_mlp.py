@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,6 +79,19 @@ class BatchedMlp:
             self._half_flat.copy_(self.params.flat)
         self._first[:, :-1].copy_(self._view["weight0"])
         self._first[:, -1].copy_(self._view["bias0"])
+
+    def take(self) -> Any:
+        """As `ExplicitMlp.take`."""
+        saved = self._layers, self._h, self._pick, self._chosen, self._grown, self._groups
+        self._layers, self._h = [], self._first
+        return saved
+
+    def restore(self, saved: Any) -> None:
+        """As `ExplicitMlp.restore`."""
+        self._layers, self._h, self._pick, self._chosen, self._grown, self._groups = saved
+
+    def release(self, saved: Any) -> None:
+        """As `ExplicitMlp.release`."""
 
     @torch.no_grad()
     def forward(self, x: Tensor, members: Sequence[int] | None = None, drop: Dropout | None = None) -> Tensor:

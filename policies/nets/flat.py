@@ -91,6 +91,7 @@ class FlatParams:
             amsgrad=False,
             maximize=False,
         )
+        torch.autograd.graph.increment_version(self.flat)  # the fused kernel writes without telling autograd
 
     @torch.no_grad()
     def blend(self, source: FlatParams, tau: float) -> None:

@@ -9,7 +9,7 @@ are kept.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,7 @@ class HalfMlp:
         half = {name: self._half_flat[part].view(params.shapes[name]) for name, part in params.slices.items()}
         self._half = parts(half, "weight", depth)
         self._stale = True
-        self._rooms: dict[tuple[int, int, int], _Room] = {}
+        self._rooms: dict[tuple[int, int], list[_Room]] = {}  # that no pass holds, by members and rows
         self._scratch: dict[tuple[str | int, ...], Any] = {}
         self._now: list[tuple[_Block, _Room]] = []
         self._groups, self._grown = 0, 1.0
@@ -142,21 +142,43 @@ class HalfMlp:
         """Tell that the parameters changed: the bfloat16 copies are renewed when next read."""
         self._stale = True
 
-    def _room(self, row: int, count: int, size: int) -> _Room:
-        room = self._rooms.get((row, count, size))
-        if room is None:
-            if len({b for _, _, b in self._rooms} | {size}) > _SIZES:
-                self._rooms.clear()
-                self._scratch.clear()
-            layers = []
-            for width in self.shape.hidden:
-                layer = _Layer(_Half.empty(count, size, width))
-                if self.shape.layer_norm:
-                    layer.unit = np.empty((count, size, width), np.float32)
-                    layer.rstd = np.empty((count, size), np.float32)
-                layers.append(layer)
-            room = self._rooms[row, count, size] = _Room(layers, layers[0].h.value)
-        return room
+    def take(self) -> Any:
+        """As `ExplicitMlp.take`: the buffers of the pass are its own until they are released."""
+        saved, self._now = (self._now, self._groups, self._grown), []
+        return saved
+
+    def restore(self, saved: Any) -> None:
+        """As `ExplicitMlp.restore`."""
+        self._free(room for _, room in self._now)
+        self._now, self._groups, self._grown = saved
+
+    def release(self, saved: Any) -> None:
+        """As `ExplicitMlp.release`: the next pass may write into these buffers."""
+        if saved[0] is self._now:
+            self._now = []
+        self._free(room for _, room in saved[0])
+
+    def _free(self, rooms: Iterable[_Room]) -> None:
+        for room in rooms:
+            count, size = room.layers[0].h.value.shape[:2]
+            self._rooms.setdefault((count, size), []).append(room)
+
+    def _room(self, count: int, size: int) -> _Room:
+        """Buffers that no pass holds."""
+        waiting = self._rooms.get((count, size))
+        if waiting:
+            return waiting.pop()
+        if len({b for _, b in self._rooms} | {size}) > _SIZES:
+            self._rooms.clear()
+            self._scratch.clear()
+        layers = []
+        for width in self.shape.hidden:
+            layer = _Layer(_Half.empty(count, size, width))
+            if self.shape.layer_norm:
+                layer.unit = np.empty((count, size, width), np.float32)
+                layer.rstd = np.empty((count, size), np.float32)
+            layers.append(layer)
+        return _Room(layers, layers[0].h.value)
 
     def _half_buffer(self, name: str, *shape: int) -> _Half:
         key = (name, *shape)
@@ -175,12 +197,11 @@ class HalfMlp:
         """As `ExplicitMlp.forward`."""
         self._begin(x, drop)
         chosen = range(self.shape.members) if members is None else members
-        self._now = []
         low_x = x.to(torch.bfloat16)
         out = x.new_empty(len(chosen), x.shape[-2], self.shape.outputs)
         factors = None if drop is None else drop.factors(self.shape, len(chosen), x)
         for block in _blocks(chosen, _BLOCK):
-            room = self._room(block.row, block.size, x.shape[-2])
+            room = self._room(block.size, x.shape[-2])
             room.x = self._inputs(low_x, block)
             own = None if factors is None else [factor[block.rows] for factor in factors]
             self._hidden(self._inputs(x, block), room, block.members, own)
@@ -192,6 +213,8 @@ class HalfMlp:
         if self._stale:
             self._half_flat.copy_(self.params.flat)
             self._stale = False
+        self._free(room for _, room in self._now)
+        self._now = []
         self._groups = 0 if x.dim() == 2 else len(x)
         self._grown = 1.0 if drop is None else 1.0 / (1.0 - drop.rate)
 
@@ -216,14 +239,15 @@ class HalfMlp:
         out = x.new_empty(self.shape.members, x.shape[0], self.shape.outputs)
         low_x = x.to(torch.bfloat16)
         total: Tensor | None = None
+        room = self._room(1, len(x))
         for block in _blocks(range(self.shape.members), 1):
-            room = self._room(0, 1, len(x))
             room.x = low_x[None]
             self._hidden(x[None], room, block.members, None)
             self._last(room, block.members, out[block.rows])
             part = self._backward(loss_grad(out[block.rows]), block, room, slice(None), True, inputs, None)
             if part is not None:
                 total = part[0] if total is None else total.add_(part[0])
+        self._free([room])
         return out, total
 
     def _hidden(self, x: Tensor, room: _Room, own: slice, factors: list[Tensor] | None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,6 +119,18 @@ class ExplicitMlp:
             self._saved.append(layers)
             self._last(h, e, out[row])
         return out
+
+    def take(self) -> Any:
+        """Hand over what the last forward pass kept for its backward pass; see `Net`."""
+        saved, self._saved = (self._saved, self._members, self._groups), []
+        return saved
+
+    def restore(self, saved: Any) -> None:
+        """Make a forward pass the last one again: `backward` is then its backward."""
+        self._saved, self._members, self._groups = saved
+
+    def release(self, saved: Any) -> None:
+        """Nobody will restore `saved` any more; nothing to do where passes share no buffers."""
 
     def _group_of(self, e: int) -> int:
         return e * self._groups // self.shape.members
@@ -299,6 +312,18 @@ class AutogradMlp:
 
     def refresh(self) -> None:
         """Nothing to do: no copies are kept."""
+
+    def take(self) -> Any:
+        """As `ExplicitMlp.take`."""
+        saved, self._x, self._out = (self._x, self._out), None, None
+        return saved
+
+    def restore(self, saved: Any) -> None:
+        """As `ExplicitMlp.restore`."""
+        self._x, self._out = saved
+
+    def release(self, saved: Any) -> None:
+        """As `ExplicitMlp.release`."""
 
     def fit(
         self, x: Tensor, loss_grad: Callable[[Tensor], Tensor], *, inputs: slice | None = None
