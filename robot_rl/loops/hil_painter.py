@@ -23,7 +23,7 @@ class Painter:
     """
 
     def __init__(self, make_env: Callable[[], Any]) -> None:
-        require("PIL.Image", extra="console")
+        require("PIL.Image")
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
         self._child = context.Process(target=_paint, args=(make_env, theirs, self._pipe), daemon=True)
@@ -67,7 +67,7 @@ def _paint(make_env: Callable[[], Any], pipe: Any, theirs: Any) -> None:
     theirs.close()  # else the pipe would never end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the session, which ends us
     os.nice(5)  # control and learning come first
-    image = require("PIL.Image", extra="console")
+    image = require("PIL.Image")
     env = make_env()
     env.reset()
     try:
