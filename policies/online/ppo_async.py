@@ -12,12 +12,12 @@ from torch import Tensor
 from robot_rl.advantage import whiten
 from robot_rl.advantage.importance import bounded_weight, effective_sample_size
 from robot_rl.policies.online.ppo import Minibatch, Ppo, PpoPolicy
-from robot_rl.types import IOSpec, Metrics, Rollout
+from robot_rl.types import IOSpec, Metrics, Rollout, StaleLearner
 
 CORRECTIONS = ("decoupled", "naive")
 
 
-class PpoAsync(Ppo):
+class PpoAsync(Ppo, StaleLearner):
     """PPO whose rollouts may come from a policy that is some updates old.
 
     "decoupled": L = mean w min(rho A, clip(rho, 1 - c, 1 + c) A) with rho = pi / pi_prox and w = pi_prox / pi_behav,

@@ -12,30 +12,12 @@ from typing import Any, NamedTuple
 
 from robot_rl.loops.contract import learned
 from robot_rl.loops.episodes import EpisodeStats
-from robot_rl.loops.on_policy import Hook, OnPolicyLearner, RolloutStorage, collect
+from robot_rl.loops.on_policy import Hook, RolloutStorage, collect
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Policy
+from robot_rl.types import StaleLearner
 
 WAIT = 0.2
 """Seconds between looks at the other thread while waiting for it."""
-
-
-class StaleLearner(OnPolicyLearner):
-    """A learner that corrects for rollouts of older policies.
-
-    Attributes:
-        lag: act with the policy of this many updates ago, without a thread; None = collect in a thread.
-        queue: finished rollouts that may wait.
-        updates: updates so far: the version of the weights.
-    """
-
-    lag: int | None
-    queue: int
-    updates: int
-
-    def actor(self) -> Policy:
-        """A policy with weights of its own, for the collecting side."""
-        ...
 
 
 class _Weights(NamedTuple):

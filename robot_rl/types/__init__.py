@@ -14,6 +14,7 @@ from robot_rl.types.learner import (
     OnPolicyLearner,
     OuterLearner,
     OwnLoop,
+    StaleLearner,
 )
 from robot_rl.types.options import Options
 from robot_rl.types.policy import Action, Critic, Policy, ProgressCritic, TrainedPolicy
@@ -40,6 +41,7 @@ __all__ = [
     "ProgressCritic",
     "Rollout",
     "Sampler",
+    "StaleLearner",
     "Stateful",
     "Step",
     "Tracker",

@@ -10,9 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from robot_rl.types.data import Array, LogFacts, Metrics, Obs
+from robot_rl.types.data import LogFacts, Metrics, Obs
 from robot_rl.types.io import IOSpec
 from robot_rl.types.options import Options
+from robot_rl.types.policy import Policy
 
 FEEDS = ("transitions", "rollout", "stale_rollout", "episodes", "device_transitions", "device_rollout", "environment")
 """Ways of feeding, one loop each: replayed rows, fresh rollouts, rollouts of somewhat older weights, whole episodes
@@ -235,9 +236,28 @@ class OnPolicyLearner(Learner[O_co, Data_contra]):
 
     consumes = "rollout"
 
-    def value(self, obs: Obs) -> Tensor | Array:
+    def value(self, obs: Obs) -> Tensor:
         """(N,) state values."""
         raise NotImplementedError(f"{type(self).__name__}.value is missing")
+
+
+class StaleLearner(OnPolicyLearner[O_co, Data_contra]):
+    """A learner that corrects for rollouts of older policies.
+
+    Attributes:
+        lag: act with the policy of this many updates ago, without a thread; None = collect in a thread.
+        queue: finished rollouts that may wait.
+        updates: updates so far: the version of the weights.
+    """
+
+    consumes = "stale_rollout"
+    lag: int | None
+    queue: int
+    updates: int
+
+    def actor(self) -> Policy:
+        """A policy with weights of its own, for the collecting side."""
+        raise NotImplementedError(f"{type(self).__name__}.actor is missing")
 
 
 class OffPolicyDeviceLearner(Learner[O_co, Data_contra]):
