@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from robot_rl.loops.evaluate import LONGEST
 from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Obs, Policy
@@ -91,6 +92,7 @@ def trials(
     seed: int,
     deterministic: bool = True,
     on_trial: Callable[[int], object] | None = None,
+    longest: int = LONGEST,
 ) -> Trials:
     """Autonomous trials with frozen weights through the same safety layer; a trial ends at its first success.
 
@@ -102,6 +104,7 @@ def trials(
         seed: of the first reset.
         deterministic: the policy's mode.
         on_trial: called with the number of finished trials.
+        longest: steps after which a trial that does not end by itself is cut, as a failure.
     """
     out, stepper = Trials(deterministic=deterministic), Stepper(env)
     stepper.reset(seed=seed)
@@ -125,6 +128,9 @@ def trials(
             steps += 1
             success = bool(row.info["success"][0]) if "success" in row.info else False
             ended = bool(row.terminated[0] or row.truncated[0])
+            if steps >= longest and not (ended or success):
+                out.cut += 1
+                break
         pilot.end()
         if not ended:
             stepper.reset()

@@ -218,13 +218,13 @@ def saved_config(cfg: DictConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
 
 
-def tracker_factory(cfg: DictConfig, folder: Path) -> Callable[[int | None], Any]:
-    """(resume step or None) -> tracker."""
+def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Any]:
+    """(run folder, resume step or None) -> tracker."""
     plain = OmegaConf.to_container(cfg, resolve=True)
 
-    def make(resume_step: int | None) -> Any:
+    def make(folder: str, resume_step: int | None) -> Any:
         extra = {"config": plain} if "wandb" in cfg.track._target_ else {}
-        return instantiate(cfg.track, _partial_=True)(str(folder), resume_step=resume_step, **extra)
+        return instantiate(cfg.track, _partial_=True)(folder, resume_step=resume_step, **extra)
 
     return make
 

@@ -14,6 +14,16 @@ FOLDERS = ("robot_rl", "sim", "real", "policies", "configs")
 OURS = {
     "types": set(),
     "stopwatch": set(),
+    "interrupt": set(),
+    "live_bar": set(),
+    "claim": {"parallel"},
+    "lineage": {"checkpoint"},
+    "schedule": {"types"},
+    "parts": {"types", "checkpoint", "parallel"},
+    "run": {
+        *("types", "loops", "checkpoint", "track", "report", "stopwatch", "parallel"),
+        *("interrupt", "live_bar", "claim", "lineage", "schedule", "parts"),
+    },
     "link": {"types", "extras"},
     "extras": set(),
     "parallel": set(),
@@ -56,6 +66,7 @@ OURS = {
         "parallel",
         "extras",
         "chunks",
+        *("run", "interrupt", "claim", "lineage", "schedule", "parts"),
     },
     "verbs": {
         "types",

@@ -170,7 +170,7 @@ def test_on_policy_resumed_run_equals_uninterrupted_run(tmp_path):
 
     first = make_learner()
     loop = OnPolicy(Noisy(), first, seed=3)
-    loop.run(30 * 5, hook=lambda step, metrics: step >= 60)
+    loop.run(30 * 5, lambda step, metrics: step >= 60)
     assert loop.env_steps == 60
     save_state(tmp_path / "loop.pt", loop.state_dict())
     save_state(tmp_path / "learner.pt", first.state_dict())
@@ -193,7 +193,7 @@ def test_on_policy_same_seed_gives_the_same_run():
 def test_on_policy_hook_gets_metrics_and_stops():
     rows = []
     loop = OnPolicy(Noisy(), make_learner())
-    loop.run(10_000, hook=lambda step, metrics: rows.append((step, metrics)) or len(rows) == 2)
+    loop.run(10_000, lambda step, metrics: rows.append((step, metrics)) or len(rows) == 2)
     assert [step for step, _ in rows] == [30, 60]
     assert loop.env_steps == 60
     names = {"rollout/return", "rollout/length", "rollout/success", "train/kl", "train/value_loss", "time/sps"}
