@@ -1,8 +1,9 @@
 """Checkpoints: folders that appear whole or not at all, holding tensors and JSON only.
 
-A checkpoint is a folder `step_000100000/` with `policy.pt` and `learner.pt` (loadable with `weights_only=True`),
-`loop.pt` and `buffer/` (what exact continuation needs besides the learner), `io.json`, `config.yaml`, `meta.json`.
-It is written beside its place, flushed to disk and renamed, so a process killed at any moment leaves the previous one.
+A checkpoint is a folder `step_000100000/` with a file for every part that has a state (`policy.pt`, `learner.pt`,
+`loop.pt`; loadable with `weights_only=True`), a folder for every part that stores rows (`buffer/`), `io.json`,
+`config.yaml` and `meta.json`. It is written beside its place, flushed to disk and renamed, so a process killed at any
+moment leaves the previous one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -144,45 +145,45 @@ def save(
     root: Path,
     step: int,
     *,
-    policy: dict[str, Any],
-    learner: dict[str, Any],
-    loop: dict[str, Any],
-    io: IOSpec,
+    states: Mapping[str, Any],
+    io: IOSpec | None,
     config: str,
     meta: dict[str, Any],
-    save_buffer: Callable[[Path], None] | None = None,
+    stores: Mapping[str, Callable[[Path, Path | None], None]] | None = None,
     keep: int = 2,
+    name: str = "",
 ) -> Path:
     """Write `root/step_<step>/` atomically, then remove all but the newest `keep` checkpoints.
 
     Args:
         root: folder of the run's checkpoints.
         step: environment steps so far.
-        policy: the policy's state, tensors only.
-        learner: the learner's state.
-        loop: environment state, current observation, statistics, counters.
-        io: the interface that the policy was made for.
+        states: name -> state of a part ("policy", "learner", "loop" …), tensors and plain values.
+        io: the interface that the policy was made for, or None where there is no policy.
         config: the composed configuration as YAML text.
         meta: further facts; version, git commit and step are added.
-        save_buffer: writes the replay buffer to the path that it is given (not yet there).
+        stores: name -> writes a part to the path that it is given (not yet there); the second path is the same part in
+            the newest checkpoint, or None, so that what that holds already can be linked instead of written again.
         keep: how many checkpoints stay.
+        name: of the folder, in place of the step's: such a checkpoint is none of the `keep`.
 
     Raises:
         CheckpointError: disk full or folder not writable; the previous checkpoint is untouched.
     """
-    final = root / f"step_{step:09d}"
+    final = root / (name or f"step_{step:09d}")
     temporary = root / f"{_TEMPORARY}{final.name}-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         _sweep(root)
         temporary.mkdir()
-        save_state(temporary / "policy.pt", policy)
-        save_state(temporary / "learner.pt", learner)
-        save_state(temporary / "loop.pt", loop)
-        write_json(temporary / "io.json", io.to_dict())
+        for part, state in states.items():
+            save_state(temporary / f"{part}.pt", state)
+        if io is not None:
+            write_json(temporary / "io.json", io.to_dict())
         write_bytes(temporary / "config.yaml", config.encode())
-        if save_buffer is not None:
-            save_buffer(temporary / "buffer")
+        earlier = complete(root)
+        for part, write in (stores or {}).items():
+            write(temporary / part, earlier[-1] / part if earlier else None)
         write_json(
             temporary / "meta.json", {"version": __version__, "git_commit": git_commit(), "step": int(step), **meta}
         )
@@ -202,9 +203,17 @@ def save(
             f"the checkpoint {final} could not be written ({error}); free space there: {free}. "
             "Earlier checkpoints are untouched; free some space or choose another folder, then resume the run."
         ) from error
-    for old in complete(root)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    if not name:
+        for old in complete(root)[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def put_aside(path: Path) -> Path:
+    """Give a damaged checkpoint another name, under which it is neither found nor counted; returns where it went."""
+    aside = path.with_name(f"damaged_{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return path.rename(aside)
 
 
 def complete(root: Path) -> list[Path]:

@@ -6,7 +6,7 @@ Without torchrun there is one process and every function here does nothing, so l
 from __future__ import annotations
 
 import os
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -99,6 +99,15 @@ def agree(value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def all_true(flag: bool) -> bool:
+    """Whether it holds in every process."""
+    if size() == 1:
+        return flag
+    flags: list[Any] = [None] * size()
+    dist.all_gather_object(flags, flag)
+    return all(flags)
 
 
 def shard(count: int) -> int:

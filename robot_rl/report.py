@@ -7,7 +7,7 @@ import html
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,12 @@ TITLES = {
     "sps": "environment steps per second",
 }
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
+
+
+def missing() -> str:
+    """What `write_curve`, `write_video` and `write_report` would fail for, or ""; loads nothing."""
+    absent = [name for name in ("matplotlib", "jinja2", "av") if util.find_spec(name) is None]
+    return f"{', '.join(absent)} not installed; pip install 'robot_rl[report]'" if absent else ""
 
 
 def export_model(learner: Any, path: Path) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,28 +96,51 @@ class Wandb:
 
 
 class Many:
-    """Hands every row to several trackers."""
+    """Hands every row to several trackers. The first is the run's record; one of the others that fails is left out.
+
+    Attributes:
+        failures: names of trackers that were left out -> why.
+    """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = list(trackers)
+        self.failures: dict[str, str] = {}
+
+    def add(self, name: str, make: Callable[[], Tracker]) -> None:
+        """One more; if it cannot be made, that is a line in `failures`."""
+        made = self._tried(name, make)
+        if made is not None:
+            self.trackers.append(made)
 
     def log(self, metrics: Metrics, step: int) -> None:
         """Write one row everywhere."""
-        for tracker in self.trackers:
-            tracker.log(metrics, step)
+        for place, tracker in list(enumerate(self.trackers)):
+            if place == 0:
+                tracker.log(metrics, step)
+            else:
+                self._tried(type(tracker).__name__.lower(), lambda tracker=tracker: tracker.log(metrics, step), tracker)
 
     def close(self) -> None:
         """Close all."""
         for tracker in self.trackers:
-            tracker.close()
+            self._tried(type(tracker).__name__.lower(), tracker.close)
+
+    def _tried(self, name: str, call: Callable[[], Any], tracker: Tracker | None = None) -> Any:
+        try:
+            return call()
+        except Exception as error:  # a server that is gone, a full disk, a missing package: the run goes on
+            self.failures[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            if tracker is not None:
+                self.trackers.remove(tracker)
+            return None
 
 
 def files(folder: str, *, resume_step: int | None = None, tensorboard: bool = True) -> Many:
     """The default: `metrics.jsonl`, and TensorBoard unless switched off."""
-    trackers: list[Tracker] = [Jsonl(folder, resume_step=resume_step)]
+    out = Many([Jsonl(folder, resume_step=resume_step)])
     if tensorboard:
-        trackers.append(TensorBoard(folder, resume_step=resume_step))
-    return Many(trackers)
+        out.add("tensorboard", lambda: TensorBoard(folder, resume_step=resume_step))
+    return out
 
 
 def wandb(
@@ -131,8 +154,9 @@ def wandb(
     config: dict[str, Any] | None = None,
 ) -> Many:
     """`metrics.jsonl` and Weights & Biases."""
-    base = files(folder, resume_step=resume_step, tensorboard=tensorboard)
-    return Many([*base.trackers, Wandb(folder, project=project, name=run_name, mode=mode, config=config)])
+    out = files(folder, resume_step=resume_step, tensorboard=tensorboard)
+    out.trackers.append(Wandb(folder, project=project, name=run_name, mode=mode, config=config))
+    return out
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

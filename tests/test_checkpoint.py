@@ -30,7 +30,7 @@ IO = IOSpec(
 
 def save(root: Path, step: int, **extra):
     return checkpoint.save(
-        root, step, policy={"w": torch.ones(3)}, learner={}, loop={}, io=IO, config="a: 1\n", meta={"seed": 0}, **extra
+        root, step, states={"policy": {"w": torch.ones(3)}}, io=IO, config="a: 1\n", meta={"seed": 0}, **extra
     )
 
 
@@ -95,7 +95,7 @@ def test_save_keeps_the_newest_and_find_resolves_them(tmp_path: Path) -> None:
 
 def test_save_same_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 10)
-    path = checkpoint.save(tmp_path, 10, policy={"w": torch.zeros(3)}, learner={}, loop={}, io=IO, config="", meta={})
+    path = checkpoint.save(tmp_path, 10, states={"policy": {"w": torch.zeros(3)}}, io=IO, config="", meta={})
     assert checkpoint.load_state(path / "policy.pt")["w"].sum() == 0
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -135,7 +135,8 @@ def test_save_killed_at_any_moment_leaves_only_readable_checkpoints(tmp_path: Pa
         "while True:\n"
         "    step += 1\n"
         "    big = {'w': torch.full((200_000,), float(step))}\n"
-        "    checkpoint.save(Path(sys.argv[1]), step, policy=big, learner=big, loop={}, io=IO, config='', meta={})\n"
+        "    both = {'policy': big, 'learner': big}\n"
+        "    checkpoint.save(Path(sys.argv[1]), step, states=both, io=IO, config='', meta={})\n"
         "    print(step, flush=True)\n"
     )
     (tmp_path / "tests_io.py").write_text(f"from robot_rl.types import IOSpec\nIO = {IO!r}\n")
@@ -169,9 +170,7 @@ def small_disk(tmp_path: Path):
 def test_save_disk_full_keeps_the_earlier_checkpoint(small_disk: Path) -> None:
     save(small_disk, 10)
     with pytest.raises(CheckpointError, match=r"could not be written .*free space there"):
-        checkpoint.save(
-            small_disk, 20, policy={"w": torch.zeros(2_000_000)}, learner={}, loop={}, io=IO, config="", meta={}
-        )
+        checkpoint.save(small_disk, 20, states={"policy": {"w": torch.zeros(2_000_000)}}, io=IO, config="", meta={})
     assert [p.name for p in small_disk.iterdir()] == ["step_000000010"]
     assert checkpoint.load_state(checkpoint.find(small_disk) / "policy.pt")["w"].sum() == 3
 

@@ -170,12 +170,19 @@ class LanguageAgent(Learner):
         words = WordTokenizer(vocabulary)
         return tiny_model(words.size, seed=self._seed, **self._tiny).to(self._device), words
 
-    def run(self, total_steps: int, hook: Callable[[int, Metrics], bool] | None = None) -> None:
+    def run(
+        self,
+        total_steps: int,
+        hook: Callable[[int, Metrics], bool] | None = None,
+        *,
+        due: Callable[[int, int], bool] | None = None,
+    ) -> None:
         """Imitate once, then train until `env_steps` reaches `total_steps`.
 
         Args:
             total_steps: turns of the policy in all.
             hook: called after every round with the turns so far and the metrics; True stops.
+            due: as loops have it; not asked, since a round is long and each one is told.
 
         Raises:
             ValueError: no environment is attached.

@@ -15,6 +15,9 @@ from torch import Tensor
 from robot_rl.extras import require
 from robot_rl.types import Action, Array, IOSpec, Learner, Metrics, Obs
 
+Tick = Callable[[int, Metrics], bool]
+Due = Callable[[int, int], bool]
+
 sb3: Any = require("stable_baselines3")
 _callbacks: Any = require("stable_baselines3.common.callbacks")
 _vec_env: Any = require("stable_baselines3.common.vec_env")
@@ -36,7 +39,6 @@ class Sb3(Learner):
         seed: of SB3, which seeds Python, NumPy and torch globally.
         device: torch device.
         gamma: discount per step.
-        hook_every: steps between calls of the hook.
         options: further keyword arguments of the algorithm, e.g. `learning_rate`, `policy_kwargs`.
 
     Raises:
@@ -54,10 +56,9 @@ class Sb3(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        hook_every: int = 1000,
         **options: Any,
     ) -> None:
-        self._io, self._hook_every = io, hook_every
+        self._io = io
         self._class = _algorithm(algorithm)
         self._options = {"seed": seed, "device": device, "gamma": gamma, "verbose": 0, **options}
         self._seed = seed
@@ -87,12 +88,14 @@ class Sb3(Learner):
         self._actor.follow(self._model.policy)
         self._restore(weights, steps)
 
-    def run(self, total_steps: int, hook: Callable[[int, Metrics], bool] | None = None) -> None:
+    def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
         """Train until `env_steps` reaches `total_steps` in all.
 
         Args:
             total_steps: transitions of all environments together.
-            hook: called every `hook_every` steps with the number of transitions and the metrics; True stops.
+            tick: called with the number of transitions and the metrics when it is due and at the end; True stops.
+            due: (steps before, steps after) -> whether something is due, asked after every step of all copies; None:
+                every 1000 steps.
 
         Raises:
             ValueError: no environment is attached.
@@ -103,15 +106,15 @@ class Sb3(Learner):
         if missing > 0:
             self._model.learn(
                 missing,
-                callback=_Callback(hook, self._hook_every, self._env),
+                callback=_Callback(tick, due or _every_1000, total_steps, self._env),
                 log_interval=None,
                 reset_num_timesteps=False,
             )
 
-    def train(self, env: Any, total_steps: int, hook: Callable[[int, Metrics], bool] | None = None) -> None:
+    def train(self, env: Any, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
         """`attach` and `run` in one call."""
         self.attach(env)
-        self.run(total_steps, hook)
+        self.run(total_steps, tick, due=due)
 
     def update(self, batches: Iterator[Any], /) -> Metrics:
         """Refused: SB3 draws its own batches inside `run`."""
@@ -262,20 +265,24 @@ class VectorEnvForSb3(_vec_env.VecEnv):
         return [wrapper_class.__name__ == "Monitor"] * self.num_envs
 
 
-class _Callback(_callbacks.BaseCallback):
-    """Calls our hook every so many steps."""
+def _every_1000(before: int, after: int) -> bool:
+    return after // 1000 > before // 1000
 
-    def __init__(self, hook: Callable[[int, Metrics], bool] | None, every: int, env: VectorEnvForSb3) -> None:
+
+class _Callback(_callbacks.BaseCallback):
+    """Calls `tick` where something is due."""
+
+    def __init__(self, tick: Tick | None, due: Due, total: int, env: VectorEnvForSb3) -> None:
         super().__init__()
-        self._hook, self._every, self._next = hook, every, 0
+        self._tick, self._due, self._total, self._copies = tick, due, total, env.num_envs
         self._time, self._steps = time.perf_counter(), 0
 
     def _on_training_start(self) -> None:
         self._time, self._steps = time.perf_counter(), self.num_timesteps
-        self._next = self.num_timesteps + self._every
 
     def _on_step(self) -> bool:
-        if self._hook is None or self.num_timesteps < self._next:
+        done = self.num_timesteps
+        if self._tick is None or (done < self._total and not self._due(done - self._copies, done)):
             return True
         now = time.perf_counter()
         metrics = {key: float(x) for key, x in self.logger.name_to_value.items() if not isinstance(x, str)}
@@ -286,9 +293,8 @@ class _Callback(_callbacks.BaseCallback):
             metrics["rollout/length"] = float(np.mean([episode["l"] for episode in episodes]))
         if self.model.ep_success_buffer:
             metrics["rollout/success"] = float(np.mean(self.model.ep_success_buffer))
-        stop = self._hook(self.num_timesteps, metrics)
+        stop = self._tick(self.num_timesteps, metrics)
         self._time, self._steps = time.perf_counter(), self.num_timesteps
-        self._next = self.num_timesteps + self._every
         return not stop
 
 

@@ -158,8 +158,14 @@ class VlaGrpo(Learner):
             raise ValueError(f"num_envs is {env.num_envs}, expected a multiple of group_size = {self._size}")
         self._env = env
 
-    def run(self, total_steps: int, hook: Callable[[int, Metrics], bool] | None = None) -> None:
-        """Rounds until `env_steps` reaches `total_steps`, or the hook says stop.
+    def run(
+        self,
+        total_steps: int,
+        hook: Callable[[int, Metrics], bool] | None = None,
+        *,
+        due: Callable[[int, int], bool] | None = None,
+    ) -> None:
+        """Rounds until `env_steps` reaches `total_steps`, or the hook, called after each whatever is `due`, says stop.
 
         Raises:
             ValueError: no environment, or no policy to begin with.

@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from robot_rl.bench.point_world import PointWorld
 from robot_rl.data.device_replay import DeviceReplay
+from robot_rl.loops.contract import every
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
 from robot_rl.types import IOSpec, Step, Transitions
@@ -152,7 +153,7 @@ def trained(
         return reached
 
     begin = time.perf_counter()
-    loop.run(limit, look, hook_every=32 * num_envs)
+    loop.run(limit, look, due=every(32 * num_envs))
     seconds = time.perf_counter() - begin
     return {
         "what": f"time to return {goal:.3g}, {type(world).__name__} x {num_envs}",

@@ -25,18 +25,3 @@ def check_learner(learner: Learner[Any, Any]) -> None:
     if feeds != "environment":  # such a learner may have no networks before it has seen its environment
         check_state(learner.state_dict(), f"{name}.state_dict()")
         check_state(learner.policy.state_dict(), f"{name}.policy.state_dict()")
-
-
-def check_evaluations(settings: Any) -> None:
-    """Refuse counts with which the run would train to its end and then fail to evaluate.
-
-    Args:
-        settings: of a job, with eval_episodes, final_episodes and eval_envs.
-
-    Raises:
-        ValueError: one of them is below 1.
-    """
-    for name in ("eval_episodes", "final_episodes", "eval_envs"):
-        value = getattr(settings, name)
-        if value < 1:
-            raise ValueError(f"{name} is {value}, expected 1 or more; eval_every=0 leaves evaluations to the end alone")

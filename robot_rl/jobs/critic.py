@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from robot_rl.checkpoint import load_state, save_state, write_bytes, write_json
-from robot_rl.jobs.interrupt import Interrupt
+from robot_rl.interrupt import Interrupt
 from robot_rl.types import Episode, Metrics
 
 FACTS, STATE = "facts.json", "state.pt"

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from robot_rl import checkpoint, report
-from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
+from robot_rl.checkpoint import CheckpointError
+from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data import scores
 from robot_rl.data.goal_pictures import GoalPictures
 from robot_rl.data.goals import GoalDataset
 from robot_rl.data.mix import Mix
 from robot_rl.jobs import logs, ope
-from robot_rl.jobs.contract import check_evaluations, check_learner
-from robot_rl.jobs.interrupt import Interrupt
-from robot_rl.jobs.live_bar import LiveBar
+from robot_rl.jobs.contract import check_learner
 from robot_rl.jobs.logs import LogSettings
 from robot_rl.jobs.offline_judge import Judges, judge, updates_of
-from robot_rl.jobs.train import record_video
+from robot_rl.jobs.train import film
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
 from robot_rl.ope.intervals import iqm, stratified
-from robot_rl.stopwatch import Stopwatch
-from robot_rl.track import METRICS_FILE, read_metrics
-from robot_rl.types import IOSpec, Learner, Metrics, Tracker
+from robot_rl.parts import Parts
+from robot_rl.run import Run
+from robot_rl.schedule import Schedule
+from robot_rl.track import Many
+from robot_rl.types import IOSpec, Learner, Metrics
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,61 @@ class OfflineSettings(LogSettings):
     allow_data_change: bool = False
 
     def __post_init__(self) -> None:
-        check_evaluations(self)
+        self.schedule()
+        if self.eval_envs < 1:
+            raise ValueError(
+                f"eval_envs is {self.eval_envs}, expected 1 or more copies of the environment to evaluate in"
+            )
+
+    def schedule(self) -> Schedule:
+        """When the run does what.
+
+        Raises:
+            ValueError: a number is out of range.
+        """
+        return Schedule(
+            total=self.updates,
+            log_every=self.log_every,
+            eval_every=self.eval_every,
+            eval_episodes=self.eval_episodes,
+            final_episodes=self.final_episodes,
+            checkpoint_every=self.checkpoint_every,
+            keep_checkpoints=self.keep_checkpoints,
+            unit="update",
+        )
+
+
+@dataclass(frozen=True)
+class SeedEvaluations:
+    """Evaluations of policies that were trained side by side, one per seed.
+
+    Attributes:
+        results: of each seed.
+        score: dataset whose reference scores normalise the returns, or None.
+    """
+
+    results: Sequence[Evaluation]
+    score: str | None
+
+    def metrics(self) -> Metrics:
+        """Mean over seeds of the usual numbers, the normalised score, and the spread over seeds."""
+        rows = [result.metrics() for result in self.results]
+        out = {name: float(np.mean([row.get(name, 0.0) for row in rows])) for name in {**rows[0], **rows[-1]}}
+        per_seed = [row["eval/return"] for row in rows]
+        if self.score is not None:
+            per_seed = [scores.normalized_score(self.score, value) for value in per_seed]
+            out["eval/score"] = float(np.mean(per_seed))
+            out["eval/score_std"] = scores.normalized_std(self.score, out["eval/return_std"])
+        if len(rows) > 1:
+            interval = stratified([per_seed])
+            out["eval/seeds_std"] = float(np.std(per_seed))
+            out["eval/seeds_iqm"] = iqm(np.array(per_seed))
+            out["eval/seeds_low"], out["eval/seeds_high"] = interval.low, interval.high
+        return out
+
+    def numbers(self) -> dict[str, Any]:
+        """Of every episode of every seed."""
+        return {"returns": [result.returns for result in self.results]}
 
 
 class OfflineJob:
@@ -83,7 +136,7 @@ class OfflineJob:
         *,
         make_env: Callable[..., Any] | None,
         make_learner: Callable[[Any], Any],
-        make_tracker: Callable[[int | None], Tracker],
+        make_tracker: Callable[[str, int | None], Many],
         config: str,
         env_name: str = "",
         judges: Judges | None = None,
@@ -93,10 +146,10 @@ class OfflineJob:
 
         Args:
             settings: numbers of the run.
-            folder: the run folder.
+            folder: the run folder; a new run takes the next free name if it is a run's already.
             make_env: (num_envs, seed, render) -> vector environment to evaluate in, or None.
             make_learner: (io) -> learner.
-            make_tracker: (resume step or None) -> tracker.
+            make_tracker: (folder, resume step or None) -> tracker.
             config: the composed configuration as YAML text.
             env_name: a name of the environment that may have a reference score.
             judges: what estimates the policy's value at the end, or None for no estimate.
@@ -104,11 +157,11 @@ class OfflineJob:
 
         Raises:
             CheckpointError: nothing to resume from, or it does not fit.
+            InUse: another process runs in the folder that is to be resumed.
             ValueError: the log cannot be read, or log and environment do not fit.
         """
-        self.settings, self.folder, self.config, self.make_env = settings, folder, config, make_env
+        self.settings, self.make_env = settings, make_env
         self._judges, self._estimate_updates = judges, updates_of(settings.estimate, settings.updates)
-        self.root = folder / "checkpoints"
         found = checkpoint.find(folder) if resume else None
         store = logs.open_log(settings.data)
         name = str(store.meta.get("name", Path(settings.data).stem))
@@ -116,8 +169,6 @@ class OfflineJob:
         if make_env is not None:
             self._eval_env = make_env(settings.eval_envs, settings.seed + 10_000, False)
         self.io: IOSpec = store.io if self._eval_env is None else logs.agree(store.io, self._eval_env.io)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / "config.yaml", config.encode())
         self.learner: Learner[Any, Any] = make_learner(self.io)
         check_learner(self.learner)
         need = self.learner.need
@@ -150,20 +201,58 @@ class OfflineJob:
         elif need.expert:
             raise ValueError("this method imitates: add expert=<log of demonstrations> beside data=<log>")
         self.loop = Offline(self.learner, self.source, batch_size=need.rows)
-        self.resume_step: int | None = None
-        if found is not None:
-            self._restore(found)
-        else:
-            self.learner.prepare(logs.facts(self.sampler))
         self._score = self._find_score(settings.score, (name, env_name))
-        self.tracker = make_tracker(self.resume_step)
-        self._watch = Stopwatch()
-        self._interrupt = Interrupt()
-        self._saved_at = self.resume_step
-        self._last_hook = self.resume_step or 0
-        self._evaluated_at = -1
-        self.evaluations: list[Evaluation] = []
+        same = found is None or self._same_log(found)
+        if found is None:
+            self.learner.prepare(logs.facts(self.sampler))
+        claim = claim_existing(folder) if resume else claim_new(folder)
+        self.folder = claim.folder
+        with claim.building():
+            self._run = Run(
+                claim,
+                settings.schedule(),
+                self._parts(),
+                count=lambda: self.loop.updates,
+                config=config,
+                evaluate=None if self._eval_env is None else self.evaluate,
+            )
+            if resume:
+                self._run.restore(skip=() if same else ("sampler",))  # another log is drawn from anew
+            sources: dict[str, Any] = {"log": {"path": settings.data, "fingerprint": store.fingerprint}}
+            if settings.expert is not None:
+                marks = {"path": settings.expert, "fingerprint": logs.open_log(settings.expert).fingerprint}
+                sources["demonstrations"] = marks
+            self._run.begin(make_tracker, sources=sources, checks={"report": report.missing})
+        self.resume_step, self.tracker = self._run.step, self._run.tracker
         self.warnings: list[str] = []
+
+    def _parts(self) -> Parts:
+        """What a checkpoint holds."""
+        return Parts(
+            {"learner": self.learner, "loop": self.loop, "sampler": self.source},
+            policy=self.learner.policy,  # type: ignore[arg-type]
+            io=self.io,
+            facts={
+                "seed": self.settings.seed,
+                "settings": asdict(self.settings),
+                "data_fingerprint": self.sampler.store.fingerprint,
+                "reward": {"scale": self.sampler.reward_scale, "bias": self.sampler.reward_bias},
+            },
+        )
+
+    def _same_log(self, found: Path) -> bool:
+        """Whether the run began with this log.
+
+        Raises:
+            CheckpointError: it did not, and that is not allowed.
+        """
+        same = checkpoint.read_meta(found).get("data_fingerprint") == self.sampler.store.fingerprint
+        if not same and not self.settings.allow_data_change:
+            raise CheckpointError(
+                f"the log {self.settings.data} is not the one that the run began with; give the original, or add "
+                "allow_data_change=true to go on with this one"
+            )
+        return same
 
     @staticmethod
     def _find_score(wanted: str, names: tuple[str, ...]) -> str | None:
@@ -185,45 +274,21 @@ class OfflineJob:
             CheckpointError: a checkpoint could not be written.
             KeyboardInterrupt: after a Ctrl-C, once everything is saved.
         """
-        total, done = self.settings.updates, self.loop.updates
-        progress = LiveBar(total, done, "update", lambda: self.loop.updates)
-        with self._interrupt, progress as bar:
-            self._bar = bar
-            self._watch.resume()
-            if done < total:
-                asked = self._interrupt.look
-                self.loop.run(total, self._hook, hook_every=self.settings.log_every, asked=asked)
-        if self._saved_at != self.loop.updates:
-            self._save()
-        if self._interrupt.asked:
-            self.tracker.close()
-            raise KeyboardInterrupt(str(self.folder))
-        summary = self._finish()
-        self.tracker.close()
-        return summary
+        calls: dict[str, Callable[[], Any]] = {"model": self._model, "video": self._video}
+        if self._judges is not None and self._estimate_updates:  # minutes: what is known already comes first
+            calls |= {"report so far": self._report_so_far, "value, from the log alone": self._estimate}
+        self._run.numbers |= {"score_of": self._score, "findings": self.findings, "estimate": None}
+        try:
+            self._run.follow(self._learn)
+            return self._run.finish(calls=calls, more=lambda: {"transitions": len(self.sampler)})
+        finally:
+            self._run.close()
 
-    def _hook(self, step: int, metrics: Metrics) -> bool:
-        s = self.settings
-        self._watch.pause()
-        wall, cpu = self._watch.read()
-        metrics = {**metrics, "time/train_s": wall, "time/train_cpu_s": cpu}
-        self._bar.to(step)
-        short = {key: f"{metrics[f'train/{key}']:.3g}" for key in ("q", "loss") if f"train/{key}" in metrics}
-        if self._eval_env is not None and s.eval_every and step // s.eval_every > self._last_hook // s.eval_every:
-            results = self.evaluate(s.eval_episodes)
-            if step >= s.updates and s.eval_episodes == s.final_episodes:
-                self.evaluations, self._evaluated_at = results, step
-            metrics = {**metrics, **self._summarise(results)}
-            short["eval"] = f"{metrics.get('eval/score', metrics['eval/return']):.4g}"
-        self._bar.note(short, metrics)
-        self.tracker.log(metrics, step)
-        if s.checkpoint_every and step // s.checkpoint_every > self._last_hook // s.checkpoint_every:
-            self._save()
-        self._last_hook = step
-        self._watch.resume()
-        return self._interrupt.asked
+    def _learn(self) -> None:
+        if self.loop.updates < self.settings.updates:
+            self.loop.run(self.settings.updates, self._run.tick, due=self._run.due)
 
-    def evaluate(self, episodes: int) -> list[Evaluation]:
+    def evaluate(self, episodes: int) -> SeedEvaluations:
         """Deterministic evaluation, one per seed that the learner trains side by side."""
         policy: Any = self.learner.policy
         results = []
@@ -231,137 +296,38 @@ class OfflineJob:
             policy.active = active
             results.append(evaluate(self._eval_env, policy, episodes=episodes, seed=10_000))
         policy.active = 0
-        return results
+        return SeedEvaluations(results, self._score)
 
-    def _summarise(self, results: list[Evaluation]) -> Metrics:
-        """Mean over seeds of the usual numbers, the normalised score, and the spread over seeds."""
-        rows = [result.metrics() for result in results]
-        out = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
-        per_seed = [row["eval/return"] for row in rows]
-        if self._score is not None:
-            per_seed = [scores.normalized_score(self._score, value) for value in per_seed]
-            out["eval/score"] = float(np.mean(per_seed))
-            out["eval/score_std"] = scores.normalized_std(self._score, out["eval/return_std"])
-        if len(results) > 1:
-            interval = stratified([per_seed])
-            out["eval/seeds_std"] = float(np.std(per_seed))
-            out["eval/seeds_iqm"] = iqm(np.array(per_seed))
-            out["eval/seeds_low"], out["eval/seeds_high"] = interval.low, interval.high
-        return out
+    def _model(self) -> Path | None:
+        return report.export_model(self.learner, self.folder / f"model_{self.loop.updates:09d}")
 
-    def _save(self) -> None:
-        step = self.loop.updates
-        checkpoint.save(
-            self.root,
-            step,
-            policy=self.learner.policy.state_dict(),
-            learner=self.learner.state_dict(),
-            loop={**self.loop.state_dict(), "sampler": self.source.state_dict()},
-            io=self.io,
-            config=self.config,
-            meta={
-                "seed": self.settings.seed,
-                "settings": asdict(self.settings),
-                "data_fingerprint": self.sampler.store.fingerprint,
-                "reward": {"scale": self.sampler.reward_scale, "bias": self.sampler.reward_bias},
-            },
-            keep=self.settings.keep_checkpoints,
+    def _video(self) -> Path | str:
+        if self.make_env is None:
+            return "no environment to film in; add env=…"
+        s = self.settings
+        return film(self.make_env, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
+
+    def _report_so_far(self) -> None:
+        self._run.say(
+            f"report so far: {self._run.report()}\nnow estimating the policy's value from the log alone "
+            f"({self._estimate_updates} updates, after cloning its behaviour); estimate=0 leaves that out"
         )
-        self._saved_at = step
 
-    def _restore(self, path: Path) -> None:
-        differences = checkpoint.read_io(path).differences(self.io)
-        if differences:
-            raise CheckpointError(
-                f"the checkpoint {path} was made for another interface than this log:\n  - "
-                + "\n  - ".join(differences)
-            )
-        mark = checkpoint.read_meta(path).get("data_fingerprint")
-        same = mark == self.sampler.store.fingerprint
-        if not same and not self.settings.allow_data_change:
-            raise CheckpointError(
-                f"the log {self.settings.data} is not the one that the run began with; give the original, or add "
-                "allow_data_change=true to go on with this one"
-            )
-        self.learner.load_state_dict(checkpoint.load_state(path / "learner.pt"))
-        state = checkpoint.load_state(path / "loop.pt")
-        self.loop.load_state_dict(state)
-        if same:  # another log is drawn from anew
-            self.source.load_state_dict(state["sampler"])
-        self.resume_step = self.loop.updates
-
-    def _finish(self) -> dict[str, Any]:
-        s, step = self.settings, self.loop.updates
-        summary: dict[str, Any] = {"updates": step, "transitions": len(self.sampler)}
-        model = report.export_model(self.learner, self.folder / f"model_{step:09d}")
-        if model is not None:
-            summary["model"] = str(model)
-        returns: list[list[float]] = []
-        video: Path | str = "no environment to film in; add env=…"
-        if self._eval_env is not None:
-            if self._evaluated_at != step:
-                self.evaluations = self.evaluate(s.final_episodes)
-                self.tracker.log(self._summarise(self.evaluations), step)
-            final = self._summarise(self.evaluations)
-            summary |= {name.removeprefix("eval/"): value for name, value in final.items()}
-            returns = [result.returns for result in self.evaluations]
-            assert self.make_env is not None
-            video = record_video(self.make_env, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
-        judged: ope.Report | None = None
-        if self._judges is not None and self._estimate_updates:  # minutes: what is known already comes first
-            self._write(summary, returns, video, None)
-            tqdm.write(
-                f"report so far: {self.folder / 'report.html'}\nnow estimating the policy's value from the log alone "
-                f"({self._estimate_updates} updates, after cloning its behaviour); estimate=0 leaves that out",
-                sys.stderr,
-            )
-            judged, why = self._judge()
-            if judged is not None:
-                summary |= {"value, from the log alone": ope.line(judged.estimates[0])}
-                summary |= {"value of the logged policy": ope.line(ope.Estimate("", judged.behaviour))}
-                summary |= {"actions outside the data": f"{judged.outside:.1%}"}
-                self.warnings = [line for line in judged.warnings if line.startswith("WARNING")]
-            elif why:
-                summary["value, from the log alone"] = f"- ({why})"
-        return self._write(summary, returns, video, judged)
-
-    def _write(
-        self, known: dict[str, Any], returns: list[list[float]], video: Path | str, judged: ope.Report | None
-    ) -> dict[str, Any]:
-        """Curve, evaluation.json and report; returns the whole summary."""
-        support = None if judged is None else report.write_support(self.folder / "support.png", judged.support)
-        rows = read_metrics(self.folder / METRICS_FILE)
-        curve = report.write_curve(self.folder / "curve.png", rows, title=self.folder.name)
-        summary = known | {
-            "checkpoint": str(self.root / f"step_{self.loop.updates:09d}"),
-            "curve": str(curve),
-            "video": str(video),
-            "report": str(self.folder / "report.html"),
-        }
-        write_json(
-            self.folder / "evaluation.json",
-            {
-                **summary,
-                "returns": returns,
-                "score_of": self._score,
-                "findings": self.findings,
-                "estimate": None if judged is None else ope.plain_numbers(judged),
-            },
-        )
-        report.write_report(
-            self.folder,
-            title=self.folder.name,
-            summary=summary,
-            config=self.config,
-            curve=curve,
-            video=video if isinstance(video, Path) else None,
-            pictures={"Where the policy leaves the data": support} if support else {},
-            warnings=self.warnings,
-        )
-        return summary
-
-    def _judge(self) -> tuple[ope.Report | None, str]:
+    def _estimate(self) -> dict[str, Any] | str:
+        """The policy's value from the log alone, and where it leaves the data."""
         assert self._judges is not None
         self.learner.policy.active = 0  # type: ignore[attr-defined]
         s = self.settings
-        return judge(s, self.learner.policy, self.io, self._judges, updates=self._estimate_updates, seed=s.seed)
+        judged, why = judge(s, self.learner.policy, self.io, self._judges, updates=self._estimate_updates, seed=s.seed)
+        if judged is None:
+            return f"- ({why})" if why else ""
+        self.warnings = [line for line in judged.warnings if line.startswith("WARNING")]
+        self._run.notes += self.warnings
+        self._run.numbers["estimate"] = ope.plain_numbers(judged)
+        support = report.write_support(self.folder / "support.png", judged.support)
+        self._run.pictures["Where the policy leaves the data"] = support
+        return {
+            "value, from the log alone": ope.line(judged.estimates[0]),
+            "value of the logged policy": ope.line(ope.Estimate("", judged.behaviour)),
+            "actions outside the data": f"{judged.outside:.1%}",
+        }

@@ -8,19 +8,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from robot_rl import checkpoint, parallel, report
-from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
+from robot_rl import checkpoint, lineage, parallel, report
+from robot_rl.checkpoint import CheckpointError
+from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
 from robot_rl.jobs import logs
 from robot_rl.jobs.collect import ExpertPolicy, keep_steps
-from robot_rl.jobs.contract import check_evaluations, check_learner
-from robot_rl.jobs.interrupt import Interrupt
-from robot_rl.jobs.live_bar import LiveBar
+from robot_rl.jobs.contract import check_learner
 from robot_rl.jobs.logs import LogSettings
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
@@ -30,9 +27,12 @@ from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.loops.on_policy_async import AsyncOnPolicy
-from robot_rl.stopwatch import Stopwatch
-from robot_rl.track import METRICS_FILE, read_metrics
-from robot_rl.types import Learner, Metrics, Tracker
+from robot_rl.loops.stepping import begins_anew
+from robot_rl.parts import Parts
+from robot_rl.run import Run, reason
+from robot_rl.schedule import Schedule
+from robot_rl.track import Many
+from robot_rl.types import Learner
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,28 @@ class TrainSettings:
     video_episodes: int = 2
 
     def __post_init__(self) -> None:
-        check_evaluations(self)
+        self.schedule()
+        if self.eval_envs < 1:
+            raise ValueError(
+                f"eval_envs is {self.eval_envs}, expected 1 or more copies of the environment to evaluate in"
+            )
 
+    def schedule(self) -> Schedule:
+        """When the run does what.
 
-PERIODIC = (OffPolicy, DeviceOffPolicy, DeviceOnPolicy, ClusterOffPolicy)
-"""Loops whose hook comes every `log_every` steps; the others call it after every iteration."""
+        Raises:
+            ValueError: a number is out of range.
+        """
+        return Schedule(
+            total=self.total_steps,
+            log_every=self.log_every,
+            eval_every=self.eval_every,
+            eval_episodes=self.eval_episodes,
+            final_episodes=self.final_episodes,
+            stop_success=self.stop_success,
+            checkpoint_every=self.checkpoint_every,
+            keep_checkpoints=self.keep_checkpoints,
+        )
 
 
 class TrainJob:
@@ -107,7 +124,7 @@ class TrainJob:
         *,
         make_env: Callable[..., Any],
         make_learner: Callable[[Any], Any],
-        make_tracker: Callable[[int | None], Tracker],
+        make_tracker: Callable[[str, int | None], Many],
         config: str,
         resume: bool = False,
         make_actor: Callable[[Any], Any] | None = None,
@@ -116,61 +133,89 @@ class TrainJob:
 
         Args:
             settings: numbers of the run.
-            folder: the run folder.
+            folder: the run folder; a new run takes the next free name if it is a run's already.
             make_env: (num_envs, seed, render) -> vector environment.
             make_learner: (io) -> learner.
-            make_tracker: (resume step or None) -> tracker.
+            make_tracker: (folder, resume step or None) -> tracker.
             config: the composed configuration as YAML text.
             resume: continue from the newest checkpoint in `folder`.
             make_actor: (io) -> learner on the CPU, for the policy of rollout workers; default `make_learner`.
 
         Raises:
             CheckpointError: nothing to resume from, or it does not fit.
+            InUse: another process runs in the folder that is to be resumed.
         """
-        self.settings, self.folder, self.config = settings, folder, config
+        s = self.settings = settings
         self.make_env, self._make_actor = make_env, make_actor or make_learner
         self._plain = getattr(make_env, "plain", make_env)  # judged by the simulator, whatever paid in training
         self.cluster: Cluster | None = None
-        # Every process keeps what is its own (environments, replay); rank 0 writes all that is for people.
-        rank = parallel.rank()
-        self.root = folder / "checkpoints" if rank == 0 else folder / "ranks" / f"rank{rank}"
-        found = self._newest(folder) if resume else None
-        folder.mkdir(parents=True, exist_ok=True)
-        if rank == 0:
-            write_bytes(folder / "config.yaml", config.encode())
-        self.env = make_env(parallel.shard(settings.num_envs), settings.seed + 100_003 * rank, False)
+        if resume:
+            checkpoint.find(folder)
+        self.env = make_env(parallel.shard(s.num_envs), s.seed + 100_003 * parallel.rank(), False)
         self.learner: Learner[Any, Any] = make_learner(self.env.io)
         check_learner(self.learner)
+        # at the start, since the end will need it
+        self._eval_env = self._plain(s.eval_envs, s.seed + 10_000, False) if parallel.rank() == 0 else None
         self.buffer: ReplayBuffer | DeviceReplay | None = None
-        self.loop: Any = self._make_loop(folder)
-        self.resume_step: int | None = None
-        if found is not None:
-            self._restore(found)
-        elif settings.init is not None:
-            self._begin_from(checkpoint.find(Path(settings.init)))
-        self.tracker = make_tracker(self.resume_step) if rank == 0 else Silent()
-        self._eval_env: Any = None
-        self._watch = Stopwatch()
-        self._interrupt = Interrupt()
-        self._saved_at = self.resume_step
-        self._evaluated_at = -1
-        self.evaluation: Evaluation | None = None
-
-    def _newest(self, folder: Path) -> Path:
-        """The checkpoint of rank 0's newest step, of this process.
-
-        Raises:
-            CheckpointError: there is none, or the run was of another number of processes.
-        """
-        step = parallel.agree(checkpoint.find(folder).name if parallel.rank() == 0 else "")
-        path = checkpoint.find(folder) if parallel.rank() == 0 else self.root / step
-        ranks = len(list((folder / "ranks").glob("rank*"))) + 1
-        if ranks != parallel.size() or not (path / "meta.json").exists():
-            raise CheckpointError(
-                f"{folder} was trained by {ranks} processes and this is process {parallel.rank() + 1} of "
-                f"{parallel.size()}; resume it with torchrun --nproc-per-node={ranks}"
+        claim = claim_existing(folder) if resume else claim_new(folder)
+        self.folder = claim.folder
+        with claim.building():
+            self.loop: Any = self._make_loop(self.folder)
+            self._run = Run(
+                claim,
+                s.schedule(),
+                self._parts(),
+                count=lambda: int(self.loop.env_steps),
+                config=config,
+                evaluate=self.evaluate,
             )
-        return path
+            if resume:
+                self._run.restore()
+            elif s.init is not None:
+                self._begin_from(checkpoint.find(Path(s.init)))
+            why = begins_anew(self.env, None if self.loop is self.learner else self.loop.state_dict()) if resume else ""
+            if why:
+                self._run.note(why)
+            video = {"video": self._check_video} if s.video_episodes else {}
+            self._run.begin(make_tracker, sources=self._sources(), checks={"report": report.missing, **video})
+        self.resume_step, self.tracker = self._run.step, self._run.tracker
+
+    def _parts(self) -> Parts:
+        """What a checkpoint holds."""
+        states: dict[str, Any] = {"learner": self.learner}
+        if self.loop is not self.learner:
+            states["loop"] = self.loop
+        if self.buffer is not None and self.loop.sampler is not self.buffer:
+            states["sampler"] = Beside(self.loop.sampler, "online")
+        return Parts(
+            states,
+            stores={} if self.buffer is None else {"buffer": self.buffer},
+            policy=self.learner.policy,  # type: ignore[arg-type]
+            io=self.env.io,
+            facts={"seed": self.settings.seed, "settings": asdict(self.settings)},
+        )
+
+    def _sources(self) -> dict[str, Any]:
+        """What a new run comes from."""
+        s = self.settings
+        out: dict[str, Any] = {}
+        if s.init is not None:
+            found = checkpoint.find(Path(s.init))
+            out["parent"] = {"run": str(found), **lineage.digest(found / "learner.pt")}
+        if s.log is not None:
+            out["log"] = {"path": s.log, "fingerprint": logs.open_log(s.log).fingerprint}
+        if s.demos:
+            out["demonstrations"] = {"of": "the scripted expert", "episodes": s.demos, "seed": s.seed + 77_777}
+        return out
+
+    def _check_video(self) -> str:
+        """Film one frame."""
+        env = self._plain(1, self.settings.seed + 20_000, True)
+        try:
+            env.reset(seed=20_000)
+            return "" if env.render() is not None else "the environment draws no pictures"
+        finally:
+            env.close()
 
     def _make_loop(self, folder: Path) -> Any:
         s = self.settings
@@ -323,175 +368,68 @@ class TrainJob:
             CheckpointError: a checkpoint could not be written.
             KeyboardInterrupt: after a Ctrl-C, once everything is saved.
         """
-        s = self.settings
-        step = int(self.loop.env_steps)
-        progress = LiveBar(s.total_steps, step, "step", lambda: int(self.loop.env_steps), disable=parallel.rank() > 0)
-        with self._interrupt, progress as bar:
-            self._bar = bar
-            self._watch.resume()
-            if step < s.total_steps:
-                every: dict[str, Any] = {"hook_every": s.log_every} if isinstance(self.loop, PERIODIC) else {}
-                if isinstance(self.loop, OffPolicy):
-                    every["asked"] = self._interrupt.look
-                try:
-                    self.loop.run(s.total_steps, self._hook, **every)
-                finally:
-                    if self.cluster is not None:
-                        self.cluster.close()
-        if self._saved_at != self.loop.env_steps:
-            self._save()
-        if self._interrupt.asked:
-            self.tracker.close()
-            raise KeyboardInterrupt(str(self.folder))
-        summary = self._finish() if parallel.rank() == 0 else {"rank": parallel.rank()}
-        self.tracker.close()
-        return summary
+        try:
+            self._run.follow(self._train)
+            return self._run.finish(calls={"model": self._model, "video": self._video})
+        finally:
+            self._run.close()
 
-    def _hook(self, step: int, metrics: Metrics) -> bool:
-        s = self.settings
-        self._watch.pause()
-        wall, cpu = self._watch.read()
-        metrics = {**metrics, "time/train_s": wall, "time/train_cpu_s": cpu}
-        self._bar.to(step)
-        short = {}
-        for name, key in (("return", "rollout/return"), ("success", "rollout/success")):
-            if key in metrics and np.isfinite(metrics[key]):
-                short[name] = f"{metrics[key]:.3g}"
-        stop = False
-        due = s.eval_every and step // s.eval_every > self._previous(step) // s.eval_every
-        if due and parallel.rank() == 0:
-            result = self.evaluate(s.eval_episodes)
-            metrics = {**metrics, **result.metrics()}
-            good = metrics.get("eval/success", 0.0)
-            if s.stop_success is not None and good >= s.stop_success:
-                result = self.evaluate(s.final_episodes)  # sure of it only on the full number of episodes
-                metrics = {**metrics, **result.metrics()}
-                stop = metrics["eval/success"] >= s.stop_success
-                if stop:
-                    self.evaluation, self._evaluated_at = result, step
-            short["eval"] = f"{metrics.get('eval/success', metrics['eval/return']):.3g}"
-        self._bar.note(short, metrics)
-        self.tracker.log(metrics, step)
-        if s.checkpoint_every and step // s.checkpoint_every > self._previous(step) // s.checkpoint_every:
-            self._save()
-        self._last_hook = step
-        self._watch.resume()
-        return stop or self._interrupt.asked
+    def _train(self) -> None:
+        try:
+            if self.loop.env_steps < self.settings.total_steps:
+                self.loop.run(self.settings.total_steps, self._run.tick, due=self._run.due)
+        finally:
+            if self.cluster is not None:
+                self.cluster.close()
 
-    def _previous(self, step: int) -> int:
-        """Step of the previous hook, so that periods that do not divide log_every are kept."""
-        return getattr(self, "_last_hook", self.resume_step or 0) if step else 0
-
-    def evaluate(self, episodes: int, frames: int = 0) -> Evaluation:
+    def evaluate(self, episodes: int) -> Evaluation:
         """Deterministic evaluation on environments of its own; leaves the training state untouched."""
+        return evaluate(self._eval_env, self.learner.policy, episodes=episodes, seed=10_000)
+
+    def _model(self) -> Path | None:
+        return report.export_model(self.learner, self.folder / f"model_{int(self.loop.env_steps):09d}")
+
+    def _video(self) -> Path | str:
         s = self.settings
-        if self._eval_env is None:
-            self._eval_env = self._plain(s.eval_envs, s.seed + 10_000, False)
-        return evaluate(self._eval_env, self.learner.policy, episodes=episodes, seed=10_000, frames=frames)
-
-    def _save(self) -> None:
-        step = int(self.loop.env_steps)
-        own_loop = self.loop is self.learner
-        checkpoint.save(
-            self.root,
-            step,
-            policy=self.learner.policy.state_dict(),
-            learner=self.learner.state_dict(),
-            loop={"env_steps": step} if own_loop else self.loop.state_dict(),
-            io=self.env.io,
-            config=self.config,
-            meta={"seed": self.settings.seed, "settings": asdict(self.settings)},
-            save_buffer=self._save_buffer if self.buffer is not None else None,
-            keep=self.settings.keep_checkpoints,
-        )
-        self._saved_at = step
-
-    def _save_buffer(self, path: Path) -> None:
-        assert self.buffer is not None
-        earlier = checkpoint.complete(self.root)
-        # rows that the last checkpoint holds already are linked, not written again
-        self.buffer.save(path, base=earlier[-1] / "buffer" if earlier else None)
-        if self.loop.sampler is not self.buffer:
-            state = self.loop.sampler.state_dict()
-            state["parts"].pop("online", None)  # the buffer just saved
-            checkpoint.save_state(path.with_name("sampler.pt"), state)
-
-    def _restore(self, path: Path) -> None:
-        differences = checkpoint.read_io(path).differences(self.env.io)
-        if differences:
-            raise CheckpointError(
-                f"the checkpoint {path} was made for another interface than this environment:\n  - "
-                + "\n  - ".join(differences)
-            )
-        self.learner.load_state_dict(checkpoint.load_state(path / "learner.pt"))
-        if self.loop is not self.learner:
-            self.loop.load_state_dict(checkpoint.load_state(path / "loop.pt"))
-        if self.buffer is not None:
-            self.buffer.load(path / "buffer")
-            if self.loop.sampler is not self.buffer:
-                self.loop.sampler.load_state_dict(checkpoint.load_state(path / "sampler.pt"))
-        self.resume_step = int(self.loop.env_steps)
-
-    def _finish(self) -> dict[str, Any]:
-        s, step = self.settings, int(self.loop.env_steps)
-        if self._evaluated_at != step or self.evaluation is None:
-            self.evaluation = self.evaluate(s.final_episodes)
-        report.export_model(self.learner, self.folder / f"model_{step:09d}")
-        final = self.evaluation.metrics()
-        self.tracker.log(final, step)
-        rows = read_metrics(self.folder / METRICS_FILE)
-        curve = report.write_curve(self.folder / "curve.png", rows, title=self.folder.name)
-        video = record_video(self._plain, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
-        summary: dict[str, Any] = {
-            "steps": step,
-            **{name.removeprefix("eval/"): value for name, value in final.items()},
-            "checkpoint": str(self.root / f"step_{step:09d}"),
-            "curve": str(curve),
-            "video": str(video) if isinstance(video, Path) else video,
-            "report": str(self.folder / "report.html"),
-        }
-        write_json(
-            self.folder / "evaluation.json",
-            {**summary, "returns": self.evaluation.returns, "successes": self.evaluation.successes},
-        )
-        report.write_report(
-            self.folder,
-            title=self.folder.name,
-            summary=summary,
-            config=self.config,
-            curve=curve,
-            video=video if isinstance(video, Path) else None,
-        )
-        return summary
+        return film(self._plain, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
 
 
-class Silent:
-    """The tracker of processes that write nothing."""
+class Beside:
+    """The state of a mix without one of its parts, which is saved on its own."""
 
-    def log(self, metrics: Metrics, step: int) -> None:
-        """Nothing."""
+    def __init__(self, mix: Any, without: str) -> None:
+        self._mix, self._without = mix, without
 
-    def close(self) -> None:
-        """Nothing."""
+    def state_dict(self) -> dict[str, Any]:
+        """Of the mix and its other parts."""
+        state = self._mix.state_dict()
+        return {**state, "parts": {name: part for name, part in state["parts"].items() if name != self._without}}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Continue."""
+        self._mix.load_state_dict(state)
 
 
-def record_video(
+def record_video(make_env: Callable[..., Any], policy: Any, path: Path, episodes: int, seed: int) -> Path | str:
+    """`film`, or why there is no film; nothing is raised."""
+    try:
+        return film(make_env, policy, path, episodes, seed)
+    except Exception as error:  # a renderer raises anything
+        return f"not made: {reason(error)}"
+
+
+def film(
     make_env: Callable[..., Any], policy: Any, path: Path, episodes: int, seed: int, *, seconds: float = 30.0
 ) -> Path | str:
-    """Film the policy; a machine that cannot render gets the reason instead of a file."""
+    """Film the policy, or say that this is switched off."""
     if episodes < 1:
         return "switched off"
+    env = make_env(1, seed + 20_000, True)
     try:
-        env = make_env(1, seed + 20_000, True)
-        try:
-            frames = evaluate(
-                env, policy, episodes=episodes, seed=20_000, frames=int(seconds * env.io.control_hz)
-            ).frames
-            return report.write_video(path, frames, env.io.control_hz)
-        finally:
-            env.close()
-    except (ImportError, RuntimeError, OSError) as error:
-        return f"not recorded: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        frames = evaluate(env, policy, episodes=episodes, seed=20_000, frames=int(seconds * env.io.control_hz)).frames
+        return report.write_video(path, frames, env.io.control_hz)
+    finally:
+        env.close()
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

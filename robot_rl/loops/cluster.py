@@ -20,11 +20,10 @@ import torch
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.extras import require
-from robot_rl.loops.contract import learned
+from robot_rl.loops.contract import Due, Tick, every, learned
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Episode, IOSpec, Learner, Metrics, Sampler, Step
 
-Hook = Callable[[int, Metrics], bool]
 MakeEnv = Callable[[int, int, bool], Any]
 MakeLearner = Callable[[IOSpec], Any]
 _TRIES = 3  # workers that may die one after the other without a single fragment
@@ -337,14 +336,15 @@ class ClusterOffPolicy:
         self._window = {name: deque[float](maxlen=100) for name in ("return", "length", "success")}
         self._staleness = 0.0
 
-    def run(self, total_steps: int, hook: Hook | None = None, *, hook_every: int = 1000) -> None:
-        """Train until `total_steps` transitions have arrived, or until the hook says stop; see `OffPolicy.run`."""
+    def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
+        """Train until `total_steps` transitions have arrived, or until `tick` says stop; see `OffPolicy.run`."""
+        due = every(1000) if due is None else due
         batches = self.sampler.batches(self._batch_size)
         metrics: Metrics = {}
         mark, mark_steps = time.perf_counter(), self.env_steps
-        next_hook = (self.env_steps // hook_every + 1) * hook_every
         while self.env_steps < total_steps:
             self._ask(total_steps)
+            before = self.env_steps
             for fragment in self.cluster.receive(0.0 if self._credit >= 1.0 else _WAIT):
                 self._take(fragment)
             for _ in range(16):  # then look for arrivals again, so that no worker stands still
@@ -353,15 +353,14 @@ class ClusterOffPolicy:
                 self._credit -= 1.0
                 metrics.update(learned(self.learner, batches))
                 self.updates += 1
-            if self.env_steps >= next_hook or self.env_steps >= total_steps:
+            if self.env_steps >= total_steps or due(before, self.env_steps):
                 while self._credit >= 1.0:
                     self._credit -= 1.0
                     metrics.update(learned(self.learner, batches))
                     self.updates += 1
-                next_hook = (self.env_steps // hook_every + 1) * hook_every
                 speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)
                 self._follow_file()
-                if hook is not None and hook(self.env_steps, {**metrics, **self._numbers(), "time/sps": speed}):
+                if tick is not None and tick(self.env_steps, {**metrics, **self._numbers(), "time/sps": speed}):
                     return
                 mark, mark_steps = time.perf_counter(), self.env_steps
 

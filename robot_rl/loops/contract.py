@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from robot_rl.types import Action, Learner, Metrics, Obs, Policy
+
+Tick = Callable[[int, Metrics], bool]
+"""Called by a loop with (how far it is, metrics) whenever something is due; True stops the loop."""
+
+Due = Callable[[int, int], bool]
+"""(how far the loop was before a step, and after it) -> whether something is due now; asked after every step."""
+
+
+def every(period: int) -> Due:
+    """Due whenever a multiple of `period` is reached or passed."""
+    return lambda before, after: after // period > before // period
 
 
 def rows_per_batch(learner: Learner[Any, Any]) -> int:

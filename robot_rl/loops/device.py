@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,16 +11,15 @@ from torch import Tensor
 
 from robot_rl import parallel
 from robot_rl.data.device_replay import DeviceReplay
+from robot_rl.loops.contract import Due, Tick, every
 from robot_rl.loops.device_world import DeviceEpisodeStats, World, open_world
 from robot_rl.types import Metrics, OffPolicyDeviceLearner
-
-Hook = Callable[[int, Metrics], bool]
 
 
 class DeviceOffPolicy:
     """Act, store, update, all on one device; with several processes every one has its own environments and replay.
 
-    The host enqueues work and counts; it waits only where `run` calls the hook. A NumPy environment is bridged: then
+    The host enqueues work and counts; it waits only where something is due. A NumPy environment is bridged: then
     every step waits for its actions and copies its observations, and only the updates stay on the device.
 
     Args:
@@ -71,27 +69,28 @@ class DeviceOffPolicy:
         self._ended = torch.ones(env.num_envs, dtype=torch.bool, device=self.device)
         self._batches = self.replay.batches(learner.batch_size)
 
-    def run(self, total_steps: int, hook: Hook | None = None, *, hook_every: int = 1000) -> None:
-        """Train until `total_steps` transitions of all processes together, or until the hook says stop.
+    def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
+        """Train until `total_steps` transitions of all processes together, or until `tick` says stop.
 
         Args:
             total_steps: transitions in all, those before a resume included.
-            hook: called with (transitions so far, metrics) about every `hook_every` transitions and at the end.
-            hook_every: transitions between calls; between them the host waits for nothing.
+            tick: called with (transitions so far, metrics) when it is due and at the end; True stops. With several
+                processes all call it, at the same steps, and get the same answer.
+            due: asked after every step; None: every 1000 transitions. Until then the host waits for nothing.
         """
+        due = every(1000) if due is None else due
         if not self._world.obs:
             self._world.reset(self._seed)
         mark, mark_steps = time.perf_counter(), self.env_steps
-        next_hook = (self.env_steps // hook_every + 1) * hook_every
         while self.env_steps < total_steps:
+            before = self.env_steps
             self.step()
-            if self.env_steps >= next_hook or self.env_steps >= total_steps:
-                next_hook = (self.env_steps // hook_every + 1) * hook_every
+            if self.env_steps >= total_steps or due(before, self.env_steps):
                 metrics = self.read()
                 speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)
-                stop = hook is not None and hook(self.env_steps, {**metrics, "time/sps": speed})
+                stop = tick is not None and tick(self.env_steps, {**metrics, "time/sps": speed})
                 mark, mark_steps = time.perf_counter(), self.env_steps
-                if parallel.agree(stop):
+                if stop:
                     return
 
     @torch.no_grad()

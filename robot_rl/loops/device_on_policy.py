@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor
 
 from robot_rl import parallel
+from robot_rl.loops.contract import Due, Tick, every
 from robot_rl.loops.device_world import DeviceEpisodeStats, World, open_world
 from robot_rl.types import Metrics, OnPolicyDeviceLearner, Rollout
-
-Hook = Callable[[int, Metrics], bool]
 
 
 class DeviceOnPolicy:
@@ -52,28 +50,29 @@ class DeviceOnPolicy:
         flags = ("terminated", "truncated", "valid")
         self._flags = {name: column(dtype=torch.bool) for name in flags}
 
-    def run(self, total_steps: int, hook: Hook | None = None, *, hook_every: int = 1) -> None:
+    def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
         """Train until `total_steps` transitions of all processes together; the last rollout is completed.
 
         Args:
             total_steps: transitions in all, those before a resume included.
-            hook: called with (transitions so far, metrics) about every `hook_every` transitions and at the end.
-            hook_every: transitions between calls; between them the host waits for nothing.
+            tick: called with (transitions so far, metrics) when it is due and at the end; True stops. With several
+                processes all call it, at the same steps, and get the same answer.
+            due: asked after every rollout; None: after each. Until something is due the host waits for nothing.
         """
+        due = every(1) if due is None else due
         if not self._world.obs:
             self._world.reset(self._seed)
         mark, mark_steps = time.perf_counter(), self.env_steps
-        next_hook = (self.env_steps // hook_every + 1) * hook_every
         while self.env_steps < total_steps:
+            before = self.env_steps
             self.learner.update(iter((self.collect(),)))
             self.iterations += 1
-            if self.env_steps >= next_hook or self.env_steps >= total_steps:
-                next_hook = (self.env_steps // hook_every + 1) * hook_every
+            if self.env_steps >= total_steps or due(before, self.env_steps):
                 metrics = self.read()
                 speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)
-                stop = hook is not None and hook(self.env_steps, {**metrics, "time/sps": speed})
+                stop = tick is not None and tick(self.env_steps, {**metrics, "time/sps": speed})
                 mark, mark_steps = time.perf_counter(), self.env_steps
-                if parallel.agree(stop):
+                if stop:
                     return
 
     @torch.no_grad()

@@ -12,6 +12,9 @@ from robot_rl.chunks import ChunkMeter
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Policy, Step
 
+LONGEST = 20_000
+"""Steps of an episode after which an evaluation waits no longer for its end: far beyond the limits of our worlds."""
+
 
 @dataclass
 class Evaluation:
@@ -30,6 +33,8 @@ class Evaluation:
     successes: list[bool] = field(default_factory=list)
     tasks: list[int] = field(default_factory=list)
     frames: list[np.ndarray] = field(default_factory=list)
+    cut: int = 0
+    """Episodes that were cut because they did not end by themselves."""
     chunks: dict[str, float] = field(default_factory=dict)
     """Of a policy that acts in chunks: decisions per episode, border_jerk, latency_ms, latency_p95_ms."""
 
@@ -43,7 +48,13 @@ class Evaluation:
         }
         if self.successes:
             out["eval/success"] = float(np.mean(self.successes))
+        if self.cut:
+            out["eval/cut"] = float(self.cut)
         return {**out, **{f"eval/{name}": value for name, value in self.chunks.items()}}
+
+    def numbers(self) -> dict[str, Any]:
+        """Of every episode."""
+        return {"returns": self.returns, "successes": self.successes}
 
 
 def by_task(result: Evaluation, names: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -64,8 +75,9 @@ def evaluate(
     frames: int = 0,
     on_step: Callable[[Step], None] | None = None,
     on_episode: Callable[[int], object] | None = None,
+    longest: int = LONGEST,
 ) -> Evaluation:
-    """Run a policy for `episodes` episodes.
+    """Run a policy for `episodes` episodes, and be done: where one does not end by itself it is cut.
 
     Args:
         env: vector environment of N copies with `.io`; it is reset here.
@@ -77,6 +89,7 @@ def evaluate(
         on_step: called with every `Step`, e.g. a recorder; `info["action_log_probs"]` (N,) where the policy says with
             what log-density it drew the action.
         on_episode: called with the number of finished episodes.
+        longest: steps after which an episode is cut and counted as it is.
 
     Raises:
         ValueError: policy and environment do not fit, listing every difference; or episodes < 1.
@@ -95,7 +108,13 @@ def evaluate(
         meter.clear()
     result = Evaluation()
     returns, lengths, done_count = np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+    waiting = np.zeros(num_envs, bool)  # cut, with episodes still to come: it takes a reset of all to begin them
     while (done_count < quota).any():
+        if waiting.any() and not ((done_count < quota) & ~waiting).any():
+            seed += 1
+            stepper.reset(seed=seed)
+            policy.reset()
+            waiting[:], returns[:], lengths[:] = False, 0.0, 0
         if len(result.frames) < frames:
             result.frames.append(np.asarray(env.render()[0]))
         action = policy.act(stepper.obs, deterministic=deterministic)
@@ -108,7 +127,11 @@ def evaluate(
         if earned is not None:
             earned(np.where(valid, _numpy(row.reward), 0.0))
         lengths += valid
-        ended = (_numpy(row.terminated) | _numpy(row.truncated)) & valid
+        over = (_numpy(row.terminated) | _numpy(row.truncated)) & valid
+        cut = (lengths >= longest) & ~over & ~waiting
+        result.cut += int((cut & (done_count < quota)).sum())
+        ended = (over | cut) & ~waiting
+        waiting |= cut
         for i in np.flatnonzero(ended):
             if done_count[i] < quota[i]:
                 result.returns.append(float(returns[i]))
@@ -119,7 +142,7 @@ def evaluate(
                     result.tasks.append(int(_numpy(row.info["task"])[i]))
             done_count[i] += 1
             returns[i], lengths[i] = 0.0, 0
-        anew = ended | ~valid  # a row that is no transition is the reset of a next-step autoreset
+        anew = over | ~valid  # a row that is no transition is the reset of a next-step autoreset
         if anew.any():
             policy.reset(anew)
         if ended.any() and on_episode is not None:

@@ -210,12 +210,14 @@ class Trials:
         steps: length of each.
         deterministic: the policy's mode, not samples.
         stops: safety stops.
+        cut: trials that did not end by themselves.
     """
 
     successes: list[bool] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     deterministic: bool = True
     stops: int = 0
+    cut: int = 0
 
     def metrics(self) -> Metrics:
         """eval/success with its 95 % interval, n, longest run of successes, mean length of the successes."""
@@ -233,7 +235,12 @@ class Trials:
             "eval/streak": float(best),
             "eval/safety_stops": float(self.stops),
             "eval/length": float(np.mean(good)) if good else math.nan,
+            **({"eval/cut": float(self.cut)} if self.cut else {}),
         }
+
+    def numbers(self) -> dict[str, list]:
+        """Of every trial."""
+        return {"successes": self.successes, "lengths": self.steps}
 
     def gate(self, threshold: float, tick_p99_ms: float, period_ms: float) -> list[str]:
         """What stands against unattended operation; empty when nothing does.

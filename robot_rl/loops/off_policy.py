@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.loops.contract import chosen, learned
+from robot_rl.loops.contract import Due, Tick, chosen, every, learned
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Learner, Metrics, Sampler
-
-Hook = Callable[[int, Metrics], bool]
 
 
 class OffPolicy:
@@ -78,17 +75,15 @@ class OffPolicy:
         if "decision_start" in learner.need.columns:  # 1 on the first tick of every decision
             self._hold = _Hold(env.num_envs, env.io.action_dim, learner.need.decision_interval)
 
-    def run(
-        self, total_steps: int, hook: Hook, *, hook_every: int = 1000, asked: Callable[[], bool] | None = None
-    ) -> None:
-        """Train until `total_steps` transitions or until the hook says stop.
+    def run(self, total_steps: int, tick: Tick, *, due: Due | None = None) -> None:
+        """Train until `total_steps` transitions or until `tick` says stop.
 
         Args:
             total_steps: transitions in all, those before a resume included.
-            hook: called with (transitions so far, metrics) every `hook_every` transitions and at the end; True stops.
-            hook_every: transitions between calls.
-            asked: looked at after every step of all copies; True calls `hook` at once, which says whether to stop.
+            tick: called with (transitions so far, metrics) when it is due and at the end; True stops.
+            due: asked after every step of all copies; None: every 1000 transitions.
         """
+        due = every(1000) if due is None else due
         stepper = self._stepper
         if not stepper.obs:
             stepper.reset(seed=self.seed)
@@ -98,7 +93,6 @@ class OffPolicy:
         told = getattr(self.learner.policy, "executed", None)
         metrics: Metrics = {}
         mark, mark_steps = time.perf_counter(), self.env_steps
-        next_hook = (self.env_steps // hook_every + 1) * hook_every
         while self.env_steps < total_steps:
             if self.env_steps < self.random_steps:
                 action = self._rng.uniform(-1.0, 1.0, (num_envs, action_dim)).astype(np.float32)
@@ -132,12 +126,10 @@ class OffPolicy:
                     self._update_credit -= 1.0
                     metrics.update(learned(self.learner, batches))
                     self.updates += 1
-            due = self.env_steps >= next_hook or self.env_steps >= total_steps
-            if due or (asked is not None and asked()):
-                next_hook = (self.env_steps // hook_every + 1) * hook_every
+            if self.env_steps >= total_steps or due(self.env_steps - num_envs, self.env_steps):
                 now = time.perf_counter()
                 speed = (self.env_steps - mark_steps) / max(now - mark, 1e-9)
-                stop = hook(
+                stop = tick(
                     self.env_steps,
                     {**metrics, **self.stats.metrics(), "time/sps": speed, "train/updates": float(self.updates)},
                 )

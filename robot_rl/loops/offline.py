@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
-from robot_rl.loops.contract import learned
+from robot_rl.loops.contract import Due, Tick, every, learned
 from robot_rl.types import Learner, Metrics, Sampler
-
-Hook = Callable[[int, Metrics], bool]
 
 
 class Offline:
@@ -39,28 +36,25 @@ class Offline:
         self.learner, self.sampler, self.batch_size = learner, sampler, batch_size
         self.updates = 0
 
-    def run(
-        self, total_updates: int, hook: Hook, *, hook_every: int = 1000, asked: Callable[[], bool] | None = None
-    ) -> None:
-        """Train until `total_updates` updates or until the hook says stop.
+    def run(self, total_updates: int, tick: Tick, *, due: Due | None = None) -> None:
+        """Train until `total_updates` updates or until `tick` says stop.
 
         Args:
             total_updates: updates in all, those before a resume included.
-            hook: called with (updates so far, metrics) every `hook_every` updates and at the end; True stops.
-            hook_every: updates between calls.
-            asked: looked at after every update; True calls `hook` at once, which says whether to stop.
+            tick: called with (updates so far, metrics) when it is due and at the end; True stops.
+            due: asked after every update; None: every 1000 updates.
         """
+        due = every(1000) if due is None else due
         batches = self.sampler.batches(self.batch_size)
         metrics: Metrics = {}
         mark, mark_updates = time.perf_counter(), self.updates
         while self.updates < total_updates:
             metrics = learned(self.learner, batches)
             self.updates += 1
-            due = self.updates % hook_every == 0 or self.updates >= total_updates
-            if due or (asked is not None and asked()):
+            if self.updates >= total_updates or due(self.updates - 1, self.updates):
                 now = time.perf_counter()
                 speed = (self.updates - mark_updates) / max(now - mark, 1e-9)
-                stop = hook(self.updates, {**metrics, "time/ups": speed})
+                stop = tick(self.updates, {**metrics, "time/ups": speed})
                 mark, mark_updates = time.perf_counter(), self.updates
                 if stop:
                     return

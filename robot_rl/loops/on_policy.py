@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.loops.contract import learned
+from robot_rl.loops.contract import Due, Tick, learned
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Array, Metrics, Obs, OnPolicyLearner, Policy, Rollout, Step
-
-Hook = Callable[[int, Metrics], bool]
+from robot_rl.types import Array, Obs, OnPolicyLearner, Policy, Rollout, Step
 
 
 class OnPolicy:
@@ -43,12 +40,13 @@ class OnPolicy:
         self._storage: RolloutStorage | None = None
         self._started = False
 
-    def run(self, total_steps: int, hook: Hook | None = None) -> None:
+    def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
         """Train until `env_steps` reaches `total_steps`, counting from the run's beginning.
 
         Args:
             total_steps: transitions of all environments together; the last rollout is completed.
-            hook: called after every iteration with the number of transitions and the metrics; True stops the loop.
+            tick: called after an iteration with the number of transitions and the metrics; True stops the loop.
+            due: whether that is to be done after this iteration; None: after every one.
         """
         if not self._started:
             self._stepper.reset(self._seed)
@@ -70,13 +68,14 @@ class OnPolicy:
                 "time/sps": steps / (end - begin),
                 "time/update_fraction": (end - collected) / (end - begin),
             }
-            if hook is not None and hook(self.env_steps, metrics):
+            now = due is None or self.env_steps >= total_steps or due(self.env_steps - steps, self.env_steps)
+            if now and tick is not None and tick(self.env_steps, metrics):
                 return
 
     def state_dict(self) -> dict[str, Any]:
         """Environment, observation, statistics and counters; the learner saves itself."""
         return {
-            "stepper": self._stepper.state_dict(),
+            "stepper": self._stepper.state_dict() if hasattr(self._stepper.env, "state_dict") else None,
             "episodes": self.stats.state_dict(),
             "env_steps": self.env_steps,
             "iterations": self.iterations,
@@ -84,10 +83,11 @@ class OnPolicy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken, given the learner's state of the same moment."""
-        self._stepper.load_state_dict(state["stepper"])
         self.stats.load_state_dict(state["episodes"])
         self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
-        self._started = True
+        self._started = state["stepper"] is not None
+        if self._started:  # else this environment cannot be restored: new episodes begin
+            self._stepper.load_state_dict(state["stepper"])
 
     def _collect(self) -> Rollout:
         if self._storage is None:
@@ -214,7 +214,7 @@ def train_on_policy(
     *,
     total_steps: int,
     seed: int = 0,
-    hook: Hook | None = None,
+    tick: Tick | None = None,
     start_state: dict[str, Any] | None = None,
     save_to: str | Path | None = None,
 ) -> OnPolicy:
@@ -225,14 +225,14 @@ def train_on_policy(
         learner: what learns.
         total_steps: transitions of all environments together.
         seed: seed of the first reset.
-        hook: called after every iteration; True stops.
+        tick: called after every iteration; True stops.
         start_state: `OnPolicy.state_dict` of an earlier run to continue.
         save_to: folder for the environment's state if it returns NaN.
     """
     loop = OnPolicy(env, learner, seed=seed, save_to=save_to)
     if start_state is not None:
         loop.load_state_dict(start_state)
-    loop.run(total_steps, hook)
+    loop.run(total_steps, tick)
     return loop
 
 

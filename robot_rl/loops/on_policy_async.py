@@ -10,11 +10,11 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from robot_rl.loops.contract import learned
+from robot_rl.loops.contract import Due, Tick, learned
 from robot_rl.loops.episodes import EpisodeStats
-from robot_rl.loops.on_policy import Hook, RolloutStorage, collect
+from robot_rl.loops.on_policy import RolloutStorage, collect
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import StaleLearner
+from robot_rl.types import Metrics, StaleLearner
 
 WAIT = 0.2
 """Seconds between looks at the other thread while waiting for it."""
@@ -63,7 +63,7 @@ class AsyncOnPolicy:
         self._stop, self._collecting = threading.Event(), threading.Lock()
         self._failure: BaseException | None = None
 
-    def run(self, total_steps: int, hook: Hook | None = None) -> None:
+    def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
         """Train until `env_steps` reaches `total_steps`; see `OnPolicy.run`.
 
         Raises:
@@ -73,10 +73,15 @@ class AsyncOnPolicy:
             self._stepper.reset(self._seed)
             self._started = True
         self._actor.reset()
+
+        def look(before: int, metrics: Metrics) -> bool:
+            now = due is None or self.env_steps >= total_steps or due(before, self.env_steps)
+            return now and tick is not None and tick(self.env_steps, metrics)
+
         if self._learner.lag is not None:
-            self._run_in_turns(total_steps, hook)
+            self._run_in_turns(total_steps, look)
         elif self.env_steps < total_steps:
-            self._run_threaded(total_steps, hook)
+            self._run_threaded(total_steps, look)
 
     def state_dict(self) -> dict[str, Any]:
         """Environment, statistics, counters, older weights (with a lag) and the actor's noise.
@@ -85,7 +90,7 @@ class AsyncOnPolicy:
         """
         with self._collecting:
             return {
-                "stepper": self._stepper.state_dict(),
+                "stepper": self._stepper.state_dict() if hasattr(self._stepper.env, "state_dict") else None,
                 "episodes": self.stats.state_dict(),
                 "env_steps": self.env_steps,
                 "iterations": self.iterations,
@@ -95,15 +100,16 @@ class AsyncOnPolicy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken, given the learner's state of the same moment."""
-        self._stepper.load_state_dict(state["stepper"])
+        self._started = state["stepper"] is not None
+        if self._started:  # else this environment cannot be restored: new episodes begin
+            self._stepper.load_state_dict(state["stepper"])
         self.stats.load_state_dict(state["episodes"])
         self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
         self._past.extend(_Weights(int(old["version"]), old["state"]) for old in state["past"])
         if state["noise"] is not None:
             self._actor.load_generator_state(state["noise"])
-        self._started = True
 
-    def _run_in_turns(self, total_steps: int, hook: Hook | None) -> None:
+    def _run_in_turns(self, total_steps: int, look: Tick) -> None:
         storage = RolloutStorage(self._learner.rollout_steps)
         while self.env_steps < total_steps:
             begin = time.perf_counter()
@@ -111,10 +117,10 @@ class AsyncOnPolicy:
             acting = self._past[0]
             self._actor.load_state_dict(acting.state)
             collect(self._stepper, self._actor, storage, self.stats)
-            if self._learn(_Finished(storage, acting.version, self.stats.metrics()), begin, hook):
+            if self._learn(_Finished(storage, acting.version, self.stats.metrics()), begin, look):
                 return
 
-    def _run_threaded(self, total_steps: int, hook: Hook | None) -> None:
+    def _run_threaded(self, total_steps: int, look: Tick) -> None:
         finished: queue.Queue[_Finished] = queue.Queue(self._learner.queue)
         # Every storage is with one side at a time; the learner hands them back.
         free: queue.Queue[RolloutStorage] = queue.Queue()
@@ -133,7 +139,7 @@ class AsyncOnPolicy:
                     if self._failure is not None:
                         raise self._failure from None
                     continue
-                stop = self._learn(item, begin, hook)
+                stop = self._learn(item, begin, look)
                 self._newest = self._weights()
                 free.put(item.storage)
                 if stop:
@@ -163,7 +169,7 @@ class AsyncOnPolicy:
         except BaseException as error:  # the learning thread raises it
             self._failure = error
 
-    def _learn(self, item: _Finished, begin: float, hook: Hook | None) -> bool:
+    def _learn(self, item: _Finished, begin: float, look: Tick) -> bool:
         learner = self._learner
         got = time.perf_counter()
         rollout = item.storage.rollout(learner)
@@ -181,7 +187,7 @@ class AsyncOnPolicy:
             "time/sps": steps / (end - begin),
             "time/wait_fraction": (got - begin) / (end - begin),
         }
-        return hook is not None and hook(self.env_steps, metrics)
+        return look(self.env_steps - steps, metrics)
 
     def _weights(self) -> _Weights:
         """The learner's weights and moments now, as copies."""

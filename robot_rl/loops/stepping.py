@@ -93,6 +93,23 @@ class Stepper:
         self._ended = None if state["ended"] is None else _like_env(state["ended"], self.env)
 
 
+def begins_anew(env: Any, loop: dict[str, Any] | None) -> str:
+    """Why a run that was restored does not go on where its environments stood, or "".
+
+    Args:
+        env: of the run.
+        loop: state of the loop after it was restored, or None for one that keeps none.
+    """
+    kept = None if loop is None else loop.get("stepper") or loop.get("world")
+    exact = kept["env"].get("exact", True) if kept else False
+    if bool(np.all(exact)):
+        return ""
+    return (
+        f"resumed with new episodes: the state of {type(env).__name__} cannot be saved, so this run is as good as one "
+        "that was never stopped, and not equal to it"
+    )
+
+
 def step(
     env: Any,
     obs: Obs,

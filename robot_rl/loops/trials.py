@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from robot_rl.loops.evaluate import LONGEST
 from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Obs, Policy
@@ -102,6 +103,7 @@ def trials(
     deterministic: bool = True,
     on_trial: Callable[[int], object] | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    longest: int = LONGEST,
 ) -> Trials:
     """Autonomous trials with frozen weights through the same safety layer; a trial ends at its first success.
 
@@ -116,6 +118,7 @@ def trials(
         deterministic: the policy's mode.
         on_trial: called with the number of finished trials.
         stopped: asked before every trial; True ends the block.
+        longest: steps after which a trial that does not end by itself is cut, as a failure.
     """
     out, stepper = Trials(deterministic=deterministic), Stepper(env)
     stepper.reset(seed=seed)
@@ -141,6 +144,9 @@ def trials(
             steps += 1
             success = bool(row.info["success"][0]) if "success" in row.info else False
             ended = bool(row.terminated[0] or row.truncated[0])
+            if steps >= longest and not (ended or success):
+                out.cut += 1
+                break
         pilot.end()
         if not ended:
             stepper.reset()

@@ -223,12 +223,12 @@ def saved_config(cfg: DictConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
 
 
-def tracker_factory(cfg: DictConfig, folder: Path) -> Callable[[int | None], Any]:
-    """(resume step or None) -> tracker."""
+def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Any]:
+    """(run folder, resume step or None) -> tracker."""
     everything: Any = OmegaConf.to_container(cfg, resolve=True)
 
-    def make(resume_step: int | None) -> Any:
-        return build.make("track", plain(cfg.track), str(folder), resume_step=resume_step, config=everything)
+    def make(folder: str, resume_step: int | None) -> Any:
+        return build.make("track", plain(cfg.track), folder, resume_step=resume_step, config=everything)
 
     return make
 

@@ -51,18 +51,19 @@ def train(cfg: DictConfig) -> None:
     threads(cfg)
     settings = TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)})
     main = parallel.rank() == 0
-    if main:
-        print(f"run folder: {folder}")
     job = TrainJob(
         settings,
         folder,
         make_env=rewarded_factory(cfg),
         make_learner=learner_factory(cfg),
-        make_tracker=tracker_factory(cfg, folder),
+        make_tracker=tracker_factory(cfg),
         config=config,
         resume=cfg.resume is not None,
         make_actor=learner_factory(cfg, device="cpu"),
     )
+    folder = job.folder
+    if main:
+        print(f"run folder: {folder}", flush=True)
     try:
         summary = job.run()
     except KeyboardInterrupt:
@@ -84,7 +85,6 @@ def offline(cfg: DictConfig) -> None:
     threads(cfg)
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     settings = OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)})
-    print(f"run folder: {folder}")
     judges = None
     if cfg.get("ope") is not None and cfg.get("behaviour") is not None:  # else ~ope on the command line: no estimate
         judges = Judges(
@@ -96,12 +96,14 @@ def offline(cfg: DictConfig) -> None:
         folder,
         make_env=None if cfg.get("env") is None else env_factory(cfg),
         make_learner=learner_factory(cfg),
-        make_tracker=tracker_factory(cfg, folder),
+        make_tracker=tracker_factory(cfg),
         config=saved_config(cfg),
         env_name=str(cfg.id or ""),
         judges=judges,
         resume=cfg.resume is not None,
     )
+    folder = job.folder
+    print(f"run folder: {folder}", flush=True)
     for line in job.findings:
         print(f"  log: {line}")
     try:

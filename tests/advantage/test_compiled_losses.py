@@ -17,7 +17,7 @@ CASES: list[dict[str, Any]] = [
     {},
     {"dual_clip": 2.0},
     {"delta": 1.5},
-    {"weight": torch.rand(B, T)},
+    {"weight": torch.linspace(0.1, 1.0, B * T).reshape(B, T)},
     *({"kind": kind} for kind in ("gspo", "gmpo", "cispo", "sapo", "aepo", "reinforce")),
     *({"ratio_unit": unit, "turn": TURN} for unit in ("turn", "turn_geo", "sequence", "sequence_geo")),
     {"kind": "gspo", "episode": EPISODE},

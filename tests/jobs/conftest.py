@@ -44,7 +44,10 @@ def make_job() -> Callable[..., TrainJob]:
 
     def make(folder: Path, *overrides: str, resume: bool = False) -> TrainJob:
         with initialize_config_module("robot_rl.configs", version_base="1.3"):
-            tiny = [item for item in TINY if "batch_size" not in item or "policy=online/ppo" not in overrides]
+            other = [item for item in overrides if item.startswith("policy=")]
+            lacks = {"policy=online/ppo": "policy.batch_size", "policy=online/fast_sac": "policy.hidden"}
+            lack = "policy." if "policy=online/sb3" in other else next((lacks[x] for x in other if x in lacks), "none")
+            tiny = [item for item in TINY if not item.startswith(lack)]
             cfg = compose("train", overrides=[*tiny, *overrides])
 
         def make_env(num_envs: int, seed: int, render: bool) -> Any:
@@ -58,7 +61,7 @@ def make_job() -> Callable[..., TrainJob]:
             make_learner=lambda io: build.make(
                 "policy", plain(cfg.policy), io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
             ),
-            make_tracker=lambda step: build.make("track", plain(cfg.track), str(folder), resume_step=step),
+            make_tracker=lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),
             config=OmegaConf.to_yaml(cfg, resolve=True),
             resume=resume,
         )

@@ -11,9 +11,9 @@ import torch
 
 from robot_rl import checkpoint
 from robot_rl.jobs.contract import check_learner
-from robot_rl.jobs.live_bar import LiveBar
 from robot_rl.jobs.offline import OfflineSettings
 from robot_rl.jobs.train import TrainJob, TrainSettings
+from robot_rl.live_bar import LiveBar
 from robot_rl.track import Jsonl, files
 from robot_rl.types import Action, Learner
 
@@ -70,7 +70,7 @@ def job(folder: Path, **broken: Any) -> TrainJob:
         folder,
         make_env=make_env,
         make_learner=lambda io: Mean(io, **broken),  # type: ignore[arg-type,return-value]
-        make_tracker=lambda step: files(str(folder), resume_step=step, tensorboard=False),
+        make_tracker=lambda place, step: files(place, resume_step=step, tensorboard=False),
         config="",
     )
 
@@ -133,7 +133,7 @@ def test_numpy_numbers_are_metrics(tmp_path: Path) -> None:
 
 
 def test_bar_follows_a_loop_that_does_not_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("robot_rl.jobs.live_bar.FILE_EVERY_S", 0.01)
+    monkeypatch.setattr("robot_rl.live_bar.FILE_EVERY_S", 0.01)
     done = [0]
     with LiveBar(100, 0, "step", lambda: done[0]) as bar:
         done[0] = 40

@@ -86,7 +86,7 @@ def make_offline() -> Callable[..., OfflineJob]:
             make_learner=lambda io: build.make(
                 "policy", plain(cfg.policy), io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
             ),
-            make_tracker=lambda step: build.make("track", plain(cfg.track), str(folder), resume_step=step),
+            make_tracker=lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),
             config=OmegaConf.to_yaml(cfg, resolve=True),
             judges=Judges(
                 lambda io, policy, **how: build.make("ope", plain(cfg.ope), io, policy, **how, gamma=cfg.gamma),
@@ -137,7 +137,7 @@ def test_offline_interrupted_and_resumed_equals_uninterrupted(make_offline, tmp_
         {path.name: checkpoint.load_state(path) for path in checkpoint.find(tmp_path / name).glob("*.pt")}
         for name in ("whole", "cut")
     ]
-    assert states[0].keys() == {"policy.pt", "learner.pt", "loop.pt"}
+    assert states[0].keys() == {"policy.pt", "learner.pt", "loop.pt", "sampler.pt"}
     assert not differing(*states)
     rows = [
         [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(path)]

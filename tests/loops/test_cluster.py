@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker, split
+from robot_rl.loops.contract import every
 from robot_rl.types import Action, IOSpec, Learner
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 20.0)
@@ -156,7 +157,7 @@ def test_killed_worker_is_replaced_and_every_step_is_accounted_for(ray):
             cluster.resize(1)
         return False
 
-    loop.run(1000, hook, hook_every=100)
+    loop.run(1000, hook, due=every(100))
     assert cluster.lost == 1
     assert loop.env_steps == 1000 == len(buffer)
     assert cluster.asked == 0

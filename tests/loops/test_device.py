@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.advantage import arrays
 from robot_rl.bench.point_world import PointWorld
+from robot_rl.loops.contract import every
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
 from robot_rl.loops.device_world import HostWorld, TensorWorld, open_world
@@ -194,9 +195,9 @@ def test_worlds_that_a_device_loop_cannot_step_are_refused():
         world.step(torch.zeros(2, 2))
 
 
-def test_hook_comes_at_the_period_and_can_stop_the_run():
+def test_tick_comes_at_the_period_and_can_stop_the_run():
     loop, seen = off_policy(), []
-    loop.run(200, lambda step, metrics: bool(seen.append(step) or len(seen) == 3), hook_every=20)
+    loop.run(200, lambda step, metrics: bool(seen.append(step) or len(seen) == 3), due=every(20))
     assert seen == [20, 40, 60]
     assert loop.env_steps == 60
     loop.run(62)

@@ -292,7 +292,8 @@ def test_fault_diverged_policy_stops_the_robot_and_is_put_back(tmp_path):
     loop.collect_demos(0)
     loop.run(90, lambda *_: False)
     step = learner._lr
-    learner._actor_params.flat[:] = math.nan
+    for weights in (learner._actor_params, learner._acting):  # the mean of the weights is what acts
+        weights.flat[:] = math.nan
     loop._episode(demo=False)  # three bad actions: stopped, and nothing of it is learned from
     assert loop.stats.reasons["safety_stop"] == 1
     assert loop.rollbacks == 1

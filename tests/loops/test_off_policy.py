@@ -10,6 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.loops.contract import every
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.types import Action, IOSpec, Learner, Transitions
@@ -109,14 +110,14 @@ def test_off_policy_random_steps_come_first_and_updates_follow_the_ratio() -> No
     assert len(np.unique(actions[:5])) == 10
 
 
-def test_off_policy_hook_sees_every_period_and_can_stop() -> None:
+def test_off_policy_tick_sees_every_period_and_can_stop() -> None:
     seen = []
 
-    def hook(step: int, metrics: dict[str, float]) -> bool:
+    def tick(step: int, metrics: dict[str, float]) -> bool:
         seen.append(step)
         return step >= 30
 
-    loop(3, learning_starts=5).run(100, hook, hook_every=10)
+    loop(3, learning_starts=5).run(100, tick, due=every(10))
     # 3 transitions a step: the first multiples at or after 10, 20, 30
     assert seen == [12, 21, 30]
 

@@ -14,7 +14,7 @@ from robot_rl.advantage import rollout_gae
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.loops.on_policy import OnPolicy, train_on_policy
 from robot_rl.policies.online.ppo import Ppo
-from robot_rl.types import Action, IOSpec
+from robot_rl.types import Action, IOSpec, OnPolicyLearner
 
 IO = IOSpec(
     obs={"state": ((2,), "float32")},
@@ -77,7 +77,7 @@ class Noisy(VectorEnv):
         self.rng.bit_generator.state = state["rng"]
 
 
-class Recorder:
+class Recorder(OnPolicyLearner):
     """A learner with value 10 * episode + step that keeps its rollouts and never changes."""
 
     def __init__(self, steps):
@@ -170,7 +170,7 @@ def test_on_policy_resumed_run_equals_uninterrupted_run(tmp_path):
 
     first = make_learner()
     loop = OnPolicy(Noisy(), first, seed=3)
-    loop.run(30 * 5, hook=lambda step, metrics: step >= 60)
+    loop.run(30 * 5, lambda step, metrics: step >= 60)
     assert loop.env_steps == 60
     save_state(tmp_path / "loop.pt", loop.state_dict())
     save_state(tmp_path / "learner.pt", first.state_dict())
@@ -193,7 +193,7 @@ def test_on_policy_same_seed_gives_the_same_run():
 def test_on_policy_hook_gets_metrics_and_stops():
     rows = []
     loop = OnPolicy(Noisy(), make_learner())
-    loop.run(10_000, hook=lambda step, metrics: rows.append((step, metrics)) or len(rows) == 2)
+    loop.run(10_000, lambda step, metrics: rows.append((step, metrics)) or len(rows) == 2)
     assert [step for step, _ in rows] == [30, 60]
     assert loop.env_steps == 60
     names = {"rollout/return", "rollout/length", "rollout/success", "train/kl", "train/value_loss", "time/sps"}

@@ -10,6 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robot_rl.checkpoint import load_state, save_state
+from robot_rl.loops.contract import every
 from robot_rl.types import IOSpec
 
 pytest.importorskip("stable_baselines3", reason="needs stable-baselines3 (extra `baselines`)")
@@ -92,8 +93,8 @@ def test_adapter_other_autoreset_modes_are_refused():
 )
 def test_sb3_trains_calls_the_hook_and_continues_after_a_save(tmp_path, algorithm, options):
     env, rows = Point(), []
-    learner = Sb3(IO, algorithm=algorithm, hook_every=20, **options)
-    learner.train(env, 80, lambda step, metrics: rows.append((step, metrics)) or False)
+    learner = Sb3(IO, algorithm=algorithm, **options)
+    learner.train(env, 80, lambda step, metrics: rows.append((step, metrics)) or False, due=every(20))
     assert learner.env_steps == 80
     assert [step for step, _ in rows] == [20, 40, 60, 80]
     assert {"rollout/return", "rollout/length", "rollout/success", "time/sps"} <= rows[-1][1].keys()
@@ -101,7 +102,7 @@ def test_sb3_trains_calls_the_hook_and_continues_after_a_save(tmp_path, algorith
 
     save_state(tmp_path / "learner.pt", learner.state_dict())
     save_state(tmp_path / "policy.pt", learner.policy.state_dict())  # type: ignore[attr-defined]
-    second: Any = Sb3(IO, algorithm=algorithm, hook_every=20, seed=7, **options)
+    second: Any = Sb3(IO, algorithm=algorithm, seed=7, **options)
     second.load_state_dict(load_state(tmp_path / "learner.pt"))
     second.attach(Point())
     obs = {"state": np.ones((3, 2), np.float32)}
@@ -116,8 +117,8 @@ def test_sb3_trains_calls_the_hook_and_continues_after_a_save(tmp_path, algorith
 
 
 def test_sb3_hook_stops_the_run():
-    learner = Sb3(IO, algorithm="A2C", hook_every=10)
-    learner.train(Point(), 1000, lambda step, metrics: step >= 20)
+    learner = Sb3(IO, algorithm="A2C")
+    learner.train(Point(), 1000, lambda step, metrics: step >= 20, due=every(10))
     assert learner.env_steps == 20
 
 

@@ -10,6 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.loops.contract import every
 from robot_rl.loops.fas import at_interval
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.policies.online.sac import Sac
@@ -169,6 +170,6 @@ def test_sac_j_swings_up_at_four_steps_per_decision() -> None:
     learner = SacJ(env.io, hidden=(64, 64), rows=64, interval=4, lr=1e-3)
     buffer = ReplayBuffer(env.io, 20_000, window=4, extras=learner.keeps)
     loop = OffPolicy(env, learner, buffer, batch_size=learner.batch_size, learning_starts=500, updates_per_step=0.5)
-    loop.run(7000, lambda *_: False, hook_every=4000)
+    loop.run(7000, lambda *_: False, due=every(4000))
     result = evaluate(gym_env.make(10, 1, id="Pendulum-v1"), learner.policy, episodes=10)
     assert np.mean(result.returns) > -700.0  # at random: about -1200

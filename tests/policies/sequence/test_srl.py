@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.loops.contract import every
 from robot_rl.policies.sequence.srl import Srl
 from robot_rl.types import IOSpec, Transitions
 
@@ -409,7 +410,7 @@ def test_srl_keeps_a_pendulum_up_when_it_decides_rarely(options: dict[str, Any],
     env = gym_env.make(1, 0, id="Pendulum-v1")
     learner = Srl(env.io, hidden=64, model_hidden=(64, 64), batch_size=64, lr=1e-3, **options)
     buffer = ReplayBuffer(env.io, 20_000, extras=learner.keeps)
-    OffPolicy(env, learner, buffer, batch_size=64, learning_starts=1000).run(12_000, lambda *_: False, hook_every=4000)
+    OffPolicy(env, learner, buffer, batch_size=64, learning_starts=1000).run(12_000, lambda *_: False, due=every(4000))
     result = evaluate(gym_env.make(10, 1, id="Pendulum-v1"), learner.policy.at_interval(interval), episodes=10)
     # Holding the first action of a one-step policy: about -1200; the recurrence at 16 steps: about -600.
     assert np.mean(result.returns) > (-600.0 if interval == 8 else -400.0)

@@ -12,6 +12,14 @@ from tqdm import tqdm
 
 EVERY_S = 1.0
 FILE_EVERY_S = 30.0  # where nobody watches, each move is a line of a file
+SHOWN = (  # beside the bar: the first of the metrics that there is
+    ("return", "rollout/return"),
+    ("success", "rollout/success"),
+    ("help", "rollout/intervention_rate"),
+    ("loss", "train/loss"),
+    ("q", "train/q"),
+    ("eval", "eval/success", "eval/score", "eval/return"),
+)
 
 
 class LiveBar:
@@ -50,8 +58,10 @@ class LiveBar:
         with self._lock:
             self._bar.update(max(step - self._bar.n, 0))
 
-    def note(self, short: Mapping[str, str], metrics: Mapping[str, float]) -> None:
+    def note(self, metrics: Mapping[str, float]) -> None:
         """Show some numbers, and tell once of each learner's metric that is not finite."""
+        found = {name: next((metrics[key] for key in keys if key in metrics), math.nan) for name, *keys in SHOWN}
+        short = {name: f"{value:.3g}" for name, value in found.items() if math.isfinite(value)}
         lost = [name for name, value in metrics.items() if name.startswith("train/") and not math.isfinite(value)]
         with self._lock:
             for name in lost:

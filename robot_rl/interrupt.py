@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -10,15 +11,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Context in which the first SIGINT or SIGTERM (a scheduler's notice, `kill`) only sets `asked`."""
+    """Context in which the first SIGINT or SIGTERM (a scheduler's notice, `kill`) only sets `asked`.
 
-    def __init__(self) -> None:
-        self.asked = False
+    Args:
+        then: called with it, by whoever has to be told; it must not wait.
+    """
+
+    def __init__(self, then: Callable[[], None] | None = None) -> None:
+        self.asked, self._then = False, then
         self._previous: dict[int, Any] = {}
-
-    def look(self) -> bool:
-        """Whether a stop was asked for, for loops that look after every step."""
-        return self.asked
 
     def __enter__(self) -> Interrupt:
         try:
@@ -41,3 +42,5 @@ class Interrupt:
                 signal.signal(one, signal.SIG_DFL)
             raise KeyboardInterrupt
         self.asked = True
+        if self._then is not None:
+            self._then()
