@@ -6,7 +6,6 @@ acceleration and jerk limits, watchdogs and latched stop, and become actions aga
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -170,7 +169,7 @@ class ActionSafety:
             jump_factor=5.0,
             limit_slack=0.03,
             rest_velocity=0.05,
-            freeze_time=math.inf,  # a world that stands still is no frozen driver
+            freeze_time=1e9,  # never: a world that stands still is no frozen driver
             overrun_ticks=1000,  # the pilot holds long before that, see Pilot.wait
         )
         self.supervisor = SafetySupervisor(spec, self._settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -304,11 +304,16 @@ class Pilot:
         """Seconds until the next tick is due; infinite in simulated time."""
         return self._next + self._period - self.clock.now() if self.realtime else math.inf
 
-    def show(self, telemetry: dict[str, Any], frame: Callable[[int], Any] | None = None) -> None:
-        """Hand telemetry to a device that has a screen."""
+    def show(
+        self,
+        telemetry: dict[str, Any],
+        frame: Callable[[int], Any] | None = None,
+        views: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Hand telemetry, a picture and what the policy sees to a device that has a screen."""
         show = getattr(self.human, "show", None)
         if show is not None:
-            show(telemetry, frame)
+            show(telemetry, frame, views)
 
     def close(self) -> None:
         """Stop, and release the device."""

@@ -7,7 +7,7 @@ const token = new URLSearchParams(location.search).get("token") || "";
 const page = [...crypto.getRandomValues(new Uint32Array(2))].map((n) => n.toString(36)).join("");
 
 let socket = null, sequence = 0, operator = false, state = null, pending = "", asking = false;
-let news = -Infinity, drawn = -Infinity, trip = null, frames = 0, rate = 0, points = [], picture = null, speeds = [];
+let news = -Infinity, drawn = -Infinity, trip = null, frames = 0, rate = 0, points = [], pictures = {}, speeds = [];
 let sound = null, muted = false, alarmed = { help: "", fault: "" }, listed = "", replaying = null;
 
 const open = () => socket !== null && socket.readyState === WebSocket.OPEN;
@@ -69,6 +69,26 @@ function show(next) {
   alarm("help", state.help ? "help" : "");
   alarm("fault", state.driver === "STOPPED" ? "stopped" : state.fault ? state.fault : "");
   list(state.list || []);
+}
+
+function paint(bytes) {  // the first byte says which: 0 the large picture, others what the policy sees
+  const which = bytes[0], latest = URL.createObjectURL(new Blob([bytes.subarray(1)], { type: "image/jpeg" }));
+  let screen = at("camera");
+  if (which) {
+    screen = at("view-" + which);
+    if (!screen) {
+      const figure = document.createElement("figure"), word = document.createElement("figcaption");
+      screen = document.createElement("img");
+      screen.id = "view-" + which;
+      word.id = "view-word-" + which;
+      figure.append(screen, word);
+      at("views").append(figure);
+    }
+    at("view-word-" + which).textContent = "the policy sees: " + (state && state.views[which - 1] || "camera " + which);
+  } else { frames++; drawn = performance.now(); }
+  screen.src = latest;
+  if (pictures[which]) URL.revokeObjectURL(pictures[which]);
+  pictures[which] = latest;
 }
 
 function fresh() {  // ten times a second: what is old must not look live
@@ -191,19 +211,13 @@ function role(message) {
 function connect() {
   const scheme = location.protocol === "https:" ? "wss://" : "ws://";
   socket = new WebSocket(scheme + location.host + "/socket?token=" + encodeURIComponent(token) + "&page=" + page);
-  socket.binaryType = "blob";
+  socket.binaryType = "arraybuffer";
   socket.onopen = () => {
     hands.release(); sequence = 0; points = []; speeds = [];
     if (pending) press(pending);
   };
   socket.onmessage = (event) => {
-    if (event.data instanceof Blob) {
-      const latest = URL.createObjectURL(event.data);
-      at("camera").src = latest;
-      if (picture) URL.revokeObjectURL(picture);
-      picture = latest; frames++; drawn = performance.now();
-      return;
-    }
+    if (event.data instanceof ArrayBuffer) { paint(new Uint8Array(event.data)); return; }
     const message = JSON.parse(event.data);
     if (message.type === "state") show(message);
     else if (message.type === "echo") { trip = performance.now() - message.sent; if (message.kind) heard(message.kind); }

@@ -93,7 +93,8 @@ class ConsoleServer:
         self._heard = 0.0  # when the operator last said anything
         self._clients: dict[Any, asyncio.Event] = {}
         self._tasks: set[Any] = set()
-        self._telemetry, self._picture, self._number = "{}", b"", 0
+        self._telemetry = "{}"
+        self._pictures: dict[int, tuple[int, bytes]] = {}  # which -> how many there were, the newest
         self._history: list[dict[str, Any]] = []
         self._loop: Any = None
         self._failure: BaseException | None = None
@@ -120,10 +121,13 @@ class ConsoleServer:
         """Somebody looks at the page."""
         return bool(self._clients)
 
-    def publish(self, telemetry: dict[str, Any], picture: bytes | None = None) -> None:
-        """Newest numbers, and a JPEG; never blocks."""
-        text = json.dumps({"type": "state", **telemetry}, allow_nan=False, default=str)
-        self._call(self._set, text, picture)
+    def publish(self, telemetry: dict[str, Any]) -> None:
+        """Newest numbers; never blocks."""
+        self._call(self._set, json.dumps({"type": "state", **telemetry}, allow_nan=False, default=str))
+
+    def show(self, which: int, picture: bytes) -> None:
+        """Newest picture, a JPEG: 0 is the large one, 1 and more are the policy's; never blocks."""
+        self._call(self._draw, which, picture)
 
     def remember(self, point: dict[str, Any]) -> None:
         """A point of the curves: one per episode; new clients get them all."""
@@ -141,10 +145,16 @@ class ConsoleServer:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _set(self, text: str, picture: bytes | None) -> None:
+    def _set(self, text: str) -> None:
         self._telemetry = text
-        if picture is not None:
-            self._picture, self._number = picture, self._number + 1
+        self._wake()
+
+    def _draw(self, which: int, picture: bytes) -> None:
+        count, _ = self._pictures.get(which, (0, b""))
+        self._pictures[which] = count + 1, picture
+        self._wake()
+
+    def _wake(self) -> None:
         for event in self._clients.values():
             event.set()
 
@@ -310,15 +320,19 @@ class ConsoleServer:
 
     async def _send(self, client: Any) -> None:
         """Newest numbers and picture to one client, at its pace."""
-        shown = 0
+        shown: dict[int, int] = {}
+        told = ""
         while True:
             event = self._clients[client]
             await event.wait()
             event.clear()
-            await client.send_str(self._telemetry)
-            if self._number != shown:
-                shown = self._number
-                await client.send_bytes(self._picture)
+            if self._telemetry is not told:  # the same text twice is news, the same object is not
+                told = self._telemetry
+                await client.send_str(told)
+            for which, (count, picture) in list(self._pictures.items()):
+                if shown.get(which) != count:
+                    shown[which] = count
+                    await client.send_bytes(bytes([which]) + picture)
 
 
 async def _send(client: Any, text: str) -> None:

@@ -7,7 +7,8 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class BrowserTeleop(RemoteTeleop):
         certificate: str | None = None,
         key: str | None = None,
         speed: float = 0.6,
-        frame_every: int = 2,
+        frame_every: int = 1,
         quality: int = 75,
         clock: Clock | None = None,
         announce: bool = True,
@@ -64,6 +65,8 @@ class BrowserTeleop(RemoteTeleop):
         self._ages: deque[float] = deque(maxlen=200)
         self._episodes = -1
         self.reel = Reel()
+        self._encoder = ThreadPoolExecutor(1, "pictures")
+        self._encoding: Future[None] | None = None
         self._image: Any = require("PIL.Image")
         self.server = ConsoleServer(
             self._message,
@@ -87,25 +90,36 @@ class BrowserTeleop(RemoteTeleop):
             self._ages.append(1e3 * max(now - reading.stamp, 0.0))
         return reading
 
-    def show(self, telemetry: dict[str, Any], frame: Callable[[int], Any] | None = None) -> None:
-        """Numbers at every tick, a picture at every `frame_every`-th; nothing is rendered while nobody looks.
+    def show(
+        self,
+        telemetry: dict[str, Any],
+        frame: Callable[[int], Any] | None = None,
+        views: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Numbers at every tick, pictures at every `frame_every`-th; nothing is rendered while nobody looks.
 
         Args:
             telemetry: plain values.
             frame: (JPEG quality) -> pixels, a JPEG, or None while there is no new picture.
+            views: name -> (H, W, 3) what the policy sees.
         """
         self._tick += 1
-        picture = None
-        if frame is not None and self.server.watched and self._tick % self._every == 0:
-            shown = frame(self._quality)
-            picture = shown if shown is None or isinstance(shown, bytes) else self._encode(shown)
-            if picture is not None and "episode" in telemetry:
-                self.reel.add(int(telemetry["episode"]), picture)
+        views = dict(list((views or {}).items())[:8])
+        if self.server.watched and self._tick % self._every == 0 and (self._encoding is None or self._encoding.done()):
+            if self._encoding is not None:
+                self._encoding.result()  # what went wrong there is told here
+            shown = None if frame is None else frame(self._quality)
+            pixels = [None if shown is None or isinstance(shown, bytes) else np.array(shown)]
+            pixels += [np.array(view) for view in views.values()]
+            episode = int(telemetry.get("episode", -1))
+            if isinstance(shown, bytes):
+                self._send(0, shown, episode)
+            self._encoding = self._encoder.submit(self._encode, pixels, episode)
         if self._ages:
             p50, p95 = np.percentile(self._ages, (50, 95))
             telemetry = {**telemetry, "input_ms": [round(float(p50), 1), round(float(p95), 1)]}
         kept = [{**line, "pictures": self.reel.count(line["episode"])} for line in telemetry.get("list", ())]
-        self.server.publish({**telemetry, "list": kept, "hz": self._hz}, picture)
+        self.server.publish({**telemetry, "list": kept, "hz": self._hz, "views": list(views)})
         if telemetry["episodes"] != self._episodes:
             self._episodes = telemetry["episodes"]
             if telemetry["success"] is not None:
@@ -114,12 +128,21 @@ class BrowserTeleop(RemoteTeleop):
 
     def close(self) -> None:
         """Stop serving."""
+        self._encoder.shutdown()
         self.server.close()
 
-    def _encode(self, pixels: Any) -> bytes:
-        out = bytes_io.BytesIO()
-        self._image.fromarray(np.asarray(pixels)).save(out, "JPEG", quality=self._quality)
-        return out.getvalue()
+    def _encode(self, pixels: list[np.ndarray | None], episode: int) -> None:
+        """In a thread of its own: the encoder does not hold the interpreter."""
+        for which, one in enumerate(pixels):
+            if one is not None:
+                out = bytes_io.BytesIO()
+                self._image.fromarray(one).save(out, "JPEG", quality=self._quality)
+                self._send(which, out.getvalue(), episode)
+
+    def _send(self, which: int, picture: bytes, episode: int) -> None:
+        self.server.show(which, picture)
+        if which == 0 and episode >= 0:
+            self.reel.add(episode, picture)
 
     def _message(self, message: dict[str, Any]) -> None:
         kind = message.get("type")
@@ -179,7 +202,7 @@ def make(
     certificate: str | None = None,
     key: str | None = None,
     speed: float = 0.6,
-    frame_every: int = 2,
+    frame_every: int = 1,
     quality: int = 75,
 ) -> BrowserTeleop:
     """The console; see `BrowserTeleop`."""

@@ -24,7 +24,7 @@ from robot_rl.loops.hil_labels import WORDS, Labels
 from robot_rl.loops.hil_learning import Improver
 from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_recovery import Recovery
-from robot_rl.loops.hil_screen import telemetry
+from robot_rl.loops.hil_screen import telemetry, views
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats
 from robot_rl.loops.hil_watch import Watch
 from robot_rl.loops.stepping import NonFiniteError, Stepper
@@ -248,7 +248,7 @@ class HumanInTheLoop:
                 if not refused:
                     return True
             self.hear(self.pilot.idle(self._here()))
-            self.pilot.show(self._telemetry(demo, None, "; ".join(refused)), self.frame)
+            self.pilot.show(self._telemetry(demo, None, "; ".join(refused)), self.frame, views(self.stepper.obs))
             self.pilot.wait()
             if not self.pilot.realtime and (refused or self.pilot.driver in ("HOLD", "STOPPED")):
                 why = f" ({'; '.join(refused)})" if refused else ""
@@ -478,7 +478,7 @@ class HumanInTheLoop:
 
     def _show(self, demo: bool, driven: Any, episode: int) -> None:
         if self.pilot.realtime:
-            self.pilot.show({**self._telemetry(demo, driven), "episode": episode}, self.frame)
+            self.pilot.show({**self._telemetry(demo, driven), "episode": episode}, self.frame, views(self.stepper.obs))
 
     # ------------------------------------------------------------ state
 

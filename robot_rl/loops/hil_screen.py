@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from robot_rl.types import Obs
+
 if TYPE_CHECKING:
     from robot_rl.loops.hil import HumanInTheLoop
 
@@ -47,3 +49,9 @@ def telemetry(loop: HumanInTheLoop, demo: bool, driven: Any, problem: str = "") 
         "label": loop.labels.said,
         "list": loop.labels.list(),
     }
+
+
+def views(obs: Obs) -> dict[str, Any]:
+    """Name -> (H, W, 3), the pictures among the observations (1, ...) of a policy."""
+    start = "image."
+    return {name.removeprefix(start): value[0] for name, value in obs.items() if name.startswith(start)}

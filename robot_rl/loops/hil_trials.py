@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from robot_rl.loops.hil_screen import telemetry
+from robot_rl.loops.hil_screen import telemetry, views
 from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.stepping import NonFiniteError, Stepper
 from robot_rl.loops.trials import tell
@@ -178,4 +178,4 @@ class AttendedTrials:
         )
         shown = telemetry(self._loop, False, driven, problem or self._problem or rules)
         shown |= {"phase": f"trial {min(done + 1, self._wanted)} of {self._wanted}, {good} good"}
-        self._pilot.show(shown, self._frame)
+        self._pilot.show(shown, self._frame, views(self._stepper.obs))

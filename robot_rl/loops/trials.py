@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,8 +73,13 @@ class Pilot(Protocol):
         """Seconds until then."""
         ...
 
-    def show(self, telemetry: dict[str, Any], frame: Callable[[int], Any] | None = None) -> None:
-        """Telemetry for a screen."""
+    def show(
+        self,
+        telemetry: dict[str, Any],
+        frame: Callable[[int], Any] | None = None,
+        views: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Telemetry for a screen, a picture, and what the policy sees."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

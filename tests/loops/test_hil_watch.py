@@ -149,7 +149,7 @@ def test_fault_reset_failed_holds_until_a_person_has_seen_to_it(tmp_path):
     loop.stats.add_demo(0)
     env.failing = 2
     seen = []
-    loop.pilot.show = lambda telemetry, frame=None: seen.append(telemetry["problem"])
+    loop.pilot.show = lambda telemetry, frame=None, views=None: seen.append(telemetry["problem"])
     facts = loop._episode(demo=False)
     assert facts is not None
     assert env.failing == 0

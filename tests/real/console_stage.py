@@ -38,8 +38,10 @@ class Stage(LineEnv):
 class Session:
     """A running loop with a console; remembers who drove and when."""
 
-    def __init__(self, folder, token="t0ken", deadman_ms=DEADMAN_MS, mode="deadman", options=None, run=None, **more):
-        self.env = Stage(steps=10_000)
+    def __init__(
+        self, folder, token="t0ken", deadman_ms=DEADMAN_MS, mode="deadman", options=None, run=None, env=None, **more
+    ):
+        self.env = env or Stage(steps=10_000)
         self.human = BrowserTeleop(self.env.io, port=0, token=token, announce=False, **more)
         self.pilot = simulated(self.env, self.human, takeover={"device_timeout_ms": deadman_ms, "mode": mode})
         self.drivers: list[tuple[float, str, float]] = []

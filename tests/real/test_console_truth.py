@@ -2,8 +2,11 @@
 # pyright: reportArgumentType=false
 
 import time
+from dataclasses import replace
 
-from tests.real.console_stage import Page, Session, Wire, chromium
+import numpy as np
+
+from tests.real.console_stage import Page, Session, Stage, Wire, chromium
 
 COUNT = """window.tones = 0;
 const make = AudioContext.prototype.createOscillator;
@@ -107,5 +110,46 @@ def test_a_person_hears_faults_and_that_help_is_wanted(tmp_path):
             page.click("stop")
             page.drives("STOPPED")
             assert browser.execute_script("return window.tones") == 6
+    finally:
+        session.close()
+
+
+class Seeing(Stage):
+    """A world whose policy has two cameras."""
+
+    def __init__(self, steps):
+        super().__init__(steps)
+        pictures = dict.fromkeys(("image.front", "image.side"), ((12, 16, 3), "uint8"))
+        self.io = replace(self.io, obs={**self.io.obs, **pictures})
+
+    def _obs(self):
+        tick = np.full((1, 12, 16, 3), self.time % 250, np.uint8)
+        return {**super()._obs(), "image.front": tick, "image.side": tick}
+
+    def render(self):
+        time.sleep(0.02)
+        return super().render()
+
+
+def test_every_picture_is_shown_at_the_rate_of_the_loop_and_so_is_what_the_policy_sees(tmp_path):
+    session = Session(tmp_path / "log", deadman_ms=60_000.0, env=Seeing(10_000))
+    size = "const it = document.getElementById(arguments[0]); return it ? it.naturalWidth : 0"
+    try:
+        with chromium(tmp_path / "profile") as browser:
+            page = Page(browser, session)
+            page.click("go")
+            page.drives("POLICY")
+            for name, width in (("camera", 80), ("view-1", 16), ("view-2", 16)):
+                session.until(lambda name=name, width=width: browser.execute_script(size, name) == width)
+            page.shows("view-word-2", "side")
+            browser.execute_script(
+                "window.seen = 0; document.getElementById('camera').addEventListener('load', () => window.seen++)"
+            )
+            begun, ticks = time.monotonic(), len(session.drivers)
+            session.until(lambda: time.monotonic() - begun > 5.0)
+            shown, driven = browser.execute_script("return window.seen"), len(session.drivers) - ticks
+            assert shown >= 0.9 * driven  # a picture a tick
+            for name in ("n-clock", "n-updates", "n-alone", "n-judge"):
+                assert page.text(name)
     finally:
         session.close()
