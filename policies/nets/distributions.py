@@ -14,6 +14,21 @@ LOG_STD_MAX = 2.0
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
+def normal_logp(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Log-density of a Gaussian with independent components.
+
+    Args:
+        x: (..., A).
+        mean: (..., A).
+        log_std: (..., A), broadcast over rows.
+
+    Returns:
+        (...).
+    """
+    square = ((x - mean).square() * (-0.5 * (-2.0 * log_std).exp())).sum(-1)
+    return square - (log_std.sum(-1) + x.shape[-1] * _HALF_LOG_TAU)
+
+
 @dataclass(frozen=True)
 class SquashedSample:
     """One reparameterised sample a = tanh(mean + std * noise) with what its gradient needs.

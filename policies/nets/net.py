@@ -17,6 +17,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import Dropout, Mlp, MlpShape, build_mlp
 
 Rate = float | Callable[[], float]
+Draw = Callable[[MlpShape, FlatParams, torch.Generator], None]
 
 
 def mean_rows(x: Tensor) -> Tensor:
@@ -165,7 +166,7 @@ class Net(Leaves):
         *,
         lr: Rate = 0.0,
         generator: torch.Generator | None = None,
-        draw: Callable[[MlpShape, FlatParams, torch.Generator], None] = MlpShape.initialise,
+        draw: Draw = MlpShape.initialise,
         params: FlatParams | None = None,
         kernel: str = "auto",
         matmul: str = "float32",

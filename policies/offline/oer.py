@@ -16,7 +16,7 @@ from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
-from robot_rl.policies.offline.td3_bc import Td3Bc
+from robot_rl.policies.offline.td3_bc import Td3Bc, Td3BcOptions
 from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
 
 
@@ -137,18 +137,11 @@ class Oer(Learner):
         self._model_updates, self._lr = model_updates, lr
         generator = torch.Generator(device=device).manual_seed(seed)
         self._generator = generator
-        self._teacher = Td3Bc(
-            io,
-            seed=seed,
-            device=device,
-            gamma=gamma,
-            batch_size=batch_size,
-            hidden=hidden,
-            alpha=alpha,
-            lr=lr,
-            kernel=kernel,
-            metrics_every=metrics_every,
+        taught = Td3BcOptions.model_validate(
+            {"batch_size": batch_size, "hidden": tuple(hidden), "alpha": alpha, "lr": lr}
+            | {"kernel": kernel, "metrics_every": metrics_every}
         )
+        self._teacher = Td3Bc(taught, io, seed=seed, device=device)
         self._model = Dynamics(
             size,
             actions,
@@ -226,7 +219,8 @@ class Oer(Learner):
         """
         wanted = self._state.tick()
         batch = next(batches)
-        taught = self._teacher.update(iter([batch]))
+        with torch.enable_grad():
+            taught = self._teacher.update(iter([batch]))
         rows = split(batch, 1, None)
         state = rows.state[0]
         self._remember(batch)

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated
 
-import torch
+from pydantic import Field
 from torch import Tensor
 
-from robot_rl.policies.nets.rows import Rows, split
-from robot_rl.policies.offline.iql import Iql
-from robot_rl.types import IOSpec, LogFacts, Metrics, Transitions
+from robot_rl.policies.nets.learner import Count, Positive
+from robot_rl.policies.nets.net import mean_rows
+from robot_rl.policies.nets.rows import Rows
+from robot_rl.policies.offline.iql import ImplicitOptions, ImplicitQ, expectile_loss
+from robot_rl.types import IOSpec, LogFacts, Needs
 
 
-class Recoil(Iql):
+class RecoilOptions(ImplicitOptions):
+    """Of ReCOIL."""
+
+    batch_size: Count = 512
+    """Rows per update, half of them expert."""
+    seeds: Annotated[int, Field(ge=1, le=1)] = 1
+    """One: the expert's rows are the first half of a batch."""
+    mixture: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """beta, the expert's share in the mixture."""
+    expectile: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    """Of the value loss."""
+    q_limit: Positive = 200.0
+    """Targets are clipped to this size."""
+
+
+class Recoil(ImplicitQ[RecoilOptions]):
     """Dual imitation with the chi^2 divergence.
 
     Batches are half expert, half other data (`robot-rl offline data=others.hdf5 expert=demo.hdf5`); rewards are not
@@ -28,111 +46,31 @@ class Recoil(Iql):
     """
 
     method = "ReCOIL"
-    needs_expert = True
-    rewardless = True
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: int = 512,
-        hidden: tuple[int, ...] = (256, 256),
-        mixture: float = 0.5,
-        expectile: float = 0.8,
-        beta: float = 3.0,
-        weight_clip: float = 100.0,
-        q_limit: float = 200.0,
-        lr: float = 3e-4,
-        tau: float = 0.005,
-        actor_decay: int = 1_000_000,
-        normalize: bool = True,
-        matmul: str = "float32",
-        kernel: str = "auto",
-        metrics_every: int = 100,
-    ) -> None:
-        """Build networks for `io`.
-
-        Args:
-            io: one vector observation "state".
-            seed: of initial weights.
-            device: torch device.
-            gamma: part of every learner's signature; the data's `discount` is what is used.
-            batch_size: rows per update, half of them expert.
-            hidden: widths of all networks.
-            mixture: beta, the expert's share in the mixture.
-            expectile: of the value loss.
-            beta: inverse temperature of the policy's weights.
-            weight_clip: upper bound of the weights.
-            q_limit: targets are clipped to this size.
-            lr: step size of everything.
-            tau: Polyak rate of the target critics.
-            actor_decay: updates over which the actor's step size falls to 0 as a cosine; 0 keeps it.
-            normalize: standardise states by the data's moments.
-            matmul: "float32", "bf16" or "auto".
-            kernel: "auto", "explicit" or "autograd".
-            metrics_every: metrics are computed in every n-th update.
-
-        Raises:
-            ValueError: an option outside its range.
-        """
-        if not 0.0 < mixture < 1.0:
-            raise ValueError(f"mixture is {mixture}, expected a number in (0, 1)")
-        super().__init__(
-            io,
-            seed=seed,
-            device=device,
-            gamma=gamma,
-            batch_size=batch_size,
-            hidden=hidden,
-            expectile=expectile,
-            beta=beta,
-            weight_clip=weight_clip,
-            lr=lr,
-            tau=tau,
-            actor_decay=actor_decay,
-            normalize=normalize,
-            matmul=matmul,
-            kernel=kernel,
-            metrics_every=metrics_every,
-        )
-        self._mixture, self._limit = mixture, q_limit
-        self._expert: Tensor = torch.zeros(0)
+    @classmethod
+    def needs(cls, options: RecoilOptions, io: IOSpec) -> Needs:
+        """Demonstrations beside the log; no rewards."""
+        return replace(super().needs(options, io), expert=True, rewardless=True)
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the data's moments; values are of the implied reward, not of the data's."""
         super().prepare(facts)
-        self._state.bound = self._limit
+        self.state.bound = self.o.q_limit
 
-    def update(self, batches: Iterator[Transitions], /) -> Metrics:
-        """One step of value, actor and critics; see `Iql.update`.
+    def value_loss(self, diff: Tensor) -> Tensor:
+        """Expectile regression."""
+        return expectile_loss(diff, self.o.expectile)
 
-        Raises:
-            FloatingPointError: a metric is not finite or the values diverge.
-            ValueError: the batches do not say which rows are the expert's.
-        """
-        batch = next(batches)
-        if "source" not in batch.extras:
+    def bootstrap(self, b: Rows, next_value: Tensor) -> Tensor:
+        """(S, B) targets without rewards."""
+        return (b.discount * next_value).clamp_(-self.o.q_limit, self.o.q_limit)
+
+    def critic_loss(self, q: Tensor, target: Tensor, b: Rows) -> Tensor:
+        """() L_Q."""
+        if "source" not in b.extras:
             raise ValueError(
                 "ReCOIL needs expert=<log> beside data=<log>: batches carry extras 'source', 0 for the expert's rows"
             )
-        expert = split(batch, 1, None).extras["source"] == 0
-        self._expert = expert.to(batch.reward.dtype)
-        return super().update(iter([batch]))
-
-    def _target_of(self, rows: Rows, next_value: Tensor) -> Tensor:
-        return (rows.discount * next_value).clamp_(-self._limit, self._limit)
-
-    def _critic_step(self, x: Tensor, target: Tensor) -> Tensor:
-        """Fill and apply the gradient of L_Q; (1, 2, B) squared error of the quarter term."""
-        q = self.ensemble(self._critic.forward(x))
-        diff = q - target[:, None]
-        size = diff.shape[-1]
-        share = self._expert / self._expert.sum(1, keepdim=True).clamp_min(1.0)
-        d_q = diff * (0.5 / size) - self._mixture * share[:, None]
-        self._critic.backward(d_q.reshape(-1, size, 1))
-        self._critic_params.adam(self._lr)
-        self._critic.refresh()
-        return diff.square()
+        expert = (b.extras["source"] == 0).to(q.dtype)
+        share = expert / expert.sum(-1, keepdim=True).clamp_min(1.0)
+        return mean_rows(self.error(q, target)) * 0.5 - self.o.mixture * (q * share).sum()

@@ -311,7 +311,7 @@ def _behaviour(
     """(policy of the behaviour, whether it is the only source of log-densities)."""
     learner = make(io)
     learner.prepare(logs.facts(data))
-    _fit(learner, _pick(data, inside, s).batches(learner.batch_size), s.behaviour_updates, "behaviour")
+    _fit(learner, _pick(data, inside, s).batches(learner.need.rows), s.behaviour_updates, "behaviour")
     column = next((name for name in _LOGP if f"info/{name}" in data.store.names), None)
     learner.policy.logged = _FromColumn(f"info/{column}") if column else None
     return learner.policy, column is None

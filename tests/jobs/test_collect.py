@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.data import formats
 from robot_rl.data.recorder import Recording
 from robot_rl.jobs.collect import BesidePictures, ExpertPolicy, begin_work, episodes_of, keep_steps
-from robot_rl.policies.offline.bc import Bc
+from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.sim.worlds.tabletop import BLOCKS, PLATES, Tabletop
@@ -117,7 +117,7 @@ def test_collect_then_data_info_reads_both_formats(tmp_path: Path, robot_rl) -> 
 
 def test_sampled_actions_are_stored_with_their_log_density() -> None:
     env = make(4, 0, world=Reach())
-    learner = Bc(env.io, gaussian=True, hidden=(8,), normalize=False)
+    learner = Bc(BcOptions(gaussian=True, hidden=(8,), normalize=False), env.io)
     episodes = keep_steps(env, learner.policy, episodes=4, seed=0)
     for episode in episodes:
         obs = {"state": torch.from_numpy(episode.obs["state"][:-1])}
@@ -129,7 +129,7 @@ def test_sampled_actions_are_stored_with_their_log_density() -> None:
 
 def test_pictures_beside_what_a_policy_reads_are_recorded_and_not_shown_to_it() -> None:
     blind = make(2, 0, world=Tabletop(seconds=0.5))
-    learner = Bc(blind.io, gaussian=True, hidden=(8,), normalize=False)
+    learner = Bc(BcOptions(gaussian=True, hidden=(8,), normalize=False), blind.io)
     filmed = make(2, 0, world=Tabletop(seconds=0.5), cameras=["front"], camera_size=(16, 16))
     plain = keep_steps(blind, learner.policy, episodes=2, seed=0, deterministic=True)
     episodes = keep_steps(filmed, BesidePictures(learner.policy, filmed.io), episodes=2, seed=0, deterministic=True)

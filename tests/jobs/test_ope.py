@@ -10,7 +10,7 @@ import torch
 
 from robot_rl.data.store import write_store
 from robot_rl.jobs.ope import OpeSettings, run
-from robot_rl.policies.offline.bc import Bc
+from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.policies.offline.fqe import Fqe
 from robot_rl.policies.offline.model_value import ModelValue
 from robot_rl.types import Action, Episode, IOSpec
@@ -75,7 +75,7 @@ def evaluate(log: Path, mean: float, **options: Any):
         make_fqe=lambda io, p, **how: Fqe(
             io, p, gamma=GAMMA, hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=64, members=3, samples=2, **how
         ),
-        make_behaviour=lambda io: Bc(io, gaussian=True, hidden=(32, 32), lr=2e-3),
+        make_behaviour=lambda io: Bc(BcOptions(gaussian=True, hidden=(32, 32), lr=2e-3), io),
         make_model=lambda io, p, **how: ModelValue(
             io, p, gamma=GAMMA, hidden=(32, 32), batch_size=64, members=3, rollouts=4, **how
         ),
@@ -162,7 +162,7 @@ def test_ope_all_estimators_judge_one_policy(log, methods, smooth, kind, name, e
         smooth=smooth,
     )  # fmt: skip
     report = run(
-        settings, kind(0.0), IO, make_fqe=Spy, make_behaviour=lambda io: Bc(io, gaussian=True, hidden=(8,)),
+        settings, kind(0.0), IO, make_fqe=Spy, make_behaviour=lambda io: Bc(BcOptions(gaussian=True, hidden=(8,)), io),
         make_model=lambda io, p, **how: ModelValue(io, p, gamma=GAMMA, hidden=(8,), members=2, rollouts=1, **how),
     )  # fmt: skip
     assert report.judged == name

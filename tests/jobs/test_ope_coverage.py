@@ -13,7 +13,7 @@ import torch
 
 from robot_rl.data.store import write_store
 from robot_rl.jobs.ope import METHODS, OpeSettings, run
-from robot_rl.policies.offline.bc import Bc
+from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.policies.offline.fqe import Fqe
 from robot_rl.policies.offline.model_value import ModelValue
 from robot_rl.types import Action, Episode, IOSpec
@@ -100,7 +100,7 @@ def evaluate(log: Path, seed: int) -> Any:
             io, p, gamma=GAMMA, hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=256, members=8, seed=seed, samples=3,
             **how,
         ),
-        make_behaviour=lambda io: Bc(io, gaussian=True, hidden=(32, 32), lr=2e-3, seed=seed),
+        make_behaviour=lambda io: Bc(BcOptions(gaussian=True, hidden=(32, 32), lr=2e-3), io, seed=seed),
         make_model=lambda io, p, **how: ModelValue(
             io, p, gamma=GAMMA, hidden=(32, 32), lr=2e-3, batch_size=256, members=8, rollouts=4, seed=seed, **how
         ),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl import build
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import write_store
 from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
@@ -23,6 +24,17 @@ def make_io(state: int = 3, actions: int = 2) -> IOSpec:
 @pytest.fixture
 def io() -> IOSpec:
     return make_io()
+
+
+def learner(kind: Any, io: IOSpec, *, seed: int = 0, **options: Any) -> Any:
+    """A learner with the options named, the others as the class has them."""
+    return kind(build.options_of("policy", kind)(**options), io, seed=seed)
+
+
+@pytest.fixture(scope="session")
+def make() -> Callable[..., Any]:
+    """(class, io, seed=0, **options) -> learner."""
+    return learner
 
 
 @pytest.fixture
@@ -107,7 +119,7 @@ class Point:
 
     def train(self, learner: Any, updates: int) -> float:
         learner.prepare(self.facts)
-        batches: Iterator[Transitions] = self.sampler(getattr(learner, "seeds", 1)).batches(learner.batch_size)
+        batches: Iterator[Transitions] = self.sampler(learner.need.seeds).batches(learner.need.rows)
         for _ in range(updates):
             learner.update(batches)
         return self.score(learner.policy)

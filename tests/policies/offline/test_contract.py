@@ -1,13 +1,13 @@
 """What holds for every learner from logs: it saves and continues bit for bit, survives small and masked batches."""
 # pyright: reportPossiblyUnboundVariable=false
 
-import importlib
-import inspect
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+
+from robot_rl.build import make
 
 METHODS = {
     "bc.Bc": {},
@@ -40,10 +40,9 @@ METHODS = {
 CASES = [pytest.param(name.split()[0], options, id=name) for name, options in METHODS.items()]
 
 
-def build(name: str, io: Any, **options: Any) -> Any:
-    module, kind = name.split(".")
+def build(name: str, io: Any, *, seed: int = 0, **options: Any) -> Any:
     options = {"hidden": (16, 16), "batch_size": 8, "metrics_every": 1, **options}
-    return getattr(importlib.import_module(f"robot_rl.policies.offline.{module}"), kind)(io, **options)
+    return make("policy", {"name": f"offline/{name.split('.')[0]}", **options}, io, seed=seed, device="cpu", gamma=0.99)
 
 
 def differing(a: Any, b: Any, path: str = "") -> list[str]:
@@ -56,7 +55,7 @@ def differing(a: Any, b: Any, path: str = "") -> list[str]:
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_save_load_update_equals_update(name, options, io, batch):
     one, other = build(name, io, seed=1, **options), build(name, io, seed=2, **options)
-    data = [batch(one.batch_size, seed=i) for i in range(5)]
+    data = [batch(one.need.rows, seed=i) for i in range(5)]
     for b in data[:3]:
         one.update(iter([b] * 9))
     other.load_state_dict(one.state_dict())
@@ -72,7 +71,7 @@ def test_same_seed_gives_the_same_numbers(name, options, io, batch):
     pair = [build(name, io, seed=4, **options) for _ in range(2)]
     for learner in pair:
         for i in range(3):
-            learner.update(iter([batch(learner.batch_size, seed=i)] * 9))
+            learner.update(iter([batch(learner.need.rows, seed=i)] * 9))
     assert not differing(pair[0].state_dict(), pair[1].state_dict())
 
 
@@ -80,7 +79,7 @@ def test_same_seed_gives_the_same_numbers(name, options, io, batch):
 def test_batch_of_one_row_per_seed(name, options, io, batch):
     learner = build(name, io, **{**options, "batch_size": 1})
     for i in range(3):
-        metrics = learner.update(iter([batch(learner.batch_size, seed=i)] * 9))
+        metrics = learner.update(iter([batch(learner.need.rows, seed=i)] * 9))
     assert metrics
 
 
@@ -88,8 +87,8 @@ def test_batch_of_one_row_per_seed(name, options, io, batch):
 def test_masked_rows_are_not_learnt_from(name, options, io, batch):
     """Rows with absurd values behind the mask change nothing but which valid rows are repeated: all stays finite."""
     learner = build(name, io, **options)
-    data = batch(learner.batch_size)
-    mask = torch.ones(learner.batch_size, dtype=torch.bool)
+    data = batch(learner.need.rows)
+    mask = torch.ones(learner.need.rows, dtype=torch.bool)
     mask[1::2] = False
     poisoned = replace(
         data, reward=torch.where(mask, data.reward, torch.full_like(data.reward, float("nan"))), mask=mask
@@ -112,12 +111,10 @@ def test_policy_answers_arrays_and_tensors_alike(name, options, io, batch):
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_explicit_and_autograd_kernels_take_the_same_step(name, options, io, batch):
-    if "kernel" not in inspect.signature(type(build(name, io, **options))).parameters:
-        pytest.skip("a learner of plain autograd has no kernels")
     pair = [build(name, io, kernel=kernel, **options) for kernel in ("explicit", "autograd")]
     for learner in pair:
         for i in range(3):
-            learner.update(iter([batch(learner.batch_size, seed=i)] * 9))
+            learner.update(iter([batch(learner.need.rows, seed=i)] * 9))
     a, b = (learner.policy.state_dict()["actor"] for learner in pair)
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 

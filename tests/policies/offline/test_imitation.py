@@ -7,28 +7,29 @@ import torch
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.mix import Mix
 from robot_rl.data.store import write_store
+from robot_rl.policies.nets.rows import split
 from robot_rl.policies.offline.bc import Bc
 from robot_rl.policies.offline.demo_kl import DemoKl, gaussian_kl, squashed_nll_grad
 from robot_rl.policies.offline.recoil import Recoil
 
 
-def test_recoil_critic_gradient_equals_the_derived_loss(io, batch):
-    learner = Recoil(io, hidden=(8, 8), batch_size=8, normalize=False)
+def test_recoil_critic_loss_is_the_derived_one(io, batch, make):
+    learner = make(Recoil, io, hidden=(8, 8), batch_size=8, normalize=False, lr=0.0)
     data = batch(8)
-    learner._expert = (data.extras["source"] == 0).float()[None]
-    x, target = torch.cat([data.obs["state"], data.action], 1)[None], torch.randn(1, 8)
-    view = {name: v.detach().clone().requires_grad_() for name, v in learner._critic_params.view.items()}
+    rows, target = split(data, 1, None), torch.randn(1, 8)
+    x = torch.cat([data.obs["state"], data.action], 1)[None]
+    view = {name: v.detach().clone().requires_grad_() for name, v in learner.critic.params.view.items()}
     total = torch.zeros(())
     for e in range(2):
         h = x[0]
         for i in range(2):
-            h = (h @ view[f"critic.weight{i}"][e] + view[f"critic.bias{i}"][e]).relu()
-        q = (h @ view["critic.weight2"][e] + view["critic.bias2"][e])[:, 0]
+            h = (h @ view[f"weight{i}"][e] + view[f"bias{i}"][e]).relu()
+        q = (h @ view["weight2"][e] + view["bias2"][e])[:, 0]
         total = total - 0.5 * q[:4].mean() + 0.25 * (target[0] - q).square().mean()
     total.backward()
-    learner._critic_step(x, target)
+    learner.critic.step(learner.critic_loss(learner.critic(x), target, rows))
     for name, leaf in view.items():
-        torch.testing.assert_close(learner._critic_params.grad_view[name], leaf.grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(learner.critic.params.grad_view[name], leaf.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_recoil_implied_reward_is_twice_the_share_of_the_expert(io, batch):
@@ -41,9 +42,9 @@ def test_recoil_implied_reward_is_twice_the_share_of_the_expert(io, batch):
     assert q.tolist() == pytest.approx([2.0, 0.0], abs=1e-3)
 
 
-def test_recoil_batches_without_source_are_explained(io, batch):
+def test_recoil_batches_without_source_are_explained(io, batch, make):
     with pytest.raises(ValueError, match="needs expert=<log>"):
-        Recoil(io, hidden=(8,), batch_size=8).update(iter([batch(8, extras={})]))
+        make(Recoil, io, hidden=(8,), batch_size=8).update(iter([batch(8, extras={})]))
 
 
 def test_gaussian_kl_equals_torch_and_is_zero_for_equal_policies():
@@ -94,15 +95,14 @@ def mixed(point, expert):
     return Mix({"expert": (demos, 0.5), "other": (point.sampler(), 0.5)}).batches(128)
 
 
-def test_recoil_with_few_demonstrations_beats_cloning_everything(point, expert):
-    learner = Recoil(
-        point.io, gamma=point.gamma, hidden=(32, 32), batch_size=128, lr=2e-3, tau=0.02, actor_decay=0, beta=6.0
-    )
+def test_recoil_with_few_demonstrations_beats_cloning_everything(point, expert, make):
+    options = {"hidden": (32, 32), "batch_size": 128, "lr": 2e-3}
+    learner = make(Recoil, point.io, **options, tau=0.02, actor_decay=0, beta=6.0)
     learner.prepare(point.facts)
     batches = mixed(point, expert)
     for _ in range(900):
         learner.update(batches)
-    everything = Bc(point.io, hidden=(32, 32), batch_size=128, lr=2e-3)
+    everything = make(Bc, point.io, **options)
     everything.prepare(point.facts)
     batches = mixed(point, expert)
     for _ in range(500):

@@ -107,11 +107,17 @@ def test_sac_n_target_is_the_minimum_of_all_minus_entropy(io, batch, discount, p
 # ---------------------------------------------------------------- ReBRAC
 
 
-def test_rebrac_penalty_sums_over_dimensions_and_vanishes_at_the_end(io, batch):
+def say(net, values):
+    """Let critics say the same everywhere: (E,) values."""
+    net.params.flat.zero_()
+    net.params.view["bias1"][:, 0] = torch.tensor(values)
+
+
+def test_rebrac_penalty_sums_over_dimensions_and_vanishes_at_the_end(io, batch, make):
     """Target actions are tanh(0) = 0, the log took (0.3, 0.4): penalty 0.09 + 0.16, none where no action followed."""
-    learner = ReBrac(io, hidden=(8,), batch_size=4, critic_penalty=2.0, policy_noise=0.0)
-    learner._actor_target_params.flat.zero_()
-    constant_critic(learner._critic_target_params, [1.0, 3.0], 1)
+    learner = make(ReBrac, io, hidden=(8,), batch_size=4, critic_penalty=2.0, policy_noise=0.0)
+    learner.actor_target.params.flat.zero_()
+    say(learner.critic_target, [1.0, 3.0])
     data = batch(
         4,
         reward=torch.zeros(4),
@@ -121,58 +127,77 @@ def test_rebrac_penalty_sums_over_dimensions_and_vanishes_at_the_end(io, batch):
             "next_action_valid": torch.tensor([True, True, False, True]),
         },
     )
-    target, penalty = learner._target(split(data, 1, None))
+    target, penalty = learner.bootstrap(split(data, 1, None))
     torch.testing.assert_close(penalty[0], torch.tensor([0.25, 0.25, 0.0, 0.25]))
     torch.testing.assert_close(target[0], torch.tensor([0.45, 0.45, 0.9, 0.0]))  # 0.9 (1 - 2 * 0.25), 0.9, 0
 
 
-def test_rebrac_online_rows_without_next_action_are_explained(io, batch):
-    learner = ReBrac(io, hidden=(8,), batch_size=4)
+def test_rebrac_online_rows_without_next_action_are_explained(io, batch, make):
+    learner = make(ReBrac, io, hidden=(8,), batch_size=4)
     with pytest.raises(ValueError, match="critic_penalty=0"):
         learner.update(iter([batch(4, extras={})]))
-    ReBrac(io, hidden=(8,), batch_size=4, critic_penalty=0.0).update(iter([batch(4, extras={})]))
+    make(ReBrac, io, hidden=(8,), batch_size=4, critic_penalty=0.0).update(iter([batch(4, extras={})]))
 
 
-def test_rebrac_actor_gradient_equals_autograd(io, batch):
-    learner = ReBrac(io, hidden=(8, 8), batch_size=16, actor_penalty=0.3, layer_norm=False)
-    for params in (learner._actor_params, learner._critic_params):
-        params.flat.add_(torch.randn(params.flat.shape, generator=torch.Generator().manual_seed(0)), alpha=0.3)
+def test_rebrac_actor_loss_equals_plain_torch(io, batch, make):
+    options = {"actor_penalty": 0.3, "layer_norm": False, "lr": 0.0}
+    learner = make(ReBrac, io, hidden=(8, 8), batch_size=16, **options)
+    for part in (learner.actor, learner.critic):
+        noise = torch.randn(part.params.flat.shape, generator=torch.Generator().manual_seed(0))
+        part.params.flat.add_(noise, alpha=0.3)
     data = batch(16)
     state, action = data.obs["state"], data.action
-    view = {name: v.detach().clone().requires_grad_() for name, v in learner._actor_params.view.items()}
+    view = {name: v.detach().clone().requires_grad_() for name, v in learner.actor.params.view.items()}
 
-    def net(h, params, prefix, member):
+    def net(x, params, member):
         for i in range(2):
-            h = (h @ params[f"{prefix}weight{i}"][member] + params[f"{prefix}bias{i}"][member]).relu()
-        return h @ params[f"{prefix}weight2"][member] + params[f"{prefix}bias2"][member]
+            x = (x @ params[f"weight{i}"][member] + params[f"bias{i}"][member]).relu()
+        return x @ params["weight2"][member] + params["bias2"][member]
 
-    pi = net(state, view, "actor.", 0).tanh()
-    q = torch.stack([net(torch.cat([state, pi], 1), learner._critic_params.view, "critic.", i) for i in range(2)])
+    pi = net(state, view, 0).tanh()
+    q = torch.stack([net(torch.cat([state, pi], 1), learner.critic.params.view, i) for i in range(2)])
     low = q.amin(0)
     loss = (0.3 * (pi - action).square().sum(-1) - (low / low.abs().mean().detach())[:, 0]).mean()
     loss.backward()
-    learner._actor_step(state[None], action[None], None)
+    learner.improve(state[None], action[None])
     for name, leaf in view.items():
-        torch.testing.assert_close(learner._actor_params.grad_view[name], leaf.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(learner.actor.params.grad_view[name], leaf.grad, rtol=1e-4, atol=1e-5)
 
 
 # ---------------------------------------------------------------- AWAC
 
 
-def test_awac_target_uses_the_smaller_target_critic_and_no_entropy(io, batch, monkeypatch):
-    learner = Awac(io, hidden=(8,), batch_size=4, metrics_every=1)
-    constant_critic(learner._target_params, [2.0, 0.5], 1)
+def test_awac_target_uses_the_smaller_target_critic_and_no_entropy(io, batch, make):
+    learner = make(Awac, io, hidden=(8,), batch_size=4, metrics_every=1)
+    say(learner.target, [2.0, 0.5])
     metrics = learner.update(iter([batch(4, reward=torch.ones(4), discount=torch.tensor([0.0, 0.9, 0.9, 0.9]))]))
     assert metrics["train/target"] == pytest.approx(1 + 0.75 * 0.9 * 0.5)
 
 
-def test_awac_equal_values_weigh_every_action_alike(io, batch):
+def test_awac_equal_values_weigh_every_action_alike(io, batch, make):
     """Critics that ignore the action: advantage 0, weight exp(0) = 1."""
-    learner = Awac(io, hidden=(8,), batch_size=4, metrics_every=1, lr=0.0)
-    constant_critic(learner._critic_params, [1.0, 2.0], 1)
+    learner = make(Awac, io, hidden=(8,), batch_size=4, metrics_every=1, lr=0.0)
+    say(learner.critic, [1.0, 2.0])
     metrics = learner.update(iter([batch(4)]))
     assert metrics["train/weight"] == pytest.approx(1.0)
     assert metrics["train/advantage"] == pytest.approx(0.0)
+
+
+def test_awac_actor_loss_equals_plain_torch(io, batch, make):
+    """-mean(w log pi), the mean not squashed; with critics that ignore the action every weight is 1."""
+    learner = make(Awac, io, hidden=(8, 8), batch_size=16, lr=0.0)
+    learner.actor.params.view["log_std"].uniform_(-1, 0)
+    learner.critic.params.flat.zero_()
+    data = batch(16)
+    view = {name: v.detach().clone().requires_grad_() for name, v in learner.actor.params.view.items()}
+    x = data.obs["state"]
+    for i in range(2):
+        x = (x @ view[f"weight{i}"][0] + view[f"bias{i}"][0]).relu()
+    normal = torch.distributions.Normal(x @ view["weight2"][0] + view["bias2"][0], view["log_std"][0].exp())
+    (-normal.log_prob(data.action).sum(-1).mean()).backward()
+    learner.update(iter([data]))
+    for name, leaf in view.items():
+        torch.testing.assert_close(learner.actor.params.grad_view[name], leaf.grad, rtol=1e-4, atol=1e-6)
 
 
 # ---------------------------------------------------------------- CQL, Cal-QL
@@ -292,39 +317,47 @@ def test_cal_ql_rows_without_return_fall_back_to_cql(io, batch):
 
 def test_gumbel_with_large_beta_approaches_the_mean():
     q = torch.tensor([0.0, 1.0, 2.0, 5.0])
-    v = solve(lambda v: gumbel_loss(q - v, 1000.0, 7.0)[1], q, rate=1e6)
+    v = solve(lambda v: gumbel_loss(q - v, 1000.0, 7.0), rate=1e6)
     assert v == pytest.approx(2.0, abs=0.01)
 
 
 @pytest.mark.parametrize("beta", [0.5, 1.0, 3.0])
 def test_gumbel_minimiser_is_the_log_mean_exp(beta):
     q = torch.tensor([0.0, 1.0, 2.0, 5.0])
-    v = solve(lambda v: gumbel_loss(q - v, beta, 50.0)[1], q, rate=1.0)
+    v = solve(lambda v: gumbel_loss(q - v, beta, 50.0) * beta, rate=1.0)
     assert v == pytest.approx(beta * math.log((q / beta).exp().mean()), abs=1e-3)
 
 
-def test_gumbel_slope_is_the_derivative_and_does_not_overflow():
+def test_gumbel_does_not_overflow():
     diff = torch.tensor([-900.0, -1.0, 0.3, 4.0, 900.0], dtype=torch.float64, requires_grad=True)
-    loss, slope = gumbel_loss(diff, 2.0, 7.0)
-    m = 7.0  # the clip is the maximum of z, held constant in the gradient
-    z = (diff / 2.0).clamp(max=7.0)
-    reference = ((z - m).exp() - z * math.exp(-m) - math.exp(-m)).sum()
-    reference.backward()
-    assert bool(torch.isfinite(loss).all())
-    torch.testing.assert_close(slope.detach(), diff.grad)
+    loss = gumbel_loss(diff, 2.0, 7.0)
+    z = (diff / 2.0).clamp(max=7.0)  # the clip is the maximum of z, held constant in the gradient
+    expected = (z - 7.0).exp() - z * math.exp(-7.0) - math.exp(-7.0)
+    torch.testing.assert_close(loss, expected)
+    (slope,) = torch.autograd.grad(loss.sum(), diff)
+    assert bool(torch.isfinite(slope).all())
+    assert slope[-1] == 0.0  # beyond the clip
 
 
-def solve(slope, q, rate):
-    v = torch.zeros(1)
+def solve(loss, rate):
+    v = torch.zeros(1, requires_grad=True)
     for step in range(4000):
-        v = v + rate / (1 + step / 50) * slope(v).mean()
+        (slope,) = torch.autograd.grad(loss(v).mean(), v)
+        v.data -= rate / (1 + step / 50) * slope
     return v.item()
+
+
+def slope_by_value(diff, *how):
+    """Of `dual_loss` by V, diff = Q - V."""
+    diff = diff.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(dual_loss(diff, *how).sum(), diff)
+    return -slope
 
 
 def test_f_dvl_chi2_gradient_at_golden_points():
     """By V: (1 - lambda) alone at x = -3; (1 - lambda) - 2 lambda at x = 2."""
     lam = 0.7
-    _, slope = dual_loss(torch.tensor([-3.0, 2.0]), lam, "chi2")
+    slope = slope_by_value(torch.tensor([-3.0, 2.0]), lam, "chi2")
     torch.testing.assert_close(slope, torch.tensor([1 - lam, (1 - lam) - 2 * lam]))
 
 
@@ -332,27 +365,22 @@ def test_f_dvl_chi2_is_the_conjugate_over_nonnegative_densities():
     """sup over w >= 0 of w x - (w - 1)^2, on a fine grid."""
     w = torch.linspace(0, 10, 100_001, dtype=torch.float64)
     for x in (-5.0, -2.0, -1.0, 0.0, 1.5, 4.0):
-        loss, _ = dual_loss(torch.tensor([x], dtype=torch.float64), 0.5, "chi2")
+        loss = dual_loss(torch.tensor([x], dtype=torch.float64), 0.5, "chi2")
         conjugate = (loss + 0.5 * x) / 0.5
         assert conjugate.item() == pytest.approx((w * x - (w - 1).square()).max().item(), abs=1e-6)
 
 
 def test_f_dvl_code_variant_differs_only_below_zero():
     x = torch.tensor([0.5, 3.0, -1.0, -5.0])
-    _, exact = dual_loss(x, 0.7, "chi2")
-    _, code = dual_loss(x, 0.7, "chi2", "code")
+    exact, code = slope_by_value(x, 0.7, "chi2"), slope_by_value(x, 0.7, "chi2", "code")
     torch.testing.assert_close(exact[:2], code[:2])
     torch.testing.assert_close(
         code[2:], torch.tensor([0.3, 0.3 - 0.7 * (1 - 2.5)])
     )  # (1 - lambda); pushes V down again
 
 
-def test_f_dvl_total_variation_slope_and_derivative():
-    x = torch.tensor([-1.0, 2.0], dtype=torch.float64, requires_grad=True)
-    loss, slope = dual_loss(x, 0.8, "tv")
-    loss.sum().backward()
-    torch.testing.assert_close(slope, -x.grad)
-    torch.testing.assert_close(slope.detach(), torch.tensor([0.2, -0.6], dtype=torch.float64))
+def test_f_dvl_total_variation_slope():
+    torch.testing.assert_close(slope_by_value(torch.tensor([-1.0, 2.0]), 0.8, "tv"), torch.tensor([0.2, -0.6]))
 
 
 def test_clone_weight_adds_the_pull_of_td3_bc_to_the_actor(io, batch, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 
 from robot_rl.bench.d3rlpy_peer import peer
 from robot_rl.bench.offline_reference import Td3BcReference
-from robot_rl.policies.offline.td3_bc import Td3Bc
+from robot_rl.policies.offline.td3_bc import Td3Bc, Td3BcOptions
 from robot_rl.types import IOSpec, LogFacts, Transitions
 
 STATE, ACTIONS, BATCH, UPDATES = 17, 6, 64, 50
@@ -25,7 +25,7 @@ def learner(**options) -> Td3Bc:
         action_units=("1",) * ACTIONS,
         control_hz=20.0,
     )
-    result = Td3Bc(io, batch_size=BATCH, **options)
+    result = Td3Bc(Td3BcOptions(batch_size=BATCH, **options), io)
     result.prepare(LogFacts(MEAN, STD, -10.0, 10.0, 0.99, 1000))
     return result
 
@@ -36,10 +36,12 @@ class Plain:
     def __init__(self) -> None:
         torch.manual_seed(5)
         self.model = Td3BcReference(STATE, ACTIONS)
-        linear = {"critic": (self.model.q.q1, self.model.q.q2), "actor": (self.model.actor,)}
-        self.networks = {f"_{name}_params": nets for name, nets in linear.items()}
-        self.networks["_critic_target_params"] = (self.model.q_target.q1, self.model.q_target.q2)
-        self.networks["_actor_target_params"] = (self.model.actor_target,)
+        self.networks = {
+            "critic": (self.model.q.q1, self.model.q.q2),
+            "actor": (self.model.actor,),
+            "critic_target": (self.model.q_target.q1, self.model.q_target.q2),
+            "actor_target": (self.model.actor_target,),
+        }
 
     def update(self, s, a, r, s2, d) -> None:
         self.model.update([s, a, r[:, None], s2, d[:, None]])
@@ -59,10 +61,10 @@ class D3rlpy:
         self.batch = module.torch_utility.TorchMiniBatch
         m = self.impl.modules
         self.networks = {
-            "_critic_params": tuple(m.q_funcs),
-            "_actor_params": (m.policy,),
-            "_critic_target_params": tuple(m.targ_q_funcs),
-            "_actor_target_params": (m.targ_policy,),
+            "critic": tuple(m.q_funcs),
+            "actor": (m.policy,),
+            "critic_target": tuple(m.targ_q_funcs),
+            "actor_target": (m.targ_policy,),
         }
 
     def update(self, s, a, r, s2, d) -> None:
@@ -74,14 +76,12 @@ class D3rlpy:
 def copy_weights(theirs: Plain | D3rlpy, ours: Td3Bc) -> None:
     """Their weights into our layout: members first, (in, out)."""
     for name, networks in theirs.networks.items():
-        kind = name.split("_")[1]
         for member, network in enumerate(networks):
             linear = [layer for layer in network.modules() if isinstance(layer, torch.nn.Linear)]
             for i, layer in enumerate(linear):
-                getattr(ours, name).view[f"{kind}.weight{i}"].data[member].copy_(layer.weight.data.T)
-                getattr(ours, name).view[f"{kind}.bias{i}"].data[member].copy_(layer.bias.data)
-    for network in (ours._actor, ours._critic, ours._actor_target, ours._critic_target):
-        network.refresh()
+                view = getattr(ours, name).params.view
+                view[f"weight{i}"].data[member].copy_(layer.weight.data.T)
+                view[f"bias{i}"].data[member].copy_(layer.bias.data)
 
 
 def batches() -> list[Transitions]:
@@ -130,7 +130,8 @@ def test_many_updates_give_the_networks_of_the_peers(kind, kernel, monkeypatch):
     end = learner()
     copy_weights(theirs, end)
     for name in theirs.networks:
-        goal, way = getattr(end, name).flat.detach(), (getattr(end, name).flat - getattr(start, name).flat).detach()
+        first, goal, reached = (getattr(learnt, name).params.flat.detach() for learnt in (start, end, ours))
+        way = goal - first
         assert way.norm() > 0.01
         # Adam turns rounding of gradients near zero into whole steps, so compare with how far the weights went
-        assert (getattr(ours, name).flat.detach() - goal).norm() < 2e-3 * way.norm(), name
+        assert (reached - goal).norm() < 2e-3 * way.norm(), name
