@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from robot_rl.real.core.limiter import JointLimiter, wrap
 from robot_rl.real.core.limiter_effort import EffortLimiter
-from robot_rl.real.core.machine import MOVABLE, Event, SafetyMachine, State
-from robot_rl.real.core.monitor import UNTRUSTED, FreezeWatch, StateMonitor
+from robot_rl.real.core.machine import MOVABLE, WORDS, Event, SafetyMachine, State
+from robot_rl.real.core.monitor import UNTRUSTED, StateMonitor
+from robot_rl.real.core.motion import FreezeWatch, Leash, PlaceWatch, UnderWay
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import EFFORT, POSITION, VELOCITY, RobotSpec
 from robot_rl.real.core.watchdogs import Overrun
 from robot_rl.real.core.workspace import WorkspaceGuard
 from robot_rl.real.robot import Command, Level, RobotState, Verdict
-
-WORDS = {  # fault code -> reason of the verdict
-    "state_stale": "stale_state",
-    "state_never": "stale_state",
-    "state_nonfinite": "bad_state",
-    "state_name_missing": "bad_state",
-    "state_jump": "bad_state",
-    "state_frozen": "bad_state",
-    "limit_measured": "limit",
-    "velocity_measured": "rate",
-    "effort_measured": "force",
-    "force": "force",
-    "tracking": "tracking",
-    "left_place": "tracking",
-    "cmd_timeout": "stale_command",
-    "cmd_flood": "bad_command",
-    "cmd_nonfinite": "bad_command",
-    "cmd_shape": "bad_command",
-    "internal": "internal",
-}
 
 
 class SafetySupervisor:
@@ -114,14 +94,13 @@ class SafetySupervisor:
         self._codes: list[str] = ["state_never"]
         self._outside: tuple[str, ...] = ()
         self._pressed, self._released_at = False, -np.inf
-        self._flown: deque[tuple[float, np.ndarray]] = deque(maxlen=4096)  # velocity mode: what was sent when
+        self._under_way = UnderWay(len(spec.joints), (spec.dead_time or 0.0) + 2.0 * period)
+        self._place = PlaceWatch(self.settings.hold_tolerance)
+        self._armed_at: np.ndarray | None = None  # velocity mode: where it stood then
         self._stop_by = np.inf
         self._zeroed = False
         self._rested_at = np.inf  # since when a latched stop has commanded no motion
-        self._lead_since = self._stuck_since = np.inf
-        self._stuck_at = np.zeros(len(spec.joints))
-        self._place = np.zeros(len(spec.joints))  # velocity mode: where it stood when it was armed
-        self._nearest = np.full(len(spec.joints), np.inf)
+        self._leash = Leash(self.settings, self._difference)
 
     @property
     def state(self) -> str:
@@ -260,7 +239,7 @@ class SafetySupervisor:
         before = self._moved_at
         value, level = self._output(now, reasons)
         if self.spec.mode == VELOCITY and self._moved_at != before:
-            self._flown.append((now, self.limiter.velocity.copy()))
+            self._under_way.add(now, self.limiter.velocity)
         return self._answer(value, level, reasons, command)
 
     def _watch_state(self, state: RobotState | None, now: float) -> None:
@@ -282,23 +261,16 @@ class SafetySupervisor:
             self._monitor.relearn()  # at rest the new place is taken as the truth
 
     def _watch_place(self) -> None:
-        """ARMED means stay: a robot that goes away from its command reads it otherwise than we mean it.
-
-        Repeating the command would drive it on, so the fault ends all sending (`_answer`).
-        """
+        """ARMED means stay; repeating the command would drive a robot on that leaves, so the fault ends all sending."""
         last = self._monitor.last
-        if self._machine.state is not State.ARMED or self._efforts is not None or last is None:
-            self._nearest[:] = np.inf
-            return
-        if not self.spec.has_positions or not self.limiter.still:
-            return
-        if self.spec.mode != POSITION and not np.isfinite(self._nearest).all():
-            self._place = last.position
-        place = self.limiter.position if self.spec.mode == POSITION else self._place
-        away = np.abs(self._difference(last.position, place))
-        self._nearest = np.minimum(self._nearest, away)  # it may still be on its way to where it was told to be
-        if (away - self._nearest > self.settings.hold_tolerance).any():
-            self._fault("left_place")
+        if self._machine.state is not State.ARMED or not self.spec.has_positions or last is None:
+            self._armed_at = None
+            self._place.leave()
+        elif self.limiter.still:
+            self._armed_at = last.position if self._armed_at is None else self._armed_at
+            place = self.limiter.position if self.spec.mode == POSITION else self._armed_at
+            if self._place.check(np.abs(self._difference(last.position, place))):
+                self._fault("left_place")
 
     def _judge(self, command: Command | None, now: float, reasons: list[str]) -> np.ndarray | None:
         """Target of a good command; None without a new one."""
@@ -392,7 +364,9 @@ class SafetySupervisor:
             return self._follow_efforts(self._efforts, target, last, period, reasons)
         if self.spec.mode != POSITION:
             before = last.position
-            limiter.step_velocity(target, before, under_way=self._under_way(now), period=period)
+            limiter.step_velocity(
+                target, before, under_way=self._under_way.ways(now, self._monitor.age(now)), period=period
+            )
         else:
             limiter.step(self._lead(target, last, now, reasons), period)
         if limiter.at_limit.any():
@@ -403,22 +377,6 @@ class SafetySupervisor:
             reasons.append("workspace")
         self._sent = self._resting()
         return self._sent, Level.CLIPPED if reasons else Level.OK
-
-    def _under_way(self, now: float) -> np.ndarray:
-        """(2, J) farthest ways up and down [rad] that velocities already sent may still bring the joints.
-
-        What was measured is as old as the state, and the robot is behind by anything up to its dead time. A period more
-        is the one in which the next command is on its way.
-        """
-        since = now - self._monitor.age(now) - (self.spec.dead_time or 0.0) - 2.0 * self._period
-        while len(self._flown) > 1 and self._flown[1][0] <= since:  # each holds until the next
-            self._flown.popleft()
-        if not self._flown:
-            return np.zeros((2, len(self._sent)))
-        lengths = np.diff([when for when, _ in self._flown], append=now)
-        ways = np.array([velocity for _, velocity in self._flown]) * lengths[:, None]
-        back = np.cumsum(ways[::-1], axis=0)
-        return np.stack([np.maximum(back.max(0), 0.0), np.minimum(back.min(0), 0.0)])
 
     def _follow_efforts(
         self, limiter: EffortLimiter, target: np.ndarray, last: RobotState, period: float, reasons: list[str]
@@ -444,23 +402,13 @@ class SafetySupervisor:
     def _lead(self, target: np.ndarray, last: RobotState, now: float, reasons: list[str]) -> np.ndarray:
         """Target held near the robot once the command has run ahead of it; a robot that does not follow is a fault."""
         lead = self._difference(self.limiter.position, last.position)
-        ahead = np.abs(lead)
-        soft = ahead > self.settings.lead_soft
-        self._lead_since = min(self._lead_since, now) if (ahead > self.settings.lead_fault).any() else np.inf
-        moved = (np.abs(self._difference(last.position, self._stuck_at)) > 0.1 * self.settings.lead_soft)[
-            ahead > 0.9 * self.settings.lead_soft
-        ]
-        if not moved.size or moved.all() or not np.isfinite(self._stuck_since):
-            self._stuck_at, self._stuck_since = last.position, now if moved.size else np.inf
-        if now - min(self._lead_since, self._stuck_since) > self.settings.lead_fault_time:
+        if self._leash.strained(lead, last.position, now):
             self._fault("tracking")
+        soft, most = np.abs(lead) > self.settings.lead_soft, self.settings.lead_soft
         if not soft.any():
             return target
         reasons.append("lead")
-        leash = last.position + np.clip(
-            self._difference(target, last.position), -self.settings.lead_soft, self.settings.lead_soft
-        )
-        return np.where(soft, leash, target)
+        return np.where(soft, last.position + np.clip(self._difference(target, last.position), -most, most), target)
 
     # ------------------------------------------------------------ small parts
 
@@ -480,7 +428,7 @@ class SafetySupervisor:
             self._efforts.reset(position)
         self._sent = self._resting()
         self._target = None
-        self._lead_since = self._stuck_since = np.inf
+        self._leash.slacken()
 
     def _held(self) -> Level:
         return Level.STOP if self._machine.latching else Level.HOLD

@@ -188,8 +188,8 @@ def test_bench_counts_no_violation_and_would_see_one():
 class Naive(JointLimiter):
     """Clamps the target and its speed only, as range limiters do."""
 
-    def _move(self, wanted, start, period):
-        self.at_limit = self.at_rate = np.zeros(len(start), bool)
+    def _move(self, wanted, highest, lowest, period):
+        self.at_limit = self.at_rate = np.zeros(len(highest), bool)
         speed = np.clip(
             wanted, self.velocity - self.max_acceleration * period, self.velocity + self.max_acceleration * period
         )
