@@ -6,26 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 
-WORDS = {  # fault code -> reason of the verdict
-    "state_stale": "stale_state",
-    "state_never": "stale_state",
-    "state_nonfinite": "bad_state",
-    "state_name_missing": "bad_state",
-    "state_jump": "bad_state",
-    "state_frozen": "bad_state",
-    "limit_measured": "limit",
-    "velocity_measured": "rate",
-    "effort_measured": "force",
-    "force": "force",
-    "tracking": "tracking",
-    "left_place": "tracking",
-    "cmd_timeout": "stale_command",
-    "cmd_flood": "bad_command",
-    "cmd_nonfinite": "bad_command",
-    "cmd_shape": "bad_command",
-    "internal": "internal",
-}
-
 
 class State(str, Enum):
     """Where the supervisor stands; see docs/safety.md for the output in each state."""
@@ -56,6 +36,26 @@ class Event(str, Enum):
     SHUTDOWN = "shutdown"
 
 
+WORDS = {
+    "state_stale": "stale_state",
+    "state_never": "stale_state",
+    "state_nonfinite": "bad_state",
+    "state_name_missing": "bad_state",
+    "state_jump": "bad_state",
+    "state_frozen": "bad_state",
+    "limit_measured": "limit",
+    "velocity_measured": "rate",
+    "effort_measured": "force",
+    "force": "force",
+    "tracking": "tracking",
+    "left_place": "tracking",
+    "cmd_timeout": "stale_command",
+    "cmd_flood": "bad_command",
+    "cmd_nonfinite": "bad_command",
+    "cmd_shape": "bad_command",
+    "internal": "internal",
+}
+"""Fault code -> reason of the verdict; others are of the platform."""
 LATCHED = (State.FAULT, State.ESTOP)
 MOVABLE = (State.ARMED, State.ACTIVE, State.STOPPING)
 

@@ -14,43 +14,6 @@ UNTRUSTED = frozenset(
 )
 
 
-class FreezeWatch:
-    """Notices a driver that repeats its last numbers under new stamps: ages say nothing, and small steps no lead.
-
-    Args:
-        settings: of the supervisor.
-        dead_time: of the robot, in which it rightly does not move [s].
-    """
-
-    def __init__(self, settings: SafetySettings, *, dead_time: float = 0.0) -> None:
-        self._set, self._patience = settings, settings.freeze_time + dead_time
-        self._last: RobotState | None = None
-        self._since, self._now = np.inf, -np.inf
-        self._way, self._samples = 0.0, 0
-
-    def check(self, state: RobotState | None, speed: float, now: float) -> bool:
-        """True when the states do not change although the robot should be moving.
-
-        Args:
-            state: newest believable measurement.
-            speed: largest commanded speed of any joint [rad/s].
-            now: [s].
-        """
-        period, self._now = min(max(now - self._now, 0.0), 2.0 / self._set.rate), now
-        last = self._last
-        if last is None:
-            self._last, self._since = state, now
-        elif state is None or state.stamp <= last.stamp:
-            pass
-        elif np.array_equal(state.position, last.position) and np.array_equal(state.velocity, last.velocity):
-            self._last, self._samples = state, self._samples + 1
-        else:
-            self._last, self._since, self._way, self._samples = state, now, 0.0, 0
-        if last is not None:
-            self._way += period * max(speed, float(np.abs(last.velocity).max()))
-        return self._samples >= 3 and self._way > self._set.freeze_way and now - self._since > self._patience
-
-
 class StateMonitor:
     """Judges one state per tick and remembers the last good one.
 

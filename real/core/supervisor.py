@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from robot_rl.real.core.following import Flight, Lead
 from robot_rl.real.core.limiter import JointLimiter, wrap
 from robot_rl.real.core.limiter_effort import EffortLimiter
 from robot_rl.real.core.machine import MOVABLE, WORDS, Event, SafetyMachine, State
-from robot_rl.real.core.monitor import UNTRUSTED, FreezeWatch, StateMonitor
+from robot_rl.real.core.monitor import UNTRUSTED, StateMonitor
+from robot_rl.real.core.motion import FreezeWatch, Leash, PlaceWatch, UnderWay
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import EFFORT, POSITION, VELOCITY, RobotSpec
 from robot_rl.real.core.watchdogs import Overrun
@@ -94,13 +94,13 @@ class SafetySupervisor:
         self._codes: list[str] = ["state_never"]
         self._outside: tuple[str, ...] = ()
         self._pressed, self._released_at = False, -np.inf
-        self._flight = Flight(len(spec.joints), dead_time=spec.dead_time or 0.0, period=period)
+        self._under_way = UnderWay(len(spec.joints), (spec.dead_time or 0.0) + 2.0 * period)
+        self._place = PlaceWatch(self.settings.hold_tolerance)
+        self._armed_at: np.ndarray | None = None  # velocity mode: where it stood then
         self._stop_by = np.inf
         self._zeroed = False
         self._rested_at = np.inf  # since when a latched stop has commanded no motion
-        self._lead = Lead(self.settings, self._difference, len(spec.joints))
-        self._place = np.zeros(len(spec.joints))  # velocity mode: where it stood when it was armed
-        self._nearest = np.full(len(spec.joints), np.inf)
+        self._leash = Leash(self.settings, self._difference)
 
     @property
     def state(self) -> str:
@@ -239,7 +239,7 @@ class SafetySupervisor:
         before = self._moved_at
         value, level = self._output(now, reasons)
         if self.spec.mode == VELOCITY and self._moved_at != before:
-            self._flight.append(now, self.limiter.velocity.copy())
+            self._under_way.add(now, self.limiter.velocity)
         return self._answer(value, level, reasons, command)
 
     def _watch_state(self, state: RobotState | None, now: float) -> None:
@@ -261,23 +261,16 @@ class SafetySupervisor:
             self._monitor.relearn()  # at rest the new place is taken as the truth
 
     def _watch_place(self) -> None:
-        """ARMED means stay: a robot that goes away from its command reads it otherwise than we mean it.
-
-        Repeating the command would drive it on, so the fault ends all sending (`_answer`).
-        """
+        """ARMED means stay; repeating the command would drive a robot on that leaves, so the fault ends all sending."""
         last = self._monitor.last
-        if self._machine.state is not State.ARMED or self._efforts is not None or last is None:
-            self._nearest[:] = np.inf
-            return
-        if not self.spec.has_positions or not self.limiter.still:
-            return
-        if self.spec.mode != POSITION and not np.isfinite(self._nearest).all():
-            self._place = last.position
-        place = self.limiter.position if self.spec.mode == POSITION else self._place
-        away = np.abs(self._difference(last.position, place))
-        self._nearest = np.minimum(self._nearest, away)  # it may still be on its way to where it was told to be
-        if (away - self._nearest > self.settings.hold_tolerance).any():
-            self._fault("left_place")
+        if self._machine.state is not State.ARMED or not self.spec.has_positions or last is None:
+            self._armed_at = None
+            self._place.leave()
+        elif self.limiter.still:
+            self._armed_at = last.position if self._armed_at is None else self._armed_at
+            place = self.limiter.position if self.spec.mode == POSITION else self._armed_at
+            if self._place.check(np.abs(self._difference(last.position, place))):
+                self._fault("left_place")
 
     def _judge(self, command: Command | None, now: float, reasons: list[str]) -> np.ndarray | None:
         """Target of a good command; None without a new one."""
@@ -372,15 +365,10 @@ class SafetySupervisor:
         if self.spec.mode != POSITION:
             before = last.position
             limiter.step_velocity(
-                target, before, under_way=self._flight.ways(now, self._monitor.age(now)), period=period
+                target, before, under_way=self._under_way.ways(now, self._monitor.age(now)), period=period
             )
         else:
-            held, led, lost = self._lead.hold(target, limiter.position, last.position, now)
-            if lost:
-                self._fault("tracking")
-            if led:
-                reasons.append("lead")
-            limiter.step(held, period)
+            limiter.step(self._lead(target, last, now, reasons), period)
         if limiter.at_limit.any():
             reasons.append("limit")
         if limiter.at_rate.any():
@@ -411,6 +399,17 @@ class SafetySupervisor:
         else:
             limiter.brake(last.position, last.velocity, period)
 
+    def _lead(self, target: np.ndarray, last: RobotState, now: float, reasons: list[str]) -> np.ndarray:
+        """Target held near the robot once the command has run ahead of it; a robot that does not follow is a fault."""
+        lead = self._difference(self.limiter.position, last.position)
+        if self._leash.strained(lead, last.position, now):
+            self._fault("tracking")
+        soft, most = np.abs(lead) > self.settings.lead_soft, self.settings.lead_soft
+        if not soft.any():
+            return target
+        reasons.append("lead")
+        return np.where(soft, last.position + np.clip(self._difference(target, last.position), -most, most), target)
+
     # ------------------------------------------------------------ small parts
 
     def _difference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -429,7 +428,7 @@ class SafetySupervisor:
             self._efforts.reset(position)
         self._sent = self._resting()
         self._target = None
-        self._lead.forget()
+        self._leash.slacken()
 
     def _held(self) -> Level:
         return Level.STOP if self._machine.latching else Level.HOLD

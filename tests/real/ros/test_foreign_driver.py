@@ -129,7 +129,7 @@ def test_a_twin_of_the_same_name_on_a_topic_of_ours_is_a_fault_within_a_second(c
     twin.create_publisher(kind, topic, qos(profile))
     made.station.wait_state("FAULT", limit=2.0)
     assert time.monotonic() - since < 1.5
-    wait(lambda: made.fault() == "duplicate_publisher", what="the fault's name")
+    assert wait(made.fault, what="the fault's name") == "duplicate_publisher"
     assert not made.station.enable().success
     # a publisher is discovered before the name of its node: it counts at once and is named when that is known
     wait(lambda: f"/safety_supervisor on /{topic}" in made.station.enable().message, what="the twin's name")
@@ -160,7 +160,7 @@ def test_two_policies_of_one_name_are_a_fault_and_only_the_first_was_heard(cell,
         )
         time.sleep(0.01)
     station.wait_state("FAULT", limit=2.0)
-    wait(lambda: made.fault() == "duplicate_source", what="the fault's name")
+    assert wait(made.fault, what="the fault's name") == "duplicate_source"
     assert made.driver.moved(since) < 1e-3
 
 

@@ -1,0 +1,136 @@
+"""Whether the robot does what it was told: moves when it should, stays when it should, and how far it still will go."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from robot_rl.real.core.settings import SafetySettings
+from robot_rl.real.robot import RobotState
+
+
+class FreezeWatch:
+    """Notices a driver that repeats its last numbers under new stamps: ages say nothing, and small steps no lead.
+
+    Args:
+        settings: of the supervisor.
+        dead_time: of the robot, in which it rightly does not move [s].
+    """
+
+    def __init__(self, settings: SafetySettings, *, dead_time: float = 0.0) -> None:
+        self._set, self._patience = settings, settings.freeze_time + dead_time
+        self._last: RobotState | None = None
+        self._since, self._now = np.inf, -np.inf
+        self._way, self._samples = 0.0, 0
+
+    def check(self, state: RobotState | None, speed: float, now: float) -> bool:
+        """True when the states do not change although the robot should be moving.
+
+        Args:
+            state: newest believable measurement.
+            speed: largest commanded speed of any joint [rad/s].
+            now: [s].
+        """
+        period, self._now = min(max(now - self._now, 0.0), 2.0 / self._set.rate), now
+        last = self._last
+        if last is None:
+            self._last, self._since = state, now
+        elif state is None or state.stamp <= last.stamp:
+            pass
+        elif np.array_equal(state.position, last.position) and np.array_equal(state.velocity, last.velocity):
+            self._last, self._samples = state, self._samples + 1
+        else:
+            self._last, self._since, self._way, self._samples = state, now, 0.0, 0
+        if last is not None:
+            self._way += period * max(speed, float(np.abs(last.velocity).max()))
+        return self._samples >= 3 and self._way > self._set.freeze_way and now - self._since > self._patience
+
+
+class PlaceWatch:
+    """Notices a robot that goes away although it was told to stay: it reads its commands otherwise than we mean them.
+
+    Args:
+        tolerance: how far it may go [rad].
+    """
+
+    def __init__(self, tolerance: float) -> None:
+        self._tolerance = tolerance
+        self._nearest: np.ndarray | None = None
+
+    def leave(self) -> None:
+        """Nobody tells it to stay now."""
+        self._nearest = None
+
+    def check(self, away: np.ndarray) -> bool:
+        """True when a joint has gone too far; `away` (J,) is its distance from where it is told to be, >= 0 [rad]."""
+        # it may still be on its way there
+        self._nearest = away if self._nearest is None else np.minimum(self._nearest, away)
+        return bool((away - self._nearest > self._tolerance).any())
+
+
+class Leash:
+    """Notices a robot that does not follow: too far behind, or standing still at the end of the leash, for too long.
+
+    Args:
+        settings: of the supervisor.
+        difference: (J,) positions a, b -> a - b, the short way for joints that turn for ever.
+    """
+
+    def __init__(self, settings: SafetySettings, difference: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
+        self._set, self._difference = settings, difference
+        self._at = np.zeros(0)  # where it stood since `_stuck`
+        self.slacken()
+
+    def slacken(self) -> None:
+        """The command is where the robot is."""
+        self._lead = self._stuck = np.inf
+
+    def strained(self, lead: np.ndarray, position: np.ndarray, now: float) -> bool:
+        """True when the robot does not follow.
+
+        Args:
+            lead: (J,) command - robot [rad].
+            position: (J,) of the robot [rad].
+            now: [s].
+        """
+        ahead, soft = np.abs(lead), self._set.lead_soft
+        self._lead = min(self._lead, now) if (ahead > self._set.lead_fault).any() else np.inf
+        tight = ahead > 0.9 * soft
+        begins = not tight.any() or not np.isfinite(self._stuck)
+        if begins or (np.abs(self._difference(position, self._at)) > 0.1 * soft)[tight].all():
+            self._at, self._stuck = position, now if tight.any() else np.inf
+        return now - min(self._lead, self._stuck) > self._set.lead_fault_time
+
+
+class UnderWay:
+    """Velocities that were sent, and how far they may still bring the joints after the newest measurement.
+
+    Args:
+        joints: how many.
+        span: seconds by which the robot may be behind, beyond the age of what was measured: its dead time, and the
+            periods in which commands are on their way.
+    """
+
+    def __init__(self, joints: int, span: float) -> None:
+        self._joints, self._span = joints, span
+        self._sent: deque[tuple[float, np.ndarray]] = deque(maxlen=4096)
+
+    def add(self, now: float, velocity: np.ndarray) -> None:
+        """Note a (J,) velocity that was sent at `now` [s]; it holds until the next."""
+        self._sent.append((now, velocity.copy()))
+
+    def ways(self, now: float, age: float) -> np.ndarray:
+        """(2, J) farthest ways up, >= 0, and down, <= 0 [rad], for a state that is `age` [s] old at `now`.
+
+        The robot may be behind by anything up to the span, so every shorter past counts too.
+        """
+        since = now - age - self._span
+        while len(self._sent) > 1 and self._sent[1][0] <= since:
+            self._sent.popleft()
+        if not self._sent:
+            return np.zeros((2, self._joints))
+        lengths = np.diff([when for when, _ in self._sent], append=now)
+        back = np.cumsum((np.array([velocity for _, velocity in self._sent]) * lengths[:, None])[::-1], axis=0)
+        return np.stack([np.maximum(back.max(0), 0.0), np.minimum(back.min(0), 0.0)])
