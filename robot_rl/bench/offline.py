@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl import build
 from robot_rl.bench import offline_reference as reference
 from robot_rl.bench.d3rlpy_peer import peer
 from robot_rl.data import d4rl
@@ -33,6 +32,7 @@ from robot_rl.data.store import open_store, store_from_d4rl
 from robot_rl.types import Episode
 
 STATE, ACTION, BATCH, LENGTH = 17, 6, 256, 1000
+OURS = {"iql": "Iql", "td3_bc": "Td3Bc", "cql": "Cql"}
 PEER = {"iql": "IQLConfig", "td3_bc": "TD3PlusBCConfig", "cql": "CQLConfig"}
 PLAIN = {"iql": reference.IqlReference, "td3_bc": reference.Td3BcReference, "cql": reference.CqlReference}
 ITEMS = {"iql": 60, "td3_bc": 80, "cql": 4}
@@ -97,7 +97,9 @@ def _write(path: Path, rows: int) -> Path:
 
 
 def _ours(name: str, store: Any, **options: Any) -> Callable[[int], None]:
-    learner = build.make("policy", {"name": f"offline/{name}", **options}, store.io, seed=0, device="cpu", gamma=0.99)
+    module = importlib.import_module(f"robot_rl.policies.offline.{name}")
+    kind, stated = getattr(module, OURS[name]), vars(module).get(f"{OURS[name]}Options")
+    learner = kind(stated(**options), store.io) if stated else kind(store.io, **options)
     batches = LogDataset(store, seeds=learner.need.seeds).batches(learner.need.rows)
 
     def go(items: int) -> None:

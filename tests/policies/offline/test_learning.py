@@ -1,8 +1,8 @@
 """Every method walks home from a log of random actions, which cloning cannot: its mean action stands still (-8)."""
 
-import importlib
-
 import pytest
+
+from robot_rl import build
 
 CASES = {
     "awac.Awac": ({"temperature": 0.3, "hidden": (32, 32)}, 1000, -4.5),
@@ -19,9 +19,6 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_learns_to_walk_home_from_random_actions(name, point):
     options, updates, wanted = CASES[name]
-    module, kind = name.split(".")
-    shared = {"hidden": (32, 32), "batch_size": 128, "lr": 2e-3, "tau": 0.02, "seed": 0}
-    learner = getattr(importlib.import_module(f"robot_rl.policies.offline.{module}"), kind)(
-        point.io, **{**shared, **options}
-    )
+    shared = {"name": f"offline/{name.split('.')[0]}", "hidden": (32, 32), "batch_size": 128, "lr": 2e-3, "tau": 0.02}
+    learner = build.make("policy", {**shared, **options}, point.io, seed=0, device="cpu", gamma=point.gamma)
     assert point.train(learner, updates) > wanted

@@ -1,0 +1,127 @@
+"""Updates per second of offline methods in two checkouts of the project, side by side.
+
+    python -m robot_rl.bench.updates <other checkout> bc,iql,td3_bc 24 '{"matmul": "bf16"}'
+
+Each checkout has a process of its own with one thread; slices of a tenth of a second alternate, in turning order, and
+are measured in processor time, so that other work on the machine disturbs both alike. The ratio is that of medians,
+this checkout over the other one: 1.1 is faster.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bc": ("Bc", {}),
+    "bc gaussian": ("Bc", {"gaussian": True}),
+    "td3_bc": ("Td3Bc", {}),
+    "iql": ("Iql", {}),
+    "iql corl": ("Iql", {"order": "corl"}),
+    "awac": ("Awac", {}),
+    "rebrac": ("ReBrac", {}),
+    "xql": ("Xql", {}),
+    "f_dvl": ("FDvl", {}),
+    "recoil": ("Recoil", {}),
+}
+STATE, ACTION = 17, 6
+
+
+def _serve() -> None:
+    """Answer lines: a case and its options make a learner, a number of updates is timed."""
+    import torch
+
+    from robot_rl.types import IOSpec, Transitions
+
+    torch.set_num_threads(1)
+    io = IOSpec(
+        {"state": ((STATE,), "float32")},
+        tuple(f"a{i}" for i in range(ACTION)),
+        (-1.0,) * ACTION,
+        (1.0,) * ACTION,
+        ("1",) * ACTION,
+        10.0,
+    )
+
+    def rows(size: int) -> Iterator[Transitions]:
+        draw = torch.Generator().manual_seed(0)
+        action = torch.rand(2, size, ACTION, generator=draw) * 1.8 - 0.9
+        state = torch.randn(2, size, STATE, generator=draw)
+        number, no = torch.randn(2, size, generator=draw), torch.zeros(size, dtype=torch.bool)
+        extras = {"next_action": action[1], "next_action_valid": torch.ones(size), "return_to_go": number[1]}
+        extras["source"] = torch.arange(size) * 2 // size
+        discount, following = torch.full((size,), 0.99), {"state": state[1]}
+        batch = Transitions(
+            {"state": state[0]}, action[0], number[0], discount, following, no, no, no, ~no, extras=extras
+        )
+        while True:
+            yield batch
+
+    learner: Any = None
+    batches: Iterator[Transitions] = iter(())
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "case" in asked:
+            kind, options = CASES[asked["case"]]
+            module = importlib.import_module(f"robot_rl.policies.offline.{asked['case'].split()[0]}")
+            options, stated = {**options, **asked["options"]}, vars(module).get(f"{kind}Options")
+            made = vars(module)[kind]
+            learner = made(stated(**options), io) if stated else made(io, **options)
+            batches = rows(learner.batch_size or learner.need.rows)
+        begin = time.process_time()
+        for _ in range(asked["updates"]):
+            learner.update(batches)
+        print(json.dumps((time.process_time() - begin) / asked["updates"]), flush=True)  # noqa: T201
+
+
+def compare(other: Path, cases: list[str], rounds: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of case, seconds per update in the other checkout and here, and their ratio."""
+    here = Path(__file__).resolve().parents[2]
+
+    def start(path: Path) -> subprocess.Popen[str]:
+        env = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        command = [sys.executable, str(Path(__file__).resolve()), "serve"]
+        return subprocess.Popen(
+            command, cwd=path, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, text=True
+        )
+
+    def ask(process: subprocess.Popen[str], **question: Any) -> float:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(question) + "\n")
+        process.stdin.flush()
+        return float(json.loads(process.stdout.readline()))
+
+    pair, found = [start(path) for path in (other, here)], []
+    for case in cases:
+        for process in pair:
+            ask(process, case=case, options=options, updates=5)  # compiles, fills caches
+        count = max(2, int(0.1 / ask(pair[0], updates=3)))
+        seen: list[list[float]] = [[], []]
+        for i in range(rounds):
+            for which in (0, 1) if i % 2 == 0 else (1, 0):
+                seen[which].append(ask(pair[which], updates=count))
+        before, after = (median(times) for times in seen)
+        found.append({"case": case, "before": before, "after": after, "ratio": round(before / after, 3)})
+        print(json.dumps(found[-1]), flush=True)  # noqa: T201
+    for process in pair:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+    return found
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["serve"]:
+        _serve()
+    else:
+        folder, names, number, *more = sys.argv[1:]
+        compare(Path(folder).resolve(), names.split(","), int(number), json.loads(more[0]) if more else {})
