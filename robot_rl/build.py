@@ -119,7 +119,7 @@ GIVEN_TO = {
     "preference": {"state", "action"},
     "pictures_reward": {"goals", "size"},
     "ope": {"target", "policy", "deterministic"},
-    "compatibility": {"control_hz"},
+    "compatibility": {"states", "actions", "control_hz"},
     "track": {"folder", "resume_step", "config"},
 }
 """The same, of single kinds."""

@@ -47,7 +47,7 @@ class Claim:
             yield self.folder
         except BaseException:
             self.release()
-            if self.fresh and not any((self.folder / name).exists() for name in _TRACES):
+            if self.fresh and not (self.folder / "config.yaml").exists():  # the run had not begun
                 shutil.rmtree(self.folder, ignore_errors=True)
             raise
 

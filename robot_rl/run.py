@@ -197,8 +197,8 @@ class Run:
         final, stop = step >= s.total and s.eval_episodes == s.final_episodes, False
         if s.stop_success is not None and metrics.get("eval/success", 0.0) >= s.stop_success:
             result, metrics = self._measure(s.final_episodes)  # sure of it only on the full number of episodes
-            stop = metrics["eval/success"] >= s.stop_success
-        if stop or final:
+            stop = metrics.get("eval/success", 0.0) >= s.stop_success
+        if stop or (final and metrics):
             self.result, self._evaluated_at = result, step
         return stop, metrics
 
@@ -206,6 +206,8 @@ class Run:
         assert self._evaluate is not None
         result = self._evaluate(episodes)
         metrics = result.metrics()
+        if self.interrupt.asked and metrics.get("eval/episodes", episodes) < episodes:
+            return result, {}  # cut short by whoever wants to stop: it says nothing
         if metrics.get("eval/cut"):
             self.note(
                 f"{metrics['eval/cut']:.0f} of {episodes} episodes of an evaluation did not end by themselves and were "
@@ -247,7 +249,9 @@ class Run:
         self.summary = {f"{self.schedule.unit}s": step}
         if self._evaluate is not None:
             if self._evaluated_at != step or self.result is None:
-                self.result, _ = self._measure(self.schedule.final_episodes)
+                self.result, complete = self._measure(self.schedule.final_episodes)
+                if not complete:
+                    raise KeyboardInterrupt(str(self.folder))
             found = self.result.metrics()
             self.tracker.log(found, step)
             self.numbers |= self.result.numbers()

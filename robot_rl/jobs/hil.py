@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -12,8 +11,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from robot_rl import checkpoint, report
-from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
+from robot_rl import checkpoint, lineage, report
+from robot_rl.checkpoint import CheckpointError
+from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
@@ -29,9 +29,11 @@ from robot_rl.loops.hil_recovery import Recovery, of_environment
 from robot_rl.loops.hil_stats import Trials
 from robot_rl.loops.hil_trials import AttendedTrials
 from robot_rl.loops.trials import trials
-from robot_rl.stopwatch import Stopwatch
-from robot_rl.track import METRICS_FILE, read_metrics
-from robot_rl.types import IOSpec, Learner, Metrics, Tracker
+from robot_rl.parts import Parts
+from robot_rl.run import Run
+from robot_rl.schedule import Schedule
+from robot_rl.track import Many
+from robot_rl.types import IOSpec, Learner, Metrics
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,23 @@ class HilSettings:
     def __post_init__(self) -> None:
         if not 0.0 <= self.demo_share < 1.0 or self.demos < 0:
             raise ValueError(f"demo_share is {self.demo_share} and demos {self.demos}, expected in [0, 1) and >= 0")
+        self.schedule()
+
+    def schedule(self) -> Schedule:
+        """When the run does what; its loop calls after every episode.
+
+        Raises:
+            ValueError: a number is out of range.
+        """
+        return Schedule(
+            total=self.total_steps,
+            eval_every=self.eval_every,
+            eval_episodes=self.eval_episodes,
+            final_episodes=self.final_episodes,
+            stop_success=self.stop_success,
+            checkpoint_every=self.checkpoint_every,
+            keep_checkpoints=self.keep_checkpoints,
+        )
 
     def rules(self) -> EpisodeRules:
         """Rewards and ends."""
@@ -138,7 +157,7 @@ class HilJob:
         make_env: (num_envs, seed, render) -> vector environment.
         make_learner: (io) -> learner.
         make_pilot: (env, with person) -> pilot.
-        make_tracker: (resume step or None) -> tracker.
+        make_tracker: (folder, resume step or None) -> tracker.
         config: the composed configuration as YAML.
         resume: continue in `folder`.
         make_judge: (io) -> success classifier on duty.
@@ -147,6 +166,7 @@ class HilJob:
 
     Raises:
         CheckpointError: nothing to resume from, or it does not fit.
+        InUse: another process runs in the folder that is to be resumed.
     """
 
     actor_id = 0
@@ -159,21 +179,19 @@ class HilJob:
         make_env: Callable[..., Any],
         make_learner: Callable[[Any], Any],
         make_pilot: Callable[[Any, bool], Any],
-        make_tracker: Callable[[int | None], Tracker],
+        make_tracker: Callable[[str, int | None], Many],
         config: str,
         resume: bool = False,
         make_judge: Callable[[IOSpec], Judge] | None = None,
         fit_clones: Callable[..., Any] | None = None,
     ) -> None:
-        self.settings, self.folder, self.config = settings, folder, config
-        self.root = folder / "checkpoints"
+        self.settings = settings
         if (settings.task_reward == "classifier") != (make_judge is not None):
             raise ValueError(
                 "task_reward=classifier and judge=<folder of robot-rl classify> belong together; give both or neither"
             )
-        found = self._found(folder) if resume else None
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / "config.yaml", config.encode())
+        if resume and not (checkpoint.complete(folder / "checkpoints") or (folder / "log").is_dir()):
+            raise CheckpointError(f"{folder} holds neither checkpoints nor a log; expected a folder of robot-rl hil")
         self._make_env, self._make_pilot = make_env, make_pilot
         pictures = getattr(make_pilot, "pictures", False)
         self.env = make_env(1, settings.seed, pictures)
@@ -192,23 +210,42 @@ class HilJob:
             )
         self.learner: Learner[Any, Any] = make_learner(self.env.io)
         self.pilot = make_pilot(self.env, True)
-        self.log = HilLog(
-            folder / "log", self.env.io, run_id=settings.seed, actor_id=self.actor_id, rules=settings.rules()
-        )
         self.memory: HilMemory | None = None
         self.sampler: Mix | NewSteps | None = None
-        self.loop = self._make_loop(self._picture if pictures else None)
-        self.resume_step: int | None = None
-        if resume:
-            self._restore(found)
-        self.tracker = make_tracker(self.resume_step)
-        self._watch = Stopwatch()
         self._trial_parts: Any = None
-        self._last_hook = self.loop.env_steps
-        self._saved_at = self.resume_step
-        self._interrupted = False
-        self.trials: Trials | None = None
         self._tick_p99 = 0.0
+        claim = claim_existing(folder) if resume else claim_new(folder)
+        self.folder = claim.folder
+        with claim.building():
+            self.log = HilLog(
+                self.folder / "log", self.env.io, run_id=settings.seed, actor_id=self.actor_id, rules=settings.rules()
+            )
+            self.loop = self._make_loop(self._picture if pictures else None)
+            self._run = Run(
+                claim,
+                settings.schedule(),
+                self._parts(),
+                count=lambda: self.loop.env_steps,
+                config=config,
+                evaluate=self.evaluate,
+                on_interrupt=self.loop.stop,
+            )
+            if resume:
+                self._restore()
+            self._run.begin(make_tracker, checks={"report": report.missing})
+        self.resume_step, self.tracker = self._run.step, self._run.tracker
+
+    def _parts(self) -> Parts:
+        """What a checkpoint holds; the memory is filled from the log, which holds every step."""
+        states: dict[str, Any] = {"learner": self.learner, "loop": self.loop}
+        if self.sampler is not None:
+            states["sampler"] = Shares(self.sampler)
+        return Parts(
+            states,
+            policy=self.learner.policy,
+            io=self.env.io,
+            facts={"seed": self.settings.seed, "settings": asdict(self.settings)},
+        )
 
     def _make_loop(self, picture: Callable[[int], Any] | None) -> HumanInTheLoop:
         """Memory, batches and the loop that uses them."""
@@ -254,39 +291,33 @@ class HilJob:
         Raises:
             KeyboardInterrupt: after a Ctrl-C, once everything is saved.
         """
-        s, loop = self.settings, self.loop
-        previous = signal.getsignal(signal.SIGINT)
         try:
-            signal.signal(signal.SIGINT, self._on_interrupt)
-        except ValueError:  # not the main thread
-            previous = None
-        try:
-            if s.demos > loop.demos:
-                with tqdm(total=s.demos, initial=loop.demos, unit="demo", file=sys.stderr, dynamic_ncols=True) as bar:
-                    loop.collect_demos(s.demos, lambda done: bar.update(done - bar.n))
-            self._prepare()
-            total, begun = s.total_steps, loop.env_steps
-            with tqdm(total=total, initial=begun, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
-                self._bar = bar
-                self._watch.resume()
-                if loop.env_steps < s.total_steps and not self._interrupted:
-                    loop.run(s.total_steps, self._hook)
-            if self._saved_at != loop.env_steps:
-                self._save()
-            if self._interrupted:
-                raise KeyboardInterrupt(str(self.folder))
-            self._settle()
-            if self._interrupted:
-                raise KeyboardInterrupt(str(self.folder))
-            return self._finish()
+            self._run.follow(self._drive)
+            with self._run.interrupt:  # in the last block too a first Ctrl-C lets the robot come to a hold
+                self._settle()
+                return self._run.finish(calls={"log": self._hash_log}, more=self._summary)
         finally:
-            if previous is not None:
-                signal.signal(signal.SIGINT, previous)
-            self.tracker.close()
+            self._run.close()
             if self._painter is not None:
                 self._painter.close()
             self.pilot.close()
             self.log.close()
+
+    def _asked(self) -> bool:
+        return self._run.interrupt.asked
+
+    def _drive(self) -> None:
+        s, loop = self.settings, self.loop
+        if s.demos > loop.demos:
+            with tqdm(total=s.demos, initial=loop.demos, unit="demo", file=sys.stderr, dynamic_ncols=True) as bar:
+                loop.collect_demos(s.demos, lambda done: bar.update(done - bar.n))
+        self._prepare()
+        if loop.env_steps < s.total_steps and not self._run.interrupt.asked:
+            loop.run(s.total_steps, self._tick)
+
+    def _tick(self, step: int, metrics: Metrics) -> bool:
+        self._tick_p99 = max(0.9 * self._tick_p99, metrics.get("hil/tick_ms_p99", 0.0))
+        return self._run.tick(step, metrics)
 
     def evaluate(self, episodes: int) -> Trials:
         """A block of autonomous trials from natural starts, through the safety layer.
@@ -303,19 +334,22 @@ class HilJob:
         env, pilot = self._trial_parts
         if not attended:
             return trials(
-                env, self.learner.policy, pilot, episodes=episodes, seed=10_000, stopped=lambda: self._interrupted
+                env,
+                self.learner.policy,
+                pilot,
+                episodes=episodes,
+                seed=10_000,
+                stopped=self._asked,
             )
         frame = None if self.loop.frame is None else lambda quality: self._draw(env, quality)
-        block = AttendedTrials(
-            self.loop, env, episodes=episodes, seed=10_000, stopped=lambda: self._interrupted, frame=frame
-        )
+        block = AttendedTrials(self.loop, env, episodes=episodes, seed=10_000, stopped=self._asked, frame=frame)
         return block.run()
 
     def _prepare(self) -> None:
         """Learners that start from demonstrations do so now, once."""
         assert self.memory is not None
         views = self.memory.views
-        if self.loop.updates > 0 or not len(views["demo"]) or self._interrupted:
+        if self.loop.updates > 0 or not len(views["demo"]) or self._run.interrupt.asked:
             return
         batches = views["demo"].batches(self.learner.need.rows or 256)
         metrics = self.loop.meanwhile("learning the demonstrations", lambda: self.learner.pretrain(batches))
@@ -328,38 +362,6 @@ class HilJob:
         """More lines of the summary."""
         return {}
 
-    def _hook(self, step: int, metrics: Metrics) -> bool:
-        s = self.settings
-        self._watch.pause()
-        wall, cpu = self._watch.read()
-        metrics = {**metrics, "time/train_s": wall, "time/train_cpu_s": cpu}
-        self._tick_p99 = max(0.9 * self._tick_p99, metrics.get("hil/tick_ms_p99", 0.0))
-        self._bar.update(step - self._bar.n)
-        stop, before = False, self._last_hook
-        if s.eval_every and step // s.eval_every > before // s.eval_every:
-            block = self.evaluate(s.eval_episodes)
-            metrics |= {} if self._interrupted else block.metrics()  # a block that was cut says nothing
-            if s.stop_success is not None and metrics.get("eval/success", 0.0) >= s.stop_success:
-                block = self.evaluate(s.final_episodes)  # sure of it only on the full number of trials
-                metrics |= {} if self._interrupted else block.metrics()
-                stop = metrics["eval/success"] >= s.stop_success
-                self.trials = block if stop else None
-        names = {"success": "rollout/success", "help": "rollout/intervention_rate", "eval": "eval/success"}
-        self._bar.set_postfix({short: f"{metrics[name]:.2f}" for short, name in names.items() if name in metrics})
-        self.tracker.log(metrics, step)
-        if s.checkpoint_every and step // s.checkpoint_every > before // s.checkpoint_every:
-            self._save()
-        self._last_hook = step
-        self._watch.resume()
-        return stop or self._interrupted
-
-    def _on_interrupt(self, *_: Any) -> None:
-        if self._interrupted:  # asked twice: leave at once
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            raise KeyboardInterrupt
-        self._interrupted = True
-        self.loop.stop()
-
     def _picture(self, quality: int) -> Any:
         return self._draw(self.env, quality)
 
@@ -369,70 +371,23 @@ class HilJob:
             return env.render()[0]
         return self._painter.turn(env.state_dict, quality)
 
-    def _save(self) -> None:
-        loop = self.loop
-        state: dict[str, Any] = {"loop": loop.state_dict()}
-        if self.sampler is not None:
-            state["sampler"] = {**self.sampler.state_dict(), "parts": {}}
-        checkpoint.save(
-            self.root,
-            loop.env_steps,
-            policy=self.learner.policy.state_dict(),
-            learner=self.learner.state_dict(),
-            loop=state,
-            io=self.env.io,
-            config=self.config,
-            meta={"seed": self.settings.seed, "settings": asdict(self.settings), "log": len(self.log.manifest)},
-            keep=self.settings.keep_checkpoints,
-        )
-        self._saved_at = loop.env_steps
-
-    @staticmethod
-    def _found(folder: Path) -> list[Path]:
-        """Checkpoints, newest first; none is fine when there is a log."""
-        found = list(reversed(checkpoint.complete(folder / "checkpoints")))
-        if not found and not (folder / "log").is_dir():
-            raise CheckpointError(f"{folder} holds neither checkpoints nor a log; expected a folder of robot-rl hil")
-        return found
-
-    def _restore(self, found: list[Path] | None) -> None:
+    def _restore(self) -> None:
         """The newest checkpoint that can be read; what was driven since then comes from the log."""
         self.loop.restore_memory()
-        for path in found or []:
-            differences = checkpoint.read_io(path).differences(self.env.io)
-            if differences:
-                raise CheckpointError(
-                    f"the checkpoint {path} was made for another interface:\n  - " + "\n  - ".join(differences)
-                )
-            try:
-                learner = checkpoint.load_state(path / "learner.pt")
-                state = checkpoint.load_state(path / "loop.pt")
-            except CheckpointError:
-                continue  # damaged: the one before
-            self.learner.load_state_dict(learner)
-            self.loop.load_state_dict(state["loop"])
-            if self.sampler is not None:
-                self.sampler.load_state_dict(state["sampler"])
-            break
+        if checkpoint.complete(self.folder / "checkpoints"):
+            self._run.restore()
         else:  # killed before the first checkpoint
             self.loop.demos = sum(line["demo"] for line in self.log.manifest)
             self.loop.env_steps = sum(line["steps"] for line in self.log.manifest if not line["demo"])
-        self.resume_step = self.loop.env_steps
+            self._run.step = self.loop.env_steps
 
-    def _finish(self) -> dict[str, Any]:
-        s, loop = self.settings, self.loop
-        block = self.trials or self.evaluate(s.final_episodes)
-        if self._interrupted:
-            raise KeyboardInterrupt(str(self.folder))
-        final = block.metrics()
-        self.tracker.log(final, loop.env_steps)
-        rows = read_metrics(self.folder / METRICS_FILE)
-        curve = report.write_curve(self.folder / "curve.png", rows, title=self.folder.name)
+    def _summary(self) -> dict[str, Any]:
+        """What the evaluation block is set against."""
+        loop, block = self.loop, self._run.result
+        assert isinstance(block, Trials)
         stats = loop.stats
-        against = block.gate(s.gate, self._tick_p99, 1e3 / self.env.io.control_hz)
-        summary: dict[str, Any] = {
-            "steps": loop.env_steps,
-            **{name.removeprefix("eval/"): value for name, value in final.items()},
+        against = block.gate(self.settings.gate, self._tick_p99, 1e3 / self.env.io.control_hz)
+        return {
             "human_seconds": stats.human_seconds,
             "demonstrations": loop.demos,
             **({} if loop.adviser is None else {"help_asked_steps": loop.adviser.asked}),
@@ -442,13 +397,23 @@ class HilJob:
             "ends": json.dumps(stats.reasons),
             "unattended": "allowed" if not against else "no: " + "; ".join(against),
             **self._further(),
-            "log": str(self.folder / "log"),
-            "checkpoint": str(self.root / f"step_{loop.env_steps:09d}"),
-            "curve": str(curve),
-            "report": str(self.folder / "report.html"),
         }
-        write_json(self.folder / "evaluation.json", {**summary, "successes": block.successes, "lengths": block.steps})
-        report.write_report(
-            self.folder, title=self.folder.name, summary=summary, config=self.config, curve=curve, video=None
-        )
-        return summary
+
+    def _hash_log(self) -> str:
+        lineage.add(self.folder, "log", lineage.digest(self.folder / "log"))
+        return str(self.folder / "log")
+
+
+class Shares:
+    """What of a sampler a checkpoint keeps: not its parts, which are views of the memory."""
+
+    def __init__(self, sampler: Mix | NewSteps) -> None:
+        self._sampler = sampler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Without parts."""
+        return {**self._sampler.state_dict(), "parts": {}}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Continue."""
+        self._sampler.load_state_dict(state)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from robot_rl import checkpoint
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
+from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.hil_pieces import ActorBook, Inbox, Outbox, Place
-from robot_rl.jobs.hil import HilJob, HilSettings, make_memory
+from robot_rl.interrupt import Interrupt
+from robot_rl.jobs.hil import HilJob, HilSettings, Shares, make_memory
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.loops.hil_actor import Follower, HilActor, tensors_of
 from robot_rl.loops.hil_learner import HilLearner
-from robot_rl.types import IOSpec, Metrics, Tracker
+from robot_rl.parts import Parts
+from robot_rl.run import Run
+from robot_rl.track import Many
+from robot_rl.types import IOSpec, Metrics
 
 _AGREED = ("seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end")
 
@@ -94,7 +98,7 @@ class HilActorJob(HilJob):
     def _prepare(self) -> None:
         loop = self.loop
         assert isinstance(loop, HilActor)
-        if self._interrupted or loop.wait_for_weights():
+        if self._run.interrupt.asked or loop.wait_for_weights():
             return
         sys.stderr.write(
             f"no weights from a learner at {self._link_settings.endpoint} within {self._link_settings.patience_s:g} s; "
@@ -124,12 +128,13 @@ class HilLearnerJob:
         link: settings of the link.
         policy: configuration of the policy.
         make_learner: (io) -> learner.
-        make_tracker: (resume step or None) -> tracker.
+        make_tracker: (folder, resume step or None) -> tracker.
         config: the composed configuration as YAML.
         resume: continue in `folder`.
 
     Raises:
         CheckpointError: nothing to resume from.
+        InUse: another process runs in the folder that is to be resumed.
     """
 
     def __init__(
@@ -140,22 +145,20 @@ class HilLearnerJob:
         link: LinkSettings,
         policy: Mapping[str, Any],
         make_learner: Callable[[IOSpec], Any],
-        make_tracker: Callable[[int | None], Tracker],
+        make_tracker: Callable[[str, int | None], Many],
         config: str,
         resume: bool = False,
     ) -> None:
-        self.settings, self.folder, self.config = settings, folder, config
+        self.settings, self._config = settings, config
         self._link, self._make_learner, self._make_tracker = link, make_learner, make_tracker
         self._facts = agreement(settings, policy)
         self._resume = resume
         if resume and not (folder / "config.yaml").exists():
             raise CheckpointError(f"{folder} holds no run of a learner; expected a folder of robot-rl hil role=learner")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / "config.yaml", config.encode())
-        self.root = folder / "checkpoints"
+        self._claim = claim_existing(folder) if resume else claim_new(folder)
+        self.folder = self._claim.folder
+        write_bytes(self.folder / "config.yaml", config.encode())
         self.loop: HilLearner | None = None
-        self._saved_at = -1
-        self._interrupted = False
 
     def run(self) -> dict[str, Any]:
         """Wait for an actor, learn until it is done; returns the summary.
@@ -163,11 +166,6 @@ class HilLearnerJob:
         Raises:
             KeyboardInterrupt: after a Ctrl-C, once everything is saved.
         """
-        previous = signal.getsignal(signal.SIGINT)
-        try:
-            signal.signal(signal.SIGINT, self._on_interrupt)
-        except ValueError:  # not the main thread
-            previous = None
         inbox, link = None, None
         try:
             known = self._known_io()
@@ -177,9 +175,10 @@ class HilLearnerJob:
             link = LearnerLink(self._link, facts, {} if inbox is None else inbox.places, admit=book.admit)
             sys.stderr.write(f"learner: listening on {self._link.endpoint} as '{self._link.name}'\n")
             if inbox is None:
-                while not link.wait_for_actor(0.2):
-                    if self._interrupted:
-                        raise KeyboardInterrupt(str(self.folder))
+                with Interrupt() as interrupt:
+                    while not link.wait_for_actor(0.2):
+                        if interrupt.asked:
+                            raise KeyboardInterrupt(str(self.folder))
                 write_json(self.folder / "io.json", link.io)
                 known = self._known_io()
                 assert known is not None
@@ -187,12 +186,11 @@ class HilLearnerJob:
             assert known is not None
             return self._learn(known, inbox, link)
         finally:
-            if previous is not None:
-                signal.signal(signal.SIGINT, previous)
             if inbox is not None:
                 inbox.close()
             if link is not None:
                 link.close()
+            self._claim.release()
 
     def _learn(self, io: IOSpec, inbox: Inbox, link: LearnerLink) -> dict[str, Any]:
         s = self.settings
@@ -215,79 +213,54 @@ class HilLearnerJob:
             updates_per_step=s.updates_per_step,
             promote_success=s.promote_success,
         )
-        self._sampler, self._io = sampler, io
-        self._restore(loop)
-        tracker = self._make_tracker(loop.rows if self._resume else None)
-        tracked = loop.rows
+        facts = {"seed": s.seed, "settings": asdict(s), "role": "learner"}
+        states = {"learner": learner, "loop": loop, "sampler": Shares(sampler)}
+        run = Run(
+            self._claim,
+            replace(s.schedule(), unit="row"),
+            Parts(states, policy=learner.policy, io=io, facts=facts),
+            count=lambda: loop.rows,
+            config=self._config,
+            on_interrupt=loop.stop,
+        )
+        if checkpoint.complete(self.folder / "checkpoints"):
+            run.restore()  # rows that came since then have their updates still to come
+        elif self._resume:
+            run.step = loop.rows
+        run.begin(self._make_tracker)
+        told = loop.rows
+        complete = False
 
-        def hook(rows: int, metrics: Metrics) -> bool:
-            nonlocal tracked
-            if rows > tracked:  # one row of metrics per step at most
-                tracker.log(metrics, rows)
-                tracked = rows
-            if s.checkpoint_every and rows // s.checkpoint_every > max(self._saved_at, 0) // s.checkpoint_every:
-                self._save(loop)
+        def tick(rows: int, metrics: Metrics) -> bool:
+            nonlocal told
             if loop.trouble:
-                sys.stderr.write(f"{loop.trouble}\n")
+                run.say(loop.trouble)
                 loop.trouble = ""
-            return self._interrupted
+            if rows == told:  # one row of metrics per step at most
+                return run.interrupt.asked
+            told = rows
+            return run.tick(rows, metrics)
+
+        def work() -> None:
+            nonlocal complete
+            complete = loop.run(tick)
+
+        def summary() -> dict[str, Any]:
+            return {
+                "demonstrations": loop.demos,
+                "updates": loop.improver.updates,
+                "doubled_pieces": inbox.doubled,
+                "complete": str(complete),
+                "last_weights_delivered": str(served),
+            }
 
         try:
-            complete = loop.run(hook)
-            self._save(loop)
-            if self._interrupted:
-                raise KeyboardInterrupt(str(self.folder))
+            run.follow(work)
             served = loop.finish(self._link.patience_s)
+            return run.finish(more=summary)
         finally:
-            tracker.close()
-        summary = {
-            "rows": loop.rows,
-            "demonstrations": loop.demos,
-            "updates": loop.improver.updates,
-            "doubled_pieces": inbox.doubled,
-            "complete": str(complete),
-            "last_weights_delivered": str(served),
-            "checkpoint": str(self.root / f"step_{loop.rows:09d}"),
-        }
-        write_json(self.folder / "learner.json", summary)
-        return summary
-
-    def _on_interrupt(self, *_: Any) -> None:
-        if self._interrupted:  # asked twice: leave at once
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            raise KeyboardInterrupt
-        self._interrupted = True
-        if self.loop is not None:
-            self.loop.stop()
+            run.close()
 
     def _known_io(self) -> IOSpec | None:
         path = self.folder / "io.json"
         return IOSpec.from_dict(json.loads(path.read_text())) if path.exists() else None
-
-    def _save(self, loop: HilLearner) -> None:
-        checkpoint.save(
-            self.root,
-            loop.rows,
-            policy=loop.learner.policy.state_dict(),
-            learner=loop.learner.state_dict(),
-            loop={"loop": loop.state_dict(), "sampler": {**self._sampler.state_dict(), "parts": {}}},
-            io=self._io,
-            config=self.config,
-            meta={"seed": self.settings.seed, "settings": asdict(self.settings), "role": "learner"},
-            keep=self.settings.keep_checkpoints,
-        )
-        self._saved_at = loop.rows
-
-    def _restore(self, loop: HilLearner) -> None:
-        """The newest checkpoint that can be read; rows that came since then have their updates still to come."""
-        for path in reversed(checkpoint.complete(self.root)):
-            try:
-                learner = checkpoint.load_state(path / "learner.pt")
-                state = checkpoint.load_state(path / "loop.pt")
-            except CheckpointError:
-                continue  # damaged: the one before
-            loop.learner.load_state_dict(learner)
-            loop.load_state_dict(state["loop"])
-            self._sampler.load_state_dict(state["sampler"])
-            self._saved_at = checkpoint.read_meta(path)["step"]
-            return

@@ -195,10 +195,7 @@ def hil(cfg: DictConfig) -> None:
 
     make_pilot.pictures = cfg.human.name == "browser"  # type: ignore[attr-defined]
 
-    def make_tracker(resume_step: int | None) -> Any:
-        return build.make("track", plain(cfg.track), str(folder), resume_step=resume_step, config=everything)
-
-    print(f"run folder: {folder}", flush=True)
+    make_tracker = tracker_factory(cfg)
     job: Any
     if cfg.role == "learner":
         job = HilLearnerJob(
@@ -226,6 +223,8 @@ def hil(cfg: DictConfig) -> None:
             fit_clones=partial(build.prepare("compatibility", plain(cfg.compatibility)), seed=cfg.seed),
             **({} if cfg.role == "both" else {"link": link, "policy": everything["policy"]}),
         )
+    folder = job.folder
+    print(f"run folder: {folder}", flush=True)
     try:
         summary = job.run()
     except KeyboardInterrupt:

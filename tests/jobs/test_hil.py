@@ -59,7 +59,7 @@ def make(folder: Path, *overrides: str, resume: bool = False) -> HilJob:
             "policy", plain(cfg.policy), io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
         ),
         make_pilot=make_pilot,
-        make_tracker=lambda step: build.make("track", plain(cfg.track), str(folder), resume_step=step),
+        make_tracker=lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),
         config=OmegaConf.to_yaml(cfg, resolve=True),
         resume=resume,
     )

@@ -123,7 +123,7 @@ def test_actor_and_learner_are_killed_in_mid_run_and_nothing_is_lost_or_doubled(
     sent, got = recorded(a / "log"), received(b / "rows")
     assert sent.keys() == got.keys()
     assert all(np.array_equal(sent[key], got[key]) for key in sent)
-    summary = json.loads((b / "learner.json").read_text())
+    summary = json.loads((b / "evaluation.json").read_text())
     lines = [json.loads(line) for line in (a / "log" / "manifest.jsonl").read_text().splitlines()]
     own = sum(line["steps"] for line in lines if not line["demo"])
     assert summary["rows"] == own >= 260
