@@ -24,7 +24,10 @@ def numbers(run: Path) -> dict[str, Any]:
     return json.loads((run / "evaluation.json").read_text())
 
 
-@pytest.mark.parametrize("error", [ImportError("matplotlib is absent"), mujoco.FatalError("gl"), OSError("disk full")])
+FATAL: Any = mujoco.FatalError  # pyright: ignore[reportAttributeAccessIssue]  # it has no stub
+
+
+@pytest.mark.parametrize("error", [ImportError("matplotlib is absent"), FATAL("gl"), OSError("disk full")])
 def test_what_decorates_fails_alone_and_is_named(make_job, tmp_path, monkeypatch, error) -> None:
     def broken(*_: Any, **__: Any) -> None:
         assert numbers(tmp_path / "run")["return"] is not None  # the numbers are there before anything is drawn
@@ -77,7 +80,8 @@ def test_resume_of_a_run_that_is_under_way_is_refused(make_job, tmp_path) -> Non
 def test_second_new_run_of_one_name_has_a_folder_of_its_own(make_job, tmp_path) -> None:
     first, second = make_job(tmp_path / "run", *SHORT), make_job(tmp_path / "run", *SHORT)
     assert (first.folder.name, second.folder.name) == ("run", "run-2")
-    first.run(), second.run()
+    first.run()
+    second.run()
     assert numbers(first.folder)["checkpoint"] != numbers(second.folder)["checkpoint"]
 
 
@@ -155,6 +159,6 @@ def test_evaluation_of_episodes_that_do_not_end_is_bounded() -> None:
         ({"keep_checkpoints": 0}, "keep_checkpoints is 0, expected 1 or more"),
     ],
 )
-def test_schedule_refuses_what_makes_no_run(wrong: dict[str, int], words: str) -> None:
+def test_schedule_refuses_what_makes_no_run(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Schedule(**{"total": 10, **wrong})
