@@ -193,7 +193,7 @@ def _wrong_option(node: Any, path: list[str]) -> str:
     for depth, part in enumerate(path):
         if not isinstance(node, DictConfig):  # a value with an inner form of its own, or a group that is null
             return "" if node is not None else f"{'.'.join(path)}: there is no {'.'.join(path[:depth])} here"
-        if part not in node:
+        if part not in list(node):  # `in` would not find what has still to be given
             if not len(node):  # names with values that anybody may add
                 return ""
             whole, where = node.get("name") or node.get("engine") or "", ".".join(path[:depth])

@@ -359,7 +359,7 @@ def bench(cfg: DictConfig) -> None:
         run = module.run
     except (ModuleNotFoundError, AttributeError) as error:
         raise Refused(f"there is no suite '{cfg.suite}'; robot-rl bench --help lists them ({error})") from error
-    known = {"suite", "quick", "debug", "name", "output"}
+    known = {"suite", "quick", "debug", "trust", "name", "output"}
     plain: Any = OmegaConf.to_object(cfg)
     given = {key: value for key, value in plain.items() if key not in known}
     extra: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}

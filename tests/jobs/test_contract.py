@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl import checkpoint
+from robot_rl import build, checkpoint
 from robot_rl.jobs.contract import check_learner
 from robot_rl.jobs.offline import OfflineSettings
 from robot_rl.jobs.train import TrainJob, TrainSettings
@@ -148,8 +148,8 @@ def test_bar_follows_a_loop_that_does_not_report(monkeypatch: pytest.MonkeyPatch
 
 def test_check_learner_takes_ours(tmp_path: Path) -> None:
     io = make_env(1, 0, False).io
-    for name, kind in (("online.sac", "Sac"), ("online.ppo", "Ppo"), ("offline.iql", "Iql"), ("sequence.qc", "Qc")):
-        check_learner(getattr(importlib.import_module(f"robot_rl.policies.{name}"), kind)(io))
+    for name in ("online/sac", "online/ppo", "offline/iql", "sequence/qc"):
+        check_learner(build.make("policy", {"name": name}, io, seed=0, device="cpu", gamma=0.99))
 
 
 def test_damaged_and_foreign_files_are_told_without_advice_to_trust_them(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_options_outside_their_range_are_named(options, words):
 
 def test_methods_without_critics_and_pictures_are_refused():
     with pytest.raises(ValueError, match="no critics"):
-        SafeExploration(IO, method=lambda io, **_: SimpleNamespace())
+        SafeExploration(IO, method=lambda io, **_: SimpleNamespace(judges=False))
     with pytest.raises(ValueError, match=r"image\.front"):
         SafeExploration(replace(IO, obs={"image.front": ((8, 8, 3), "uint8"), **IO.obs}), method=Point)
 

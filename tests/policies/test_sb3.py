@@ -133,7 +133,7 @@ def test_sb3_dictionary_observations_with_a_camera():
 
 
 def test_sb3_unknown_algorithm_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"no algorithm 'SOC'.*'PPO'.*'SAC'"):
+    with pytest.raises(ValueError, match=r"no algorithm 'SOC'.*PPO.*SAC"):
         Sb3(IO, algorithm="SOC")
 
 

@@ -43,7 +43,7 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.
     for name in ("warp", "mujoco_warp", "robot_rl.sim.warp_physics", "robot_rl.sim.warp_env"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "warp", None)
-    with pytest.raises(ImportError, match=r'pip install "robot_rl\[warp\]"'):
+    with pytest.raises(ImportError, match=r'pip install "robot_rl\[gpu\]"'):
         importlib.import_module("robot_rl.sim.warp_env").make(1, 0, world=Reach())
 
 
