@@ -117,7 +117,7 @@ GIVEN_TO = {
     "pilot": {"env", "human"},
     "rewarder": {"judge"},
     "preference": {"state", "action"},
-    "pictures_reward": {"goals", "size"},
+    "pictures_reward": {"goals", "image_size"},
     "ope": {"target", "policy", "deterministic"},
     "compatibility": {"states", "actions", "control_hz"},
     "track": {"folder", "resume_step", "config"},
