@@ -41,6 +41,10 @@ class Interrupt:
             for one in self._previous:
                 signal.signal(one, signal.SIG_DFL)
             raise KeyboardInterrupt
+        self.ask()
+
+    def ask(self) -> None:
+        """Ask as the first Ctrl-C does; from any thread."""
         self.asked = True
         if self._then is not None:
             self._then()

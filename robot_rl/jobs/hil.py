@@ -303,6 +303,10 @@ class HilJob:
             self.pilot.close()
             self.log.close()
 
+    def stop(self) -> None:
+        """End as after a Ctrl-C, everything saved; from any thread."""
+        self._run.interrupt.ask()
+
     def _asked(self) -> bool:
         return self._run.interrupt.asked
 

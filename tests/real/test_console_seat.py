@@ -241,7 +241,7 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
         make_env=lambda *_: Stage(),
         make_learner=lambda io: Fixed(io, 0.5),
         make_pilot=make_pilot,
-        make_tracker=lambda _: Tracker(),
+        make_tracker=lambda *_: Tracker(),
         config="",
     )
 
@@ -263,7 +263,7 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
             page.drives("HOLD")
             assert (job.env.place, job.loop.env_steps) == (place, 0)
     finally:
-        job._on_interrupt()
+        job.stop()
         it.thread.join(20.0)
         if learner is not None:
             learner.close()

@@ -52,7 +52,7 @@ class JobSession:
             make_env=make_env,
             make_learner=lambda io: Fixed(io, 0.0),
             make_pilot=make_pilot,
-            make_tracker=lambda _: self.tracker,
+            make_tracker=lambda *_: self.tracker,
             config="",
         )
         self.loop, self.pilot = self.job.loop, self.job.pilot
@@ -67,7 +67,7 @@ class JobSession:
     until = Session.until
 
     def close(self):
-        self.job._on_interrupt()
+        self.job.stop()
         self.thread.join(20.0)
 
 
