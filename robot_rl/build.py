@@ -188,7 +188,7 @@ def make(kind: str, node: Mapping[str, Any], *context: Any, where: str = "", **g
 
 def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[..., Any]:
     """`make` in two steps: names and options are checked now, the object is made when the answer is called."""
-    values = {key: value for key, value in node.items() if key not in ("name", "engine", "preset", "sha256")}
+    values = {key: value for key, value in node.items() if key not in ("name", "engine", "sha256")}
     name = str(node.get("engine" if kind == "engine" else "name") or "")
     where = where or {"engine": "env"}.get(kind, kind)
     if not name:

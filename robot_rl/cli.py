@@ -13,7 +13,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
-from robot_rl import __version__, child
+from robot_rl import __version__, child, extras
 from robot_rl.verbs.build import clear_refused
 from robot_rl.verbs.compose import choices, groups_of, take_own, wrong_name
 from robot_rl.verbs.critic import critic
@@ -80,6 +80,7 @@ def _guarded(verb: Callable[[DictConfig], None], debug: bool) -> Callable[[DictC
     def task(cfg: DictConfig) -> None:
         OmegaConf.set_struct(cfg, False)  # absent optional groups read as None, and a run's saved groups can be joined
         try:
+            extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb(cfg)
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
@@ -221,8 +222,13 @@ def _main() -> None:
         rest = [named(item) for item in rest]
     if verb == "design":
         rest = handed_on(rest)
-    rest = take_own(rest)
-    wrong = unknown(verb, rest) or wrong_name(config_name, rest)
+    try:
+        rest = take_own(rest)
+        wrong = unknown(verb, rest) or wrong_name(config_name, rest)
+    except (Refused, ValueError, ImportError) as error:
+        if debug:
+            raise
+        wrong = str(error)
     if wrong:
         print(f"robot-rl: {wrong}", file=sys.stderr)
         sys.exit(2)

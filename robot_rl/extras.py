@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 _allowed: set[str] = set()
-_all = False
+_all = _changed = False
 
 
 class Package(NamedTuple):
@@ -96,11 +96,17 @@ def require(module: str) -> ModuleType:
         ) from error
 
 
-def allow(*names: str, everything: bool = False) -> None:
-    """Names of code that the user gave on the command line; `everything` is `trust=true`."""
-    global _all
+def allow(*names: str, everything: bool = False, changed: bool = False) -> None:
+    """Names of code that the user gave on the command line.
+
+    Args:
+        names: "module:Name" or "./file.py:Name".
+        everything: `trust=true`: what a run folder names, too.
+        changed: `trust=changed`: even where its file is another one than the run was made with.
+    """
+    global _all, _changed
     _allowed.update(names)
-    _all = _all or everything
+    _all, _changed = _all or everything or changed, _changed or changed
 
 
 def allowed(name: str, where: str) -> str:
@@ -112,7 +118,7 @@ def allowed(name: str, where: str) -> str:
     if not (_all or name in _allowed):
         raise ValueError(
             f"{where}{name} names code outside robot_rl and comes from a file, not from this command line; if you "
-            f"trust whoever wrote it, add trust=true (it runs with your rights) or give {where}{name} yourself"
+            "trust whoever wrote it, add trust=true (it runs with your rights)"
         )
     return name
 
@@ -148,15 +154,14 @@ def file_hash(name: str) -> str:
 
 
 def check_hash(name: str, stored: Any) -> None:
-    """Refuse code that is no longer what a run was made with, unless the user names it again.
+    """Refuse code that is no longer what a run was made with, unless the user names it again or wants it so.
 
     Raises:
         ValueError: the file has changed since.
     """
-    if stored and name not in _allowed and file_hash(name) != stored:
+    if stored and name not in _allowed and not _changed and file_hash(name) != stored:
         raise ValueError(
-            f"{name} has changed since this run was made (another SHA-256); give it on the command line to use it "
-            "as it is"
+            f"{name} has changed since this run was made (another SHA-256); trust=changed uses it as it is"
         )
 
 

@@ -311,6 +311,9 @@ class OwnLoop(Protocol):
         """Take the environment."""
         ...
 
-    def run(self, total_steps: int, hook: Any = None) -> None:
-        """Learn until `env_steps` reaches `total_steps`; `hook(env_steps, metrics)` answers whether to stop."""
+    def run(self, total_steps: int, tick: Any = None, *, due: Any = None) -> None:
+        """Learn until `env_steps` reaches `total_steps`.
+
+        `tick(env_steps, metrics)` is called where `due(steps before, steps after)` says so; its True ends the run.
+        """
         ...

@@ -269,7 +269,7 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> tuple
         make_port = of_world
 
     run = folder.parent.parent.name if folder.parent.name == "checkpoints" else folder.parent.name
-    return policy, io, make_port, f"{run}@{int(folder.name.removeprefix('step_') or 0)}".replace("/", "_")
+    return policy, io, make_port, f"{run}@{checkpoint.read_meta(folder)['step']}".replace("/", "_")
 
 
 def table(rows: dict[str, Any]) -> None:

@@ -117,6 +117,9 @@ def take_own(items: Sequence[str]) -> list[str]:
 
     `policy=./my_method.py:MyLearner` becomes `policy=own`; `id=module:Name-v0` and every other value with a colon that
     names code stays as it is.
+
+    Raises:
+        Refused, ValueError: a method or world of the user's own that there is not, or that is none.
     """
     found = []
     for item in items:
@@ -127,10 +130,9 @@ def take_own(items: Sequence[str]) -> list[str]:
         if key in build.ROOMS and ":" in plain:
             name = _resolve(plain)
             extras.allow(name)
+            build.find(key, name)
             _own[f"{key}={OWN}"] = name
             item = f"{key}={OWN}"
-        if item == "trust=true":
-            extras.allow(everything=True)
         found.append(item)
     return found
 

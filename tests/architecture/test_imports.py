@@ -90,7 +90,7 @@ OURS = {
         "parallel",
         "chunks",
     },
-    "cli": {"verbs", "jobs", "words", "child"},
+    "cli": {"verbs", "jobs", "words", "child", "extras"},
     "__main__": {"cli"},
     "configs": set(),
 }

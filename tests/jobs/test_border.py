@@ -47,6 +47,7 @@ def stranger(tmp_path: Path, make_job, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(extras, "_allowed", set())
     monkeypatch.setattr(extras, "_all", False)
+    monkeypatch.setattr(extras, "_changed", False)
     return tmp_path
 
 
@@ -88,14 +89,16 @@ def test_a_class_of_the_users_own_runs_when_it_is_named_or_trusted(stranger: Pat
         build.find("policy", "json:JSONDecoder")
 
 
-def test_code_that_changed_since_the_run_is_refused_until_it_is_named_again(stranger: Path) -> None:
+def test_code_that_changed_since_the_run_is_refused_until_it_is_wanted_so(stranger: Path) -> None:
     name = f"{stranger}/evil.py:Evil"
     stored = extras.file_hash(name)
     (stranger / "evil.py").write_text(EVIL + "\n# more\n")
     extras.allow(everything=True)
-    with pytest.raises(ValueError, match="has changed since"):
+    with pytest.raises(ValueError, match="trust=changed"):
         build.prepare("policy", {"name": name, "sha256": stored})
     assert not (stranger / "was_run").exists()
+    extras.allow(changed=True)
+    assert build.prepare("policy", {"name": name, "sha256": stored})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = ROOT / "requirements.lock"
 TRAIN = ["train", "env=reach", "total_steps=200", "learning_starts=100", "eval_episodes=1", "final_episodes=1"]
 TRAIN += ["video_episodes=0", "checkpoint_every=0", "track.tensorboard=false"]
 
@@ -45,7 +44,11 @@ def prove(python: Path, work: Path, what: str) -> None:
 
 def install(python: Path, clone: Path, target: object, *, editable: bool = False) -> None:
     """Install with the pinned dependencies."""
-    run(python, "-m", "pip", "install", "-q", "-r", LOCK, cwd=clone)
+    locked = [python, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
+    cpu = [*locked, "--no-index", "-r", "requirements-cpu.lock"]
+    run(*locked, "-r", "requirements.lock", cwd=clone)
+    if subprocess.run([str(item) for item in cpu], cwd=clone, capture_output=True).returncode:
+        run(*locked, "-r", "requirements-torch.lock", cwd=clone)
     options = ["-e"] if editable else []
     run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", *options, target, cwd=clone)
 
