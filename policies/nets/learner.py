@@ -90,7 +90,7 @@ class LogLearner(Learner[O_co, Transitions]):
 
     def build(self) -> None:
         """Make networks and `self.policy`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.build is missing")
 
     def net(
         self,

@@ -114,7 +114,7 @@ class ImplicitQ(LogLearner[O_co]):
 
     def value_loss(self, diff: Tensor) -> Tensor:
         """(S, B') loss of the value by target minus value."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.value_loss is missing")
 
     def distance(self, b: Rows) -> Tensor:
         """(S, B) -log pi(a | s) of the data's actions, or their squared distance."""
