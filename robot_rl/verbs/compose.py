@@ -65,9 +65,9 @@ class ClassSource(ConfigSource):
     def is_group(self, config_path: str) -> bool:
         """Whether names of this group begin so."""
         group, _, part = config_path.strip("/").partition("/")
-        kind = BASES.get(group, group)
-        if kind not in PLAIN | set(BASES.values()):
+        if group not in PLAIN | set(BASES):  # a kind is no group by itself: `world=reach` is a plain option of deploy
             return False
+        kind = BASES.get(group, group)
         return not part or any(name.startswith(f"{part}/") for name in build.names(kind))
 
     def is_config(self, config_path: str) -> bool:

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from robot_rl import build
-from robot_rl.verbs.compose import choices
+from robot_rl.verbs.compose import ClassSource, choices, groups_of
 
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = sorted(p.stem for p in (ROOT / "configs").glob("*.yaml") if p.stem != "verb")
@@ -58,6 +58,18 @@ def test_preset_says_only_what_differs_from_its_method(path: Path) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_config_of_verb_composes(verb: str) -> None:
     assert "debug" in composed(verb)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_plain_option_of_a_verb_is_no_group_to_hydra(verb: str) -> None:
+    source = ClassSource("robot_rl", "classes://options")
+    cfg, groups = composed(verb), groups_of(verb)
+    plain = [str(key) for key in cfg if key not in groups and not OmegaConf.is_dict(cfg._get_node(key))]
+    assert [key for key in plain if source.is_group(key)] == []
+
+
+def test_deploy_takes_the_name_of_a_world() -> None:
+    assert composed("deploy", "robot_spec=desk_arm", "world=reach").graph.world == "reach"
 
 
 @pytest.mark.parametrize("name", choices("env"))
