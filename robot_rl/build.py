@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module, resources
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -151,7 +151,7 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     if name in PLACES[kind]:
         return _load(PLACES[kind][name])
     if kind in ROOMS:
-        for point in entry_points(group=ENTRY_POINTS[kind], name=name):
+        for point in _points(kind).select(name=name):
             return point.load()
         module = f"{ROOMS[kind]}.{name.replace('/', '.')}"
         if module.rpartition(".")[2] in _files(ROOMS[kind], name):
@@ -161,11 +161,17 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     raise Refused(f"there is no {kind} '{name}'{near(name, names(kind))}")
 
 
+@cache
+def _points(kind: str) -> EntryPoints:
+    """What other packages have registered; every folder of the path is read for it, so once a process."""
+    return entry_points(group=ENTRY_POINTS[kind])
+
+
 def names(kind: str) -> list[str]:
     """Every name of a kind, sorted; files of a room are not imported for it."""
     found = set(PLACES[kind])
     if kind in ROOMS:
-        found |= {point.name for point in entry_points(group=ENTRY_POINTS[kind])}
+        found |= _points(kind).names
         found |= _named_files(kind)
     return sorted(found)
 
