@@ -465,11 +465,9 @@ class SafetySupervisor:
         if machine.state is State.ESTOP and self.settings.estop_action == "halt":
             quiet = True
         if self.spec.mode == POSITION and machine.latching:
-            # Nothing is repeated to a robot that went another way, nor to one that may have been restarted elsewhere: at
-            # once where its states are gone or cannot be believed, as a driver that comes back may read arrays otherwise.
+            # nothing is repeated to a robot that went another way, nor to one that may have been restarted elsewhere
             self._rested_at = min(self._rested_at, self._now) if self.limiter.still else np.inf
-            patience = 0.0 if UNTRUSTED & set(machine.faults) else self.settings.settle_time
-            quiet |= "left_place" in machine.faults or self._now - self._rested_at >= patience
+            quiet |= "left_place" in machine.faults or self._now - self._rested_at > self.settings.settle_time
         else:
             self._rested_at = np.inf
         source, seq = (command.source, command.seq) if command is not None else ("supervisor", 0)
