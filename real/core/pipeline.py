@@ -166,7 +166,14 @@ class CommandPipeline:
         self._events.append(act)
 
     def controller(self, view: Controller) -> None:
-        """What the last look at the command topic has found."""
+        """What the last look at the command topic has found.
+
+        A controller that goes while the robot is stopped for good may come back as another one (other joint order,
+        another place), so from then on nothing is said to it until it was asked again and the operator has reset.
+        """
+        before, now = self._controller.subscribers, view.subscribers
+        if 0 < before != now and State(self.safety.state) in (State.STOPPING, *LATCHED):
+            self.safety.report("controller_gone" if now < before else "controller_changed")
         self._controller = view
 
     # ------------------------------------------------------------ operator

@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_rl.real.core.limiter import JointLimiter, wrap
 from robot_rl.real.core.limiter_effort import EffortLimiter
-from robot_rl.real.core.machine import MOVABLE, WORDS, Event, SafetyMachine, State
+from robot_rl.real.core.machine import MOVABLE, MUTE, WORDS, Event, SafetyMachine, State
 from robot_rl.real.core.monitor import UNTRUSTED, StateMonitor
 from robot_rl.real.core.motion import FreezeWatch, Leash, PlaceWatch, UnderWay
 from robot_rl.real.core.settings import SafetySettings
@@ -465,9 +465,9 @@ class SafetySupervisor:
         if machine.state is State.ESTOP and self.settings.estop_action == "halt":
             quiet = True
         if self.spec.mode == POSITION and machine.latching:
-            # nothing is repeated to a robot that went another way, nor to one that may have been restarted elsewhere
+            # nothing is repeated to a robot that went another way, nor to a driver that may be another one by now
             self._rested_at = min(self._rested_at, self._now) if self.limiter.still else np.inf
-            quiet |= "left_place" in machine.faults or self._now - self._rested_at > self.settings.settle_time
+            quiet |= bool(MUTE & set(machine.faults)) or self._now - self._rested_at > self.settings.settle_time
         else:
             self._rested_at = np.inf
         source, seq = (command.source, command.seq) if command is not None else ("supervisor", 0)

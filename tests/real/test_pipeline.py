@@ -88,6 +88,21 @@ def test_33_34_platform_faults_while_active_latch_and_block_the_reset(bench, vie
     assert made.pipe.reset() == []
 
 
+@pytest.mark.parametrize(("listeners", "code"), [(0, "controller_gone"), (2, "controller_changed")])
+def test_a_controller_that_is_exchanged_while_the_robot_is_stopped_hears_nothing(bench, listeners, code):
+    made = bench().active()
+    made.pipe.safety.report("temperature")
+    made.run(0.3)
+    assert (made.state, made.sent.publish) == ("FAULT", True)  # it still says where to stand
+    made.pipe.controller(Controller(listeners))
+    made.run(0.01)
+    assert made.pipe.safety.faults == ("temperature", code)
+    assert not made.sent.publish
+    made.pipe.controller(Controller(1))
+    made.run(0.05)
+    assert not made.sent.publish
+
+
 def test_watched_sensor_that_falls_silent_is_a_fault(bench):
     made = bench(watched={"wrench": 0.1}, start=100.0)
     made.run(0.6)
