@@ -80,7 +80,7 @@ main()
 _KILLS = [(number, "x.store") for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL)]
 
 
-@pytest.mark.parametrize("number, out", [*_KILLS, (signal.SIGKILL, "x.hdf5")])
+@pytest.mark.parametrize(("number", "out"), [*_KILLS, (signal.SIGKILL, "x.hdf5")])
 def test_killed_conversion_leaves_nothing(tmp_path: Path, number: signal.Signals, out: str) -> None:
     hdf5(tmp_path / "log.hdf5", d4rl_columns())
     line = ["data", "convert", "log.hdf5", f"out={out}"]

@@ -15,6 +15,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from ros_harness import RT, SUPERVISOR, Processes, Station  # noqa: E402
 
+ALONE = ("test_launch.py", "test_messages.py")
+
+
+def pytest_collection_modifyitems(items):
+    """What starts processes here is live; the rest runs with the other tests."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.path.name not in ALONE:
+            item.add_marker("live")
+
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):

@@ -157,6 +157,7 @@ def test_43_soak_memory_and_pace_are_flat_and_ctrl_c_brakes_and_leaves_nobody(tm
     assert end["order"] == ["policy", "teleop", "safety_supervisor", "sim_robot", "recorder"]
 
 
+@pytest.mark.smoke
 def test_three_processes_reach_goals_at_100_hz(tmp_path, experts):
     """Simulated arm, supervisor, policy (the world's expert); a trained policy: docs/ros2.md."""
     station = Station()
