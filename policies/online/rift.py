@@ -182,8 +182,9 @@ class Candidates:
         self.count, self._line, self._speed = len(pairs), pairs[:, 0], pairs[:, 1]
         self._half_width, self._base, self._horizon = half_width, wheelbase, horizon
         self._off_track, self._discomfort, self._dt = off_track, discomfort, 1.0 / io.control_hz
-        self._steer = io.action_high[0]
-        self._slow, self._fast = io.action_low[1], io.action_high[1]
+        low, high = io.bounds
+        self._steer = high[0]
+        self._slow, self._fast = low[1], high[1]
 
     def _read(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """speed, offset, heading error (B,), and curvatures (B, C)."""
