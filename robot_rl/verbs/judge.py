@@ -20,6 +20,7 @@ from robot_rl.verbs.build import (
     foreign,
     load_policy,
     run_folder,
+    settings_of,
     table,
     threads,
 )
@@ -195,7 +196,7 @@ def evaluate_offline(cfg: DictConfig) -> None:
     threads(cfg)
     path = checkpoint.find(Path(cfg.path))
     policy = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
-    settings = ope.settings_of(OmegaConf.to_object(cfg))  # type: ignore[arg-type]
+    settings = settings_of(ope.OpeSettings, cfg)
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     report = ope.run(
         settings,

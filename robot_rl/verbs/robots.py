@@ -7,13 +7,13 @@ import sys
 from omegaconf import DictConfig
 
 from robot_rl import build
-from robot_rl.verbs.compose import plain
 from robot_rl.words import Refused
 
 
 def deploy(cfg: DictConfig) -> None:
     """Run robot, supervisor and policy as processes; Ctrl-C brakes first."""
-    arguments = build.make("graph", plain(cfg.graph), seed=int(cfg.seed))
+    fields = build.options_of("graph", build.find("graph", "processes")).model_fields
+    arguments = build.make("graph", {"name": "processes", **{key: cfg[key] for key in fields}}, seed=int(cfg.seed))
     status = build.tool("deploy")(arguments)
     if status:
         raise Refused(f"the deployment ended because one of its processes did (status {status}); see above")
