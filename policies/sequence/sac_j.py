@@ -10,7 +10,7 @@ import torch
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons, chunk_rows
 from robot_rl.policies.nets.rows import windowed
-from robot_rl.policies.online.sac import Sac
+from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Learner, Metrics, Transitions
 
 DISCOUNTS = ("turn", "step")
@@ -77,11 +77,9 @@ class SacJ(Learner):
             raise ValueError(f"interval, rows are {interval}, {rows}; expected at least 1")
         if discounting not in DISCOUNTS:
             raise ValueError(f"discounting is '{discounting}', expected one of {', '.join(DISCOUNTS)}")
-        self.sac = Sac(
-            io, seed=seed, device=device, gamma=gamma, batch_size=rows, hidden=hidden, lr=lr, tau=tau,
-            init_alpha=init_alpha, target_entropy=target_entropy, normalize_obs=normalize_obs,
-            metrics_every=metrics_every,
-        )  # fmt: skip
+        options = {"init_alpha": init_alpha, "target_entropy": target_entropy, "normalize_obs": normalize_obs}
+        options |= {"hidden": hidden, "lr": lr, "tau": tau, "metrics_every": metrics_every}
+        self.sac = Sac(SacOptions(batch_size=rows, **options), io, seed=seed, device=device)
         self.io, self.batch_size, self.window, self.decision_interval = io, rows * interval, interval, interval
         self.keeps = {"decision_start": (1,)}
         self._rows, self._turns, self._gamma = rows, discounting == "turn", gamma
