@@ -43,10 +43,8 @@ test: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell README.md CHANGELOG.md docs robot_rl sim real launch policies configs tests
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --ignore tests/real/ros -m "not slow and not gpu and not isaac"
-	@# Robots in real time want the machine to themselves. What a busy moment of it breaks is tried once more and said
-	@# aloud; what fails twice fails.
-	@$(BIN)/python -m pytest -q tests/real/ros -m "not slow and not gpu and not isaac" || { echo "once more, what failed:"; \
-	$(BIN)/python -m pytest -q tests/real/ros -m "not slow and not gpu and not isaac" --last-failed --last-failed-no-failures none; }
+	@# Robots in real time want the machine to themselves: one process, one test after another.
+	@$(BIN)/python -m pytest -q tests/real/ros -m "not slow and not gpu and not isaac"
 
 test-all: setup
 	@$(BIN)/python -m pytest -q --ignore tests/real/ros -m "not gpu and not isaac"
