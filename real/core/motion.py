@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.robot import RobotState
+
+
+def farthest(names: Sequence[str], away: np.ndarray, where: str, most: float) -> str:
+    """One sentence about the joint that is farthest `away` (J,) [rad] from somewhere."""
+    joint = int(np.argmax(np.abs(away)))
+    return f"{names[joint]} is {abs(away[joint]):.3f} rad {where}, allowed {most:g}"
 
 
 class FreezeWatch:
@@ -24,6 +30,14 @@ class FreezeWatch:
         self._last: RobotState | None = None
         self._since, self._now = np.inf, -np.inf
         self._way, self._samples = 0.0, 0
+
+    @property
+    def numbers(self) -> str:
+        """What was seen, for whoever reads of the fault."""
+        return (
+            f"{self._samples} states of the same numbers within {self._now - self._since:.2f} s, "
+            f"while {self._way:.3f} rad were commanded"
+        )
 
     def check(self, state: RobotState | None, speed: float, now: float) -> bool:
         """True when the states do not change although the robot should be moving.

@@ -24,12 +24,12 @@ def arm(**changes) -> RobotSpec:
 class Loop:
     """Ticks of 10 ms; keeps every command that was sent with its verdict."""
 
-    def __init__(self, spec=None, settings=None, forward=None, arm_on_start=False, **robot) -> None:
+    def __init__(self, spec=None, settings=None, forward=None, **robot) -> None:
         self.spec = spec or arm()
         self.settings = settings or SafetySettings()
         self.clock = ManualClock(100.0)
         self.robot = FakeRobot(self.spec, **{"clock": self.clock, "physics_dt": 0.005, **robot})
-        self.safety = SafetySupervisor(self.spec, self.settings, forward=forward, arm_on_start=arm_on_start)
+        self.safety = SafetySupervisor(self.spec, self.settings, forward=forward)
         self.sent, self.verdicts, self.times = [], [], []
         self.seq = 0
         self.alter = lambda state: state

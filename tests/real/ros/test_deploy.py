@@ -139,6 +139,7 @@ def experts(tmp_path):
     return params
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("minutes", [1.0, pytest.param(60.0, marks=[pytest.mark.slow, pytest.mark.timeout(4500)])])
 def test_43_soak_memory_and_pace_are_flat_and_ctrl_c_brakes_and_leaves_nobody(tmp_path, experts, minutes, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{HERE}")
@@ -158,6 +159,7 @@ def test_43_soak_memory_and_pace_are_flat_and_ctrl_c_brakes_and_leaves_nobody(tm
 
 
 @pytest.mark.smoke
+@pytest.mark.timing
 def test_three_processes_reach_goals_at_100_hz(tmp_path, experts):
     """Simulated arm, supervisor, policy (the world's expert); a trained policy: docs/ros2.md."""
     station = Station()
