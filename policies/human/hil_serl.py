@@ -16,6 +16,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.online.sac import Sac
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, Positive, Rate, Whole
 
 CHOICES = (-1.0, 0.0, 1.0)
 """Gripper command of each choice: close, stay, open."""
@@ -42,16 +43,16 @@ class HilSerl(Sac):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.97,
-        batch_size: int = 256,
-        hidden: tuple[int, ...] = (256, 256),
-        critics: int = 2,
-        utd: int = 2,
-        lr: float = 3e-4,
-        tau: float = 0.005,
-        init_alpha: float = 0.01,
+        batch_size: Count = 256,
+        hidden: tuple[Count, ...] = (256, 256),
+        critics: Count = 2,
+        utd: Count = 2,
+        lr: Rate = 3e-4,
+        tau: Mixing = 0.005,
+        init_alpha: Positive = 0.01,
         backup_entropy: bool = False,
         normalize_obs: bool = True,
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks; options that are not listed are those of `Sac`.
 

@@ -24,6 +24,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.online.sac import Sac
 from robot_rl.types import IOSpec, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Whole
 
 
 class ImitationSac(Sac):
@@ -52,29 +53,29 @@ class ImitationSac(Sac):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.97,
-        batch_size: int = 256,
-        hidden: tuple[int, ...] = (256, 256),
-        critics: int = 4,
-        subset: int | None = 2,
-        utd: int = 2,
-        lr: float = 3e-4,
-        tau: float = 0.005,
-        init_alpha: float = 0.01,
+        batch_size: Count = 256,
+        hidden: tuple[Count, ...] = (256, 256),
+        critics: Count = 4,
+        subset: Count | None = 2,
+        utd: Count = 2,
+        lr: Rate = 3e-4,
+        tau: Mixing = 0.005,
+        init_alpha: Positive = 0.01,
         target_entropy: float | str = "half",
         backup_entropy: bool = False,
         normalize_obs: bool = True,
-        bc_steps: int = 1000,
-        warmup_steps: int = 0,
-        il_weight: float = 0.3,
-        il_fade: int = 20_000,
-        il_min_std: float = 0.1,
-        il_edge: float = CLONE_EDGE,
-        il_switch_weight: float = SWITCH_WEIGHT,
+        bc_steps: Whole = 1000,
+        warmup_steps: Whole = 0,
+        il_weight: NotNegative = 0.3,
+        il_fade: Whole = 20_000,
+        il_min_std: NotNegative = 0.1,
+        il_edge: NotNegative = CLONE_EDGE,
+        il_switch_weight: NotNegative = SWITCH_WEIGHT,
         q_filter: bool = False,
-        kl_weight: float = 0.0,
-        kl_floor: float = 20.0,
+        kl_weight: NotNegative = 0.0,
+        kl_floor: NotNegative = 20.0,
         acting_rate: float = 0.01,
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`; options that are not listed are those of `Sac`.
 

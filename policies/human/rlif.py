@@ -8,6 +8,7 @@ from dataclasses import replace
 from robot_rl.policies.human.imitation_sac import ImitationSac
 from robot_rl.policies.nets.imitation import CLONE_EDGE, SWITCH_WEIGHT
 from robot_rl.types import IOSpec, Metrics, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 
 class Rlif(ImitationSac):
@@ -31,21 +32,21 @@ class Rlif(ImitationSac):
         w_task: float = 0.0,
         w_rlif: float = 1.0,
         terminal_on_takeover: bool = False,
-        batch_size: int = 256,
-        hidden: tuple[int, ...] = (256, 256),
-        critics: int = 4,
-        subset: int | None = 2,
-        utd: int = 2,
-        lr: float = 3e-4,
-        init_alpha: float = 0.01,
-        bc_steps: int = 0,
-        il_weight: float = 0.0,
-        il_min_std: float = 0.1,
-        il_edge: float = CLONE_EDGE,
-        il_switch_weight: float = SWITCH_WEIGHT,
+        batch_size: Count = 256,
+        hidden: tuple[Count, ...] = (256, 256),
+        critics: Count = 4,
+        subset: Count | None = 2,
+        utd: Count = 2,
+        lr: Rate = 3e-4,
+        init_alpha: Positive = 0.01,
+        bc_steps: Whole = 0,
+        il_weight: NotNegative = 0.0,
+        il_min_std: NotNegative = 0.1,
+        il_edge: NotNegative = CLONE_EDGE,
+        il_switch_weight: NotNegative = SWITCH_WEIGHT,
         acting_rate: float = 1.0,
         normalize_obs: bool = True,
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks; options that are not listed are those of `ImitationSac`.
 
