@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from robot_rl.types.options import Count, Positive, Whole
 
 TELEOP = ("none", "joy", "twist", "leader")
 EXECUTABLES = {
@@ -67,7 +69,7 @@ class GraphArgs:
     model: str = ""
     policy_path: str = ""
     policy_root: str = ""
-    teleop: str = "none"
+    teleop: Literal["none", "joy", "twist", "leader"] = "none"
     record: bool = False
     record_folder: str = "runs/record"
     namespace: str = ""
@@ -77,10 +79,10 @@ class GraphArgs:
     autostart: bool = True
     auto_arm: bool = False
     allow_external: bool = False
-    chunk_steps: int = 1
-    rate: float = 100.0
-    seed: int = 0
-    log_level: str = "info"
+    chunk_steps: Count = 1
+    rate: Positive = 100.0
+    seed: Whole = 0
+    log_level: Literal["debug", "info", "warn", "error"] = "info"
     enclave: str = ""
 
 
@@ -265,7 +267,9 @@ def from_strings(values: Mapping[str, str]) -> GraphArgs:
     Raises:
         GraphError: an unknown name, or a text that is no number or truth value.
     """
-    kinds = {item.name: str(item.type) for item in fields(GraphArgs)}
+    kinds = {
+        item.name: "str" if item.name == "robot_spec" else type(item.default).__name__ for item in fields(GraphArgs)
+    }
     made: dict[str, Any] = {}
     for name, text in values.items():
         if name not in kinds:

@@ -310,7 +310,10 @@ def _call(
     parameters = inspect.signature(maker).parameters
     anything = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     taken = {key: value for key, value in given.items() if key in parameters or anything}
-    return maker(*first, *context, **{**values, **taken})
+    try:
+        return maker(*first, *context, **{**values, **taken})
+    except ValueError as error:  # what goes together shows here: the options, the world and the interface
+        raise Refused(str(error)) from error
 
 
 def _checkable(hint: Any) -> Any:

@@ -13,6 +13,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types.options import Count
 
 RETEST = ("step", "episode")
 
@@ -87,8 +88,8 @@ class Expert(Sac):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        hidden: tuple[int, ...] = (64, 64),
-        model_hidden: tuple[int, ...] = (64, 64),
+        hidden: tuple[Count, ...] = (64, 64),
+        model_hidden: tuple[Count, ...] = (64, 64),
         **sac: Any,
     ) -> None:
         if set(io.obs) != {"state"}:

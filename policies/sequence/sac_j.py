@@ -12,6 +12,7 @@ from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons, chunk_rows
 from robot_rl.policies.nets.rows import windowed
 from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Learner, Metrics, Transitions
+from robot_rl.types.options import Count, Mixing, Positive, Rate, Whole
 
 DISCOUNTS = ("turn", "step")
 
@@ -40,16 +41,16 @@ class SacJ(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        interval: int = 4,
+        interval: Count = 4,
         discounting: str = "turn",
-        rows: int = 256,
-        hidden: tuple[int, ...] = (256, 256),
-        lr: float = 3e-4,
-        tau: float = 0.005,
-        init_alpha: float = 1.0,
+        rows: Count = 256,
+        hidden: tuple[Count, ...] = (256, 256),
+        lr: Rate = 3e-4,
+        tau: Mixing = 0.005,
+        init_alpha: Positive = 1.0,
         target_entropy: float | str = "auto",
         normalize_obs: bool | str = False,
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
 
