@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,7 +182,7 @@ class OfflineJob:
         if settings.expert is not None:
             demos, notes = logs.sampler(
                 logs.open_log(settings.expert),
-                replace(settings, data=settings.expert, top_fraction=1.0),
+                settings.model_copy(update={"data": settings.expert, "top_fraction": 1.0}),
                 seed=settings.seed + 1,
                 **options,
             )
