@@ -57,8 +57,6 @@ WORDS = {
 }
 """Fault code -> reason of the verdict; others are of the platform."""
 LATCHED = (State.FAULT, State.ESTOP)
-MUTE = {"left_place", "controller_gone", "controller_changed"}
-"""Faults after which a stopped robot in a position mode is told nothing more: it may read arrays otherwise by now."""
 MOVABLE = (State.ARMED, State.ACTIVE, State.STOPPING)
 
 

@@ -13,6 +13,9 @@ UNTRUSTED = frozenset(
     {"state_stale", "state_never", "state_nonfinite", "state_name_missing", "state_jump", "state_frozen"}
 )
 
+GONE = UNTRUSTED | {"controller_gone", "controller_changed"}
+"""After these nobody knows what the next command would be read as: the driver may have been restarted."""
+
 
 class StateMonitor:
     """Judges one state per tick and remembers the last good one.

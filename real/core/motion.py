@@ -84,6 +84,36 @@ class PlaceWatch:
         return bool((away - self._nearest > self._tolerance).any())
 
 
+class Farewell:
+    """When a latched stop in position mode has said its last: nothing is repeated to a robot that may have changed.
+
+    Args:
+        patience: how long the command at rest is repeated to a robot that is there [s].
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self.begin()
+
+    def begin(self) -> None:
+        """No stop is latched."""
+        self._since, self._said = np.inf, False
+
+    def over(self, now: float, still: bool, *, gone: bool, astray: bool) -> bool:
+        """True from when nothing more may be sent; it stays so until `begin`, whoever comes back meanwhile.
+
+        Args:
+            now: [s].
+            still: no motion is commanded.
+            gone: the controller or its states are gone, or not believed: one that comes back may read arrays otherwise.
+            astray: the robot goes elsewhere than told, so that braking would not reach it.
+        """
+        self._since = min(self._since, now) if still else np.inf
+        # the command at rest itself goes out once in any case
+        self._said |= astray or (gone and now > self._since) or now - self._since >= self._patience
+        return self._said
+
+
 class Leash:
     """Notices a robot that does not follow: too far behind, or standing still at the end of the leash, for too long.
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from robot_rl.real.core.limiter import JointLimiter, wrap
 from robot_rl.real.core.limiter_effort import EffortLimiter
-from robot_rl.real.core.machine import MOVABLE, MUTE, WORDS, Event, SafetyMachine, State
-from robot_rl.real.core.monitor import UNTRUSTED, StateMonitor
-from robot_rl.real.core.motion import FreezeWatch, Leash, PlaceWatch, UnderWay, farthest
+from robot_rl.real.core.machine import MOVABLE, WORDS, Event, SafetyMachine, State
+from robot_rl.real.core.monitor import GONE, UNTRUSTED, StateMonitor
+from robot_rl.real.core.motion import Farewell, FreezeWatch, Leash, PlaceWatch, UnderWay, farthest
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import EFFORT, POSITION, VELOCITY, RobotSpec
 from robot_rl.real.core.watchdogs import Overrun
@@ -96,7 +96,7 @@ class SafetySupervisor:
         self._stop_by = np.inf
         self._zeroed = False
         self._numbers: dict[str, str] = {}
-        self._rested_at = np.inf  # since when a latched stop has commanded no motion
+        self._farewell = Farewell(self.settings.settle_time)
         self._leash = Leash(self.settings, self._difference)
 
     @property
@@ -471,11 +471,10 @@ class SafetySupervisor:
         if machine.state is State.ESTOP and self.settings.estop_action == "halt":
             quiet = True
         if self.spec.mode == POSITION and machine.latching:
-            # nothing is repeated to a robot that went another way, nor to a driver that may be another one by now
-            self._rested_at = min(self._rested_at, self._now) if self.limiter.still else np.inf
-            quiet |= bool(MUTE & set(machine.faults)) or self._now - self._rested_at > self.settings.settle_time
+            gone, astray = not GONE.isdisjoint((*self.faults, *self._codes)), "left_place" in self.faults
+            quiet |= self._farewell.over(self._now, self.limiter.still, gone=gone, astray=astray)
         else:
-            self._rested_at = np.inf
+            self._farewell.begin()
         source, seq = (command.source, command.seq) if command is not None else ("supervisor", 0)
         verdict = Verdict(level, tuple(dict.fromkeys(reasons)), self.state, machine.cause, not quiet)
         return Command(self._now, value.copy(), source, seq), verdict

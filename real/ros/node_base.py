@@ -8,13 +8,14 @@ import contextlib
 import ctypes
 import functools
 import gc
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -412,6 +413,8 @@ def run(
     except KeyboardInterrupt:
         return 0
     except (ValueError, OSError, ImportError) as error:
+        if ending.is_set():  # the signal came while a library was loading, which calls that an error of its own
+            return 0
         sys.stderr.write(f"{sys.argv[0].rsplit('/', 1)[-1]}: {error}\n")
         return 2
     except (rclpy.exceptions.ParameterException, rclpy.exceptions.InvalidParameterTypeException) as error:
@@ -426,6 +429,14 @@ def run(
             with contextlib.suppress(Exception):
                 node.destroy_node()
         rclpy.try_shutdown()
+
+
+def leave(status: int) -> NoReturn:
+    """End the process after `run`; the interpreter's own end takes up to seconds where torch or MuJoCo are loaded."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _spin(executor: SingleThreadedExecutor, over: threading.Event, survive: Callable[[Exception], None] | None) -> None:

@@ -41,6 +41,7 @@ from robot_rl.real.ros.node_base import (
     Health,
     declare,
     freeze_garbage,
+    leave,
     publisher,
     run,
     steady_timer,
@@ -481,7 +482,7 @@ class SafetySupervisorNode(LifecycleNode):
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the executable."""
-    sys.exit(run(SafetySupervisorNode, args, survive=SafetySupervisorNode.on_callback_error))
+    leave(run(SafetySupervisorNode, args, survive=SafetySupervisorNode.on_callback_error))
 
 
 if __name__ == "__main__":

@@ -449,6 +449,8 @@ def _deploy() -> type[VerbOptions]:
     graph = build.options_of("graph", build.find("graph", "processes"))
     fields: dict[str, Any] = {name: (item.annotation, item) for name, item in graph.model_fields.items()}
     fields["seed"] = (Whole, Field(0, description="Of the simulation."))
+    left_out = "run or checkpoint folder; left out = no policy"  # an empty one is a mistake
+    fields["policy_path"] = (str | None, Field(None, description=left_out))
     return create_model("DeployOptions", __base__=VerbOptions, **fields)
 
 

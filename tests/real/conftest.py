@@ -113,3 +113,13 @@ def make_loop():
 @pytest.fixture
 def make_arm():
     return arm
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A folder that looks like a run with a checkpoint; what is in it is read by nobody here."""
+    step = tmp_path / "run" / "checkpoints" / "step_000000000100"
+    step.mkdir(parents=True)
+    for name in ("meta.json", "policy.pt"):
+        (step / name).write_text("{}")
+    return tmp_path / "run"

@@ -436,6 +436,20 @@ def test_a_fault_tells_its_numbers_and_forgets_them_at_the_reset(make_loop):
     assert loop.safety.numbers == {"state_jump": "j1 is 1.000 rad further within 10 ms, allowed 0.030"}
 
 
+@pytest.mark.parametrize(("code", "gap"), [("loop_overrun", 0.15), ("controller_gone", 0.0)])
+def test_nothing_is_said_to_a_driver_that_comes_back_after_another_fault(make_loop, code, gap):
+    loop = make_loop().run(0.6)
+    assert loop.safety.enable() == []
+    loop.run(0.1)
+    loop.safety.report(code)
+    for _ in range(round(gap / 0.01)):
+        loop.tick(state=None)
+    loop.run(0.02)
+    said = len(loop.sent)
+    loop.run(1.0)  # the states are there again, perhaps from a driver that reads arrays in another order
+    assert len(loop.sent) == said
+
+
 def test_an_exception_in_the_tick_is_told_with_the_fault(make_loop):
     loop = make_loop().active()
     loop.safety.limiter.step = lambda *_: 1 / 0
