@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from robot_rl.advantage.backends.compiled import njit
 
 _REASSOCIATE = {"reassoc", "contract", "nsz"}  # sums may be reordered for vector units; NaN keeps its meaning
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _count(mask: np.ndarray, rows: int) -> int:
     if len(mask) == 0:
         return rows
@@ -25,7 +26,7 @@ def _count(mask: np.ndarray, rows: int) -> int:
     return used
 
 
-@njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def _policy_row(gap: float, advantage: float, numbers: np.ndarray) -> tuple[float, float, float]:
     """(clamped log-ratio, loss, d loss / d logp) of one row."""
     low, high, dual, limit, zero = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
@@ -43,7 +44,7 @@ def _policy_row(gap: float, advantage: float, numbers: np.ndarray) -> tuple[floa
     return log_ratio, loss, slope
 
 
-@njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def _value_row(value: float, target: float, old: float, numbers: np.ndarray) -> tuple[float, float]:
     """(squared error, half its slope) of one row; the larger of two errors where the value is clipped."""
     zero, limit = numbers[4], numbers[5]
@@ -57,7 +58,7 @@ def _value_row(value: float, target: float, old: float, numbers: np.ndarray) -> 
     return error * error, error
 
 
-@njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def gaussian_rows(
     mean: np.ndarray,
     log_std: np.ndarray,
@@ -135,7 +136,7 @@ def gaussian_rows(
     return total / max(count, 1)
 
 
-@njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def token_rows(
     logp: np.ndarray,
     value: np.ndarray,
