@@ -163,12 +163,16 @@ class OfflineJob:
         self.settings, self.make_env = settings, make_env
         self._judges, self._estimate_updates = judges, updates_of(settings.estimate, settings.updates)
         found = checkpoint.find(folder) if resume else None
-        store = logs.open_log(settings.data)
+        store = logs.read_log(settings)
         name = str(store.meta.get("name", Path(settings.data).stem))
         self._eval_env: Any = None
         if make_env is not None:
             self._eval_env = make_env(settings.eval_envs, settings.seed + 10_000, False)
-        self.io: IOSpec = store.io if self._eval_env is None else logs.agree(store.io, self._eval_env.io)
+        self.io: IOSpec = store.io if self._eval_env is None else self._eval_env.io
+        scaled: list[str] = []
+        if self._eval_env is not None:
+            store, scaled = logs.fit(store, self.io)
+        self._said = store.meta.get("action")
         self.learner: Learner[Any, Any] = make_learner(self.io)
         check_learner(self.learner)
         need = self.learner.need
@@ -181,7 +185,9 @@ class OfflineJob:
             "keys": need.keys,
             "progress": need.progress,
         }
-        self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=need.seeds, **options)
+        reading = replace(settings, action_clip=True) if scaled else settings
+        self.sampler, self.findings = logs.sampler(store, reading, seed=settings.seed, seeds=need.seeds, **options)
+        self.findings += scaled
         if not need.rewardless:
             logs.check_rewards(self.sampler)
         self.source: Any = self.sampler
@@ -190,13 +196,12 @@ class OfflineJob:
         if need.goal_pictures is not None:
             self.source = GoalPictures(self.sampler, seed=settings.seed, **need.goal_pictures)
         if settings.expert is not None:
-            demos, notes = logs.sampler(
-                logs.open_log(settings.expert),
-                replace(settings, data=settings.expert, top_fraction=1.0),
-                seed=settings.seed + 1,
-                **options,
-            )
-            self.findings += notes
+            shown = logs.read_log(settings, settings.expert)
+            shown, scaled = logs.fit(shown, store.io) if store.io.knows_bounds or shown.io.knows_bounds else (shown, [])
+            reading = replace(settings, data=settings.expert, top_fraction=1.0)
+            reading = replace(reading, action_clip=True) if scaled else reading
+            demos, notes = logs.sampler(shown, reading, seed=settings.seed + 1, **options)
+            self.findings += [*notes, *scaled]
             self.source = Mix({"expert": (demos, 0.5), "other": (self.sampler, 0.5)}, seed=settings.seed)
         elif need.expert:
             raise ValueError("this method imitates: add expert=<log of demonstrations> beside data=<log>")
@@ -235,6 +240,7 @@ class OfflineJob:
             facts={
                 "seed": self.settings.seed,
                 "settings": asdict(self.settings),
+                "action": self._said,
                 "data_fingerprint": self.sampler.store.fingerprint,
                 "reward": {"scale": self.sampler.reward_scale, "bias": self.sampler.reward_bias},
             },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,9 @@ class TrainSettings:
         init: an offline run whose learner goes on from here (fine-tuning); its actions are taken from the first step.
         log: a log that is sampled beside the run's own data, in the reward units of `init`.
         log_share: share of every batch that comes from it.
+        action: "normalised" where -1 and +1 of that log are the environment's bounds; None where it tells.
+        action_low: physical lower bound of that log's actions, a number or a list, where it does not tell.
+        action_high: upper bound.
         log_every: steps between metric rows.
         eval_every: steps between evaluations; 0 means only at the end.
         eval_episodes: episodes of an evaluation in mid-run.
@@ -79,6 +82,9 @@ class TrainSettings:
     init: str | None = None
     log: str | None = None
     log_share: float = 0.5
+    action: str | None = None
+    action_low: float | Sequence[float] | None = None
+    action_high: float | Sequence[float] | None = None
     log_every: int = 1000
     eval_every: int = 10_000
     eval_episodes: int = 10
@@ -91,6 +97,10 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         self.schedule()
+        if self.log is None and (self.action, self.action_low, self.action_high) != (None, None, None):
+            raise ValueError(
+                "action, action_low and action_high say what the actions of log=… mean, and there is no log"
+            )
         if self.eval_envs < 1:
             raise ValueError(
                 f"eval_envs is {self.eval_envs}, expected 1 or more copies of the environment to evaluate in"
@@ -157,6 +167,7 @@ class TrainJob:
         # at the start, since the end will need it
         self._eval_env = self._plain(s.eval_envs, s.seed + 10_000, False) if parallel.rank() == 0 else None
         self.buffer: ReplayBuffer | DeviceReplay | None = None
+        self.notes: list[str] = []
         claim = claim_existing(folder) if resume else claim_new(folder)
         self.folder = claim.folder
         with claim.building():
@@ -169,6 +180,8 @@ class TrainJob:
                 config=config,
                 evaluate=self.evaluate,
             )
+            for line in self.notes:
+                self._run.note(line)
             if resume:
                 self._run.restore()
             elif s.init is not None:
@@ -326,13 +339,14 @@ class TrainJob:
         assert isinstance(self.buffer, ReplayBuffer)
         if s.n_step != 1:
             raise ValueError(f"n_step is {s.n_step}; beside a log it has to be 1")
-        store = logs.open_log(path)
-        logs.agree(store.io, self.env.io)
+        settings = LogSettings(path, action=s.action, action_low=s.action_low, action_high=s.action_high)
+        store, notes = logs.fit(logs.read_log(settings), self.env.io)
         reward = {"scale": 1.0, "bias": 0.0}
         if s.init is not None:
             reward |= checkpoint.read_meta(checkpoint.find(Path(s.init))).get("reward", {})
         settings = LogSettings(path, s.gamma, "scale_bias", reward["scale"], reward["bias"], action_clip=True)
-        data, _ = logs.sampler(store, settings, seed=s.seed + 1, window=self._window)
+        data, more = logs.sampler(store, settings, seed=s.seed + 1, window=self._window)
+        self.notes = [f"the log beside the run: {line}" for line in (*notes, *more)]
         own = Rescaled(self.buffer, scale=reward["scale"], bias=reward["bias"])
         return Mix({"online": (own, 1.0 - s.log_share), "log": (data, s.log_share)}, seed=s.seed)
 

@@ -22,6 +22,7 @@ from robot_rl.verbs.build import (
     load_classifier,
     rewarded_factory,
     run_folder,
+    said_of_actions,
     saved_config,
     table,
     threads,
@@ -49,7 +50,7 @@ def train(cfg: DictConfig) -> None:
     folder = parallel.agree(folder)  # its name holds the time, which differs between processes
     config, cfg.device = saved_config(cfg), device
     threads(cfg)
-    settings = TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)})
+    settings = TrainSettings(**{**{f.name: cfg[f.name] for f in fields(TrainSettings)}, **said_of_actions(cfg)})
     main = parallel.rank() == 0
     job = TrainJob(
         settings,
@@ -84,7 +85,7 @@ def offline(cfg: DictConfig) -> None:
     cfg, folder = begin(cfg, "offline", ("env", "engine", "policy", "track"))
     threads(cfg)
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
-    settings = OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)})
+    settings = OfflineSettings(**{**{f.name: cfg[f.name] for f in fields(OfflineSettings)}, **said_of_actions(cfg)})
     judges = None
     if cfg.get("ope") is not None and cfg.get("behaviour") is not None:  # else ~ope on the command line: no estimate
         judges = Judges(
