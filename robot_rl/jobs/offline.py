@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from robot_rl.data import scores
 from robot_rl.data.goal_pictures import GoalPictures
 from robot_rl.data.goals import GoalDataset
 from robot_rl.data.mix import Mix
+from robot_rl.data.seen import seen
 from robot_rl.jobs import logs, ope
 from robot_rl.jobs.contract import check_learner
 from robot_rl.jobs.logs import LogSettings
@@ -244,6 +246,7 @@ class OfflineJob:
                 "data_fingerprint": self.sampler.store.fingerprint,
                 "reward": {"scale": self.sampler.reward_scale, "bias": self.sampler.reward_bias},
             },
+            seen=cache(lambda: seen(self.sampler, self.io)),
         )
 
     def _same_log(self, found: Path) -> bool:

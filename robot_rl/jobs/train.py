@@ -15,6 +15,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
+from robot_rl.data.seen import seen
 from robot_rl.jobs import logs
 from robot_rl.jobs.collect import ExpertPolicy, keep_steps
 from robot_rl.jobs.contract import check_learner
@@ -32,7 +33,7 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Learner
+from robot_rl.types import Learner, Seen
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,13 @@ class TrainJob:
             policy=self.learner.policy,  # type: ignore[arg-type]
             io=self.env.io,
             facts={"seed": self.settings.seed, "settings": asdict(self.settings)},
+            seen=self._seen,
         )
+
+    def _seen(self) -> Seen | None:
+        """What training saw: of the replay, or of the newest rollout; None with a learner that brings its own loop."""
+        source = self.buffer if self.buffer is not None else self.loop if isinstance(self.loop, OnPolicy) else None
+        return seen(source, self.env.io, count=int(self.loop.env_steps))
 
     def _sources(self) -> dict[str, Any]:
         """What a new run comes from."""
