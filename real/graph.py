@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from robot_rl.types.options import Count, Positive, Whole
-
 import yaml
+
+from robot_rl.types.options import Count, Positive, Whole
 
 TELEOP = ("none", "joy", "twist", "leader")
 EXECUTABLES = {

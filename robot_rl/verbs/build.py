@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -130,15 +131,26 @@ def foreign(cfg: DictConfig, path: str, io: Any) -> Any:
 def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any = None) -> Any:
     """The policy of a checkpoint, for its own interface or, where that names nothing, for `world`'s."""
     from robot_rl import checkpoint
+    from robot_rl.data.bounds import between
     from robot_rl.jobs.logs import agree
+    from robot_rl.jobs.units import InUnits, meaning_of
 
     io = checkpoint.read_io(path)
     if world is not None:  # a policy from a log that names nothing fits any world of its sizes
-        io = agree(io, world)
+        io, known = meaning_of(io, checkpoint.read_meta(path).get("action"), said_of_actions(cfg))
+        io = agree(io, world, known)
     made = OmegaConf.merge(run_config, {"device": cfg.device})
     learner = learner_factory(made)(io)  # type: ignore[arg-type]
     learner.policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
-    return learner.policy
+    if world is None or io is world:
+        return learner.policy
+    return InUnits(learner.policy, between(io, world), world, lambda line: print(line, file=sys.stderr))
+
+
+def said_of_actions(cfg: DictConfig) -> dict[str, Any]:
+    """What the command line says of the actions of a log: `action`, `action_low` and `action_high`."""
+    names = [name for name in ("action", "action_low", "action_high") if cfg.get(name) is not None]
+    return {name: OmegaConf.to_container(cfg, resolve=True)[name] for name in names}  # type: ignore[index]
 
 
 def load_classifier(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:

@@ -20,6 +20,7 @@ from robot_rl.verbs.build import (
     foreign,
     load_policy,
     run_folder,
+    said_of_actions,
     settings_of,
     table,
     threads,
@@ -195,17 +196,27 @@ def evaluate_offline(cfg: DictConfig) -> None:
     """Estimate a policy's value from a log alone."""
     from robot_rl import checkpoint
     from robot_rl.checkpoint import write_json
+    from robot_rl.data.bounds import NORMALISED
     from robot_rl.jobs import ope
+    from robot_rl.jobs.units import meaning_of
 
     threads(cfg)
     path = checkpoint.find(Path(cfg.path))
     policy = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
     settings = settings_of(ope.OpeSettings, cfg)
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
+    meta = checkpoint.read_meta(path)
+    io, known = meaning_of(checkpoint.read_io(path), meta.get("action"), said_of_actions(cfg))
+
+    def alike(store: Any) -> bool:
+        both = known == store.meta.get("action") == NORMALISED
+        return both or store.fingerprint == meta.get("data_fingerprint")
+
     report = ope.run(
         settings,
         policy,
-        checkpoint.read_io(path),
+        io,
+        alike=alike,
         make_fqe=lambda io, target, **how: build.make("ope", plain(cfg.ope), io, target, **shared, **how),
         make_behaviour=lambda io: build.make("policy", plain(cfg.behaviour), io, where="behaviour", **shared),
         make_model=lambda io, target, **how: build.make(
@@ -275,7 +286,7 @@ def collect(cfg: DictConfig) -> None:
             work=work,
         )
     if out.suffix in (".hdf5", ".h5"):
-        d4rl.write(out, episodes, metadata={"control_hz": env.io.control_hz})
+        d4rl.write(out, episodes, metadata={"control_hz": env.io.control_hz}, io=env.io)
         shutil.rmtree(work)
     else:
         (work / "state.json").unlink()
@@ -307,7 +318,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             medium = foreign(cfg, str(path), env.io)
         else:
             path = checkpoint.find(path)
-            medium = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+            medium = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path, env.io)  # type: ignore[arg-type]
     facts: dict[str, Any] = {
         "env": str(cfg.id or choice("env")),
         "agent": Path(str(cfg.path)).name if cfg.path else "expert",
