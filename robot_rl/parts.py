@@ -131,7 +131,8 @@ class Checkpoints:
             states = {name: checkpoint.load_state(path / f"{name}.pt") for name in parts.states if name not in skip}
         except CheckpointError as error:
             return str(error)
-        differences = io.differences(parts.io) if io is not None and parts.io is not None else []
+        # bounds that nobody knows are the same here: it is this run's own log
+        differences = io.differences(parts.io) if io is not None and parts.io is not None and io != parts.io else []
         if differences:
             raise CheckpointError(
                 f"the checkpoint {path} was made for another interface than this run:\n  - "

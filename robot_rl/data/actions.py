@@ -36,8 +36,9 @@ def settle(logs: Logs, *, action: str | None = None, low: Any = None, high: Any 
     if action == "rescale" and (known is None or not (known.normalised or known.low)):
         known, done = _own_range(logs.episodes)
     if action == "keep" and known is not None and not known.normalised:
-        # as they are: the number 1 is one unit
-        known = replace(known, low=(-1.0,) * logs.io.action_dim, high=(1.0,) * logs.io.action_dim)
+        # as they are: the number 1 is one unit, as whoever keeps them says
+        ones = (1.0,) * logs.io.action_dim
+        known = replace(known, low=tuple(-x for x in ones), high=ones, stated=True)
     io, scale = meaning(logs.io, known)
     episodes = logs.episodes
     if scale.changes:
