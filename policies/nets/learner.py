@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from robot_rl.policies.nets.learner_state import LearnerState
@@ -16,10 +15,10 @@ from robot_rl.policies.nets.net import Draw, Net, NetShape
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Options, Transitions
-
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
+from robot_rl.types.options import Count as Count
+from robot_rl.types.options import Positive as Positive
+from robot_rl.types.options import Rate, Whole
+from robot_rl.types.options import Share as Share
 
 
 class LogOptions(Options):
@@ -31,9 +30,9 @@ class LogOptions(Options):
     """How many independent runs are trained side by side, each on rows of its own."""
     hidden: tuple[Count, ...] = (256, 256)
     """Widths of the hidden layers of all networks."""
-    lr: Annotated[float, Field(ge=0)] = 3e-4
+    lr: Rate = 3e-4
     """Step size of everything."""
-    actor_decay: Annotated[int, Field(ge=0)] = 0
+    actor_decay: Whole = 0
     """Updates over which the actor's step size falls to 0 as a cosine; 0 keeps it."""
     normalize: bool = True
     """Standardise states by the data's moments."""
@@ -41,7 +40,7 @@ class LogOptions(Options):
     """Type of the square products."""
     kernel: Literal["auto", "explicit", "autograd"] = "auto"
     """Gradients written out, or by torch's own operators (the reference)."""
-    metrics_every: Annotated[int, Field(ge=0)] = 100
+    metrics_every: Whole = 100
     """Metrics are computed in every n-th update; 0 for never."""
 
 

@@ -190,6 +190,7 @@ class FasOptions(Machine, Env):
 
 
 Way = Literal["queue", "naive", "wait", "rtc"]
+Ways = Annotated[tuple[Way, ...] | Way, Meaning("queue, naive, wait or rtc, or a list of them")]
 
 
 class LatencyOptions(Machine, Env):
@@ -205,7 +206,7 @@ class LatencyOptions(Machine, Env):
     """Width of the spread."""
     latency_drop: Share = 0.0
     """Probability that no answer comes."""
-    compensation: tuple[Way, ...] | Way = ("queue", "naive", "wait")
+    compensation: Ways = ("queue", "naive", "wait")
     """Ways to deal with it; rtc for flow policies."""
     horizon_exec: Count | None = None
     """Actions between two requests; null = as trained."""
