@@ -215,6 +215,8 @@ def _main() -> None:
         sys.exit(doctor_ros(rest[1:]))
     if verb == "doctor" and rest[:1] == ["isaac"]:
         sys.exit(doctor_isaac(rest[1:]))
+    if verb == "doctor" and rest:
+        _refuse(f"there is no doctor '{rest[0]}'{near(rest[0], ['ros', 'isaac'])} (alone: this machine)")
     if verb == "doctor":
         from robot_rl.jobs.doctor import diagnose
 
@@ -227,6 +229,8 @@ def _main() -> None:
         sys.exit(session(rest[1:]))
     if verb == "eval" and rest[:1] in (["ope"], ["fas"], ["latency"]):
         verb, rest = f"eval {rest[0]}", rest[1:]
+    if verb == "eval" and rest and "=" not in rest[0] and rest[0][0] != "-":
+        _refuse(f"there is no verb 'eval {rest[0]}'{near(rest[0], ['ope', 'fas', 'latency'])}")
     if verb not in VERBS:
         _refuse(
             f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor'])}; robot-rl --help says what each does"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from hydra import compose, initialize_config_module
@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from robot_rl import build, extras
+from robot_rl.types import Options
 from robot_rl.verbs.options import VERBS
 from robot_rl.words import Refused, expected, near
 
@@ -53,6 +54,7 @@ READ = (
 )
 """Groups whose options are read before anything is made; a world is made before anything is written."""
 OWN = "own"
+S = TypeVar("S", bound=Options)
 _own: dict[str, str] = {}  # the option of a group that stands for a class of the user's own -> its name
 
 
@@ -189,8 +191,10 @@ def wrong_of_sweep(config: str, items: Sequence[str]) -> str:
         if key not in fields or "," not in several or several[0] in "[{'\"":
             continue
         field = fields[key]
-        kind: Any = Annotated
-        check = TypeAdapter(kind[(field.annotation, *field.metadata)] if field.metadata else field.annotation)
+        kind: Any = field.annotation
+        if field.metadata:
+            kind = Annotated.__class_getitem__((kind, *field.metadata))  # type: ignore[attr-defined]
+        check = TypeAdapter(kind)
         for value in several.split(","):
             try:
                 check.validate_python(value)
@@ -296,6 +300,25 @@ def _resolve(name: str) -> str:
 
 def _file(group: str, name: str) -> bool:
     return resources.files("robot_rl.configs").joinpath(f"{group}/{name}.yaml").is_file()
+
+
+def read_words(model: type[S], words: Sequence[str], verb: str) -> S:
+    """Options of a verb without a configuration, from `key=value` words.
+
+    Raises:
+        Refused: a word without a value, an unknown name, or a value of another type or outside its range.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise Refused(f"'{word}' is no option of {verb}, expected key=value; {_known(model)}")
+        values[key] = value
+    return build.check(model, values, "", verb)
+
+
+def _known(model: type[Options]) -> str:
+    return "its options are " + ", ".join(f"{key}=" for key in model.model_fields)
 
 
 def read_options(verb: str, cfg: DictConfig) -> None:

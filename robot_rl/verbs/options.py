@@ -412,8 +412,8 @@ class BenchOptions(VerbOptions):
 class SweepOptions(Options):
     """robot-rl sweep, with two dashes each."""
 
-    folder: str
-    """Of the sweep; given again, finished trials are kept and interrupted ones resumed."""
+    folder: str | None = None
+    """Of the sweep (null: runs/sweeps/<date>); given again, finished trials are kept and interrupted ones resumed."""
     cpus: Positive = 1
     """Processors per trial."""
     gpus: NotNegative = 0
