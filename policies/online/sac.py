@@ -11,10 +11,11 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from robot_rl.policies.nets.distributions import squashed_sample
-from robot_rl.policies.nets.learner import Count, NotNegative, Positive, TdLearner, TdOptions, TdRows
+from robot_rl.policies.nets.learner import TdLearner, TdOptions, TdRows
 from robot_rl.policies.nets.net import mean_rows, step
 from robot_rl.policies.nets.value_heads import RewardScale, build_head
 from robot_rl.types import Metrics, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive
 
 AUTO_RANGE = 5.0
 """Categorical values live in [-5, 5] when the support is automatic."""

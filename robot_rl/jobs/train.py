@@ -115,6 +115,32 @@ class TrainSettings(ActionMeaning):
         )
 
 
+REPLAYED = ("demos", "log", "n_step", "buffer_size", "learning_starts", "updates_per_step", "workers")
+"""Settings that only a learner from a replay buffer heeds."""
+
+
+def refuse_idle(settings: TrainSettings, learner: Learner[Any, Any]) -> None:
+    """Refuse what was set and would do nothing: a stored configuration says what was done.
+
+    Raises:
+        ValueError: names the setting and what heeds it.
+    """
+    need = learner.need
+    feeds = need.then if settings.init is not None and need.then else need.feeds
+    set_ = [name for name, item in TrainSettings.model_fields.items() if getattr(settings, name) != item.default]
+    idle = [name for name in set_ if name in REPLAYED]
+    if idle and feeds in ("rollout", "stale_rollout", "device_rollout", "environment"):
+        raise ValueError(
+            f"{idle[0]} has no effect on {type(learner).__name__}, which keeps no replay buffer; leave it out, or use "
+            "a policy that learns from one, such as policy=online/sac or online/rlpd"
+        )
+    if settings.demos and settings.log is not None:
+        raise ValueError("demos and log are both given, and one of them is sampled; leave the other out")
+    for share, source in (("demo_share", "demos"), ("log_share", "log")):
+        if share in set_ and not getattr(settings, source):
+            raise ValueError(f"{share} has no effect without {source}; add {source}=<...>, or leave it out")
+
+
 class TrainJob:
     """One training run in one folder, resumable from its newest checkpoint."""
 
@@ -155,6 +181,7 @@ class TrainJob:
         self.env = make_env(parallel.shard(s.num_envs), s.seed + 100_003 * parallel.rank(), False)
         self.learner: Learner[Any, Any] = make_learner(self.env.io)
         check_learner(self.learner)
+        refuse_idle(s, self.learner)
         # at the start, since the end will need it
         self._eval_env = self._plain(s.eval_envs, s.seed + 10_000, False) if parallel.rank() == 0 else None
         self.buffer: ReplayBuffer | DeviceReplay | None = None

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +17,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
+from robot_rl.checkpoint import CheckpointError
+from robot_rl.claim import InUse
 from robot_rl.types import Options
 from robot_rl.verbs.compose import plain, read_options
 from robot_rl.words import Refused
 
+REFUSALS = (Refused, ValueError, FileNotFoundError, CheckpointError, InUse)
+"""What says that a request cannot be carried out as it is; anything else failed on the way."""
 S = TypeVar("S", bound=Options)
 
 
@@ -186,6 +191,9 @@ def clear_refused() -> None:
         files = [path for path in folder.rglob("*") if not path.is_dir()]
         if folder.is_dir() and files == [folder / "config.yaml"]:
             shutil.rmtree(folder)
+        for empty in (folder.parent, folder.parent.parent):  # runs/train, and runs
+            with suppress(OSError):
+                empty.rmdir()
 
 
 def run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:

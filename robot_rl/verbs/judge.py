@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from robot_rl.verbs.build import (
     threads,
 )
 from robot_rl.verbs.compose import plain
-from robot_rl.words import Refused
+from robot_rl.words import Refused, near
 
 
 def check(cfg: DictConfig) -> None:
@@ -370,11 +371,12 @@ def bench(cfg: DictConfig) -> None:
     from robot_rl.bench import report as bench_report
     from robot_rl.report import versions
 
-    try:
-        module = importlib.import_module(f"robot_rl.bench.{cfg.suite}")
-        run = module.run
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise Refused(f"there is no suite '{cfg.suite}'; robot-rl bench --help lists them ({error})") from error
+    folder_of_suites = resources.files("robot_rl.bench")
+    files = [item for item in folder_of_suites.iterdir() if item.name.endswith(".py")]
+    suites = [item.name.removesuffix(".py") for item in files if "\ndef run(" in item.read_text("utf-8")]
+    if cfg.suite not in suites:
+        raise Refused(f"there is no suite '{cfg.suite}'{near(str(cfg.suite), suites)} (robot-rl bench --help)")
+    run = importlib.import_module(f"robot_rl.bench.{cfg.suite}").run
     known = {"suite", "quick", "debug", "trust", "name", "output"}
     plain: Any = OmegaConf.to_object(cfg)
     given = {key: value for key, value in plain.items() if key not in known}

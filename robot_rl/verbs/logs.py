@@ -93,7 +93,10 @@ def session(arguments: list[str]) -> int:
     try:
         tools = build.tool("session_tools")
         print(tools.main(arguments[0] if arguments else "", arguments[1:]))
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError) as error:
+        print(f"robot-rl: {error}", file=sys.stderr)
+        return 2
+    except ImportError as error:
         print(f"robot-rl: {error}", file=sys.stderr)
         return 1
     return 0

@@ -191,6 +191,7 @@ class FasOptions(Machine, Env):
 
 
 Way = Literal["queue", "naive", "wait", "rtc"]
+Ways = Annotated[tuple[Way, ...] | Way, Meaning("queue, naive, wait or rtc, or a list of them")]
 
 
 class LatencyOptions(Machine, Env):
@@ -206,7 +207,7 @@ class LatencyOptions(Machine, Env):
     """Width of the spread."""
     latency_drop: Share = 0.0
     """Probability that no answer comes."""
-    compensation: tuple[Way, ...] | Way = ("queue", "naive", "wait")
+    compensation: Ways = ("queue", "naive", "wait")
     """Ways to deal with it; rtc for flow policies."""
     horizon_exec: Count | None = None
     """Actions between two requests; null = as trained."""
@@ -416,8 +417,8 @@ class BenchOptions(VerbOptions):
 class SweepOptions(Options):
     """robot-rl sweep, with two dashes each."""
 
-    folder: str
-    """Of the sweep; given again, finished trials are kept and interrupted ones resumed."""
+    folder: str | None = None
+    """Of the sweep (null: runs/sweeps/<date>); given again, finished trials are kept and interrupted ones resumed."""
     cpus: Positive = 1
     """Processors per trial."""
     gpus: NotNegative = 0
