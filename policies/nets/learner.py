@@ -154,9 +154,9 @@ class NetLearner(Learner[O_co, Transitions]):
         self._leaves.append(part)
         return part
 
-    def noise_like(self, action: Tensor) -> Tensor:
+    def noise(self, shape: tuple[int, ...]) -> Tensor:
         """Standard normal numbers of the learner's own generator."""
-        return torch.randn(action.shape, generator=self.generator, device=action.device)
+        return torch.randn(shape, generator=self.generator, device=self.generator.device)
 
     def calm(self) -> None:
         """Halve all step sizes: after a divergence."""

@@ -187,8 +187,7 @@ class SoftActorCritic(TdLearner[S_co]):
 
     def sample(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         """An action (B, A) of the policy that an actor puts out, and its log-density (B,)."""
-        noise = torch.randn(len(raw), self.actions, generator=self.generator, device=raw.device)
-        return squashed_sample(raw, noise)
+        return squashed_sample(raw, self.noise((len(raw), self.actions)))
 
 
 class Sac(SoftActorCritic[SacOptions]):

@@ -1,4 +1,4 @@
-"""What a policy commands is what its log's numbers say, in physical units, whatever the format, the repair and the verb.
+"""What a policy commands is what its log says, in physical units, whatever the format, the repair and the verb.
 
 Every case is made by hand: a log of an actuator of +-2 N*m, a policy that always answers one number in the log's units,
 and an environment of +-4 N*m that writes down what it was commanded.
