@@ -77,13 +77,12 @@ def _serve() -> None:
             kind, options = CASES[asked["case"]]
             if kind == "Ppo":
                 learner, batches = _ppo_loop(options["num_envs"]), iter(())
-                asked["updates"] = 1
-        if "case" in asked and not asked["case"].startswith("ppo"):
-            module = importlib.import_module(f"robot_rl.policies.offline.{asked['case'].split()[0]}")
-            options, stated = {**options, **asked["options"]}, vars(module).get(f"{kind}Options")
-            made = vars(module)[kind]
-            learner = made(stated(**options), io) if stated else made(io, **options)
-            batches = rows(learner.batch_size or learner.need.rows)
+            else:
+                module = importlib.import_module(f"robot_rl.policies.offline.{asked['case'].split()[0]}")
+                options, stated = {**options, **asked["options"]}, vars(module).get(f"{kind}Options")
+                made = vars(module)[kind]
+                learner = made(stated(**options), io) if stated else made(io, **options)
+                batches = rows(learner.batch_size or learner.need.rows)
         begin = time.process_time()
         for _ in range(asked["updates"]):
             learner.update(batches)
@@ -129,8 +128,12 @@ def compare(other: Path, cases: list[str], rounds: int, options: dict[str, Any])
     pair, found = [start(path) for path in (other, here)], []
     for case in cases:
         for process in pair:
-            ask(process, case=case, options=options, updates=5)  # compiles, fills caches
-        count = max(1 if case.startswith("ppo") else 2, int(0.1 / ask(pair[0], updates=3)))
+            ask(
+                process, case=case, options=options, updates=1 if case.startswith("ppo") else 5
+            )  # compiles, fills caches
+        count = max(
+            1 if case.startswith("ppo") else 2, int(0.1 / ask(pair[0], updates=1 if case.startswith("ppo") else 3))
+        )
         seen: list[list[float]] = [[], []]
         for i in range(rounds):
             for which in (0, 1) if i % 2 == 0 else (1, 0):
