@@ -87,7 +87,7 @@ def fused_policy_loss(
 
     Returns:
         Loss, gradients and log-ratios. CPU tensors and arrays are read in place and served by numba where it is
-        installed; tensors on a device stay there, and so does the loss.
+        installed; tensors on a device stay there, and so does the loss, as do those of the CPU with the torch backend.
 
     Raises:
         ValueError: an output or column is missing or has another shape, naming it; or an entropy bonus for tokens,
@@ -108,7 +108,9 @@ def fused_policy_loss(
         raise ValueError(f"mean has shape {wide}, expected (B, A): one row per decision")
     shape = wide if tokens else wide[:1]
     tensors = isinstance(lead, torch.Tensor)
-    host = not tensors or (lead.device.type == "cpu" and not torch.compiler.is_compiling())
+    host = not tensors or (
+        lead.device.type == "cpu" and not torch.compiler.is_compiling() and backend("cpu") != "torch"
+    )
     like = floating(detached(lead))
     read: Any = _view if host else _flat
     nothing = _nothing(like.dtype) if host else like.new_empty(0)
