@@ -152,7 +152,7 @@ def _run(given: Any, rows: Any, options: FusedOptions, tokens: bool, host: bool)
         found = tuple(np.empty_like(x) for x in given)
         log_ratio = np.empty_like(rows[-5])
         kernel: Any = numba_loss.token_rows if tokens else numba_loss.gaussian_rows
-        return kernel(*given, *rows, _numbers(options, given[0].dtype.char), *found, log_ratio), found, log_ratio
+        return kernel(given, rows, _numbers(options, given[0].dtype.char), found, log_ratio), found, log_ratio
     loss, found, log_ratio = (token_rows if tokens else gaussian_rows)(given, rows, options)
     return float(loss) if host else loss, found, log_ratio
 
