@@ -277,20 +277,21 @@ class RewardScale:
         self._carry: Tensor | None = None
 
     def __call__(self, rollout: Rollout) -> Tensor:
-        """(T, N) scaled rewards; the rollout is counted first, rewards that are not finite as 0."""
+        """(T, N) scaled rewards; the rollout is counted first. What is not finite stays so, and counts as 0."""
         reward = rollout.reward
         over = (rollout.terminated | rollout.truncated) & rollout.valid
         # R_t = r_t + gamma (1 - end_{t-1}) R_{t-1} runs forward: the backward scan on flipped time.
         going = torch.ones_like(reward)
         going[1:] = 1.0 - over[:-1].float()
-        delta = torch.where(rollout.valid & torch.isfinite(reward), reward, 0.0)
+        sound = torch.isfinite(reward)
+        delta = torch.where(rollout.valid & sound, reward, 0.0)
         if self._carry is not None:
             delta[0] += self._gamma * self._carry.to(delta.device)
         total = reverse_linear_scan(delta.flip(0), self._gamma * going.flip(0)).flip(0)
         self._carry = total[-1] * (~over[-1]).float()
         self._moments.add(total[rollout.valid][:, None])
         spread = float(np.sqrt(self._moments.var[0] + 1e-8))
-        return (reward / spread).clamp(-REWARD_LIMIT, REWARD_LIMIT)
+        return torch.where(sound, (reward / spread).clamp(-REWARD_LIMIT, REWARD_LIMIT), reward)
 
     def state_dict(self) -> dict[str, Any]:
         """Moments and running returns."""

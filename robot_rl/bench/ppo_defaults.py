@@ -63,9 +63,9 @@ def run(path: Path, steps: int, seeds: tuple[int, ...]) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {(row["task"], row["setting"], row["seed"], row["steps"]) for row in rows}
     command = f"python -m robot_rl.bench.ppo_defaults docs/results/{path.name} {steps} {','.join(map(str, seeds))}"
-    ours = [name for name in SETTINGS if name != "sb3"]
-    order = [(task, setting, seed) for part in (ours, ["sb3"]) for seed in seeds for task in TASKS for setting in part]
-    for task, setting, seed in order:  # the peer's cells, which take six times as long, come last
+    order = [(task, setting, seed) for seed in seeds for task in TASKS for setting in SETTINGS]
+    order.sort(key=lambda cell: (cell[0] == "reach", cell[1] == "sb3", cell[1] == "none"))  # what takes long comes last
+    for task, setting, seed in order:
         if (task, setting, seed, steps) not in done:
             rows.append({**run_cell(task, setting, steps, seed), "command": command})
             with path.open("a") as file:

@@ -93,7 +93,6 @@ def _serve() -> None:
             module, _, kind = place.partition(":")
             if module == "loop":
                 learner, batches = _ppo_loop(options["num_envs"]), iter(())
-                asked["updates"] = 1
             else:
                 held = vars(importlib.import_module(f"robot_rl.policies.{module}"))
                 options, stated = {**options, **asked["options"]}, held.get(f"{kind}Options")
@@ -144,8 +143,12 @@ def compare(other: Path, cases: list[str], rounds: int, options: dict[str, Any])
     pair, found = [start(path) for path in (other, here)], []
     for case in cases:
         for process in pair:
-            ask(process, case=case, options=options, updates=5)  # compiles, fills caches
-        count = max(1 if case.startswith("ppo") else 2, int(0.1 / ask(pair[0], updates=3)))
+            ask(
+                process, case=case, options=options, updates=1 if case.startswith("ppo") else 5
+            )  # compiles, fills caches
+        count = max(
+            1 if case.startswith("ppo") else 2, int(0.1 / ask(pair[0], updates=1 if case.startswith("ppo") else 3))
+        )
         seen: list[list[float]] = [[], []]
         for i in range(rounds):
             for which in (0, 1) if i % 2 == 0 else (1, 0):

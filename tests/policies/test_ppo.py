@@ -291,3 +291,62 @@ def test_ppo_linear_quadratic_task_costs_what_the_riccati_gain_costs(kernel):
 
     # The best gain is 1.32 with rate 1.25; doing nothing costs 5.3.
     assert rate(gain) < 1.08 * rate(best)
+
+
+PLACES = ("reward", "value", "logp", "next_value", "action", "obs")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_ppo_one_number_that_is_not_finite_costs_its_episode_and_nothing_else(kernel, place, number):
+    learner = make(epochs=2, minibatch=16, kernel=kernel, normalize_reward=True)
+    data = rollout(learner)
+    column = data.obs["state"][..., 0] if place == "obs" else getattr(data, place)
+    row = 31 if place == "next_value" else 5  # the successor's value is read at the end alone
+    column[row, 0] = number
+    metrics = learner.update(iter([data]))
+    assert metrics["train/rows_used"] == 0.5  # of two environments, each one fragment
+    assert all(np.isfinite(x) for x in metrics.values())
+    for name, x in learner.policy.state_dict().items():
+        assert torch.isfinite(torch.as_tensor(x)).all(), name
+    assert np.isfinite(learner.update(iter([rollout(learner)]))["train/policy_loss"])
+    assert np.isfinite(learner.policy.act({"state": np.ones((2, 1), np.float32)}).logp).all()
+
+
+def test_ppo_a_rollout_without_a_finite_row_is_refused_and_changes_nothing():
+    learner = make()
+    data = rollout(learner)
+    data.reward[7] = np.nan
+    before = learner.policy.state_dict()
+    with pytest.raises(FloatingPointError, match="none of the 64 rows"):
+        learner.update(iter([data]))
+    assert same(before, learner.policy.state_dict())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("log_std", ["free", "state"])
+@pytest.mark.parametrize("extreme", [-1e30, 1e30])
+def test_ppo_a_deviation_of_nothing_or_without_end_is_bounded(kernel, log_std, extreme):
+    learner = make(kernel=kernel, log_std=log_std, log_std_init=extreme, epochs=2)
+    for _ in range(2):
+        action = learner.policy.act({"state": np.ones((3, 1), np.float32)})
+        assert np.isfinite(action.logp).all()
+        spread = np.abs(action.extras["raw"] - learner.policy.act({"state": np.ones((3, 1))}, deterministic=True).value)
+        assert (spread > 0).all()  # a deviation of exp(-5) at least
+        metrics = learner.update(iter([rollout(learner)]))
+        assert all(np.isfinite(x) for x in metrics.values())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_ppo_a_gradient_beyond_all_numbers_is_no_step(kernel):
+    learner = make(
+        kernel=kernel, epochs=1, minibatch=64, activation="relu", normalize_obs=False, normalize_advantage=False
+    )
+    data = rollout(learner)
+    data.reward[3] = 1e38  # finite; its squared error is not
+    before = learner.policy.state_dict()
+    metrics = learner.update(iter([data]))
+    assert not np.isfinite(metrics["train/gradient_norm"])
+    after = learner.policy.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before if not name.startswith("obs_"))
