@@ -1,7 +1,7 @@
 """Environment stepping against raw MuJoCo physics and other vector environments, in alternation in one process tree.
 
 Everything is the HalfCheetah model under random actions, `control` steps of five physics steps each. "raw" is
-`mujoco.rollout` alone on the same number of threads: it repeats, from the very states that our engine has just visited,
+`mujoco.batch` alone on the same number of threads: it repeats, from the very states that our engine has just visited,
 the same control steps, and nothing else; so the two do the same physics. Our environments have their episode clocks
 spread out, so that their share of resets falls into every round; the peers' first resets come after the bench.
 
@@ -113,15 +113,9 @@ class _Ours:
         self.env.reset()
         self._episode = task.episode_steps
         self._spread()
-        mujoco, pool = importlib.import_module("mujoco"), importlib.import_module("mujoco.rollout")
-        model = mujoco.MjModel.from_xml_string(task.mjcf())
-        self._substeps = round(1.0 / (task.control_hz * model.opt.timestep))
-        workers = min(threads, count)
-        self._pool = pool.Rollout(nthread=workers if workers > 1 else 0)
-        self._models, self._data = [model] * count, [mujoco.MjData(model) for _ in range(workers)]
-        width = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS.value)
-        self._out = np.zeros((count, self._substeps, width))
-        self._work: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        physics = self.env.physics
+        self.raw = importlib.import_module("mujoco.batch").Batch(physics.model, count, physics.num_threads)
+        self._work: list[tuple[np.ndarray, np.ndarray]] = []
 
     def _spread(self) -> None:
         """Episode clocks at equal distances, so that resets come evenly."""
@@ -131,13 +125,11 @@ class _Ours:
         self.env.load_state_dict(state)
 
     def record(self, actions: np.ndarray) -> None:
-        """Walk through the round once, keeping states and warm starts, and come back to its beginning."""
+        """Walk through the round once, keeping the states, and come back to its beginning."""
         start = self.env.state_dict()
         self._work = []
         for action in actions:
-            physics = self.env.physics
-            control = np.repeat(action[:, None].astype(np.float64), self._substeps, axis=1)
-            self._work.append((physics.state.copy(), physics.warmstart.copy(), control))
+            self._work.append((self.env.physics.state.copy(), action))
             self.env.step(action)
         self.env.load_state_dict(start)
 
@@ -148,18 +140,11 @@ class _Ours:
 
     def repeat(self) -> None:
         """The same physics, raw."""
-        for state, warmstart, control in self._work:
-            self._pool.rollout(
-                self._models,
-                self._data,
-                state,
-                control,
-                skip_checks=True,
-                nstep=self._substeps,
-                initial_warmstart=warmstart,
-                state=self._out,
-                chunk_size=self.env.physics.chunk_size,
-            )
+        ctrl = self.raw.bind("ctrl")
+        for state, action in self._work:
+            self.raw.state[:] = state
+            ctrl[:] = action
+            self.raw.step(nstep=self.env.physics.substeps)
 
 
 def _sync(count: int, threads: int) -> Any:
