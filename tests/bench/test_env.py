@@ -19,6 +19,13 @@ def test_rows_hold_rates_and_ratios(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_gymnasium_is_not_made_thousands_of_times(monkeypatch):
+    monkeypatch.setattr(suite, "MANY", 1)
+    rows = suite._case(2, 1, 2, 0.01, suite.ENGINE, suite.WORLD)
+    assert rows["gymnasium sync 2"] == rows["gymnasium async 2"] == {"missing": "not made 2 times"}
+    assert rows["raw 2"]["rounds"] == 2
+
+
 def test_ratio_is_ours_over_theirs():
     row = suite._row([10.0, 30.0, 20.0], [10.0, 10.0, 10.0])
     assert (row["ratio"], row["steps_per_s"], row["rounds"]) == (2.0, 10.0, 3)
