@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-all mujoco4 fmt lint types lock audit sbom wheel install-matrix bench doctor clean
+.PHONY: setup demo test test-robot test-all mujoco4 fmt lint types lock audit sbom wheel install-matrix bench doctor clean
 
 setup: $(STAMP)
 
@@ -36,21 +36,27 @@ demo: setup
 
 # The console's tests drive a real browser; as root on Debian it is installed, elsewhere they skip and say so.
 BROWSER := command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null
-
-test: setup
-	@$(BROWSER) || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium for the console's tests" \
+GET_BROWSER := $(BROWSER) || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium for the console's tests" \
 	&& apt-get install -y -qq chromium chromium-driver >/dev/null 2>&1; } || echo "no chromium: the console's browser tests skip"
+SHORT := not slow and not gpu and not isaac
+
+# Everything but live robots and the browser, of which one smoke test each is here; the rest of them: make test-robot.
+test: setup
+	@$(GET_BROWSER)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell README.md CHANGELOG.md docs robot_rl sim real launch policies configs tests
 	@$(BIN)/pyright --pythonpath $(BIN)/python
-	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --ignore tests/real/ros -m "not slow and not gpu and not isaac"
-	@# Robots in real time want the machine to themselves. What a busy moment of it breaks is tried once more and said
-	@# aloud; what fails twice fails.
-	@$(BIN)/python -m pytest -q tests/real/ros -m "not slow and not gpu and not isaac" || { echo "once more, what failed:"; \
-	$(BIN)/python -m pytest -q tests/real/ros -m "not slow and not gpu and not isaac" --last-failed --last-failed-no-failures none; }
+	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 -m "not live and $(SHORT)"
+	@$(BIN)/python -m pytest -q tests/real -m "smoke and $(SHORT)"
+
+# Robots as processes of their own and a person's page in a browser, in real time: they want the machine to themselves.
+test-robot: setup
+	@$(GET_BROWSER)
+	@$(BIN)/python -m pytest -q tests/real -m "live and $(SHORT)"
 
 test-all: setup
-	@$(BIN)/python -m pytest -q --ignore tests/real/ros -m "not gpu and not isaac"
-	@$(BIN)/python -m pytest -q tests/real/ros -m "not gpu and not isaac"
+	@$(GET_BROWSER)
+	@$(BIN)/python -m pytest -q -m "not live and not gpu and not isaac"
+	@$(BIN)/python -m pytest -q tests/real -m "live and not gpu and not isaac"
 	@$(MAKE) mujoco4 wheel install-matrix
 
 # Our worlds on the next major MuJoCo; it is laid beside the pinned one, which gymnasium-robotics needs.

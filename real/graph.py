@@ -8,7 +8,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from robot_rl.types.options import Count, Positive, Whole
+
+import yaml
 
 TELEOP = ("none", "joy", "twist", "leader")
 EXECUTABLES = {
@@ -20,7 +24,7 @@ EXECUTABLES = {
 }
 """Node name -> executable; the module is robot_rl.real.ros.<executable>."""
 ORDER = ("policy", "teleop", "safety_supervisor", "sim_robot", "recorder")
-"""Order of ending: sources first, then the supervisor brakes, then the robot, and the recorder sees it all."""
+"""Order of ending: sources and the supervisor, which brakes, then the robot, and the recorder sees it all."""
 LIFECYCLE = ("safety_supervisor", "policy")
 RESTARTS = ("never", "failure")
 PRIORITY = 40
@@ -67,7 +71,7 @@ class GraphArgs:
     model: str = ""
     policy_path: str = ""
     policy_root: str = ""
-    teleop: str = "none"
+    teleop: Literal["none", "joy", "twist", "leader"] = "none"
     record: bool = False
     record_folder: str = "runs/record"
     namespace: str = ""
@@ -77,10 +81,10 @@ class GraphArgs:
     autostart: bool = True
     auto_arm: bool = False
     allow_external: bool = False
-    chunk_steps: int = 1
-    rate: float = 100.0
-    seed: int = 0
-    log_level: str = "info"
+    chunk_steps: Count = 1
+    rate: Positive = 100.0
+    seed: Whole = 0
+    log_level: Literal["debug", "info", "warn", "error"] = "info"
     enclave: str = ""
 
 
@@ -97,7 +101,7 @@ class NodeSpec:
         restart: `never` or `failure`.
         essential: when it ends, everything ends.
         lifecycle: whether it is a lifecycle node.
-        grace: seconds that it may take to end.
+        grace: seconds that it may take to end before it is killed.
         log_level: of its logger.
         enclave: of its keys, or "".
     """
@@ -110,7 +114,7 @@ class NodeSpec:
     restart: str = "never"
     essential: bool = False
     lifecycle: bool = False
-    grace: float = 3.0
+    grace: float = 1.0
     log_level: str = "info"
     enclave: str = ""
 
@@ -170,7 +174,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
             robot["model"] = args.model
         if args.use_sim_time:
             robot["publish_clock"] = True
-        add("sim_robot", robot, essential=True)
+        add("sim_robot", robot, essential=True, grace=0.4)
         if args.use_sim_time:  # it makes the time and must not wait for it
             made[-1].parameters.pop("use_sim_time")
     supervisor: dict[str, Any] = {"rate": args.rate, "realtime": priority, "autostart": args.autostart}
@@ -180,7 +184,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         supervisor["auto_arm"] = True
     if args.allow_external:
         supervisor["allow_external"] = True
-    add("safety_supervisor", supervisor, essential=True)
+    add("safety_supervisor", supervisor, essential=True, grace=1.4)  # it brakes for a second at most
     if args.policy_path:
         policy: dict[str, Any] = {
             "policy_path": str(Path(args.policy_path).expanduser().resolve()),
@@ -234,6 +238,20 @@ def environment(base: Mapping[str, str] | None = None, *, sim: bool) -> dict[str
     return made
 
 
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint, or a run or a checkpoints folder with a complete one in it."""
+    found = [folder, *folder.glob("step_*"), *folder.glob("checkpoints/step_*")]
+    return any((one / "meta.json").is_file() and (one / "policy.pt").is_file() for one in found)
+
+
+def _own_loader(params_file: str) -> bool:
+    """Whether a file of parameters names a loader, which may read policies of any form."""
+    if not params_file:
+        return False
+    nodes = yaml.safe_load(Path(params_file).expanduser().read_text()) or {}
+    return any("loader" in (node or {}).get("ros__parameters", {}) for node in nodes.values() if isinstance(node, dict))
+
+
 def _check(args: GraphArgs) -> None:
     if not args.robot_spec:
         raise GraphError("robot_spec is empty; give the path of the robot's YAML, e.g. robot_spec=arm.yaml")
@@ -245,6 +263,13 @@ def _check(args: GraphArgs) -> None:
         path = getattr(args, name)
         if path and not Path(path).expanduser().is_dir():
             raise GraphError(f"{name} is {path}, which is no folder")
+    if args.policy_path and not (
+        holds_checkpoint(Path(args.policy_path).expanduser()) or _own_loader(args.params_file)
+    ):
+        raise GraphError(
+            f"policy_path {args.policy_path} holds no complete checkpoint; give a run folder in which a training has "
+            "saved one (runs/train/<run>), or one of its checkpoints/step_… folders"
+        )
     if args.teleop not in TELEOP:
         raise GraphError(f"teleop is {args.teleop!r}, expected one of {', '.join(TELEOP)}")
     if args.auto_arm and not args.sim:
@@ -265,7 +290,9 @@ def from_strings(values: Mapping[str, str]) -> GraphArgs:
     Raises:
         GraphError: an unknown name, or a text that is no number or truth value.
     """
-    kinds = {item.name: str(item.type) for item in fields(GraphArgs)}
+    kinds = {
+        item.name: "str" if item.name == "robot_spec" else type(item.default).__name__ for item in fields(GraphArgs)
+    }
     made: dict[str, Any] = {}
     for name, text in values.items():
         if name not in kinds:

@@ -20,6 +20,8 @@ from robot_rl.real.graph import EXECUTABLES, ORDER, GraphArgs, NodeSpec, environ
 
 PARENT = "ROBOT_RL_PARENT"  # the nodes end when the process of this id is gone
 RESTARTS_PER_MINUTE = 5
+UNMADE = 2
+"""Exit status of a process that could not be made: an argument or a file is wrong, and the next try will say so too."""
 
 
 @dataclass
@@ -69,7 +71,7 @@ class Relay:
         self._readers = [old for old in self._readers if old.is_alive()] + [reader]
         reader.start()
 
-    def close(self, patience: float = 1.0) -> None:
+    def close(self, patience: float = 0.1) -> None:
         """Wait up to `patience` s for those who still print, and as long until all is written."""
         end = time.monotonic() + patience
         for reader in self._readers:
@@ -93,7 +95,7 @@ class Relay:
 
 
 class Launcher:
-    """Runs the processes of a graph until one of them that is essential ends, or somebody stops it.
+    """Runs the processes of a graph until one of them that is essential ends or cannot start, or somebody stops it.
 
     Args:
         nodes: what to run, from `graph`.
@@ -114,7 +116,7 @@ class Launcher:
         relay: Relay | None = None,
     ) -> None:
         self._nodes, self._say, self._relay = list(nodes), say, relay
-        self._command = command or (lambda node: run_module(node.module, *node.arguments()))
+        self._command = command or (lambda node: run_module(node.module, *node.arguments(), abrupt=True))
         self.children: dict[str, _Child] = {}
         self._restarts: dict[str, list[float]] = {}
         self._ending = threading.Event()
@@ -123,7 +125,7 @@ class Launcher:
         """Start everything and wait.
 
         Returns:
-            0 after `stop` or a signal; otherwise the exit status of the essential process that ended.
+            0 after `stop` or a signal; otherwise the exit status of the process that ended it.
         """
         status = 0
         try:
@@ -143,19 +145,28 @@ class Launcher:
         self._ending.set()
 
     def end(self) -> None:
-        """End all processes in order: sources, supervisor (brakes), robot, recorder; who does not go is killed."""
-        for name in [*ORDER, *(name for name in list(self.children) if name not in ORDER)]:
-            child = self.children.pop(name, None)
-            if child is None or child.process.poll() is not None:
-                continue
-            child.process.send_signal(signal.SIGINT)
-            try:
-                code = child.process.wait(child.node.grace)
-                self._say(f"{name}: ended ({code})")
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-                self._say(f"{name}: did not end within {child.node.grace:g} s, killed")
+        """End all processes: sources and supervisor at once, then the robot, then the recorder, who sees it all.
+
+        The supervisor brakes whatever its sources say meanwhile, so it need not wait until they are gone. Who has not
+        ended within its grace is killed; the graces are chosen so that all of it takes two seconds at most.
+        """
+        for names in (ORDER[:-2], ORDER[-2:-1], ORDER[-1:], tuple(self.children)):
+            group = [(name, self.children.pop(name)) for name in names if name in self.children]
+            begin = time.monotonic()
+            for _, child in group:
+                if child.process.poll() is None:
+                    child.process.send_signal(signal.SIGINT)
+            for name, child in group:
+                self._await_end(name, child, begin)
+
+    def _await_end(self, name: str, child: _Child, begin: float) -> None:
+        try:
+            code = child.process.wait(max(begin + child.node.grace - time.monotonic(), 0.0))
+            self._say(f"{name}: ended ({code})")
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+            self._say(f"{name}: did not end within {child.node.grace:g} s, killed")
 
     def _start(self, node: NodeSpec) -> None:
         sim = any(other.executable == EXECUTABLES["sim_robot"] for other in self._nodes)
@@ -182,6 +193,9 @@ class Launcher:
             self._say(f"{name}: ended with status {code}")
             if child.node.essential:
                 return code or 1
+            if code == UNMADE and child.node.restart == "never":
+                self._say(f"{name} could not be started; ending the others, which would wait for it")
+                return code
             if child.node.restart == "failure" and code != 0 and self._may_restart(name):
                 self._start(child.node)
         return None

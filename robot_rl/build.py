@@ -13,14 +13,14 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module, resources
-from importlib.metadata import entry_points
-from typing import Any, cast, get_args, get_type_hints
+from importlib.metadata import EntryPoints, entry_points
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from robot_rl import extras
 from robot_rl.types import Learner, Options
-from robot_rl.words import Refused, near, option_error
+from robot_rl.words import Refused, expected, near, option_error
 
 PLACES: dict[str, dict[str, str]] = {
     "policy": {
@@ -127,6 +127,7 @@ GIVEN_TO = {
 NESTED = {"world": "world", "port": "port"}
 """Options of an environment that are nodes themselves, and their kinds."""
 
+M = TypeVar("M", bound=BaseModel)
 NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*")
 
 
@@ -151,7 +152,7 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     if name in PLACES[kind]:
         return _load(PLACES[kind][name])
     if kind in ROOMS:
-        for point in entry_points(group=ENTRY_POINTS[kind], name=name):
+        for point in _points(kind).select(name=name):
             return point.load()
         module = f"{ROOMS[kind]}.{name.replace('/', '.')}"
         if module.rpartition(".")[2] in _files(ROOMS[kind], name):
@@ -161,11 +162,17 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     raise Refused(f"there is no {kind} '{name}'{near(name, names(kind))}")
 
 
+@cache
+def _points(kind: str) -> EntryPoints:
+    """What other packages have registered; every folder of the path is read for it, so once a process."""
+    return entry_points(group=ENTRY_POINTS[kind])
+
+
 def names(kind: str) -> list[str]:
     """Every name of a kind, sorted; files of a room are not imported for it."""
     found = set(PLACES[kind])
     if kind in ROOMS:
-        found |= {point.name for point in entry_points(group=ENTRY_POINTS[kind])}
+        found |= _points(kind).names
         found |= _named_files(kind)
     return sorted(found)
 
@@ -218,7 +225,26 @@ def read(kind: str, maker: Callable[..., Any], values: Mapping[str, Any], where:
     Raises:
         Refused: an unknown name, a missing one, or a value of another type or outside its range.
     """
-    model = options_of(kind, maker)
+    return check(options_of(kind, maker), values, where, name)
+
+
+def check(model: type[M], values: Mapping[str, Any], where: str, name: str) -> M:
+    """The options of a class, typed and checked.
+
+    Args:
+        model: the class.
+        values: name -> value, as configurations hold them.
+        where: prefix of the options on the command line, "" where they have none.
+        name: of what the options are of.
+
+    Raises:
+        Refused: an unknown name, a missing one, or a value of another type or outside its range.
+    """
+    for key, value in values.items():
+        field = model.model_fields.get(str(key))
+        if isinstance(value, bool) and field is not None and not _takes_bool(field.annotation):  # true is no 1
+            option = f"{where}.{key}" if where else key
+            raise Refused(f"{option} is {str(value).lower()}, expected {expected(field)}")
     try:
         return model(**{str(key): value for key, value in values.items()})
     except ValidationError as error:
@@ -231,29 +257,49 @@ def options_of(kind: str, maker: Callable[..., Any]) -> type[BaseModel]:
     stated = _stated(maker)
     if stated is not None:
         return stated
-    function = maker.__init__ if isinstance(maker, type) else maker
-    try:
-        hints = get_type_hints(function)
-    except NameError:  # a name that is imported for type checkers alone
-        hints = {}
+    hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker, include_extras=True)
     fields: dict[str, Any] = {}
+    lines = _lines(maker)
     extra, given = "forbid", GIVEN | GIVEN_TO.get(kind, set())
     for parameter in list(inspect.signature(maker).parameters.values()):
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             extra = "allow"
         elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL and parameter.name not in given:
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-            fields[parameter.name] = (_checkable(hints.get(parameter.name, Any)), default)
+            field = Field(default, description=lines.get(parameter.name))
+            fields[parameter.name] = (_checkable(hints.get(parameter.name, Any)), field)
     config = ConfigDict(extra=cast(Any, extra), arbitrary_types_allowed=True, frozen=True, protected_namespaces=())
     return create_model(f"{maker.__name__}Options", __config__=config, **fields)
 
 
 def defaults(kind: str, name: str) -> dict[str, Any]:
     """A node with every option of a name at its default, as configurations show it; "???" where one has to be given."""
-    model = options_of(kind, find(kind, name))
-    found: dict[str, Any] = {"engine" if kind == "engine" else "name": name}
-    for key, item in model.model_fields.items():
-        found[key] = "???" if item.is_required() else _plain(item.get_default(call_default_factory=True))
+    return {"engine" if kind == "engine" else "name": name, **values_of(options_of(kind, find(kind, name)))}
+
+
+def values_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Every option of a class at its default, as configurations show it; "???" where one has to be given."""
+    return {
+        key: "???" if item.is_required() else plain(item.get_default(call_default_factory=True))
+        for key, item in model.model_fields.items()
+    }
+
+
+def _lines(maker: Callable[..., Any]) -> dict[str, str]:
+    """Argument -> what its docstring says of it."""
+    found: dict[str, str] = {}
+    for text in (maker.__doc__, maker.__init__.__doc__ if isinstance(maker, type) else ""):
+        block = re.split(r"^(?:Args|Attributes):\n", inspect.cleandoc(text or ""), flags=re.MULTILINE)
+        name = ""
+        for line in block[1].splitlines() if len(block) > 1 else ():
+            if not line.startswith("    "):
+                break
+            head, colon, rest = line.strip().partition(": ")
+            if colon and not line.startswith("     ") and head.isidentifier():
+                name = head
+                found[name] = rest
+            elif name:
+                found[name] += " " + line.strip()
     return found
 
 
@@ -264,13 +310,20 @@ def _call(
     parameters = inspect.signature(maker).parameters
     anything = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     taken = {key: value for key, value in given.items() if key in parameters or anything}
-    return maker(*first, *context, **{**values, **taken})
+    try:
+        return maker(*first, *context, **{**values, **taken})
+    except ValueError as error:  # what goes together shows here: the options, the world and the interface
+        raise Refused(str(error)) from error
 
 
 def _checkable(hint: Any) -> Any:
     """A type as pydantic can check it: objects that nodes became (worlds, ports) are checked where they were made."""
     parts = [hint, *get_args(hint)]
     return Any if any(isinstance(item, type) and getattr(item, "_is_protocol", False) for item in parts) else hint
+
+
+def _takes_bool(hint: Any) -> bool:
+    return hint in (bool, Any) or any(item is True or _takes_bool(item) for item in get_args(hint))
 
 
 def _takes_options(maker: Callable[..., Any]) -> bool:
@@ -293,11 +346,14 @@ def _stated(maker: Any) -> type[BaseModel] | None:
     return None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as configurations hold it."""
+    if isinstance(value, BaseModel):
+        return {key: plain(item) for key, item in value}
     if isinstance(value, tuple | list | frozenset):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 

@@ -15,17 +15,19 @@ from typing import Any
 
 # `sys` is built in: nothing is looked up before the entry is gone
 _OFF_THE_PATH = "import sys; sys.path[:] = [entry for entry in sys.path if entry]; "
+_ABRUPT = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
 _RUN = "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 
 
-def command(module: str, *arguments: object) -> list[str]:
+def command(module: str, *arguments: object, abrupt: bool = False) -> list[str]:
     """The command line that runs a module as `python -m` would, without the current folder on the path.
 
     Args:
         module: dotted name; "robot_rl" is the command robot-rl.
         arguments: of the program.
+        abrupt: SIGINT ends it at once and without a word, until it handles that signal itself: while it still imports.
     """
-    return [*program(_RUN), module, *(str(item) for item in arguments)]
+    return [*program((_ABRUPT if abrupt else "") + _RUN), module, *(str(item) for item in arguments)]
 
 
 def program(code: str, python: str = sys.executable) -> list[str]:

@@ -7,17 +7,17 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from importlib import resources
-from typing import Any
 
 import hydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from robot_rl import __version__, child, extras
+from robot_rl.verbs import options
 from robot_rl.verbs.build import clear_refused
-from robot_rl.verbs.compose import choices, groups_of, take_own, wrong_name
+from robot_rl.verbs.compose import choices, groups_of, other_keys, read_options, take_own, wrong_name
 from robot_rl.verbs.critic import critic
 from robot_rl.verbs.design import design
+from robot_rl.verbs.help import page
 from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
 from robot_rl.verbs.latency import evaluate_latency
 from robot_rl.verbs.learn import classify, hil, offline, train
@@ -74,12 +74,14 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
 }
 
 
-def _guarded(verb: Callable[[DictConfig], None], debug: bool) -> Callable[[DictConfig], None]:
+def _guarded(verb: Callable[[DictConfig], None], config: str, debug: bool) -> Callable[[DictConfig], None]:
     """Turn errors into one readable paragraph; --debug keeps the traceback."""
 
     def task(cfg: DictConfig) -> None:
         OmegaConf.set_struct(cfg, False)  # absent optional groups read as None, and a run's saved groups can be joined
         try:
+            if cfg.get("resume") is None:  # else with what the run was started with
+                read_options(config, cfg)
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb(cfg)
         except KeyboardInterrupt:
@@ -90,7 +92,7 @@ def _guarded(verb: Callable[[DictConfig], None], debug: bool) -> Callable[[DictC
                 traceback.print_exc()
             print(f"robot-rl: {left_open(cfg, error) or readable(error)}", file=sys.stderr)
             clear_refused()
-            sys.exit(1)
+            sys.exit(2 if isinstance(error, Refused) else 1)
 
     return task
 
@@ -143,16 +145,9 @@ def unknown(verb: str, overrides: list[str]) -> str:
 
     Hydra's advice would be to add the key; to a group's null it answers with a trace.
     """
-    configs = resources.files("robot_rl.configs")
-    keys = {"hydra", "experiment"}
-    groups: set[str] = set()
-    for name in (VERBS[verb][0], "verb"):
-        made: Any = OmegaConf.create(configs.joinpath(f"{name}.yaml").read_text())
-        keys |= set(made)
-        placed = [str(key) for item in made.get("defaults", ()) if isinstance(item, DictConfig) for key in item]
-        keys |= {key.split("@")[1].split(".")[0] for key in placed if "@" in key}  # a group under another name
-        groups |= set(groups_of(name))
-    keys |= groups
+    config = VERBS[verb][0]
+    groups = set(groups_of(config))
+    keys = {"hydra", "experiment", *groups, *other_keys(config), *options.VERBS[config]().model_fields}
     for item in overrides:
         key = item.split("=")[0].split("@")[0]
         top = key.replace("/", ".").split(".")[0]
@@ -222,6 +217,9 @@ def _main() -> None:
         rest = [named(item) for item in rest]
     if verb == "design":
         rest = handed_on(rest)
+    if {"-h", "--help"} & set(rest):
+        print(page(config_name, [item for item in rest if "=" in item]))
+        return
     try:
         rest = take_own(rest)
         wrong = unknown(verb, rest) or wrong_name(config_name, rest)
@@ -236,7 +234,7 @@ def _main() -> None:
         os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [f"robot-rl {verb}", *rest]
     hydra.main(config_path="pkg://robot_rl.configs", config_name=config_name, version_base="1.3")(
-        _guarded(function, debug)
+        _guarded(function, config_name, debug)
     )()
 
 

@@ -27,6 +27,7 @@ from gymnasium.vector.utils import batch_space
 from robot_rl.sim import crash, gym_copies, interface
 from robot_rl.sim.interface import checked
 from robot_rl.types import IOSpec, Obs
+from robot_rl.types.options import Count, Positive, Whole
 
 
 def make(
@@ -36,9 +37,9 @@ def make(
     *,
     id: str,
     kwargs: Mapping[str, Any] | None = None,
-    workers: int = 0,
-    episode_steps: int | None = None,
-    control_hz: float | None = None,
+    workers: Whole = 0,
+    episode_steps: Count | None = None,
+    control_hz: Positive | None = None,
     render_mode: str | None = None,
     crash_dir: str | None = None,
 ) -> GymVectorEnv:

@@ -23,6 +23,7 @@ from gymnasium import spaces
 from robot_rl.sim.gym_env import GymVectorEnv
 from robot_rl.sim.headless import prefer_headless
 from robot_rl.types import Obs
+from robot_rl.types.options import Count, Whole
 
 ID = "robot_rl/GymHilPickCube-v0"
 STEP = 0.025
@@ -179,8 +180,8 @@ def make(
     random_block: bool = True,
     relative: bool = True,
     pictures: bool = False,
-    workers: int = 0,
-    episode_steps: int = 100,
+    workers: Whole = 0,
+    episode_steps: Count = 100,
     render_mode: str | None = None,
     crash_dir: str | None = None,
 ) -> GymHilEnv:

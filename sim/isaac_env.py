@@ -28,6 +28,7 @@ from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.scene import check_scene
 from robot_rl.sim.tensor_env import TensorVectorEnv, refuse, torch_device
 from robot_rl.sim.world import World
+from robot_rl.types.options import Count, Whole
 
 VARIABLE = "ISAACGYM_PYTHON"
 
@@ -38,18 +39,18 @@ def make(
     device: str = "cpu",
     *,
     world: World,
-    num_threads: int | None = None,
+    num_threads: Count | None = None,
     cameras: Sequence[str] = (),
-    camera_size: Sequence[int] = (84, 84),
+    camera_size: Sequence[Count] = (84, 84),
     camera_quality: str = "full",
-    camera_every: int = 1,
+    camera_every: Count = 1,
     state: bool = True,
     randomize: Randomize | Mapping[str, Any] | None = None,
     render_mode: str | None = None,
-    render_size: Sequence[int] = (480, 640),
+    render_size: Sequence[Count] = (480, 640),
     render_camera: str | None = None,
     crash_dir: str | None = None,
-    check_every: int = 100,
+    check_every: Whole = 100,
 ) -> TensorVectorEnv:
     """Make N copies of a world on Isaac Gym; arguments as for the CPU engine.
 

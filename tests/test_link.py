@@ -19,8 +19,8 @@ from robot_rl.data.hil_pieces import ActorBook
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.link.session import dump_weights, load_weights, own_token
 from robot_rl.loops.hil_actor import load_tensors, tensors_of
-from robot_rl.policies.human.hil_serl import HilSerl
-from robot_rl.policies.human.imitation_sac import ImitationSac
+from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions
+from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.types import IOSpec
 
 LIKE = {"actor": torch.zeros(10), "normalizer/count": torch.zeros((), dtype=torch.float64)}
@@ -248,13 +248,13 @@ def test_nonsense_on_the_wire_is_counted_and_harmless(ends):
     assert receive(learner, 3)[1] == 3
 
 
-@pytest.mark.parametrize("make", [ImitationSac, HilSerl])
-def test_weights_carry_the_policy_but_not_its_noise(make):
+@pytest.mark.parametrize(("kind", "options"), [(ImitationSac, ImitationSacOptions), (HilSerl, HilSerlOptions)])
+def test_weights_carry_the_policy_but_not_its_noise(kind, options):
     """The learner never acts: with its generator an actor would explore with the same noise in every episode."""
-    learner, twin = make(IO, seed=1, hidden=(8,)), make(IO, seed=2, hidden=(8,))
+    learner, twin, other = (kind(options(hidden=(8,)), IO, seed=seed) for seed in (1, 2, 2))
     obs = {"state": torch.randn(1, 3).numpy()}
     blob = dump_weights(tensors_of(learner.policy))
-    fresh = make(IO, seed=2, hidden=(8,)).policy
+    fresh = other.policy
     load_tensors(twin.policy, load_weights(blob, tensors_of(twin.policy)))
     ours, theirs = (p.act(obs, deterministic=True).value for p in (twin.policy, learner.policy))
     assert (ours == theirs).all()
@@ -282,7 +282,7 @@ def test_weights_of_anything_else_are_refused():
         ({"endpoint": "nonsense"}, "endpoint"),
         ({"name": "a/*"}, "name"),
         ({"user": "me"}, "password"),
-        ({"lost_s": 0.0}, "positive"),
+        ({"lost_s": 0.0}, "greater than 0"),
     ],
 )
 def test_settings_refuse_what_is_unsafe_or_nonsense(wrong, message):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from robot_rl.types import Episode, IOSpec
+from robot_rl.types import Episode, IOSpec, Seen
 
 IO = IOSpec(
     obs={"state": ((3,), "float32"), "image.front": ((8, 8, 3), "uint8")},
@@ -53,6 +53,41 @@ def test_io_spec_check_lists_every_difference() -> None:
 def test_io_spec_check_action_count_differs() -> None:
     short = replace(IO, action_names=("x",), action_low=(-0.1,), action_high=(0.1,), action_units=("m",))
     assert IO.differences(short) == ["action has 2 dimensions here and 1 there"]
+
+
+def test_io_spec_unknown_bounds_are_never_the_same() -> None:
+    """Two logs that say nothing of their range do not agree by that."""
+    unknown = replace(IO, action_low=(None, 0.0), action_high=(None, 0.08))
+    assert not unknown.knows_bounds
+    with pytest.raises(ValueError, match=r"physical range of x, .*action_low=… action_high=…, or action=normalised"):
+        assert unknown.bounds
+    line = "action 0 (x) spans an unknown range here and an unknown range there"
+    assert unknown.differences(unknown) == [line]
+    assert unknown.differences(IO) == ["action 0 (x) spans an unknown range here and [-0.1, 0.1] there"]
+    assert IOSpec.from_dict(json.loads(json.dumps(unknown.to_dict()))) == unknown
+
+
+def test_io_spec_observation_units_count_where_both_are_known() -> None:
+    mine, theirs = (replace(IO, obs_units={"state": (unit, "m", "m")}) for unit in ("rad", "deg"))
+    assert mine.differences(IO) == []
+    assert mine.differences(theirs) == [
+        "observation 'state' is in ['rad', 'm', 'm'] here and in ['deg', 'm', 'm'] there"
+    ]
+    assert IOSpec.from_dict(json.loads(json.dumps(mine.to_dict()))) == mine
+
+
+def test_seen_quantiles_travel_with_the_interface_and_are_no_part_of_it() -> None:
+    """Of 0, 1, ... 1000 the quantiles .001 .01 .5 .99 .999 are 1, 10, 500, 990 and 999."""
+    rows = np.arange(1001.0)[:, None]
+    seen = Seen.of({"state": rows}, -rows, count=1001, rate=20.0)
+    np.testing.assert_allclose(seen.obs["state"], [[1, 10, 500, 990, 999]])
+    np.testing.assert_allclose(seen.action, [[-999, -990, -500, -10, -1]])
+    io = replace(IO, seen=seen)
+    io.check(IO)
+    assert io == IO
+    again = IOSpec.from_dict(json.loads(json.dumps(io.to_dict())))
+    assert again.seen == seen
+    assert IOSpec.from_dict(IO.to_dict()).seen is None
 
 
 def test_io_spec_ragged_action_fields_are_refused() -> None:

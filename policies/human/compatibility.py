@@ -11,6 +11,7 @@ import torch
 
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+from robot_rl.types.options import Count, NotNegative, Part, Rate
 
 KINDS = ("redundant", "conflicting", "extension", "coverage")
 """Quadrants of (novelty, error): low low, low high, high low, high high."""
@@ -61,13 +62,13 @@ class Compatibility:
         *,
         control_hz: float,
         seed: int = 0,
-        members: int = 5,
-        hidden: tuple[int, ...] = (64, 64),
-        steps: int = 600,
-        batch_size: int = 128,
-        lr: float = 1e-3,
-        held_out: float = 0.3,
-        tolerance: float = 0.15,
+        members: Count = 5,
+        hidden: tuple[Count, ...] = (64, 64),
+        steps: Count = 600,
+        batch_size: Count = 128,
+        lr: Rate = 1e-3,
+        held_out: Part = 0.3,
+        tolerance: NotNegative = 0.15,
     ) -> None:
         """Fit the ensemble on the base.
 

@@ -13,6 +13,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.types import IOSpec, Learner, Metrics, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 
 class HgDagger(Learner):
@@ -33,14 +34,14 @@ class HgDagger(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.97,
-        batch_size: int = 256,
-        hidden: tuple[int, ...] = (256, 256),
-        lr: float = 3e-4,
-        bc_steps: int = 1000,
-        utd: int = 2,
-        min_std: float = 0.1,
-        edge: float = CLONE_EDGE,
-        switch_weight: float = SWITCH_WEIGHT,
+        batch_size: Count = 256,
+        hidden: tuple[Count, ...] = (256, 256),
+        lr: Rate = 3e-4,
+        bc_steps: Whole = 1000,
+        utd: Count = 2,
+        min_std: Positive = 0.1,
+        edge: NotNegative = CLONE_EDGE,
+        switch_weight: NotNegative = SWITCH_WEIGHT,
         normalize_obs: bool = True,
     ) -> None:
         """Build the policy.

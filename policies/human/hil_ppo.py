@@ -25,6 +25,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.types import IOSpec, Learner, Metrics, Transitions
+from robot_rl.types.options import Count, Discount, NotNegative, Positive, Rate, Whole
 
 
 @dataclass
@@ -63,25 +64,25 @@ class HilPpo(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.97,
-        gae_lambda: float = 0.95,
-        rollout_steps: int = 250,
-        batch_size: int = 32,
-        epochs: int = 10,
-        clip: float = 0.2,
-        entropy_coef: float = 0.0,
-        max_grad_norm: float = 0.5,
-        target_kl: float | None = None,
-        hidden: tuple[int, ...] = (128, 128),
-        lr: float = 3e-4,
+        gae_lambda: Discount = 0.95,
+        rollout_steps: Count = 250,
+        batch_size: Count = 32,
+        epochs: Count = 10,
+        clip: Positive = 0.2,
+        entropy_coef: NotNegative = 0.0,
+        max_grad_norm: NotNegative = 0.5,
+        target_kl: Positive | None = None,
+        hidden: tuple[Count, ...] = (128, 128),
+        lr: Rate = 3e-4,
         w_task: float = 1.0,
         w_rlif: float = 0.0,
         foreign_trace: str = "cut",
-        bc_steps: int = 1000,
-        il_weight: float = 1.0,
-        il_fade: int = 0,
-        min_std: float = 0.2,
-        edge: float = CLONE_EDGE,
-        switch_weight: float = SWITCH_WEIGHT,
+        bc_steps: Whole = 1000,
+        il_weight: NotNegative = 1.0,
+        il_fade: Whole = 0,
+        min_std: Positive = 0.2,
+        edge: NotNegative = CLONE_EDGE,
+        switch_weight: NotNegative = SWITCH_WEIGHT,
         normalize_obs: bool = True,
     ) -> None:
         """Build actor and critic.

@@ -4,24 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import StrictBool
 from torch import Tensor
 
-from robot_rl.policies.nets.distributions import SquashedSample
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+from robot_rl.policies.nets.learner import Count, Positive, TdRows
+from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
-from robot_rl.policies.online.sac import Sac
+from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
 
 CHOICES = (-1.0, 0.0, 1.0)
 """Gripper command of each choice: close, stay, open."""
 
 
-class HilSerl(Sac):
+class HilSerlOptions(SacOptions):
+    """Of HIL-SERL: those of SAC with the released code's defaults."""
+
+    layer_norm: bool = True
+    """LayerNorm in the critics."""
+    utd: Count = 2
+    """Critic steps per update, each on a batch of its own."""
+    actor_reduce: Literal["min", "mean"] = "mean"
+    """Over the critics in the actor's loss."""
+    init_alpha: Positive = 0.01
+    """Temperature at the start."""
+    target_entropy: float | Literal["auto", "half"] = "half"
+    """Of the continuous actions alone: a number, auto (minus their number) or half of that."""
+    backup_entropy: bool = False
+    """Whether the target contains the entropy term."""
+    normalize_obs: StrictBool | Literal["auto"] = True
+    """Standardise "state" with running moments."""
+
+
+class HilSerl(SoftActorCritic[HilSerlOptions]):
     """Sample-efficient actor-critic with a grasp critic.
 
     The last action must be the gripper's. The other actions are learned by SAC (two LayerNorm critics, entropy target
@@ -30,46 +50,21 @@ class HilSerl(Sac):
     in every update. A gripper that stays as it is teaches "stay" and the command that it had already. Greedy:
     exploration comes from people.
 
+    Metrics: those of SAC, train/grasp_loss, train/grasp_q.
+
     Source: Luo et al., Precise and Dexterous Robotic Manipulation via Human-in-the-Loop Reinforcement Learning, and its
     released code for the defaults. Where we differ: the entropy target leaves the gripper out; one owner per parameter
     instead of sums of separate Adam updates; "stay" keeps the last command of an absolute gripper.
     """
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.97,
-        batch_size: int = 256,
-        hidden: tuple[int, ...] = (256, 256),
-        critics: int = 2,
-        utd: int = 2,
-        lr: float = 3e-4,
-        tau: float = 0.005,
-        init_alpha: float = 0.01,
-        backup_entropy: bool = False,
-        normalize_obs: bool = True,
-        metrics_every: int = 100,
-    ) -> None:
-        """Build networks; options that are not listed are those of `Sac`.
+    def __init__(self, options: HilSerlOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        """Build the networks for `io`.
 
         Args:
+            options: of the method.
             io: interface; the name of the last action contains "grip".
             seed: of weights and noise.
             device: torch device.
-            gamma: discount per step, part of every learner's signature.
-            batch_size: rows per critic step.
-            hidden: widths.
-            critics: E; the minimum runs over all.
-            utd: critic steps per update.
-            lr: of everything.
-            tau: of the targets.
-            init_alpha: first temperature.
-            backup_entropy: whether the target contains the entropy.
-            normalize_obs: standardise the state.
-            metrics_every: as in `Sac`.
 
         Raises:
             ValueError: the last action is no gripper, or the only one.
@@ -86,93 +81,44 @@ class HilSerl(Sac):
             action_high=io.action_high[:-1],
             action_units=io.action_units[:-1],
         )
-        super().__init__(
-            arm,
-            seed=seed,
-            device=device,
-            gamma=gamma,
-            batch_size=batch_size,
-            hidden=hidden,
-            critics=critics,
-            layer_norm=True,
-            utd=utd,
-            actor_reduce="mean",
-            lr=lr,
-            tau=tau,
-            init_alpha=init_alpha,
-            target_entropy="half",
-            backup_entropy=backup_entropy,
-            normalize_obs=normalize_obs,
-            metrics_every=metrics_every,
-        )
-        shape = MlpShape(1, self._features, tuple(hidden), len(CHOICES), True, "grasp.")
-        self._grasp_params = FlatParams(shape.shapes(), device=self._device)
-        shape.initialise(self._grasp_params, self._generator)
-        self._grasp_target_params = self._grasp_params.twin()
-        self._grasp = build_mlp(shape, self._grasp_params)
-        self._grasp_target = build_mlp(shape, self._grasp_target_params)
+        self._whole = io
+        super().__init__(options, arm, seed=seed, device=device)
+
+    def build(self) -> None:
+        """SAC's networks for the arm, and a critic of the gripper's choices with its target."""
+        super().build()
+        self.grasp = self.net("grasp", self.features, len(CHOICES), layer_norm=True)
+        self.grasp_target = self.target_copy("grasp_target", self.grasp)
         self._grasp_metrics: Metrics = {}
-        self.policy: Any = HilSerlPolicy(io, self.policy, self._grasp_of, self._grasp_params)
+        self.policy: Any = HilSerlPolicy(self._whole, self.policy, self._grasp_of, self.grasp.params)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
-        """As `Sac.update`; adds train/grasp_loss and train/grasp_q."""
+        """As SAC's; adds train/grasp_loss and train/grasp_q."""
         return {**super().update(batches), **self._grasp_metrics}
 
-    def _critic_step(
-        self, batch: Transitions, both: bool, metrics: dict[str, Tensor] | None
-    ) -> tuple[Tensor, SquashedSample | None]:
-        self._grasp_step(batch)
-        return super()._critic_step(replace(batch, action=batch.action[:, :-1]), both, metrics)
+    def step_critics(self, b: TdRows) -> dict[str, Tensor]:
+        """One step of the grasp critic and one of the arm's critics, on the same batch."""
+        self.step_grasp(b)
+        return super().step_critics(replace(b, action=b.action[:, :-1]))
 
-    @torch.no_grad()
-    def _grasp_step(self, batch: Transitions) -> None:
-        """One step of the grasp critic, at every critic step, on the same batch."""
-        here, there = self._look(batch.obs), self._look(batch.next_obs)
-        best = self._grasp.forward(there)[0].argmax(1, keepdim=True)
-        after = self._grasp_target.forward(there)[0].gather(1, best)[:, 0]
-        penalty = batch.extras.get("grip_penalty")
-        reward = batch.reward if penalty is None else batch.reward + penalty
-        target = reward + batch.discount * after
-        chosen = choices_of(batch)
-        values = self._grasp.forward(here)[0]
-        error = (values - target[:, None]) * chosen
-        grad = (2.0 / len(error)) * error
-        self._grasp.backward(grad[None])
-        self._grasp_params.adam(self._lr)
-        self._grasp_target_params.blend(self._grasp_params, self.tau)
-        self._grasp.refresh()
-        self._grasp_target.refresh()
-        self._grasp_metrics = {
-            "train/grasp_loss": float(error.square().sum() / chosen.sum()),
-            "train/grasp_q": float(target.mean()),
-        }
-
-    def _look(self, obs: Obs) -> Tensor:
-        parts = []
-        if self._encoder is not None:
-            parts.append(self._encoder({key: obs[key] for key in self._encoder.shape.cameras}))
-        if "state" in obs:
-            parts.append(obs["state"] if self._norm is None else self._norm(obs["state"]))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    def step_grasp(self, b: TdRows) -> None:
+        """Double DQN on every choice that would have done what was done."""
+        penalty, chosen = b.batch.extras.get("grip_penalty"), choices_of(b.batch)
+        with torch.no_grad():
+            best = self.grasp(b.next_state).argmax(1, keepdim=True)
+            after = self.grasp_target(b.next_state).gather(1, best)[:, 0]
+            target = (b.reward if penalty is None else b.reward + penalty) + b.discount * after
+        error = ((self.grasp(b.state.detach()) - target[:, None]).square() * chosen).sum(1)
+        self.grasp.step(mean_rows(error))
+        self.grasp_target.soft_update(self.grasp, self.o.tau)
+        loss = error.detach().sum() / chosen.sum()
+        self._grasp_metrics = {"train/grasp_loss": float(loss), "train/grasp_q": float(target.mean())}
 
     @torch.no_grad()
     def _grasp_of(self, obs: Obs) -> Tensor:
         """(B,) best choice."""
-        tensors = {key: torch.as_tensor(value).to(self._device) for key, value in obs.items()}
-        return self._grasp.forward(self._look(tensors))[0].argmax(1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """As `Sac`, with the grasp critic and its target."""
-        grasp = {"params": self._grasp_params.state_dict(), "target": self._grasp_target_params.state_dict()}
-        return {**super().state_dict(), "grasp": grasp}
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place."""
-        self._grasp_params.load_state_dict(state["grasp"]["params"])
-        self._grasp_target_params.load_state_dict(state["grasp"]["target"])
-        super().load_state_dict(state)
-        self._grasp.refresh()
-        self._grasp_target.refresh()
+        tensors = {key: torch.as_tensor(value).to(self.generator.device) for key, value in obs.items()}
+        return self.grasp(self.see(tensors, self.encoders)).argmax(1)
 
 
 class HilSerlPolicy:

@@ -14,6 +14,7 @@ from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_ppo import ModulePpo, PpoOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Obs, Rollout
+from robot_rl.types.options import Count, Discount, NotNegative, Positive, Rate, Whole
 
 RATIOS = ("agent", "joint")
 
@@ -45,23 +46,23 @@ class Cmat(ModulePpo):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        agents: int = 3,
-        width: int = 64,
-        blocks: int = 1,
-        heads: int = 4,
-        consensus: int = 4,
+        agents: Count = 3,
+        width: Count = 64,
+        blocks: Count = 1,
+        heads: Count = 4,
+        consensus: Whole = 4,
         input_norm: bool = False,
         ratio: str = "agent",
-        rollout_steps: int = 50,
-        epochs: int = 5,
-        minibatch: int = 400,
-        clip: float = 0.2,
-        gae_lambda: float = 0.95,
-        entropy_weight: float = 0.0,
-        value_weight: float = 0.5,
-        lr: float = 2e-3,
-        grad_clip: float = 0.5,
-        metrics_every: int = 1,
+        rollout_steps: Count = 50,
+        epochs: Count = 5,
+        minibatch: Count = 400,
+        clip: Positive = 0.2,
+        gae_lambda: Discount = 0.95,
+        entropy_weight: NotNegative = 0.0,
+        value_weight: NotNegative = 0.5,
+        lr: Rate = 2e-3,
+        grad_clip: NotNegative = 0.5,
+        metrics_every: Whole = 1,
     ) -> None:
         """Build the network for `io`.
 

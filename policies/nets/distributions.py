@@ -1,9 +1,10 @@
-"""The tanh-squashed Gaussian in closed form: sample, log-density, and the gradient of both."""
+"""The tanh-squashed Gaussian in closed form: samples with their log-density, which losses may differentiate."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,3 +97,45 @@ def squash_grad(sample: SquashedSample, d_action: Tensor, d_logp: Tensor | float
     d_u.add_(action * (2.0 * d_logp))
     d_log_std = (d_u * sample.std).mul_(sample.noise).sub_(d_logp).mul_(sample.free)
     return torch.cat([d_u, d_log_std], dim=-1)
+
+
+class _Squash(torch.autograd.Function):
+    """`squash` as one node of autograd's graph, with `squash_grad` behind it."""
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, noise: Tensor, log_std_min: float) -> tuple[Tensor, Tensor]:
+        found = squash(raw, noise, log_std_min=log_std_min)
+        ctx.save_for_backward(found.action, noise, found.std, found.free)
+        ctx.shape = raw.shape
+        ctx.set_materialize_grads(False)
+        return found.action, found.logp
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("a second derivative through a squashed sample is not written out")
+        d_action, d_logp = grad_outputs
+        action, noise, std, free = ctx.saved_tensors
+        sample = SquashedSample(action, action, noise, std, free)  # the log-density itself is not needed
+        d_action = torch.zeros_like(action) if d_action is None else d_action
+        d_raw = squash_grad(sample, d_action, 0.0 if d_logp is None else d_logp[..., None])
+        return d_raw.sum_to_size(ctx.shape), None, None
+
+
+def squashed_sample(raw: Tensor, noise: Tensor, *, log_std_min: float = LOG_STD_MIN) -> tuple[Tensor, Tensor]:
+    """Reparameterised sample tanh(mean + std noise) and its log-density, both differentiable by `raw`.
+
+    Args:
+        raw: (..., B, 2A) mean and log-std, the latter clamped to [log_std_min, 2]; clamped entries get no gradient.
+        noise: (..., B, A) standard normal; further leading dimensions give several samples per row.
+        log_std_min: lower limit of the log-std.
+
+    Returns:
+        (..., B, A) in (-1, 1) and (..., B).
+
+    Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications, appendix C (enforcing action bounds).
+    """
+    if torch.is_grad_enabled() and raw.requires_grad:
+        return _Squash.apply(raw, noise, log_std_min)
+    found = squash(raw, noise, log_std_min=log_std_min)
+    return found.action, found.logp

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, layer_norm, linear
 
 from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.net import Leaves, Rate
 
 
 def random_shift(image: Tensor, pad: int, generator: torch.Generator) -> Tensor:
@@ -134,16 +135,14 @@ class EncoderShape:
                 view.copy_(draw.mul_(2 * bound).sub_(bound))
 
 
-class ImageEncoder:
-    """The function of an `EncoderShape` on parameters in a `FlatParams`; gradients through autograd."""
+class ImageEncoder(Leaves):
+    """The function of an `EncoderShape` on parameters in a `FlatParams`; a loss that reads its features may step it."""
 
-    def __init__(self, shape: EncoderShape, params: FlatParams) -> None:
-        """Bind to parameters."""
-        self.shape, self.params = shape, params
-        self.names = list(shape.shapes())
-        if params.trainable:
-            for name in self.names:
-                params.view[name].requires_grad_(True)
+    def __init__(self, shape: EncoderShape, params: FlatParams, *, lr: Rate = 0.0) -> None:
+        """Bind to parameters; `lr` is the step size, or what gives it at each step."""
+        self.shape, self.names = shape, list(shape.shapes())
+        super().__init__("encoder", params, lr=lr, free=self.names)
+        self._view = {name: self[name] if params.trainable else params.view[name] for name in self.names}
 
     def __call__(self, images: Mapping[str, Tensor]) -> Tensor:
         """Features of a batch.
@@ -155,7 +154,7 @@ class ImageEncoder:
             (B, latent * cameras) in (-1, 1).
         """
         features = []
-        view, shape = self.params.view, self.shape
+        view, shape = self._view, self.shape
         for key in shape.cameras:
             name = f"{shape.prefix}{key}."
             x = images[key].permute(0, 3, 1, 2).to(view[f"{name}project"].dtype).mul(1.0 / 255.0).sub(0.5)
@@ -167,7 +166,7 @@ class ImageEncoder:
 
     def backward(self, features: Tensor, d_features: Tensor) -> None:
         """Write the parameter gradients of a loss whose gradient by `features` is given (overwriting)."""
-        grads = torch.autograd.grad(features, [self.params.view[name] for name in self.names], d_features)
+        grads = torch.autograd.grad(features, self.leaves, d_features)
         with torch.no_grad():
             for name, grad in zip(self.names, grads):
                 self.params.grad_view[name].copy_(grad)

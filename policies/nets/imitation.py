@@ -103,10 +103,8 @@ def demonstrated(batch: Transitions) -> Tensor:
     return weight if weight.dim() == 1 else weight[:, 0]
 
 
-def imitation_grad(
-    raw: Tensor, action: Tensor, weight: Tensor, *, min_std: float, edge: float = CLONE_EDGE
-) -> tuple[Tensor, Tensor]:
-    """Gradient of -sum(weight * log pi(action)) / sum(weight) by `raw`, and the loss; zeros when nothing weighs.
+def imitation_loss(raw: Tensor, action: Tensor, weight: Tensor, *, min_std: float, edge: float = CLONE_EDGE) -> Tensor:
+    """-sum(weight * log pi(action)) / sum(weight), zero when nothing weighs.
 
     Args:
         raw: (B, 2A).
@@ -117,13 +115,20 @@ def imitation_grad(
         edge: actions are clipped to +-(1 - edge).
 
     Returns:
-        (B, 2A) gradient and () loss.
+        ().
     """
     total = weight.sum()
     if float(total) <= 0.0:
-        return torch.zeros_like(raw), raw.new_zeros(())
+        return raw.sum() * 0.0
+    return -(weight * log_density(raw, action, min_std=min_std, edge=edge)).sum() / total
+
+
+def imitation_grad(
+    raw: Tensor, action: Tensor, weight: Tensor, *, min_std: float, edge: float = CLONE_EDGE
+) -> tuple[Tensor, Tensor]:
+    """Gradient of `imitation_loss` by `raw` (B, 2A), and the loss (); arguments as there."""
     with torch.enable_grad():
         leaf = raw.detach().requires_grad_(True)
-        loss = -(weight * log_density(leaf, action, min_std=min_std, edge=edge)).sum() / total
+        loss = imitation_loss(leaf, action, weight, min_std=min_std, edge=edge)
         (grad,) = torch.autograd.grad(loss, leaf)
     return grad, loss.detach()

@@ -3,90 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, StrictBool
 from torch import Tensor
 
+from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.image import EncoderShape, ImageEncoder, random_shift
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.mlp import MlpShape
-from robot_rl.policies.nets.net import Draw, Net, NetShape
-from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import Rows, split, state_size
-from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Options, Transitions
+from robot_rl.policies.nets.net import Draw, Leaves, Net, NetShape
+from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
+from robot_rl.policies.nets.rows import Rows, split, state_size, valid_rows
+from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Obs, Options, Transitions
 
 Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class LogOptions(Options):
-    """What every learner from logs may be told."""
+class NetOptions(Options):
+    """What every learner of this kind may be told."""
 
     batch_size: Count = 256
-    """Rows per update of one seed."""
-    seeds: Count = 1
-    """How many independent runs are trained side by side, each on rows of its own."""
+    """Rows per update of one seed; of one critic step where an update makes several."""
     hidden: tuple[Count, ...] = (256, 256)
     """Widths of the hidden layers of all networks."""
-    lr: Annotated[float, Field(ge=0)] = 3e-4
-    """Step size of everything."""
+    lr: NotNegative = 3e-4
+    """Step size of everything that has none of its own."""
+    matmul: Literal["float32", "bf16", "auto"] = "float32"
+    """Type of the square products; auto: bf16 where native."""
+    kernel: Literal["auto", "explicit", "autograd"] = "auto"
+    """Gradients written out, or by torch's own operators (the reference)."""
+    metrics_every: Annotated[int, Field(ge=0)] = 100
+    """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
+
+
+class LogOptions(NetOptions):
+    """What every learner from logs may be told."""
+
+    seeds: Count = 1
+    """How many independent runs are trained side by side, each on rows of its own."""
     actor_decay: Annotated[int, Field(ge=0)] = 0
     """Updates over which the actor's step size falls to 0 as a cosine; 0 keeps it."""
     normalize: bool = True
     """Standardise states by the data's moments."""
-    matmul: Literal["float32", "bf16", "auto"] = "float32"
-    """Type of the square products."""
-    kernel: Literal["auto", "explicit", "autograd"] = "auto"
-    """Gradients written out, or by torch's own operators (the reference)."""
-    metrics_every: Annotated[int, Field(ge=0)] = 100
-    """Metrics are computed in every n-th update; 0 for never."""
 
 
-O_co = TypeVar("O_co", bound=LogOptions, covariant=True)
+class TdOptions(NetOptions):
+    """What every learner of replayed rows may be told."""
+
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.005
+    """Polyak rate of the targets, after each critic step."""
+    utd: Count = 1
+    """Critic steps per update, each on a batch of its own."""
+    normalize_obs: StrictBool | Literal["auto"] = False
+    """Standardise "state" with running moments, stored in the policy; auto: where its components have no names of their
+    own but places ("observation[3]"), as those of Gymnasium tasks, whose units vary. Worlds that name theirs have
+    scaled them, and standardising what hardly varies slows learning."""
+    encoder_channels: tuple[Count, ...] = (32, 32, 32, 32)
+    """Channels of the image encoder's convolutions."""
+    encoder_strides: tuple[Count, ...] = (2, 2, 1, 1)
+    """Strides of them."""
+    latent: Count = 50
+    """Features per camera."""
+    shift_pad: Annotated[int, Field(ge=0)] = 4
+    """Random-shift augmentation of images in pixels; 0 for none."""
 
 
-class LogLearner(Learner[O_co, Transitions]):
-    """Base of learners from logs of one vector observation "state".
+O_co = TypeVar("O_co", bound=NetOptions, covariant=True)
+L_co = TypeVar("L_co", bound=LogOptions, covariant=True)
+T_co = TypeVar("T_co", bound=TdOptions, covariant=True)
+
+
+class NetLearner(Learner[O_co, Transitions]):
+    """Base of learners whose networks are `Net`s.
 
     A method says in `build` which networks it has and what acts (`self.policy`), and writes `update`.
 
     Attributes:
-        size: width of the state.
         actions: number of actions.
         generator: of weights and noise.
-        norm: of states, or None.
+        state: what is saved, counted and measured.
     """
 
     method = "this method"
 
     def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
-        """Build the networks for `io`.
-
-        Args:
-            options: of the method.
-            io: one vector observation "state".
-            seed: of weights and noise.
-            device: torch device.
-
-        Raises:
-            ValueError: images, or no "state".
-        """
         super().__init__(options, io, seed=seed, device=device)
-        self.seed = seed
-        self.size, self.actions = state_size(io, self.method), io.action_dim
+        self.seed, self.actions = seed, io.action_dim
         self.generator = torch.Generator(device=device).manual_seed(seed)
-        self.norm = FixedNorm(self.size, device=device) if options.normalize else None
         self.state = LearnerState(self.method, metrics_every=options.metrics_every, parts={"generator": self.generator})
-        self.build()
-        self.state.include({"policy": self.policy})
-
-    @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
-        """Transitions of a log, the rows of all seeds at once."""
-        return Needs(rows=options.batch_size * options.seeds, seeds=options.seeds)
+        self._leaves: list[Leaves] = []
 
     def build(self) -> None:
         """Make networks and `self.policy`."""
@@ -121,12 +134,17 @@ class LogLearner(Learner[O_co, Transitions]):
             draw: its first weights.
         """
         o, state = self.o, self.state
-        sizes = NetShape(inputs, outputs, hidden or o.hidden, members, o.seeds, layer_norm, more or {})
+        sizes = NetShape(inputs, outputs, hidden or o.hidden, members, self.seeds, layer_norm, more or {})
         first = o.lr if lr is None else lr
         rate = (lambda: state.falling(first, decay, first=0)) if decay else first
         net = Net(name, sizes, lr=rate, generator=self.generator, draw=draw, kernel=o.kernel, matmul=o.matmul)
-        state.include({name: net})
-        return net
+        return self.keep(net)
+
+    def number(self, name: str, value: float, *, lr: float) -> Leaves:
+        """One number that a loss may move, read as `result[name]` (1,) and saved under its name."""
+        params = FlatParams({name: (1,)}, device=self.generator.device)
+        params.flat[0] = value
+        return self.keep(Leaves(name, params, lr=lr, free=[name]))
 
     def target_copy(self, name: str, net: Net) -> Net:
         """A network that follows another and is saved under its name."""
@@ -134,24 +152,31 @@ class LogLearner(Learner[O_co, Transitions]):
         self.state.include({name: copy})
         return copy
 
-    def mean_policy(self, actor: Net, **options: Any) -> MeanPolicy:
-        """What acts by the tanh of an actor's output; `options` as of `MeanPolicy`."""
-        return MeanPolicy(self.io, actor.shape, actor.params, seed=self.seed + 1, normalizer=self.norm, **options)
+    def keep(self, part: LeavesT) -> LeavesT:
+        """Save what learns under its name."""
+        self.state.include({part.name: part})
+        self._leaves.append(part)
+        return part
 
-    def prepare(self, facts: LogFacts) -> None:
-        """Take over the data's moments and bounds; called once, before the first update."""
-        if self.norm is not None:
-            self.norm.set(facts.state_mean, facts.state_std)
-        self.state.bound = facts.return_bound
+    def noise_like(self, action: Tensor) -> Tensor:
+        """Standard normal numbers of the learner's own generator."""
+        return torch.randn(action.shape, generator=self.generator, device=action.device)
+
+    def calm(self) -> None:
+        """Halve all step sizes: after a divergence."""
+        for part in self._leaves:
+            part.halve_lr()
 
     @property
     def next_update(self) -> int:
         """Number of the update that is being made, from 1."""
         return self.state.updates + 1
 
-    def rows(self, batch: Transitions) -> Rows:
-        """A batch, seeds first: (S, B, ...)."""
-        return split(batch, self.o.seeds, self.norm)
+    @property
+    def due(self) -> bool:
+        """Whether this update's metrics are read."""
+        every = self.o.metrics_every
+        return every > 0 and self.next_update % every == 0
 
     def metrics(self, **values: Tensor) -> Metrics:
         """Count the update; the means of what it gives as train/<name>, computed when they are due.
@@ -175,3 +200,174 @@ class LogLearner(Learner[O_co, Transitions]):
             ValueError: the state belongs to a learner of other sizes.
         """
         self.state.load_state_dict(state)
+
+
+LeavesT = TypeVar("LeavesT", bound=Leaves)
+
+
+class LogLearner(NetLearner[L_co]):
+    """Base of learners from logs of one vector observation "state".
+
+    Attributes:
+        size: width of the state.
+        norm: of states, or None.
+    """
+
+    def __init__(self, options: L_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        """Build the networks for `io`.
+
+        Args:
+            options: of the method.
+            io: one vector observation "state".
+            seed: of weights and noise.
+            device: torch device.
+
+        Raises:
+            ValueError: images, or no "state".
+        """
+        super().__init__(options, io, seed=seed, device=device)
+        self.size, self.seeds = state_size(io, self.method), options.seeds
+        self.norm = FixedNorm(self.size, device=device) if options.normalize else None
+        self.build()
+        self.state.include({"policy": self.policy})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Transitions of a log, the rows of all seeds at once."""
+        return Needs(rows=options.batch_size * options.seeds, seeds=options.seeds)
+
+    def mean_policy(self, actor: Net, **options: Any) -> MeanPolicy:
+        """What acts by the tanh of an actor's output; `options` as of `MeanPolicy`."""
+        return MeanPolicy(self.io, actor.shape, actor.params, seed=self.seed + 1, normalizer=self.norm, **options)
+
+    def prepare(self, facts: LogFacts) -> None:
+        """Take over the data's moments and bounds; called once, before the first update."""
+        if self.norm is not None:
+            self.norm.set(facts.state_mean, facts.state_std)
+        self.state.bound = facts.return_bound
+
+    def rows(self, batch: Transitions) -> Rows:
+        """A batch, seeds first: (S, B, ...)."""
+        return split(batch, self.o.seeds, self.norm)
+
+
+@dataclass(frozen=True)
+class TdRows:
+    """A batch as the networks of an actor-critic read it.
+
+    Attributes:
+        state: (B, F) features of s; where there are images, the loss trains the encoder through them.
+        action: (B, A).
+        reward: (B,).
+        discount: (B,) gamma^k (1 - terminated): the only bootstrap multiplier.
+        next_state: (B, F) features of s'.
+        next_target: (B, F) the same by the target encoder, for target critics.
+        batch: where they come from.
+    """
+
+    state: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    next_state: Tensor
+    next_target: Tensor
+    batch: Transitions
+
+
+class TdLearner(NetLearner[T_co]):
+    """Base of learners of replayed rows of "state", of images, or of both.
+
+    Attributes:
+        features: width F of what networks read.
+        norm: of states, or None.
+        encoders: the image encoder, which learns by the critics' loss; empty without cameras.
+    """
+
+    def __init__(self, options: T_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        """Build the networks for `io`.
+
+        Args:
+            options: of the method.
+            io: observation "state" and or "image.<camera>".
+            seed: of weights, noise and augmentation.
+            device: torch device.
+
+        Raises:
+            ValueError: neither state nor images.
+        """
+        super().__init__(options, io, seed=seed, device=device)
+        cameras = {key: shape for key, (shape, _) in io.obs.items() if key.startswith("image.")}
+        size = io.obs["state"][0][0] if "state" in io.obs else 0
+        if not size and not cameras:
+            raise ValueError(f"{self.method} reads 'state' and 'image.<camera>', got only {sorted(io.obs)}")
+        auto = all(name.endswith("]") for name in io.obs_names)
+        wanted = auto if options.normalize_obs == "auto" else options.normalize_obs
+        self.norm = RunningNorm(size, device=device) if wanted and size else None
+        self.eye: EncoderShape | None = None
+        self.encoders: list[ImageEncoder] = []
+        self._target_encoders: list[ImageEncoder] = []
+        if cameras:
+            self.eye = EncoderShape(cameras, options.encoder_channels, options.encoder_strides, options.latent)
+            params = FlatParams(self.eye.shapes(), device=device)
+            self.eye.initialise(params, self.generator)
+            self.encoders.append(self.keep(ImageEncoder(self.eye, params, lr=options.lr)))
+            self._target_encoders.append(ImageEncoder(self.eye, params.twin()))
+            self.state.include({"target_encoder": self._target_encoders[0]})
+        self._sized = bool(size)
+        self.features = size + (self.eye.outputs if self.eye else 0)
+        self.build()
+        self.state.include({"policy": self.policy})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Replayed rows."""
+        return Needs(rows=options.batch_size)
+
+    def gaussian_policy(self, params: FlatParams, actor: Net) -> SquashedGaussianPolicy:
+        """What acts by weights of the actor's sizes."""
+        policy = SquashedGaussianPolicy(
+            self.io, actor.shape, params, seed=self.seed + 1, normalizer=self.norm, encoder_shape=self.eye
+        )
+        for encoder in self.encoders:
+            policy.follow_encoder(encoder.params)
+        return policy
+
+    def rows(self, batch: Transitions) -> TdRows:
+        """A batch as networks read it; states are counted into the moments, images are shifted.
+
+        Raises:
+            ValueError: every row is masked out.
+        """
+        batch = valid_rows(batch)
+        state = self.look(batch.obs)
+        next_obs = self._shifted(batch.next_obs)
+        with torch.no_grad():
+            next_state = next_target = self.see(next_obs, self.encoders)
+            if self.encoders:
+                next_target = self.see(next_obs, self._target_encoders)
+        return TdRows(state, batch.action, batch.reward, batch.discount, next_state, next_target, batch)
+
+    def look(self, obs: Obs) -> Tensor:
+        """(B, F) features of observations to learn from: states are counted into the moments, images are shifted."""
+        if self.norm is not None:
+            self.norm.observe(obs["state"])
+        return self.see(self._shifted(obs), self.encoders)
+
+    def see(self, obs: Obs, encoders: list[ImageEncoder]) -> Tensor:
+        """(B, F) features of observations."""
+        parts = [encoder(obs) for encoder in encoders]
+        if self._sized:
+            parts.append(obs["state"] if self.norm is None else self.norm(obs["state"]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _shifted(self, obs: Obs) -> Obs:
+        if self.eye is None:
+            return obs
+        pad, draw = self.o.shift_pad, self.generator
+        return {**obs, **{key: random_shift(obs[key], pad, draw) for key in self.eye.cameras}}
+
+    def follow(self, target: Net, net: Net) -> None:
+        """A target network and the target encoder move towards what they follow, by `tau`."""
+        target.soft_update(net, self.o.tau)
+        for slow, fast in zip(self._target_encoders, self.encoders):
+            slow.params.blend(fast.params, self.o.tau)

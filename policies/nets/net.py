@@ -116,6 +116,11 @@ class Leaves:
         """Adam, with the gradients that the backward pass wrote."""
         self.params.adam(self.lr() if callable(self.lr) else self.lr)
 
+    def halve_lr(self) -> None:
+        """From now on steps are half as long: after a divergence."""
+        lr = self.lr
+        self.lr = (lambda: 0.5 * lr()) if callable(lr) else 0.5 * lr
+
     def state_dict(self) -> dict[str, Any]:
         """Values, and Adam's moments of what learns."""
         return self.params.state_dict()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -81,6 +81,32 @@ def split(batch: Transitions, seeds: int, norm: FixedNorm | None) -> Rows:
     cut = {name: value.reshape(seeds, size // seeds, *value.shape[1:]) for name, value in columns.items()}
     more = {name: value.reshape(seeds, size // seeds, *value.shape[1:]) for name, value in extras.items()}
     return Rows(**cut, extras=more)
+
+
+def valid_rows(batch: Transitions) -> Transitions:
+    """Only the rows that the mask admits; almost always the batch itself.
+
+    Raises:
+        ValueError: there is none.
+    """
+    keep = batch.mask
+    if bool(keep.all()):
+        return batch
+    if not bool(keep.any()):
+        raise ValueError("every row of the batch is masked out; expected at least one valid transition")
+    return replace(
+        batch,
+        obs={key: value[keep] for key, value in batch.obs.items()},
+        action=batch.action[keep],
+        reward=batch.reward[keep],
+        discount=batch.discount[keep],
+        next_obs={key: value[keep] for key, value in batch.next_obs.items()},
+        terminated=batch.terminated[keep],
+        truncated=batch.truncated[keep],
+        intervened=batch.intervened[keep],
+        mask=batch.mask[keep],
+        extras={key: value[keep] for key, value in batch.extras.items()},
+    )
 
 
 def windowed(batch: Transitions, window: int) -> Transitions:

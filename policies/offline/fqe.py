@@ -15,6 +15,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Policy, Transitions
+from robot_rl.types.options import Count, Mixing, Rate, Whole
 
 
 class Fqe(Learner):
@@ -37,17 +38,17 @@ class Fqe(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
-        members: int = 5,
-        hidden: tuple[int, ...] = (256, 256),
-        samples: int = 10,
+        batch_size: Count = 256,
+        members: Count = 5,
+        hidden: tuple[Count, ...] = (256, 256),
+        samples: Count = 10,
         deterministic: bool = True,
-        lr: float = 1e-4,
-        tau: float = 0.005,
+        lr: Rate = 1e-4,
+        tau: Mixing = 0.005,
         normalize: bool = True,
         matmul: str = "float32",
         kernel: str = "auto",
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
 

@@ -16,6 +16,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Rate, Share, Whole
 
 
 class GoalPolicy:
@@ -100,19 +101,19 @@ class GoalBc(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
-        hidden: tuple[int, ...] = (1024, 1024),
+        batch_size: Count = 256,
+        hidden: tuple[Count, ...] = (1024, 1024),
         achieved: tuple[int, ...] | None = None,
         desired: tuple[int, ...] = (),
         goal: tuple[float, ...] | None = None,
-        stitch: float = 0.5,
-        clusters: int = 40,
-        lr: float = 1e-3,
-        explore: float = 0.0,
+        stitch: Share = 0.5,
+        clusters: Count = 40,
+        lr: Rate = 1e-3,
+        explore: Share = 0.0,
         normalize: bool = True,
         matmul: str = "float32",
         kernel: str = "auto",
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build the network for `io`.
 

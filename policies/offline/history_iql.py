@@ -15,6 +15,7 @@ from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Part, Positive, Rate, Share, Whole
 
 
 def bisimulation_loss(
@@ -64,20 +65,20 @@ class HistoryIql(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 64,
-        history: int = 10,
-        width: int = 128,
-        hidden: tuple[int, ...] = (256, 256),
-        expectile: float = 0.7,
-        beta: float = 3.0,
-        weight_clip: float = 100.0,
-        bisimulation: float = 0.1,
+        batch_size: Count = 64,
+        history: Count = 10,
+        width: Count = 128,
+        hidden: tuple[Count, ...] = (256, 256),
+        expectile: Part = 0.7,
+        beta: NotNegative = 3.0,
+        weight_clip: Positive = 100.0,
+        bisimulation: NotNegative = 0.1,
         action_scale: float = 0.5,
-        lr: float = 3e-4,
-        tau: float = 0.005,
-        explore: float = 0.0,
+        lr: Rate = 3e-4,
+        tau: Mixing = 0.005,
+        explore: Share = 0.0,
         normalize: bool = True,
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
 

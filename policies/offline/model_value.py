@@ -15,6 +15,7 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Policy, Transitions
+from robot_rl.types.options import Count, NotNegative, Rate, Whole
 
 
 class ModelValue(Learner):
@@ -39,16 +40,16 @@ class ModelValue(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
-        members: int = 5,
-        hidden: tuple[int, ...] = (200, 200, 200),
-        lr: float = 1e-3,
-        rollouts: int = 20,
-        starts: int = 64,
-        least_discount: float = 0.01,
+        batch_size: Count = 256,
+        members: Count = 5,
+        hidden: tuple[Count, ...] = (200, 200, 200),
+        lr: Rate = 1e-3,
+        rollouts: Count = 20,
+        starts: Count = 64,
+        least_discount: NotNegative = 0.01,
         deterministic: bool = True,
         kernel: str = "auto",
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build the ensemble for `io`.
 

@@ -18,6 +18,7 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
 from robot_rl.policies.offline.td3_bc import Td3Bc, Td3BcOptions
 from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
 
 
 class TaskPolicy:
@@ -80,24 +81,24 @@ class Oer(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
-        hidden: tuple[int, ...] = (256, 256),
+        batch_size: Count = 256,
+        hidden: tuple[Count, ...] = (256, 256),
         previous: str | None = None,
-        tasks: int = 8,
-        keep: int = 10_000,
-        pool: int = 100_000,
-        horizon: int = 200,
-        starts: int = 256,
-        updates: int = 1_000_000,
-        model_updates: int = 20_000,
-        model_members: int = 5,
-        model_hidden: tuple[int, ...] = (200, 200, 200, 200),
-        model_lr: float = 1e-3,
-        alpha: float = 2.5,
-        lr: float = 3e-4,
-        explore: float = 0.0,
+        tasks: Count = 8,
+        keep: Whole = 10_000,
+        pool: Count = 100_000,
+        horizon: Count = 200,
+        starts: Count = 256,
+        updates: Count = 1_000_000,
+        model_updates: Whole = 20_000,
+        model_members: Count = 5,
+        model_hidden: tuple[Count, ...] = (200, 200, 200, 200),
+        model_lr: Rate = 1e-3,
+        alpha: NotNegative = 2.5,
+        lr: Rate = 3e-4,
+        explore: Share = 0.0,
         kernel: str = "auto",
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build teacher, student and models.
 

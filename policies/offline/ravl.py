@@ -13,6 +13,7 @@ from robot_rl.policies.nets.model_phase import ModelPhase
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.offline.edac import Edac
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Share, Whole
 
 
 class Ravl(Learner):
@@ -35,28 +36,28 @@ class Ravl(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
-        hidden: tuple[int, ...] = (256, 256, 256),
-        critics: int = 10,
-        eta: float = 1.0,
-        horizon: int = 5,
-        real_ratio: float = 0.05,
-        rollout_every: int = 1000,
-        rollout_batch: int = 50_000,
-        keep_rollouts: int = 5,
+        batch_size: Count = 256,
+        hidden: tuple[Count, ...] = (256, 256, 256),
+        critics: Count = 10,
+        eta: NotNegative = 1.0,
+        horizon: Count = 5,
+        real_ratio: Share = 0.05,
+        rollout_every: Count = 1000,
+        rollout_batch: Count = 50_000,
+        keep_rollouts: Count = 5,
         termination: str | None = None,
-        model_updates: int = 50_000,
-        model_members: int = 7,
-        model_elites: int = 5,
-        model_hidden: tuple[int, ...] = (200, 200, 200, 200),
-        model_lr: float = 1e-3,
+        model_updates: Whole = 50_000,
+        model_members: Count = 7,
+        model_elites: Count = 5,
+        model_hidden: tuple[Count, ...] = (200, 200, 200, 200),
+        model_lr: Rate = 1e-3,
         model: Model | None = None,
-        lr: float = 3e-4,
-        tau: float = 0.005,
-        init_alpha: float = 1.0,
+        lr: Rate = 3e-4,
+        tau: Mixing = 0.005,
+        init_alpha: Positive = 1.0,
         kernel: str = "auto",
         matmul: str = "float32",
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
 

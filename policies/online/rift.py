@@ -15,6 +15,7 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.types import Action, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
+from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 _GRAVITY_SIDE = 4.9  # m/s^2 sideways that tyres hold
 _NAMES = ("forward_speed/4", "offset/half_width", "sin_heading_error", "cos_heading_error")
@@ -49,18 +50,18 @@ class Rift(OnPolicyLearner):
         gamma: float = 0.99,
         offsets: tuple[float, ...] = (-0.5, 0.0, 0.5),
         speeds: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0),
-        half_width: float = 0.6,
-        wheelbase: float = 0.3,
-        horizon: int = 20,
-        off_track: float = 5.0,
-        discomfort: float = 0.05,
-        rollout_steps: int = 20,
-        hidden: tuple[int, ...] = (64, 64),
-        epochs: int = 3,
-        clip: float = 0.2,
+        half_width: Positive = 0.6,
+        wheelbase: Positive = 0.3,
+        horizon: Count = 20,
+        off_track: NotNegative = 5.0,
+        discomfort: NotNegative = 0.05,
+        rollout_steps: Count = 20,
+        hidden: tuple[Count, ...] = (64, 64),
+        epochs: Count = 3,
+        clip: Positive = 0.2,
         dual_clip: float = 3.0,
-        lr: float = 1e-3,
-        metrics_every: int = 1,
+        lr: Rate = 1e-3,
+        metrics_every: Whole = 1,
     ) -> None:
         """Build the network for `io`.
 
@@ -182,8 +183,9 @@ class Candidates:
         self.count, self._line, self._speed = len(pairs), pairs[:, 0], pairs[:, 1]
         self._half_width, self._base, self._horizon = half_width, wheelbase, horizon
         self._off_track, self._discomfort, self._dt = off_track, discomfort, 1.0 / io.control_hz
-        self._steer = io.action_high[0]
-        self._slow, self._fast = io.action_low[1], io.action_high[1]
+        low, high = io.bounds
+        self._steer = high[0]
+        self._slow, self._fast = low[1], high[1]
 
     def _read(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """speed, offset, heading error (B,), and curvatures (B, C)."""

@@ -237,10 +237,10 @@ def _check(net: _Network, data: dict[str, Any], io: IOSpec, path: Path) -> tuple
     space = space if isinstance(space, dict) else None
     low, high = _bound(space, "low", dim), _bound(space, "high", dim)
     if low is None or high is None:
-        low, high = np.array(io.action_low, np.float32), np.array(io.action_high, np.float32)
+        low, high = (np.array(ends, np.float32) for ends in io.bounds)
     normalised = bool(np.all(low == -1.0) and np.all(high == 1.0))
     if dim == io.action_dim and not normalised:
-        same = np.allclose(low, io.action_low, rtol=1e-4) and np.allclose(high, io.action_high, rtol=1e-4)
+        same = np.allclose((low, high), io.bounds, rtol=1e-4)
         if not same:
             lines.append(
                 f"action spans {low.tolist()} to {high.tolist()} in the file and {list(io.action_low)} to "

@@ -14,6 +14,7 @@ from robot_rl.policies.nets.module_ppo import ModulePpo, PpoOptions, gaussian_lo
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.nets.subequivariant import LimbLayout, SetNet
 from robot_rl.types import Action, IOSpec, Obs
+from robot_rl.types.options import Count, Discount, NotNegative, Positive, Rate, Whole
 
 
 class SetPpo(ModulePpo):
@@ -39,21 +40,21 @@ class SetPpo(ModulePpo):
         device: str = "cpu",
         gamma: float = 0.99,
         parents: Sequence[int] | None = None,
-        columns: int = 8,
-        width: int = 32,
-        layers: int = 1,
-        heads: int = 2,
+        columns: Count = 8,
+        width: Count = 32,
+        layers: Count = 1,
+        heads: Count = 2,
         log_std_init: float = -0.5,
-        rollout_steps: int = 40,
-        epochs: int = 5,
-        minibatch: int = 320,
-        clip: float = 0.2,
-        gae_lambda: float = 0.95,
-        entropy_weight: float = 0.0,
-        value_weight: float = 0.5,
-        lr: float = 2e-3,
-        grad_clip: float = 0.5,
-        metrics_every: int = 1,
+        rollout_steps: Count = 40,
+        epochs: Count = 5,
+        minibatch: Count = 320,
+        clip: Positive = 0.2,
+        gae_lambda: Discount = 0.95,
+        entropy_weight: NotNegative = 0.0,
+        value_weight: NotNegative = 0.5,
+        lr: Rate = 2e-3,
+        grad_clip: NotNegative = 0.5,
+        metrics_every: Whole = 1,
     ) -> None:
         """Build the network for `io`.
 

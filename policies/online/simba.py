@@ -20,6 +20,7 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.residual import ResidualNet
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.types import Action, IOSpec, Learner, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Whole
 
 
 class Simba(Learner):
@@ -42,20 +43,20 @@ class Simba(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
-        actor_width: int = 128,
-        actor_blocks: int = 1,
-        critic_width: int = 512,
-        critic_blocks: int = 2,
-        critics: int = 2,
+        batch_size: Count = 256,
+        actor_width: Count = 128,
+        actor_blocks: Count = 1,
+        critic_width: Count = 512,
+        critic_blocks: Count = 2,
+        critics: Count = 2,
         reduce: str = "min",
-        utd: int = 2,
-        lr: float = 1e-4,
-        weight_decay: float = 1e-2,
-        tau: float = 0.005,
-        init_alpha: float = 0.01,
+        utd: Count = 2,
+        lr: Rate = 1e-4,
+        weight_decay: NotNegative = 1e-2,
+        tau: Mixing = 0.005,
+        init_alpha: Positive = 0.01,
         target_entropy: float | str = "half",
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
 

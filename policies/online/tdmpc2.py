@@ -17,6 +17,7 @@ from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_s
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.nets.value_heads import CategoricalHead, two_hot_head
 from robot_rl.types import Action, IOSpec, Learner, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Share, Whole
 
 
 class Tdmpc2(Learner):
@@ -50,31 +51,31 @@ class Tdmpc2(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 64,
-        horizon: int = 3,
-        latent: int = 64,
-        hidden: int = 64,
-        group: int = 8,
-        critics: int = 2,
+        batch_size: Count = 64,
+        horizon: Count = 3,
+        latent: Count = 64,
+        hidden: Count = 64,
+        group: Count = 8,
+        critics: Count = 2,
         bins: int = 101,
-        support: float = 10.0,
-        iterations: int = 4,
-        samples: int = 64,
-        elites: int = 8,
-        prior_samples: int = 4,
-        temperature: float = 0.5,
-        min_std: float = 0.05,
-        max_std: float = 2.0,
-        rho: float = 0.5,
-        consistency_weight: float = 20.0,
-        reward_weight: float = 0.1,
-        value_weight: float = 0.1,
-        entropy_weight: float = 1e-4,
-        lr: float = 1e-3,
-        encoder_lr_scale: float = 0.3,
-        grad_clip: float = 20.0,
-        tau: float = 0.01,
-        metrics_every: int = 100,
+        support: Positive = 10.0,
+        iterations: Count = 4,
+        samples: Count = 64,
+        elites: Count = 8,
+        prior_samples: Whole = 4,
+        temperature: Positive = 0.5,
+        min_std: Positive = 0.05,
+        max_std: Positive = 2.0,
+        rho: Share = 0.5,
+        consistency_weight: NotNegative = 20.0,
+        reward_weight: NotNegative = 0.1,
+        value_weight: NotNegative = 0.1,
+        entropy_weight: NotNegative = 1e-4,
+        lr: Rate = 1e-3,
+        encoder_lr_scale: NotNegative = 0.3,
+        grad_clip: NotNegative = 20.0,
+        tau: Mixing = 0.01,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build model, prior and planner for `io`.
 

@@ -18,6 +18,7 @@ from robot_rl.policies.nets.label_worker import LabelWorker
 from robot_rl.policies.nets.picture_labels import VisionModel, read_label
 from robot_rl.policies.vla.text_models import open_model, user_object
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Count, NotNegative, Part, Positive, Whole
 
 MODES = ("retrieval", "classification", "ranking")
 _ONE = 'The goal is: "{goal}".\nThe robot reports: {first}\nDoes this help? Answer with one integer alone: 1 yes, 0 no.'
@@ -344,13 +345,13 @@ def annotator(
     messages: str | None = None,
     mode: str = "retrieval",
     goal: str = "",
-    scale: float = 0.4,
-    beta: float = 3.0,
+    scale: Positive = 0.4,
+    beta: NotNegative = 3.0,
     keep: float = 1.0,
-    queue: int = 256,
+    queue: Whole = 256,
     inline: bool = False,
-    fit_every: int = 32,
-    quantile: float = 0.5,
+    fit_every: Count = 32,
+    quantile: Part = 0.5,
     save: str | None = None,
     replay: str | None = None,
     seed: int = 0,

@@ -17,6 +17,7 @@ from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
+from robot_rl.types.options import Count, Discount, Positive, Rate, Whole
 
 SOLVERS = ("neumann", "cg")
 _LOG_TAU = math.log(2 * math.pi)
@@ -50,22 +51,22 @@ class Barfi(OnPolicyLearner):
         aux_state: tuple[float, ...] = (),
         aux_action: tuple[float, ...] = (),
         aux_distance: tuple[str | int, ...] = (),
-        aux_scale: float = 1.0,
+        aux_scale: Positive = 1.0,
         learn_reward: bool = True,
         learn_gamma: bool = False,
-        gamma_cost: float = 0.0,
-        rollout_steps: int = 100,
-        hidden: int = 32,
-        epochs: int = 5,
-        inner: int = 3,
-        lr: float = 3e-3,
-        reward_lr: float = 0.05,
+        gamma_cost: Discount = 0.0,
+        rollout_steps: Count = 100,
+        hidden: Count = 32,
+        epochs: Count = 5,
+        inner: Count = 3,
+        lr: Rate = 3e-3,
+        reward_lr: Rate = 0.05,
         decay: float = 1e-2,
-        ratio_clip: float = 2.0,
+        ratio_clip: Positive = 2.0,
         solver: str = "neumann",
-        terms: int = 10,
+        terms: Count = 10,
         step: float = 0.05,
-        metrics_every: int = 1,
+        metrics_every: Whole = 1,
     ) -> None:
         """Build policy and reward for `io`.
 

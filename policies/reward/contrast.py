@@ -10,6 +10,7 @@ import numpy as np
 from robot_rl.policies.nets.expression import Expression, observables
 from robot_rl.policies.vla.picture_text import PictureTextEncoder, open_encoder
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Count, Whole
 
 
 class ContrastReward:
@@ -135,9 +136,9 @@ class ContrastReward:
 
 
 def contrast(
-    *, encoder: str, good: str, bad: str, camera: str = "front", z_max: float | None = None, every: int = 1,
+    *, encoder: str, good: str, bad: str, camera: str = "front", z_max: float | None = None, every: Count = 1,
     terms: Sequence[str] = (), speed: str | None = None, v_max: float = 1.0, keep_below: float | None = None,
-    calibration: int = 200,
+    calibration: Whole = 200,
 ) -> ContrastReward:  # fmt: skip
     """`ContrastReward` from plain values; `encoder` is a CLIP model's folder or a file of `TinyEncoder.save`."""
     return ContrastReward(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.policies.nets.progress import U_MIN
+from robot_rl.types.options import Count, NotNegative, Share
 
 MODES = ("potential", "delta", "dlogw", "absolute")
 CAVEATS = {
@@ -133,15 +134,15 @@ class CriticReward:
         camera: str = "front",
         instruction: str | None = None,
         gamma: float = 0.99,
-        every: int = 2,
+        every: Count = 2,
         mode: str = "potential",
-        kappa: float = 1.0,
+        kappa: NotNegative = 1.0,
         done_reward: float = 1.0,
         on_done: str = "end",
-        threshold: float = 0.9,
-        held: int = 3,
+        threshold: Share = 0.9,
+        held: Count = 3,
         value: float = 0.8,
-        anchor: float = 0.2,
+        anchor: Share = 0.2,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is '{mode}', expected one of {', '.join(MODES)}")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from robot_rl.policies.nets.image import random_shift
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.reward.preference import combine
+from robot_rl.types.options import Count, NotNegative, Rate, Whole
 
 _CHUNK = 512
 
@@ -80,15 +81,15 @@ class PictureReward:
         *,
         seed: int = 0,
         device: str = "cpu",
-        members: int = 3,
-        channels: tuple[int, ...] = (16, 32, 64, 128),
-        kernels: tuple[int, ...] = (5, 3, 3, 3),
-        strides: tuple[int, ...] = (3, 2, 2, 2),
-        batch_size: int = 64,
-        lr: float = 3e-4,
-        shift_pad: int = 1,
+        members: Count = 3,
+        channels: tuple[Count, ...] = (16, 32, 64, 128),
+        kernels: tuple[Count, ...] = (5, 3, 3, 3),
+        strides: tuple[Count, ...] = (3, 2, 2, 2),
+        batch_size: Count = 64,
+        lr: Rate = 3e-4,
+        shift_pad: Whole = 1,
         combination: str = "mean",
-        caution: float = 0.1,
+        caution: NotNegative = 0.1,
     ) -> None:
         """Build the networks.
 

@@ -12,6 +12,7 @@ from robot_rl.policies.nets.cautious import combine
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.preferences import Pairs
+from robot_rl.types.options import Count, NotNegative, Rate
 
 
 class RewardEnsemble:
@@ -31,12 +32,12 @@ class RewardEnsemble:
         *,
         seed: int = 0,
         device: str = "cpu",
-        members: int = 3,
-        hidden: tuple[int, ...] = (256, 256, 256),
-        batch_size: int = 128,
-        lr: float = 3e-4,
+        members: Count = 3,
+        hidden: tuple[Count, ...] = (256, 256, 256),
+        batch_size: Count = 128,
+        lr: Rate = 3e-4,
         combination: str = "mean",
-        caution: float = 0.1,
+        caution: NotNegative = 0.1,
         kernel: str = "auto",
     ) -> None:
         """Build the networks.

@@ -9,6 +9,7 @@ import numpy as np
 
 from robot_rl.policies.nets.expression import Expression, ProgramError, observables
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Positive, Share
 
 
 class ProgramReward:
@@ -37,9 +38,9 @@ class ProgramReward:
         code: str,
         *,
         only: Collection[str] | None = None,
-        limit: float = 10.0,
+        limit: Positive = 10.0,
         keep: float = 0.0,
-        most_bad: float = 0.05,
+        most_bad: Share = 0.05,
     ) -> None:
         if not limit > 0:
             raise ValueError(f"limit is {limit}, expected a number above 0")

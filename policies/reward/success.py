@@ -14,6 +14,7 @@ from robot_rl.policies.nets.image import EncoderShape, ImageEncoder, random_shif
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.types import IOSpec, Obs
+from robot_rl.types.options import Count, NotNegative, Rate, Whole
 
 SEES = ("all", "state", "images")
 
@@ -37,14 +38,14 @@ class SuccessClassifier:
         seed: int = 0,
         device: str = "cpu",
         sees: str = "all",
-        members: int = 3,
-        hidden: tuple[int, ...] = (64, 64),
-        batch_size: int = 256,
-        steps: int = 500,
-        lr: float = 1e-3,
-        noise: float = 0.02,
-        shift_pad: int = 4,
-        hard_weight: float = 4.0,
+        members: Count = 3,
+        hidden: tuple[Count, ...] = (64, 64),
+        batch_size: Count = 256,
+        steps: Count = 500,
+        lr: Rate = 1e-3,
+        noise: NotNegative = 0.02,
+        shift_pad: Whole = 4,
+        hard_weight: NotNegative = 4.0,
     ) -> None:
         """Build the networks.
 

@@ -18,6 +18,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Whole
 
 KINDS = ("cql", "margin", "none")
 
@@ -49,23 +50,23 @@ class Arsq(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 512,
-        levels: int = 2,
+        batch_size: Count = 512,
+        levels: Count = 2,
         bins: int = 7,
-        alpha: float = 0.01,
-        hidden: tuple[int, ...] = (512, 512, 512),
+        alpha: NotNegative = 0.01,
+        hidden: tuple[Count, ...] = (512, 512, 512),
         layer_norm: bool = False,
-        lr: float = 3e-4,
-        decay: int = 0,
-        tau: float = 0.005,
-        bellman_weight: float = 1.0,
+        lr: Rate = 3e-4,
+        decay: Whole = 0,
+        tau: Mixing = 0.005,
+        bellman_weight: NotNegative = 1.0,
         demo_kind: str = "cql",
-        demo_weight: float = 2.0,
+        demo_weight: NotNegative = 2.0,
         demo_low: float | None = None,
         demo_high: float | None = None,
-        demo_temperature: float = 1.0,
+        demo_temperature: Positive = 1.0,
         normalize: bool = True,
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
 

@@ -20,6 +20,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, first_steps, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Rate, Share, Whole
 
 SEMANTICS = ("chunk", "nstep")
 _FLAT = 1e-4  # values closer than this say nothing: a random bin is taken
@@ -116,26 +117,26 @@ class CqnAs(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
-        horizon: int = 4,
-        levels: int = 3,
+        batch_size: Count = 256,
+        horizon: Count = 4,
+        levels: Count = 3,
         bins: int = 5,
-        hidden: int = 512,
+        hidden: Count = 512,
         value_semantics: str = "chunk",
-        n_step: int = 3,
+        n_step: Count = 3,
         value_head: str = "mse",
         value_range: tuple[float, float] = (-2.0, 2.0),
-        atoms: int = 51,
-        demo_weight: float = 1.0,
-        demo_margin: float = 0.01,
+        atoms: Count = 51,
+        demo_weight: NotNegative = 1.0,
+        demo_margin: NotNegative = 0.01,
         dominance: bool = True,
-        explore: float = 0.01,
-        lr: float = 5e-5,
-        decay: int = 0,
-        tau: float = 0.02,
+        explore: Share = 0.01,
+        lr: Rate = 5e-5,
+        decay: Whole = 0,
+        tau: Mixing = 0.02,
         normalize: bool = True,
         mode: str = "open",
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
 

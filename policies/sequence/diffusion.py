@@ -18,6 +18,7 @@ from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
 
 KINDS = ("diffusion", "flow")
 TIME = 16
@@ -48,28 +49,28 @@ class Diffusion(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
+        batch_size: Count = 256,
         kind: str = "diffusion",
-        horizon_pred: int = 16,
-        horizon_exec: int = 8,
-        hidden: tuple[int, ...] = (512, 512, 512),
-        noise_steps: int = 20,
-        sample_steps: int = 10,
-        lr: float = 3e-4,
-        warmup: int = 500,
-        decay_updates: int = 0,
+        horizon_pred: Count = 16,
+        horizon_exec: Count = 8,
+        hidden: tuple[Count, ...] = (512, 512, 512),
+        noise_steps: Count = 20,
+        sample_steps: Count = 10,
+        lr: Rate = 3e-4,
+        warmup: Whole = 500,
+        decay_updates: Whole = 0,
         average_power: float = 0.75,
-        average_max: float = 0.9999,
-        clone_updates: int = 0,
-        distill_from: int = 0,
-        distill_decay: int = 0,
-        distill_noise: float = 0.0,
+        average_max: Share = 0.9999,
+        clone_updates: Whole = 0,
+        distill_from: Whole = 0,
+        distill_decay: Whole = 0,
+        distill_noise: NotNegative = 0.0,
         student_acts: bool = False,
         normalize: bool = True,
         mode: str = "receding",
-        delay: int = 0,
-        blend: int = 0,
-        metrics_every: int = 100,
+        delay: Whole = 0,
+        blend: Whole = 0,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
 

@@ -17,6 +17,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
 from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
 
 RTG_MODES = ("observed", "bootstrap")
 
@@ -75,23 +76,23 @@ class DecisionTransformer(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 64,
-        context: int = 20,
-        width: int = 128,
-        layers: int = 3,
-        heads: int = 1,
-        dropout: float = 0.1,
-        max_steps: int = 1000,
+        batch_size: Count = 64,
+        context: Count = 20,
+        width: Count = 128,
+        layers: Count = 3,
+        heads: Count = 1,
+        dropout: Share = 0.1,
+        max_steps: Count = 1000,
         target_return: float | str = "best",
         return_scale: float | str = "auto",
         rtg_mode: str = "observed",
         clip_return: bool = True,
-        lr: float = 1e-4,
-        weight_decay: float = 1e-4,
-        warm_up: int = 10_000,
-        grad_clip: float = 0.25,
+        lr: Rate = 1e-4,
+        weight_decay: NotNegative = 1e-4,
+        warm_up: Whole = 10_000,
+        grad_clip: NotNegative = 0.25,
         normalize: bool = True,
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build the network for `io`.
 

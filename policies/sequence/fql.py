@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from robot_rl.policies.sequence.qc_fql import QcFql
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Whole
 
 
 class Fql(QcFql):
@@ -21,22 +22,22 @@ class Fql(QcFql):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
-        alpha: float = 10.0,
+        batch_size: Count = 256,
+        alpha: NotNegative = 10.0,
         normalize_q: bool = False,
-        hidden: tuple[int, ...] = (512, 512, 512, 512),
-        critics: int = 2,
+        hidden: tuple[Count, ...] = (512, 512, 512, 512),
+        critics: Count = 2,
         layer_norm: bool = True,
-        flow_steps: int = 10,
+        flow_steps: Count = 10,
         q_reduce: str = "mean",
-        lr: float = 3e-4,
-        tau: float = 0.005,
+        lr: Rate = 3e-4,
+        tau: Mixing = 0.005,
         value_head: str = "mse",
         value_range: tuple[float, float] = (0.0, 1.0),
         bins: int = 101,
-        sigma_ratio: float = 0.75,
+        sigma_ratio: Positive = 0.75,
         normalize: bool = True,
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Arguments as in `QcFql` and `Qc`, without horizon and mode."""
         super().__init__(

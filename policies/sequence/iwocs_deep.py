@@ -11,8 +11,9 @@ from torch import Tensor
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
-from robot_rl.policies.online.sac import Sac
+from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types.options import Count
 
 RETEST = ("step", "episode")
 
@@ -87,18 +88,18 @@ class Expert(Sac):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        hidden: tuple[int, ...] = (64, 64),
-        model_hidden: tuple[int, ...] = (64, 64),
+        hidden: tuple[Count, ...] = (64, 64),
+        model_hidden: tuple[Count, ...] = (64, 64),
         **sac: Any,
     ) -> None:
         if set(io.obs) != {"state"}:
             raise ValueError(f"IWOCS predicts successors of 'state' alone, got observations {sorted(io.obs)}")
-        super().__init__(io, seed=seed, device=device, gamma=gamma, hidden=hidden, **sac)
+        super().__init__(SacOptions(hidden=hidden, **sac), io, seed=seed, device=device)
         state = io.obs["state"][0][0]
         # A generator of its own: SAC's draws stay as they are.
-        generator = torch.Generator(device=self._device).manual_seed(seed + 2)
+        generator = torch.Generator(device=device).manual_seed(seed + 2)
         shape = MlpShape(2, state + io.action_dim, tuple(hidden), 1, prefix="plain.")
-        self._plain_params = FlatParams(shape.shapes(), device=self._device)
+        self._plain_params = FlatParams(shape.shapes(), device=device)
         shape.initialise(self._plain_params, generator)
         self._plain_target_params = self._plain_params.twin()
         self._plain = build_mlp(shape, self._plain_params)
@@ -130,8 +131,8 @@ class Expert(Sac):
         out = self._plain.forward(torch.cat([state, batch.action], 1))
         # half the squared error, mean over admitted rows; each member has a gradient of its own
         self._plain.backward((out - target[None, :, None]) * (mask / mask.sum())[None, :, None])
-        self._plain_params.adam(self._lr)
-        self._plain_target_params.blend(self._plain_params, self.tau)
+        self._plain_params.adam(self.o.lr)
+        self._plain_target_params.blend(self._plain_params, self.o.tau)
         self._plain.refresh()
         self._plain_target.refresh()
         return out.mean()
@@ -179,19 +180,20 @@ class Expert(Sac):
         Raises:
             ValueError: too few rows to hold any out, or an option outside its range.
         """
-        generator = torch.Generator(device=self._device).manual_seed(seed)
-        order = torch.randperm(len(state), generator=generator, device=self._device)
+        device = self.generator.device
+        generator = torch.Generator(device=device).manual_seed(seed)
+        order = torch.randperm(len(state), generator=generator, device=device)
         kept = round(len(state) * held_out)
         if not 0.0 < held_out < 1.0 or kept < 1 or kept == len(state) or steps < 1:
             raise ValueError(
                 f"held_out and steps are {held_out} and {steps} for {len(state)} rows; expected a share in (0, 1) that "
                 "leaves rows on both sides, and at least 1 step"
             )
-        rows = [tensor.to(self._device, torch.float32) for tensor in (state, action, following, reward)]
+        rows = [tensor.to(device, torch.float32) for tensor in (state, action, following, reward)]
         test, train = ([tensor[part] for tensor in rows] for part in (order[:kept], order[kept:]))
         self.model.observe(*train)
         for i in range(steps):
-            pick = torch.randint(len(train[0]), (batch_size,), generator=generator, device=self._device)
+            pick = torch.randint(len(train[0]), (batch_size,), generator=generator, device=device)
             self.model.fit(*(tensor[pick][None] for tensor in train))
             if (i + 1) % 100 == 0 or i + 1 == steps:
                 self.model.validate(*test)

@@ -13,6 +13,7 @@ from robot_rl.policies.nets.action_codes import ActionCodes
 from robot_rl.policies.nets.trajectory import TrajectoryNet
 from robot_rl.policies.sequence.dt import DecisionTransformer, ReturnPolicy, masked_error
 from robot_rl.types import IOSpec, Metrics, Transitions
+from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
 
 WEIGHTINGS = ("fixed", "uncertainty", "mgda")
 REGIONS = ("kmeans", "code")
@@ -39,30 +40,30 @@ class Modt(DecisionTransformer):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 64,
-        context: int = 20,
-        width: int = 128,
-        layers: int = 3,
-        heads: int = 1,
-        dropout: float = 0.1,
-        max_steps: int = 1000,
+        batch_size: Count = 64,
+        context: Count = 20,
+        width: Count = 128,
+        layers: Count = 3,
+        heads: Count = 1,
+        dropout: Share = 0.1,
+        max_steps: Count = 1000,
         target_return: float | str = "best",
         return_scale: float | str = "auto",
         rtg_mode: str = "observed",
         clip_return: bool = True,
-        regions: int = 16,
+        regions: Whole = 16,
         region_kind: str = "kmeans",
-        region_batches: int = 8,
-        state_weight: float = 0.1,
-        return_weight: float = 0.1,
-        region_weight: float = 0.1,
+        region_batches: Count = 8,
+        state_weight: NotNegative = 0.1,
+        return_weight: NotNegative = 0.1,
+        region_weight: NotNegative = 0.1,
         weighting: str = "fixed",
-        lr: float = 1e-4,
-        weight_decay: float = 1e-4,
-        warm_up: int = 10_000,
-        grad_clip: float = 0.25,
+        lr: Rate = 1e-4,
+        weight_decay: NotNegative = 1e-4,
+        warm_up: Whole = 10_000,
+        grad_clip: NotNegative = 0.25,
         normalize: bool = True,
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build the network for `io`.
 

@@ -16,6 +16,7 @@ from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Learner, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, NotNegative, Rate, Whole
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """(row, column) of the actions: up, down, left, right."""
@@ -48,15 +49,15 @@ class ProcedureCloning(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 32,
+        batch_size: Count = 32,
         procedure: bool = True,
-        channels: int = 256,
-        layers: int = 5,
-        frontier_weight: float = 10.0,
-        noise: float = 0.05,
-        most_layers: int = 100,
-        lr: float = 1e-3,
-        metrics_every: int = 100,
+        channels: Count = 256,
+        layers: Count = 5,
+        frontier_weight: NotNegative = 10.0,
+        noise: NotNegative = 0.05,
+        most_layers: Count = 100,
+        lr: Rate = 1e-3,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build the network for `io`.
 

@@ -18,6 +18,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, Positive, Rate, Whole
 
 
 class Qc(Learner):
@@ -43,23 +44,23 @@ class Qc(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
-        horizon: int = 5,
-        hidden: tuple[int, ...] = (512, 512, 512, 512),
-        critics: int = 2,
+        batch_size: Count = 256,
+        horizon: Count = 5,
+        hidden: tuple[Count, ...] = (512, 512, 512, 512),
+        critics: Count = 2,
         layer_norm: bool = True,
-        samples: int = 32,
-        flow_steps: int = 10,
+        samples: Count = 32,
+        flow_steps: Count = 10,
         q_reduce: str = "mean",
-        lr: float = 3e-4,
-        tau: float = 0.005,
+        lr: Rate = 3e-4,
+        tau: Mixing = 0.005,
         value_head: str = "mse",
         value_range: tuple[float, float] = (0.0, 1.0),
         bins: int = 101,
-        sigma_ratio: float = 0.75,
+        sigma_ratio: Positive = 0.75,
         normalize: bool = True,
         mode: str = "open",
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
 

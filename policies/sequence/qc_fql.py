@@ -10,6 +10,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.sequence.qc import Qc
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Whole
 
 
 class QcFql(Qc):
@@ -31,24 +32,24 @@ class QcFql(Qc):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
-        horizon: int = 5,
-        alpha: float = 100.0,
+        batch_size: Count = 256,
+        horizon: Count = 5,
+        alpha: NotNegative = 100.0,
         normalize_q: bool = False,
-        hidden: tuple[int, ...] = (512, 512, 512, 512),
-        critics: int = 2,
+        hidden: tuple[Count, ...] = (512, 512, 512, 512),
+        critics: Count = 2,
         layer_norm: bool = True,
-        flow_steps: int = 10,
+        flow_steps: Count = 10,
         q_reduce: str = "mean",
-        lr: float = 3e-4,
-        tau: float = 0.005,
+        lr: Rate = 3e-4,
+        tau: Mixing = 0.005,
         value_head: str = "mse",
         value_range: tuple[float, float] = (0.0, 1.0),
         bins: int = 101,
-        sigma_ratio: float = 0.75,
+        sigma_ratio: Positive = 0.75,
         normalize: bool = True,
         mode: str = "open",
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """As `Qc`, and:
 

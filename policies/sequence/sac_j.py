@@ -10,8 +10,9 @@ import torch
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons, chunk_rows
 from robot_rl.policies.nets.rows import windowed
-from robot_rl.policies.online.sac import Sac
+from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Learner, Metrics, Transitions
+from robot_rl.types.options import Count, Mixing, Positive, Rate, Whole
 
 DISCOUNTS = ("turn", "step")
 
@@ -40,16 +41,16 @@ class SacJ(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        interval: int = 4,
+        interval: Count = 4,
         discounting: str = "turn",
-        rows: int = 256,
-        hidden: tuple[int, ...] = (256, 256),
-        lr: float = 3e-4,
-        tau: float = 0.005,
-        init_alpha: float = 1.0,
+        rows: Count = 256,
+        hidden: tuple[Count, ...] = (256, 256),
+        lr: Rate = 3e-4,
+        tau: Mixing = 0.005,
+        init_alpha: Positive = 1.0,
         target_entropy: float | str = "auto",
         normalize_obs: bool | str = False,
-        metrics_every: int = 100,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
 
@@ -77,11 +78,9 @@ class SacJ(Learner):
             raise ValueError(f"interval, rows are {interval}, {rows}; expected at least 1")
         if discounting not in DISCOUNTS:
             raise ValueError(f"discounting is '{discounting}', expected one of {', '.join(DISCOUNTS)}")
-        self.sac = Sac(
-            io, seed=seed, device=device, gamma=gamma, batch_size=rows, hidden=hidden, lr=lr, tau=tau,
-            init_alpha=init_alpha, target_entropy=target_entropy, normalize_obs=normalize_obs,
-            metrics_every=metrics_every,
-        )  # fmt: skip
+        options = {"init_alpha": init_alpha, "target_entropy": target_entropy, "normalize_obs": normalize_obs}
+        options |= {"hidden": hidden, "lr": lr, "tau": tau, "metrics_every": metrics_every}
+        self.sac = Sac(SacOptions(batch_size=rows, **options), io, seed=seed, device=device)
         self.io, self.batch_size, self.window, self.decision_interval = io, rows * interval, interval, interval
         self.keeps = {"decision_start": (1,)}
         self._rows, self._turns, self._gamma = rows, discounting == "turn", gamma

@@ -17,6 +17,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
+from robot_rl.types.options import Count, NotNegative, Rate
 
 _MOST = 4096  # candidate actions
 
@@ -49,17 +50,17 @@ class Sqirl(OnPolicyLearner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        horizon: int = 8,
-        depth: int = 1,
-        episodes: int = 64,
+        horizon: Count = 8,
+        depth: Count = 1,
+        episodes: Count = 64,
         bins: int = 3,
-        repeat: int = 5,
-        rollout_steps: int = 40,
-        hidden: tuple[int, ...] = (64, 64),
-        epochs: int = 10,
-        minibatch: int = 128,
-        lr: float = 1e-3,
-        max_grad_norm: float = 10.0,
+        repeat: Count = 5,
+        rollout_steps: Count = 40,
+        hidden: tuple[Count, ...] = (64, 64),
+        epochs: Count = 10,
+        minibatch: Count = 128,
+        lr: Rate = 1e-3,
+        max_grad_norm: NotNegative = 10.0,
     ) -> None:
         """Build networks for `io`.
 

@@ -19,6 +19,7 @@ from robot_rl.policies.nets.recall_model import LOSSES, RecallModel
 from robot_rl.policies.nets.recurrent_actor import RecurrentActor
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import IOSpec, Learner, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, Positive, Rate, Share, Whole
 
 PLANS = ("recurrence", "model")
 """How a decision of more than one step is played."""
@@ -48,32 +49,32 @@ class Srl(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
-        sequence: int = 8,
-        hidden: int = 256,
-        model_hidden: tuple[int, ...] = (400, 300),
-        actor_delay: int = 1,
-        lr: float = 3e-4,
-        tau: float = 0.005,
-        init_alpha: float = 1.0,
+        batch_size: Count = 256,
+        sequence: Count = 8,
+        hidden: Count = 256,
+        model_hidden: tuple[Count, ...] = (400, 300),
+        actor_delay: Count = 1,
+        lr: Rate = 3e-4,
+        tau: Mixing = 0.005,
+        init_alpha: Positive = 1.0,
         target_entropy: float | str = "auto",
-        collect_steps: int = 1,
+        collect_steps: Count = 1,
         model_delta: bool = False,
         random_sequence: bool = False,
         average: bool = False,
-        drop_previous: float = 0.0,
+        drop_previous: Share = 0.0,
         clamp_states: bool = False,
         normalize: bool = False,
         recall: str = "sample",
         model_normalize: bool = False,
-        members: int = 1,
+        members: Count = 1,
         disagreement: float = 0.0,
         end_head: bool = False,
         model_smooth: bool = False,
         model_loss: str = "mse",
         plan: str = "recurrence",
-        decay: int = 0,
-        metrics_every: int = 100,
+        decay: Whole = 0,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`. The first defaults are the source's; from `model_delta` on, options are ours.
 

@@ -25,6 +25,7 @@ from robot_rl.policies.vla.context_clips import ContextBatch, ContextSampler
 from robot_rl.policies.vla.context_net import TEXT, ContextNet
 from robot_rl.policies.vla.critic import Clips, CriticLearner, CriticNet, Moments, TinyCritic, checked_goal
 from robot_rl.types import Array, Metrics
+from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
 
 
 class ContextCritic(TinyCritic):
@@ -114,27 +115,27 @@ class ContextLearner(CriticLearner):
 
     def __init__(
         self,
-        size: Sequence[int] = (48, 48),
+        size: Sequence[Count] = (48, 48),
         *,
         seed: int = 0,
         device: str = "cpu",
-        steps: int = 2500,
-        lr: float = 2e-3,
-        weight_decay: float = 1e-4,
-        items: int = 12,
-        frames: int = 4,
-        goals: int = 6,
+        steps: Count = 2500,
+        lr: Rate = 2e-3,
+        weight_decay: NotNegative = 1e-4,
+        items: Count = 12,
+        frames: Count = 4,
+        goals: Count = 6,
         other_goals: float = 0.5,
-        width: int = 128,
+        width: Count = 128,
         readout: str = "pairwise",
-        anchor: float = 0.2,
-        done_weight: float = 0.5,
-        scalar_weight: float = 1.0,
-        references: int = 2,
-        frames_shown: int = FRAMES,
-        picture: float = 0.25,
+        anchor: Share = 0.2,
+        done_weight: NotNegative = 0.5,
+        scalar_weight: NotNegative = 1.0,
+        references: Whole = 2,
+        frames_shown: Count = FRAMES,
+        picture: NotNegative = 0.25,
         shares: Sequence[float] = (0.25, 0.45, 0.2, 0.1),
-        align_weight: float = 0.5,
+        align_weight: NotNegative = 0.5,
     ) -> None:
         super().__init__(
             size, seed=seed, device=device, steps=steps, lr=lr, weight_decay=weight_decay, items=items, frames=frames,

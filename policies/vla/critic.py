@@ -35,6 +35,7 @@ from robot_rl.policies.vla.interface import (
     shows_something,
 )
 from robot_rl.types import Array, Metrics
+from robot_rl.types.options import Count, NotNegative, Rate, Share
 
 _EDGE = 1.0 + 1.0 / (BINS - 1)  # centres at -1, -.95, ..., 1
 READOUTS = ("pairwise", "siamese")
@@ -221,25 +222,25 @@ class CriticLearner:
 
     def __init__(
         self,
-        size: Sequence[int] = (48, 48),
+        size: Sequence[Count] = (48, 48),
         *,
         seed: int = 0,
         device: str = "cpu",
-        steps: int = 2500,
-        lr: float = 2e-3,
-        weight_decay: float = 1e-4,
-        items: int = 12,
-        frames: int = 4,
-        goals: int = 6,
+        steps: Count = 2500,
+        lr: Rate = 2e-3,
+        weight_decay: NotNegative = 1e-4,
+        items: Count = 12,
+        frames: Count = 4,
+        goals: Count = 6,
         labels: str = "work",
         successes_only: bool = False,
         other_goals: float = 0.5,
         conditioning: str = "maps",
-        width: int = 128,
+        width: Count = 128,
         readout: str = "pairwise",
-        anchor: float = 0.2,
-        done_weight: float = 0.5,
-        scalar_weight: float = 1.0,
+        anchor: Share = 0.2,
+        done_weight: NotNegative = 0.5,
+        scalar_weight: NotNegative = 1.0,
     ) -> None:
         torch.manual_seed(seed)
         self.net = self._network((int(size[0]), int(size[1])), width, conditioning).to(device)

@@ -7,6 +7,7 @@ from typing import Any
 
 from robot_rl.policies.vla.imitation import PROPRIO, VlaImitation
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Count, NotNegative, Positive, Rate, Share, Whole
 
 
 class CrossViewImitation(VlaImitation):
@@ -31,21 +32,21 @@ class CrossViewImitation(VlaImitation):
         goal_camera: str = "front",
         last: float = 0.8,
         cameras: Sequence[str] | None = None,
-        batch_size: int = 64,
+        batch_size: Count = 64,
         head: str = "gaussian",
         head_options: dict[str, Any] | None = None,
-        horizon_pred: int = 10,
-        horizon_exec: int = 5,
+        horizon_pred: Count = 10,
+        horizon_exec: Count = 5,
         proprio: Sequence[str] = PROPRIO,
         backbone: dict[str, Any] | None = None,
-        trunk: Sequence[int] = (256, 256),
-        lr: float = 1e-3,
-        warmup: int = 50,
-        decay_updates: int = 0,
-        weight_decay: float = 1e-4,
-        grad_norm: float = 1.0,
-        average: float = 0.99,
-        metrics_every: int = 50,
+        trunk: Sequence[Count] = (256, 256),
+        lr: Rate = 1e-3,
+        warmup: Whole = 50,
+        decay_updates: Whole = 0,
+        weight_decay: NotNegative = 1e-4,
+        grad_norm: Positive = 1.0,
+        average: Share = 0.99,
+        metrics_every: Whole = 50,
     ) -> None:
         """Build the policy for `io`.
 

@@ -18,6 +18,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, windowed
 from robot_rl.policies.vla.frozen import PROPRIO, FrozenReader, Sight
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, Positive, Rate, Share, Whole
 
 AGGREGATES = ("min", "max")
 ACTS = ("best", "clone")
@@ -74,24 +75,24 @@ class DigiQ(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 256,
+        batch_size: Count = 256,
         reader: Mapping[str, Any] | None = None,
         cameras: Sequence[str] | None = None,
         proprio: Sequence[str] = PROPRIO,
-        horizon: int = 4,
-        hidden: Sequence[int] = (256, 256),
+        horizon: Count = 4,
+        hidden: Sequence[Count] = (256, 256),
         layer_norm: bool = True,
-        candidates: int = 16,
+        candidates: Count = 16,
         aggregate: str = "min",
-        threshold: float = 0.05,
-        value_scale: float | None = None,
-        clone_updates: int = 1000,
+        threshold: Share = 0.05,
+        value_scale: Positive | None = None,
+        clone_updates: Whole = 1000,
         acts: str = "best",
-        flow_steps: int = 10,
-        lr: float = 3e-4,
-        decay_updates: int = 0,
-        tau: float = 0.005,
-        metrics_every: int = 100,
+        flow_steps: Count = 10,
+        lr: Rate = 3e-4,
+        decay_updates: Whole = 0,
+        tau: Mixing = 0.005,
+        metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
 

@@ -18,6 +18,7 @@ from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
 from robot_rl.policies.vla.grpo_waves import Wave, moments, play
 from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, save_folder
 from robot_rl.types import IOSpec, Learner, Metrics
+from robot_rl.types.options import Count, Discount, NotNegative, Positive, Rate, Share, Whole
 
 DRIFT = 0.02
 """Largest difference of a log-probability between acting and learning that counts as the same."""
@@ -48,26 +49,26 @@ class VlaGrpo(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        groups: int = 8,
-        group_size: int = 8,
-        refills: int = 3,
+        groups: Count = 8,
+        group_size: Count = 8,
+        refills: Whole = 3,
         advantage: str = "grpo",
-        gae_lambda: float = 0.95,
+        gae_lambda: Discount = 0.95,
         progress: str = "none",
-        progress_scale: float = 0.8,
-        demos: int = 0,
-        minibatch: int = 256,
-        epochs: int = 2,
-        lr: float = 3e-4,
-        backbone_lr: float = 1e-4,
-        lr_warmup: int = 5,
+        progress_scale: Positive = 0.8,
+        demos: Whole = 0,
+        minibatch: Count = 256,
+        epochs: Count = 2,
+        lr: Rate = 3e-4,
+        backbone_lr: NotNegative = 1e-4,
+        lr_warmup: Whole = 5,
         clip_low: float = 0.2,
         clip_high: float = 0.28,
-        target_kl: float = 0.1,
-        entropy_coef: float = 0.0,
-        value_coef: float = 0.5,
-        explore: float = 0.0,
-        grad_norm: float = 1.0,
+        target_kl: NotNegative = 0.1,
+        entropy_coef: NotNegative = 0.0,
+        value_coef: NotNegative = 0.5,
+        explore: Share = 0.0,
+        grad_norm: Positive = 1.0,
         scratch: dict[str, Any] | None = None,
     ) -> None:
         """Wait for a policy to begin with.

@@ -17,6 +17,7 @@ from robot_rl.chunks import chunk_rows
 from robot_rl.policies.nets.row_weights import KINDS, mean_one, progress_weights, top_share
 from robot_rl.policies.vla.player import PROPRIO, Recipe, VLAObs, VlaPlanner, VlaPlayer, limit_stats, save_folder
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive, Rate, Share, Whole
 
 _SEEN = 20_000
 MARKS = (", advantage negative", ", advantage positive")
@@ -47,26 +48,26 @@ class VlaImitation(Learner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 64,
+        batch_size: Count = 64,
         head: str = "gaussian",
         head_options: dict[str, Any] | None = None,
-        horizon_pred: int = 10,
-        horizon_exec: int = 5,
+        horizon_pred: Count = 10,
+        horizon_exec: Count = 5,
         cameras: Sequence[str] | None = None,
         proprio: Sequence[str] = PROPRIO,
         backbone: dict[str, Any] | None = None,
-        trunk: Sequence[int] = (256, 256),
-        lr: float = 1e-3,
-        warmup: int = 50,
-        decay_updates: int = 0,
-        weight_decay: float = 1e-4,
-        grad_norm: float = 1.0,
-        average: float = 0.99,
+        trunk: Sequence[Count] = (256, 256),
+        lr: Rate = 1e-3,
+        warmup: Whole = 50,
+        decay_updates: Whole = 0,
+        weight_decay: NotNegative = 1e-4,
+        grad_norm: Positive = 1.0,
+        average: Share = 0.99,
         weights: str = "none",
-        beta: float = 1.0,
-        kappa: float = 0.01,
+        beta: NotNegative = 1.0,
+        kappa: NotNegative = 0.01,
         progress: str = "critic_progress",
-        metrics_every: int = 50,
+        metrics_every: Whole = 50,
     ) -> None:
         """Build the policy for `io`.
 

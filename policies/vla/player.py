@@ -82,12 +82,12 @@ class VlaPlanner:
 
     def to_env(self, robot: Tensor) -> Tensor:
         """(..., A) robot units -> the environment's [-1, 1]."""
-        low, high = (robot.new_tensor(x) for x in (self.io.action_low, self.io.action_high))
+        low, high = (robot.new_tensor(x) for x in self.io.bounds)
         return (robot - low) / (high - low) * 2.0 - 1.0
 
     def to_robot(self, action: Tensor) -> Tensor:
         """Inverse of `to_env`."""
-        low, high = (action.new_tensor(x) for x in (self.io.action_low, self.io.action_high))
+        low, high = (action.new_tensor(x) for x in self.io.bounds)
         return low + (action + 1.0) * 0.5 * (high - low)
 
     def _prefix(self, context: dict[str, np.ndarray]) -> Guide:
@@ -182,8 +182,8 @@ def from_folder(path: str, io: IOSpec, *, device: str = "cpu", accept: Sequence[
     cameras = tuple(key.removeprefix("image.") for key in io.obs if key.startswith("image."))
     sizes = {(int(h), int(w)) for h, w, _ in (io.obs[f"image.{name}"][0] for name in cameras)}
     robot = guard.Robot(
-        action_names=io.action_names, semantics=semantics, frame="base", gripper=gripper, low=io.action_low,
-        high=io.action_high, cameras=cameras or None, image_size=sizes.pop() if len(sizes) == 1 else None,
+        action_names=io.action_names, semantics=semantics, frame="base", gripper=gripper, low=io.bounds[0],
+        high=io.bounds[1], cameras=cameras or None, image_size=sizes.pop() if len(sizes) == 1 else None,
         control_hz=io.control_hz,
     )  # fmt: skip
 

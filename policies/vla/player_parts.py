@@ -47,7 +47,7 @@ def semantics_of(io: IOSpec) -> tuple[tuple[str, ...], tuple[int, ...]]:
         gripper whose larger values open, else 0.
     """
     semantics, gripper = [], []
-    for name, low, high in zip(io.action_names, io.action_low, io.action_high):
+    for name, low, high in zip(io.action_names, *io.bounds):
         last = name.rsplit("_", 1)[-1]
         move = last.startswith("d") and len(last) > 1 and np.isclose(low, -high)
         semantics.append("delta" if move else "absolute")
@@ -135,7 +135,7 @@ def build(recipe: Recipe, io: IOSpec, stats: ActionStats, *, seed: int = 0) -> C
         else:
             backbone = make(Path(options["path"]))
         return ChunkPolicy(
-            backbone, meta, stats, (io.action_low, io.action_high),
+            backbone, meta, stats, io.bounds,
             head=recipe.head, head_options=recipe.head_options, trunk=recipe.trunk,
         )  # fmt: skip
 
@@ -148,7 +148,7 @@ def limit_stats(io: IOSpec, actions: np.ndarray | None = None, *, key: str = "da
         actions: (n, A) seen ones in [-1, 1]; None = not known yet.
         key: name of the data.
     """
-    low, high = np.array(io.action_low, np.float64), np.array(io.action_high, np.float64)
+    low, high = (np.array(ends, np.float64) for ends in io.bounds)
     seen = np.array([[-1.0] * len(low), [1.0] * len(low)]) if actions is None else np.asarray(actions, np.float64)
     found = ActionStats.of(low + (seen + 1.0) * 0.5 * (high - low), norm="min_max", key=key)
     return ActionStats("min_max", key, found.mean, found.std, found.q01, found.q99, low, high, found.mask)

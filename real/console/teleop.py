@@ -19,6 +19,7 @@ from robot_rl.real.core.clock import Clock
 from robot_rl.real.intervention import Reading
 from robot_rl.real.teleop.remote import RemoteTeleop
 from robot_rl.types import IOSpec, Obs
+from robot_rl.types.options import Count, Positive
 
 
 class BrowserTeleop(RemoteTeleop):
@@ -201,8 +202,8 @@ def make(
     hosts: Sequence[str] = (),
     certificate: str | None = None,
     key: str | None = None,
-    speed: float = 0.6,
-    frame_every: int = 1,
+    speed: Positive = 0.6,
+    frame_every: Count = 1,
     quality: int = 75,
 ) -> BrowserTeleop:
     """The console; see `BrowserTeleop`."""

@@ -13,6 +13,9 @@ UNTRUSTED = frozenset(
     {"state_stale", "state_never", "state_nonfinite", "state_name_missing", "state_jump", "state_frozen"}
 )
 
+GONE = UNTRUSTED | {"controller_gone", "controller_changed"}
+"""After these nobody knows what the next command would be read as: the driver may have been restarted."""
+
 
 class StateMonitor:
     """Judges one state per tick and remembers the last good one.
@@ -20,6 +23,9 @@ class StateMonitor:
     Args:
         spec: of the robot.
         settings: of the supervisor.
+
+    Attributes:
+        numbers: code -> what was measured and what was allowed, of the last finding.
     """
 
     def __init__(self, spec: RobotSpec, settings: SafetySettings) -> None:
@@ -31,7 +37,8 @@ class StateMonitor:
         self.adopt(settings)
         self._last: RobotState | None = None
         self._good_since: float | None = None
-        self._pushes = 0
+        self._pushes, self._push = 0, 0.0
+        self.numbers: dict[str, str] = {}
         self._forgiven = np.zeros(self._joints)  # how far outside each joint may be after a reset
 
     @property
@@ -88,17 +95,18 @@ class StateMonitor:
         if state is None:
             if last is None:
                 return ["state_never"]
-            return ["state_stale"] if self.age(now) > self._set.state_timeout else []
+            return [self._stale(self.age(now))] if self.age(now) > self._set.state_timeout else []
         position, velocity = np.asarray(state.position, float), np.asarray(state.velocity, float)
         if position.shape != (self._joints,) or velocity.shape != (self._joints,):
             return ["state_name_missing"]
         if not (np.isfinite(position).all() and np.isfinite(velocity).all() and np.isfinite(state.stamp)):
             return ["state_nonfinite"]
         if state.stamp > now + self._set.future_tolerance:
+            self.numbers["clock_jump"] = f"a state is stamped {1e3 * (state.stamp - now):.0f} ms ahead of now"
             return ["clock_jump"]
         codes = []
         if now - state.stamp > self._set.state_timeout:
-            codes.append("state_stale")
+            codes.append(self._stale(now - state.stamp))
         if last is None or state.stamp > last.stamp:
             codes += self._moved(state, position)
         return codes + self._limits(state, position, velocity)
@@ -109,26 +117,43 @@ class StateMonitor:
             way = position - last.position
             way = np.where(self._turning, wrap(way), way)
             elapsed = max(state.stamp - last.stamp, 1.0 / self._set.rate)
-            if (np.abs(way) > self._set.jump_factor * self._speed * elapsed).any():
+            most = self._set.jump_factor * self._speed * elapsed
+            if (np.abs(way) > most).any():
+                self._tell("state_jump", np.abs(way), most, f"rad further within {1e3 * elapsed:.0f} ms")
                 return ["state_jump"]  # the last good state stays: the jump persists until a reset
         self._last = state
         force = self._spec.force
         if force is not None and state.wrench is not None:
-            push = float(np.linalg.norm(state.wrench[:3]))
-            self._pushes = self._pushes + 1 if not push <= self._set.force_factor * force else 0
+            self._push = float(np.linalg.norm(state.wrench[:3]))
+            self._pushes = self._pushes + 1 if not self._push <= self._set.force_factor * force else 0
         return []
 
     def _limits(self, state: RobotState, position: np.ndarray, velocity: np.ndarray) -> list[str]:
         codes, outside = [], self._outside(position)
         self._forgiven = np.minimum(self._forgiven, np.maximum(outside, 0.0))
         if (outside > self._forgiven + self._slack).any():
+            self._tell("limit_measured", outside, self._forgiven + self._slack, "rad outside its limits")
             codes.append("limit_measured")
-        if (np.abs(velocity) > self._set.velocity_factor * self._speed).any():
+        most = self._set.velocity_factor * self._speed
+        if (np.abs(velocity) > most).any():
+            self._tell("velocity_measured", np.abs(velocity), most, "rad/s fast")
             codes.append("velocity_measured")
         if state.effort is not None:
             effort = np.abs(np.asarray(state.effort, float))
-            if not (effort <= self._set.velocity_factor * self._effort).all():
+            most = self._set.velocity_factor * self._effort
+            if not (effort <= most).all():
+                self._tell("effort_measured", effort, most, "N m of effort")
                 codes.append("effort_measured")
-        if self._pushes >= 3:
+        if self._pushes >= 3 and self._spec.force is not None:
+            most = self._set.force_factor * self._spec.force
+            self.numbers["force"] = f"{self._push:.1f} N in 3 states, allowed {most:g}"
             codes.append("force")
         return codes
+
+    def _stale(self, age: float) -> str:
+        self.numbers["state_stale"] = f"{1e3 * age:.0f} ms old, allowed {1e3 * self._set.state_timeout:g}"
+        return "state_stale"
+
+    def _tell(self, code: str, seen: np.ndarray, most: np.ndarray, what: str) -> None:
+        joint = int(np.argmax(np.nan_to_num(seen - most, nan=np.inf)))
+        self.numbers[code] = f"{self._spec.names[joint]} is {seen[joint]:.3f} {what}, allowed {most[joint]:.3f}"

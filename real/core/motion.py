@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.robot import RobotState
+
+
+def farthest(names: Sequence[str], away: np.ndarray, where: str, most: float) -> str:
+    """One sentence about the joint that is farthest `away` (J,) [rad] from somewhere."""
+    joint = int(np.argmax(np.abs(away)))
+    return f"{names[joint]} is {abs(away[joint]):.3f} rad {where}, allowed {most:g}"
 
 
 class FreezeWatch:
@@ -24,6 +30,14 @@ class FreezeWatch:
         self._last: RobotState | None = None
         self._since, self._now = np.inf, -np.inf
         self._way, self._samples = 0.0, 0
+
+    @property
+    def numbers(self) -> str:
+        """What was seen, for whoever reads of the fault."""
+        return (
+            f"{self._samples} states of the same numbers within {self._now - self._since:.2f} s, "
+            f"while {self._way:.3f} rad were commanded"
+        )
 
     def check(self, state: RobotState | None, speed: float, now: float) -> bool:
         """True when the states do not change although the robot should be moving.
@@ -68,6 +82,36 @@ class PlaceWatch:
         # it may still be on its way there
         self._nearest = away if self._nearest is None else np.minimum(self._nearest, away)
         return bool((away - self._nearest > self._tolerance).any())
+
+
+class Farewell:
+    """When a latched stop in position mode has said its last: nothing is repeated to a robot that may have changed.
+
+    Args:
+        patience: how long the command at rest is repeated to a robot that is there [s].
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self.begin()
+
+    def begin(self) -> None:
+        """No stop is latched."""
+        self._since, self._said = np.inf, False
+
+    def over(self, now: float, still: bool, *, gone: bool, astray: bool) -> bool:
+        """True from when nothing more may be sent; it stays so until `begin`, whoever comes back meanwhile.
+
+        Args:
+            now: [s].
+            still: no motion is commanded.
+            gone: the controller or its states are gone, or not believed: one that comes back may read arrays otherwise.
+            astray: the robot goes elsewhere than told, so that braking would not reach it.
+        """
+        self._since = min(self._since, now) if still else np.inf
+        # the command at rest itself goes out once in any case
+        self._said |= astray or (gone and now > self._since) or now - self._since >= self._patience
+        return self._said
 
 
 class Leash:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from robot_rl.real.core.auto_arm import AutoArm
 from robot_rl.real.core.intake import CommandMessage, Intake
 from robot_rl.real.core.machine import LATCHED, MOVABLE, State
 from robot_rl.real.core.settings import SafetySettings
@@ -76,6 +77,7 @@ class CommandPipeline:
         watched: required sensors besides the joint states: name -> largest age [s].
         first_message_timeout: patience for a first message before start-up reports an error [s].
         estop_heartbeat: largest age of the e-stop's heartbeat [s]; 0 = there is none.
+        auto_arm: enable with the first good command, and again after a fault; for simulation only.
         start: present time [s of the steady clock].
 
     Source: specification of the bridge, sections on the supervisor, watchdogs and authority.
@@ -91,11 +93,12 @@ class CommandPipeline:
         watched: Mapping[str, float] | None = None,
         first_message_timeout: float = 5.0,
         estop_heartbeat: float = 0.0,
-        arm_on_start: bool = False,
+        auto_arm: bool = False,
         start: float = 0.0,
     ) -> None:
         self.spec, self.settings = spec, settings or SafetySettings()
-        self.safety = SafetySupervisor(spec, self.settings, forward=forward, arm_on_start=arm_on_start)
+        self.safety = SafetySupervisor(spec, self.settings, forward=forward)
+        self.auto_arm = AutoArm(self.safety) if auto_arm else None
         self.door = Intake(spec, self.settings, **(door or {}))  # type: ignore[arg-type]
         limits = {name: (timeout, "fault") for name, timeout in (watched or {}).items()}
         if estop_heartbeat > 0.0:
@@ -166,13 +169,22 @@ class CommandPipeline:
         self._events.append(act)
 
     def controller(self, view: Controller) -> None:
-        """What the last look at the command topic has found."""
+        """What the last look at the command topic has found.
+
+        A controller that goes while the robot is stopped for good may come back as another one (other joint order,
+        another place), so from then on nothing is said to it until it was asked again and the operator has reset.
+        """
+        before, now = self._controller.subscribers, view.subscribers
+        if 0 < before != now and State(self.safety.state) in (State.STOPPING, *LATCHED):
+            self.safety.report("controller_gone" if now < before else "controller_changed")
         self._controller = view
 
     # ------------------------------------------------------------ operator
 
     def enable(self, on: bool = True) -> list[str]:
         """See `SafetySupervisor.enable`."""
+        if self.auto_arm is not None:
+            self.auto_arm.asked(on)
         return self.safety.enable(on)
 
     def reset(self) -> list[str]:
@@ -225,13 +237,19 @@ class CommandPipeline:
         """
         with self._lock:
             self._soft, self._now = "", now
+            heard = False
             while self._offers:
-                self._count(self.door.offer(*self._offers.popleft()))
+                message, arrival = self._offers.popleft()
+                reason = self.door.offer(message, arrival)
+                self.clock_faults += reason == "stamp"
+                heard |= not reason and len(message.times) > 0
             while self._events:
                 self._events.popleft()()
             if state is not None:
                 self.watchdogs.feed(self._state_name, state.stamp)
             self._watch(now, mismatches)
+            if self.auto_arm is not None:
+                self.auto_arm.tick(heard)
             command, why = self.door.select(now)
             if why or self._soft:
                 self.safety.soft_stop()
@@ -241,7 +259,7 @@ class CommandPipeline:
                 verdict = replace(verdict, reasons=tuple(dict.fromkeys((*verdict.reasons, "start_mismatch"))))
             authority = self.door.authority if verdict.state == State.ACTIVE.value else "none"
             flags = self._flags(verdict)
-            if verdict.publish:
+            if verdict.publish or verdict.state == State.IDLE.value:  # at rest plans begin from where the robot is
                 limiter = self.safety.limiter
                 self.door.executed(now, limiter.position, limiter.velocity, as_asked=verdict.level is Level.OK)
             trace = self.door.trace if authority != "none" else "supervisor/0"
@@ -255,10 +273,6 @@ class CommandPipeline:
             f"{silence.name} " + ("never came" if silence.never else f"silent for {silence.age:.2f} s")
             for silence in self.watchdogs.expired(now)
         ]
-
-    def _count(self, reason: str) -> None:
-        if reason == "stamp":
-            self.clock_faults += 1
 
     def _watch(self, now: float, mismatches: tuple[str, ...]) -> None:
         blocking: list[str] = [f"QoS of {topic} does not match" for topic in mismatches]
@@ -276,12 +290,12 @@ class CommandPipeline:
                 if "heartbeat" not in self._pressed:
                     self.estop("heartbeat", pressed=True)
             elif movable and reaction == "fault":
-                self.safety.report("state_stale")
+                self.safety.report("state_stale", f"{name} is {age:.2f} s old, allowed {timeout:g}")
         view = self._controller
         if view.subscribers == 0:
             blocking.append(f"nobody listens on {self.spec.controller_topic}")
             if movable:
-                self.safety.report("controller_gone")
+                self.safety.report("controller_gone", blocking[-1])
         elif view.subscribers > 1:
             blocking.append(
                 f"{view.subscribers} subscribers on {self.spec.controller_topic}, expected one controller; one "
@@ -290,16 +304,16 @@ class CommandPipeline:
         if view.problem:
             blocking.append(view.problem)
             if movable:
-                self.safety.report("controller_changed")
+                self.safety.report("controller_changed", view.problem)
         if view.rivals or view.strangers:
             blocking.append(f"duplicate publisher: {', '.join((*view.rivals, *view.strangers))}")
             if movable:
-                self.safety.report("duplicate_publisher")
+                self.safety.report("duplicate_publisher", ", ".join((*view.rivals, *view.strangers)))
         double = [source for source, when in self.door.doubled.items() if now - when <= 1.0]
         if double:
             blocking.append(f"two senders speak in turn as {', '.join(double)}; end one of them")
             if movable:
-                self.safety.report("duplicate_source")
+                self.safety.report("duplicate_source", blocking[-1])
         self.blocking = tuple(blocking)
         self.safety.hinder(self.blocking)
 

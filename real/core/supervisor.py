@@ -10,8 +10,8 @@ import numpy as np
 from robot_rl.real.core.limiter import JointLimiter, wrap
 from robot_rl.real.core.limiter_effort import EffortLimiter
 from robot_rl.real.core.machine import MOVABLE, WORDS, Event, SafetyMachine, State
-from robot_rl.real.core.monitor import UNTRUSTED, StateMonitor
-from robot_rl.real.core.motion import FreezeWatch, Leash, PlaceWatch, UnderWay
+from robot_rl.real.core.monitor import GONE, UNTRUSTED, StateMonitor
+from robot_rl.real.core.motion import Farewell, FreezeWatch, Leash, PlaceWatch, UnderWay, farthest
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import EFFORT, POSITION, VELOCITY, RobotSpec
 from robot_rl.real.core.watchdogs import Overrun
@@ -27,15 +27,13 @@ class SafetySupervisor:
     function: a hardware e-stop is required.
 
     Args:
-        spec: of the robot. In a twist mode its joints are the axes of the twist; in effort mode zero effort is what
-            rest means, so the robot's own controller has to compensate gravity.
+        spec: of the robot. In a twist mode its joints are the axes of the twist; in effort mode zero effort means rest,
+            so the robot's own controller has to compensate gravity.
         settings: times and tolerances.
         forward: joint positions (J,) -> tool position (3,) [m], needed when the spec has a workspace.
-        arm_on_start: enable by itself once after start-up; for simulation only.
 
     Raises:
-        ValueError: a velocity, effort or twist mode on a controller without timeout, a workspace without forward
-            kinematics, or one that cannot be kept in this mode.
+        ValueError: a mode other than position on a controller without timeout; a workspace that cannot be kept.
 
     Source: specification of the bridge, safety supervisor.
     """
@@ -46,7 +44,6 @@ class SafetySupervisor:
         settings: SafetySettings | None = None,
         *,
         forward: Callable[[np.ndarray], np.ndarray] | None = None,
-        arm_on_start: bool = False,
     ) -> None:
         self.spec, self.settings = spec, settings or SafetySettings()
         untimed = spec.mode != POSITION and spec.controller_timeout == 0.0
@@ -85,7 +82,6 @@ class SafetySupervisor:
         self._overrun = Overrun(period, limit=self.settings.overrun_ticks)
         box = spec.workspace
         self._guard = WorkspaceGuard(box.lower, box.upper, forward) if box and forward else None
-        self._arm_on_start = arm_on_start
         self._lock = threading.RLock()
         self._now = self._moved_at = -np.inf
         self._sent = np.zeros(len(spec.joints))
@@ -99,7 +95,8 @@ class SafetySupervisor:
         self._armed_at: np.ndarray | None = None  # velocity mode: where it stood then
         self._stop_by = np.inf
         self._zeroed = False
-        self._rested_at = np.inf  # since when a latched stop has commanded no motion
+        self._numbers: dict[str, str] = {}
+        self._farewell = Farewell(self.settings.settle_time)
         self._leash = Leash(self.settings, self._difference)
 
     @property
@@ -127,6 +124,11 @@ class SafetySupervisor:
         """Codes since the last reset; the first is the cause."""
         return tuple(self._machine.faults)
 
+    @property
+    def numbers(self) -> dict[str, str]:
+        """Each of `faults` -> what was measured and what was allowed."""
+        return {code: self._numbers.get(code, "") for code in self.faults}
+
     def filter(self, command: Command | None, state: RobotState | None, now: float) -> tuple[Command, Verdict]:
         """One tick: what to send, and what became of the command.
 
@@ -142,8 +144,8 @@ class SafetySupervisor:
         with self._lock:
             try:
                 return self._filter(command, state, float(now))
-            except Exception:  # whatever it was, the robot has to stop
-                return self._emergency(now)
+            except Exception as error:  # whatever it was, the robot has to stop
+                return self._emergency(now, error)
 
     def enable(self, on: bool = True) -> list[str]:
         """Allow motion (IDLE -> ARMED), or brake and return to IDLE.
@@ -180,6 +182,7 @@ class SafetySupervisor:
             refused = self._machine.handle(Event.RESET, self._now, blockers=blockers)
             if not refused:
                 self._monitor.forgive()
+                self._numbers.clear()
                 self._zeroed = False
             return refused
 
@@ -192,10 +195,10 @@ class SafetySupervisor:
                 self._released_at = self._now
             self._pressed = pressed
 
-    def report(self, code: str) -> None:
+    def report(self, code: str, numbers: str = "") -> None:
         """Latch a fault that was found outside: `controller_gone`, `duplicate_publisher`, `temperature` ..."""
         with self._lock:
-            self._fault(code)
+            self._fault(code, numbers)
 
     def hinder(self, conditions: Sequence[str]) -> None:
         """Conditions outside (no controller, a silent sensor) against start-up, enable and reset; () = none."""
@@ -218,7 +221,6 @@ class SafetySupervisor:
     def shutdown(self) -> None:
         """Brake, then publish nothing more: before the process ends."""
         with self._lock:
-            self._arm_on_start = False
             self._machine.handle(Event.SHUTDOWN, self._now)
             self._begin_stop()
 
@@ -227,11 +229,12 @@ class SafetySupervisor:
     def _filter(self, command: Command | None, state: RobotState | None, now: float) -> tuple[Command, Verdict]:
         reasons: list[str] = []
         if not np.isfinite(now) or now < self._now:
-            self._fault("clock_jump")
+            self._fault("clock_jump", f"now is {now:.3f} s, the tick before was at {self._now:.3f} s")
             now = self._now if np.isfinite(self._now) else 0.0
         self._now = now
         if self._overrun.tick(now) and self._machine.state in MOVABLE:
-            self._fault("loop_overrun")
+            gap, most = self._overrun.gap, self._overrun.limit
+            self._fault("loop_overrun", f"{gap} ticks of {1e3 * self._period:g} ms missed in a row, {most} are a fault")
         self._watch_state(state, now)
         self._watch_place()
         target = self._judge(command, now, reasons)
@@ -248,15 +251,14 @@ class SafetySupervisor:
         if self._machine.state is State.ACTIVE and self.spec.has_positions:
             if self._freeze.check(self._monitor.last, speed, now):
                 self._codes.append("state_frozen")
+                self._monitor.numbers["state_frozen"] = self._freeze.numbers
         else:
             self._freeze = FreezeWatch(self.settings, dead_time=self.spec.dead_time or 0.0)
         if self._machine.state in MOVABLE:
             for code in self._codes:
-                self._fault(code)
+                self._fault(code, self._monitor.numbers.get(code, ""))
         elif self._machine.state is State.STARTUP and self._monitor.settled(now) and not self._outside:
             self._machine.handle(Event.READY, now)
-            if self._arm_on_start and self._machine.state is State.IDLE and not self.enable():
-                self._arm_on_start = False
         elif "state_jump" in self._codes and self._machine.state not in MOVABLE:
             self._monitor.relearn()  # at rest the new place is taken as the truth
 
@@ -269,8 +271,11 @@ class SafetySupervisor:
         elif self.limiter.still:
             self._armed_at = last.position if self._armed_at is None else self._armed_at
             place = self.limiter.position if self.spec.mode == POSITION else self._armed_at
-            if self._place.check(np.abs(self._difference(last.position, place))):
-                self._fault("left_place")
+            away = np.abs(self._difference(last.position, place))
+            if self._place.check(away):
+                self._fault(
+                    "left_place", farthest(self.spec.names, away, "from its place", self.settings.hold_tolerance)
+                )
 
     def _judge(self, command: Command | None, now: float, reasons: list[str]) -> np.ndarray | None:
         """Target of a good command; None without a new one."""
@@ -278,11 +283,11 @@ class SafetySupervisor:
             return None
         value = np.asarray(command.value, float)
         if value.size and not np.isfinite(value).all():
-            self._fault("cmd_nonfinite")
+            self._fault("cmd_nonfinite", f"the command is {value.tolist()}")
             reasons.append("bad_command")
             return None
         if value.size and value.shape != self._sent.shape:
-            self._fault("cmd_shape")
+            self._fault("cmd_shape", f"the command has shape {value.shape}, expected {self._sent.shape}")
             reasons.append("bad_command")
             return None
         stamp = float(command.stamp)
@@ -403,7 +408,7 @@ class SafetySupervisor:
         """Target held near the robot once the command has run ahead of it; a robot that does not follow is a fault."""
         lead = self._difference(self.limiter.position, last.position)
         if self._leash.strained(lead, last.position, now):
-            self._fault("tracking")
+            self._fault("tracking", farthest(self.spec.names, lead, "behind its command", self.settings.lead_soft))
         soft, most = np.abs(lead) > self.settings.lead_soft, self.settings.lead_soft
         if not soft.any():
             return target
@@ -433,7 +438,8 @@ class SafetySupervisor:
     def _held(self) -> Level:
         return Level.STOP if self._machine.latching else Level.HOLD
 
-    def _fault(self, code: str) -> None:
+    def _fault(self, code: str, numbers: str = "") -> None:
+        self._numbers.setdefault(code, numbers)
         event = Event.UNTRUSTED if code in UNTRUSTED else Event.FAULT
         self._machine.handle(event, self._now, code=code)
         self._begin_stop()
@@ -465,19 +471,17 @@ class SafetySupervisor:
         if machine.state is State.ESTOP and self.settings.estop_action == "halt":
             quiet = True
         if self.spec.mode == POSITION and machine.latching:
-            # Nothing is repeated to a robot that went another way, nor to one that may have been restarted elsewhere: at
-            # once where its states are gone or cannot be believed, as a driver that comes back may read arrays otherwise.
-            self._rested_at = min(self._rested_at, self._now) if self.limiter.still else np.inf
-            patience = 0.0 if UNTRUSTED & set(machine.faults) else self.settings.settle_time
-            quiet |= "left_place" in machine.faults or self._now - self._rested_at >= patience
+            gone, astray = not GONE.isdisjoint((*self.faults, *self._codes)), "left_place" in self.faults
+            quiet |= self._farewell.over(self._now, self.limiter.still, gone=gone, astray=astray)
         else:
-            self._rested_at = np.inf
+            self._farewell.begin()
         source, seq = (command.source, command.seq) if command is not None else ("supervisor", 0)
         verdict = Verdict(level, tuple(dict.fromkeys(reasons)), self.state, machine.cause, not quiet)
         return Command(self._now, value.copy(), source, seq), verdict
 
-    def _emergency(self, now: float) -> tuple[Command, Verdict]:
+    def _emergency(self, now: float, error: Exception) -> tuple[Command, Verdict]:
         """Brake with the last good command and latch; used only when the tick itself broke."""
+        self._numbers.setdefault("internal", f"{type(error).__name__} in a tick: {error}")
         self._machine.handle(Event.UNTRUSTED, self._now, code="internal")
         self._machine.handle(Event.FAULT, self._now, code="internal")
         if np.all(np.isfinite(self.limiter.velocity)) and np.isfinite(self._moved_at):

@@ -121,15 +121,19 @@ class Overrun:
     Args:
         period: nominal [s].
         limit: missed ticks in a row that are an overrun.
+
+    Attributes:
+        missed: ticks so far.
+        gap: ticks missed before the last one.
     """
 
     def __init__(self, period: float, *, limit: int = 5) -> None:
-        self.period, self.limit, self.missed = period, limit, 0
+        self.period, self.limit, self.missed, self.gap = period, limit, 0, 0
         self._last: float | None = None
 
     def tick(self, now: float) -> bool:
         """Note a tick; True when at least `limit` ticks are missing before it."""
-        gap = 0 if self._last is None else int((now - self._last) / self.period + 0.5) - 1
+        self.gap = 0 if self._last is None else max(int((now - self._last) / self.period + 0.5) - 1, 0)
         self._last = now
-        self.missed += max(gap, 0)
-        return gap >= self.limit
+        self.missed += self.gap
+        return self.gap >= self.limit

@@ -13,6 +13,7 @@ from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
 from robot_rl.real.ros.env import Ros2Env
 from robot_rl.types import Obs
+from robot_rl.types.options import Count, NotNegative, Positive, Whole
 
 
 def make(
@@ -21,24 +22,24 @@ def make(
     device: str = "cpu",
     *,
     robot_spec: str,
-    rate: float | None = None,
+    rate: Positive | None = None,
     port: Any = None,
-    episode_seconds: float = 10.0,
+    episode_seconds: Positive = 10.0,
     reset_mode: str = "home",
     reset_service: str = "",
-    reset_timeout: float = 20.0,
+    reset_timeout: Positive = 20.0,
     start: Sequence[float] | None = None,
-    start_noise: float = 0.0,
+    start_noise: NotNegative = 0.0,
     arm: bool = False,
     terminate_on_success: bool = False,
     takeover_ends_episode: bool = False,
-    command_rate: float = 100.0,
-    max_hold: float = 0.5,
-    image_size: Sequence[int] = (128, 128),
-    freeze_time: float = 1.0,
+    command_rate: Positive = 100.0,
+    max_hold: Positive = 0.5,
+    image_size: Sequence[Count] = (128, 128),
+    freeze_time: Positive = 1.0,
     namespace: str = "",
     use_sim_time: bool = False,
-    realtime: int = 0,
+    realtime: Whole = 0,
     realtime_caller: bool = False,
     render_mode: str | None = None,
 ) -> Ros2VectorEnv:

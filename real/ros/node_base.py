@@ -8,13 +8,14 @@ import contextlib
 import ctypes
 import functools
 import gc
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -302,15 +303,26 @@ class Health:
         self._publisher.publish(message)
 
     def watch_loop(self, loop: ControlLoop, *, warn_missed: float = 0.1) -> None:
-        """Add the aspect `loop`; WARN when more than `warn_missed` of the last second's ticks were skipped."""
+        """Add the aspect `loop`; WARN when more than `warn_missed` of the last second's ticks were skipped.
+
+        A loop that was refused SCHED_FIFO is said once in the log: on a busy machine it will miss ticks.
+        """
+        told: set[str] = set()
 
         def aspect() -> tuple[int, str, dict[str, Any]]:
             if not loop.alive:
                 return STALE, "not running", {}
+            if loop.fifo not in ("on", "off") and loop.fifo not in told:
+                told.add(loop.fifo)
+                self._node.get_logger().warning(
+                    f"no SCHED_FIFO for the control loop, {loop.fifo}: on a busy machine it misses ticks and the robot "
+                    "is stopped; allow it (ulimit -r 98, or CAP_SYS_NICE), or say realtime=false on an idle machine"
+                )
             recent = loop.log.last(int(loop.rate))[:, 4]
             share = float(recent.sum() / max(len(recent), 1)) if len(recent) else 0.0
             level = WARN if share > warn_missed else OK
             message = f"{share:.0%} of the ticks of the last second were missed" if level else "on time"
+            message += "" if loop.fifo in ("on", "off") else f"; no SCHED_FIFO, {loop.fifo}"
             return level, message, {**loop.summary(), "fifo": loop.fifo, "errors": loop.errors}
 
         self.add("loop", aspect)
@@ -401,6 +413,8 @@ def run(
     except KeyboardInterrupt:
         return 0
     except (ValueError, OSError, ImportError) as error:
+        if ending.is_set():  # the signal came while a library was loading, which calls that an error of its own
+            return 0
         sys.stderr.write(f"{sys.argv[0].rsplit('/', 1)[-1]}: {error}\n")
         return 2
     except (rclpy.exceptions.ParameterException, rclpy.exceptions.InvalidParameterTypeException) as error:
@@ -415,6 +429,14 @@ def run(
             with contextlib.suppress(Exception):
                 node.destroy_node()
         rclpy.try_shutdown()
+
+
+def leave(status: int) -> NoReturn:
+    """End the process after `run`; the interpreter's own end takes up to seconds where torch or MuJoCo are loaded."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _spin(executor: SingleThreadedExecutor, over: threading.Event, survive: Callable[[Exception], None] | None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import secrets
-import sys
 import threading
 import time
 from pathlib import Path
@@ -35,6 +34,7 @@ from robot_rl.real.ros.node_base import (
     Ring,
     declare,
     freeze_garbage,
+    leave,
     publisher,
     run,
     steady_timer,
@@ -398,7 +398,7 @@ class PolicyNode(LifecycleNode):
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the executable."""
-    sys.exit(run(PolicyNode, args))
+    leave(run(PolicyNode, args))
 
 
 if __name__ == "__main__":

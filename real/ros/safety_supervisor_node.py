@@ -41,6 +41,7 @@ from robot_rl.real.ros.node_base import (
     Health,
     declare,
     freeze_garbage,
+    leave,
     publisher,
     run,
     steady_timer,
@@ -76,7 +77,7 @@ class SafetySupervisorNode(LifecycleNode):
         self._problem = ""
         declare(self, "robot_spec", "", "path of the RobotSpec YAML")
         declare(self, "autostart", False, "configure and activate at once")
-        declare(self, "auto_arm", False, "enable once after start-up; for simulation only")
+        declare(self, "auto_arm", False, "enable with the first good command, clear faults; for simulation only")
         declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         declare(self, "model", "", "MuJoCo model for the workspace, MJCF or URDF")
         declare(self, "kinematics", "robot_rl.sim.bridge:tool_position", "module:function (model, site, joints) -> f")
@@ -224,7 +225,7 @@ class SafetySupervisorNode(LifecycleNode):
             watched=watched,
             first_message_timeout=self._value("first_message_timeout"),
             estop_heartbeat=self._value("estop_heartbeat"),
-            arm_on_start=self._value("auto_arm"),
+            auto_arm=self._value("auto_arm"),
             start=now,
         )
         self._watched = tuple(watched)
@@ -336,7 +337,7 @@ class SafetySupervisorNode(LifecycleNode):
         self._callback_errors += 1
         self.get_logger().error(f"exception in a callback: {type(error).__name__}: {error}", throttle_duration_sec=1.0)
         if self.pipeline is not None:
-            self.pipeline.safety.report("internal")
+            self.pipeline.safety.report("internal", f"{type(error).__name__} in a callback: {error}")
 
     def _running(self) -> list[str]:
         return [] if self.loop is not None and self.loop.alive else ["the supervisor is not active"]
@@ -345,10 +346,21 @@ class SafetySupervisorNode(LifecycleNode):
         """Who else speaks; four times a second and before enabling, in the callback thread."""
         if self.pipeline is None:
             return
+        self._tell_faults()
         self._controller.look()
         self._rivals = self._endpoints.rivals()
         self._strangers = self._endpoints.strangers(self._commands.watched, set(self._value("command_nodes")))
 
+    def _tell_faults(self) -> None:
+        """Say each fault once, with its numbers; those of auto_arm's robot are gone soon."""
+        assert self.pipeline is not None
+        faults = self.pipeline.safety.numbers
+        for code, numbers in faults.items():
+            if code not in self._told:
+                self.get_logger().error(f"fault {code}: {numbers or 'see the diagnostics'}")
+        self._told = frozenset(faults)
+
+    _told: frozenset[str] = frozenset()
     _rivals: tuple[str, ...] = ()
     _strangers: tuple[str, ...] = ()
 
@@ -412,7 +424,7 @@ class SafetySupervisorNode(LifecycleNode):
     def _on_error(self, error: Exception) -> None:
         """The tick itself broke: brake with the last good command and latch."""
         assert self.pipeline is not None
-        self.pipeline.safety.report("internal")
+        self.pipeline.safety.report("internal", f"{type(error).__name__} in a tick: {error}")
         sent = self.pipeline.tick(time.monotonic(), None)
         self._send(sent, time.monotonic())
         self.get_logger().error(f"exception in the control loop: {type(error).__name__}: {error}")
@@ -430,6 +442,7 @@ class SafetySupervisorNode(LifecycleNode):
             "state": state.value,
             "fault": last.verdict.fault,
             "faults": ", ".join(faults),
+            "numbers": "; ".join(f"{code}: {numbers}" for code, numbers in pipeline.safety.numbers.items() if numbers),
             "authority": last.authority,
             "reasons": ", ".join(last.verdict.reasons),
             "clip_ratio": float(pipeline.clip_ratio),
@@ -439,7 +452,8 @@ class SafetySupervisorNode(LifecycleNode):
         }
         values |= {f"dropped_{reason}": count for reason, count in sorted(pipeline.door.dropped.items())}
         if state in LATCHED or faults:
-            return ERROR, f"{state.value}: {', '.join(faults)}; call reset once the cause is gone", values
+            told = (f"{code} ({numbers})" if numbers else code for code, numbers in pipeline.safety.numbers.items())
+            return ERROR, f"{state.value}: {', '.join(told)}; call reset once the cause is gone", values
         if state is State.STARTUP:
             waiting = [*pipeline.overdue(now), *pipeline.blocking]
             level = ERROR if waiting and not pipeline.patient else WARN
@@ -468,7 +482,7 @@ class SafetySupervisorNode(LifecycleNode):
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the executable."""
-    sys.exit(run(SafetySupervisorNode, args, survive=SafetySupervisorNode.on_callback_error))
+    leave(run(SafetySupervisorNode, args, survive=SafetySupervisorNode.on_callback_error))
 
 
 if __name__ == "__main__":

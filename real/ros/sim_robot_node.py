@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import importlib
 import json
-import sys
 import threading
 import time
 from typing import Any
@@ -31,7 +30,7 @@ from robot_rl.real.ros.io import (
     motion_message,
     time_message,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, declare, publisher, run, subscribe
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, declare, leave, publisher, run, subscribe
 from robot_rl.real.ros.sim_controller import SimController
 
 INJECT: dict[str, Any] = {
@@ -415,7 +414,7 @@ class SimRobotNode(Node):
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the executable."""
-    sys.exit(run(SimRobotNode, args))
+    leave(run(SimRobotNode, args))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import secrets
-import sys
 import time
 from typing import Any
 
@@ -30,7 +29,7 @@ from robot_rl.real.ros.io import (
     trajectory,
     twist_array,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, declare, publisher, run, subscribe
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, declare, leave, publisher, run, subscribe
 
 MODES = ("joy", "twist", "leader")
 
@@ -214,7 +213,7 @@ class TeleopNode(Node):
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the executable."""
-    sys.exit(run(TeleopNode, args))
+    leave(run(TeleopNode, args))
 
 
 if __name__ == "__main__":

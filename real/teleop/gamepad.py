@@ -12,6 +12,7 @@ from robot_rl.extras import require
 from robot_rl.real.intervention import Press, Reading
 from robot_rl.real.teleop.mapping import ActionMap
 from robot_rl.types import IOSpec, Obs
+from robot_rl.types.options import Positive, Share, Whole
 
 # standard layout (XInput): axis -> (named axis, sign), button -> meaning
 STICKS = {1: ("x", -1.0), 0: ("y", -1.0), 4: ("z", -1.0), 3: ("yaw", -1.0)}
@@ -104,7 +105,7 @@ class GamepadTeleop:
 
 
 def make(
-    io: IOSpec, expert: Any = None, *, index: int = 0, dead_zone: float = 0.12, speed: float = 1.0
+    io: IOSpec, expert: Any = None, *, index: Whole = 0, dead_zone: Share = 0.12, speed: Positive = 1.0
 ) -> GamepadTeleop:
     """A gamepad at this machine; see `GamepadTeleop`."""
     return GamepadTeleop(io, index=index, dead_zone=dead_zone, speed=speed)

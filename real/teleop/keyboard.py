@@ -18,6 +18,7 @@ from robot_rl.real.core.clock import Clock, SteadyClock
 from robot_rl.real.intervention import Press, Reading
 from robot_rl.real.teleop.mapping import ActionMap
 from robot_rl.types import IOSpec, Obs
+from robot_rl.types.options import Positive
 
 KEYS: dict[str, tuple[str, float]] = {
     "w": ("x", 1.0),
@@ -128,7 +129,7 @@ class KeyboardTeleop:
                     self.press(key)
 
 
-def make(io: IOSpec, expert: Any = None, *, hold_s: float = 0.55, speed: float = 0.6) -> KeyboardTeleop:
+def make(io: IOSpec, expert: Any = None, *, hold_s: Positive = 0.55, speed: Positive = 0.6) -> KeyboardTeleop:
     """The keyboard of this terminal; see `KeyboardTeleop`."""
     return KeyboardTeleop(io, hold_s=hold_s, speed=speed)
 

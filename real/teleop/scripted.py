@@ -9,6 +9,7 @@ import numpy as np
 
 from robot_rl.real.intervention import Press, Reading
 from robot_rl.types import IOSpec, Obs
+from robot_rl.types.options import NotNegative, Positive, Share
 
 
 class ScriptedHuman:
@@ -49,21 +50,21 @@ class ScriptedHuman:
         io: IOSpec,
         *,
         expert: Callable[[Obs], np.ndarray] | None,
-        skill: float = 1.0,
-        delay_s: float = 0.0,
-        noise: float = 0.0,
+        skill: Share = 1.0,
+        delay_s: NotNegative = 0.0,
+        noise: NotNegative = 0.0,
         bias: float = 0.0,
         help: str = "disagreement",
         sees: str = "proposal",
         gap: str = "max",
-        threshold: float = 0.6,
-        window_s: float = 0.5,
-        patience_s: float = 1.5,
-        drive_s: float = 1.5,
-        attention: float = 1.0,
-        random_rate: float = 0.05,
-        most_s: float | None = None,
-        give_up_s: float | None = None,
+        threshold: Share = 0.6,
+        window_s: Positive = 0.5,
+        patience_s: Positive = 1.5,
+        drive_s: Positive = 1.5,
+        attention: Share = 1.0,
+        random_rate: Share = 0.05,
+        most_s: Positive | None = None,
+        give_up_s: Positive | None = None,
         seed: int = 0,
     ) -> None:
         for name, number in (("skill", skill), ("attention", attention), ("random_rate", random_rate)):

@@ -27,7 +27,8 @@ def make_env(num_envs: int, seed: int, render: bool) -> Any:
 
 def make_learner(io: IOSpec) -> Any:
     """SAC with its defaults."""
-    return importlib.import_module("robot_rl.policies.online.sac").Sac(io)
+    sac = importlib.import_module("robot_rl.policies.online.sac")
+    return sac.Sac(sac.SacOptions(), io)
 
 
 def run(quick: bool = False, workers: tuple[int, ...] = (1, 2)) -> dict[str, Any]:

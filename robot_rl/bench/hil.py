@@ -140,7 +140,9 @@ def _same(a: ControlStep, b: ControlStep) -> bool:
 
 
 def _settings(port: int) -> LinkSettings:
-    return LinkSettings(f"tcp/127.0.0.1:{port}", name="bench", heartbeat_s=0.05, resend_s=0.2, lost_s=1.0, window=64)
+    return LinkSettings(
+        endpoint=f"tcp/127.0.0.1:{port}", name="bench", heartbeat_s=0.05, resend_s=0.2, lost_s=1.0, window=64
+    )
 
 
 def _actor(folder: Path, port: int) -> None:

@@ -75,9 +75,10 @@ def _contestants() -> dict[str, Callable[[], Any]]:
     state = np.random.default_rng(0).standard_normal((1, OBS)).astype(np.float32)
     obs = {"state": state}
     ppo, sac = _at("robot_rl.policies.online.ppo.Ppo"), _at("robot_rl.policies.online.sac.Sac")
+    options = _at("robot_rl.policies.online.sac.SacOptions")
     policies = {
         "PPO (numpy)": ppo(io, hidden=HIDDEN, activation="relu", kernel="numpy").policy,
-        "SAC": sac(io, seed=0, device="cpu", gamma=0.99, hidden=HIDDEN).policy,
+        "SAC": sac(options(hidden=HIDDEN), io).policy,
     }
     if find_spec("numba"):
         policies["PPO (numba)"] = ppo(io, hidden=HIDDEN, activation="relu", kernel="numba").policy

@@ -135,8 +135,9 @@ def _memory(rows: int) -> ReplayBuffer:
 
 
 def _ours(memory: ReplayBuffer, **options: Any) -> Callable[[int], None]:
-    kind = importlib.import_module("robot_rl.policies.online.sac").Sac
-    learner, batches = kind(_io(), batch_size=BATCH, **options), memory.batches(BATCH)
+    sac = importlib.import_module("robot_rl.policies.online.sac")
+    learner = sac.Sac(sac.SacOptions(batch_size=BATCH, **options), _io())
+    batches = memory.batches(BATCH)
 
     def go(items: int) -> None:
         for _ in range(items):

@@ -1,6 +1,6 @@
-"""Updates per second of offline methods in two checkouts of the project, side by side.
+"""Updates per second of methods in two checkouts of the project, side by side.
 
-    python -m robot_rl.bench.updates <other checkout> bc,iql,td3_bc 24 '{"matmul": "bf16"}'
+    python -m robot_rl.bench.updates <other checkout> bc,iql,sac 24 '{"matmul": "bf16"}'
 
 Each checkout has a process of its own with one thread; slices of a tenth of a second alternate, in turning order, and
 are measured in processor time, so that other work on the machine disturbs both alike. The ratio is that of medians,
@@ -20,17 +20,31 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+_RLPD = {"critics": 10, "subset": 2, "layer_norm": True, "utd": 20, "actor_reduce": "mean", "target_entropy": "half"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "bc": ("Bc", {}),
-    "bc gaussian": ("Bc", {"gaussian": True}),
-    "td3_bc": ("Td3Bc", {}),
-    "iql": ("Iql", {}),
-    "iql corl": ("Iql", {"order": "corl"}),
-    "awac": ("Awac", {}),
-    "rebrac": ("ReBrac", {}),
-    "xql": ("Xql", {}),
-    "f_dvl": ("FDvl", {}),
-    "recoil": ("Recoil", {}),
+    "bc": ("offline.bc:Bc", {}),
+    "bc gaussian": ("offline.bc:Bc", {"gaussian": True}),
+    "td3_bc": ("offline.td3_bc:Td3Bc", {}),
+    "iql": ("offline.iql:Iql", {}),
+    "iql corl": ("offline.iql:Iql", {"order": "corl"}),
+    "awac": ("offline.awac:Awac", {}),
+    "rebrac": ("offline.rebrac:ReBrac", {}),
+    "xql": ("offline.xql:Xql", {}),
+    "f_dvl": ("offline.f_dvl:FDvl", {}),
+    "recoil": ("offline.recoil:Recoil", {}),
+    "cql": ("offline.cql:Cql", {}),
+    "cal_ql": ("offline.cal_ql:CalQl", {}),
+    "sac_n": ("offline.sac_n:SacN", {}),
+    "edac": ("offline.edac:Edac", {}),
+    "sac": ("online.sac:Sac", {}),
+    "sac mean": ("online.sac:Sac", {"subset": 1, "actor_reduce": "mean", "normalize_obs": True}),
+    "sac rlpd": ("online.sac:Sac", _RLPD),
+    "sac hlgauss": ("online.sac:Sac", {"value_head": "hlgauss"}),
+    "crossq": ("online.crossq:CrossQ", {}),
+    "simba": ("online.simba:Simba", {}),
+    "imitation_sac": ("human.imitation_sac:ImitationSac", {}),
+    "rlif": ("human.rlif:Rlif", {}),
+    "hil_serl": ("human.hil_serl:HilSerl", {}),
 }
 STATE, ACTION = 17, 6
 
@@ -44,7 +58,7 @@ def _serve() -> None:
     torch.set_num_threads(1)
     io = IOSpec(
         {"state": ((STATE,), "float32")},
-        tuple(f"a{i}" for i in range(ACTION)),
+        (*(f"a{i}" for i in range(ACTION - 1)), "grip"),
         (-1.0,) * ACTION,
         (1.0,) * ACTION,
         ("1",) * ACTION,
@@ -57,6 +71,7 @@ def _serve() -> None:
         state = torch.randn(2, size, STATE, generator=draw)
         number, no = torch.randn(2, size, generator=draw), torch.zeros(size, dtype=torch.bool)
         extras = {"next_action": action[1], "next_action_valid": torch.ones(size), "return_to_go": number[1]}
+        extras |= {"reward_task": number[0], "reward_rlif": -(number[1] > 1).float()}
         extras["source"] = torch.arange(size) * 2 // size
         discount, following = torch.full((size,), 0.99), {"state": state[1]}
         batch = Transitions(
@@ -71,7 +86,8 @@ def _serve() -> None:
         asked = json.loads(line)
         if "case" in asked:
             kind, options = CASES[asked["case"]]
-            module = importlib.import_module(f"robot_rl.policies.offline.{asked['case'].split()[0]}")
+            place, kind = kind.split(":")
+            module = importlib.import_module(f"robot_rl.policies.{place}")
             options, stated = {**options, **asked["options"]}, vars(module).get(f"{kind}Options")
             made = vars(module)[kind]
             learner = made(stated(**options), io) if stated else made(io, **options)

@@ -7,6 +7,7 @@ import glob
 import json
 import os
 import shutil
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator
@@ -65,17 +66,18 @@ def new_folder(path: Path) -> Iterator[Path]:
     temporary.mkdir()
     hold = _hold(temporary)
     try:
-        yield temporary
-        sync_folder(temporary)
-        replaced = path.exists()
-        if replaced:
-            os.rename(path, old)
-        try:
-            os.rename(temporary, path)
-        except OSError:
+        with _removed_after_kill(temporary):
+            yield temporary
+            sync_folder(temporary)
+            replaced = path.exists()
             if replaced:
-                os.rename(old, path)
-            raise
+                os.rename(path, old)
+            try:
+                os.rename(temporary, path)
+            except OSError:
+                if replaced:
+                    os.rename(old, path)
+                raise
         sync_folder(path.parent)
         shutil.rmtree(old, ignore_errors=True)
     except BaseException:
@@ -91,6 +93,25 @@ def _hold(path: Path) -> int:
     with suppress(OSError):  # a file system without locks: then nothing is ever swept there
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return handle
+
+
+@contextmanager
+def _removed_after_kill(temporary: Path) -> Iterator[None]:
+    """A process of its own removes `temporary` when this one has gone, even by SIGKILL, while the block runs.
+
+    It waits at a pipe that the system closes with us; what ended well no longer has that name.
+    """
+    words = ["sh", "-c", 'cat >/dev/null; rm -rf -- "$0"', str(temporary.absolute())]
+    quiet = subprocess.DEVNULL
+    try:
+        keeper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
+    except OSError:  # no shell: the next try to write the path sweeps
+        yield
+        return
+    try:
+        yield
+    finally:
+        keeper.communicate()
 
 
 def _sweep(path: Path) -> None:
@@ -128,7 +149,7 @@ def new_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     _sweep(path)
     try:
-        with _Patient(temporary) as raw:
+        with _removed_after_kill(temporary), _Patient(temporary) as raw:
             with suppress(OSError):
                 fcntl.flock(raw.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
@@ -141,7 +162,7 @@ def new_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
             if raw.problem is not None:
                 raise raw.problem
             os.fsync(raw.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from pydantic import model_validator
 from tqdm import tqdm
+from typing_extensions import Self
 
 from robot_rl.checkpoint import CheckpointError, load_state, save_state, write_bytes, write_json
 from robot_rl.data.hil_log import episode_key, read_corrections
 from robot_rl.data.recorder import Recording
 from robot_rl.data.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
-from robot_rl.types import Episode, IOSpec, Obs
+from robot_rl.types import Episode, IOSpec, Obs, Options
+from robot_rl.types.options import Count, Part, Whole
 
 
 class Classifier(Protocol):
@@ -47,35 +49,34 @@ class Classifier(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ClassifySettings:
-    """Numbers of a training run.
+class ClassifySettings(Options):
+    """Numbers of a training run."""
 
-    Attributes:
-        seed: of the split.
-        margin: see `LabelRules`.
-        after: see `LabelRules`.
-        calibrate_share: share of the episodes that calibration and threshold are fitted on.
-        test_share: share of the episodes that is only measured on.
-        in_a_row: observations above the threshold that count as success.
-        most_false_alarms: wanted probability of a false alarm in an episode.
-        examples: how many doubtful observations are listed.
-    """
-
-    seed: int = 0
-    margin: int = 2
+    seed: Whole = 0
+    """Of the split."""
+    margin: Whole = 2
+    """Steps before a labelled success that count as neither."""
     after: bool = True
-    calibrate_share: float = 0.2
-    test_share: float = 0.2
-    in_a_row: int = 2
-    most_false_alarms: float = 0.01
-    examples: int = 12
+    """What was seen while the finger was on its way to the key counts as success."""
+    calibrate_share: Part = 0.2
+    """Share of the episodes that calibration and threshold are fitted on."""
+    test_share: Part = 0.2
+    """Share of the episodes that is only measured on."""
+    in_a_row: Count = 2
+    """Observations above the threshold that count as success."""
+    most_false_alarms: Part = 0.01
+    """Wanted probability of a false alarm in an episode."""
+    examples: Whole = 12
+    """How many doubtful observations are listed."""
 
-    def __post_init__(self) -> None:
-        if min(self.calibrate_share, self.test_share) <= 0 or self.calibrate_share + self.test_share >= 0.9:
-            raise ValueError("calibrate_share and test_share must be positive and leave something to train on")
-        if self.in_a_row < 1 or not 0 < self.most_false_alarms < 1:
-            raise ValueError("in_a_row must be at least 1 and most_false_alarms in (0, 1)")
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.calibrate_share + self.test_share >= 0.9:
+            raise ValueError(
+                f"calibrate_share and test_share are {self.calibrate_share:g} and {self.test_share:g}, expected a sum "
+                "below 0.9, so that something is left to train on"
+            )
+        return self
 
 
 def log_folder(path: str | Path) -> Path:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from tqdm import tqdm
 
 from robot_rl import checkpoint, lineage, report
@@ -33,75 +34,67 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import IOSpec, Learner, Metrics
+from robot_rl.types import IOSpec, Learner, Metrics, Options
+from robot_rl.types.options import Count, Discount, NotNegative, Positive, Share, Whole
 
 
-@dataclass(frozen=True)
-class HilSettings:
-    """Numbers of a run; the top-level keys of configs/hil.yaml.
+class HilSettings(Options):
+    """Numbers of a run."""
 
-    Attributes:
-        total_steps: own steps in all; demonstrations are not counted.
-        seed: of everything; evaluation uses its own fixed seeds.
-        gamma: discount per control step.
-        demos: successful demonstrations that the person drives first.
-        elicit: after this many, later ones that contradict them are asked for again; 0 = take all.
-        advise: share of the policy's steps in which help is asked for; 0 = never. Needs a learner with critics.
-        demo_share: their share (and that of the person's steps) of every batch; 0 uses no demonstrations.
-        buffer_size: steps kept in memory; the disk keeps all.
-        task_reward: "success", "env", "labels" or "classifier"; see `HilOptions`.
-        learn_from: "cmd" or "exec"; see `HilMemory`.
-        dup_human: human steps also count as demonstrations.
-        store_human: "all", "last" or "none".
-        promote_success: unaided successes join the demonstrations.
-        reaction_ms: of the person's labels.
-        stop_is_end: stops are true ends instead of cuts.
-        recover: a robot that is stuck backs out by itself, where its world knows how; see `Recovery`.
-        hold_s: a person may hold the robot so long before the episode is given up.
-        learning_starts: own steps before the first update.
-        random_steps: own steps with random proposals.
-        updates_per_step: learner updates per own step.
-        eval_every: own steps between evaluation blocks; 0 = only at the end.
-        eval_episodes: trials of a block in mid-run.
-        final_episodes: trials of the block at the end.
-        stop_success: stop once a block over `final_episodes` reaches this rate; None = never.
-        gate: lower bound of the success rate that unattended operation needs.
-        checkpoint_every: own steps between checkpoints; 0 = only at the end.
-        keep_checkpoints: how many stay.
-    """
-
-    total_steps: int
-    seed: int = 0
-    gamma: float = 0.97
-    demos: int = 20
-    elicit: int = 0
-    advise: float = 0.0
-    demo_share: float = 0.5
-    buffer_size: int = 200_000
-    task_reward: str = "success"
-    learn_from: str = "cmd"
+    total_steps: Count = 20_000
+    """Own steps in all; demonstrations are not counted."""
+    seed: Whole = 0
+    """Of everything; evaluation uses its own fixed seeds."""
+    gamma: Discount = 0.97
+    """Discount per control step."""
+    demos: Whole = 20
+    """Successful demonstrations that the person drives first."""
+    elicit: Whole = 0
+    """After this many, later ones that contradict them are asked for again; 0 = take all."""
+    advise: Share = 0.0
+    """Share of the policy's steps in which help is asked for; 0 = never. Needs a learner with critics."""
+    demo_share: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Their share (and that of the person's steps) of every batch; 0 uses no demonstrations."""
+    buffer_size: Count = 200_000
+    """Steps kept in memory; the disk keeps all."""
+    task_reward: Literal["success", "env", "labels", "classifier"] = "success"
+    """What pays: success (1 and the end when the world says so), the world's reward, labels (keys) or a classifier."""
+    learn_from: Literal["cmd", "exec"] = "cmd"
+    """Which action counts: cmd (before safety) or exec (after it)."""
     dup_human: bool = True
-    store_human: str = "all"
+    """Human steps also count as demonstrations."""
+    store_human: Literal["all", "last", "none"] = "all"
+    """Which of the person's steps are kept."""
     promote_success: bool = False
-    reaction_ms: float = 200.0
+    """Unaided successes join the demonstrations."""
+    reaction_ms: NotNegative = 200.0
+    """How long the person takes to press a key for a label, ms."""
     stop_is_end: bool = False
+    """Stops are true ends instead of cuts."""
     recover: bool = False
-    hold_s: float = 30.0
-    learning_starts: int = 100
-    random_steps: int = 0
-    updates_per_step: float = 1.0
-    eval_every: int = 2000
-    eval_episodes: int = 20
-    final_episodes: int = 100
-    stop_success: float | None = None
-    gate: float = 0.9
-    checkpoint_every: int = 2000
-    keep_checkpoints: int = 3
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.demo_share < 1.0 or self.demos < 0:
-            raise ValueError(f"demo_share is {self.demo_share} and demos {self.demos}, expected in [0, 1) and >= 0")
-        self.schedule()
+    """A robot that is stuck backs out by itself, where its world knows how; see `Recovery`."""
+    hold_s: Positive = 30.0
+    """A person may hold the robot so long before the episode is given up."""
+    learning_starts: Whole = 100
+    """Own steps before the first update."""
+    random_steps: Whole = 0
+    """Own steps with random proposals."""
+    updates_per_step: NotNegative = 1.0
+    """Learner updates per own step."""
+    eval_every: Whole = 2000
+    """Own steps between evaluation blocks; 0 = only at the end."""
+    eval_episodes: Count = 20
+    """Trials of a block in mid-run."""
+    final_episodes: Count = 100
+    """Trials of the block at the end."""
+    stop_success: Share | None = None
+    """Stop once a block over `final_episodes` reaches this rate; None = never."""
+    gate: Share = 0.9
+    """Lower bound of the success rate that unattended operation needs."""
+    checkpoint_every: Whole = 2000
+    """Own steps between checkpoints; 0 = only at the end."""
+    keep_checkpoints: Count = 3
+    """How many stay."""
 
     def schedule(self) -> Schedule:
         """When the run does what; its loop calls after every episode.
@@ -244,7 +237,7 @@ class HilJob:
             states,
             policy=self.learner.policy,
             io=self.env.io,
-            facts={"seed": self.settings.seed, "settings": asdict(self.settings)},
+            facts={"seed": self.settings.seed, "settings": self.settings.model_dump(mode="json")},
         )
 
     def _make_loop(self, picture: Callable[[int], Any] | None) -> HumanInTheLoop:

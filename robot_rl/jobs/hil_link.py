@@ -213,7 +213,7 @@ class HilLearnerJob:
             updates_per_step=s.updates_per_step,
             promote_success=s.promote_success,
         )
-        facts = {"seed": s.seed, "settings": asdict(s), "role": "learner"}
+        facts = {"seed": s.seed, "settings": s.model_dump(mode="json"), "role": "learner"}
         states = {"learner": learner, "loop": loop, "sampler": Shares(sampler)}
         run = Run(
             self._claim,

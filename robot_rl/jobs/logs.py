@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -12,37 +12,34 @@ from robot_rl.data import formats
 from robot_rl.data.features import Reader, cache_path, features, moments
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import META, Store, came_from, open_store, store_from_d4rl, write_store
-from robot_rl.types import IOSpec, LogFacts
+from robot_rl.types import IOSpec, LogFacts, Options
+from robot_rl.types.options import Discount, Mixing
 
 REWARDS = ("none", "minus_one", "scale_bias", "return_range")
 FEATURES = "features"
 _EDGE = 1e-5
 
 
-@dataclass(frozen=True)
-class LogSettings:
-    """How a log is read.
-
-    Attributes:
-        data: a store, or a file or folder in any format that `robot-rl data info` reads.
-        gamma: discount per control step.
-        reward: transformation: "none"; "minus_one" (r - 1: AntMaze); "scale_bias" (scale r + bias); "return_range"
-            (1000 r / (largest - smallest return of complete episodes): locomotion).
-        reward_scale: of reward="scale_bias".
-        reward_bias: of reward="scale_bias".
-        top_fraction: share of the best episodes that is kept (%BC).
-        top_unit: "episodes" or "steps".
-        action_clip: clip logged actions to [-1, 1] instead of refusing those outside.
-    """
+class LogSettings(Options):
+    """How a log is read."""
 
     data: str
-    gamma: float = 0.99
-    reward: str = "none"
+    """A store, or a file or folder in any format that `robot-rl data info` reads."""
+    gamma: Discount = 0.99
+    """Discount per control step."""
+    reward: Literal["none", "minus_one", "scale_bias", "return_range"] = "none"
+    """How rewards are changed: not, minus_one (r - 1: AntMaze), scale_bias (scale r + bias), or return_range (1000 r
+    over the largest minus the smallest return of complete episodes: locomotion)."""
     reward_scale: float = 1.0
+    """Of reward=scale_bias."""
     reward_bias: float = 0.0
-    top_fraction: float = 1.0
-    top_unit: str = "episodes"
+    """Of reward=scale_bias."""
+    top_fraction: Mixing = 1.0
+    """Share of the best episodes that is kept (%BC)."""
+    top_unit: Literal["episodes", "steps"] = "episodes"
+    """What `top_fraction` counts."""
     action_clip: bool = False
+    """Clip logged actions to [-1, 1] instead of refusing those outside."""
 
 
 def open_log(path: str | Path) -> Store:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,51 +29,41 @@ from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
 from robot_rl.types import IOSpec, Learner, Metrics
+from robot_rl.types.options import Count, Whole
 
 
-@dataclass(frozen=True)
 class OfflineSettings(LogSettings):
-    """Numbers of an offline run; with those of `LogSettings` the top-level keys of configs/offline.yaml.
+    """Numbers of an offline run, beside those of its log."""
 
-    Attributes:
-        updates: learner updates in all.
-        seed: of everything; evaluation uses its own fixed seeds.
-        expert: a second log, of demonstrations, for methods that imitate; half of every batch comes from it.
-        score: dataset whose reference scores normalise the returns; "auto" tries the log's name and the environment's.
-        log_every: updates between metric rows.
-        eval_every: updates between evaluations; 0 means only at the end.
-        eval_episodes: episodes of an evaluation in mid-run.
-        eval_envs: copies of the evaluation environment.
-        final_episodes: episodes of the evaluation at the end.
-        estimate: updates of fitted Q evaluation at the end, which says from the log alone how good the policy is;
-            "auto" = a tenth of `updates`, yet 10,000 where there are as many, 50,000 at most; 0 = no estimate.
-        checkpoint_every: updates between checkpoints; 0 means only at the end and on interruption.
-        keep_checkpoints: how many stay on disk.
-        video_episodes: episodes in the final video; 0 = no video.
-        allow_data_change: resume although the log is not the one that the run began with.
-    """
-
-    updates: int = 1_000_000
-    seed: int = 0
+    updates: Count = 1_000_000
+    """Learner updates in all."""
+    seed: Whole = 0
+    """Of everything; evaluation uses its own fixed seeds."""
     expert: str | None = None
+    """A second log, of demonstrations, for methods that imitate; half of every batch comes from it."""
     score: str = "auto"
-    log_every: int = 1000
-    eval_every: int = 5000
-    eval_episodes: int = 10
-    eval_envs: int = 10
-    final_episodes: int = 10
-    estimate: int | str = "auto"
-    checkpoint_every: int = 50_000
-    keep_checkpoints: int = 2
-    video_episodes: int = 1
+    """Dataset whose reference scores normalise the returns; "auto" tries the log's name and the environment's."""
+    log_every: Whole = 1000
+    """Updates between metric rows."""
+    eval_every: Whole = 5000
+    """Updates between evaluations; 0 means only at the end."""
+    eval_episodes: Count = 10
+    """Episodes of an evaluation in mid-run."""
+    eval_envs: Count = 10
+    """Copies of the evaluation environment."""
+    final_episodes: Count = 10
+    """Episodes of the evaluation at the end."""
+    estimate: Whole | Literal["auto"] = "auto"
+    """Updates of fitted Q evaluation at the end, which says from the log alone how good the policy is; "auto" = a
+    tenth of `updates`, yet 10,000 where there are as many, 50,000 at most; 0 = no estimate."""
+    checkpoint_every: Whole = 50_000
+    """Updates between checkpoints; 0 means only at the end and on interruption."""
+    keep_checkpoints: Count = 2
+    """How many stay on disk."""
+    video_episodes: Whole = 1
+    """Episodes in the final video; 0 = no video."""
     allow_data_change: bool = False
-
-    def __post_init__(self) -> None:
-        self.schedule()
-        if self.eval_envs < 1:
-            raise ValueError(
-                f"eval_envs is {self.eval_envs}, expected 1 or more copies of the environment to evaluate in"
-            )
+    """Resume although the log is not the one that the run began with."""
 
     def schedule(self) -> Schedule:
         """When the run does what.
@@ -192,7 +182,7 @@ class OfflineJob:
         if settings.expert is not None:
             demos, notes = logs.sampler(
                 logs.open_log(settings.expert),
-                replace(settings, data=settings.expert, top_fraction=1.0),
+                settings.model_copy(update={"data": settings.expert, "top_fraction": 1.0}),
                 seed=settings.seed + 1,
                 **options,
             )
@@ -234,7 +224,7 @@ class OfflineJob:
             io=self.io,
             facts={
                 "seed": self.settings.seed,
-                "settings": asdict(self.settings),
+                "settings": self.settings.model_dump(mode="json"),
                 "data_fingerprint": self.sampler.store.fingerprint,
                 "reward": {"scale": self.sampler.reward_scale, "bias": self.sampler.reward_bias},
             },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from robot_rl.jobs import ope
@@ -59,7 +59,7 @@ def judge(
     """
     if set(io.obs) != {"state"}:
         return None, f"the estimators read vector observations named state, this log has {', '.join(sorted(io.obs))}"
-    plain = {f.name: getattr(settings, f.name) for f in fields(LogSettings)}
+    plain = {name: getattr(settings, name) for name in LogSettings.model_fields}
     plain["top_fraction"] = 1.0  # value and support are those of all data, whichever episodes were learnt from
     numbers = ope.OpeSettings(
         **plain, seed=seed, methods=("fqe",), updates=updates, behaviour_updates=min(_BEHAVIOUR, max(updates, 1))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,47 +21,39 @@ from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
 from robot_rl.ope.intervals import Interval, bootstrap, half_samples
 from robot_rl.types import IOSpec, Transitions
+from robot_rl.types.options import Count, Part, Positive, Share, Whole
 
-METHODS = ("fqe", "mb", "is", "wis", "pdis", "wpdis", "dr", "wdr")
+Method = Literal["fqe", "mb", "is", "wis", "pdis", "wpdis", "dr", "wdr"]
+METHODS: tuple[Method, ...] = get_args(Method)
 _MOST_STARTS = 256
 _LOGP = ("action_log_probs", "infos/action_log_probs")
 
 
-@dataclass(frozen=True)
 class OpeSettings(LogSettings):
-    """Numbers of an evaluation; with those of `LogSettings` the top-level keys of configs/ope.yaml.
+    """Numbers of an evaluation, beside those of its log."""
 
-    Attributes:
-        seed: of everything.
-        methods: which estimators.
-        updates: of FQE.
-        model_updates: of the dynamics models.
-        behaviour_updates: of the fitted behaviour policy, where the log holds no log-densities.
-        holdout: share of the episodes that the behaviour policy and FQE do not train on; all estimates use them.
-        smooth: standard deviation of a Gaussian around a deterministic policy, which gives it a density.
-        resamples: bootstrap draws.
-        confidence: mass of the intervals.
-        support_quantile: a policy action less likely under the behaviour than this share of logged ones is outside.
-        support_share: more than this share outside is a warning.
-    """
-
-    seed: int = 0
-    methods: tuple[str, ...] = ("fqe", "wis", "wpdis", "wdr")
-    updates: int = 50_000
-    model_updates: int = 10_000
-    behaviour_updates: int = 5_000
-    holdout: float = 0.2
-    smooth: float | None = None
-    resamples: int = 2000
-    confidence: float = 0.95
-    support_quantile: float = 0.01
-    support_share: float = 0.1
-
-
-def settings_of(plain: dict[str, Any]) -> OpeSettings:
-    """From a configuration that holds more."""
-    known = {f.name: plain[f.name] for f in fields(OpeSettings) if f.name in plain}
-    return OpeSettings(**{**known, "methods": tuple(known["methods"])})
+    seed: Whole = 0
+    """Of everything."""
+    methods: tuple[Method, ...] = ("fqe", "wis", "wpdis", "wdr")
+    """Which estimators; fqe: fitted Q, mb: dynamics models, the rest: importance sampling and doubly robust."""
+    updates: Count = 50_000
+    """Of FQE."""
+    model_updates: Count = 10_000
+    """Of the dynamics models."""
+    behaviour_updates: Count = 5_000
+    """Of the fitted behaviour policy, where the log holds no log-densities."""
+    holdout: Part = 0.2
+    """Share of the episodes that the behaviour policy and FQE do not train on; all estimates use them."""
+    smooth: Positive | None = None
+    """Standard deviation of a Gaussian around a deterministic policy, which gives it a density."""
+    resamples: Count = 2000
+    """Bootstrap draws."""
+    confidence: Part = 0.95
+    """Mass of the intervals."""
+    support_quantile: Part = 0.01
+    """A policy action less likely under the behaviour than this share of logged ones is outside."""
+    support_share: Share = 0.1
+    """More than this share outside is a warning."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +143,6 @@ def run(
             not fit it.
     """
     s = settings
-    unknown = [name for name in s.methods if name not in METHODS]
-    if unknown:
-        raise ValueError(f"there is no estimator {', '.join(unknown)}; choose from {', '.join(METHODS)}")
     if "mb" in s.methods and make_model is None:
         raise ValueError("the model-based estimator mb needs a model to learn: ope.run(..., make_model=...)")
     if isinstance(policy, ChunkedPolicy):
@@ -168,7 +157,7 @@ def run(
         )
     store = logs.open_log(s.data)
     logs.agree(store.io, io)
-    plain = LogSettings(**{f.name: getattr(s, f.name) for f in fields(LogSettings)})
+    plain = LogSettings(**{name: getattr(s, name) for name in LogSettings.model_fields})
     data, notes = logs.sampler(store, plain, seed=s.seed)
     logs.check_rewards(data)
     inside, held_out = _split(data.episodes, s.holdout, s.seed)

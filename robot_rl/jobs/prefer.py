@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from tqdm import tqdm
 
@@ -19,10 +20,11 @@ from robot_rl.data import d4rl
 from robot_rl.data.store import Store
 from robot_rl.extras import require
 from robot_rl.jobs.logs import open_log
+from robot_rl.types import Options
+from robot_rl.types.options import Count, NotNegative, Share, Whole
 
 Piece = tuple[int, int]
 """(episode, first step)."""
-RULES = ("uniform", "disagreement", "entropy")
 TIE = -1
 _PROMPT = "which is better? 1 first, 2 second, 0 equal, q enough: "
 
@@ -51,49 +53,42 @@ class Ensemble(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class PreferSettings:
-    """Numbers of a run.
-
-    Attributes:
-        data: the log, as `robot-rl offline` reads it.
-        labels: who answers: "return" (a script that compares logged returns), "ask" (a person at the terminal), or a
-            pairs.jsonl of an earlier run.
-        pairs: how many pairs in all.
-        length: steps of a piece.
-        error: share of answers that labels=return turns round.
-        tie: difference of returns below which labels=return finds two pieces equal.
-        rule: which pairs are asked for: "uniform", or, from the second round on, those with the largest "disagreement"
-            between members or the largest "entropy".
-        rounds: of asking and fitting; 1 with rule=uniform.
-        candidates: pairs among which a rule chooses, for each that is asked for.
-        updates: most updates of the ensemble in a round.
-        accuracy: running accuracy on training pairs at which it stops.
-        test_share: share of the pairs that is only measured on.
-        seed: of pieces, split and wrong answers.
-    """
+class PairSettings(Options):
+    """Which pairs are asked for, who answers, and how a reward is fitted to the answers."""
 
     data: str
+    """The log, as `robot-rl offline` reads it."""
     labels: str = "return"
-    pairs: int = 500
-    length: int = 50
-    error: float = 0.0
-    tie: float = 0.0
-    rule: str = "uniform"
-    rounds: int = 4
-    candidates: int = 10
-    updates: int = 2000
-    accuracy: float = 0.97
-    test_share: float = 0.2
-    seed: int = 0
+    """Who answers: return (a script that compares logged returns), ask (a person at the terminal), vlm (a model that
+    sees pictures), or a pairs.jsonl of an earlier run."""
+    pairs: Annotated[int, Field(ge=10)] = 500
+    """How many pairs in all."""
+    error: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of answers that the script turns round."""
+    tie: NotNegative = 0.0
+    """Difference of returns below which the script finds two pieces equal."""
+    rule: Literal["uniform", "disagreement", "entropy"] = "uniform"
+    """Which pairs are asked for: any, or, from the second round on, those with the largest disagreement between members
+    or the largest entropy."""
+    rounds: Count = 4
+    """Of asking and fitting; 1 with rule=uniform."""
+    candidates: Count = 10
+    """Pairs among which a rule chooses, for each that is asked for."""
+    updates: Count = 2000
+    """Most updates of the ensemble in a round."""
+    accuracy: Share = 0.97
+    """Running accuracy on training pairs at which it stops."""
+    test_share: Annotated[float, Field(gt=0, lt=0.9)] = 0.2
+    """Share of the pairs that is only measured on."""
+    seed: Whole = 0
+    """Of pieces, split and wrong answers."""
 
-    def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"rule is '{self.rule}', expected one of {', '.join(RULES)}")
-        if self.pairs < 10 or min(self.length, self.rounds, self.candidates, self.updates) < 1:
-            raise ValueError("pairs must be at least 10, and length, rounds, candidates and updates at least 1")
-        if not 0.0 < self.test_share < 0.9 or not 0.0 <= self.error <= 0.5 or self.tie < 0.0:
-            raise ValueError("test_share must lie in (0, 0.9), error in [0, 0.5], and tie must not be negative")
+
+class PreferSettings(PairSettings):
+    """Numbers of a run about pieces of a log."""
+
+    length: Count = 50
+    """Steps of a piece."""
 
 
 @dataclass

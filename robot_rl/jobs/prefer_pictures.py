@@ -17,42 +17,28 @@ from robot_rl.checkpoint import save_state, write_bytes, write_json
 from robot_rl.data import recorder
 from robot_rl.jobs.critic import without_pictures
 from robot_rl.jobs.logs import open_log
-from robot_rl.jobs.prefer import RULES, TIE, spearman
+from robot_rl.jobs.prefer import TIE, PairSettings, spearman
 
 Frame = tuple[int, int]
 """(episode, observation)."""
 _PATIENCE = 20  # pairs after which a model that is never understood is given up
 
 
-@dataclass(frozen=True)
-class PictureSettings:
-    """Numbers of a run; see configs/prefer.yaml."""
+class PictureSettings(PairSettings):
+    """Numbers of a run about pictures under goals."""
 
-    data: str
     labels: str = "vlm"
-    pairs: int = 500
-    error: float = 0.0
-    tie: float = 0.0
-    rule: str = "uniform"
-    rounds: int = 4
-    candidates: int = 10
-    updates: int = 2000
-    accuracy: float = 0.97
-    test_share: float = 0.2
+    """vlm (a model that sees pictures), or a pairs.jsonl of an earlier run."""
     camera: str = "front"
+    """Which pictures the model sees."""
     goal: str | None = None
+    """The sentence; null takes that of each episode of the log."""
     truth: str = "reward"
+    """Column that the labels are measured against."""
     keep_ties: bool = False
+    """Ties count as one half; false leaves them out."""
     pictures: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"rule is '{self.rule}', expected one of {', '.join(RULES)}")
-        if self.pairs < 10 or min(self.rounds, self.candidates, self.updates) < 1:
-            raise ValueError("pairs must be at least 10, and rounds, candidates and updates at least 1")
-        if not 0.0 < self.test_share < 0.9 or not 0.0 <= self.error <= 0.5 or self.tie < 0.0:
-            raise ValueError("test_share must lie in (0, 0.9), error in [0, 0.5], and tie must not be negative")
+    """Keep the pictures in the relabelled log."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,69 +31,59 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Learner
+from robot_rl.types import Learner, Options
+from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 
 
-@dataclass(frozen=True)
-class TrainSettings:
-    """Numbers of a training run; the top-level keys of configs/train.yaml.
+class TrainSettings(Options):
+    """Numbers of a training run."""
 
-    Attributes:
-        total_steps: environment steps (transitions) in all.
-        num_envs: copies of the training environment, over all processes that torchrun started.
-        seed: of everything; evaluation uses its own fixed seeds.
-        gamma: discount per control step.
-        n_step: n of the n-step return, in control steps.
-        buffer_size: transitions kept.
-        learning_starts: transitions before the first update.
-        updates_per_step: learner updates per transition; learners on a device have a number of their own.
-        workers: Ray actors that step the environments (`num_envs` copies each), on this machine or a cluster; 0 = none.
-        demos: successful scripted-expert episodes collected before training and sampled beside the run's own data.
-        demo_share: share of every batch that comes from them.
-        init: an offline run whose learner goes on from here (fine-tuning); its actions are taken from the first step.
-        log: a log that is sampled beside the run's own data, in the reward units of `init`.
-        log_share: share of every batch that comes from it.
-        log_every: steps between metric rows.
-        eval_every: steps between evaluations; 0 means only at the end.
-        eval_episodes: episodes of an evaluation in mid-run.
-        eval_envs: copies of the evaluation environment.
-        final_episodes: episodes of the evaluation at the end.
-        stop_success: stop once an evaluation over `final_episodes` reaches this success rate; None = never.
-        checkpoint_every: steps between checkpoints; 0 means only at the end and on interruption.
-        keep_checkpoints: how many stay on disk.
-        video_episodes: episodes in the final video; 0 = no video.
-    """
-
-    total_steps: int
-    num_envs: int = 1
-    seed: int = 0
-    gamma: float = 0.99
-    n_step: int = 1
-    buffer_size: int = 1_000_000
-    learning_starts: int = 100
-    updates_per_step: float = 1.0
-    workers: int = 0
-    demos: int = 0
-    demo_share: float = 0.5
+    total_steps: Count = 100_000
+    """Environment steps (transitions) in all."""
+    num_envs: Count = 1
+    """Copies of the training environment, over all processes that torchrun started."""
+    seed: Whole = 0
+    """Of everything; evaluation uses its own fixed seeds."""
+    gamma: Discount = 0.99
+    """Discount per control step."""
+    n_step: Count = 1
+    """Control steps of a return before it bootstraps."""
+    buffer_size: Count = 1_000_000
+    """Transitions kept."""
+    learning_starts: Whole = 100
+    """Transitions before the first update."""
+    updates_per_step: NotNegative = 1.0
+    """Learner updates per transition; learners on a device have a number of their own."""
+    workers: Whole = 0
+    """Ray actors that step the environments (`num_envs` copies each), on this machine or a cluster; 0 = none."""
+    demos: Whole = 0
+    """Successful scripted-expert episodes collected before training and sampled beside the run's own data."""
+    demo_share: Part = 0.5
+    """Share of every batch that comes from them."""
     init: str | None = None
+    """An offline run whose learner goes on from here (fine-tuning); its actions are taken from the first step."""
     log: str | None = None
-    log_share: float = 0.5
-    log_every: int = 1000
-    eval_every: int = 10_000
-    eval_episodes: int = 10
-    eval_envs: int = 1
-    final_episodes: int = 20
-    stop_success: float | None = None
-    checkpoint_every: int = 50_000
-    keep_checkpoints: int = 2
-    video_episodes: int = 2
-
-    def __post_init__(self) -> None:
-        self.schedule()
-        if self.eval_envs < 1:
-            raise ValueError(
-                f"eval_envs is {self.eval_envs}, expected 1 or more copies of the environment to evaluate in"
-            )
+    """A log that is sampled beside the run's own data, in the reward units of `init`."""
+    log_share: Part = 0.5
+    """Share of every batch that comes from it."""
+    log_every: Whole = 1000
+    """Steps between metric rows."""
+    eval_every: Whole = 10_000
+    """Steps between evaluations; 0 means only at the end."""
+    eval_episodes: Count = 10
+    """Episodes of an evaluation in mid-run."""
+    eval_envs: Count = 1
+    """Copies of the evaluation environment."""
+    final_episodes: Count = 20
+    """Episodes of the evaluation at the end."""
+    stop_success: Share | None = None
+    """Stop once an evaluation over `final_episodes` reaches this success rate; None = never."""
+    checkpoint_every: Whole = 50_000
+    """Steps between checkpoints; 0 means only at the end and on interruption."""
+    keep_checkpoints: Count = 2
+    """How many stay on disk."""
+    video_episodes: Whole = 2
+    """Episodes in the final video; 0 = no video."""
 
     def schedule(self) -> Schedule:
         """When the run does what.
@@ -192,7 +181,7 @@ class TrainJob:
             stores={} if self.buffer is None else {"buffer": self.buffer},
             policy=self.learner.policy,  # type: ignore[arg-type]
             io=self.env.io,
-            facts={"seed": self.settings.seed, "settings": asdict(self.settings)},
+            facts={"seed": self.settings.seed, "settings": self.settings.model_dump(mode="json")},
         )
 
     def _sources(self) -> dict[str, Any]:
@@ -331,7 +320,14 @@ class TrainJob:
         reward = {"scale": 1.0, "bias": 0.0}
         if s.init is not None:
             reward |= checkpoint.read_meta(checkpoint.find(Path(s.init))).get("reward", {})
-        settings = LogSettings(path, s.gamma, "scale_bias", reward["scale"], reward["bias"], action_clip=True)
+        settings = LogSettings(
+            data=path,
+            gamma=s.gamma,
+            reward="scale_bias",
+            reward_scale=reward["scale"],
+            reward_bias=reward["bias"],
+            action_clip=True,
+        )
         data, _ = logs.sampler(store, settings, seed=s.seed + 1, window=self._window)
         own = Rescaled(self.buffer, scale=reward["scale"], bias=reward["bias"])
         return Mix({"online": (own, 1.0 - s.log_share), "log": (data, s.log_share)}, seed=s.seed)

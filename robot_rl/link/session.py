@@ -8,80 +8,75 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
+from typing_extensions import Self
 
 from robot_rl.extras import require
+from robot_rl.types import Options
+from robot_rl.types.options import Count, NotNegative, Positive, Whole
 
 Place = tuple[int, int]
 """(episode, step) of the next row that is wanted."""
 
 
-@dataclass(frozen=True)
-class LinkSettings:
-    """How actor and learner find and trust each other.
-
-    Attributes:
-        endpoint: where the learner listens and the actor connects, in Zenoh's words: tcp/127.0.0.1:7447,
-            tls/learner.local:7447, quic/...
-        name: of the run; several runs may share a Zenoh network under different names.
-        actor_id: of the actor; unique among those of a learner.
-        heartbeat_s: between signs of life.
-        lost_s: silence after which the other side counts as dead.
-        resend_s: without progress, rows are sent again after this time.
-        window: rows on the way that the learner has not confirmed.
-        patience_s: how long an actor waits for a learner where waiting moves nothing: at the start, for the first
-            weights, and for the last ones at the end.
-        drive_untrained: True lets the untrained policy drive when no weights came within `patience_s`; False holds.
-        collect_without_learner: begin new episodes while the learner is away; False holds between episodes.
-        most_waiting: rows that may wait for the learner on the actor's disk before it holds between episodes.
-        speed: driven steps of a simulated actor per second, as a multiple of its control rate; a robot keeps its own.
-        authority: PEM file of the certificate authority, for tls/ and quic/.
-        certificate: PEM file of this side's certificate; the learner needs one, the actor as well if it is to be known
-            to the learner (`mutual`).
-        key: PEM file of its private key.
-        mutual: the learner admits only actors whose certificate the authority signed.
-        user: with `password` the name that both sides have to give; robot_rl where only a password is given.
-        password: see user; also from the variable ROBOT_RL_LINK_PASSWORD, which no run folder keeps. Without one, and
-            without TLS, both sides take the token of `own_token`.
-        config: a Zenoh configuration file (JSON5) for all that is not named here; what is named here goes on top.
-
-    Raises:
-        ValueError: names the setting.
-    """
+class LinkSettings(Options):
+    """How actor and learner find and trust each other."""
 
     endpoint: str = "tcp/127.0.0.1:7447"
+    """Where the learner listens and the actor connects, in Zenoh's words: tcp/127.0.0.1:7447,
+    tls/learner.local:7447, quic/..."""
     name: str = "hil"
-    actor_id: int = 0
-    heartbeat_s: float = 0.25
-    lost_s: float = 5.0
-    resend_s: float = 1.0
-    window: int = 1024
-    patience_s: float = 60.0
+    """Of the run; several runs may share a Zenoh network under different names."""
+    actor_id: Whole = 0
+    """Of the actor; unique among those of a learner."""
+    heartbeat_s: Positive = 0.25
+    """Between signs of life."""
+    lost_s: Positive = 5.0
+    """Silence after which the other side counts as dead."""
+    resend_s: Positive = 1.0
+    """Without progress, rows are sent again after this time."""
+    window: Count = 1024
+    """Rows on the way that the learner has not confirmed."""
+    patience_s: NotNegative = 60.0
+    """How long an actor waits for a learner where waiting moves nothing: at the start, for the first weights, and
+    for the last ones at the end."""
     drive_untrained: bool = False
+    """True lets the untrained policy drive when no weights came within `patience_s`; False holds."""
     collect_without_learner: bool = True
-    most_waiting: int = 100_000
-    speed: float = 1.0
+    """Begin new episodes while the learner is away; False holds between episodes."""
+    most_waiting: Count = 100_000
+    """Rows that may wait for the learner on the actor's disk before it holds between episodes."""
+    speed: Positive = 1.0
+    """Driven steps of a simulated actor per second, as a multiple of its control rate; a robot keeps its own."""
     authority: str | None = None
+    """PEM file of the certificate authority, for tls/ and quic/."""
     certificate: str | None = None
+    """PEM file of this side's certificate; the learner needs one, the actor as well if it is to be known to the
+    learner (`mutual`)."""
     key: str | None = None
+    """PEM file of its private key."""
     mutual: bool = False
+    """The learner admits only actors whose certificate the authority signed."""
     user: str | None = None
+    """With `password` the name that both sides have to give; robot_rl where only a password is given."""
     password: str | None = None
+    """See user; also from the variable ROBOT_RL_LINK_PASSWORD, which no run folder keeps. Without one, and without
+    TLS, both sides take the token of `own_token`."""
     config: str | None = None
+    """A Zenoh configuration file (JSON5) for all that is not named here; what is named here goes on top."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
         if "/" not in self.endpoint or not self.name or set(self.name) & set("/*$?#"):
             raise ValueError(
                 f"endpoint is '{self.endpoint}' and name '{self.name}', expected e.g. tcp/127.0.0.1:7447 and a word"
             )
-        if min(self.heartbeat_s, self.lost_s, self.resend_s, self.speed) <= 0 or self.window < 1 or self.actor_id < 0:
-            raise ValueError("heartbeat_s, lost_s, resend_s, speed, window must be positive and actor_id at least 0")
         if self.user and not self.password:
             raise ValueError("a user needs a password; give both, or a password alone, or neither")
         if not self.secret and not _loopback(self.endpoint) and self.config is None:
@@ -90,6 +85,7 @@ class LinkSettings:
                 "learns. Give authority, certificate and key with a tls/ endpoint, or a Zenoh file in config, or use a "
                 "tunnel (ssh -L 7447:127.0.0.1:7447 learner)"
             )
+        return self
 
     @property
     def secret(self) -> bool:

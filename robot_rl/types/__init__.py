@@ -5,7 +5,7 @@ observations (a `Policy`) takes either kind and returns the same kind; whatever 
 """
 
 from robot_rl.types.data import Array, Episode, LogFacts, Metrics, Obs, Rollout, Sampler, Step, Transitions
-from robot_rl.types.io import IOSpec
+from robot_rl.types.io import IOSpec, Seen
 from robot_rl.types.learner import (
     Learner,
     Needs,
@@ -41,6 +41,7 @@ __all__ = [
     "ProgressCritic",
     "Rollout",
     "Sampler",
+    "Seen",
     "StaleLearner",
     "Stateful",
     "Step",

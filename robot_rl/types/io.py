@@ -2,10 +2,68 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+QUANTILES = (0.001, 0.01, 0.5, 0.99, 0.999)
+"""Which ones `Seen` keeps."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What training saw: a robot or a log of another range is noticed before it moves.
+
+    Attributes:
+        obs: key -> (S, 5) quantiles (`QUANTILES`) of every component of a vector observation.
+        action: (A, 5) of every component of the actions, in [-1, 1].
+        count: steps that they were taken over.
+        rate: decisions per second.
+    """
+
+    obs: Mapping[str, tuple[tuple[float, ...], ...]]
+    action: tuple[tuple[float, ...], ...]
+    count: int
+    rate: float
+
+    @classmethod
+    def of(cls, obs: Mapping[str, np.ndarray], action: np.ndarray, *, count: int, rate: float) -> Seen:
+        """Of rows.
+
+        Args:
+            obs: key -> (N, S) float.
+            action: (N, A).
+            count: steps of which the rows are a sample.
+            rate: decisions per second.
+        """
+
+        def quantiles(rows: np.ndarray) -> tuple[tuple[float, ...], ...]:
+            found = np.quantile(np.asarray(rows, np.float64), QUANTILES, axis=0).T
+            return tuple(tuple(float(x) for x in row) for row in found)
+
+        return cls({key: quantiles(rows) for key, rows in obs.items()}, quantiles(action), int(count), float(rate))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-ready form."""
+        return {
+            "quantiles": list(QUANTILES),
+            "obs": {key: [list(row) for row in rows] for key, rows in self.obs.items()},
+            "action": [list(row) for row in self.action],
+            "count": self.count,
+            "rate": self.rate,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Seen:
+        """Inverse of `to_dict`."""
+
+        def rows(value: Any) -> tuple[tuple[float, ...], ...]:
+            return tuple(tuple(float(x) for x in row) for row in value)
+
+        obs = {str(key): rows(value) for key, value in raw["obs"].items()}
+        return cls(obs, rows(raw["action"]), int(raw["count"]), float(raw["rate"]))
 
 
 @dataclass(frozen=True)
@@ -15,20 +73,25 @@ class IOSpec:
     Attributes:
         obs: key -> (shape without batch, dtype name), e.g. {"state": ((17,), "float32")}.
         action_names: one name per action dimension, length A.
-        action_low: (A,) physical lower bounds, in `action_units`; the normalised action -1 maps to it.
-        action_high: (A,) physical upper bounds; the normalised action +1 maps to it.
+        action_low: (A,) physical lower bounds, in `action_units`; the normalised action -1 maps to it. None: unknown,
+            as of a log that does not tell.
+        action_high: (A,) physical upper bounds; the normalised action +1 maps to it. None: unknown.
         action_units: (A,) "m", "rad", "rad/s", "N*m" or "1".
         control_hz: decisions per second.
         obs_names: names of the components of "state", or empty when unknown.
+        obs_units: key -> units of the components of an observation, where known.
+        seen: what training saw; no part of the interface, so that neither `check` nor equality looks at it.
     """
 
     obs: dict[str, tuple[tuple[int, ...], str]]
     action_names: tuple[str, ...]
-    action_low: tuple[float, ...]
-    action_high: tuple[float, ...]
+    action_low: tuple[float | None, ...]
+    action_high: tuple[float | None, ...]
     action_units: tuple[str, ...]
     control_hz: float
     obs_names: tuple[str, ...] = ()
+    obs_units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seen: Seen | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         lengths = {
@@ -41,6 +104,28 @@ class IOSpec:
     def action_dim(self) -> int:
         """Number of action dimensions A."""
         return len(self.action_names)
+
+    @property
+    def knows_bounds(self) -> bool:
+        """Whether every action has bounds."""
+        return None not in (*self.action_low, *self.action_high)
+
+    @property
+    def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """(A,) lower and (A,) upper bounds.
+
+        Raises:
+            ValueError: one of them is unknown.
+        """
+        low = tuple(x for x in self.action_low if x is not None)
+        high = tuple(x for x in self.action_high if x is not None)
+        if len(low) != self.action_dim or len(high) != self.action_dim:
+            unknown = [n for n, *ends in zip(self.action_names, self.action_low, self.action_high) if None in ends]
+            raise ValueError(
+                f"nobody knows the physical range of {', '.join(unknown)}, so that [-1, 1] means nothing yet; say "
+                "action_low=… action_high=…, or action=normalised where -1 and +1 are the robot's own bounds"
+            )
+        return low, high
 
     def differences(self, other: IOSpec) -> list[str]:
         """Every difference that keeps a policy made for `self` from running on `other`, one line each."""
@@ -57,6 +142,10 @@ class IOSpec:
             pairs = enumerate(zip(self.obs_names, other.obs_names))
             first = next((f"{i}: '{a}' against '{b}'" for i, (a, b) in pairs if a != b), "different lengths")
             lines.append(f"components of 'state' differ, first at {first}")
+        for key in sorted(self.obs_units.keys() & other.obs_units.keys()):
+            if tuple(self.obs_units[key]) != tuple(other.obs_units[key]):
+                mine, theirs = list(self.obs_units[key]), list(other.obs_units[key])
+                lines.append(f"observation '{key}' is in {mine} here and in {theirs} there")
         if len(self.action_names) != len(other.action_names):
             lines.append(f"action has {len(self.action_names)} dimensions here and {len(other.action_names)} there")
         else:
@@ -68,7 +157,10 @@ class IOSpec:
                     lines.append(f"action {i} ({name}) is in {units}")
                 mine = (self.action_low[i], self.action_high[i])
                 theirs = (other.action_low[i], other.action_high[i])
-                if not np.allclose(mine, theirs, rtol=1e-6, atol=1e-9):
+                if None in mine or None in theirs:  # two that are unknown are not the same by that
+                    here, there = ("an unknown range" if None in ends else list(ends) for ends in (mine, theirs))
+                    lines.append(f"action {i} ({name}) spans {here} here and {there} there")
+                elif not np.allclose(_ends(mine), _ends(theirs), rtol=1e-6, atol=1e-9):
                     lines.append(f"action {i} ({name}) spans {list(mine)} here and {list(theirs)} there")
         if not np.isclose(self.control_hz, other.control_hz, rtol=1e-3):
             lines.append(f"control rate is {self.control_hz:g} Hz here and {other.control_hz:g} Hz there")
@@ -89,11 +181,13 @@ class IOSpec:
         return {
             "obs": {key: {"shape": list(shape), "dtype": dtype} for key, (shape, dtype) in self.obs.items()},
             "obs_names": list(self.obs_names),
+            "obs_units": {key: list(units) for key, units in self.obs_units.items()},
             "action_names": list(self.action_names),
             "action_low": list(self.action_low),
             "action_high": list(self.action_high),
             "action_units": list(self.action_units),
             "control_hz": self.control_hz,
+            **({} if self.seen is None else {"seen": self.seen.to_dict()}),
         }
 
     @classmethod
@@ -107,11 +201,13 @@ class IOSpec:
             return cls(
                 obs={key: (tuple(item["shape"]), str(item["dtype"])) for key, item in raw["obs"].items()},
                 obs_names=tuple(raw.get("obs_names", ())),
+                obs_units={key: tuple(units) for key, units in raw.get("obs_units", {}).items()},
                 action_names=tuple(raw["action_names"]),
-                action_low=tuple(float(x) for x in raw["action_low"]),
-                action_high=tuple(float(x) for x in raw["action_high"]),
+                action_low=_ends(raw["action_low"]),
+                action_high=_ends(raw["action_high"]),
                 action_units=tuple(raw["action_units"]),
                 control_hz=float(raw["control_hz"]),
+                seen=Seen.from_dict(raw["seen"]) if raw.get("seen") else None,
             )
         except KeyError as error:
             raise ValueError(f"io.json lacks the field {error}; expected the form written by IOSpec.to_dict") from error
@@ -119,3 +215,8 @@ class IOSpec:
 
 def _spec(item: tuple[tuple[int, ...], str]) -> str:
     return f"{item[1]}{list(item[0])}"
+
+
+def _ends(values: Any) -> tuple[Any, ...]:
+    """Floats, and None where there is none."""
+    return tuple(None if x is None else float(x) for x in values)

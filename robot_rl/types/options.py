@@ -2,7 +2,43 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a value has to be, in words, where type and range do not say it: `Annotated[str, Meaning("a folder")]`."""
+
+    text: str
+
+
+Count = Annotated[int, Field(ge=1)]
+"""How many, at least one: rows, layers, steps, widths."""
+Whole = Annotated[int, Field(ge=0)]
+"""How many, perhaps none: 0 mostly stands for never."""
+Rate = Annotated[float, Field(gt=0, lt=1)]
+"""A step size of gradient descent."""
+Positive = Annotated[float, Field(gt=0)]
+"""A time, a scale, a temperature."""
+NotNegative = Annotated[float, Field(ge=0)]
+"""A weight, a noise, a time that may be none."""
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A part of a whole, or a probability."""
+Part = Annotated[float, Field(gt=0, lt=1)]
+"""A part that is neither nothing nor everything: an expectile, a quantile."""
+Discount = Annotated[float, Field(ge=0, le=1)]
+"""Of a reward one step later."""
+Mixing = Annotated[float, Field(gt=0, le=1)]
+"""The part by which a slow copy moves towards its network: tau."""
+Pixels = Annotated[tuple[Count, Count], Meaning("two whole numbers of at least 1, [height,width]")]
+"""Height and width of a picture."""
+Device = Annotated[
+    str, Field(pattern=r"^(cpu|cuda|mps|xpu)(:\d{1,3})?$"), Meaning("cpu, cuda, or cuda:<number> for one of several")
+]
+"""Where tensors live."""
 
 
 class Options(BaseModel):

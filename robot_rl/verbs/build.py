@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -15,8 +15,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
-from robot_rl.verbs.compose import plain
+from robot_rl.types import Options
+from robot_rl.verbs.compose import plain, read_options
 from robot_rl.words import Refused
+
+S = TypeVar("S", bound=Options)
 
 
 def env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
@@ -215,12 +218,18 @@ def begin(cfg: DictConfig, verb: str, groups: tuple[str, ...], method: str = "")
         names = ", ".join(groups[:-1]) + " and " + groups[-1]
         raise Refused(f"{fixed[0]}: a resumed run keeps its {names}; start a new run")
     merged = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes), {"resume": str(folder)})
+    read_options(verb, merged)  # type: ignore[arg-type]
     return merged, folder  # type: ignore[return-value]
 
 
 def saved_config(cfg: DictConfig) -> str:
     """The composed configuration as a run keeps it."""
     return OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
+
+
+def settings_of(kind: type[S], cfg: DictConfig) -> S:
+    """What a job takes, out of the options of its verb."""
+    return kind(**plain(OmegaConf.masked_copy(cfg, list(kind.model_fields))))
 
 
 def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Any]:

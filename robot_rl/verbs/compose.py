@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra import compose, initialize_config_module
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
@@ -21,7 +22,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build, extras
-from robot_rl.words import near
+from robot_rl.verbs.options import VERBS
+from robot_rl.words import Refused, near
 
 BASES = {"method": "policy", "simulator": "engine", "task": "world"}
 """Groups that files build on -> kind: `/method/online/sac` is a method's options where a preset has taken its name."""
@@ -32,6 +34,8 @@ PLAIN = {
 }  # fmt: skip
 """Groups whose options need no file."""
 
+VERB = "options"
+"""Group of the options of verbs, on which their files build."""
 OWN = "own"
 _own: dict[str, str] = {}  # the option of a group that stands for a class of the user's own -> its name
 
@@ -52,12 +56,17 @@ class ClassSource(ConfigSource):
         """The node of `<group>/<name>`."""
         group, _, name = config_path.removesuffix(".yaml").partition("/")
         kind = BASES.get(group, group)
+        if group == VERB:
+            return self._result(build.values_of(VERBS[name]()))
         if not self.is_config(config_path):
             raise ConfigLoadError(f"there is no {group} '{name}'")
         name = _own.get(f"{kind}={name}", name)
         node = build.defaults(kind, name)
         if ":" in name:
             node["sha256"] = extras.file_hash(name)
+        return self._result(node)
+
+    def _result(self, node: dict[str, Any]) -> ConfigResult:
         return ConfigResult(
             provider=self.provider, path="classes://", config=OmegaConf.create(node), header={"package": None}
         )
@@ -65,6 +74,8 @@ class ClassSource(ConfigSource):
     def is_group(self, config_path: str) -> bool:
         """Whether names of this group begin so."""
         group, _, part = config_path.strip("/").partition("/")
+        if group == VERB:
+            return not part
         if group not in PLAIN | set(BASES):  # a kind is no group by itself: `world=reach` is a plain option of deploy
             return False
         kind = BASES.get(group, group)
@@ -73,6 +84,8 @@ class ClassSource(ConfigSource):
     def is_config(self, config_path: str) -> bool:
         """Whether a name is one of the group."""
         group, _, name = config_path.removesuffix(".yaml").strip("/").partition("/")
+        if group == VERB:
+            return name in VERBS
         if group not in BASES and (group not in PLAIN or _file(group, name)):
             return False
         kind = BASES.get(group, group)
@@ -170,10 +183,25 @@ def wrong_name(config: str, items: Sequence[str]) -> str:
 
 def groups_of(config: str) -> list[str]:
     """Groups that a verb's configuration chooses from."""
-    made: Any = OmegaConf.create(resources.files("robot_rl.configs").joinpath(f"{config}.yaml").read_text())
-    lines = [item for item in made.get("defaults", ()) if isinstance(item, DictConfig)]
-    names = [str(key).split("@")[0] for item in lines for key in item]
-    return [name for name in names if name.isidentifier()]
+    return [name for name in (key.split("@")[0] for key in _chosen(file_of(config))) if name.isidentifier()]
+
+
+def other_keys(config: str) -> list[str]:
+    """Keys of a verb that are neither options nor groups: a group under another name, nodes."""
+    made = file_of(config)
+    names = [key.partition("@")[2].split(".")[0] for key in _chosen(made)]
+    nodes = [str(key) for key in made if key not in ("defaults", "hydra")]
+    return [name for name in names if name.isidentifier()] + nodes
+
+
+def file_of(config: str) -> DictConfig:
+    """The YAML of a verb, as it is written."""
+    text = resources.files("robot_rl.configs").joinpath(f"{config}.yaml").read_text()
+    return OmegaConf.create(text)  # type: ignore[return-value]
+
+
+def _chosen(made: DictConfig) -> list[str]:
+    return [str(key) for item in made.get("defaults", ()) if isinstance(item, DictConfig) for key in item]
 
 
 def choices(group: str) -> list[str]:
@@ -216,6 +244,34 @@ def _resolve(name: str) -> str:
 
 def _file(group: str, name: str) -> bool:
     return resources.files("robot_rl.configs").joinpath(f"{group}/{name}.yaml").is_file()
+
+
+def read_options(verb: str, cfg: DictConfig) -> None:
+    """Check the options of a verb, its groups aside, and keep them as they were read: 1e3 is 1000.
+
+    Args:
+        verb: name of its configuration.
+        cfg: composed; changed in place.
+
+    Raises:
+        Refused: a value of another type or outside its range, one that is missing, or a device that is not here.
+    """
+    model = VERBS[verb]()
+    given: Any = OmegaConf.to_container(cfg, resolve=False)
+    values = {key: given[key] for key in model.model_fields if given.get(key, "???") != "???"}
+    options = build.check(model, values, "", f"robot-rl {verb}")
+    for key, value in options:
+        cfg[key] = build.plain(value)
+    if "device" in values:
+        _check_device(str(values["device"]))
+
+
+def _check_device(device: str) -> None:
+    kind, _, number = device.partition(":")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise Refused(f"device is '{device}', and torch sees no CUDA device here; use device=cpu (see robot-rl doctor)")
+    if kind == "cuda" and number and int(number) >= torch.cuda.device_count():
+        raise Refused(f"device is '{device}', and there are {torch.cuda.device_count()} here; they are counted from 0")
 
 
 def plain(cfg: Any) -> Any:

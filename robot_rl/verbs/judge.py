@@ -20,6 +20,7 @@ from robot_rl.verbs.build import (
     foreign,
     load_policy,
     run_folder,
+    settings_of,
     table,
     threads,
 )
@@ -64,7 +65,7 @@ def evaluate(cfg: DictConfig) -> None:
     from robot_rl import checkpoint
     from robot_rl.checkpoint import write_json
     from robot_rl.jobs.train import record_video
-    from robot_rl.loops.evaluate import by_task
+    from robot_rl.loops.evaluate import LONGEST, by_task
     from robot_rl.loops.evaluate import evaluate as run_evaluation
 
     threads(cfg)
@@ -118,6 +119,10 @@ def evaluate(cfg: DictConfig) -> None:
         folder / "evaluation.json",
         {**summary, "returns": result.returns, "successes": result.successes, "tasks": tasks},
     )
+    if result.cut:
+        lines["cut"] = (
+            f"{result.cut} of {len(result.returns)} episodes had no end after {LONGEST:,} steps: no time limit?"
+        )
     if result.successes:
         lines["success in all"] = _with_interval(sum(result.successes), len(result.successes))
     table({**summary, **lines, "video": str(video), "numbers": str(folder / "evaluation.json")})
@@ -195,7 +200,7 @@ def evaluate_offline(cfg: DictConfig) -> None:
     threads(cfg)
     path = checkpoint.find(Path(cfg.path))
     policy = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
-    settings = ope.settings_of(OmegaConf.to_object(cfg))  # type: ignore[arg-type]
+    settings = settings_of(ope.OpeSettings, cfg)
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     report = ope.run(
         settings,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,12 @@ from robot_rl.verbs.build import (
     rewarded_factory,
     run_folder,
     saved_config,
+    settings_of,
     table,
     threads,
     tracker_factory,
 )
-from robot_rl.verbs.compose import plain
+from robot_rl.verbs.compose import plain, read_options
 from robot_rl.words import Refused
 
 
@@ -49,7 +49,7 @@ def train(cfg: DictConfig) -> None:
     folder = parallel.agree(folder)  # its name holds the time, which differs between processes
     config, cfg.device = saved_config(cfg), device
     threads(cfg)
-    settings = TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)})
+    settings = settings_of(TrainSettings, cfg)
     main = parallel.rank() == 0
     job = TrainJob(
         settings,
@@ -84,7 +84,7 @@ def offline(cfg: DictConfig) -> None:
     cfg, folder = begin(cfg, "offline", ("env", "engine", "policy", "track"))
     threads(cfg)
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
-    settings = OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)})
+    settings = settings_of(OfflineSettings, cfg)
     judges = None
     if cfg.get("ope") is not None and cfg.get("behaviour") is not None:  # else ~ope on the command line: no estimate
         judges = Judges(
@@ -128,7 +128,7 @@ def classify(cfg: DictConfig) -> None:
         table(rescore(model, report, logs, folder / "scores.jsonl"))
         return
     folder = run_folder(cfg, "classify", f"{choice('classifier').split('/')[-1]}_seed{cfg.seed}")
-    settings = ClassifySettings(**{f.name: cfg[f.name] for f in fields(ClassifySettings)})
+    settings = settings_of(ClassifySettings, cfg)
 
     def make(io: Any) -> Any:
         return build.make("classifier", plain(cfg.classifier), io, seed=cfg.seed, device=str(cfg.device))
@@ -166,25 +166,22 @@ def hil(cfg: DictConfig) -> None:
         kept: Any = OmegaConf.load(saved)
         newer = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in kept and key != "resume"])
         cfg = OmegaConf.merge(newer, kept, OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
+        read_options("hil", cfg)
     else:
         name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
         part = "" if cfg.role == "both" else f"_{cfg.role}"
         folder = run_folder(cfg, "hil", name + part)
-    if cfg.role not in ("both", "actor", "learner"):
-        raise Refused(f"role is '{cfg.role}', expected both (one process), actor (drives) or learner (learns)")
     if cfg.get("rewarder") is not None and cfg.task_reward != "env":
         raise Refused(f"rewarder= pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env")
     threads(cfg)
-    settings = HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)})
+    settings = settings_of(HilSettings, cfg)
     config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
     everything: Any = OmegaConf.to_container(cfg, resolve=True)
     link: Any = None
     if cfg.role != "both":
         secret = os.environ.get("ROBOT_RL_LINK_PASSWORD")
-        try:
-            link = LinkSettings(**{**everything["link"], "password": everything["link"].get("password") or secret})
-        except TypeError as error:
-            raise Refused(f"link: {error}; the keys are {', '.join(f.name for f in fields(LinkSettings))}") from error
+        given = {**everything["link"], "password": everything["link"]["password"] or secret}
+        link = build.check(LinkSettings, given, "link", "the link")
 
     def make_pilot(env: Any, with_person: bool) -> Any:
         human = None

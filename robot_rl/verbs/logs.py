@@ -18,7 +18,6 @@ _READING = (
     "episode_length", "antmaze_terminal", "maze2d_shift", "terminals", "shuffled", "salvage", "infos", "keys", "filter",
     "success_reward", "map", "ros_distro", "reward", "videos", "image_size", "control_hz", "rows",
 )  # fmt: skip
-_DATA = ("info", "validate", "convert", "plot")
 
 
 def data(cfg: DictConfig) -> None:
@@ -30,8 +29,6 @@ def data(cfg: DictConfig) -> None:
     from robot_rl.data.findings import BadData, Finding, exit_code
     from robot_rl.data.repairs import Repairs
 
-    if cfg.what not in _DATA:
-        raise Refused(f"there is no 'data {cfg.what}'; choose {', '.join(_DATA)}")
     plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     options = {key: plain[key] for key in _READING if plain[key] not in (None, False)}
     if plain["dataset"] is not None:
@@ -46,10 +43,10 @@ def data(cfg: DictConfig) -> None:
     try:
         if cfg.what == "info":
             facts = info.info(cfg.path, **options)
-            print(json.dumps(facts, indent=1) if cfg.json else info.report(facts))
+            print(json.dumps(facts, indent=1) if cfg.as_json else info.report(facts))
         elif cfg.what == "validate":
             findings = conversion.validate(cfg.path, batch=cfg.batch, **options)
-            if cfg.json:
+            if cfg.as_json:
                 print(json.dumps([item.to_dict() for item in findings], indent=1))
             else:
                 print(cfg.path)

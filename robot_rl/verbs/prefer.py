@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
-from robot_rl.verbs.build import choice, run_folder, saved_config, table, threads
+from robot_rl.verbs.build import choice, run_folder, saved_config, settings_of, table, threads
 from robot_rl.verbs.compose import plain
 from robot_rl.words import Refused
 
@@ -40,7 +39,7 @@ def _of_pictures(path: Path) -> bool:
 def _segments(cfg: DictConfig) -> dict[str, Any]:
     from robot_rl.jobs.prefer import PreferJob, PreferSettings
 
-    settings = PreferSettings(**{f.name: cfg[f.name] for f in fields(PreferSettings)})
+    settings = settings_of(PreferSettings, cfg)
     folder = run_folder(cfg, "prefer", f"{choice('preference').split('/')[-1]}_seed{cfg.seed}")
 
     def make(state: int, action: int) -> Any:
@@ -55,7 +54,7 @@ def _segments(cfg: DictConfig) -> dict[str, Any]:
 def _pictures(cfg: DictConfig) -> dict[str, Any]:
     from robot_rl.jobs.prefer_pictures import PictureJob, PictureSettings
 
-    settings = PictureSettings(**{f.name: cfg[f.name] for f in fields(PictureSettings)})
+    settings = settings_of(PictureSettings, cfg)
     if settings.labels == "vlm" and cfg.model is None:
         raise Refused(
             "labels=vlm needs a model: model=http://127.0.0.1:<port>/v1/chat/completions, a model's folder, "

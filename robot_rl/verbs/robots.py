@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from omegaconf import DictConfig
 
 from robot_rl import build
-from robot_rl.verbs.compose import plain
 from robot_rl.words import Refused
 
 
 def deploy(cfg: DictConfig) -> None:
     """Run robot, supervisor and policy as processes; Ctrl-C brakes first."""
-    arguments = build.make("graph", plain(cfg.graph), seed=int(cfg.seed))
+    if cfg.policy_path == "":  # as from policy_path=$RUN with nothing in RUN
+        raise Refused(
+            "policy_path= is empty; give a run folder or checkpoint, or leave it out to deploy without a policy"
+        )
+    fields = build.options_of("graph", build.find("graph", "processes")).model_fields
+    options = {"name": "processes", **{key: cfg[key] for key in fields}}
+    options["policy_path"] = options["policy_path"] or ""
+    arguments = build.make("graph", options, seed=int(cfg.seed))
     status = build.tool("deploy")(arguments)
     if status:
         raise Refused(f"the deployment ended because one of its processes did (status {status}); see above")
+    # all have ended; the interpreter's own end, with all that the command line has loaded, takes a second and more
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def doctor_ros(arguments: list[str]) -> int:

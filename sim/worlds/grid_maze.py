@@ -7,6 +7,7 @@ from collections import deque
 import numpy as np
 
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Count, Share
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Up, down, left, right as (row, column): action i is the largest of the four components."""
@@ -27,7 +28,7 @@ class GridMaze:
         ValueError: size even or below 5, or openings no share.
     """
 
-    def __init__(self, size: int = 9, openings: float = 0.1, steps: int = 60) -> None:
+    def __init__(self, size: Count = 9, openings: Share = 0.1, steps: Count = 60) -> None:
         if size < 5 or size % 2 == 0 or not 0.0 <= openings <= 1.0 or steps < 1:
             raise ValueError(
                 f"size, openings, steps are {size}, {openings}, {steps}; expected an odd number of at least 5, a "

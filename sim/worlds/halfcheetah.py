@@ -15,6 +15,7 @@ from array_api_compat import array_namespace
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
+from robot_rl.types.options import NotNegative, Positive
 
 _JOINTS = ("bthigh", "bshin", "bfoot", "fthigh", "fshin", "ffoot")
 _GEAR = (120.0, 90.0, 60.0, 120.0, 60.0, 30.0)
@@ -93,10 +94,10 @@ class HalfCheetah:
     def __init__(
         self,
         *,
-        forward_weight: float = 1.0,
-        control_weight: float = 0.1,
-        reset_noise: float = 0.1,
-        running: float = 4.0,
+        forward_weight: NotNegative = 1.0,
+        control_weight: NotNegative = 0.1,
+        reset_noise: NotNegative = 0.1,
+        running: Positive = 4.0,
     ) -> None:
         self.forward_weight = forward_weight
         self.control_weight = control_weight

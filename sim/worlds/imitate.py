@@ -19,6 +19,7 @@ from robot_rl.sim.arrays import constant
 from robot_rl.sim.motion_reward import Motion
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
+from robot_rl.types.options import NotNegative, Positive, Whole
 
 STARTS = ("clip", "first", "rest")
 REWARDS = ("additive", "product")
@@ -73,20 +74,20 @@ class Imitate:
         clip: str = "hopper",
         *,
         model: str = "hopper",
-        control_hz: float = 62.5,
-        seconds: float = 8.0,
+        control_hz: Positive = 62.5,
+        seconds: Positive = 8.0,
         start: str = "clip",
-        noise: float = 0.005,
+        noise: NotNegative = 0.005,
         sees: str = "phase",
         reward: str = "additive",
         effector: str = "sum",
-        pose_scale: float | None = None,
+        pose_scale: Positive | None = None,
         touch: Sequence[str] = ("torso",),
-        max_tilt: float | None = math.pi / 2,
-        max_lag: float | None = None,
-        episode: int = 0,
+        max_tilt: Positive | None = math.pi / 2,
+        max_lag: NotNegative | None = None,
+        episode: Whole = 0,
         clip_start: float = 1.0,
-        clip_seconds: float | None = None,
+        clip_seconds: Positive | None = None,
         period: Sequence[float] | None = (0.25, 1.5),
     ) -> None:
         for label, value, known in (

@@ -10,6 +10,7 @@ import array_api_compat
 from robot_rl.sim.arm import Arm, norm, scene, span
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
+from robot_rl.types.options import Positive
 
 _LOW, _HIGH = (0.30, -0.22, 0.006), (0.60, 0.22, 0.24)
 CLEARANCE = 0.001
@@ -72,8 +73,8 @@ class Insert:
     def __init__(
         self,
         action: str = "ee",
-        control_hz: float = 10.0,
-        seconds: float = 6.0,
+        control_hz: Positive = 10.0,
+        seconds: Positive = 6.0,
         reward: str = "dense",
         terminate_on_success: bool = False,
         start_pose: bool = False,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Count
 
 _DT, _TORQUE, _FASTEST = 0.05, 2.0, 8.0  # s, N*m, rad/s
 
@@ -35,7 +36,7 @@ class Pendulum:
         mass: float | Sequence[float] = 1.0,
         length: float | Sequence[float] = 1.0,
         wind: float | Sequence[float] = 0.0,
-        steps: int = 200,
+        steps: Count = 200,
     ) -> None:
         self.ranges = {"mass": _range("mass", mass), "length": _range("length", length), "wind": _range("wind", wind)}
         if min(self.ranges["mass"][0], self.ranges["length"][0]) <= 0.0 or steps < 1:

@@ -9,6 +9,7 @@ import array_api_compat
 from robot_rl.sim.arm import STROKE, Arm, marker, norm, scene, span
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
+from robot_rl.types.options import Positive
 
 _LOW, _HIGH = (0.28, -0.22, 0.016), (0.58, 0.22, 0.34)
 _HALF = 0.02  # half the cube's edge, m
@@ -47,8 +48,8 @@ class Pick:
     def __init__(
         self,
         action: str = "ee",
-        control_hz: float = 10.0,
-        seconds: float = 5.0,
+        control_hz: Positive = 10.0,
+        seconds: Positive = 5.0,
         reward: str = "dense",
         terminate_on_success: bool = False,
         start_pose: bool = False,

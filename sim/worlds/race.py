@@ -17,6 +17,7 @@ from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.sim.worlds.driving_reward import DrivingLimits, SimpleReward
 from robot_rl.sim.worlds.race_track import centre_line, load_points, track_meshes
 from robot_rl.types import Array
+from robot_rl.types.options import Count, Positive
 
 STEER = 0.45
 """Largest steering angle [rad]."""
@@ -79,11 +80,11 @@ class Race:
     def __init__(
         self,
         track: str = "club",
-        half_width: float = 0.6,
-        checkpoints: int = 12,
+        half_width: Positive = 0.6,
+        checkpoints: Count = 12,
         practice: bool = False,
         reward: str = "progress",
-        speed_limit: float = 3.0,
+        speed_limit: Positive = 3.0,
     ) -> None:
         if reward not in ("progress", "simple"):
             raise ValueError(f"reward is '{reward}', expected 'progress' or 'simple'")

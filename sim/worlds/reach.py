@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from robot_rl.sim.arm import STROKE, Arm, marker, norm, scene, span
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
+from robot_rl.types.options import Positive
 
 _LOW, _HIGH = (0.28, -0.22, 0.02), (0.58, 0.22, 0.34)
 _DISTANCE = 0.1  # metres per unit of the vector in the state
@@ -36,8 +37,8 @@ class Reach:
     def __init__(
         self,
         action: str = "ee",
-        control_hz: float = 10.0,
-        seconds: float = 4.0,
+        control_hz: Positive = 10.0,
+        seconds: Positive = 4.0,
         reward: str = "dense",
         terminate_on_success: bool = False,
         start_pose: bool = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Count, Positive
 
 
 class Spread:
@@ -24,7 +25,7 @@ class Spread:
         ValueError: fewer than one agent, or an episode without a step.
     """
 
-    def __init__(self, agents: int = 3, seconds: float = 2.5) -> None:
+    def __init__(self, agents: Count = 3, seconds: Positive = 2.5) -> None:
         if agents < 1 or seconds < 0.1:
             raise ValueError(f"agents, seconds are {agents}, {seconds}; expected at least 1 and 0.1")
         self.agents, self._dt, self.episode_steps = agents, 0.1, round(seconds * 10)

@@ -16,6 +16,7 @@ import array_api_compat
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
+from robot_rl.types.options import NotNegative, Positive
 
 BLOCKS = ("red", "green", "blue")
 PLATES = ("yellow", "purple")
@@ -141,13 +142,13 @@ class Tabletop:
 
     def __init__(
         self,
-        control_hz: float = 10.0,
-        seconds: float = 8.0,
+        control_hz: Positive = 10.0,
+        seconds: Positive = 8.0,
         reward: str = "sparse",
         sentences: str | None = None,
         layout: str = "random",
-        jitter: float = _JITTER,
-        hand_spread: float = 1.0,
+        jitter: NotNegative = _JITTER,
+        hand_spread: NotNegative = 1.0,
         only: Sequence[str] | None = None,
     ) -> None:
         if control_hz not in (10, 20, 40):

@@ -15,6 +15,7 @@ from robot_rl.sim.world import View
 from robot_rl.sim.worlds.tabletop import BLOCKS, GOALS, HALF, PLATES, STROKE, Tabletop
 from robot_rl.sim.worlds.tabletop_text import phrasings
 from robot_rl.types import Array
+from robot_rl.types.options import Count, Pixels
 
 KINDS = ("success", "pause", "wrong_object", "wrong_place", "drop", "stall", "miss", "regress", "undo")
 """What happens in a clip, relative to what is asked; the first two meet the goal and stay there."""
@@ -42,7 +43,7 @@ class TabletopClips:
     stride_s = 0.2
     """Seconds between frames."""
 
-    def __init__(self, camera: str = "front", size: tuple[int, int] = (48, 48), num_threads: int = 1) -> None:
+    def __init__(self, camera: str = "front", size: Pixels = (48, 48), num_threads: Count = 1) -> None:
         self.camera, self.size, self.num_threads = camera, (int(size[0]), int(size[1])), num_threads
         if camera not in Tabletop.cameras:
             raise ValueError(f"camera is '{camera}', expected one of {', '.join(Tabletop.cameras)}")

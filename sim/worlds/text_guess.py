@@ -6,6 +6,8 @@ from functools import cache
 
 import numpy as np
 
+from robot_rl.types.options import Count, NotNegative
+
 
 class TextGuess:
     """A secret number below `numbers`; "ask K" answers whether it is less than K, "guess K" ends the dialogue.
@@ -23,7 +25,7 @@ class TextGuess:
 
     name = "text_guess"
 
-    def __init__(self, numbers: int = 16, cost: float = 0.05, max_turns: int = 10) -> None:
+    def __init__(self, numbers: Count = 16, cost: NotNegative = 0.05, max_turns: Count = 10) -> None:
         if not 2 <= numbers <= 100:
             raise ValueError(f"numbers is {numbers}, expected 2 to 100")
         if cost < 0 or max_turns < 1:

@@ -6,6 +6,8 @@ from collections import deque
 
 import numpy as np
 
+from robot_rl.types.options import Count, Whole
+
 MOVES = {"north": (-1, 0), "east": (0, 1), "south": (1, 0), "west": (0, -1)}
 
 
@@ -29,7 +31,7 @@ class TextMaze:
     name = "text_maze"
 
     def __init__(
-        self, size: int = 4, goals: int = 3, min_distance: int = 4, max_turns: int = 20, layout: int = 0
+        self, size: Count = 4, goals: Count = 3, min_distance: Whole = 4, max_turns: Count = 20, layout: Whole = 0
     ) -> None:
         if not 2 <= size <= 9 or not 1 <= goals < size * size:
             raise ValueError(f"size is {size} and goals {goals}, expected 2 to 9 and 1 to {size * size - 1}")

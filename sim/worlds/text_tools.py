@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from robot_rl.types.options import Count, NotNegative
+
 ITEMS = ("apple", "bolt", "cable", "drill", "engine", "fuse", "gear", "hinge")
 
 
@@ -27,7 +29,7 @@ class TextTools:
 
     name = "text_tools"
 
-    def __init__(self, shelves: int = 10, cost: float = 0.05, max_turns: int = 8, items: int = 1) -> None:
+    def __init__(self, shelves: Count = 10, cost: NotNegative = 0.05, max_turns: Count = 8, items: Count = 1) -> None:
         if not 2 <= shelves <= 50:
             raise ValueError(f"shelves is {shelves}, expected 2 to 50")
         if items < 1:

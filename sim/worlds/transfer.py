@@ -10,6 +10,7 @@ from robot_rl.sim.arm import marker, norm, span
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
+from robot_rl.types.options import Positive
 
 _LOW, _HIGH = (-0.16, -0.20, 0.009), (0.16, 0.20, 0.24)
 _HALF, _LENGTH = 0.008, 0.045  # half the rod's thickness and length, m
@@ -125,8 +126,8 @@ class Transfer:
 
     def __init__(
         self,
-        control_hz: float = 10.0,
-        seconds: float = 10.0,
+        control_hz: Positive = 10.0,
+        seconds: Positive = 10.0,
         reward: str = "dense",
         terminate_on_success: bool = False,
     ) -> None:

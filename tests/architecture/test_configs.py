@@ -69,7 +69,7 @@ def test_a_plain_option_of_a_verb_is_no_group_to_hydra(verb: str) -> None:
 
 
 def test_deploy_takes_the_name_of_a_world() -> None:
-    assert composed("deploy", "robot_spec=desk_arm", "world=reach").graph.world == "reach"
+    assert composed("deploy", "robot_spec=desk_arm", "world=reach").world == "reach"
 
 
 @pytest.mark.parametrize("name", choices("env"))

@@ -13,7 +13,7 @@ FOLDERS = ("robot_rl", "sim", "real", "policies", "configs")
 # room -> rooms of ours that it may import (itself always)
 OURS = {
     "types": set(),
-    "words": set(),
+    "words": {"types"},
     "build": {"types", "extras", "words"},
     "stopwatch": set(),
     "interrupt": set(),

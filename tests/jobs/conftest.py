@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from omegaconf import OmegaConf
 
 from robot_rl import build
 from robot_rl.jobs.train import TrainJob, TrainSettings
+from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.compose import plain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ def make_job() -> Callable[..., TrainJob]:
             return build.make("engine", plain(cfg.env), num_envs=num_envs, seed=seed, device="cpu", **extra)
 
         return TrainJob(
-            TrainSettings(**{f.name: cfg[f.name] for f in fields(TrainSettings)}),
+            settings_of(TrainSettings, cfg),
             folder,
             make_env=make_env,
             make_learner=lambda io: build.make(

@@ -32,7 +32,7 @@ def store_of(folder: Path) -> Any:
 
 def test_log_gives_windows_to_a_learner_of_chunks(tmp_path: Path) -> None:
     learner = QcFql(IO, hidden=(16,), batch_size=16, flow_steps=2, metrics_every=1)
-    data, _ = logs.sampler(store_of(tmp_path), LogSettings("x"), seed=0, window=learner.window)
+    data, _ = logs.sampler(store_of(tmp_path), LogSettings(data="x"), seed=0, window=learner.window)
     learner.prepare(logs.facts(data))
     batches = data.batches(16)
     metrics = [learner.update(batches) for _ in range(5)][-1]

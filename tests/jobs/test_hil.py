@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from omegaconf import OmegaConf
 from robot_rl import build
 from robot_rl.data.hil_log import read_manifest
 from robot_rl.jobs.hil import HilJob, HilSettings
+from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.compose import plain
 
 TINY = [
@@ -52,7 +52,7 @@ def make(folder: Path, *overrides: str, resume: bool = False) -> HilJob:
         return build.make("pilot", plain(cfg.pilot), env=env, human=human)
 
     return HilJob(
-        HilSettings(**{f.name: cfg[f.name] for f in fields(HilSettings)}),
+        settings_of(HilSettings, cfg),
         folder,
         make_env=lambda n, seed, render: build.make("engine", plain(cfg.env), num_envs=n, seed=seed, device="cpu"),
         make_learner=lambda io: build.make(

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from robot_rl.jobs.offline import OfflineJob, OfflineSettings
 from robot_rl.jobs.offline_judge import Judges
 from robot_rl.track import read_metrics
 from robot_rl.types import Episode
+from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.compose import plain
 
 TINY = [
@@ -80,7 +80,7 @@ def make_offline() -> Callable[..., OfflineJob]:
             return build.make("engine", plain(cfg.env), num_envs=num_envs, seed=seed, device="cpu")
 
         return OfflineJob(
-            OfflineSettings(**{f.name: cfg[f.name] for f in fields(OfflineSettings)}),
+            settings_of(OfflineSettings, cfg),
             folder,
             make_env=make_env if cfg.get("env") is not None else None,
             make_learner=lambda io: build.make(
@@ -241,8 +241,8 @@ def test_offline_value_learning_without_any_reward_is_refused(make_offline, tmp_
 def test_offline_actions_outside_the_bounds_need_a_decision(tmp_path):
     path = log(tmp_path / "log.hdf5", scale=3.0)
     with pytest.raises(ValueError, match=r"lie outside \[-1, 1\], worst 3"):
-        sampler(open_log(path), LogSettings(str(path)), seed=0)
-    data, notes = sampler(open_log(path), LogSettings(str(path), action_clip=True), seed=0)
+        sampler(open_log(path), LogSettings(data=str(path)), seed=0)
+    data, notes = sampler(open_log(path), LogSettings(data=str(path), action_clip=True), seed=0)
     assert data.sample(64).action.abs().max() <= 1.0
     assert any("clipped" in line for line in notes)
 
@@ -261,7 +261,7 @@ def test_offline_actions_outside_the_bounds_need_a_decision(tmp_path):
 )
 def test_offline_reward_options(tmp_path, settings, expected):
     path = log(tmp_path / "log.hdf5")
-    data, _ = sampler(open_log(path), LogSettings(str(path), **settings), seed=0)
+    data, _ = sampler(open_log(path), LogSettings(data=str(path), **settings), seed=0)
     assert data.reward_range() == pytest.approx(expected)
     reward = data.sample(2000).reward
     assert (float(reward.min()), float(reward.max())) == pytest.approx(expected)

@@ -37,7 +37,7 @@ def log(tmp_path: Path) -> Path:
 def job(log: Path, out: Path, **options: Any) -> PreferJob:
     ask = options.pop("ask", None)
     values = {"pairs": 200, "length": 10, "updates": 150, **options}
-    settings = PreferSettings(str(log), **values)  # type: ignore[arg-type]
+    settings = PreferSettings(data=str(log), **values)  # type: ignore[arg-type]
     return PreferJob(
         settings,
         out,

@@ -46,7 +46,7 @@ def log(tmp_path: Path) -> Path:
 def job(log: Path, out: Path, model: Any = None, **options: Any) -> PictureJob:
     values: dict[str, Any] = {"pairs": 150, "updates": 120, **options}
     return PictureJob(
-        PictureSettings(str(log), **values),
+        PictureSettings(data=str(log), **values),
         out,
         make_reward=lambda goals, size: PictureReward(goals, size, members=2, lr=2e-3, batch_size=32),
         make_labeller=lambda truth: TwoStage(model or ScriptedJudge(truth, error=values.get("error", 0.0))),

@@ -19,7 +19,7 @@ from robot_rl.loops.hil import HumanInTheLoop
 from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_stats import EpisodeFacts, HilStats, Trials, wilson
 from robot_rl.loops.trials import trials
-from robot_rl.policies.human.imitation_sac import ImitationSac
+from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.real.cockpit import simulated
 from robot_rl.real.intervention import Press, Reading
 from robot_rl.real.teleop.scripted import ScriptedHuman
@@ -291,13 +291,13 @@ def test_fault_diverged_policy_stops_the_robot_and_is_put_back(tmp_path):
     loop = build(tmp_path, None, env=env, learner=learner)
     loop.collect_demos(0)
     loop.run(90, lambda *_: False)
-    step = learner._lr
-    for weights in (learner._actor_params, learner._acting):  # the mean of the weights is what acts
+    step = learner.critic.lr
+    for weights in (learner.actor.params, learner.acting):  # the mean of the weights is what acts
         weights.flat[:] = math.nan
     loop._episode(demo=False)  # three bad actions: stopped, and nothing of it is learned from
     assert loop.stats.reasons["safety_stop"] == 1
     assert loop.rollbacks == 1
-    assert learner._lr == pytest.approx(0.5 * step)
+    assert learner.critic.lr == pytest.approx(0.5 * step)
     assert np.isfinite(learner.policy.act({"state": np.zeros((1, 2), np.float32)}).value).all()
     assert "diverged" in loop.problem
     batch = loop.memory.take(loop.memory.views["online"].rows())
@@ -309,15 +309,17 @@ def test_fault_diverged_policy_stops_the_robot_and_is_put_back(tmp_path):
 
 def small(io, seed=0):
     return ImitationSac(
+        ImitationSacOptions(
+            batch_size=16,
+            hidden=(16, 16),
+            critics=2,
+            utd=1,
+            bc_steps=20,
+            metrics_every=1,
+            normalize_obs=True,
+        ),
         io,
         seed=seed,
-        batch_size=16,
-        hidden=(16, 16),
-        critics=2,
-        utd=1,
-        bc_steps=20,
-        metrics_every=1,
-        normalize_obs=True,
     )
 
 

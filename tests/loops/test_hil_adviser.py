@@ -10,7 +10,7 @@ from robot_rl.jobs.hil import HilJob
 from robot_rl.loops.hil_adviser import Adviser
 from robot_rl.loops.hil_options import HilOptions
 from robot_rl.policies.human.hg_dagger import HgDagger
-from robot_rl.policies.human.imitation_sac import ImitationSac
+from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.real.teleop.scripted import ScriptedHuman
 from tests.loops.hil_world import LineEnv
 from tests.loops.test_hil import build
@@ -90,7 +90,7 @@ def test_nothing_is_asked_before_it_is_warm():
 
 def test_values_of_the_learner_are_those_of_its_target_critics():
     env = LineEnv()
-    learner = ImitationSac(env.io, hidden=(8,), critics=3, subset=2)
+    learner = ImitationSac(ImitationSacOptions(hidden=(8,), critics=3, subset=2), env.io)
     found = learner.values({"state": np.zeros((5, 2), np.float32)}, np.zeros((5, 1), np.float32))
     assert found.shape == (3, 5)
     assert not np.allclose(found[0], found[1])

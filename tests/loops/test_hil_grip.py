@@ -10,7 +10,7 @@ import torch
 from robot_rl.data.hil_episode import to_steps
 from robot_rl.data.hil_record import Invalid, Source
 from robot_rl.loops.hil_grip import Grippers
-from robot_rl.policies.human.hil_serl import HilSerl
+from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions
 from robot_rl.types import IOSpec
 from tests.data.hil_traces import step
 from tests.loops.hil_world import LineEnv
@@ -118,7 +118,7 @@ def test_what_becomes_of_the_gripper_is_recorded_and_not_what_it_was_told_again(
 
 def test_gripper_that_a_policy_lets_stay_is_recorded_as_staying(tmp_path):
     env = Claw()
-    learner = HilSerl(env.io, hidden=(8, 8), batch_size=8)
+    learner = HilSerl(HilSerlOptions(hidden=(8, 8), batch_size=8), env.io)
     choices = iter([1] * 5 + [0] + [1] * 100)  # stays open, closes once, stays
     learner.policy._grasp = lambda obs: torch.tensor([next(choices)])
     loop = build(tmp_path, None, env=env, learner=learner)

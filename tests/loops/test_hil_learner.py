@@ -15,7 +15,7 @@ from robot_rl.data.hil_record import EndReason
 from robot_rl.data.mix import Mix
 from robot_rl.loops.hil_actor import tensors_of
 from robot_rl.loops.hil_learner import HilLearner
-from robot_rl.policies.human.imitation_sac import ImitationSac
+from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from tests.data import hil_traces as traces
 
 
@@ -67,7 +67,9 @@ def record(folder, traces_of, demos=()):
 
 def build(folder, wire, *, demos=1, starts=5, per_step=1.0, **more):
     learner = ImitationSac(
-        traces.io(), seed=3, hidden=(8,), critics=2, utd=1, batch_size=16, bc_steps=5, metrics_every=1
+        ImitationSacOptions(hidden=(8,), critics=2, utd=1, batch_size=16, bc_steps=5, metrics_every=1),
+        traces.io(),
+        seed=3,
     )
     memory = HilMemory(traces.io(), 1000, seed=0)
     views = memory.views

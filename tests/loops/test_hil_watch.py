@@ -14,7 +14,7 @@ from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_watch import Watch
 from robot_rl.loops.trials import trials
 from robot_rl.policies.human.hg_dagger import HgDagger
-from robot_rl.policies.human.rlif import Rlif
+from robot_rl.policies.human.rlif import Rlif, RlifOptions
 from robot_rl.real.cockpit import simulated
 from robot_rl.real.teleop.scripted import ScriptedHuman
 from robot_rl.types import IOSpec
@@ -34,11 +34,11 @@ def test_rlif_ends_above_hg_dagger_with_a_person_who_drives_badly(tmp_path):
             env = LineEnv(seed=seed)
             eye = {"sees": "motion", "threshold": 0.3, "patience_s": 0.2, "drive_s": 0.3, "window_s": 0.1}
             human = ScriptedHuman(env.io, expert=env.expert, bias=0.8, seed=seed, **eye)
-            common = {"seed": seed, "hidden": (32, 32), "batch_size": 64, "utd": 1, "lr": 1e-3}
+            common = {"hidden": (32, 32), "batch_size": 64, "utd": 1, "lr": 1e-3}
             if kind == "rlif":
-                learner = Rlif(env.io, gamma=0.9, critics=2, **common)
+                learner = Rlif(RlifOptions(critics=2, **common), env.io, seed=seed)
             else:
-                learner = HgDagger(env.io, **common)
+                learner = HgDagger(env.io, seed=seed, **common)
             memory = HilMemory(env.io, 5000, seed=seed, store_human="last" if kind == "rlif" else "all")
             views = memory.views
             parts = {"online": (views["online"], 0.5), "demo": (views["demo"], 0.5)}

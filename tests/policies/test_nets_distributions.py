@@ -5,7 +5,7 @@ import torch
 from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from robot_rl.policies.nets.distributions import squash, squash_grad
+from robot_rl.policies.nets.distributions import squash, squash_grad, squashed_sample
 
 
 def test_log_density_equals_torch_distributions():
@@ -48,3 +48,33 @@ def test_closed_form_gradient_equals_autograd():
     got = squash_grad(squash(raw.detach(), noise), d_action, d_logp)
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
     assert bool((got[0, 4:] == 0).all())
+
+
+@pytest.mark.parametrize("times", [(), (3,)])
+def test_squashed_sample_has_the_gradients_of_torchs_distribution(times):
+    g = torch.Generator().manual_seed(0)
+    raw = torch.randn(5, 4, generator=g, dtype=torch.float64).requires_grad_()
+    with torch.no_grad():
+        raw[0, 2] = 3.0  # above the limit of the log-std: clamped, without a gradient
+    noise = torch.randn(*times, 5, 2, generator=g, dtype=torch.float64)
+    mean, log_std = raw.chunk(2, -1)
+    plain = torch.distributions.Normal(mean, log_std.clamp(-20.0, 2.0).exp())
+    u = mean + log_std.clamp(-20.0, 2.0).exp() * noise
+    known = (plain.log_prob(u) - torch.log1p(-u.tanh().square())).sum(-1)
+    weight = torch.randn(u.shape, generator=g, dtype=torch.float64)
+    (expected,) = torch.autograd.grad((u.tanh() * weight).sum() + known.square().sum(), raw, retain_graph=True)
+    action, logp = squashed_sample(raw, noise)
+    torch.testing.assert_close(logp, known)
+    (found,) = torch.autograd.grad((action * weight).sum() + logp.square().sum(), raw)
+    torch.testing.assert_close(found, expected)
+    assert float(found[0, 2]) == 0.0
+    for part in (0, 1):  # the other one may be unused
+        mine, theirs = squashed_sample(raw, noise)[part].sum(), (u.tanh(), known)[part].sum()
+        (found,) = torch.autograd.grad(mine, raw)
+        torch.testing.assert_close(found, torch.autograd.grad(theirs, raw, retain_graph=True)[0])
+
+
+def test_squashed_sample_refuses_a_second_derivative():
+    raw = torch.zeros(1, 2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(squashed_sample(raw, torch.ones(1, 1))[1].sum(), raw, create_graph=True)

@@ -1,7 +1,6 @@
 """The frame of the tool's start pose: there and back, a moved scene, and a method that does not know."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
-import functools
 import math
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.human.imitation_sac import ImitationSac
+from robot_rl import build
 from robot_rl.policies.human.relative_frame import RelativeFrame
 from robot_rl.policies.nets.start_frame import StartFrame
 from robot_rl.sim.mujoco_env import make
@@ -80,7 +79,9 @@ def test_round_trip_and_no_rotation_out_of_translation():
 
 
 def test_learner_behaves_the_same_in_a_moved_scene():
-    small = functools.partial(ImitationSac, hidden=(16, 16), batch_size=32, bc_steps=20, utd=1)
+    small = build.prepare(
+        "policy", {"name": "human/imitation_sac", "hidden": (16, 16), "batch_size": 32, "bc_steps": 20, "utd": 1}
+    )
     learner = RelativeFrame(IO, method=small, seed=0)
     state, action = scenes(64)
     flag = torch.zeros(64, dtype=torch.bool)

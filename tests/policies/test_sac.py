@@ -8,8 +8,12 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from robot_rl.policies.online.sac import Sac
+from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Transitions
+
+
+def sac(io, *, seed=0, **options):
+    return Sac(SacOptions(**options), io, seed=seed)
 
 
 def spec(state=4, actions=2, image=None):
@@ -54,14 +58,14 @@ def stream(io, **options):
         seed += 1
 
 
-def plain_net(params, prefix, member):
+def plain_net(params, member):
     """A float32 torch network with the learner's weights."""
     layers = []
     for i in range(3):
-        weight = params.view[f"{prefix}weight{i}"].detach()[member]
+        weight = params.view[f"weight{i}"].detach()[member]
         layer = torch.nn.Linear(weight.shape[0], weight.shape[1])
         layer.weight.data.copy_(weight.T)
-        layer.bias.data.copy_(params.view[f"{prefix}bias{i}"].detach()[member])
+        layer.bias.data.copy_(params.view[f"bias{i}"].detach()[member])
         layers += [layer, torch.nn.ReLU()]
     return torch.nn.Sequential(*layers[:-1])
 
@@ -69,10 +73,10 @@ def plain_net(params, prefix, member):
 @pytest.mark.parametrize("kernel", ["explicit", "autograd"])
 def test_update_equals_a_straightforward_implementation(kernel):
     io = spec()
-    learner = Sac(io, hidden=(32, 32), matmul="float32", kernel=kernel, init_alpha=0.3, lr=1e-3, tau=0.1)
+    learner = sac(io, hidden=(32, 32), matmul="float32", kernel=kernel, init_alpha=0.3, lr=1e-3, tau=0.1)
     data = batch(io)
-    actor = plain_net(learner._actor_params, "actor.", 0)
-    critics = [plain_net(learner._critic_params, "critic.", e) for e in range(2)]
+    actor = plain_net(learner.actor.params, 0)
+    critics = [plain_net(learner.critic.params, e) for e in range(2)]
     targets = copy.deepcopy(critics)
     log_alpha = torch.nn.Parameter(torch.tensor([0.3]).log())
     optimisers = [
@@ -81,8 +85,8 @@ def test_update_equals_a_straightforward_implementation(kernel):
         torch.optim.Adam([log_alpha], lr=1e-3),
     ]
     generator = torch.Generator()
-    generator.set_state(learner._generator.get_state())
-    noise = torch.randn(32, 2, generator=generator)
+    generator.set_state(learner.generator.get_state())
+    noise = torch.cat([torch.randn(16, 2, generator=generator) for _ in range(2)])
 
     def act(state, eps):
         mean, log_std = actor(state).chunk(2, -1)
@@ -108,30 +112,30 @@ def test_update_equals_a_straightforward_implementation(kernel):
 
     learner.update(iter([data]))
     for e in range(2):
-        expected = plain_net(learner._critic_params, "critic.", e)
+        expected = plain_net(learner.critic.params, e)
         for got, want in zip(critics[e].parameters(), expected.parameters()):
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
-    for got, want in zip(actor.parameters(), plain_net(learner._actor_params, "actor.", 0).parameters()):
+    for got, want in zip(actor.parameters(), plain_net(learner.actor.params, 0).parameters()):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
-    assert learner.alpha == pytest.approx(log_alpha.exp().item(), rel=1e-5)
+    assert float(learner.alpha) == pytest.approx(log_alpha.exp().item(), rel=1e-5)
 
 
 def test_target_is_the_polyak_average_and_nothing_else():
     io = spec()
-    learner = Sac(io, hidden=(16, 16), tau=0.25)
-    before = learner._target_params.flat.clone()
+    learner = sac(io, hidden=(16, 16), tau=0.25)
+    before = learner.target.params.flat.clone()
     learner.update(stream(io))
-    expected = 0.75 * before + 0.25 * learner._critic_params.flat
-    torch.testing.assert_close(learner._target_params.flat, expected)
+    expected = 0.75 * before + 0.25 * learner.critic.params.flat
+    torch.testing.assert_close(learner.target.params.flat, expected)
 
 
 @pytest.mark.parametrize(("subset", "possible"), [(None, {1.0}), (2, {1.0, 2.0}), (1, {1.0, 2.0, 3.0})])
 def test_target_is_the_minimum_over_a_random_subset(subset, possible):
     io = spec()
-    learner = Sac(io, hidden=(8,), critics=3, subset=subset, lr=0.0, backup_entropy=False, metrics_every=1)
-    for params in (learner._critic_params, learner._target_params):  # member e says e + 1 everywhere
+    learner = sac(io, hidden=(8,), critics=3, subset=subset, lr=0.0, backup_entropy=False, metrics_every=1)
+    for params in (learner.critic.params, learner.target.params):  # member e says e + 1 everywhere
         params.flat.zero_()
-        params.view["critic.bias1"].copy_(torch.tensor([[1.0], [2.0], [3.0]]))
+        params.view["bias1"].copy_(torch.tensor([[1.0], [2.0], [3.0]]))
     data = stream(io, reward=0.0, discount=1.0)
     seen = {round(learner.update(data)["train/target"], 4) for _ in range(60)}
     assert seen == possible
@@ -139,10 +143,10 @@ def test_target_is_the_minimum_over_a_random_subset(subset, possible):
 
 def test_discount_of_the_data_is_the_only_bootstrap_multiplier():
     io = spec()
-    learner = Sac(io, gamma=0.5, hidden=(8,), lr=0.0, backup_entropy=False, metrics_every=1)
-    for params in (learner._critic_params, learner._target_params):
+    learner = sac(io, hidden=(8,), lr=0.0, backup_entropy=False, metrics_every=1)
+    for params in (learner.critic.params, learner.target.params):
         params.flat.zero_()
-        params.view["critic.bias1"].fill_(10.0)
+        params.view["bias1"].fill_(10.0)
     # 1 + .9 * 10, and without bootstrap 1
     assert learner.update(stream(io, reward=1.0, discount=0.9))["train/target"] == pytest.approx(10.0)
     assert learner.update(stream(io, reward=1.0, discount=0.0))["train/target"] == pytest.approx(1.0)
@@ -158,10 +162,10 @@ def test_masked_rows_do_not_count():
     second = {key: value[:4] for key, value in data.next_obs.items()}
     cut = {name: getattr(data, name)[:4] for name in ("action", "reward", "discount", "terminated", "truncated")}
     short = Transitions(obs=first, next_obs=second, intervened=data.intervened[:4], mask=mask[:4], **cut)
-    one, two = Sac(io, hidden=(8, 8)), Sac(io, hidden=(8, 8))
+    one, two = sac(io, hidden=(8, 8)), sac(io, hidden=(8, 8))
     one.update(iter([masked]))
     two.update(iter([short]))
-    assert torch.equal(one._critic_params.flat, two._critic_params.flat)
+    assert torch.equal(one.critic.params.flat, two.critic.params.flat)
     with pytest.raises(ValueError, match="masked out"):
         one.update(iter([Transitions(**{**vars(data), "mask": ~data.mask})]))
 
@@ -169,7 +173,7 @@ def test_masked_rows_do_not_count():
 @pytest.mark.parametrize(("target", "rises"), [(50.0, True), (-50.0, False)])
 def test_temperature_moves_towards_the_target_entropy(target, rises):
     io = spec()
-    learner = Sac(io, hidden=(8, 8), target_entropy=target)
+    learner = sac(io, hidden=(8, 8), target_entropy=target)
     for _ in range(5):
         learner.update(stream(io))
     assert (learner.alpha > 1.0) == rises
@@ -177,45 +181,45 @@ def test_temperature_moves_towards_the_target_entropy(target, rises):
 
 def test_zero_alpha_lr_keeps_the_temperature():
     io = spec()
-    learner = Sac(io, hidden=(8, 8), init_alpha=0.2, alpha_lr=0.0)
+    learner = sac(io, hidden=(8, 8), init_alpha=0.2, alpha_lr=0.0)
     learner.update(stream(io))
-    assert learner.alpha == pytest.approx(0.2)
+    assert float(learner.alpha) == pytest.approx(0.2)
 
 
 def test_actor_learns_only_in_every_nth_update():
     io = spec()
-    learner = Sac(io, hidden=(8, 8), actor_delay=3)
-    start = learner._actor_params.flat.clone()
+    learner = sac(io, hidden=(8, 8), actor_delay=3)
+    start = learner.actor.params.flat.clone()
     data = stream(io)
     learner.update(data)
     learner.update(data)
-    assert torch.equal(start, learner._actor_params.flat)
+    assert torch.equal(start, learner.actor.params.flat)
     learner.update(data)
-    assert not torch.equal(start, learner._actor_params.flat)
+    assert not torch.equal(start, learner.actor.params.flat)
 
 
 def test_utd_draws_that_many_batches_and_steps_the_actor_once():
     io = spec()
-    learner = Sac(io, hidden=(8, 8), utd=5)
+    learner = sac(io, hidden=(8, 8), utd=5)
     drawn = iter([batch(io, seed=i) for i in range(6)])
     learner.update(drawn)
     assert len(list(drawn)) == 1
-    assert float(learner._critic_params.step) == 5
-    assert float(learner._actor_params.step) == 1
+    assert float(learner.critic.params.step) == 5
+    assert float(learner.actor.params.step) == 1
 
 
 def test_encoder_learns_from_the_critic_alone():
     io = spec(state=3, image=(16, 16, 3))
     options = {"hidden": (8, 8), "encoder_channels": (4, 4), "encoder_strides": (2, 2), "latent": 6}
-    learner = Sac(io, lr=0.0, actor_lr=1e-2, **options)
-    before, actor = learner._critic_params.flat.clone(), learner._actor_params.flat.clone()
+    learner = sac(io, lr=0.0, actor_lr=1e-2, **options)
+    before, actor = learner.critic.params.flat.clone(), learner.actor.params.flat.clone()
     learner.update(stream(io))
-    assert torch.equal(before, learner._critic_params.flat)
-    assert not torch.equal(actor, learner._actor_params.flat)
-    learner = Sac(io, lr=1e-2, actor_lr=0.0, **options)
-    kernel = learner._critic_params.view["encoder.image.front.conv0"].detach().clone()
+    assert torch.equal(before, learner.critic.params.flat)
+    assert not torch.equal(actor, learner.actor.params.flat)
+    learner = sac(io, lr=1e-2, actor_lr=0.0, **options)
+    kernel = learner.encoders[0].params.view["encoder.image.front.conv0"].detach().clone()
     learner.update(stream(io))
-    assert not torch.equal(kernel, learner._critic_params.view["encoder.image.front.conv0"])
+    assert not torch.equal(kernel, learner.encoders[0].params.view["encoder.image.front.conv0"])
 
 
 VARIANTS = {
@@ -234,7 +238,7 @@ VARIANTS = {
 def test_saved_and_loaded_learner_continues_bit_for_bit(name):
     io = spec(image=(16, 16, 3)) if name == "image" else spec()
     options = {"hidden": (64, 64), "metrics_every": 2, **VARIANTS[name]}
-    learner = Sac(io, seed=3, **options)
+    learner = sac(io, seed=3, **options)
     data = stream(io)
     for _ in range(3):
         learner.update(data)
@@ -242,7 +246,7 @@ def test_saved_and_loaded_learner_continues_bit_for_bit(name):
     file = stdio.BytesIO()
     torch.save(learner.state_dict(), file)
     file.seek(0)
-    other = Sac(io, seed=99, **options)
+    other = sac(io, seed=99, **options)
     other.load_state_dict(torch.load(file, weights_only=True))
     rest = [batch(io, seed=100 + i) for i in range(9)]
     one, two = iter(rest), iter(rest)
@@ -261,13 +265,13 @@ def same(a, b):
 
 def test_batch_of_one_row_learns():
     io = spec()
-    learner = Sac(io, batch_size=1, metrics_every=1)
+    learner = sac(io, batch_size=1, metrics_every=1)
     assert np.isfinite(learner.update(stream(io, size=1))["train/critic_loss"])
 
 
 def test_not_a_number_is_reported():
     io = spec()
-    learner = Sac(io, hidden=(8, 8), metrics_every=1)
+    learner = sac(io, hidden=(8, 8), metrics_every=1)
     with pytest.raises(FloatingPointError, match="not finite"):
         learner.update(stream(io, reward=float("nan")))
 
@@ -278,13 +282,13 @@ def test_not_a_number_is_reported():
         ({"subset": 3}, "subset"),
         ({"utd": 0}, "utd"),
         ({"actor_reduce": "max"}, "'min' or 'mean'"),
-        ({"target_entropy": "low"}, "auto, half"),
-        ({"value_range": "wide"}, "two numbers"),
+        ({"target_entropy": "low"}, "'auto' or 'half'"),
+        ({"value_range": "wide"}, "value_range"),
         ({"tau": 0.0}, "tau"),
     ],
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        Sac(spec(), **options)
+        sac(spec(), **options)
     with pytest.raises(ValueError, match="reads 'state'"):
-        Sac(IOSpec({"touch": ((3,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 20.0))
+        sac(IOSpec({"touch": ((3,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 20.0))

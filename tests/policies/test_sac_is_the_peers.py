@@ -11,11 +11,15 @@ sb3 = pytest.importorskip("stable_baselines3")
 
 from robot_rl.data.buffer import ReplayBuffer  # noqa: E402
 from robot_rl.loops.off_policy import OffPolicy  # noqa: E402
-from robot_rl.policies.online.sac import Sac  # noqa: E402
+from robot_rl.policies.online.sac import Sac, SacOptions  # noqa: E402
 from robot_rl.sim import gym_env  # noqa: E402
 from robot_rl.types import IOSpec, Step, Transitions  # noqa: E402
 
 STATE, ACTIONS, BATCH = 17, 6, 64
+
+
+def sac(io, *, seed=0, **options):
+    return Sac(SacOptions(**options), io, seed=seed)
 
 
 def learner(**options) -> Sac:
@@ -27,7 +31,7 @@ def learner(**options) -> Sac:
         action_units=("1",) * ACTIONS,
         control_hz=20.0,
     )
-    return Sac(io, batch_size=BATCH, hidden=(64, 64), **options)
+    return sac(io, batch_size=BATCH, hidden=(64, 64), **options)
 
 
 class Spaces(gymnasium.Env):
@@ -52,25 +56,30 @@ def copy_weights(model, ours: Sac) -> None:
     """Their initial weights into our layout: members first, (in, out)."""
     with torch.no_grad():
         for params, networks in (
-            (ours._critic_params, model.critic.q_networks),
-            (ours._target_params, model.critic_target.q_networks),
+            (ours.critic.params, model.critic.q_networks),
+            (ours.target.params, model.critic_target.q_networks),
         ):
             for member, network in enumerate(networks):
                 linear = [layer for layer in network if isinstance(layer, torch.nn.Linear)]
                 for i, layer in enumerate(linear):
-                    params.view[f"critic.weight{i}"][member].copy_(layer.weight.T)
-                    params.view[f"critic.bias{i}"][member].copy_(layer.bias)
+                    params.view[f"weight{i}"][member].copy_(layer.weight.T)
+                    params.view[f"bias{i}"][member].copy_(layer.bias)
         actor = [layer for layer in model.actor.latent_pi if isinstance(layer, torch.nn.Linear)]
         for i, layer in enumerate(actor):
-            ours._actor_params.view[f"actor.weight{i}"][0].copy_(layer.weight.T)
-            ours._actor_params.view[f"actor.bias{i}"][0].copy_(layer.bias)
-        last = ours._actor_params.view["actor.weight2"][0], ours._actor_params.view["actor.bias2"][0]
+            ours.actor.params.view[f"weight{i}"][0].copy_(layer.weight.T)
+            ours.actor.params.view[f"bias{i}"][0].copy_(layer.bias)
+        last = ours.actor.params.view["weight2"][0], ours.actor.params.view["bias2"][0]
         for half, layer in enumerate((model.actor.mu, model.actor.log_std)):
             part = slice(half * ACTIONS, (half + 1) * ACTIONS)
             last[0][:, part].copy_(layer.weight.T)
             last[1][part].copy_(layer.bias)
-        for network in (ours._actor, ours._critic, ours._target):
-            network.refresh()
+        for network in (ours.actor, ours.critic, ours.target):
+            network.kernel.refresh()
+
+
+def networks(ours: Sac):
+    """Weights that an update moves."""
+    return ours.actor.params, ours.critic.params, ours.target.params
 
 
 def batches(count: int) -> list[Transitions]:
@@ -118,7 +127,7 @@ def test_many_updates_give_the_networks_of_stable_baselines3(kernel, monkeypatch
     monkeypatch.setattr(model.replay_buffer, "sample", sample)
     model.train(gradient_steps=len(data), batch_size=BATCH)
 
-    mine = iter(torch.cat([pair[1], pair[0]]) for pair in noise)  # we run s' before s
+    mine = iter([part for pair in noise for part in (pair[1], pair[0])])  # we draw at s' before s
     monkeypatch.setattr("robot_rl.policies.online.sac.torch.randn", lambda *shape, **kwargs: next(mine))
     feed = iter(data)
     for _ in data:
@@ -127,18 +136,18 @@ def test_many_updates_give_the_networks_of_stable_baselines3(kernel, monkeypatch
     theirs, start = learner(), learner()
     copy_weights(model, theirs)
     copy_weights(peer(), start)
-    for name in ("_actor_params", "_critic_params", "_target_params"):
-        end, way = getattr(theirs, name).flat, getattr(theirs, name).flat - getattr(start, name).flat
+    for ours_of, theirs_of, start_of in zip(networks(ours), networks(theirs), networks(start)):
+        end, way = theirs_of.flat, theirs_of.flat - start_of.flat
         # Adam turns rounding of gradients near zero into whole steps, so compare with how far the weights went
-        assert (getattr(ours, name).flat - end).norm() < 1e-3 * way.norm()
-    assert ours._alpha_params.flat[0].item() == pytest.approx(model.log_ent_coef.item(), abs=1e-6)
+        assert (ours_of.flat - end).norm() < 1e-3 * way.norm()
+    assert ours.temperature.params.flat[0].item() == pytest.approx(model.log_ent_coef.item(), abs=1e-6)
 
 
 def test_the_whole_loop_runs_as_stable_baselines3_does(monkeypatch):
     """Same first weights, exploration noise, random actions and batches: the same steps, rows and networks."""
     steps, starts = 76, 60  # the short time limit truncates three times
     env = gym_env.make(1, 0, id="HalfCheetah-v5", episode_steps=20)
-    ours = Sac(env.io, batch_size=BATCH, hidden=(64, 64))
+    ours = sac(env.io, batch_size=BATCH, hidden=(64, 64))
     model = sb3.SAC(
         "MlpPolicy",
         gymnasium.make("HalfCheetah-v5", max_episode_steps=20),
@@ -179,7 +188,8 @@ def test_the_whole_loop_runs_as_stable_baselines3_does(monkeypatch):
         loop.run(steps, lambda *_: False)
 
     acting = iter([noise for noise in noises if noise.numel() == ACTIONS])
-    training = iter([part for noise in noises if len(noise) == 2 * BATCH for part in noise.split(BATCH)[::-1]])
+    drawn = [noise for noise in noises if len(noise) == BATCH]  # at s', then at s; the peer begins with s
+    training = iter([part for i in range(0, len(drawn), 2) for part in (drawn[i + 1], drawn[i])])
     uniform = iter([np.array(row.action[0]) for row in rows])
     batch = iter(seen)
 
@@ -208,11 +218,10 @@ def test_the_whole_loop_runs_as_stable_baselines3_does(monkeypatch):
         # legs on the ground amplify rounding, hence 5e-2 on velocities of 10
         np.testing.assert_allclose(np.array(mine), getattr(theirs, name)[:steps, 0], atol=5e-2, err_msg=name)
     assert sum(bool(row.truncated[0]) for row in rows) == 3
-    ends = Sac(env.io, batch_size=BATCH, hidden=(64, 64))
+    ends = sac(env.io, batch_size=BATCH, hidden=(64, 64))
     copy_weights(model, ends)
-    for name in ("_actor_params", "_critic_params", "_target_params"):
-        end = getattr(ends, name).flat
-        assert (getattr(ours, name).flat - end).norm() < 1e-3 * end.norm(), name
+    for ours_of, ends_of in zip(networks(ours), networks(ends)):
+        assert (ours_of.flat - ends_of.flat).norm() < 1e-3 * ends_of.flat.norm()
     assert all((row.discount == 0.99).all() for row in seen)  # a time limit is no end
     keys = {row.obs["state"].tobytes(): row for row in rows}
     for row in seen[::10]:  # every sampled row is one that was stored

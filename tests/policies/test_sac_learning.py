@@ -5,10 +5,14 @@ import numpy as np
 import pytest
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.policies.online.sac import Sac
+from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Step
 
 IO = IOSpec({"state": ((3,), "float32")}, ("torque",), (-2.0,), (2.0,), ("N*m",), 20.0)
+
+
+def sac(io, *, seed=0, **options):
+    return Sac(SacOptions(**options), io, seed=seed)
 
 
 def play(learner, episodes):
@@ -40,7 +44,7 @@ def play(learner, episodes):
 def test_pendulum_is_swung_up_within_6000_steps(options):
     # random torques return about -1200; balancing after the swing-up about -150
     env = gymnasium.make("Pendulum-v1")
-    learner = Sac(IO, hidden=(128, 128), lr=1e-3, **options)
+    learner = sac(IO, hidden=(128, 128), lr=1e-3, **options)
     buffer = ReplayBuffer(IO, 6000, seed=1)
     batches, rng = buffer.batches(learner.batch_size), np.random.default_rng(0)
     obs, _ = env.reset(seed=0)

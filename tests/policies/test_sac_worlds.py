@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.online.sac import Sac
+from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Transitions
+
+
+def sac(io, *, seed=0, **options):
+    return Sac(SacOptions(**options), io, seed=seed)
 
 
 def spec(obs=None):
@@ -24,7 +28,7 @@ def rows(state, action, reward, discount, next_state, *, terminated=None, trunca
 def test_constant_reward_value_depends_on_how_episodes_end(cut, options):
     # reward 1 at every step of four-step episodes, gamma .8. A limit that truncates: V = 1 / (1 - .8) = 5 everywhere.
     # A true end: V = 1, 1.8, 2.44, 2.952 with 1, 2, 3, 4 steps to go.
-    learner = Sac(
+    learner = sac(
         spec(), batch_size=64, hidden=(32, 32), lr=2e-3, tau=0.05, backup_entropy=False, metrics_every=1, **options
     )
     step = torch.arange(4).repeat(16)
@@ -51,7 +55,7 @@ def test_constant_reward_value_depends_on_how_episodes_end(cut, options):
 @pytest.mark.parametrize("matmul", ["float32", "bf16"])
 def test_bandit_with_two_arms_is_solved(matmul):
     # action > 0 pays 1, else 0; one step
-    learner = Sac(spec(), hidden=(64, 64), lr=3e-3, init_alpha=0.02, alpha_lr=0.0, matmul=matmul)
+    learner = sac(spec(), hidden=(64, 64), lr=3e-3, init_alpha=0.02, alpha_lr=0.0, matmul=matmul)
     generator = torch.Generator().manual_seed(0)
 
     def stream():
@@ -74,7 +78,7 @@ def test_linear_quadratic_task_has_the_riccati_gain():
     for _ in range(200):
         p = 1 + 0.9 * 0.81 * p - (0.405 * p) ** 2 / (0.2 + 0.225 * p)
     gain = 0.405 * p / (0.2 + 0.225 * p)
-    learner = Sac(spec(), hidden=(64, 64), lr=2e-3, tau=0.02, init_alpha=1e-3, alpha_lr=0.0)
+    learner = sac(spec(), hidden=(64, 64), lr=2e-3, tau=0.02, init_alpha=1e-3, alpha_lr=0.0)
     generator = torch.Generator().manual_seed(0)
 
     def stream():
@@ -96,7 +100,7 @@ def test_linear_quadratic_task_has_the_riccati_gain():
 
 def test_picture_that_tells_the_action_is_read():
     # left half lit: +1 pays; right half lit: -1 pays
-    learner = Sac(
+    learner = sac(
         spec({"image.front": ((20, 20, 3), "uint8")}),
         hidden=(64, 64),
         lr=2e-3,

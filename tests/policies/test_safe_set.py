@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
+from robot_rl import build
 from robot_rl.checkpoint import check_state
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_log import HilLog
@@ -18,7 +19,6 @@ from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.mix import Mix
 from robot_rl.loops.hil import HumanInTheLoop
 from robot_rl.loops.hil_options import HilOptions
-from robot_rl.policies.human.imitation_sac import ImitationSac
 from robot_rl.policies.human.safe_set import SafeExploration
 from robot_rl.policies.nets.safe_set import SafeSet
 from robot_rl.real.cockpit import simulated
@@ -279,17 +279,9 @@ class Bridge:
 def crossings(folder, delta, seed):
     """(falls while 2,000 own steps were learned from, success of the last 20 episodes)."""
     env = Bridge(seed)
-    method = functools.partial(
-        ImitationSac,
-        batch_size=64,
-        hidden=(32, 32),
-        critics=2,
-        utd=3,
-        lr=1e-3,
-        bc_steps=0,
-        il_weight=0.0,
-        init_alpha=0.02,
-    )
+    options = {"batch_size": 64, "hidden": (32, 32), "critics": 2, "utd": 3, "lr": 1e-3}
+    options |= {"bc_steps": 0, "il_weight": 0.0, "init_alpha": 0.02}
+    method = build.prepare("policy", {"name": "human/imitation_sac", **options})
     learner = SafeExploration(env.io, method=method, seed=seed, delta=delta, set_steps=400, hidden=(64, 64))
     human = ScriptedHuman(env.io, expert=env.expert, noise=0.3, help="never", seed=seed)
     memory = HilMemory(env.io, 5000, seed=seed)

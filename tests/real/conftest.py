@@ -24,12 +24,12 @@ def arm(**changes) -> RobotSpec:
 class Loop:
     """Ticks of 10 ms; keeps every command that was sent with its verdict."""
 
-    def __init__(self, spec=None, settings=None, forward=None, arm_on_start=False, **robot) -> None:
+    def __init__(self, spec=None, settings=None, forward=None, **robot) -> None:
         self.spec = spec or arm()
         self.settings = settings or SafetySettings()
         self.clock = ManualClock(100.0)
         self.robot = FakeRobot(self.spec, **{"clock": self.clock, "physics_dt": 0.005, **robot})
-        self.safety = SafetySupervisor(self.spec, self.settings, forward=forward, arm_on_start=arm_on_start)
+        self.safety = SafetySupervisor(self.spec, self.settings, forward=forward)
         self.sent, self.verdicts, self.times = [], [], []
         self.seq = 0
         self.alter = lambda state: state
@@ -113,3 +113,13 @@ def make_loop():
 @pytest.fixture
 def make_arm():
     return arm
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A folder that looks like a run with a checkpoint; what is in it is read by nobody here."""
+    step = tmp_path / "run" / "checkpoints" / "step_000000000100"
+    step.mkdir(parents=True)
+    for name in ("meta.json", "policy.pt"):
+        (step / name).write_text("{}")
+    return tmp_path / "run"

@@ -27,6 +27,8 @@ def session(tmp_path):
     it.close()
 
 
+@pytest.mark.live
+@pytest.mark.smoke
 def test_browser_drives_labels_is_lost_and_comes_back(session, tmp_path):
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By

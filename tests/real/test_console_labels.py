@@ -11,6 +11,8 @@ from robot_rl.data.hil_memory import HilMemory
 from robot_rl.loops.hil_labels import Labels
 from tests.real.console_stage import Page, Session, chromium
 
+pytestmark = pytest.mark.live
+
 PATIENT_MS = 2000.0  # these tests are not about the dead-man
 
 

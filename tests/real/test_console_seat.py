@@ -14,6 +14,8 @@ from tests.loops.test_hil import Fixed
 from tests.real.console_stage import Page, Session, Stage, chromium
 from tests.real.test_console import connect, receive, server
 
+pytestmark = pytest.mark.live
+
 PATIENT_MS = 2000.0  # these tests are not about the dead-man
 
 
@@ -227,7 +229,7 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
     from tests.test_link import free_port
 
     endpoint = f"tcp/127.0.0.1:{free_port()}"
-    learner = LearnerLink(LinkSettings(endpoint, password="right"), {}, {}) if there else None
+    learner = LearnerLink(LinkSettings(endpoint=endpoint, password="right"), {}, {}) if there else None
 
     def make_pilot(env, person):
         human = BrowserTeleop(env.io, port=0, token="t0ken", announce=False) if person else None
@@ -236,7 +238,7 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
     job = HilActorJob(
         HilSettings(total_steps=100, demos=0, demo_share=0.0),
         tmp_path / "run",
-        link=LinkSettings(endpoint, password="wrong", patience_s=1.0),
+        link=LinkSettings(endpoint=endpoint, password="wrong", patience_s=1.0),
         policy={},
         make_env=lambda *_: Stage(),
         make_learner=lambda io: Fixed(io, 0.5),

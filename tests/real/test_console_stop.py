@@ -16,6 +16,8 @@ from tests.loops.test_hil import Fixed
 from tests.real.console_stage import Page, Session, Stage, Wire, chromium
 from tests.real.test_console import connect, receive, server
 
+pytestmark = pytest.mark.live
+
 PATIENT_MS = 2000.0  # these tests are not about the dead-man
 
 

@@ -5,8 +5,11 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from tests.real.console_stage import Page, Session, Stage, Wire, chromium
+
+pytestmark = pytest.mark.live
 
 COUNT = """window.tones = 0;
 const make = AudioContext.prototype.createOscillator;

@@ -419,14 +419,42 @@ def test_velocity_mode_needs_a_timed_controller_and_brakes_at_limits(make_loop, 
     assert loop.safety.faults == ()
 
 
-def test_arm_on_start_follows_without_an_operator_but_not_after_a_fault(make_loop):
-    loop = make_loop(arm_on_start=True).run(0.7).run(0.5, np.full(3, 0.05))
-    assert loop.safety.state == "ACTIVE"
-    loop.safety.report("temperature")
+def test_a_fault_tells_its_numbers_and_forgets_them_at_the_reset(make_loop):
+    loop = make_loop().active()
+    for _ in range(9):  # the newest state is 96 ms old in the eighth tick and 108 in the ninth
+        loop.tick(lambda: loop.command(np.zeros(3)), state=None, dt=0.012)
+    assert loop.safety.faults == ("state_stale",)
+    assert loop.safety.numbers == {"state_stale": "108 ms old, allowed 100"}
     loop.run(1.0)
     assert loop.safety.rearm() == []
-    loop.run(1.0)
-    assert loop.safety.state == "IDLE"
+    assert loop.safety.numbers == {}
+    loop.active()
+    good = loop.state()
+    loop.alter = lambda state: replaced(state, position=state.position + np.array([0.0, 1.0, 0.0]))
+    loop.run(0.02, good.position)
+    # it may move by 3 x 1 rad/s x 10 ms
+    assert loop.safety.numbers == {"state_jump": "j1 is 1.000 rad further within 10 ms, allowed 0.030"}
+
+
+@pytest.mark.parametrize(("code", "gap"), [("loop_overrun", 0.15), ("controller_gone", 0.0)])
+def test_nothing_is_said_to_a_driver_that_comes_back_after_another_fault(make_loop, code, gap):
+    loop = make_loop().run(0.6)
+    assert loop.safety.enable() == []
+    loop.run(0.1)
+    loop.safety.report(code)
+    for _ in range(round(gap / 0.01)):
+        loop.tick(state=None)
+    loop.run(0.02)
+    said = len(loop.sent)
+    loop.run(1.0)  # the states are there again, perhaps from a driver that reads arrays in another order
+    assert len(loop.sent) == said
+
+
+def test_an_exception_in_the_tick_is_told_with_the_fault(make_loop):
+    loop = make_loop().active()
+    loop.safety.limiter.step = lambda *_: 1 / 0
+    loop.run(0.02, np.zeros(3))
+    assert loop.safety.numbers == {"internal": "ZeroDivisionError in a tick: division by zero"}
 
 
 def test_decision_is_a_function_of_its_inputs(make_loop):

@@ -137,10 +137,9 @@ def test_steer_does_not_run_away_from_a_robot_that_cannot_follow(make_arm):
 
 
 @pytest.fixture
-def arguments(tmp_path):
+def arguments(tmp_path, run_folder):
     (tmp_path / "arm.yaml").write_text("name: arm")
-    (tmp_path / "run").mkdir()
-    return {"robot_spec": str(tmp_path / "arm.yaml"), "policy_path": str(tmp_path / "run")}
+    return {"robot_spec": str(tmp_path / "arm.yaml"), "policy_path": str(run_folder)}
 
 
 def names(args):
@@ -169,6 +168,7 @@ def test_graph_the_robot_makes_the_time_and_the_others_follow_it(arguments):
         ({"robot_spec": ""}, "robot_spec is empty"),
         ({"robot_spec": "nothing.yaml"}, "no file"),
         ({"policy_path": "nowhere"}, "no folder"),
+        ({"policy_path": "."}, "no complete checkpoint"),
         ({"teleop": "wheel"}, "expected one of none, joy"),
         ({"sim": False, "auto_arm": True}, "simulation only"),
         ({"sim": False, "world": "reach"}, "simulated robot"),
@@ -241,8 +241,8 @@ def test_import_stays_light(module, absent):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_enclave_gives_every_process_keys_of_its_own(tmp_path):
-    nodes = graph(GraphArgs(robot_spec=find_file("desk_arm"), policy_path=str(tmp_path), enclave="/cell"))
+def test_enclave_gives_every_process_keys_of_its_own(run_folder):
+    nodes = graph(GraphArgs(robot_spec=find_file("desk_arm"), policy_path=str(run_folder), enclave="/cell"))
     for node in nodes:
         arguments = node.arguments()
         assert arguments[arguments.index("--enclave") + 1] == f"/cell/{node.name}"

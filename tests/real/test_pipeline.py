@@ -88,6 +88,21 @@ def test_33_34_platform_faults_while_active_latch_and_block_the_reset(bench, vie
     assert made.pipe.reset() == []
 
 
+@pytest.mark.parametrize(("listeners", "code"), [(0, "controller_gone"), (2, "controller_changed")])
+def test_a_controller_that_is_exchanged_while_the_robot_is_stopped_hears_nothing(bench, listeners, code):
+    made = bench().active()
+    made.pipe.safety.report("temperature")
+    made.run(0.3)
+    assert (made.state, made.sent.publish) == ("FAULT", True)  # it still says where to stand
+    made.pipe.controller(Controller(listeners))
+    made.run(0.01)
+    assert made.pipe.safety.faults == ("temperature", code)
+    assert not made.sent.publish
+    made.pipe.controller(Controller(1))
+    made.run(0.05)
+    assert not made.sent.publish
+
+
 def test_watched_sensor_that_falls_silent_is_a_fault(bench):
     made = bench(watched={"wrench": 0.1}, start=100.0)
     made.run(0.6)
@@ -230,3 +245,54 @@ def test_an_estop_is_not_lost_in_a_flood_and_waits_for_no_tick(bench):
         made.pipe.takeover(False, made.now)
         made.pipe.offer(flood, made.now)
     assert made.run(0.02).state == "ESTOP"
+
+
+# ---------------------------------------------------------------- the operator of a simulated robot
+
+
+def test_auto_arm_waits_for_the_first_good_command_and_follows_it(bench):
+    made = bench(auto_arm=True)
+    made.run(2.0)
+    assert made.state == "IDLE"  # nobody drives yet: a gap in the states now is no fault
+    made.run(0.05, np.zeros(3))
+    assert made.state == "ACTIVE"
+
+
+def test_auto_arm_takes_a_command_that_is_dropped_for_none(bench):
+    made = bench(auto_arm=True).run(1.0)
+    made.run(0.3, np.full(3, np.nan))
+    assert made.state == "IDLE"
+
+
+def test_auto_arm_follows_the_very_first_message_where_it_is_the_only_one(bench):
+    made = bench(auto_arm=True, door={"allow_external": True})
+    made.place = np.full(3, 0.5)  # not where a plan would begin that knows of no robot
+    made.run(1.0)
+    point = CommandMessage("external", "", 0, NAMES, 0.0, np.array([1.0]), {"positions": np.full((1, 3), 0.7)})
+    made.pipe.offer(point, made.now)
+    made.run(1.5)
+    assert np.allclose(made.place, 0.7, atol=1e-3)
+
+
+def test_auto_arm_arms_again_after_a_fault_at_rest_and_not_before(bench):
+    made = bench(auto_arm=True).run(0.7).run(0.3, np.full(3, 0.05))
+    made.pipe.safety.report("temperature", "80 C, allowed 70")
+    made.run(0.01)
+    assert made.state in ("FAULT", "STOPPING")
+    assert made.pipe.safety.numbers == {"temperature": "80 C, allowed 70"}
+    made.run(1.5, np.full(3, 0.05))
+    assert made.state == "ACTIVE"
+    assert made.pipe.auto_arm.resets == 1
+
+
+def test_auto_arm_leaves_an_estop_and_what_a_person_has_disabled(bench):
+    made = bench(auto_arm=True).run(0.7).run(0.3, np.zeros(3))
+    assert made.pipe.enable(False) == []
+    made.run(1.0, np.zeros(3))
+    assert made.state == "IDLE"
+    assert made.pipe.enable() == []
+    made.run(0.1, np.zeros(3))
+    assert made.state == "ACTIVE"
+    made.pipe.estop_once("service")
+    made.run(2.0, np.zeros(3))
+    assert made.state == "ESTOP"

@@ -258,7 +258,7 @@ def test_job_reads_undiscounted_returns_whatever_the_run_discounts(tmp_path: Pat
     from robot_rl.jobs.logs import LogSettings
 
     data = mixed_log(tmp_path)
-    settings = LogSettings(str(data.store.path), gamma=0.5, reward="scale_bias", reward_scale=2.0, reward_bias=1.0)
+    settings = LogSettings(data=str(data.store.path), gamma=0.5, reward="scale_bias", reward_scale=2.0, reward_bias=1.0)
     learner = build()
     found, _ = logs.sampler(
         data.store, settings, seed=0, reads=learner.reads, window=learner.window, return_gamma=learner.return_gamma

@@ -13,7 +13,7 @@ import torch
 
 from robot_rl.bench.iwocs_deep import _Job, run
 from robot_rl.checkpoint import load_state, save_state
-from robot_rl.policies.online.sac import Sac
+from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.policies.sequence.iwocs_deep import Expert, IwocsPolicy, choose, restore, validity_radius
 from robot_rl.types import Action, IOSpec, Transitions
 
@@ -159,7 +159,7 @@ def test_expert_plain_value_has_no_entropy() -> None:
 
 def test_expert_leaves_sac_what_it_was() -> None:
     """The plain values draw nothing and move nothing of SAC's: bit for bit the same actor and critics."""
-    expert, alone = Expert(IO, seed=3, hidden=(16,)), Sac(IO, seed=3, hidden=(16,))
+    expert, alone = Expert(IO, seed=3, hidden=(16,)), Sac(SacOptions(hidden=(16,)), IO, seed=3)
     for i in range(5):
         for learner in (expert, alone):
             learner.update(iter([batch(seed=i)]))

@@ -13,7 +13,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.contract import every
 from robot_rl.loops.fas import at_interval
 from robot_rl.loops.off_policy import OffPolicy
-from robot_rl.policies.online.sac import Sac
+from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.policies.sequence.sac_j import SacJ
 from robot_rl.types import IOSpec, Transitions
 
@@ -63,7 +63,7 @@ def test_decisions_are_what_was_held(discounting: str, reward: list[float], disc
 
 def test_interval_of_one_is_sac() -> None:
     options: dict[str, Any] = {"hidden": (16, 16), "metrics_every": 1, "gamma": 0.9}
-    one, other = build(interval=1, rows=8, **options, seed=3), Sac(IO, batch_size=8, **options, seed=3)
+    one, other = build(interval=1, rows=8, **options, seed=3), Sac(SacOptions(batch_size=8, **options), IO, seed=3)
     g = torch.Generator().manual_seed(0)
     no = torch.zeros(8, dtype=torch.bool)
     for _ in range(3):

@@ -13,7 +13,7 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from robot_rl.real.ros.io import JointState
 
-pytestmark = [pytest.mark.ros, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ros, pytest.mark.timing, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize("kind", ["commands", "joint_command"])

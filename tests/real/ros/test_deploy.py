@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,117 @@ def deploy(*arguments):
     return subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
+class Deployed:
+    """A deployment of the simulated desk arm with the world's expert as its policy, and who watches it."""
+
+    def __init__(self, *arguments):
+        self.station = Station()
+        self.process = deploy("world=reach", *arguments)
+        self.said, self.left = [], []
+        self.reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True)
+        self.reader.start()
+
+    def child(self, name):
+        """Process id of a node that has been started."""
+        return wait(lambda: self._child(name), limit=60.0, what=f"the start of {name}")
+
+    def _child(self, name):
+        started = [re.search(rf"\] {name}: started, process (\d+)", line) for line in list(self.said)]
+        return next((int(found[1]) for found in started if found), None)
+
+    def interrupt(self):
+        """Ctrl-C; seconds until the last process is gone."""
+        nodes = family(self.process)
+        since = time.monotonic()
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(20.0) == 0
+        took = time.monotonic() - since
+        self.left = psutil.wait_procs(nodes, timeout=1.0)[1]
+        return took
+
+    def close(self):
+        for one in [*(family(self.process) if self.process.poll() is None else []), self.process, *self.left]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        self.station.close()
+
+
+@pytest.fixture
+def deployed():
+    made = []
+
+    def make(*arguments):
+        made.append(Deployed(*arguments))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("state", ["starting", "loading", "IDLE", "ARMED", "ACTIVE", "HOLD", "FAULT", "ESTOP"])
+def test_ctrl_c_ends_everything_within_two_seconds_in_every_state_and_the_robot_stands(deployed, experts, state):
+    policy = [f"policy_path={experts.parent}", f"params_file={experts}"]
+    made = deployed(
+        *(policy if state != "IDLE" else []), *(["auto_arm=true"] if state not in ("IDLE", "ARMED") else [])
+    )
+    station = made.station
+    made.child("safety_supervisor")
+    if state == "starting":
+        time.sleep(0.3)
+    elif state == "loading":
+        station.wait_state("IDLE", limit=90.0)  # torch takes longer than the rest
+    elif state == "IDLE":
+        station.wait_state("IDLE", limit=90.0)
+        time.sleep(1.0)
+    elif state == "ARMED":
+        station.wait_state("IDLE", limit=90.0)
+        os.kill(made.child("policy"), signal.SIGSTOP)
+        wait(lambda: station.enable().success, what="enable")
+        station.wait_state("ARMED")
+        os.kill(made.child("policy"), signal.SIGCONT)
+    else:
+        station.wait_state("ACTIVE", limit=90.0)
+        wait(lambda: np.abs(station.last.velocity).max() > 0.05, limit=30.0, what="motion")
+    if state == "HOLD":  # lost commands: it brakes and holds
+        os.kill(made.child("policy"), signal.SIGSTOP)
+        station.wait_state("ARMED", limit=5.0)
+    if state == "FAULT":
+        os.kill(made.child("sim_robot"), signal.SIGSTOP)
+        station.wait_state("FAULT", limit=5.0)
+    if state == "ESTOP":
+        station.call("safety_supervisor/estop")
+        station.wait_state("ESTOP", limit=2.0)
+    took = made.interrupt()
+    assert took < 2.0, (took, made.said)
+    assert not made.left
+    if state in ("ARMED", "ACTIVE", "HOLD", "FAULT", "ESTOP"):
+        assert np.abs(station.last.velocity).max() == 0.0
+
+
+def test_a_folder_without_a_checkpoint_and_an_empty_path_start_no_robot(tmp_path):
+    for argument, words in (
+        (f"policy_path={tmp_path}", "holds no complete checkpoint; give a run folder"),
+        ("policy_path=", "policy_path= is empty"),
+    ):
+        process = deploy(argument)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert words in said.strip().splitlines()[-1]
+        assert "started" not in said
+
+
+def test_a_policy_that_cannot_be_loaded_ends_the_deployment(tmp_path):
+    (tmp_path / "meta.json").write_text("{}")
+    (tmp_path / "policy.pt").write_bytes(b"no weights")
+    process = deploy("world=reach", f"policy_path={tmp_path}")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "policy could not be started; ending the others" in said
+    assert "Traceback" not in said
+
+
 def family(process):
     return psutil.Process(process.pid).children(recursive=True)
 
@@ -49,7 +161,7 @@ def test_42_end_of_the_launcher_leaves_no_process(sign):
         if sign is not signal.SIGKILL:
             said = process.stderr.read()
             assert code == 0
-            # "ended", or on a machine too busy to load them in time "killed"; in this order
+            # "ended", or on a machine too busy to load them in time "killed"; told in this order
             order = [said.rindex(f"{name}: ") for name in ("teleop", "safety_supervisor", "sim_robot")]
             assert order == sorted(order)
     finally:
@@ -139,6 +251,7 @@ def experts(tmp_path):
     return params
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("minutes", [1.0, pytest.param(60.0, marks=[pytest.mark.slow, pytest.mark.timeout(4500)])])
 def test_43_soak_memory_and_pace_are_flat_and_ctrl_c_brakes_and_leaves_nobody(tmp_path, experts, minutes, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{HERE}")
@@ -157,6 +270,8 @@ def test_43_soak_memory_and_pace_are_flat_and_ctrl_c_brakes_and_leaves_nobody(tm
     assert end["order"] == ["policy", "teleop", "safety_supervisor", "sim_robot", "recorder"]
 
 
+@pytest.mark.smoke
+@pytest.mark.timing
 def test_three_processes_reach_goals_at_100_hz(tmp_path, experts):
     """Simulated arm, supervisor, policy (the world's expert); a trained policy: docs/ros2.md."""
     station = Station()

@@ -45,6 +45,7 @@ def env(live, processes):
     made.close()
 
 
+@pytest.mark.timing
 def test_env_episode_executed_actions_close_the_loop_in_real_time(env, live) -> None:
     obs, info = env.reset(seed=0)
     assert info.keys() >= INFO
@@ -84,6 +85,7 @@ def test_env_time_limit_truncates_and_then_needs_a_reset(env) -> None:
         env.step(np.zeros(3))
 
 
+@pytest.mark.timing
 def test_38_env_sleeping_learner_is_truncated_and_the_robot_stands(env, live) -> None:
     said = []
     heard = live.node.create_subscription(JointTrajectory, "robot_rl/command/policy", said.append, qos("command"))
@@ -108,6 +110,7 @@ def test_38_env_sleeping_learner_is_truncated_and_the_robot_stands(env, live) ->
     live.check_limits()
 
 
+@pytest.mark.timing
 def test_env_estop_truncates_with_its_cause_and_blocks_resets_until_the_operator(env, live) -> None:
     env.reset()
     for _ in range(5):

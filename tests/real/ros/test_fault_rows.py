@@ -8,7 +8,7 @@ import pytest
 from ros_harness import SLACK, SPEC, STOP, SUPERVISOR, TIMEOUT, wait
 from std_msgs.msg import Bool, Float64MultiArray, String
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.timing]
 
 
 def drops(live):

@@ -15,7 +15,7 @@ from std_srvs.srv import SetBool
 
 from robot_rl.real.ros.io import JointTrajectory, qos
 
-pytestmark = [pytest.mark.ros, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ros, pytest.mark.timing, pytest.mark.timeout(120)]
 ORDER = ["j2", "j0", "j1"]
 START = {"j0": 0.6, "j1": -0.6, "j2": 0.2}
 SUPERVISOR = (RT, "autostart:=true")

@@ -59,7 +59,7 @@ def test_every_argument_of_the_graph_is_declared_and_described(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_combination_of_choices_starts_the_graph_or_is_refused_for_its_reason(path, tmp_path):
+def test_every_combination_of_choices_starts_the_graph_or_is_refused_for_its_reason(path, run_folder):
     description, stem = described(path), path.name.split(".")[0]
     options = {
         "sim": ("true", "false"),
@@ -68,7 +68,7 @@ def test_every_combination_of_choices_starts_the_graph_or_is_refused_for_its_rea
         "auto_arm": ("true", "false"),
         "use_sim_time": ("true", "false"),
         "world": ("", "reach"),
-        "policy_path": ("", str(tmp_path)),
+        "policy_path": ("", str(run_folder)),
     }
     options = {name: values for name, values in options.items() if name not in FIXED[stem]}
     started, refused = 0, 0
@@ -108,8 +108,9 @@ def test_wrong_choice_missing_file_and_missing_folder_are_one_clear_line(tmp_pat
         assert "\n" not in str(error.value)
 
 
-def test_namespace_parameters_respawn_and_shutdown_rules_reach_the_actions(tmp_path):
-    made = nodes(described(FILES[0]), robot_spec="desk_arm", namespace="left", teleop="joy", policy_path=str(tmp_path))
+def test_namespace_parameters_respawn_and_shutdown_rules_reach_the_actions(run_folder):
+    chosen = {"robot_spec": "desk_arm", "namespace": "left", "teleop": "joy", "policy_path": str(run_folder)}
+    made = nodes(described(FILES[0]), **chosen)
     plain = {node.name: node for node in graph(GraphArgs(robot_spec="desk_arm", namespace="left", teleop="joy"))}
     assert set(made) == {"sim_robot", "safety_supervisor", "policy", "teleop"}
     for name, node in plain.items():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ros_harness import RT, SLACK, STOP, wait
 
-pytestmark = [pytest.mark.ros, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ros, pytest.mark.timing, pytest.mark.timeout(240)]
 TOY = (RT, "autostart:=true", "loader:=toy_policies:load")
 START = 90.0  # seconds until a policy drives; importing torch takes long on a busy machine
 
