@@ -96,6 +96,11 @@ audit: $(VENV)-tools/.ready
 sbom: setup $(VENV)-tools/.ready
 	@mkdir -p dist && $(VENV)-tools/bin/cyclonedx-py environment $(BIN)/python --output-reproducible -o dist/robot_rl.cdx.json && echo dist/robot_rl.cdx.json
 
+# The pages as a site, every link checked; options and docstrings are read from the code.
+docs: setup $(VENV)-tools/.ready
+	@$(BIN)/python docs/reference.py
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-tools/bin/mkdocs build --quiet --strict && echo site/index.html
+
 wheel: setup
 	@$(BIN)/python tests/release/check_artifacts.py
 
@@ -110,4 +115,4 @@ doctor: setup
 	@$(BIN)/robot-rl doctor
 
 clean:
-	rm -rf build dist *.egg-info robot_rl.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site docs/reference *.egg-info robot_rl.egg-info .pytest_cache .ruff_cache .hypothesis

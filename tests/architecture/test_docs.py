@@ -2,11 +2,14 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from robot_rl.advantage import registry
+from robot_rl.data.findings import BadData
 from robot_rl.types import IOSpec, Transitions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,10 +51,51 @@ def test_add_a_method_learner_on_the_page_learns_and_reloads() -> None:
     assert torch.equal(other.policy.mean, learner.policy.mean)
 
 
-def test_readme_begins_with_the_two_commands() -> None:
+def test_log_format_reader_on_the_page_reads_what_it_says(tmp_path: Path) -> None:
+    space: dict = {}
+    exec(blocks("howto/log_format.md")[0], space)
+    log = tmp_path / "log.motion"
+    log.write_text("1 0 0.5\n2 1 -0.5\n-4 0 0\n")  # two steps, and where the episode stopped
+    episode = space["read"](log).episodes[0]
+    np.testing.assert_array_equal(episode.obs["state"], [[1, 0], [2, 1], [-4, 0]])
+    np.testing.assert_array_equal(episode.action, [[0.5], [-0.5]])
+    np.testing.assert_array_equal(episode.reward, [-2, -4])  # minus the distance after the step
+    log.write_text("1 0\n")
+    with pytest.raises(BadData, match="has 2 columns"):
+        space["read"](log)
+
+
+def test_estimator_on_the_page_registers_and_is_the_surprise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    space: dict = {}
+    for block in blocks("howto/estimator.md"):
+        exec(block, space)
+    gamma, value = 0.9, np.full(3, 10.0)  # r = 1 for ever is worth 1 / (1 - 0.9)
+    steps = SimpleNamespace(reward=np.ones(3), value=value, next_value=value, terminated=np.array([0.0, 0.0, 1.0]))
+    found = space["surprise"](SimpleNamespace(steps=steps), gamma=gamma)
+    np.testing.assert_allclose(found.advantage, [0, 0, -9])  # the end was a surprise of 1 - 10
+
+
+def test_no_page_ends_in_a_heading() -> None:
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
+        assert not page.read_text().rstrip().splitlines()[-1].startswith("#"), page
+
+
+def test_every_page_has_a_place_in_the_site() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert re.search(rf"[ :]{page.relative_to(ROOT / 'docs')}$", nav, re.MULTILINE), f"{page} is not in mkdocs.yml"
+
+
+def test_readme_begins_with_picture_and_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
-    assert re.search(r"```bash\nmake demo .*\nmake test ", text)
+    assert re.search(r"!\[.+\]\(.+\)\n\n```bash\nmake demo .*\nmake test ", text)
     assert text.index("make demo") < 300
+
+
+def test_results_have_no_cell_longer_than_a_line() -> None:
+    for line in (ROOT / "docs/results.md").read_text().splitlines():
+        assert all(len(cell) <= 60 for cell in line.split("|")) or not line.startswith("|"), line
 
 
 @pytest.mark.parametrize(

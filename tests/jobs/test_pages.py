@@ -1,0 +1,74 @@
+"""Command lines in README and in the tutorials: marked ones run in a short version, all others compose.
+
+A block of a page is marked by a comment that readers do not see, `<!-- runs: total_steps=90 -->`: its lines run with
+these options added. What an earlier line has left is there for the later ones; `<run>` is the newest run of its folder.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from robot_rl import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs/tutorials").glob("*.md")),
+    *sorted((ROOT / "docs/howto").glob("*.md")),
+]
+BLOCK = re.compile(r"(?:<!-- runs:(?P<short>[^>]*)-->\n+)?```bash\n(?P<lines>.*?)```", re.DOTALL)
+
+
+def commands(page: Path, short: bool) -> list[list[str]]:
+    """Words behind `robot-rl` of the lines that are marked (with the options of the mark), or of those that are not."""
+    found = []
+    for block in BLOCK.finditer(page.read_text()):
+        marked = block["short"] is not None
+        for line in block["lines"].replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["robot-rl"] and marked == short:
+                found.append(words[1:] + shlex.split(block["short"] or ""))
+    return found
+
+
+def newest(word: str, folder: Path) -> str:
+    """`path=runs/train/<run>` with the newest run of that folder."""
+    match = re.search(r"(runs/\w+)/<run>", word)
+    if match is None:
+        return word
+    runs = sorted((folder / match[1]).iterdir(), key=lambda path: path.stat().st_mtime)
+    return word.replace("<run>", runs[-1].name)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page, True)], ids=lambda page: page.stem)
+def test_marked_lines_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for words in commands(page, True):
+        call = [sys.executable, "-m", "robot_rl", *(newest(word, tmp_path) for word in words)]
+        done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"robot-rl {shlex.join(words)}\n{done.stderr[-2000:]}"
+
+
+UNMARKED = [(page.stem, words) for page in PAGES for words in commands(page, False)]
+
+
+@pytest.mark.parametrize("words", [words for _, words in UNMARKED], ids=[f"{p} {' '.join(w[:3])}" for p, w in UNMARKED])
+def test_line_of_a_page_composes(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words[0] in ("doctor", "sweep") or words[:2] == ["data", "session"]:  # no configuration of theirs is composed
+        assert f"  {words[0]} " in cli.USAGE
+        return
+    at = 1 if "--" in words else len(words)  # flags stand before all options or behind them
+    shown = [*words[:at], "--cfg", "job", *words[at:]]
+    monkeypatch.setattr(sys, "argv", ["robot-rl", *(re.sub(r"<(\w+)>", r"\1", word) for word in shown)])
+    with contextlib.suppress(SystemExit):  # Hydra's refusal of the line; what is printed then is no configuration
+        cli.main()
+    said = capsys.readouterr()
+    assert "output: runs" in said.out, said.err
