@@ -9,9 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 from robot_rl.policies.nets.distributions import LOG_STD_MIN, squashed_sample
-from robot_rl.policies.nets.learner import LogLearner, LogOptions, Share
+from robot_rl.policies.nets.learner import LogLearner, LogOptions
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
+from robot_rl.types.options import Share
 
 
 class SoftLogOptions(LogOptions):

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.learner import Count, NotNegative
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.policies.offline.cql import Conservative, CqlOptions
 from robot_rl.types import IOSpec, Needs
+from robot_rl.types.options import Count, NotNegative
 
 
 class CalQlOptions(CqlOptions):

@@ -13,12 +13,12 @@ from torch import Tensor
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.imitation import log_density
 from robot_rl.policies.nets.initial import orthogonal
-from robot_rl.policies.nets.learner import Count, NotNegative, Positive
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.net import Net, mean_rows
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.policies.nets.soft_learner import SoftLogLearner, SoftLogOptions
 from robot_rl.types import Metrics, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive
 
 
 class CqlOptions(SoftLogOptions):

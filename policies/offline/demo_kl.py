@@ -9,10 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robot_rl.policies.nets.learner import Count, NotNegative
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.policies.offline.sac_n import EnsembleActorCritic, SacNOptions
 from robot_rl.types import Metrics, Transitions
+from robot_rl.types.options import Count, NotNegative
 
 _LOW, _HIGH = -5.0, 2.0
 

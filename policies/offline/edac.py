@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import ValidationInfo, field_validator
 from torch import Tensor
 
-from robot_rl.policies.nets.learner import NotNegative
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.policies.offline.sac_n import EnsembleActorCritic, SacNOptions
+from robot_rl.types.options import NotNegative
 
 
 def diversity_loss(slope: Tensor) -> Tensor:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.initial import small_outputs
-from robot_rl.policies.nets.learner import Count, NotNegative, Positive
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.policies.nets.soft_learner import SoftLogLearner, SoftLogOptions
 from robot_rl.types import Metrics, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive
 
 
 class SacNOptions(SoftLogOptions):

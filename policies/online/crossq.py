@@ -11,12 +11,13 @@ from pydantic import Field
 from torch import Tensor
 
 from robot_rl.policies.nets.distributions import squashed_sample
-from robot_rl.policies.nets.learner import Count, NetLearner, NetOptions, NotNegative, Positive
+from robot_rl.policies.nets.learner import NetLearner, NetOptions
 from robot_rl.policies.nets.net import mean_rows, step
 from robot_rl.policies.nets.renorm import Renorm, RenormCritic
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.types import IOSpec, Metrics, Needs, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive
 
 
 class CrossQOptions(NetOptions):
