@@ -277,3 +277,31 @@ def test_validator_accepts_every_format_that_tells_its_range(tmp_path: Path) -> 
         except BadData as error:
             pytest.fail(f"{kind}: {error}")
         assert formats.load(tmp_path / kind / "made.store").io.knows_bounds
+
+
+@pytest.mark.slow
+def test_cloned_policy_commands_the_torque_of_its_log(tmp_path: Path) -> None:
+    """A log of always `TORQUE`, cloned without an environment: within 1 % of the range of 4 N*m."""
+    from robot_rl import build
+
+    same = [
+        replace(e, action=np.tile(np.float32(TORQUE), (20, 1)), proposed=np.tile(np.float32(TORQUE), (20, 1)))
+        for e in physical()
+    ]
+    d4rl.write(tmp_path / "log.hdf5", same)
+    with h5py.File(tmp_path / "log.hdf5", "r+") as file:
+        file.attrs.update({"action_low": LOW, "action_high": HIGH})
+    settings = LogSettings(str(tmp_path / "log.hdf5"))
+    store = logs.read_log(settings)
+    options = {"name": "offline/bc", "hidden": [32, 32], "batch_size": 64}
+    learner = build.make("policy", options, store.io, seed=0, device="cpu", gamma=0.99)
+    data, _ = logs.sampler(store, settings, seed=0)
+    learner.prepare(logs.facts(data))
+    batches = data.batches(64)
+    for _ in range(5000):
+        learner.update(batches)
+    meant = logs.agree(store.io, ENV)
+    policy = InUnits(learner.policy, between(meant, ENV), ENV, pytest.fail)
+    for row in store.obs()[:20]:
+        found = in_units(ENV, policy.act({"state": row[None]}, deterministic=True).value[0])
+        np.testing.assert_allclose(found, TORQUE, atol=0.04)
