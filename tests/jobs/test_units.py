@@ -87,7 +87,8 @@ def write(kind: str, folder: Path, *, told: bool) -> tuple[Path, dict[str, Any]]
         one = episodes[0]
         arrays: dict[str, Any] = {"obs": one.obs["state"][:-1], "next_obs": one.obs["state"][1:]}
         arrays |= {"action": one.action, "reward": one.reward, "done": np.arange(20) == 19}
-        np.savez(folder / "log.npz", **arrays, **({"action_low": LOW, "action_high": HIGH} if told else {}))
+        arrays |= {"action_low": LOW, "action_high": HIGH} if told else {}
+        np.savez(folder / "log.npz", **arrays)
         return folder / "log.npz", {}
     if kind == "recording":
         scaled = [replace(e, action=e.action / 2, proposed=e.action / 2) if told else e for e in episodes]
@@ -118,7 +119,7 @@ class Constant:
         return Action(np.repeat(self.value[None], len(obs["state"]), 0))
 
 
-def in_units(io: IOSpec, action: np.ndarray) -> np.ndarray:
+def in_units(io: IOSpec, action: Any) -> np.ndarray:
     """[-1, 1] to physical, by the interface's own definition."""
     low, high = np.array(io.action_low, float), np.array(io.action_high, float)
     return low + (np.asarray(action, float) + 1.0) / 2.0 * (high - low)
@@ -179,7 +180,7 @@ def test_constant_policy_commands_the_torque_of_its_log(
     given: dict[str, Any] = {} if told else {"action_low": LOW, "action_high": [HIGH, HIGH]}
     if repair != "no conversion" or reader:
         # a CSV file has to be converted: only then is it told its map
-        way = None if repair == "no conversion" else repair
+        way: Any = None if repair == "no conversion" else repair
         convert(path, tmp_path / "made.store", mend=Repairs(action=way, **given), **reader)
         path, given = tmp_path / "made.store", {}
     np.testing.assert_allclose(commanded(verb, path, given), TORQUE, atol=1e-3)
@@ -285,7 +286,11 @@ def test_cloned_policy_commands_the_torque_of_its_log(tmp_path: Path) -> None:
     from robot_rl import build
 
     same = [
-        replace(e, action=np.tile(np.float32(TORQUE), (20, 1)), proposed=np.tile(np.float32(TORQUE), (20, 1)))
+        replace(
+            e,
+            action=np.tile(np.array(TORQUE, np.float32), (20, 1)),
+            proposed=np.tile(np.array(TORQUE, np.float32), (20, 1)),
+        )
         for e in physical()
     ]
     d4rl.write(tmp_path / "log.hdf5", same)
