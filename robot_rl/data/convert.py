@@ -111,7 +111,7 @@ def convert(
     source = Path(path)
     formats.write(
         out,
-        replace(mended, findings=findings),
+        replace(mended, findings=[f for f in findings if f.case != "action_unknown"]),  # whoever reads it may be told
         to,
         **({"sources": _files(source), "origin": logs.meta["format"], **facts} if to == "store" else {}),
     )

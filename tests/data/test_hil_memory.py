@@ -9,6 +9,7 @@ from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import EndReason
 from robot_rl.data.mix import Mix
+from robot_rl.data.seen import seen
 from tests.data import hil_traces as traces
 
 REASONS = [EndReason.TIMEOUT, EndReason.SUCCESS, EndReason.FAULT, EndReason.SAFETY_STOP, EndReason.COMMS]
@@ -146,3 +147,14 @@ def test_sampling_continues_from_its_state():
     first = memory.views["online"].sample(8).obs["state"]
     memory.load_state_dict(saved)
     assert (memory.views["online"].sample(8).obs["state"] == first).all()
+
+
+def test_what_was_seen_is_of_the_rows_that_are_kept():
+    """Moments 0 to 4 are the first component of the states: their median is 2."""
+    memory = HilMemory(traces.io(), 100)
+    fill(memory, "ppHHp", 0, EndReason.TIMEOUT)
+    found = seen(memory, traces.io())
+    assert found is not None
+    assert found.count == 5
+    assert found.obs["state"][0][2] == 2.0
+    assert len(found.action) == traces.io().action_dim

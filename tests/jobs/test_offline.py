@@ -58,7 +58,7 @@ def log(
                 stamp=np.arange(11.0),
             )
         )
-    d4rl.write(path, episodes)
+    d4rl.write(path, episodes, said="normalised")
     return path
 
 
