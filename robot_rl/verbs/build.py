@@ -186,7 +186,9 @@ def clear_refused() -> bool:
         for empty in (folder.parent, folder.parent.parent):  # runs/train, and runs
             with suppress(OSError):
                 empty.rmdir()
-    return any(folder.is_dir() for folder in _planned)
+    begun = any(folder.is_dir() for folder in _planned)
+    _planned.clear()
+    return begun
 
 
 def run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:
