@@ -102,8 +102,8 @@ def _guarded(verb: Callable[[DictConfig], None], config: str, debug: bool) -> Ca
                 traceback.print_exc()
             missing = left_open(cfg, error)
             print(f"robot-rl: {missing or readable(error)}", file=sys.stderr)
-            clear_refused()
-            sys.exit(2 if missing or isinstance(error, REFUSALS) else 1)
+            begun = clear_refused()  # what fails on the way is no wrong request
+            sys.exit(2 if missing or (isinstance(error, REFUSALS) and not begun) else 1)
 
     return task
 

@@ -30,7 +30,7 @@ REWARDS = ("truth", "critic", "success_only")
 _WORLD = ("env=tabletop", "env.world.layout=fixed", "env.world.hand_spread=0.3", "env.world.seconds=3.5")
 _CAMERA = ("env.cameras=[front]", "env.camera_size=[48,48]", "env.camera_every=2")
 _START = (
-    *("policy=offline/iql", "policy.beta=10", "policy.hidden=[128,128]", "policy.lr=1e-3", "policy.actor_decay=null"),
+    *("policy=offline/iql", "policy.beta=10", "policy.hidden=[128,128]", "policy.lr=1e-3", "policy.actor_decay=0"),
     *("policy.matmul=bf16", "eval_every=0", "final_episodes=100", "estimate=0", "checkpoint_every=0"),
 )
 _ONLINE = (

@@ -185,8 +185,12 @@ def judge_factory(cfg: DictConfig) -> Callable[[Any], Any]:
 _planned: list[Path] = []  # folders of runs that this process began; a refused one is taken away again
 
 
-def clear_refused() -> None:
-    """Remove the folders of runs that were refused while they were built: those that hold a config.yaml and no more."""
+def clear_refused() -> bool:
+    """Remove the folders of runs that were refused while they were built: those that hold a config.yaml and no more.
+
+    Returns:
+        Whether a run had begun: its folder holds more, and stays.
+    """
     for folder in _planned:
         files = [path for path in folder.rglob("*") if not path.is_dir()]
         if folder.is_dir() and files == [folder / "config.yaml"]:
@@ -194,6 +198,9 @@ def clear_refused() -> None:
         for empty in (folder.parent, folder.parent.parent):  # runs/train, and runs
             with suppress(OSError):
                 empty.rmdir()
+    begun = any(folder.is_dir() for folder in _planned)
+    _planned.clear()
+    return begun
 
 
 def run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:

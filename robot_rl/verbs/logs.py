@@ -43,7 +43,9 @@ def data(cfg: DictConfig) -> None:
     try:
         if cfg.what == "info":
             facts = info.info(cfg.path, **options)
-            print(json.dumps(facts, indent=1) if cfg.as_json else info.report(facts))
+            print(
+                json.dumps(facts, indent=1, default=lambda number: number.item()) if cfg.as_json else info.report(facts)
+            )
         elif cfg.what == "validate":
             said = {"action": plain["action"], "low": plain["action_low"], "high": plain["action_high"]}
             findings = conversion.validate(cfg.path, batch=cfg.batch, said=said, **options)

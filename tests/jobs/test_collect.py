@@ -1,5 +1,6 @@
 """Recorded episodes are what happened."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -107,11 +108,12 @@ def test_collect_then_data_info_reads_both_formats(tmp_path: Path, robot_rl) -> 
         done = robot_rl("collect", "env=reach", "episodes=3", "num_envs=2", f"out={out}")
         assert done.returncode == 0, done.stderr
         again = robot_rl("collect", "env=reach", "episodes=3", f"out={out}")
-        assert again.returncode == 1
+        assert again.returncode == 2
         assert "exists already" in again.stderr
         shown = robot_rl("data", "info", out)
         assert shown.returncode == 0, shown.stderr
         assert "episodes" in shown.stdout
+        assert json.loads(robot_rl("data", "info", out, "as_json=true").stdout)["episodes"] == 3
     assert len(Recording(tmp_path / "demos")) == 3
 
 

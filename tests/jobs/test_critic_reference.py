@@ -37,7 +37,7 @@ def test_critic_is_shown_its_goal_and_says_why_not(tmp_path: Path, robot_rl) -> 
     done = robot_rl(*label, f"reference=clips:{good}", "out=labelled")
     assert done.returncode == 0, done.stderr
     refused = robot_rl(*label, "reference=log:0", "out=refused")  # a second is too short for the task
-    assert refused.returncode == 1, refused.stdout
+    assert refused.returncode == 2, refused.stdout
     assert "log:0 fails, and only a success shows its goal; successes are none of this log" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert not (tmp_path / "refused").exists()

@@ -41,13 +41,13 @@ def test_critic_pays_a_policy_and_labels_a_log(tmp_path: Path, robot_rl) -> None
     again = robot_rl("train", f"resume={folder}", "total_steps=80")
     assert again.returncode == 0, again.stderr
     other = robot_rl("train", f"resume={folder}", "rewarder=critic")
-    assert other.returncode == 1
+    assert other.returncode == 2
     assert "keeps its" in other.stderr
     missing = robot_rl(*options[:-6], "rewarder=critic", "rewarder.judge=nowhere")
-    assert missing.returncode == 1
+    assert missing.returncode == 2
     assert "run folder of critic train" in missing.stderr
     mixed = robot_rl("hil", "env=tabletop", "rewarder=critic", f"rewarder.judge={run}")
-    assert mixed.returncode == 1
+    assert mixed.returncode == 2
     assert "task_reward" in mixed.stderr
 
     log = robot_rl(

@@ -136,5 +136,5 @@ def test_search_from_the_command_line(tmp_path: Path, robot_rl: Any) -> None:
         (("--", "env=reach"), "who proposes"),
     ):
         refused = robot_rl("design", *wrong)
-        assert refused.returncode == 1
+        assert refused.returncode == 2
         assert words in refused.stderr

@@ -131,6 +131,6 @@ def test_killed_run_loses_nothing_that_was_reported(tmp_path):
 @pytest.mark.timeout(600)
 def test_hil_refuses_a_world_without_an_expert(robot_rl):
     out = robot_rl("hil", "env=gym", "id=Pendulum-v1", "demos=0")
-    assert out.returncode == 1
+    assert out.returncode == 2
     assert "scripted expert" in out.stderr
     assert "Traceback" not in out.stderr

@@ -305,7 +305,7 @@ def test_offline_wrong_learner_and_missing_log_are_one_paragraph(tmp_path, robot
         (["resume=nowhere"], "holds no config.yaml"),
     ):
         done = robot_rl("offline", *arguments)
-        assert done.returncode == 1, done.stdout
+        assert done.returncode == 2, done.stdout
         assert words in done.stderr
         assert "Traceback" not in done.stderr
 
@@ -370,10 +370,10 @@ def test_offline_run_without_environment_is_evaluated_in_any_world_of_its_sizes(
     assert done.returncode == 0, done.stderr
     run = next(tmp_path.glob("runs/offline/*_x"))
     refused = robot_rl("eval", f"path={run}", "episodes=2")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "trained without an environment" in refused.stderr
     shown = robot_rl("eval", f"path={run}", "env=reach", "episodes=2", "video_episodes=0")
     assert shown.returncode == 0, shown.stderr
     other = robot_rl("eval", f"path={run}", "env=double_pendulum", "episodes=2", "video_episodes=0")
-    assert other.returncode == 1
+    assert other.returncode == 2
     assert "choose the environment that the log was made in" in other.stderr

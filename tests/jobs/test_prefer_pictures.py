@@ -145,5 +145,5 @@ def test_from_the_command_line_to_a_policy(log: Path, tmp_path: Path, robot_rl: 
         (("labels=vlm", "model=nowhere", "error=0.1"), "of model=scripted"),
     ):
         refused = robot_rl("prefer", f"data={log}", *wrong)
-        assert refused.returncode == 1
+        assert refused.returncode == 2
         assert words in refused.stderr

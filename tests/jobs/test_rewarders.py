@@ -26,7 +26,7 @@ def test_from_the_command_line(tmp_path: Path, robot_rl: Any) -> None:
     again = robot_rl("train", *small, "rewarder=annotator", "rewarder.names=[tip_to_goal]", f"rewarder.replay={table}")
     assert again.returncode == 0, again.stderr
     wrong = robot_rl("train", *small, "rewarder=program", 'rewarder.code="norm(speed)"')
-    assert wrong.returncode == 1
+    assert wrong.returncode == 2
     assert "no observable 'speed'" in wrong.stderr
 
 

@@ -283,7 +283,7 @@ def test_eval_in_another_world_is_refused_with_every_difference(make_job, tmp_pa
     assert fine.returncode == 0, fine.stderr
     assert "return" in fine.stdout
     refused = robot_rl("eval", f"path={tmp_path / 'run'}", "env=double_pendulum", "episodes=2", "video_episodes=0")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     for part in ("do not fit", "'state'", "action", "Hz here"):
         assert part in refused.stderr
     assert "Traceback" not in refused.stderr

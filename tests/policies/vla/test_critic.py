@@ -425,7 +425,7 @@ def test_command_line_without_clips_is_one_line_and_leaves_no_run(tmp_path: Path
     command = [sys.executable, "-m", "robot_rl", "critic", "train", "data=nowhere"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     out = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert out.returncode == 1
+    assert out.returncode == 2
     assert "nowhere holds no clips; make them with robot-rl critic clips out=nowhere" in out.stderr
     assert "Traceback" not in out.stderr
     assert not list(tmp_path.rglob("config.yaml"))
