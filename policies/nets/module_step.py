@@ -41,6 +41,12 @@ class ModuleStep:
         loss.backward()
         return self.apply()
 
+    def alone(self, loss: Tensor) -> Tensor:
+        """One step down a loss that runs through other modules too, whose gradients stay as they are; () norm."""
+        self._optimiser.zero_grad()
+        loss.backward(inputs=list(self.module.parameters()))
+        return self.apply()
+
     def apply(self) -> Tensor:
         """One step with the gradients that the parameters hold; () their norm."""
         self._steps += 1

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robot_rl.policies.nets.batched_mlp import BatchedMlp
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.mlp import BatchedMlp, Dropout, Mlp, MlpShape, build_mlp
+from robot_rl.policies.nets.mlp import Dropout, Mlp, MlpShape, build_mlp
 
 Rate = float | Callable[[], float]
 Draw = Callable[[MlpShape, FlatParams, torch.Generator], None]

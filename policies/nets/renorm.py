@@ -122,7 +122,7 @@ class RenormCritic(Leaves):
         moments |= {f"square{i}": x.clone() for i, x in enumerate(self.square)}
         return {**super().state_dict(), **moments, "passes": self.passes.clone()}
 
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy in place."""
         super().load_state_dict(state)
         for name, moments in (("mean", self.mean), ("square", self.square)):

@@ -363,3 +363,24 @@ def test_refused_step_leaves_networks_usable():
     expected = mean_rows(plain(x).square())
     net.step(mean_rows(net(x).square()))
     assert_gradients(net, plain, expected)
+
+
+def test_slopes_are_those_of_autograd_and_a_changed_network_is_refused():
+    net = Net("net", NetShape(5, None, (8, 7), members=3), lr=0.1, generator=torch.Generator().manual_seed(0))
+    state, action = torch.randn(1, 6, 3), torch.randn(1, 6, 2)
+    value, slope = net.with_slopes(state, action)
+    wanted = action.clone().requires_grad_()
+    expected = net(state, wanted)
+    torch.testing.assert_close(value, expected)
+    for e in range(3):
+        found = torch.autograd.grad(net(state, wanted, member=e).sum(), wanted)[0]
+        torch.testing.assert_close(slope[e], found)
+    net.step(value.sum())
+    with pytest.raises(RuntimeError, match="changed after this pass"):
+        net.step(slope.sum())
+
+
+def test_slopes_of_seeds_side_by_side_are_refused():
+    net = Net("net", NetShape(5, None, (8,), seeds=2), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="2 seeds side by side"):
+        net.with_slopes(torch.randn(2, 6, 3), torch.randn(2, 6, 2))
