@@ -31,19 +31,25 @@ def deploy(cfg: DictConfig) -> None:
 
 
 def doctor_ros(arguments: list[str]) -> int:
-    """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3]."""
+    """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3] [wiggle=true]."""
     given = [item for item in arguments if "=" not in item]
     options = dict(item.split("=", 1) for item in arguments if "=" in item)
-    if len(given) != 1 or not options.keys() <= {"namespace", "listen"}:
+    if (
+        len(given) != 1
+        or not options.keys() <= {"namespace", "listen", "wiggle"}
+        or options.get("wiggle", "false") not in ("true", "false")
+    ):
         print(
-            "usage: robot-rl doctor ros <robot spec: path, or a name such as desk_arm> [namespace=/left] [listen=3.0]",
+            "usage: robot-rl doctor ros <robot spec: path, or a name such as desk_arm> [namespace=/left] [listen=3.0] "
+            "[wiggle=true: moves each joint by 0.01 rad]",
             file=sys.stderr,
         )
         return 2
     try:
         spec = build.tool("find_robot")(given[0])
         examine = build.tool("examine_robot")
-        found = examine(spec, namespace=options.get("namespace", ""), listen=float(options.get("listen", "3")))
+        place, listen = options.get("namespace", ""), float(options.get("listen", "3"))
+        found = examine(spec, namespace=place, listen=listen, wiggle=options.get("wiggle") == "true")
     except (OSError, ValueError, ImportError) as error:
         print(f"robot-rl: {error}", file=sys.stderr)
         return 2
