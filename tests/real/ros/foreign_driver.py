@@ -44,6 +44,7 @@ class ForeignDriver:
         self.spoken = lambda name: name  # the name that joint states give to a joint
         self.stamp = lambda now: now  # of a measurement made at `now` [s of the wall clock]
         self.moves = lambda step: step  # what the joints make of a step
+        self.shows = lambda value: value  # of positions and velocities
         self.told = False  # that commands have stopped
         self.delay = lambda: 0.0  # of joint states on their way [s]
         self._coming, self._leaving, self._shown = [], [], None
@@ -133,7 +134,7 @@ class ForeignDriver:
 
     def _show(self, now):
         if self._shown is None or not self.frozen:
-            self._shown = self.position.tolist(), self.velocity.tolist()
+            self._shown = self.shows(self.position).tolist(), self.shows(self.velocity).tolist()
         message = JointState(name=[self.spoken(name) for name in self.joints])
         message.position, message.velocity = self._shown
         stamp = self.stamp(time.time())

@@ -367,11 +367,11 @@ def test_doctor_wiggles_each_joint_sees_the_right_one_and_measures_how_late(cell
 
 @pytest.mark.parametrize("wrong", ["order", "sign", "still", "slow"])
 def test_doctor_names_what_a_wiggle_shows_to_be_wrong(cell, wrong):
-    made = cell(driver={"start": dict.fromkeys(NAMES, 0.3)}).idle()
-    if wrong == "order":  # as many arrays mean other joints; at one place, so that holding moves nothing
+    made = cell(driver={"start": dict.fromkeys(NAMES, 0.0)}).idle()
+    if wrong == "order":  # at one place, so that holding moves nothing
         made.driver.spoken = lambda name: {"j0": "j1", "j1": "j0"}.get(name, name)
     elif wrong == "sign":
-        made.driver.moves = lambda step: -step
+        made.driver.shows = lambda value: -value
     elif wrong == "still":
         made.driver.moves = lambda step: 0.0 * step
     else:
