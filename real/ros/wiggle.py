@@ -22,7 +22,7 @@ from std_srvs.srv import SetBool
 
 from robot_rl.real.core.spec import FIELDS, POSITION, RobotSpec
 from robot_rl.real.ros.controller_check import controller_name
-from robot_rl.real.ros.io import JointState, JointTrajectory, joint_arrays, qos, trajectory
+from robot_rl.real.ros.io import JointState, JointTrajectory, joint_arrays, qos, read_executed, trajectory
 
 AMPLITUDE, SECONDS, RATE = 0.01, 1.2, 50.0
 """Of one joint's way out and back [rad, s], and commands per second; at most 0.026 rad/s fast."""
@@ -62,6 +62,10 @@ class Wiggle:
         topics = {s.topic for s in spec.sensors.values() if s.type.replace("/msg/", "/") == "sensor_msgs/JointState"}
         for topic in topics or {"joint_states"}:
             node.create_subscription(JointState, topic, self._take, qos("state"))
+        self._sent: list[
+            tuple[float, np.ndarray]
+        ] = []  # what the supervisor made of it: its own delay is not the robot's
+        node.create_subscription(JointTrajectory, "robot_rl/executed", self._executed, qos("executed"))
         self._out = node.create_publisher(JointTrajectory, "robot_rl/command/teleop", qos("command"))
         self._held = node.create_publisher(Bool, "robot_rl/takeover", qos("takeover"))
         self._enable = node.create_client(SetBool, "safety_supervisor/enable")
@@ -100,6 +104,14 @@ class Wiggle:
         if np.isfinite(self._place).all():
             self._rows.append((time.monotonic(), self._place.copy()))
 
+    def _executed(self, message: JointTrajectory) -> None:
+        item, now = read_executed(message), time.monotonic()
+        if self._spec.mode == POSITION:
+            self._sent.append((now, item.value))
+        else:
+            before, way = self._sent[-1] if self._sent else (now, np.zeros(len(item.value)))
+            self._sent.append((now, way + item.value * (now - before)))
+
     def _ask(self, on: bool) -> str:
         if not self._enable.wait_for_service(5.0):
             return "no supervisor offers safety_supervisor/enable"
@@ -110,8 +122,8 @@ class Wiggle:
         return "" if answer.success else answer.message
 
     def _move(self, joint: int, way: float, begin: np.ndarray) -> np.ndarray:
-        """Way out and back of one joint, then a rest; (n, 2) when [s] and where to [rad] it was told."""
-        since, lead, told = time.monotonic(), 0.3, []  # the person takes over first, at rest
+        """Way out and back of one joint, then a rest; (n, 2) when [s] and where to [rad] the supervisor sent it."""
+        since, lead = time.monotonic(), 0.3  # the person takes over first, at rest
         while (t := time.monotonic() - since - lead) < SECONDS + REST:
             phase = 2.0 * np.pi * min(max(t, 0.0), SECONDS) / SECONDS
             value = begin.copy() if self._spec.mode == POSITION else np.zeros(len(begin))
@@ -127,9 +139,10 @@ class Wiggle:
                     self._spec.names, stamp, self._tag, self._seq, [1.0 / RATE], value[None], FIELDS[self._spec.mode]
                 )
             )
-            told.append((time.monotonic(), way * 0.5 * (1.0 - np.cos(phase))))
             time.sleep(1.0 / RATE)
-        return np.array(told)
+        told = np.array([(when, value[joint]) for when, value in list(self._sent) if when >= since])
+        told[:, 1] -= told[0, 1]
+        return told
 
     def _judge(self, trial: Trial, joint: int, way: float, begin: np.ndarray, told: np.ndarray) -> None:
         rows = [row for row in list(self._rows) if row[0] >= told[0, 0]]

@@ -347,7 +347,7 @@ def test_in_velocity_mode_no_limit_is_passed_by_a_driver_with_dead_time(cell, la
 
 
 def doctor(made):
-    return examine(made.processes.folder / "foreign.yaml", listen=1.0, timing=False, wiggle=True)
+    return examine(made.processes.folder / "foreign.yaml", listen=3.0, timing=False, wiggle=True)
 
 
 @pytest.mark.parametrize("mode", ["position", "velocity"])
