@@ -93,11 +93,11 @@ class Farewell:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self.begin()
+        self.begin(True)
 
-    def begin(self) -> None:
+    def begin(self, still: bool) -> None:
         """No stop is latched."""
-        self._since, self._said = np.inf, False
+        self._since, self._said, self._stood = np.inf, False, still
 
     def over(self, now: float, still: bool, *, gone: bool, astray: bool) -> bool:
         """True from when nothing more may be sent; it stays so until `begin`, whoever comes back meanwhile.
@@ -109,8 +109,9 @@ class Farewell:
             astray: the robot goes elsewhere than told, so that braking would not reach it.
         """
         self._since = min(self._since, now) if still else np.inf
-        # the command at rest itself goes out once in any case
-        self._said |= astray or (gone and now > self._since) or now - self._since >= self._patience
+        # a brake ends with one command that stands
+        self._said |= astray or (gone and still and self._stood) or now - self._since >= self._patience
+        self._stood = still
         return self._said
 
 

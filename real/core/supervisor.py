@@ -474,7 +474,7 @@ class SafetySupervisor:
             gone, astray = not GONE.isdisjoint((*self.faults, *self._codes)), "left_place" in self.faults
             quiet |= self._farewell.over(self._now, self.limiter.still, gone=gone, astray=astray)
         else:
-            self._farewell.begin()
+            self._farewell.begin(self.limiter.still)
         source, seq = (command.source, command.seq) if command is not None else ("supervisor", 0)
         verdict = Verdict(level, tuple(dict.fromkeys(reasons)), self.state, machine.cause, not quiet)
         return Command(self._now, value.copy(), source, seq), verdict

@@ -1,4 +1,4 @@
-"""`robot-rl doctor ros`: what is on the wire of a robot, and what keeps it from moving; looks, never acts."""
+"""`robot-rl doctor ros`: what is on the wire of a robot, and what keeps it from moving; moves it only when asked to."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from robot_rl.real.core.recording import topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import hardware_type, message_type, qos, seconds  # noqa: E402
 from robot_rl.real.ros.node_base import hardware_id  # noqa: E402
+from robot_rl.real.ros.wiggle import Wiggle, try_timeout  # noqa: E402
 
-POLICY_SIDE = ("policy", "teleop", "robot_env")
+POLICY_SIDE = ("policy", "teleop", "robot_env", "doctor")
 LEVELS = ("OK", "WARN", "ERROR", "STALE")
 
 
@@ -72,11 +73,13 @@ class Findings:
         lines: report, in order.
         problems: what has to be mended, with the remedy; empty when the robot may be armed.
         topics: topic -> rate, age, offset, publishers and subscribers.
+        dead_time: joint -> seconds by which it followed a small command late, where it was wiggled.
     """
 
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     topics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    dead_time: dict[str, float] = field(default_factory=dict)
 
     def text(self) -> str:
         """The report with the problems at its end."""
@@ -86,7 +89,9 @@ class Findings:
         return "\n".join([*self.lines, *end])
 
 
-def examine(robot_spec: str | RobotSpec, *, namespace: str = "", listen: float = 3.0, timing: bool = True) -> Findings:
+def examine(
+    robot_spec: str | RobotSpec, *, namespace: str = "", listen: float = 3.0, timing: bool = True, wiggle: bool = False
+) -> Findings:
     """Look at the graph of a robot.
 
     Args:
@@ -94,9 +99,11 @@ def examine(robot_spec: str | RobotSpec, *, namespace: str = "", listen: float =
         namespace: of the robot's graph.
         listen: seconds to listen.
         timing: also measure how well this machine wakes up.
+        wiggle: where nothing is wrong so far, move each joint by 0.01 rad and see whether it is the right one, and be
+            silent for the controller's timeout to see whether it notices.
 
     Raises:
-        ValueError: the RobotSpec is wrong.
+        ValueError: the RobotSpec is wrong, or a mode in which nothing can be wiggled.
         OSError: there is no such file.
     """
     spec = robot_spec if isinstance(robot_spec, RobotSpec) else RobotSpec.load(robot_spec)
@@ -118,6 +125,10 @@ def examine(robot_spec: str | RobotSpec, *, namespace: str = "", listen: float =
     thread.start()
     try:
         _listen(node, spec, namespace, listen, found)
+        if wiggle and found.problems:
+            found.problems.append("wiggle: nothing was moved; mend these first")
+        elif wiggle:
+            _try(node, spec, found)
     finally:
         over.set()
         thread.join(2.0)
@@ -125,6 +136,26 @@ def examine(robot_spec: str | RobotSpec, *, namespace: str = "", listen: float =
         node.destroy_node()
         rclpy.try_shutdown(context=context)
     return found
+
+
+def _try(node: Node, spec: RobotSpec, found: Findings) -> None:
+    """Small motions, and silence."""
+    trial = Wiggle(node, spec).run()
+    found.lines += ["", "wiggle: 0.01 rad out and back", *trial.lines]
+    found.problems += trial.problems
+    found.dead_time = trial.dead_time
+    if trial.dead_time:
+        worst = max(trial.dead_time.values())
+        found.lines.append(f"  dead_time: {worst:.3f}   # the longest, for the RobotSpec")
+        if spec.dead_time is not None and worst > spec.dead_time + 0.02:
+            found.problems.append(
+                f"the RobotSpec says dead_time {spec.dead_time:g}, measured {worst:.3f}: limits may be passed; write "
+                "the measured one down"
+            )
+    if not trial.problems:
+        silence = try_timeout(node, spec)
+        found.lines += ["", "the controller without commands", *silence.lines]
+        found.problems += silence.problems
 
 
 def _platform(found: Findings, timing: bool) -> None:

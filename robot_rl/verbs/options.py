@@ -434,6 +434,8 @@ class RosDoctorOptions(Options):
     """Of the robot's topics, such as /left."""
     listen: Positive = 3.0
     """Seconds to listen."""
+    wiggle: bool = False
+    """Move each joint by 0.01 rad and see it on the right one."""
 
 
 class IsaacDoctorOptions(Options):

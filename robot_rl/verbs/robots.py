@@ -39,7 +39,7 @@ def deploy(cfg: DictConfig) -> None:
 
 
 def doctor_ros(arguments: list[str]) -> int:
-    """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3]."""
+    """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3] [wiggle=true]."""
     given = [item for item in arguments if "=" not in item]
     try:
         options = read_words(RosDoctorOptions, [item for item in arguments if "=" in item], "doctor ros")
@@ -51,7 +51,7 @@ def doctor_ros(arguments: list[str]) -> int:
                 f"there is no robot '{given[0]}'{near(given[0], ['desk_arm'])} (or give the path of its YAML)"
             )
         examine = build.tool("examine_robot")
-        found = examine(spec, namespace=options.namespace, listen=options.listen)
+        found = examine(spec, namespace=options.namespace, listen=options.listen, wiggle=options.wiggle)
     except (Refused, OSError, ValueError, ImportError) as error:
         print(f"robot-rl: {error}", file=sys.stderr)
         return 2

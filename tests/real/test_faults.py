@@ -450,6 +450,17 @@ def test_nothing_is_said_to_a_driver_that_comes_back_after_another_fault(make_lo
     assert len(loop.sent) == said
 
 
+def test_a_brake_without_states_ends_with_a_command_that_stands_and_then_silence(make_loop):
+    loop, said = make_loop().moving(), []
+    for _ in range(100):
+        _, verdict = loop.tick(state=None)
+        if verdict.publish:
+            said.append(float(np.abs(loop.safety.limiter.velocity).max()))
+    assert loop.safety.state == "FAULT"
+    assert said[-1] == 0.0
+    assert said[-2] > 0.0
+
+
 def test_an_exception_in_the_tick_is_told_with_the_fault(make_loop):
     loop = make_loop().active()
     loop.safety.limiter.step = lambda *_: 1 / 0

@@ -35,7 +35,7 @@ class ForeignDriver:
         self, joints, start, *, interface="position", rate=200.0, lag=0.0, speed=1.4, timeout=0.0, parameters=True
     ):
         self.joints, self.rate, self.lag, self.speed, self.timeout = list(joints), rate, lag, speed, timeout
-        self.interface = interface
+        self.interface, self.parameters = interface, parameters
         self.position = np.array([start[name] for name in self.joints], float)
         self.velocity = np.zeros(len(self.joints))
         self.target = self.position.copy() if interface == "position" else np.zeros(len(self.joints))
@@ -43,6 +43,9 @@ class ForeignDriver:
         self.frozen = False  # the same numbers under new stamps
         self.spoken = lambda name: name  # the name that joint states give to a joint
         self.stamp = lambda now: now  # of a measurement made at `now` [s of the wall clock]
+        self.moves = lambda step: step  # what the joints make of a step
+        self.shows = lambda value: value  # of positions and velocities
+        self.told = False  # that commands have stopped
         self.delay = lambda: 0.0  # of joint states on their way [s]
         self._coming, self._leaving, self._shown = [], [], None
         self.over = threading.Event()
@@ -115,17 +118,23 @@ class ForeignDriver:
             self.target = self._coming.pop(0)[1]
         if self.timeout and self.commands and now - self.commands[-1][0] > self.timeout + self.lag:
             self.target = self.position.copy() if self.interface == "position" else np.zeros_like(self.position)
+            if not self.told and self.parameters:
+                self.controller.get_logger().warning("no commands: the joints stand")
+            self.told = True
+        else:
+            self.told = False
         if self.interface == "position":
             step = np.clip(self.target - self.position, -self.speed * period, self.speed * period)
         else:
             step = self.target * period
+        step = self.moves(step)
         self.velocity = step / max(period, 1e-6)
         self.position = self.position + step
         self.truth.append((now, self.position.copy()))
 
     def _show(self, now):
         if self._shown is None or not self.frozen:
-            self._shown = self.position.tolist(), self.velocity.tolist()
+            self._shown = self.shows(self.position).tolist(), self.shows(self.velocity).tolist()
         message = JointState(name=[self.spoken(name) for name in self.joints])
         message.position, message.velocity = self._shown
         stamp = self.stamp(time.time())

@@ -18,6 +18,7 @@ from ros_harness import FOREIGN_CLOCK, NAMES, RT, SPEC, Station, trajectory, wai
 from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import SetBool
 
+from robot_rl.real.ros.doctor import examine
 from robot_rl.real.ros.io import JointTrajectory, qos
 
 pytestmark = [pytest.mark.ros, pytest.mark.timing, pytest.mark.timeout(120)]
@@ -340,6 +341,59 @@ def test_in_velocity_mode_no_limit_is_passed_by_a_driver_with_dead_time(cell, la
         assert made.station.state == "ACTIVE"
     _, path = made.driver.path()
     assert np.abs(path).max() <= 2.0
+
+
+# ---------------------------------------------------------------- before the first motion
+
+
+def doctor(made):
+    return examine(made.processes.folder / "foreign.yaml", listen=3.0, timing=False, wiggle=True)
+
+
+@pytest.mark.parametrize("mode", ["position", "velocity"])
+def test_doctor_wiggles_each_joint_sees_the_right_one_and_measures_how_late(cell, mode):
+    spec = SPEC.format(mode=f"forward_{mode}", timeout=0.3).replace("dead_time: 0.03", "dead_time: 0.1")
+    made = cell(spec=spec, driver={"interface": mode, "lag": 0.08, "timeout": 0.3}).idle()
+    since = time.monotonic()
+    found = doctor(made)
+    assert found.problems == [], found.text()
+    assert list(found.dead_time) == NAMES
+    # 80 ms in the driver, up to a period each in policy, supervisor and joint states, and the limiter
+    assert all(0.075 <= late <= 0.16 for late in found.dead_time.values()), found.dead_time
+    assert 0.005 < made.driver.moved(since) < 0.02
+    assert "no commands: the joints stand" in found.text()
+    made.station.wait_state("IDLE", "STARTUP")
+
+
+@pytest.mark.parametrize("wrong", ["order", "sign", "still", "slow"])
+def test_doctor_names_what_a_wiggle_shows_to_be_wrong(cell, wrong):
+    made = cell(driver={"start": dict.fromkeys(NAMES, 0.0)}).idle()
+    if wrong == "order":  # at one place, so that holding moves nothing
+        made.driver.spoken = lambda name: {"j0": "j1", "j1": "j0"}.get(name, name)
+    elif wrong == "sign":
+        made.driver.shows = lambda value: -value
+    elif wrong == "still":
+        made.driver.moves = lambda step: 0.0 * step
+    else:
+        made.driver.lag = 0.15
+    found = doctor(made)
+    words = {
+        "order": "told to move j0, the robot moved j1",
+        "sign": "j0 moves the other way",
+        "still": "told to move j0 by 0.01 rad, it moved by 0.0000",
+        "slow": "the RobotSpec says dead_time 0.03, measured 0.1",
+    }
+    assert any(words[wrong] in line for line in found.problems), found.text()
+
+
+def test_doctor_names_a_controller_that_does_not_notice_silence(cell):
+    spec = SPEC.format(mode="forward_position", timeout=0.3).replace("dead_time: 0.03", "dead_time: 0.1")
+    made = cell(spec=spec, driver={"timeout": 0.0}).idle()
+    found = doctor(made)
+    assert any(
+        "controller_timeout 0.3, but /forward_command_controller says nothing" in line for line in found.problems
+    )
+    made.station.wait_state("IDLE")  # and it is active again
 
 
 # ---------------------------------------------------------------- ages

@@ -1,0 +1,245 @@
+"""Small motions before the first real one: does each joint move that is told to, which way, and how late.
+
+Everything goes through the supervisor, as the command of a person who holds the dead-man's switch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from diagnostic_msgs.msg import DiagnosticArray
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState
+from rcl_interfaces.msg import Log
+from rclpy.node import Node
+from rclpy.qos import qos_profile_sensor_data
+from std_msgs.msg import Bool
+from std_srvs.srv import SetBool
+
+from robot_rl.real.core.spec import FIELDS, POSITION, RobotSpec
+from robot_rl.real.ros.controller_check import controller_name
+from robot_rl.real.ros.io import JointState, JointTrajectory, joint_arrays, qos, read_executed, trajectory
+
+AMPLITUDE, SECONDS, RATE = 0.01, 1.2, 50.0
+"""Of one joint's way out and back [rad, s], and commands per second; at most 0.026 rad/s fast."""
+SEEN = 0.3
+"""Share of the amplitude from which a joint has moved."""
+REST = 0.8
+
+
+@dataclass
+class Trial:
+    """What was found: `lines` to read, `problems` to mend before the first motion, `dead_time` per joint [s]."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    dead_time: dict[str, float] = field(default_factory=dict)
+
+
+class Wiggle:
+    """Moves each joint of a robot by 0.01 rad and back, and watches all of them.
+
+    Args:
+        node: whose callbacks another thread runs.
+        spec: of the robot; its mode must be position or velocity.
+
+    Raises:
+        ValueError: an effort or twist mode, in which a way of 0.01 rad cannot be commanded.
+    """
+
+    def __init__(self, node: Node, spec: RobotSpec) -> None:
+        if not spec.has_positions:
+            raise ValueError(f"wiggle=true moves joints by positions or velocities; {spec.command_mode} has neither")
+        self._node, self._spec = node, spec
+        self._rows: list[tuple[float, np.ndarray]] = []
+        self._place = np.full(len(spec.joints), np.nan)
+        self._index = {name: i for i, name in enumerate(spec.names)}
+        self._seq, self._tag = 0, f"doctor:{time.time_ns()}"
+        topics = {s.topic for s in spec.sensors.values() if s.type.replace("/msg/", "/") == "sensor_msgs/JointState"}
+        for topic in topics or {"joint_states"}:
+            node.create_subscription(JointState, topic, self._take, qos("state"))
+        self._sent: list[
+            tuple[float, np.ndarray]
+        ] = []  # what the supervisor made of it: its own delay is not the robot's
+        node.create_subscription(JointTrajectory, "robot_rl/executed", self._executed, qos("executed"))
+        self._out = node.create_publisher(JointTrajectory, "robot_rl/command/teleop", qos("command"))
+        self._held = node.create_publisher(Bool, "robot_rl/takeover", qos("takeover"))
+        self._enable = node.create_client(SetBool, "safety_supervisor/enable")
+
+    def run(self) -> Trial:
+        """Enable, move, disable."""
+        trial = Trial()
+        if not _until(lambda: bool(self._rows) and self._out.get_subscription_count() > 0, 5.0):
+            trial.problems.append("wiggle: no complete joint states, or no supervisor that listens; nothing was moved")
+            return trial
+        refused = self._ask(True)
+        if refused:
+            trial.problems.append(f"wiggle: not enabled, nothing was moved: {refused}")
+            return trial
+        try:
+            lower, upper = self._spec.bounds()
+            for i, name in enumerate(self._spec.names):
+                begin = self._rows[-1][1]
+                way = AMPLITUDE if begin[i] + AMPLITUDE <= upper[i] else -AMPLITUDE
+                if begin[i] + way < lower[i]:
+                    trial.problems.append(f"wiggle: {name} stands at {begin[i]:.3f} rad, outside its limits")
+                    continue
+                self._judge(trial, i, way, begin, self._move(i, way, begin))
+                if trial.problems:  # what comes next would be as wrong
+                    break
+        finally:
+            self._held.publish(Bool(data=False))
+            self._ask(False)
+        return trial
+
+    def _take(self, message: JointState) -> None:
+        names, position, _, _ = joint_arrays(message)
+        for name, value in zip(names, position):
+            if name in self._index:
+                self._place[self._index[name]] = value
+        if np.isfinite(self._place).all():
+            self._rows.append((time.monotonic(), self._place.copy()))
+
+    def _executed(self, message: JointTrajectory) -> None:
+        item, now = read_executed(message), time.monotonic()
+        if self._spec.mode == POSITION:
+            self._sent.append((now, item.value))
+        else:
+            before, way = self._sent[-1] if self._sent else (now, np.zeros(len(item.value)))
+            self._sent.append((now, way + item.value * (now - before)))
+
+    def _ask(self, on: bool) -> str:
+        if not self._enable.wait_for_service(5.0):
+            return "no supervisor offers safety_supervisor/enable"
+        future = self._enable.call_async(SetBool.Request(data=on))
+        if not _until(future.done, 5.0):
+            return "the supervisor does not answer"
+        answer: Any = future.result()
+        return "" if answer.success else answer.message
+
+    def _move(self, joint: int, way: float, begin: np.ndarray) -> np.ndarray:
+        """Way out and back of one joint, then a rest; (n, 2) when [s] and where to [rad] the supervisor sent it."""
+        since, lead = time.monotonic(), 0.3  # the person takes over first, at rest
+        while (t := time.monotonic() - since - lead) < SECONDS + REST:
+            phase = 2.0 * np.pi * min(max(t, 0.0), SECONDS) / SECONDS
+            value = begin.copy() if self._spec.mode == POSITION else np.zeros(len(begin))
+            if self._spec.mode == POSITION:
+                value[joint] += way * 0.5 * (1.0 - np.cos(phase))
+            else:
+                value[joint] = way * np.pi / SECONDS * np.sin(phase)
+            self._seq += 1
+            stamp = 1e-9 * self._node.get_clock().now().nanoseconds
+            self._held.publish(Bool(data=True))
+            self._out.publish(
+                trajectory(
+                    self._spec.names, stamp, self._tag, self._seq, [1.0 / RATE], value[None], FIELDS[self._spec.mode]
+                )
+            )
+            time.sleep(1.0 / RATE)
+        told = np.array([(when, value[joint]) for when, value in list(self._sent) if when >= since])
+        told[:, 1] -= told[0, 1]
+        return told
+
+    def _judge(self, trial: Trial, joint: int, way: float, begin: np.ndarray, told: np.ndarray) -> None:
+        rows = [row for row in list(self._rows) if row[0] >= told[0, 0]]
+        times = np.array([row[0] for row in rows])
+        moved = np.array([row[1] for row in rows]) - begin
+        names, peak = self._spec.names, np.abs(moved).max(0)
+        others = [names[i] for i in np.flatnonzero(peak > SEEN * AMPLITUDE) if i != joint]
+        signed = float(moved[np.argmax(np.abs(moved[:, joint])), joint])
+        if peak[joint] < SEEN * AMPLITUDE and others:
+            trial.problems.append(
+                f"wiggle: told to move {names[joint]}, the robot moved {', '.join(others)}: the order or the names "
+                "of the joints differ between the controller, the joint states and the RobotSpec"
+            )
+        elif peak[joint] < SEEN * AMPLITUDE:
+            trial.problems.append(
+                f"wiggle: told to move {names[joint]} by {way:g} rad, it moved by {signed:.4f}: not driven, braked, or "
+                "its states do not come from this robot"
+            )
+        elif signed * way < 0.0:
+            trial.problems.append(
+                f"wiggle: {names[joint]} moves the other way: the sign of commands or states is wrong"
+            )
+        elif others:
+            trial.problems.append(f"wiggle: with {names[joint]} {', '.join(others)} moved too")
+        else:
+            late = trial.dead_time[names[joint]] = _lag(times, moved[:, joint], told)
+            trial.lines.append(f"  {names[joint]}: moved by {signed:+.4f} rad, {1e3 * late:.0f} ms late")
+
+
+def _lag(times: np.ndarray, moved: np.ndarray, told: np.ndarray) -> float:
+    """Delay [s] at which what was told, times any gain, fits what was measured best."""
+    best, found = np.inf, 0.0
+    for lag in np.arange(0.0, 0.5, 0.005):
+        late = np.interp(times - lag, told[:, 0], told[:, 1])
+        gain = float(late @ moved) / max(float(late @ late), 1e-12)
+        error = float(np.square(moved - gain * late).sum())
+        if error < best:
+            best, found = error, float(lag)
+    return found
+
+
+def try_timeout(node: Node, spec: RobotSpec) -> Trial:
+    """Whether the controller says that commands have stopped: the supervisor is silent for the declared time, at rest.
+
+    The supervisor is deactivated for it, and activated again.
+    """
+    trial, name = Trial(), controller_name(node, spec)
+    if spec.controller_timeout == 0.0:
+        trial.lines.append(
+            "  controller_timeout is 0: if the supervisor dies, the controller goes on with its last command"
+        )
+        return trial
+    heard: list[tuple[float, str]] = []
+    short = name.strip("/").rpartition("/")[2]
+
+    def diagnostics(message: DiagnosticArray) -> None:
+        heard.extend((time.monotonic(), s.message) for s in message.status if short in s.name and s.level[0] > 0)
+
+    def log(message: Log) -> None:
+        if message.name.replace(".", "/").endswith(short) and message.level >= 30:  # WARN
+            heard.append((time.monotonic(), message.msg))
+
+    node.create_subscription(DiagnosticArray, "/diagnostics", diagnostics, 50)
+    node.create_subscription(Log, "/rosout", log, qos_profile_sensor_data)
+    client = node.create_client(ChangeState, "safety_supervisor/change_state")
+
+    def change(transition: int) -> bool:
+        future = client.call_async(ChangeState.Request(transition=Transition(id=transition)))
+        answer: Any = future.result() if _until(future.done, 5.0) else None
+        return answer is not None and answer.success
+
+    if not client.wait_for_service(5.0) or not change(Transition.TRANSITION_DEACTIVATE):
+        trial.problems.append("timeout: the supervisor could not be silenced; is it active?")
+        return trial
+    try:
+        begin = time.monotonic()
+        time.sleep(spec.controller_timeout + 1.0)
+        said = [(when - begin, text) for when, text in heard if when >= begin]
+    finally:
+        back = _until(lambda: change(Transition.TRANSITION_ACTIVATE), 5.0)
+    if not back:
+        trial.problems.append("timeout: the supervisor did not become active again; start it anew")
+    if said:
+        trial.lines.append(f"  {name} says after {said[0][0]:.2f} s without commands: {said[0][1]}")
+    else:
+        trial.problems.append(
+            f"timeout: the RobotSpec says controller_timeout {spec.controller_timeout:g}, but {name} says nothing (no "
+            f"diagnostics, no warning) when commands stop for {spec.controller_timeout + 1.0:g} s: see to it that it "
+            "stops the robot then; docs/driver.md says what a driver must do"
+        )
+    return trial
+
+
+def _until(condition: Callable[[], bool], limit: float) -> bool:
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
