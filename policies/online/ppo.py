@@ -69,8 +69,8 @@ class PpoOptions(Options):
     """Of the hidden layers."""
     normalize_obs: bool = True
     """Shift and scale observations by running moments, updated between rollouts."""
-    normalize_reward: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
+    normalize_reward: bool = True
+    """Divide rewards by the running standard deviation of the discounted return; values are in those units."""
     normalize_advantage: bool = True
     """Shift and scale advantages per minibatch."""
     kernel: Literal["auto", "explicit", "autograd"] = "auto"
