@@ -20,7 +20,13 @@ from robot_rl.advantage import (
     fused_policy_loss,
     reverse_linear_scan,
 )
-from robot_rl.policies.nets.actor_critic import Adam, Layout, build_actor_critic, gaussian_logp, torch_outputs
+from robot_rl.policies.nets.actor_critic import (
+    ActorCriticLayout,
+    Adam,
+    build_actor_critic,
+    gaussian_logp,
+    torch_outputs,
+)
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
 from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Options, Rollout
 
@@ -104,7 +110,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         if o.kernel == "explicit" and not on_cpu:
             raise ValueError(f"kernel=explicit runs on the CPU only, got device {device!r}; use kernel=autograd there")
         init, shuffle, act = np.random.SeedSequence(seed).spawn(3)
-        self._layout = Layout(obs_dim(io), io.action_dim, o.hidden, o.log_std == "state")
+        self._layout = ActorCriticLayout(obs_dim(io), io.action_dim, o.hidden, o.log_std == "state")
         weights = np.empty(self._layout.size, np.float32)
         self._layout.fill(weights, np.random.default_rng(init), o.activation, o.log_std_init)
         self._params = torch.from_numpy(weights).to(device)
