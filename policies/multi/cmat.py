@@ -11,7 +11,7 @@ from torch.nn.functional import gelu
 
 from robot_rl.policies.nets.attention import Transformer
 from robot_rl.policies.nets.module_policy import ModulePolicy
-from robot_rl.policies.nets.module_ppo import ModulePpo, PpoOptions, gaussian_logp, gaussian_sample
+from robot_rl.policies.nets.module_ppo import ModulePpo, UpdateOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Obs, Rollout
 from robot_rl.types.options import Count, Discount, NotNegative, Positive, Rate, Whole
@@ -103,7 +103,7 @@ class Cmat(ModulePpo):
             raise ValueError(
                 f"ratio and consensus are '{ratio}' and {consensus}; expected agent or joint, and at least 1"
             )
-        options = PpoOptions(
+        options = UpdateOptions(
             gamma, rollout_steps, epochs, minibatch, clip, gae_lambda, entropy_weight, value_weight, lr, grad_clip,
             metrics_every,
         )  # fmt: skip

@@ -26,7 +26,7 @@ _BETA1, _BETA2 = 0.9, 0.999
 _ZERO, _ONE, _TINY = np.float32(0.0), np.float32(1.0), np.float32(1e-6)
 
 
-class Layout:
+class ActorCriticLayout:
     """Where the weights of actor and critic lie in one flat vector.
 
     Hidden layers are stacked (2, in, out): index 0 is the actor, 1 the critic. `x @ weight` needs no transpose.
@@ -98,7 +98,7 @@ class ExplicitActorCritic:
         activation: "tanh", "relu" or "elu".
     """
 
-    def __init__(self, layout: Layout, params: Tensor, activation: str) -> None:
+    def __init__(self, layout: ActorCriticLayout, params: Tensor, activation: str) -> None:
         self.grad = torch.zeros_like(params)
         self._layout, self._activation = layout, activation
         self._p, self._g = layout.views(params.numpy()), layout.views(self.grad.numpy())
@@ -202,7 +202,7 @@ class ExplicitActorCritic:
 class AutogradActorCritic:
     """The same through autograd, on any device; arguments, outputs and gradients as there, tensors."""
 
-    def __init__(self, layout: Layout, params: Tensor, activation: str) -> None:
+    def __init__(self, layout: ActorCriticLayout, params: Tensor, activation: str) -> None:
         self.grad = torch.zeros_like(params)
         self._layout, self._activation = layout, activation
         self._leaves: dict[str, Tensor] = {}
@@ -217,13 +217,18 @@ class AutogradActorCritic:
     def backward_from(self, outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
         """As `ExplicitActorCritic.backward_from`."""
         self.grad.zero_()
-        torch.autograd.backward([outputs[name] for name in gradients], list(gradients.values()))
+        backward_from(outputs, gradients)
+
+
+def backward_from(outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+    """Hand gradients by a network's outputs to what autograd recorded of them; they add up in its leaves."""
+    torch.autograd.backward([outputs[name] for name in gradients], list(gradients.values()))
 
 
 ActorCritic = ExplicitActorCritic | AutogradActorCritic
 
 
-def build_actor_critic(layout: Layout, params: Tensor, activation: str, *, explicit: bool) -> ActorCritic:
+def build_actor_critic(layout: ActorCriticLayout, params: Tensor, activation: str, *, explicit: bool) -> ActorCritic:
     """Gradients written out, or by torch; arguments as of `ExplicitActorCritic`."""
     return (ExplicitActorCritic if explicit else AutogradActorCritic)(layout, params, activation)
 
@@ -337,7 +342,9 @@ def activate(x: np.ndarray, activation: str) -> None:
         np.maximum(np.expm1(np.minimum(x, 0.0)), x, out=x)
 
 
-def torch_outputs(views: Mapping[str, Tensor], layout: Layout, x: Tensor, activation: str) -> dict[str, Tensor]:
+def torch_outputs(
+    views: Mapping[str, Tensor], layout: ActorCriticLayout, x: Tensor, activation: str
+) -> dict[str, Tensor]:
     """Outputs as of `ExplicitActorCritic` of (B, S) inputs, in torch."""
     function = {"tanh": torch.tanh, "relu": torch.relu, "elu": torch.nn.functional.elu}[activation]
     h = x.expand(2, *x.shape)

@@ -32,7 +32,7 @@ def gaussian_sample(mean: Tensor, std: Tensor, generator: torch.Generator, deter
 
 
 @dataclass(frozen=True)
-class PpoOptions:
+class UpdateOptions:
     """Numbers of an update.
 
     Attributes:
@@ -80,7 +80,7 @@ class ModulePpo(OnPolicyLearner):
     method = "PPO"
 
     def __init__(
-        self, io: IOSpec, net: nn.Module, policy: Any, options: PpoOptions, generator: torch.Generator
+        self, io: IOSpec, net: nn.Module, policy: Any, options: UpdateOptions, generator: torch.Generator
     ) -> None:
         """Bind.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from robot_rl import parallel
 from robot_rl.advantage import FusedOptions, fused_policy_loss, rollout_gae, use_backend
+from robot_rl.policies.nets.actor_critic import backward_from
 from robot_rl.policies.nets.device_learner import vector_size
 from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
 from robot_rl.policies.nets.device_policy import DevicePolicy, restore
@@ -237,7 +238,7 @@ class FastPpo(OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
         outputs = self._outputs(batch["obs"])
         with use_backend("torch"):  # on the CPU too: the same operations, and no way through NumPy, as on a GPU
             loss, gradients, log_ratio = fused_policy_loss(outputs, batch, self._loss)
-        torch.autograd.backward([outputs[name] for name in gradients], list(gradients.values()))
+        backward_from(outputs, gradients)
         with torch.no_grad():
             self._follow(loss, log_ratio, outputs["value"].detach(), batch)
             self._adam()

@@ -20,7 +20,13 @@ from robot_rl.advantage import (
     fused_policy_loss,
     reverse_linear_scan,
 )
-from robot_rl.policies.nets.actor_critic import Adam, Layout, build_actor_critic, gaussian_logp, torch_outputs
+from robot_rl.policies.nets.actor_critic import (
+    ActorCriticLayout,
+    Adam,
+    build_actor_critic,
+    gaussian_logp,
+    torch_outputs,
+)
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
 from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Options, Rollout
 
@@ -69,8 +75,8 @@ class PpoOptions(Options):
     """Of the hidden layers."""
     normalize_obs: bool = True
     """Shift and scale observations by running moments, updated between rollouts."""
-    normalize_reward: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
+    normalize_reward: bool = True
+    """Divide rewards by the running standard deviation of the discounted return; values are in those units."""
     normalize_advantage: bool = True
     """Shift and scale advantages per minibatch."""
     kernel: Literal["auto", "explicit", "autograd"] = "auto"
@@ -104,7 +110,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         if o.kernel == "explicit" and not on_cpu:
             raise ValueError(f"kernel=explicit runs on the CPU only, got device {device!r}; use kernel=autograd there")
         init, shuffle, act = np.random.SeedSequence(seed).spawn(3)
-        self._layout = Layout(obs_dim(io), io.action_dim, o.hidden, o.log_std == "state")
+        self._layout = ActorCriticLayout(obs_dim(io), io.action_dim, o.hidden, o.log_std == "state")
         weights = np.empty(self._layout.size, np.float32)
         self._layout.fill(weights, np.random.default_rng(init), o.activation, o.log_std_init)
         self._params = torch.from_numpy(weights).to(device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from robot_rl.policies.nets.actor_critic import (
     ACTIVATIONS,
     LOG_STD_RANGE,
-    Layout,
+    ActorCriticLayout,
     activate,
     compiled,
     gaussian_logp,
@@ -87,7 +87,7 @@ class PpoPolicy:
     def __init__(
         self,
         io: IOSpec,
-        layout: Layout,
+        layout: ActorCriticLayout,
         params: Tensor,
         *,
         activation: str,

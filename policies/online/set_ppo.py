@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.module_policy import ModulePolicy
-from robot_rl.policies.nets.module_ppo import ModulePpo, PpoOptions, gaussian_logp, gaussian_sample
+from robot_rl.policies.nets.module_ppo import ModulePpo, UpdateOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.nets.subequivariant import LimbLayout, SetNet
 from robot_rl.types import Action, IOSpec, Obs
@@ -88,7 +88,7 @@ class SetPpo(ModulePpo):
             raise ValueError(
                 f"columns, width, layers, heads are {columns}, {width}, {layers}, {heads}; expected at least 1 each"
             )
-        options = PpoOptions(
+        options = UpdateOptions(
             gamma, rollout_steps, epochs, minibatch, clip, gae_lambda, entropy_weight, value_weight, lr, grad_clip,
             metrics_every,
         )  # fmt: skip

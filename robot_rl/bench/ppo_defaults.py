@@ -28,6 +28,9 @@ TASKS: dict[str, dict[str, Any]] = {
     "Pendulum-v1": {"engine": "gym", "id": "Pendulum-v1"},
     "InvertedDoublePendulum-v5": {"engine": "gym", "id": "InvertedDoublePendulum-v5"},
     "Hopper-v5": {"engine": "gym", "id": "Hopper-v5"},
+    "HalfCheetah-v5": {"engine": "gym", "id": "HalfCheetah-v5"},
+    "Walker2d-v5": {"engine": "gym", "id": "Walker2d-v5"},
+    "InvertedPendulum-v5": {"engine": "gym", "id": "InvertedPendulum-v5"},
     "reach": {"engine": "mujoco", "world": {"name": "reach"}},
 }
 SETTINGS: dict[str, dict[str, bool]] = {

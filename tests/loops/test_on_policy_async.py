@@ -53,7 +53,7 @@ class Aim:
 
 
 def learner_of(*, seed: int = 0, **options: Any) -> PpoAsync:
-    given = {"rollout_steps": 16, "minibatch": 64, "epochs": 4, "hidden": (16,), "kernel": "explicit", "lr": 3e-3}
+    given = {"rollout_steps": 16, "minibatch": 64, "epochs": 4, "hidden": (16,), "normalize_reward": False, "lr": 3e-3}
     return PpoAsync(PpoAsyncOptions.model_validate({**given, **options}), IO, seed=seed)
 
 

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from robot_rl.advantage import FusedOptions, fused_policy_loss, policy_loss, use_backend
-from robot_rl.policies.nets.actor_critic import Adam, Layout, build_actor_critic, gaussian_logp, torch_outputs
+from robot_rl.policies.nets.actor_critic import (
+    ActorCriticLayout,
+    Adam,
+    build_actor_critic,
+    gaussian_logp,
+    torch_outputs,
+)
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
 from robot_rl.types import IOSpec
 
@@ -21,7 +27,7 @@ BACKENDS = ["numpy", pytest.param("numba", marks=NUMBA)]
 
 def problem(hidden=(8, 7), state_std=False, seed=0, spread=0.3) -> Any:
     rng = np.random.default_rng(seed)
-    layout = Layout(OBS, ACT, hidden, state_std)
+    layout = ActorCriticLayout(OBS, ACT, hidden, state_std)
     params = (rng.standard_normal(layout.size) * spread).astype(np.float32)
 
     def draw(*shape):
@@ -188,7 +194,7 @@ def test_compiled_acting_equals_numpy_acting(activation, log_std, hidden, normal
 
 
 def test_layout_initial_weights_are_orthogonal_and_the_policy_head_is_small():
-    layout = Layout(OBS, ACT, (8, 8), True)
+    layout = ActorCriticLayout(OBS, ACT, (8, 8), True)
     flat = np.empty(layout.size, np.float32)
     layout.fill(flat, np.random.default_rng(0), "tanh", -1.0)
     views = layout.views(flat)

@@ -282,7 +282,7 @@ def test_ppo_learns_to_hop() -> None:
     from robot_rl.policies.online.ppo import Ppo, PpoOptions
 
     env = make(32, 0, world=Imitate(), num_threads=1)
-    options = PpoOptions(rollout_steps=64, minibatch=256, epochs=5, lr=1e-3, log_std_init=-1.0)
+    options = PpoOptions(rollout_steps=64, minibatch=256, epochs=5, lr=1e-3, log_std_init=-1.0, normalize_reward=False)
     learner = Ppo(options, env.io, gamma=0.97)
     loop = OnPolicy(env, learner)
     loop.run(150_000)
