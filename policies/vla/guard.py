@@ -35,7 +35,7 @@ _FILES = ("model.safetensors", "config.json", "card.json", "stats.npz")
 _ARRAYS = ("mean", "std", "q01", "q99", "low", "high", "mask")
 
 
-class CheckpointError(RuntimeError):
+class WeightsError(RuntimeError):
     """A checkpoint was refused.
 
     Attributes:
@@ -174,7 +174,7 @@ def load(
         The module with its weights, and the report.
 
     Raises:
-        CheckpointError: at least one check failed; the message names each with what was expected and found.
+        WeightsError: at least one check failed; the message names each with what was expected and found.
         ValueError: an unknown name in `accept`.
     """
     unknown = sorted(set(accept) - set(CHECKS))
@@ -281,9 +281,9 @@ class _Guard:
         elif found != expected:
             self.fail(check, f"the checkpoint has {_short(found)}, the robot {_short(expected)}; {hint}")
 
-    def refusal(self) -> CheckpointError:
+    def refusal(self) -> WeightsError:
         """What cannot be accepted, since nothing could be loaded without it."""
-        return CheckpointError(self.folder, self.findings or self.passed)
+        return WeightsError(self.folder, self.findings or self.passed)
 
     def stop(self) -> None:
         if self.findings:

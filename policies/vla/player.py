@@ -175,7 +175,7 @@ def from_folder(path: str, io: IOSpec, *, device: str = "cpu", accept: Sequence[
         accept: checks of the guard whose findings are let through.
 
     Raises:
-        CheckpointError: what does not fit, by name.
+        WeightsError: what does not fit, by name.
         ValueError: the environment lacks something that the policy sees.
     """
     semantics, gripper = semantics_of(io)
