@@ -42,7 +42,7 @@ class WeightsError(RuntimeError):
         findings: what is wrong, in the order of the checks.
     """
 
-    def __init__(self, folder: Path, findings: list[Finding]) -> None:
+    def __init__(self, folder: Path, findings: list[Mismatch]) -> None:
         self.findings = findings
         lines = "\n".join(f"  {item}" for item in findings)
         super().__init__(
@@ -51,7 +51,7 @@ class WeightsError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Mismatch:
     """One mismatch."""
 
     check: str
@@ -102,7 +102,7 @@ class Report:
     """What was checked on loading, and what was found and accepted."""
 
     checked: tuple[str, ...]
-    accepted: tuple[Finding, ...] = ()
+    accepted: tuple[Mismatch, ...] = ()
     skipped: tuple[str, ...] = ()
 
 
@@ -227,7 +227,7 @@ def load(
     return policy, Report(CHECKS, tuple(guard.passed), tuple(guard.skipped))
 
 
-def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: str) -> list[Finding]:
+def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: str) -> list[Mismatch]:
     """A critic's self-test on one stored success.
 
     Args:
@@ -246,18 +246,18 @@ def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: s
     order = voc(forward.values)
     if spread < 0.01:
         found.append(
-            Finding("critic_flat", f"deltas of a success have a spread of {spread:.2g}, expected 0.01 or more")
+            Mismatch("critic_flat", f"deltas of a success have a spread of {spread:.2g}, expected 0.01 or more")
         )
     elif not order > 0.8:
-        found.append(Finding("critic_order", f"values of a success have VOC {order:.2f}, expected more than 0.8"))
+        found.append(Mismatch("critic_order", f"values of a success have VOC {order:.2f}, expected more than 0.8"))
     if not backward.values[-1] < 0.0:
         found.append(
-            Finding("critic_reverse", f"the reversed success ends at {backward.values[-1]:.2f}, expected less than 0")
+            Mismatch("critic_reverse", f"the reversed success ends at {backward.values[-1]:.2f}, expected less than 0")
         )
     right = float(forward.values[-1])
     if not wrong.values[-1] < right:
         found.append(
-            Finding("critic_goal", f"'{other}' ends at {wrong.values[-1]:.2f}, no lower than '{goal}' at {right:.2f}")
+            Mismatch("critic_goal", f"'{other}' ends at {wrong.values[-1]:.2f}, no lower than '{goal}' at {right:.2f}")
         )
     return found
 
@@ -266,12 +266,12 @@ def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: s
 class _Guard:
     folder: Path
     accept: frozenset[str]
-    findings: list[Finding] = field(default_factory=list)
-    passed: list[Finding] = field(default_factory=list)
+    findings: list[Mismatch] = field(default_factory=list)
+    passed: list[Mismatch] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
     def fail(self, check: str, message: str) -> None:
-        finding = Finding(check, message)
+        finding = Mismatch(check, message)
         (self.passed if check in self.accept else self.findings).append(finding)
 
     def compare(self, check: str, found: Any, expected: Any, hint: str) -> None:
