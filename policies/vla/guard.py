@@ -98,7 +98,7 @@ class Robot:
 
 
 @dataclass(frozen=True)
-class Report:
+class Inspection:
     """What was checked on loading, and what was found and accepted."""
 
     checked: tuple[str, ...]
@@ -160,7 +160,7 @@ def load(
     *,
     probe: Probe,
     accept: Collection[str] = (),
-) -> tuple[Any, Report]:
+) -> tuple[Any, Inspection]:
     """Read a checkpoint folder and refuse it if anything on it does not fit the robot or itself.
 
     Args:
@@ -224,7 +224,7 @@ def load(
             f"answers to fixed observations are up to {worst:.3g} from those kept (tolerance {PROBE_TOLERANCE:g})",
         )
     guard.stop()
-    return policy, Report(CHECKS, tuple(guard.passed), tuple(guard.skipped))
+    return policy, Inspection(CHECKS, tuple(guard.passed), tuple(guard.skipped))
 
 
 def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: str) -> list[Mismatch]:
