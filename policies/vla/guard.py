@@ -62,7 +62,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Robot:
+class RobotFacts:
     """What the actions will reach and what the model will see; None where it is not known, and is then not checked.
 
     Attributes:
@@ -156,7 +156,7 @@ def save(folder: Path, policy: Any, config: Mapping[str, Any], *, probe: Probe, 
 def load(
     folder: Path,
     build: Callable[[dict[str, Any], PolicyMeta, ActionStats], Any],
-    robot: Robot,
+    robot: RobotFacts,
     *,
     probe: Probe,
     accept: Collection[str] = (),
@@ -297,7 +297,7 @@ class _Guard:
             raise self.refusal() from error
 
 
-def _check_meta(guard: _Guard, meta: PolicyMeta, robot: Robot) -> None:
+def _check_meta(guard: _Guard, meta: PolicyMeta, robot: RobotFacts) -> None:
     if not 0 < meta.exec_len <= meta.horizon:
         guard.fail("horizon", f"{meta.exec_len} of {meta.horizon} actions run in a chunk; expected 1 to {meta.horizon}")
     width = len(meta.action_names)
@@ -326,7 +326,7 @@ def _check_meta(guard: _Guard, meta: PolicyMeta, robot: Robot) -> None:
     guard.compare("state", meta.state_dim, robot.state_dim, "the state vector is another one")
 
 
-def _check_stats(guard: _Guard, stats: ActionStats, meta: PolicyMeta, robot: Robot) -> None:
+def _check_stats(guard: _Guard, stats: ActionStats, meta: PolicyMeta, robot: RobotFacts) -> None:
     width = len(meta.action_names)
     wrong = {name: np.shape(getattr(stats, name)) for name in _ARRAYS if np.shape(getattr(stats, name)) != (width,)}
     if wrong:
@@ -365,7 +365,7 @@ def _check_stats(guard: _Guard, stats: ActionStats, meta: PolicyMeta, robot: Rob
         guard.skipped.append("stats_data")
 
 
-def _check_limits(guard: _Guard, numbers: dict[str, np.ndarray], meta: PolicyMeta, robot: Robot) -> None:
+def _check_limits(guard: _Guard, numbers: dict[str, np.ndarray], meta: PolicyMeta, robot: RobotFacts) -> None:
     low, high = np.array(robot.low, np.float64), np.array(robot.high, np.float64)
     room = 0.05 * (high - low)
     for i, name in enumerate(meta.action_names):

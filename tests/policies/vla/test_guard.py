@@ -204,7 +204,7 @@ def test_fresh_weights_are_refused_unless_frozen(tmp_path: Path) -> None:
 
 
 def test_unknown_facts_of_the_robot_are_skipped_and_said(clean: Path) -> None:
-    _, report = guard.load(clean, cases.build, guard.Robot(), probe=cases.probe)
+    _, report = guard.load(clean, cases.build, guard.RobotFacts(), probe=cases.probe)
     assert {"stats_data", "gripper", "cameras", "control_hz"} <= set(report.skipped)
 
 
