@@ -14,7 +14,7 @@ from robot_rl.advantage.arrays import host, to_torch
 from robot_rl.advantage.derive import episode_table, segment_table, turn_table
 from robot_rl.advantage.tables import Episodes, Segments, Steps, Turns, mapped
 from robot_rl.advantage.validate import Report, check_steps
-from robot_rl.advantage.views import Layout
+from robot_rl.advantage.views import RowLayout
 
 FLOATS = ("value", "next_value", "discount", "logp_behaviour", "logp_prox", "logp_ref", "logp_teacher", "entropy")
 
@@ -38,10 +38,10 @@ class TurnBatch:
     report: Report = field(default_factory=Report)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> RowLayout:
         """Padded, time-major and packed views of per-step columns; gather indices are built once."""
         start = host(self.episodes.start)
-        return Layout(start, host(self.episodes.end) - start + 1, len(self.steps.reward))
+        return RowLayout(start, host(self.episodes.end) - start + 1, len(self.steps.reward))
 
     def __len__(self) -> int:
         return len(self.steps.reward)
