@@ -12,7 +12,7 @@ VERSION = re.search(r'__version__ = "(.+?)"', Path("robot_rl/__init__.py").read_
 
 # what training, evaluating and reporting in a world of ours, or in a Gymnasium task, needs; robot_rl/extras.py names
 # the modules of these lists
-BASE = ["torch>=2.4", "numpy", "gymnasium>=1.1", "mujoco>=3.3", "array-api-compat", "hydra-core>=1.3", "pydantic>=2"]
+BASE = ["torch>=2.4", "numpy", "gymnasium>=1.1", "mujoco>=3.17", "array-api-compat", "hydra-core>=1.3", "pydantic>=2"]
 BASE += ["h5py", "tqdm", "psutil", "pyyaml", "tensorboard", "matplotlib", "jinja2", "av", "pillow", "pygame"]
 EXTRAS = {
     "sim": ["gymnasium-robotics>=1.4.2", "stable-baselines3>=2.4"],
@@ -21,7 +21,7 @@ EXTRAS = {
     "robot": ["aiohttp>=3.9", "opencv-python-headless", "eclipse-zenoh>=1.5", "safetensors"],
     "track": ["wandb"],
     "language": ["transformers>=5"],
-    "gpu": ["mujoco>=3.13", "mujoco-warp>=3.13", "warp-lang>=1.15"],
+    "gpu": ["mujoco-warp>=3.13", "warp-lang>=1.15"],
     "cluster": ["ray>=2.40"],
     "ros": [  # ROS 2 Kilted from PyPI; leave it out where a system ROS is sourced
         "ros-rclpy[fastrtps]",

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from robot_rl.types.options import Count, Positive, Whole
-
 import yaml
+
+from robot_rl.real.core.tables import read_table
+from robot_rl.types.options import Count, Positive, Whole
 
 TELEOP = ("none", "joy", "twist", "leader")
 EXECUTABLES = {
@@ -244,11 +245,26 @@ def holds_checkpoint(folder: Path) -> bool:
     return any((one / "meta.json").is_file() and (one / "policy.pt").is_file() for one in found)
 
 
+def _parameters(path: str) -> dict[str, Any]:
+    """What a file of ROS parameters says.
+
+    Raises:
+        GraphError: not YAML, a key that stands twice, or no table of nodes.
+    """
+    try:
+        nodes = read_table(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise GraphError(f"params_file {path} cannot be used: {error}") from error
+    if not isinstance(nodes, dict):
+        raise GraphError(f"params_file {path} is no table of nodes; it begins as launch/params/bridge.yaml does")
+    return nodes
+
+
 def _own_loader(params_file: str) -> bool:
     """Whether a file of parameters names a loader, which may read policies of any form."""
     if not params_file:
         return False
-    nodes = yaml.safe_load(Path(params_file).expanduser().read_text()) or {}
+    nodes = _parameters(params_file)
     return any("loader" in (node or {}).get("ros__parameters", {}) for node in nodes.values() if isinstance(node, dict))
 
 
@@ -259,6 +275,8 @@ def _check(args: GraphArgs) -> None:
         path = getattr(args, name)
         if path and not Path(path).expanduser().is_file():
             raise GraphError(f"{name} is {path}, which is no file")
+    if args.params_file:
+        _parameters(args.params_file)
     for name in ("policy_path", "policy_root"):
         path = getattr(args, name)
         if path and not Path(path).expanduser().is_dir():

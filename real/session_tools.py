@@ -35,8 +35,12 @@ def main(verb: str, arguments: Sequence[str]) -> str:
         ValueError: wrong arguments or data; the message says what to do.
         OSError: a file is missing or exists already.
     """
+    if verb in ("-h", "--help"):
+        return "\n\n".join(USAGE.values())
     if verb not in USAGE:
-        raise ValueError("usage: " + "\n       ".join(USAGE.values()))
+        raise ValueError(
+            f"data session is given '{verb}', expected one of {', '.join(USAGE)} (see data session --help)"
+        )
     plain = [item for item in arguments if "=" not in item]
     options = dict(item.split("=", 1) for item in arguments if "=" in item)
     if verb == "recover" and len(plain) == 2:
@@ -47,7 +51,7 @@ def main(verb: str, arguments: Sequence[str]) -> str:
         return f"{rows} steps written to {plain[-1]}"
     if verb == "convert" and len(plain) == 2 and "robot_spec" in options:
         return _convert(plain[0], plain[1], options)
-    raise ValueError(f"usage: {USAGE[verb]}")
+    raise ValueError(f"this has to be: {USAGE[verb].splitlines()[0]} (see data session --help)")
 
 
 def _convert(source: str, out: str, options: dict[str, str]) -> str:
@@ -64,7 +68,7 @@ def _convert(source: str, out: str, options: dict[str, str]) -> str:
     tasks = [name for name in options.pop("tasks", "").split(",") if name]
     odd = [key for key in options if not options[key].startswith("/")]
     if odd:
-        raise ValueError(f"{odd[0]}={options[odd[0]]} is no option and no <role>=/topic\nusage: {USAGE['convert']}")
+        raise ValueError(f"{odd[0]}={options[odd[0]]} is no option and no <role>=/topic (see data session --help)")
     rows = convert(
         Path(source),
         out,

@@ -219,6 +219,22 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
     return partial(_call, maker, (), {**fields, **(options.model_extra or {})})
 
 
+def look(kind: str, node: Mapping[str, Any]) -> None:
+    """Check the options of a node; nothing is made, and code of the user's own is not touched.
+
+    Raises:
+        Refused: no such name or option, one that is missing, or a value outside its range.
+    """
+    name = str(node.get("name") or "")
+    if not name or ":" in name:
+        return
+    maker, values = find(kind, name), {key: value for key, value in node.items() if key not in ("name", "sha256")}
+    if isinstance(values.get("method"), Mapping):
+        look(kind, values["method"])
+        values["method"] = maker
+    read(kind, maker, values, kind, name)
+
+
 def read(kind: str, maker: Callable[..., Any], values: Mapping[str, Any], where: str, name: str) -> BaseModel:
     """The options of a class or function, typed and checked.
 

@@ -7,14 +7,24 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 import hydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from robot_rl import __version__, child, extras
 from robot_rl.verbs import options
-from robot_rl.verbs.build import clear_refused
-from robot_rl.verbs.compose import choices, groups_of, other_keys, read_options, take_own, wrong_name
+from robot_rl.verbs.build import REFUSALS, clear_refused
+from robot_rl.verbs.compose import (
+    choices,
+    groups_of,
+    other_keys,
+    read_options,
+    take_own,
+    unreadable,
+    wrong_name,
+    wrong_of_sweep,
+)
 from robot_rl.verbs.critic import critic
 from robot_rl.verbs.design import design
 from robot_rl.verbs.help import page
@@ -25,7 +35,7 @@ from robot_rl.verbs.logs import data, positional, session
 from robot_rl.verbs.prefer import prefer
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
 from robot_rl.verbs.sweep import sweep
-from robot_rl.words import Refused
+from robot_rl.words import Refused, near
 
 USAGE = """robot-rl <verb> [key=value ...]
 
@@ -90,9 +100,10 @@ def _guarded(verb: Callable[[DictConfig], None], config: str, debug: bool) -> Ca
         except Exception as error:
             if debug or cfg.debug:
                 traceback.print_exc()
-            print(f"robot-rl: {left_open(cfg, error) or readable(error)}", file=sys.stderr)
+            missing = left_open(cfg, error)
+            print(f"robot-rl: {missing or readable(error)}", file=sys.stderr)
             clear_refused()
-            sys.exit(2 if isinstance(error, Refused) else 1)
+            sys.exit(2 if missing or isinstance(error, REFUSALS) else 1)
 
     return task
 
@@ -116,6 +127,10 @@ def readable(error: BaseException) -> str:
     while error.__cause__ is not None and type(error).__name__ == "InstantiationException":
         error = error.__cause__
     text = str(error).strip()
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}"
+    if isinstance(error, OSError) and error.errno is None and text:
+        return text
     return (
         text
         if isinstance(error, (Refused, ValueError, RuntimeError, ImportError)) and text
@@ -149,18 +164,27 @@ def unknown(verb: str, overrides: list[str]) -> str:
     groups = set(groups_of(config))
     keys = {"hydra", "experiment", *groups, *other_keys(config), *options.VERBS[config]().model_fields}
     for item in overrides:
+        if "=" not in item and item[:1] not in ("-", "~"):
+            word = f"; did you mean {verb} {item}=<...>?" if item in keys else ""
+            return f"'{item}' is no option, expected key=value{word or f'; all keys: robot-rl {verb} --help'}"
         key = item.split("=")[0].split("@")[0]
         top = key.replace("/", ".").split(".")[0]
         if key in groups and item.partition("=")[2] in ("null", "true", "false"):
             there = choices(key)
             instead = "; estimate=0 for no estimate" if (verb, key) == ("offline", "ope") else ""
-            return f"robot-rl {verb} {item}: {key} is one of {', '.join(there)}{instead}"
+            shown = ", ".join(there[:12]) + (" …" if len(there) > 12 else "")
+            return f"robot-rl {verb} {item}: {key} is one of {shown}{instead}"
         if "=" not in item or not top.isidentifier() or top in keys:
             continue  # a flag, "+key=", "~key", or known; what lies below a key Hydra knows better
-        near = [SYNONYMS[top]] if SYNONYMS.get(top) in keys else difflib.get_close_matches(top, sorted(keys), 2)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        found = [SYNONYMS[top]] if SYNONYMS.get(top) in keys else difflib.get_close_matches(top, sorted(keys), 2)
+        hint = f"; did you mean {' or '.join(found)}?" if found else ""
         return f"robot-rl {verb} has no key '{top}'{hint or ';'} all keys: robot-rl {verb} --help"
     return ""
+
+
+def _refuse(text: str) -> NoReturn:
+    print(f"robot-rl: {text}", file=sys.stderr)
+    sys.exit(2)
 
 
 def main() -> None:
@@ -191,6 +215,8 @@ def _main() -> None:
         sys.exit(doctor_ros(rest[1:]))
     if verb == "doctor" and rest[:1] == ["isaac"]:
         sys.exit(doctor_isaac(rest[1:]))
+    if verb == "doctor" and rest:
+        _refuse(f"there is no doctor '{rest[0]}'{near(rest[0], ['ros', 'isaac'])} (alone: this machine)")
     if verb == "doctor":
         from robot_rl.jobs.doctor import diagnose
 
@@ -203,9 +229,12 @@ def _main() -> None:
         sys.exit(session(rest[1:]))
     if verb == "eval" and rest[:1] in (["ope"], ["fas"], ["latency"]):
         verb, rest = f"eval {rest[0]}", rest[1:]
+    if verb == "eval" and rest and "=" not in rest[0] and rest[0][0] != "-":
+        _refuse(f"there is no verb 'eval {rest[0]}'{near(rest[0], ['ope', 'fas', 'latency'])}")
     if verb not in VERBS:
-        print(f"robot-rl: there is no verb '{verb}'\n\n{USAGE}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(
+            f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor'])}; robot-rl --help says what each does"
+        )
     config_name, function = VERBS[verb]
     if verb == "bench" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
         rest[0] = f"suite={rest[0]}"
@@ -222,14 +251,18 @@ def _main() -> None:
         return
     try:
         rest = take_own(rest)
-        wrong = unknown(verb, rest) or wrong_name(config_name, rest)
+        wrong = (
+            unreadable(rest)
+            or unknown(verb, rest)
+            or wrong_of_sweep(config_name, rest)
+            or wrong_name(config_name, rest)
+        )
     except (Refused, ValueError, ImportError) as error:
         if debug:
             raise
         wrong = str(error)
     if wrong:
-        print(f"robot-rl: {wrong}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(wrong)
     if debug:
         os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [f"robot-rl {verb}", *rest]

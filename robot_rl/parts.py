@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from robot_rl import checkpoint, parallel
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.types import IOSpec, Stateful
+from robot_rl.types import IOSpec, Seen, Stateful
 
 BEST = "best"  # name of the checkpoint with the best evaluation so far: policy and learner, nothing to resume from
 
@@ -44,6 +44,7 @@ class Parts:
         policy: saved besides, for whoever only acts; None where there is none.
         io: the interface that it was made for.
         facts: further lines of meta.json.
+        seen: () -> what training saw so far, kept in io.json.
     """
 
     states: Mapping[str, Stateful]
@@ -51,6 +52,7 @@ class Parts:
     policy: Saved | None = None
     io: IOSpec | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    seen: Callable[[], Seen | None] = lambda: None
 
 
 class Checkpoints:
@@ -129,7 +131,8 @@ class Checkpoints:
             states = {name: checkpoint.load_state(path / f"{name}.pt") for name in parts.states if name not in skip}
         except CheckpointError as error:
             return str(error)
-        differences = io.differences(parts.io) if io is not None and parts.io is not None else []
+        # bounds that nobody knows are the same here: it is this run's own log
+        differences = io.differences(parts.io) if io is not None and parts.io is not None and io != parts.io else []
         if differences:
             raise CheckpointError(
                 f"the checkpoint {path} was made for another interface than this run:\n  - "
@@ -153,7 +156,7 @@ class Checkpoints:
             self.root,
             step,
             states={**policy, **states},
-            io=parts.io,
+            io=None if parts.io is None else replace(parts.io, seen=parts.seen()),
             config=self._config,
             meta={**parts.facts, **facts},
             stores=stores,

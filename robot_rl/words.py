@@ -61,7 +61,7 @@ def option_error(error: ValidationError, model: type[BaseModel], where: str, nam
         shown = " ".join(f"{_join(where, key)}=<{_line(model.model_fields.get(key)) or '...'}>" for key in names)
         return f"{'this has' if len(names) == 1 else 'these have'} to be given: {shown}"
     if kind == "value_error":
-        return f"{option} is {_show(value)}: {said}"
+        return f"{option}{'' if isinstance(value, Mapping) else f' is {_show(value)}'}: {said}"
     choices = _choices(field.annotation)
     hint = near(str(value), choices) if isinstance(value, str) and choices else ""
     return f"{option} is {_show(value)}, expected {expected(field)}{hint if 'did you mean' in hint else ''}"
@@ -133,7 +133,7 @@ def _word(value: Any) -> str:
 def _choices(kind: Any) -> list[str]:
     if get_origin(kind) is Literal:
         return [_word(item) for item in get_args(kind)]
-    return [name for item in get_args(kind) for name in _choices(item)]
+    return list(dict.fromkeys(name for item in get_args(kind) for name in _choices(item)))
 
 
 def _inner(model: type[BaseModel], name: str) -> type[BaseModel] | None:

@@ -31,8 +31,8 @@ def save(folder: str | None, index: int, **content: Any) -> str | None:
     Args:
         folder: where; None is the system's folder for temporary files.
         index: the environment.
-        **content: model (the compiled model's bytes, randomisation included), mjcf (text), state (nstate,),
-            warmstart (nv,), control (substeps, nu), action (A,), step.
+        **content: model (the compiled model's bytes, randomisation included), mjcf (text), state (nstate,)
+            before the step (`mjSTATE_INTEGRATION`), control (substeps, nu), action (A,), step.
 
     Returns:
         The path, or None where writing failed: the error to report is the divergence, not the full disk.
@@ -60,8 +60,7 @@ def repeat(path: str) -> np.ndarray:
     with np.load(path, allow_pickle=False) as file:
         model = mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": file["model"].tobytes()})
         data = mujoco.MjData(model)
-        mujoco.mj_setState(model, data, file["state"], int(mujoco.mjtState.mjSTATE_FULLPHYSICS))
-        data.qacc_warmstart[:] = file["warmstart"]
+        mujoco.mj_setState(model, data, file["state"], int(mujoco.mjtState.mjSTATE_INTEGRATION))
         states = []
         for control in file["control"]:
             data.ctrl[:] = control

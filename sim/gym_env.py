@@ -24,6 +24,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from robot_rl.data.arrays import all_finite
 from robot_rl.sim import crash, gym_copies, interface
 from robot_rl.sim.interface import checked
 from robot_rl.types import IOSpec, Obs
@@ -205,12 +206,8 @@ class GymVectorEnv(VectorEnv):
         if ended:
             final = {key: np.where(_column(done, value), arrays[f"final.{key}"], value) for key, value in obs.items()}
         reward = arrays["reward"].copy()
-        total = np.vdot(reward, reward)
-        if self._has_state:
-            total += np.vdot(obs["state"], obs["state"])
-            if ended:
-                total += np.vdot(final["state"], final["state"])
-        if not math.isfinite(total):
+        found = (reward, final["state"], obs["state"]) if self._has_state else (reward,)
+        if not all(all_finite(value) for value in found):
             self._report(reward, final.get("state"), obs.get("state"))
         info = {
             "final_obs": final,

@@ -54,18 +54,13 @@ class Before:
         self._get(self._model, self._data, self._state, self._signature)
 
     def content(self) -> dict[str, np.ndarray]:
-        """Model, state, warm start and controls as `crash.repeat` reads them."""
+        """Model, state and controls as `crash.repeat` reads them."""
         mujoco = require("mujoco")
 
-        data = mujoco.MjData(self._model)
-        mujoco.mj_setState(self._model, data, self._state, self._signature)
-        physics = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
-        state = np.zeros(mujoco.mj_stateSize(self._model, physics))
-        mujoco.mj_getState(self._model, data, state, physics)
         model = np.zeros(mujoco.mj_sizeModel(self._model), np.uint8)
         mujoco.mj_saveModel(self._model, None, model)
         control = np.repeat(self._data.ctrl[None], self._substeps, 0)
-        return {"model": model, "state": state, "warmstart": data.qacc_warmstart.copy(), "control": control}
+        return {"model": model, "state": self._state.copy(), "control": control}
 
 
 def nominal_model(env: gymnasium.Env) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from robot_rl.data.arrays import all_finite
 from robot_rl.types import IOSpec
 
 _LOW, _HIGH = np.float32(-1.0), np.float32(1.0)
@@ -35,7 +35,7 @@ def checked(actions: Any, num_envs: int, io: IOSpec) -> np.ndarray:
             f"action has shape {action.shape}, expected {(num_envs, io.action_dim)}: one row per environment"
         )
     action = np.minimum(np.maximum(action, _LOW), _HIGH)  # keeps NaN
-    if math.isnan(np.vdot(action, action)):
+    if not all_finite(action):
         index, column = np.argwhere(np.isnan(action))[0]
         raise ValueError(
             f"action of environment {index} is nan at {column} ('{io.action_names[column]}'), expected numbers in "

@@ -7,7 +7,6 @@ Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Ev
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from robot_rl.data.arrays import all_finite
 from robot_rl.sim import crash, interface
 from robot_rl.sim.draw import Streams
 from robot_rl.sim.film import Film
@@ -118,13 +118,7 @@ class MujocoVectorEnv(VectorEnv):
         self.num_envs, self.world = num_envs, world
         self._mjcf = world.mjcf()
         options = randomize or Randomize()
-        self.physics = Physics(
-            self._mjcf,
-            num_envs,
-            world.control_hz,
-            num_threads=num_threads,
-            separate_models=options.needs_models,
-        )
+        self.physics = Physics(self._mjcf, num_envs, world.control_hz, num_threads=num_threads)
         check_scene(world, self.physics.model)
         self._names = tuple(cameras)
         self._size = (int(camera_size[0]), int(camera_size[1]))
@@ -248,7 +242,7 @@ class MujocoVectorEnv(VectorEnv):
         success = flags(world.success(view), world.name, "success")
         truncated = (self._step >= world.episode_steps) & ~terminated
         final = self._assemble(self._rows, None, ended=terminated | truncated)
-        if not math.isfinite(np.vdot(reward, reward)) and not np.isfinite(reward).all():
+        if not all_finite(reward):
             index = int(np.flatnonzero(~np.isfinite(reward))[0])
             self._crash(index, "reward", reward[index : index + 1])
         done = terminated | truncated
@@ -332,9 +326,6 @@ class MujocoVectorEnv(VectorEnv):
         view, physics = self._view, self.physics
         out: dict[str, Any] = {
             "physics": physics.state.copy(),
-            "warmstart": physics.warmstart.copy(),
-            "sensordata": physics.sensordata.copy(),
-            "ctrl": physics.ctrl.copy(),
             "action": self._action.copy(),
             "previous_action": self._previous_action.copy(),
             "step": self._step.copy(),
@@ -355,8 +346,6 @@ class MujocoVectorEnv(VectorEnv):
         view, physics = self._view, self.physics
         targets: dict[str, np.ndarray] = {
             "physics": physics.state,
-            "warmstart": physics.warmstart,
-            "sensordata": physics.sensordata,
             "action": self._action,
             "previous_action": self._previous_action,
             "step": self._step,
@@ -369,14 +358,15 @@ class MujocoVectorEnv(VectorEnv):
                     f"saved environment state has {found} for '{key}', expected {target.shape}; it belongs to another "
                     f"world, number of environments or randomisation (this: {self.world.name}, {self.num_envs} copies)"
                 )
-        for key, target in targets.items():
-            target[...] = np.asarray(state[key])
-        physics.set_control(np.asarray(state["ctrl"]))
         view.task = {key[5:]: np.array(value) for key, value in state.items() if key.startswith("task.")}
         self._streams.load_state_dict({key[7:]: value for key, value in state.items() if key.startswith("stream.")})
         self._random.load_state_dict({key[7:]: value for key, value in state.items() if key.startswith("random.")})
         if self._random.options.needs_models and self._random.factors:
             physics.scale(self._rows, self._random.factors)
+        physics.load_state(np.asarray(state["physics"]))
+        for key, target in targets.items():
+            if key != "physics":
+                target[...] = np.asarray(state[key])
         self._last = self._assemble(self._rows, None, fresh=False) if bool(state["started"]) else None
         if self._last is not None:
             self._last |= self._film.load_state_dict(state)
@@ -435,7 +425,7 @@ class MujocoVectorEnv(VectorEnv):
                     f"{self.world.name}.observe returned shape {state.shape}, expected "
                     f"{(len(rows), self._state_obs.shape[1])}: one column per name in obs_names"
                 )
-            if not math.isfinite(np.vdot(state, state)) and not np.isfinite(state).all():
+            if not all_finite(state):
                 worst = int(np.flatnonzero(~np.isfinite(state).all(axis=1))[0])
                 self._crash(int(rows[worst]), "state", state[worst])
             self._state_obs[rows] = self._random.noisy(state, rows)
@@ -475,7 +465,6 @@ class MujocoVectorEnv(VectorEnv):
             model=physics.model_bytes(index),
             mjcf=np.array(self._mjcf),
             state=physics.before[index],
-            warmstart=physics.warmstart_before[index],
             control=physics.controls(index),
             action=np.asarray(self._view.action)[index],
             step=np.asarray(self._view.step)[index],

@@ -12,11 +12,12 @@ from pydantic import StrictBool
 from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.learner import Count, Positive, TdRows
+from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Positive
 
 CHOICES = (-1.0, 0.0, 1.0)
 """Gripper command of each choice: close, stay, open."""

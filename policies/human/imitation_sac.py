@@ -12,10 +12,11 @@ from pydantic import Field, StrictBool, ValidationInfo, field_validator
 from torch import Tensor
 
 from robot_rl.policies.nets.imitation import CLONE_EDGE, SWITCH_WEIGHT, human_rows, imitation_loss, log_density
-from robot_rl.policies.nets.learner import Count, NotNegative, Positive, TdRows
+from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.nets.rows import valid_rows
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
 from robot_rl.types import Metrics, Obs, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive
 
 Updates = Annotated[int, Field(ge=0)]
 

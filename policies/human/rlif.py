@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import Field
 
 from robot_rl.policies.human.imitation_sac import ImitatingActorCritic, ImitationSacOptions, Updates
-from robot_rl.policies.nets.learner import NotNegative
 from robot_rl.types import Metrics, Transitions
+from robot_rl.types.options import NotNegative
 
 
 class RlifOptions(ImitationSacOptions):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
-from pydantic import Field, StrictBool
+from pydantic import StrictBool
 from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
@@ -20,11 +20,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size, valid_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Obs, Options, Transitions
-
-Count = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
+from robot_rl.types.options import Count, Mixing, Rate, Whole
 
 
 class NetOptions(Options):
@@ -34,13 +30,13 @@ class NetOptions(Options):
     """Rows per update of one seed; of one critic step where an update makes several."""
     hidden: tuple[Count, ...] = (256, 256)
     """Widths of the hidden layers of all networks."""
-    lr: NotNegative = 3e-4
+    lr: Rate = 3e-4
     """Step size of everything that has none of its own."""
     matmul: Literal["float32", "bf16", "auto"] = "float32"
     """Type of the square products; auto: bf16 where native."""
     kernel: Literal["auto", "explicit", "autograd"] = "auto"
     """Gradients written out, or by torch's own operators (the reference)."""
-    metrics_every: Annotated[int, Field(ge=0)] = 100
+    metrics_every: Whole = 100
     """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
 
 
@@ -49,7 +45,7 @@ class LogOptions(NetOptions):
 
     seeds: Count = 1
     """How many independent runs are trained side by side, each on rows of its own."""
-    actor_decay: Annotated[int, Field(ge=0)] = 0
+    actor_decay: Whole = 0
     """Updates over which the actor's step size falls to 0 as a cosine; 0 keeps it."""
     normalize: bool = True
     """Standardise states by the data's moments."""
@@ -58,7 +54,7 @@ class LogOptions(NetOptions):
 class TdOptions(NetOptions):
     """What every learner of replayed rows may be told."""
 
-    tau: Annotated[float, Field(gt=0, le=1)] = 0.005
+    tau: Mixing = 0.005
     """Polyak rate of the targets, after each critic step."""
     utd: Count = 1
     """Critic steps per update, each on a batch of its own."""
@@ -72,7 +68,7 @@ class TdOptions(NetOptions):
     """Strides of them."""
     latent: Count = 50
     """Features per camera."""
-    shift_pad: Annotated[int, Field(ge=0)] = 4
+    shift_pad: Whole = 4
     """Random-shift augmentation of images in pixels; 0 for none."""
 
 
@@ -158,9 +154,9 @@ class NetLearner(Learner[O_co, Transitions]):
         self._leaves.append(part)
         return part
 
-    def noise_like(self, action: Tensor) -> Tensor:
+    def noise(self, shape: tuple[int, ...]) -> Tensor:
         """Standard normal numbers of the learner's own generator."""
-        return torch.randn(action.shape, generator=self.generator, device=action.device)
+        return torch.randn(shape, generator=self.generator, device=self.generator.device)
 
     def calm(self) -> None:
         """Halve all step sizes: after a divergence."""

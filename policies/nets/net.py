@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.mlp import Dropout, Mlp, MlpShape, build_mlp
+from robot_rl.policies.nets.mlp import BatchedMlp, Dropout, Mlp, MlpShape, build_mlp
 
 Rate = float | Callable[[], float]
 Draw = Callable[[MlpShape, FlatParams, torch.Generator], None]
@@ -198,6 +198,7 @@ class Net(Leaves):
         last = next(reversed(self.shape.shapes()))
         self._written = slice(0, params.slices[last].stop)  # of the flat gradient, by the kernel; `more` lies behind
         self._filled = False
+        self._twice: BatchedMlp | None = None
         self._token = torch.empty(0, requires_grad=True)  # holds nothing: autograd records where an input asks for it
         if params.trainable:
             self.leaves.append(self._token)
@@ -275,6 +276,47 @@ class Net(Leaves):
         self._filled = True
         return found
 
+    def with_slopes(self, *parts: Tensor) -> tuple[Tensor, Tensor]:
+        """Values and their gradient by the last part, recorded for a loss of both: one that asks how values slope.
+
+        One such pass may be open at a time; it needs one seed, one output and no LayerNorm.
+
+        Args:
+            parts: (1, B, width) or (B, width), side by side the input.
+
+        Returns:
+            ([E,] [1,] B) values and ([E,] [1,] B, width of the last part) slopes.
+
+        Raises:
+            ValueError: several seeds.
+        """
+        if self.shape.members != (self.sizes.members or 1):
+            raise ValueError(f"{self.name} has {self.sizes.seeds} seeds side by side; slopes are written out for one")
+        if self._twice is None:
+            self._twice = BatchedMlp(self.shape, self.params, matmul=self._kernel[1])
+        x = torch.cat(parts, -1)
+        value, slope = _SlopePass.apply(self._token, self, x.view(-1, x.shape[-1]), parts[-1].shape[-1])
+        value, slope = (found.view(-1, *x.shape[:-1], *found.shape[2:]) for found in (value, slope))
+        return (value, slope) if self.sizes.members is not None else (value[0], slope[0])
+
+    def slope_pass(self, x: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+        """(E, B) values and (E, B, columns) slopes by columns of the input (B, n)."""
+        assert self._twice is not None
+        self._twice.refresh()
+        return self._twice.forward(x)[..., 0], self._twice.slopes(columns)
+
+    def pull_slopes(self, d: Tensor, d_slope: Tensor, columns: slice) -> None:
+        """The backward pass of the last `slope_pass`, where gradients of weights are wanted."""
+        assert self._twice is not None
+        if not self.wanted:
+            return
+        grad = self.params.grad[self._written]
+        before = grad.clone() if self._filled else None  # a kernel overwrites
+        self._twice.backward_slopes(d[..., None], d_slope, columns)
+        if before is not None:
+            grad += before
+        self._filled = True
+
     def open(self) -> None:
         """Before a backward pass that is to write gradients.
 
@@ -350,8 +392,7 @@ class _Pass(torch.autograd.Function):
         net, saved, widths, ctx.saved = ctx.net, ctx.saved, ctx.widths, None
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"a second derivative through {net.name} is not written out; a loss of slopes takes "
-                "BatchedMlp.slopes and backward_slopes, or AutogradMlp.compute"
+                f"a second derivative through {net.name} is not written out; a loss of slopes calls with_slopes"
             )
         if saved is None:
             raise RuntimeError(
@@ -367,3 +408,29 @@ class _Pass(torch.autograd.Function):
         found = net.pull(d, saved, slice(sum(widths[:first]), sum(widths[:last])))
         assert found is not None
         return (None,) * (4 + first) + torch.split(found, widths[first:last], -1) + (None,) * (len(needs) - last)
+
+
+class _SlopePass(torch.autograd.Function):
+    """Values and slopes of a network as one node of autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, net: Net, x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        ctx.net, ctx.columns, ctx.version = net, slice(x.shape[-1] - width, None), net.params.flat._version
+        value, slope = net.slope_pass(x, ctx.columns)
+        ctx.set_materialize_grads(False)
+        ctx.shapes = value.shape, slope.shape
+        return value, slope
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[None, None, None, None]:
+        net = ctx.net
+        if net.params.flat._version != ctx.version:
+            raise RuntimeError(
+                f"the weights of {net.name} changed after this pass: call with_slopes again after its step"
+            )
+        d, d_slope = (
+            net.params.flat.new_zeros(shape) if grad is None else grad.contiguous()
+            for grad, shape in zip(grad_outputs, ctx.shapes)
+        )
+        net.pull_slopes(d, d_slope, ctx.columns)
+        return None, None, None, None

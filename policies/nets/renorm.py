@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.net import Leaves
 
 _R_MAX, _D_MAX = 3.0, 5.0
 _EPS = 1e-3
 
 
-class RenormCritic:
+@dataclass(frozen=True)
+class Renorm:
+    """How running moments move: `momentum` per pass, after `warm` training passes of plain batch normalisation."""
+
+    momentum: float
+    warm: int
+
+
+class RenormCritic(Leaves):
     """E perceptrons (E, B) with batch renormalisation of the input and behind every hidden ReLU.
 
     Training: (x - m) / s r + d with the batch's moments m, s; r = s / s' and d = (m - m') / s' have no gradient and are
@@ -25,33 +36,41 @@ class RenormCritic:
         members: E.
         inputs: width of the input.
         hidden: widths.
-        momentum: of the running moments, per pass.
-        warm: training passes of plain batch normalisation.
+        renorm: how running moments move.
         generator: of the weights (uniform within 1 / sqrt(width)).
+        lr: step size.
+        beta1: of Adam.
 
     Source: Ioffe, Batch Renormalization; Bhatt et al., CrossQ (adityab/CrossQ).
     """
 
     def __init__(
-        self, members: int, inputs: int, hidden: tuple[int, ...], *, momentum: float, warm: int,
+        self,
+        members: int,
+        inputs: int,
+        hidden: tuple[int, ...],
+        renorm: Renorm,
+        *,
         generator: torch.Generator,
-    ) -> None:  # fmt: skip
+        lr: float = 1e-3,
+        beta1: float = 0.9,
+    ) -> None:
         device = generator.device
         widths = (inputs, *hidden, 1)
-        self._depth, self._momentum, self._warm = len(hidden), momentum, warm
+        self._depth, self._renorm, self._beta1 = len(hidden), renorm, beta1
         shapes: dict[str, tuple[int, ...]] = {}
         for i, (low, high) in enumerate(itertools.pairwise(widths)):
             shapes |= {f"scale{i}": (members, low), f"shift{i}": (members, low)}
             shapes |= {f"weight{i}": (members, low, high), f"bias{i}": (members, high)}
-        self.params = FlatParams(shapes, device=device)
+        params = FlatParams(shapes, device=device)
         with torch.no_grad():
             for i, low in enumerate(widths[:-1]):
                 bound = low**-0.5
                 for name in (f"weight{i}", f"bias{i}"):
                     draw = torch.rand(shapes[name], generator=generator, device=device)
-                    self.params.view[name].copy_(draw * (2 * bound) - bound)
-                self.params.view[f"scale{i}"].fill_(1.0)
-        self.params.require_grad()
+                    params.view[name].copy_(draw * (2 * bound) - bound)
+                params.view[f"scale{i}"].fill_(1.0)
+        super().__init__("critic", params, lr=lr, free=list(shapes))
         self.mean = [torch.zeros(members, low, device=device) for low in widths[:-1]]
         self.square = [torch.ones(members, low, device=device) for low in widths[:-1]]  # variances
         self.passes = torch.zeros((), dtype=torch.int64, device=device)
@@ -63,11 +82,10 @@ class RenormCritic:
             x: inputs.
             train: normalise by the batch and move the running moments.
         """
-        p = self.params.view
         h = x.expand(len(self.mean[0]), -1, -1)
         for i in range(self._depth + 1):
-            h = torch.addcmul(p[f"shift{i}"][:, None], self._normal(h, i, train), p[f"scale{i}"][:, None])
-            h = torch.baddbmm(p[f"bias{i}"][:, None], h, p[f"weight{i}"])
+            h = torch.addcmul(self[f"shift{i}"][:, None], self._normal(h, i, train), self[f"scale{i}"][:, None])
+            h = torch.baddbmm(self[f"bias{i}"][:, None], h, self[f"weight{i}"])
             if i < self._depth:
                 h = h.relu()
         if train:
@@ -83,25 +101,31 @@ class RenormCritic:
         s = (v + _EPS).sqrt()
         out = (h - m[:, None]) / s[:, None]
         with torch.no_grad():
-            if int(self.passes) >= self._warm:
+            if int(self.passes) >= self._renorm.warm:
                 r = (s / old).clamp(1.0 / _R_MAX, _R_MAX)
                 d = ((m - mean) / old).clamp(-_D_MAX, _D_MAX)
             else:
                 r, d = torch.ones_like(s), torch.zeros_like(s)
         out = out * r[:, None] + d[:, None]
         with torch.no_grad():
-            mean.lerp_(m, 1.0 - self._momentum)
-            var.lerp_(v, 1.0 - self._momentum)
+            mean.lerp_(m, 1.0 - self._renorm.momentum)
+            var.lerp_(v, 1.0 - self._renorm.momentum)
         return out
 
-    def state_dict(self) -> dict[str, Any]:
-        """Running moments; weights are `params`."""
-        moments = {f"{n}{i}": x.clone() for n in ("mean", "square") for i, x in enumerate(getattr(self, n))}
-        return {**moments, "passes": self.passes.clone()}
+    def apply(self) -> None:
+        """Adam, with the gradients that the backward pass wrote."""
+        self.params.adam(self.lr() if callable(self.lr) else self.lr, beta1=self._beta1)
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, Adam's moments and running moments."""
+        moments = {f"mean{i}": x.clone() for i, x in enumerate(self.mean)}
+        moments |= {f"square{i}": x.clone() for i, x in enumerate(self.square)}
+        return {**super().state_dict(), **moments, "passes": self.passes.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Copy in place."""
-        for name in ("mean", "square"):
-            for i, x in enumerate(getattr(self, name)):
+        super().load_state_dict(state)
+        for name, moments in (("mean", self.mean), ("square", self.square)):
+            for i, x in enumerate(moments):
                 x.copy_(state[f"{name}{i}"])
         self.passes.copy_(state["passes"])

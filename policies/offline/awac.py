@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from robot_rl.policies.nets.distributions import normal_logp
-from robot_rl.policies.nets.learner import Count, LogLearner, LogOptions, Positive, Share
+from robot_rl.policies.nets.learner import LogLearner, LogOptions
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.types import Metrics, Transitions
+from robot_rl.types.options import Count, Positive, Share
 
 LOG_STD_RANGE = (-20.0, 2.0)
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from robot_rl.policies.nets.learner import Count, Positive
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.policies.offline.iql import ImplicitOptions, ImplicitQ
+from robot_rl.types.options import Count, Positive
 
 
 def dual_loss(diff: Tensor, weight: float, divergence: str, variant: str = "exact") -> Tensor:

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn.functional import huber_loss
 
 from robot_rl.policies.nets.distributions import normal_logp
-from robot_rl.policies.nets.learner import LogLearner, LogOptions, Positive, Share
+from robot_rl.policies.nets.learner import LogLearner, LogOptions
 from robot_rl.policies.nets.mlp import Dropout
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.types import Metrics, Transitions
+from robot_rl.types.options import Positive, Share
 
 
 def expectile_loss(diff: Tensor, expectile: float) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -11,7 +11,7 @@ from robot_rl.policies.nets.branches import Model
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.model_phase import ModelPhase
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.policies.offline.sac_n import SacN
+from robot_rl.policies.offline.sac_n import SacN, SacNOptions
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Rate, Share, Whole
 
@@ -57,8 +57,8 @@ class Mopo(Learner):
         model: Model | None = None,
         lr: Rate = 3e-4,
         tau: Mixing = 0.005,
-        kernel: str = "auto",
-        matmul: str = "float32",
+        kernel: Literal["auto", "explicit", "autograd"] = "auto",
+        matmul: Literal["float32", "bf16", "auto"] = "float32",
         metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
@@ -126,11 +126,7 @@ class Mopo(Learner):
             uncertainty=uncertainty,
             drop_top=drop_top,
         )
-        self._inner = SacN(
-            io,
-            seed=seed,
-            device=device,
-            gamma=gamma,
+        options = SacNOptions(
             batch_size=batch_size,
             hidden=hidden,
             critics=critics,
@@ -141,6 +137,7 @@ class Mopo(Learner):
             kernel=kernel,
             metrics_every=metrics_every,
         )
+        self._inner = SacN(options, io, seed=seed, device=device)
         self.policy = self._inner.policy
         self._state = LearnerState(
             "MOPO",

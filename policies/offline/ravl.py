@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -11,7 +11,7 @@ from robot_rl.policies.nets.branches import Model
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.model_phase import ModelPhase
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.policies.offline.edac import Edac
+from robot_rl.policies.offline.edac import Edac, EdacOptions
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Share, Whole
 
@@ -55,8 +55,8 @@ class Ravl(Learner):
         lr: Rate = 3e-4,
         tau: Mixing = 0.005,
         init_alpha: Positive = 1.0,
-        kernel: str = "auto",
-        matmul: str = "float32",
+        kernel: Literal["auto", "explicit", "autograd"] = "auto",
+        matmul: Literal["float32", "bf16", "auto"] = "float32",
         metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.
@@ -117,23 +117,20 @@ class Ravl(Learner):
             rollout_every=rollout_every,
             model_updates=model_updates,
         )
-        self._inner = Edac(
-            io,
-            seed=seed,
-            device=device,
-            gamma=gamma,
+        options = EdacOptions(
             batch_size=batch_size,
             hidden=hidden,
             critics=critics,
             eta=eta,
+            init_alpha=init_alpha,
             lr=lr,
             tau=tau,
-            init_alpha=init_alpha,
             normalize=True,
             matmul=matmul,
             kernel=kernel,
             metrics_every=metrics_every,
         )
+        self._inner = Edac(options, io, seed=seed, device=device)
         self.policy = self._inner.policy
         self._state = LearnerState(
             "RAVL",

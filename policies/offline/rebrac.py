@@ -12,10 +12,11 @@ from pydantic import Field
 from torch import Tensor
 
 from robot_rl.policies.nets.initial import small_outputs
-from robot_rl.policies.nets.learner import Count, LogLearner, LogOptions, Share
+from robot_rl.policies.nets.learner import LogLearner, LogOptions
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.types import IOSpec, Metrics, Needs, Transitions
+from robot_rl.types.options import Count, Share
 
 NotNegative = Annotated[float, Field(ge=0)]
 

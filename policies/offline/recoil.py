@@ -8,11 +8,11 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from robot_rl.policies.nets.learner import Count, Positive
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.policies.offline.iql import ImplicitOptions, ImplicitQ, expectile_loss
 from robot_rl.types import IOSpec, LogFacts, Needs
+from robot_rl.types.options import Count, Positive
 
 
 class RecoilOptions(ImplicitOptions):

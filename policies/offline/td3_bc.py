@@ -9,9 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from robot_rl.policies.nets.learner import Count, LogLearner, LogOptions, Share
+from robot_rl.policies.nets.learner import LogLearner, LogOptions
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.types import Metrics, Transitions
+from robot_rl.types.options import Count, Share
 
 Noise = Annotated[float, Field(ge=0)]
 

@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from robot_rl.policies.nets.learner import Count, Positive
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.policies.offline.iql import ImplicitOptions, ImplicitQ
+from robot_rl.types.options import Count, Positive
 
 
 def gumbel_loss(diff: Tensor, beta: float, clip: float) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from robot_rl import parallel
-from robot_rl.advantage import rollout_gae
+from robot_rl.advantage import FusedOptions, fused_policy_loss, rollout_gae, use_backend
 from robot_rl.policies.nets.device_learner import vector_size
 from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
 from robot_rl.policies.nets.device_policy import DevicePolicy, restore
@@ -24,43 +24,68 @@ from robot_rl.policies.nets.device_step import (
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import IOSpec, Metrics, Obs, OnPolicyDeviceLearner, Rollout
+from robot_rl.policies.online.ppo import Count, Positive, Share, Weight
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyDeviceLearner, Options, Rollout
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 _LOG_STD = (-5.0, 2.0)
 _LR = (1e-5, 1e-2)
-_METRICS = ("policy_loss", "value_loss", "kl", "clip_fraction", "lr", "action_std")
+_COLUMNS = ("obs", "action", "logp", "value", "target", "advantage", "mask")
+_METRICS = ("loss", "value_loss", "kl", "clip_fraction", "lr", "action_std")
 
 
-class FastPpo(OnPolicyDeviceLearner):
+class FastPpoOptions(Options):
+    """Of PPO on a device; numbers of Rudin et al. 2021."""
+
+    gae_lambda: Share = 0.95
+    """Weight of longer returns in the advantage."""
+    rollout_steps: Count = 24
+    """Steps T of every environment between updates."""
+    minibatches: Count = 4
+    """Gradients per pass over a rollout."""
+    epochs: Count = 5
+    """Passes over a rollout."""
+    clip: Positive = 0.2
+    """The probability ratio is clipped to [1 - clip, 1 + clip]."""
+    value_clip: Weight | None = 0.2
+    """A value may move this far from its old estimate in one update; null for no limit."""
+    entropy_coef: Weight = 0.01
+    """Weight of the entropy bonus."""
+    value_coef: Weight = 1.0
+    """Weight of the squared value error."""
+    max_grad_norm: Positive = 1.0
+    """Largest norm of the gradient of both networks together."""
+    lr: Weight = 1e-3
+    """First step size."""
+    desired_kl: Positive | None = 0.01
+    """The step size falls above twice this divergence and rises below half of it; null keeps it fixed."""
+    log_std_init: float = 0.0
+    """First log standard deviation of the action."""
+    hidden: tuple[Count, ...] = (512, 256, 128)
+    """Widths of the hidden layers of actor and critic."""
+    activation: Literal["elu", "relu", "silu", "tanh"] = "elu"
+    """Of the hidden layers."""
+    normalize_obs: bool = True
+    """Standardise observations with running moments, updated between rollouts."""
+    amp: Literal["auto", "bf16", "float32"] = "auto"
+    """Type of the matrix products, all else is float32; auto: bf16 on CUDA."""
+    accelerate: Literal["auto", "eager", "compile", "graph", "compile_graph"] = "auto"
+    """Compiled and captured steps; auto: compile_graph on CUDA, eager on the CPU."""
+
+
+class FastPpo(OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
     """PPO whose rollout, advantages and updates are tensors on the device; the step size follows the KL divergence.
 
     Args:
+        options: of the method.
         io: vectors of floats in, actions out.
         seed: of weights, noise and minibatches.
         device: torch device; with "cuda" steps are compiled and captured.
         gamma: discount per step.
-        gae_lambda: weight of longer returns in the advantage.
-        rollout_steps: steps T of every environment between updates.
-        minibatches: gradients per pass over a rollout.
-        epochs: passes over a rollout.
-        clip: the probability ratio is clipped to [1 - clip, 1 + clip].
-        value_clip: a value may move this far from its old estimate in one update; None means without limit.
-        entropy_coef: weight of the entropy bonus.
-        value_coef: weight of the squared value error.
-        max_grad_norm: largest norm of the gradient of both networks together.
-        lr: first step size.
-        desired_kl: the step size falls above twice this divergence and rises below half of it; None keeps it fixed.
-        log_std_init: first log standard deviation of the action.
-        hidden: widths of the hidden layers of actor and critic.
-        activation: "elu", "relu", "silu" or "tanh".
-        normalize_obs: standardise observations with running moments, updated between rollouts.
-        amp: "bf16", "float32" or "auto" (bf16 on CUDA): type of the matrix products; all else is float32.
-        accelerate: "eager", "compile", "graph", "compile_graph" or "auto" (compile_graph on CUDA, eager on the CPU).
 
     Raises:
-        ValueError: an option out of its range, or an observation that is no vector.
+        ValueError: an observation that is no vector.
 
     Source: Schulman et al., Proximal Policy Optimization Algorithms; Rudin et al., Learning to Walk in Minutes Using
     Massively Parallel Deep RL (defaults, step size by KL). Where we differ: the divergence is estimated from samples
@@ -70,64 +95,44 @@ class FastPpo(OnPolicyDeviceLearner):
     consumes = "device_rollout"
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        rollout_steps: int = 24,
-        minibatches: int = 4,
-        epochs: int = 5,
-        clip: float = 0.2,
-        value_clip: float | None = 0.2,
-        entropy_coef: float = 0.01,
-        value_coef: float = 1.0,
-        max_grad_norm: float = 1.0,
-        lr: float = 1e-3,
-        desired_kl: float | None = 0.01,
-        log_std_init: float = 0.0,
-        hidden: tuple[int, ...] = (512, 256, 128),
-        activation: str = "elu",
-        normalize_obs: bool = True,
-        amp: str = "auto",
-        accelerate: str = "auto",
+        self, options: FastPpoOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
-        if min(rollout_steps, minibatches, epochs) < 1:
-            raise ValueError(
-                f"rollout_steps, minibatches and epochs are {rollout_steps}, {minibatches}, {epochs}; expected >= 1"
-            )
-        self.io, self.device, self.gamma = io, torch.device(device), gamma
-        self.rollout_steps, self._gae_lambda = rollout_steps, gae_lambda
-        self._minibatches, self._epochs, self._clip, self._value_clip = minibatches, epochs, clip, value_clip
-        self._entropy_coef, self._value_coef, self._max_norm = entropy_coef, value_coef, max_grad_norm
-        self._desired_kl, self._keys = desired_kl, sorted(io.obs)
+        super().__init__(options, io, seed=seed, device=device)
+        o = options
+        self.device, self.gamma, self.rollout_steps = torch.device(device), gamma, o.rollout_steps
+        self._loss = FusedOptions(o.clip, None, o.value_clip, o.value_coef, o.entropy_coef, _LOG_STD)
+        self._keys = sorted(io.obs)
         features, rank = vector_size(io), parallel.rank()
         weights = torch.Generator(self.device).manual_seed(seed)  # the same on every process
         self._shuffle = torch.Generator(self.device).manual_seed(seed + 1 + 7919 * rank)
-        actor = MlpShape(1, features, tuple(hidden), io.action_dim, False, "actor.")
-        critic = MlpShape(1, features, tuple(hidden), 1, False, "critic.")
-        self._actor, self._critic = Tower(actor, activation), Tower(critic, activation)
+        actor = MlpShape(1, features, o.hidden, io.action_dim, False, "actor.")
+        critic = MlpShape(1, features, o.hidden, 1, False, "critic.")
+        self._actor, self._critic = Tower(actor, o.activation), Tower(critic, o.activation)
         shapes = {**actor.shapes(), **critic.shapes(), "log_std": (io.action_dim,)}
         self.params = FlatParams(shapes, device=self.device)
         actor.initialise(self.params, weights)
         critic.initialise(self.params, weights)
         self._actor.small_outputs(self.params, weights, 0.01)
-        self.params.view["log_std"].fill_(log_std_init)
+        self.params.view["log_std"].fill_(o.log_std_init)
         self._leaf, self._still = leaves(self.params), frozen(self.params)
-        self.lr = torch.full((), lr, device=self.device)
-        self.norm = RunningNorm(features, device=self.device) if normalize_obs else None
+        self.lr = torch.full((), o.lr, device=self.device)
+        self.norm = RunningNorm(features, device=self.device) if o.normalize_obs else None
         self.policy = DevicePolicy(
             io, self._actor, self.params, self._rule, seed=seed + 2 + 7919 * rank, normalizer=self.norm
         )
-        self.amp = resolve_amp(amp, self.device)
-        compiled, self._graph = resolve_accelerate(accelerate, self.device)
-        self._loss = maybe_compiled(self._losses, compiled)
+        self.amp = resolve_amp(o.amp, self.device)
+        compiled, self._graph = resolve_accelerate(o.accelerate, self.device)
+        self._outputs = maybe_compiled(self._forward, compiled)
         self.metrics = DeviceMetrics(_METRICS, self.device)
         self._columns: dict[str, Tensor] = {}
+        self._size = (0, 0)
         self.updates = 0
         self._latest: Metrics = {}
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rollouts on the device."""
+        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps)
 
     @torch.no_grad()
     def explore(self, obs: Obs) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,16 +153,16 @@ class FastPpo(OnPolicyDeviceLearner):
         with torch.no_grad():
             self._take(rollout)
         count = len(self._columns["logp"])
-        size = count // self._minibatches
+        size = count // self.o.minibatches
         if size < 1:
-            raise ValueError(f"a rollout of {count} rows cannot make {self._minibatches} minibatches; use fewer")
-        if getattr(self, "_size", None) != (count, size):
+            raise ValueError(f"a rollout of {count} rows cannot make {self.o.minibatches} minibatches; use fewer")
+        if self._size != (count, size):
             self._size = (count, size)
             self._rows = torch.zeros(size, dtype=torch.int64, device=self.device)
             self._step = Repeated(self._minibatch, graph=self._graph)
-        for _ in range(self._epochs):
+        for _ in range(self.o.epochs):
             order = torch.randperm(count, generator=self._shuffle, device=self.device)
-            for start in range(0, size * self._minibatches, size):
+            for start in range(0, size * self.o.minibatches, size):
                 self._rows.copy_(order[start : start + size])
                 self._step()
         if self.norm is not None:
@@ -201,7 +206,7 @@ class FastPpo(OnPolicyDeviceLearner):
             rollout.terminated,
             rollout.boundary,
             gamma=self.gamma,
-            gae_lambda=self._gae_lambda,
+            gae_lambda=self.o.gae_lambda,
             valid=rollout.valid,
         )
         weight = rollout.valid.float()
@@ -219,7 +224,7 @@ class FastPpo(OnPolicyDeviceLearner):
             "value": rollout.value.flatten(),
             "target": target.flatten(),
             "advantage": ((advantage - mean) / (std + 1e-8)).float().flatten(),
-            "weight": weight.flatten(),
+            "mask": rollout.valid.flatten(),
         }
         for name, value in made.items():
             if name not in self._columns or self._columns[name].shape != value.shape:
@@ -228,53 +233,42 @@ class FastPpo(OnPolicyDeviceLearner):
 
     def _minibatch(self) -> None:
         """One gradient step on the rows `_rows`."""
-        names = ("obs", "action", "logp", "value", "target", "advantage", "weight")
-        columns = [self._columns[name].index_select(0, self._rows) for name in names]
-        loss, policy, value, kl, clipped = self._loss(*columns)
-        loss.backward()
+        batch = {name: self._columns[name].index_select(0, self._rows) for name in _COLUMNS}
+        outputs = self._outputs(batch["obs"])
+        with use_backend("torch"):  # on the CPU too: the same operations, and no way through NumPy, as on a GPU
+            loss, gradients, log_ratio = fused_policy_loss(outputs, batch, self._loss)
+        torch.autograd.backward([outputs[name] for name in gradients], list(gradients.values()))
         with torch.no_grad():
-            if self._desired_kl is not None:
-                kl = parallel.mean_(kl)
-                slower, faster = kl > 2.0 * self._desired_kl, (kl < 0.5 * self._desired_kl) & (kl > 0.0)
-                factor = torch.where(slower, 1.0 / 1.5, torch.where(faster, 1.5, 1.0))
-                self.lr.mul_(factor).clamp_(*_LR)
+            self._follow(loss, log_ratio, outputs["value"].detach(), batch)
             self._adam()
-            self.metrics.add(policy_loss=policy, value_loss=value, kl=kl, clip_fraction=clipped)
             self.metrics.add(lr=self.lr, action_std=self._log_std(self._still).exp().mean())
 
-    def _losses(
-        self,
-        obs: Tensor,
-        action: Tensor,
-        old_logp: Tensor,
-        old_value: Tensor,
-        target: Tensor,
-        advantage: Tensor,
-        weight: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _follow(self, loss: float | Tensor, log_ratio: Tensor, value: Tensor, batch: dict[str, Tensor]) -> None:
+        """Metrics of a minibatch, and the step size by its divergence."""
+        o, share = self.o, batch["mask"].float()
+        share = share / share.sum().clamp_min(1.0)
+        ratio = log_ratio.exp()
+        kl = ((torch.expm1(log_ratio) - log_ratio) * share).sum()
+        if o.desired_kl is not None:
+            kl = parallel.mean_(kl)
+            # The first gradient of an update is taken at the policy that acted: its divergence is rounding alone.
+            slower, faster = kl > 2.0 * o.desired_kl, (kl < 0.5 * o.desired_kl) & (kl > 1e-8)
+            self.lr.mul_(torch.where(slower, 1.0 / 1.5, torch.where(faster, 1.5, 1.0))).clamp_(*_LR)
+        error = ((value - batch["target"]).square() * share).sum()
+        clipped = (((ratio - 1.0).abs() > o.clip) * share).sum()
+        self.metrics.add(loss=torch.as_tensor(loss), value_loss=error, kl=kl, clip_fraction=clipped)
+
+    def _forward(self, obs: Tensor) -> dict[str, Tensor]:
         with self._autocast():
             mean, value = self._actor(self._leaf, obs)[0].float(), self._critic(self._leaf, obs)[0, :, 0].float()
-        log_std = self._log_std(self._leaf)
-        log_ratio = (_logp(action, mean, log_std) - old_logp).clamp(-20.0, 20.0)
-        ratio = log_ratio.exp()
-        bounded = ratio.clamp(1.0 - self._clip, 1.0 + self._clip)
-        policy = -(torch.minimum(ratio * advantage, bounded * advantage) * weight).mean()
-        error = (value - target).square()
-        if self._value_clip is not None:
-            near = old_value + (value - old_value).clamp(-self._value_clip, self._value_clip)
-            error = torch.maximum(error, (near - target).square())
-        value_loss = (error * weight).mean()
-        loss = policy + self._value_coef * value_loss - self._entropy_coef * log_std.sum()
-        kl = ((torch.expm1(log_ratio) - log_ratio) * weight).mean().detach()
-        clipped = ((ratio != bounded).float() * weight).mean()
-        return loss, policy.detach(), value_loss.detach(), kl, clipped
+        return {"mean": mean, "log_std": self._leaf["log_std"], "value": value}
 
     def _adam(self) -> None:
         """Adam with a step size that lives on the device. Source: Kingma and Ba, Adam, algorithm 1."""
         p = self.params
         parallel.mean_(p.grad)
         norm = torch.linalg.vector_norm(p.grad)
-        p.grad.mul_((self._max_norm / (norm + 1e-6)).clamp(max=1.0))
+        p.grad.mul_((self.o.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         p.step += 1
         p.first.lerp_(p.grad, 1.0 - _BETA1)
         p.second.mul_(_BETA2).addcmul_(p.grad, p.grad, value=1.0 - _BETA2)

@@ -1,151 +1,128 @@
-"""PPO: clipped policy updates over minibatches of a rollout, with advantages from `robot_rl.advantage`."""
+"""PPO: clipped policy updates over minibatches of a rollout; the advantages and the loss are `robot_rl.advantage`'s."""
 
 from __future__ import annotations
 
-import importlib
+import math
 from collections.abc import Iterator
-from dataclasses import fields
-from importlib.util import find_spec
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from robot_rl.advantage import reverse_linear_scan, rollout_gae
-from robot_rl.policies.online.ppo_kernel import (
-    ACTIVATIONS,
-    Adam,
-    Kernel,
-    Layout,
-    Loss,
-    Minibatch,
-    autograd_loss,
-    gaussian_logp,
-    torch_forward,
+from robot_rl.advantage import (
+    FusedOptions,
+    Pipeline,
+    Stage,
+    from_vector_rollout,
+    fused_policy_loss,
+    reverse_linear_scan,
 )
+from robot_rl.policies.nets.actor_critic import Adam, Layout, build_actor_critic, gaussian_logp, torch_outputs
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
-from robot_rl.types import Array, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Options, Rollout
 
 REWARD_LIMIT = 10.0
-KERNELS = ("auto", "numba", "numpy", "torch")
+
+Count = Annotated[int, Field(ge=1)]
+Weight = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class Ppo(OnPolicyLearner):
-    """Proximal policy optimisation.
+class PpoOptions(Options):
+    """Of PPO; numbers from stable-baselines3, except what observations and rewards are divided by."""
+
+    rollout_steps: Count = 2048
+    """Steps T of each environment between updates."""
+    minibatch: Count = 64
+    """Rows of one gradient."""
+    epochs: Count = 10
+    """Passes over a rollout."""
+    gae_lambda: Share = 0.95
+    """Weight of longer returns in the advantage."""
+    clip: Positive = 0.2
+    """The probability ratio is clipped to [1 - clip, 1 + clip]."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """c: the loss of a row with a negative advantage is at most c |A|; null for no bound."""
+    value_clip: Weight | None = None
+    """A value may move this far from its old estimate in one update; null for no limit."""
+    entropy_coef: Weight = 0.0
+    """Weight of the entropy bonus."""
+    value_coef: Weight = 0.5
+    """Weight of the squared value error."""
+    max_grad_norm: Positive = 0.5
+    """Largest norm of the gradient of both networks together."""
+    lr: Weight = 3e-4
+    """Step size of Adam."""
+    target_kl: Positive | None = None
+    """The update ends when the mean KL divergence from the acting policy exceeds 1.5 times this."""
+    log_std: Literal["free", "state"] = "free"
+    """One vector of log standard deviations, or a head of the actor."""
+    log_std_init: float = 0.0
+    """Initial log standard deviation of the action."""
+    hidden: tuple[Count, ...] = (64, 64)
+    """Widths of the hidden layers of actor and critic."""
+    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    """Of the hidden layers."""
+    normalize_obs: bool = True
+    """Shift and scale observations by running moments, updated between rollouts."""
+    normalize_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    normalize_advantage: bool = True
+    """Shift and scale advantages per minibatch."""
+    kernel: Literal["auto", "explicit", "autograd"] = "auto"
+    """Gradients written out (CPU; compiled parts where numba is installed), or by torch; auto: the faster one."""
+
+
+O_co = TypeVar("O_co", bound=PpoOptions, covariant=True)
+Rows = dict[str, Any]
+"""Columns of decisions by the names of `fused_policy_loss`, and "obs" (M, S), normalised: arrays where gradients are
+written out, else tensors."""
+
+
+class PpoLearner(OnPolicyLearner[O_co, Rollout]):
+    """What PPO shares with the methods that change its rows: networks, the passes over a rollout, saved state.
 
     Args:
+        options: of the method.
         io: interface of the environment; every observation a vector of floats.
         seed: seed of weights, action noise and minibatch order.
         device: "cpu", or a device for large batches and networks.
         gamma: discount per step.
-        gae_lambda: weight of longer returns in the advantage.
-        rollout_steps: steps T of each environment between updates, read by the loop.
-        minibatch: rows of one gradient.
-        epochs: passes over a rollout.
-        clip: the probability ratio is clipped to [1 - clip, 1 + clip].
-        value_clip: a value may move this far from its old estimate in one update; None means without limit.
-        entropy_coef: weight of the entropy bonus.
-        value_coef: weight of the squared value error.
-        max_grad_norm: largest norm of the gradient of both networks together.
-        lr: step size of Adam.
-        target_kl: stop the update when the mean KL divergence from the acting policy exceeds 1.5 times this.
-        log_std: "free" (one vector) or "state" (a head of the actor).
-        log_std_init: initial log standard deviation of the action.
-        hidden: widths of the hidden layers of actor and critic.
-        activation: "tanh", "relu" or "elu".
-        normalize_obs: shift and scale observations by running moments, updated between rollouts.
-        normalize_reward: divide rewards by the running standard deviation of the discounted return.
-        normalize_advantage: shift and scale advantages per minibatch.
-        kernel: "numpy" (written-out gradients, CPU only), "numba" (the same with compiled parts), "torch" (autograd),
-            or "auto": the fastest that is installed for the device.
 
     Raises:
-        ValueError: an option is outside its range or an observation is no vector.
-
-    Source: Schulman et al., Proximal Policy Optimization Algorithms; truncated episodes bootstrap from their true
-    successor (Pardo et al., Time Limits in Reinforcement Learning).
+        ValueError: an option does not fit the device, or an observation is no vector.
     """
 
-    consumes = "rollout"
-
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        rollout_steps: int = 2048,
-        minibatch: int = 64,
-        epochs: int = 10,
-        clip: float = 0.2,
-        value_clip: float | None = None,
-        entropy_coef: float = 0.0,
-        value_coef: float = 0.5,
-        max_grad_norm: float = 0.5,
-        lr: float = 3e-4,
-        target_kl: float | None = None,
-        log_std: str = "free",
-        log_std_init: float = 0.0,
-        hidden: tuple[int, ...] = (64, 64),
-        activation: str = "tanh",
-        normalize_obs: bool = True,
-        normalize_reward: bool = False,
-        normalize_advantage: bool = True,
-        kernel: str = "auto",
-    ) -> None:
-        for name, value, options in (
-            ("log_std", log_std, ("free", "state")),
-            ("activation", activation, ACTIVATIONS),
-            ("kernel", kernel, KERNELS),
-        ):
-            if value not in options:
-                raise ValueError(f"{name} is {value!r}, expected one of {options}")
-        for name, number in (("rollout_steps", rollout_steps), ("minibatch", minibatch), ("epochs", epochs)):
-            if number < 1:
-                raise ValueError(f"{name} is {number}, expected at least 1")
+    def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99) -> None:
+        super().__init__(options, io, seed=seed, device=device)
+        o, self.gamma, self.updates, self.rollout_steps = options, gamma, 0, options.rollout_steps
         on_cpu = torch.device(device).type == "cpu"
-        if kernel in ("numpy", "numba") and not on_cpu:
-            raise ValueError(f"kernel {kernel!r} runs on the CPU only, got device {device!r}; use kernel 'torch' there")
-        self.rollout_steps, self.gamma = rollout_steps, gamma
-        self._gae_lambda, self._minibatch, self._epochs = gae_lambda, minibatch, epochs
-        self._target_kl, self._normalize_advantage = target_kl, normalize_advantage
-        self._loss = Loss(clip, value_clip, value_coef, entropy_coef)
-        self._activation, self._layout = (
-            activation,
-            Layout(obs_dim(io), io.action_dim, tuple(hidden), log_std == "state"),
-        )
+        if o.kernel == "explicit" and not on_cpu:
+            raise ValueError(f"kernel=explicit runs on the CPU only, got device {device!r}; use kernel=autograd there")
         init, shuffle, act = np.random.SeedSequence(seed).spawn(3)
+        self._layout = Layout(obs_dim(io), io.action_dim, o.hidden, o.log_std == "state")
         weights = np.empty(self._layout.size, np.float32)
-        self._layout.fill(weights, np.random.default_rng(init), activation, log_std_init)
+        self._layout.fill(weights, np.random.default_rng(init), o.activation, o.log_std_init)
         self._params = torch.from_numpy(weights).to(device)
+        self._explicit = on_cpu and o.kernel != "autograd"
+        self._net: Any = build_actor_critic(self._layout, self._params, o.activation, explicit=self._explicit)
+        self._adam = Adam(self._params, o.lr, o.max_grad_norm)
+        self._loss = FusedOptions(o.clip, o.dual_clip, o.value_clip, o.value_coef, o.entropy_coef)
+        self._normalize_parts = o.normalize_advantage  # advantages of a minibatch; else a method's rows are as they are
+        self._pipeline = Pipeline([Stage("gae", options={"gamma": gamma, "gae_lambda": o.gae_lambda})])
         self._shuffle = np.random.default_rng(shuffle)
-        if kernel == "auto":
-            kernel = ("numba" if find_spec("numba") else "numpy") if on_cpu else "torch"
-        self._explicit = kernel != "torch"
-        compiled: Any = importlib.import_module(f"{__package__}.ppo_numba") if kernel == "numba" else None
-        self._adam = Adam(self._params, lr, max_grad_norm, compiled=compiled and compiled.adam)
-        if self._explicit:
-            rows = compiled and compiled.loss_rows
-            self._kernel = Kernel(self._layout, self._params.numpy(), activation, self._loss, rows)
-            self._grad = torch.from_numpy(self._kernel.grad)
-        else:
-            self._grad = torch.zeros_like(self._params)
-            self._leaves = self._make_leaves()
-        self._actor = PpoPolicy(
-            io,
-            self._layout,
-            self._params,
-            activation=activation,
-            seed=int(act.generate_state(1)[0]),
-            normalize_obs=normalize_obs,
-            act_rows=compiled and compiled.act_rows,
-        )
+        self._scale = RewardScale(gamma) if o.normalize_reward else None
+        self._actor = self._make_policy(self._params, int(act.generate_state(1)[0]))
         self.policy = self._actor
-        self._scale = RewardScale(gamma) if normalize_reward else None
-        self.updates = 0
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Fresh rollouts."""
+        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps, record=tuple(cls.rollout_extras))
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) the critic's estimates."""
@@ -155,26 +132,114 @@ class Ppo(OnPolicyLearner):
         """Take one rollout and improve actor and critic over `epochs` passes.
 
         Returns:
-            Losses, KL divergence and clip fraction of the last pass, and the explained variance of the old values.
+            Losses, KL divergence and clip fraction of the last pass, the explained variance of the old values, and the
+            share of rows that took part.
 
         Raises:
-            FloatingPointError: the gradient is not finite.
+            FloatingPointError: no row of the rollout is finite.
         """
         rollout = next(batches)
-        data, raw = self._rows(rollout, rollout.reward if self._scale is None else self._scale(rollout))
-        metrics = self._optimize(data)
-        if not bool(torch.isfinite(self._params).all()):
+        scaled = rollout if self._scale is None else replace(rollout, reward=self._scale(rollout))
+        rows = self._rows(scaled)
+        count = len(rows["logp"])
+        if not count:
             raise FloatingPointError(
-                "PPO's weights are no longer finite after an update; lower lr or clip, normalise rewards "
-                "(normalize_reward=true), and resume from the last checkpoint"
+                f"none of the {int(rollout.valid.sum())} rows of a rollout is finite; look for NaN in the "
+                "environment's rewards and observations, and resume from the last checkpoint"
             )
-        self._actor.observe(raw)
+        target, value = torch.as_tensor(rows["target"]), torch.as_tensor(rows["value"])
+        found = {
+            "train/explained_variance": 1.0 - float((target - value).var()) / max(float(target.var()), 1e-12),
+            "train/advantage_std": float(torch.as_tensor(rows["advantage"]).std()),
+            "train/rows_used": count / max(int(rollout.valid.sum()), 1),
+        }
+        metrics = self._fit({name: x.numpy() for name, x in rows.items()} if self._explicit else rows)
+        seen = torch.cat([x.flatten(0, 1)[rollout.valid.flatten()] for _, x in sorted(rollout.obs.items())], dim=-1)
+        self._actor.observe(seen)
         self._actor.refresh()
         self.updates += 1
-        spread = float(data.target.var())
-        metrics["train/explained_variance"] = 1.0 - float((data.target - data.value).var()) / max(spread, 1e-12)
-        metrics["train/advantage_std"] = float(data.advantage.std())
-        return metrics
+        return metrics | found
+
+    def _rows(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Decisions that are learnt from, with their advantages and value targets; none that is not finite."""
+        batch = self._batch(rollout)
+        credit = self._pipeline(batch)
+        rows = torch.as_tensor(batch.steps.extras["source"])[torch.as_tensor(credit.mask)]
+        obs = {key: x.flatten(0, 1)[rows] for key, x in rollout.obs.items()}
+        columns = {name: x.flatten(0, 1)[rows] for name, x in (("action", rollout.action), ("logp", rollout.logp))}
+        known = torch.as_tensor(credit.mask)
+        columns |= {"advantage": torch.as_tensor(credit.advantage)[known], "value": batch.steps.value[known]}
+        columns |= {"target": torch.as_tensor(credit.returns)[known]}
+        data = {name: torch.as_tensor(x).to(self._params.device) for name, x in columns.items()}
+        return {"obs": self._actor.normalized_on_device(obs), **data}
+
+    def _batch(self, rollout: Rollout) -> Any:
+        """The rollout as the core's table; a fragment with a number that is not finite is left out of the losses."""
+        columns = [rollout.logp, rollout.value, rollout.next_value, rollout.reward]
+        whole = torch.stack([torch.isfinite(x) for x in columns]).all(0) & torch.isfinite(rollout.action).all(-1)
+        for x in rollout.obs.values():
+            whole &= torch.isfinite(x).all(-1)
+        nothing = torch.zeros((), device=rollout.reward.device)
+        return from_vector_rollout(
+            torch.where(whole, rollout.reward, math.nan),
+            torch.where(torch.isfinite(rollout.value), rollout.value, nothing),
+            rollout.terminated,
+            rollout.truncated,
+            torch.where(torch.isfinite(rollout.next_value), rollout.next_value, nothing),
+            torch.where(torch.isfinite(rollout.next_value[-1]), rollout.next_value[-1], nothing),
+            valid=None if bool(rollout.valid.all()) else rollout.valid,
+        )
+
+    def _fit(self, rows: Rows) -> Metrics:
+        """`epochs` passes of minibatches: loss and gradients of what the network puts out, one step of Adam."""
+        o, net, count = self.o, self._net, len(rows["logp"])
+        log_ratio, value = (rows["logp"] * 0.0 for _ in range(2))  # of the last pass
+        norm, steps, seen, shuffled, stop = 0.0, 0, 0, rows, False
+        for _ in range(o.epochs):
+            order = self._shuffle.permutation(count)
+            index = order if self._explicit else torch.from_numpy(order).to(self._params.device)
+            shuffled = {name: x[index] for name, x in rows.items()}
+            if self._normalize_parts:
+                standardize(shuffled["advantage"], o.minibatch)
+            for start in range(0, count, o.minibatch):
+                part = slice(start, start + o.minibatch)
+                batch = {name: x[part] for name, x in shuffled.items()}
+                outputs = net(batch["obs"])
+                _, gradients, log_ratio[part] = fused_policy_loss(outputs, batch, self._loss)
+                value[part], seen = outputs["value"], min(start + o.minibatch, count)
+                stop = o.target_kl is not None and _kl(log_ratio[part]) > 1.5 * o.target_kl
+                if stop:
+                    break
+                net.backward_from(outputs, gradients)
+                norm = self._adam.step(net.grad)
+                steps += 1
+            if stop:
+                break
+        names = {"advantage": shuffled["advantage"], "target": shuffled["target"], "log_ratio": log_ratio}
+        last = {name: torch.as_tensor(x)[:seen].detach() for name, x in {**names, "value": value}.items()}
+        ratio = last["log_ratio"].exp()
+        bounded = ratio.clamp(1.0 - o.clip, 1.0 + o.clip)
+        return {
+            "train/policy_loss": float(-torch.minimum(ratio * last["advantage"], bounded * last["advantage"]).mean()),
+            "train/value_loss": float((last["value"] - last["target"]).square().mean()),
+            "train/kl": _kl(last["log_ratio"]),
+            "train/clip_fraction": float((ratio != bounded).float().mean()),
+            "train/gradient_norm": float(norm),
+            "train/gradient_steps": float(steps),
+        }
+
+    @torch.no_grad()
+    def _logp(self, rows: dict[str, Tensor]) -> Tensor:
+        """(M,) log-probability of the rows' samples under the present policy."""
+        views = self._layout.views(self._params)
+        outputs = torch_outputs(views, self._layout, rows["obs"], self.o.activation)
+        log_std = outputs["log_std"].clamp(*self._loss.log_std_range)
+        return gaussian_logp(rows["action"], outputs["mean"], log_std)
+
+    def _make_policy(self, params: Tensor, seed: int, *, fast: bool = True) -> PpoPolicy:
+        o = self.o
+        options = {"activation": o.activation, "normalize_obs": o.normalize_obs, "fast": fast and self._explicit}
+        return PpoPolicy(self.io, self._layout, params, seed=seed, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, moments, Adam, generators, reward scale, counters."""
@@ -197,105 +262,6 @@ class Ppo(OnPolicyLearner):
             self._scale.load_state_dict(state["scale"])
         self.updates = int(state["updates"])
 
-    def _rows(self, rollout: Rollout, reward: Tensor) -> tuple[Minibatch, Tensor]:
-        """The valid rows of a rollout as one large minibatch, and their observations as they came."""
-        advantage, target = self._advantage(rollout, reward)
-        keep = rollout.valid.reshape(-1)
-        every = bool(keep.all())
-
-        def rows(x: Tensor) -> Tensor:
-            flat = x.reshape(len(keep), *x.shape[2:])
-            return flat if every else flat[keep]
-
-        obs = {key: rows(value) for key, value in rollout.obs.items()}
-        columns = (rollout.action, rollout.logp, advantage, target, rollout.value)
-        data = Minibatch(
-            self._actor.normalized_on_device(obs),
-            *(rows(x).to(self._params.device) for x in columns),
-        )
-        return data, torch.cat([obs[key] for key in sorted(obs)], dim=-1)
-
-    @torch.no_grad()
-    def _logp(self, data: Minibatch) -> Tensor:
-        """(M,) log-probability of the rows' samples under the present policy."""
-        views = self._layout.views(self._params)
-        mean, log_std, _ = torch_forward(views, self._layout, data.obs, self._activation)
-        return gaussian_logp(data.action, mean, log_std)
-
-    def _advantage(self, rollout: Rollout, reward: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages and value targets (T, N)."""
-        return rollout_gae(
-            reward,
-            rollout.value,
-            rollout.next_value,
-            rollout.terminated,
-            rollout.boundary,
-            gamma=self.gamma,
-            gae_lambda=self._gae_lambda,
-            valid=None if bool(rollout.valid.all()) else rollout.valid,
-        )
-
-    def _optimize(self, data: Minibatch) -> Metrics:
-        columns = [getattr(data, field.name) for field in fields(Minibatch)]
-        log_ratio, value = torch.zeros_like(data.logp), torch.zeros_like(data.logp)
-        outs: list[Any] = [log_ratio, value]
-        if self._explicit:
-            columns, outs = [x.numpy() for x in columns], [x.numpy() for x in outs]
-        gradient = self._kernel.gradient if self._explicit else self._autograd
-        count, seen, norm, steps, stop = len(data.logp), 0, 0.0, 0, False
-        shuffled = Minibatch(*columns)
-        for _ in range(self._epochs):
-            order = self._shuffle.permutation(count)
-            index = order if self._explicit else torch.from_numpy(order).to(data.logp.device)
-            shuffled = Minibatch(*(x[index] for x in columns))
-            if self._normalize_advantage:
-                standardize(shuffled.advantage, self._minibatch)
-            for start in range(0, count, self._minibatch):
-                rows = slice(start, start + self._minibatch)
-                batch = Minibatch(
-                    shuffled.obs[rows],
-                    shuffled.action[rows],
-                    shuffled.logp[rows],
-                    shuffled.advantage[rows],
-                    shuffled.target[rows],
-                    shuffled.value[rows],
-                )
-                gradient(batch, outs[0][rows], outs[1][rows])
-                seen = min(start + self._minibatch, count)
-                stop = self._target_kl is not None and _kl(log_ratio[rows]) > 1.5 * self._target_kl
-                if stop:
-                    break
-                norm = self._adam.step(self._grad)
-                steps += 1
-            if stop:
-                break
-        advantage, target = (torch.as_tensor(x[:seen]) for x in (shuffled.advantage, shuffled.target))
-        ratio = log_ratio[:seen].exp()
-        bounded = ratio.clamp(1.0 - self._loss.clip, 1.0 + self._loss.clip)
-        return {
-            "train/policy_loss": float(-torch.minimum(ratio * advantage, bounded * advantage).mean()),
-            "train/value_loss": float((value[:seen] - target).square().mean()),
-            "train/kl": _kl(log_ratio[:seen]),
-            "train/clip_fraction": float((ratio != bounded).float().mean()),
-            "train/gradient_norm": float(norm),
-            "train/gradient_steps": float(steps),
-        }
-
-    def _autograd(self, batch: Minibatch, log_ratio: Tensor, value: Tensor) -> None:
-        self._grad.zero_()
-        loss, ratio, estimate = autograd_loss(self._leaves, self._layout, self._activation, self._loss, batch)
-        loss.backward()
-        log_ratio.copy_(ratio)
-        value.copy_(estimate)
-
-    def _make_leaves(self) -> dict[str, Tensor]:
-        """Parameters as leaves that share memory with the flat vector, their gradients with the flat gradient."""
-        leaves = self._layout.views(self._params)
-        for (name, view), grad in zip(leaves.items(), self._layout.views(self._grad).values()):
-            leaves[name] = view.detach().requires_grad_()
-            leaves[name].grad = grad
-        return leaves
-
 
 class RewardScale:
     """Divides rewards by the running standard deviation of the discounted return, clipped to [-10, 10].
@@ -311,20 +277,21 @@ class RewardScale:
         self._carry: Tensor | None = None
 
     def __call__(self, rollout: Rollout) -> Tensor:
-        """(T, N) scaled rewards; the rollout is counted first."""
+        """(T, N) scaled rewards; the rollout is counted first. What is not finite stays so, and counts as 0."""
         reward = rollout.reward
         over = (rollout.terminated | rollout.truncated) & rollout.valid
         # R_t = r_t + gamma (1 - end_{t-1}) R_{t-1} runs forward: the backward scan on flipped time.
         going = torch.ones_like(reward)
         going[1:] = 1.0 - over[:-1].float()
-        delta = (reward * rollout.valid).clone()
+        sound = torch.isfinite(reward)
+        delta = torch.where(rollout.valid & sound, reward, 0.0)
         if self._carry is not None:
             delta[0] += self._gamma * self._carry.to(delta.device)
         total = reverse_linear_scan(delta.flip(0), self._gamma * going.flip(0)).flip(0)
         self._carry = total[-1] * (~over[-1]).float()
         self._moments.add(total[rollout.valid][:, None])
         spread = float(np.sqrt(self._moments.var[0] + 1e-8))
-        return (reward / spread).clamp(-REWARD_LIMIT, REWARD_LIMIT)
+        return torch.where(sound, (reward / spread).clamp(-REWARD_LIMIT, REWARD_LIMIT), reward)
 
     def state_dict(self) -> dict[str, Any]:
         """Moments and running returns."""
@@ -351,6 +318,18 @@ def standardize(advantage: Array, size: int) -> None:
             part /= (square**0.5)[:, None] + 1e-8
 
 
-def _kl(log_ratio: Tensor) -> float:
+def _kl(log_ratio: Array) -> float:
     """Estimate of KL(old, new). Source: Schulman, Approximating KL Divergence (k3)."""
+    log_ratio = torch.as_tensor(log_ratio)
     return float((torch.expm1(log_ratio) - log_ratio).mean())
+
+
+class Ppo(PpoLearner[PpoOptions]):
+    """Proximal policy optimisation.
+
+    L = -mean min(rho A, clip(rho, 1 - c, 1 + c) A) + value_coef mean (V - target)^2 - entropy_coef mean entropy, with
+    rho = pi(a | s) / pi_old(a | s) of the sample before it was clipped to [-1, 1].
+
+    Source: Schulman et al., Proximal Policy Optimization Algorithms; truncated episodes bootstrap from their true
+    successor (Pardo et al., Time Limits in Reinforcement Learning).
+    """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robot_rl.advantage import (
@@ -21,43 +22,44 @@ from robot_rl.advantage import (
     turn_gae,
 )
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
-from robot_rl.policies.online.ppo import Minibatch, Ppo, PpoPolicy
+from robot_rl.policies.online.ppo import Count, Positive, PpoLearner, PpoOptions, Share
+from robot_rl.policies.online.ppo_policy import PpoPolicy
 from robot_rl.types import IOSpec, Metrics, Obs, Rollout
 
-ESTIMATORS = ("smdp_gae", "step_gae", "turn_gae", "hae", "grpo", "rloo", "gigpo")
 CRITIC_FREE = ("grpo", "rloo", "gigpo")
 
 
-class PpoChunk(Ppo):
+class PpoChunkOptions(PpoOptions):
+    """Of PPO on chunks: rollout_steps counts ticks, minibatch decisions; gae_lambda is per decision, per tick for
+    step_gae and hae."""
+
+    chunk: Count = 4
+    """Ticks k of a decision."""
+    estimator: Literal["smdp_gae", "step_gae", "turn_gae", "hae", "grpo", "rloo", "gigpo"] = "smdp_gae"
+    """Where the advantage of a chunk comes from, see `PpoChunk`."""
+    turn_gamma: Share | None = None
+    """Discount per decision of turn_gae and of the returns in gigpo; null = gamma to the power chunk."""
+    option: Count = 4
+    """Decisions of an option of hae."""
+    anchor_obs: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Components of the observation that name the state for gigpo; empty = all."""
+    anchor_tolerance: Positive = 0.5
+    """States whose components fall into the same cells of this width share an anchor."""
+
+
+class PpoChunk(PpoLearner[PpoChunkOptions]):
     """PPO on action chunks: every `chunk` control ticks the policy draws the actions of the next `chunk` ticks.
 
     The environment is stepped tick by tick. A chunk ends early with its episode and with the rollout; its duration is
     the number of ticks that were executed, its reward is that of these ticks, and what followed a cut is bootstrapped
     with the value of the true successor.
 
-    Args:
-        io: interface of the environment; every observation a vector of floats.
-        chunk: ticks k of a decision.
-        estimator: where the advantage of a chunk comes from.
-            "smdp_gae": GAE over decisions with the reward sum gamma^i r_i and the discount gamma^k;
-            "turn_gae": the turn-level form of language agents (reward sum r_i, discount `turn_gamma` per decision);
-            "step_gae": GAE over ticks, averaged over the ticks of the chunk;
-            "hae": the low level of HAE over ticks with options of `option` decisions, averaged likewise;
-            "grpo", "rloo": the outcome of the episode against the other episodes of the rollout;
-            "gigpo": grpo (without deviation) plus the return of the decision against decisions in a similar state.
-            The last three need no critic; episodes that the rollout cuts are left out of them.
-        turn_gamma: discount per decision of "turn_gae" and of the returns in "gigpo"; None = gamma to the power chunk.
-        option: decisions of an option of "hae".
-        anchor_obs: components of the observation that name the state for "gigpo"; empty = all.
-        anchor_tolerance: states whose components fall into the same cells of this width share an anchor.
-        gamma: discount per tick.
-        gae_lambda: trace decay per decision; per tick for "step_gae" and "hae".
-        seed, device, rollout_steps, minibatch, epochs, clip, value_clip, entropy_coef, value_coef, max_grad_norm, lr,
-            target_kl, log_std, log_std_init, hidden, activation, normalize_obs, normalize_reward,
-            normalize_advantage, kernel: as in `Ppo`; rollout_steps counts ticks, minibatch counts decisions.
-
-    Raises:
-        ValueError: an option is outside its range.
+    Estimators: "smdp_gae", GAE over decisions with the reward sum gamma^i r_i and the discount gamma^k; "turn_gae", the
+    turn-level form of language agents (reward sum r_i, discount `turn_gamma` per decision); "step_gae", GAE over ticks,
+    averaged over the ticks of the chunk; "hae", the low level of HAE over ticks with options of `option` decisions,
+    averaged likewise; "grpo", "rloo", the outcome of the episode against the other episodes of the rollout; "gigpo",
+    grpo (without deviation) plus the return of the decision against decisions in a similar state. The last three need
+    no critic; episodes that the rollout cuts are left out of them.
 
     Source: Sutton, Precup and Singh, Between MDPs and semi-MDPs (durations); `robot_rl.advantage` for the estimators.
     """
@@ -65,94 +67,34 @@ class PpoChunk(Ppo):
     rollout_extras = ("chunk_start",)
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        chunk: int = 4,
-        estimator: str = "smdp_gae",
-        turn_gamma: float | None = None,
-        option: int = 4,
-        anchor_obs: Sequence[int] = (),
-        anchor_tolerance: float = 0.5,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        rollout_steps: int = 2048,
-        minibatch: int = 64,
-        epochs: int = 10,
-        clip: float = 0.2,
-        value_clip: float | None = None,
-        entropy_coef: float = 0.0,
-        value_coef: float = 0.5,
-        max_grad_norm: float = 0.5,
-        lr: float = 3e-4,
-        target_kl: float | None = None,
-        log_std: str = "free",
-        log_std_init: float = 0.0,
-        hidden: tuple[int, ...] = (64, 64),
-        activation: str = "tanh",
-        normalize_obs: bool = True,
-        normalize_reward: bool = False,
-        normalize_advantage: bool = True,
-        kernel: str = "auto",
+        self, options: PpoChunkOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
-        if chunk < 1 or option < 1:
-            raise ValueError(f"chunk is {chunk} and option {option}, expected at least 1 each")
-        if estimator not in ESTIMATORS:
-            raise ValueError(f"estimator is {estimator!r}, expected one of {ESTIMATORS}")
-        super().__init__(
-            wide_io(io, chunk),
-            seed=seed,
-            device=device,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            rollout_steps=rollout_steps,
-            minibatch=minibatch,
-            epochs=epochs,
-            clip=clip,
-            value_clip=value_clip,
-            entropy_coef=entropy_coef,
-            value_coef=value_coef,
-            max_grad_norm=max_grad_norm,
-            lr=lr,
-            target_kl=target_kl,
-            log_std=log_std,
-            log_std_init=log_std_init,
-            hidden=hidden,
-            activation=activation,
-            normalize_obs=normalize_obs,
-            normalize_reward=normalize_reward,
-            normalize_advantage=normalize_advantage,
-            kernel=kernel,
-        )
-        self._chunk, self._estimator, self._option = chunk, estimator, option
-        self._turn_gamma = gamma**chunk if turn_gamma is None else turn_gamma
-        self._anchor = (list(anchor_obs), anchor_tolerance)
+        super().__init__(options, wide_io(io, options.chunk), seed=seed, device=device, gamma=gamma)
+        self._turn_gamma = gamma**options.chunk if options.turn_gamma is None else options.turn_gamma
         self._open: Tensor | None = None
-        self.policy: Any = ChunkPolicy(io, self._actor, chunk)
+        self.policy: Any = ChunkPolicy(io, self._actor, options.chunk)
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
-        """As `Ppo.update`; the next rollout begins with fresh chunks."""
+        """As `Ppo`; the next rollout begins with fresh chunks."""
         metrics = super().update(batches)
         self.policy.reset()
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Ppo.state_dict`, and which environments are in the middle of an episode."""
+        """As `Ppo`'s, and which environments are in the middle of an episode."""
         return {**super().state_dict(), "open": self._open}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """As `Ppo.load_state_dict`."""
+        """As `Ppo`'s."""
         super().load_state_dict(state)
         self._open = None if state["open"] is None else torch.as_tensor(state["open"])
         self.policy.reset()
 
-    def _rows(self, rollout: Rollout, reward: Tensor) -> tuple[Minibatch, Tensor]:
-        """The decisions of a rollout, and the observations of all ticks."""
+    def _rows(self, rollout: Rollout) -> dict[str, Tensor]:
+        """The decisions of a rollout."""
         if not bool(rollout.valid.all()):
             raise ValueError("chunks need an environment with same-step or disabled autoreset, got next-step autoreset")
-        ticks = Ticks.of(rollout, reward, self._open)
+        ticks = Ticks.of(rollout, self._open)
         self._open = ~(rollout.terminated[-1] | rollout.truncated[-1])
         advantage, target, known = self._credit(ticks, rollout)
         start = ticks.start[known]
@@ -161,40 +103,37 @@ class PpoChunk(Ppo):
             return x.transpose(0, 1).reshape(-1, *x.shape[2:])[start]
 
         obs = {key: rows(value) for key, value in rollout.obs.items()}
-        columns = (rows(rollout.action), rows(rollout.logp), advantage[known], target[known], ticks.value[start])
-        data = Minibatch(
-            self._actor.normalized_on_device(obs),
-            *(x.float().to(self._params.device) for x in columns),
-        )
-        raw = [rollout.obs[key].reshape(-1, *rollout.obs[key].shape[2:]) for key in sorted(rollout.obs)]
-        return data, torch.cat(raw, dim=-1)
+        columns = {"action": rows(rollout.action), "logp": rows(rollout.logp), "value": ticks.value[start]}
+        columns |= {"advantage": advantage[known], "target": target[known]}
+        data = {name: x.float().to(self._params.device) for name, x in columns.items()}
+        return {"obs": self._actor.normalized_on_device(obs), **data}
 
     def _credit(self, ticks: Ticks, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
         """(U,) advantage and value target of every decision, and whether it may be learned from."""
-        if self._estimator in CRITIC_FREE:
-            anchor = self._anchors(ticks, rollout) if self._estimator == "gigpo" else None
-            advantage, known = group_credit(ticks, self._estimator, anchor, self._turn_gamma)
+        if self.o.estimator in CRITIC_FREE:
+            anchor = self._anchors(ticks, rollout) if self.o.estimator == "gigpo" else None
+            advantage, known = group_credit(ticks, self.o.estimator, anchor, self._turn_gamma)
             if not bool(known.any()):
                 raise ValueError(
-                    f"no episode ended inside the rollout, and '{self._estimator}' compares whole episodes; "
+                    f"no episode ended inside the rollout, and '{self.o.estimator}' compares whole episodes; "
                     "make rollout_steps a multiple of the episode length"
                 )
             return advantage, ticks.value[ticks.start], known
         advantage, target = temporal_credit(
             ticks,
-            self._estimator,
+            self.o.estimator,
             gamma=self.gamma,
-            gae_lambda=self._gae_lambda,
+            gae_lambda=self.o.gae_lambda,
             turn_gamma=self._turn_gamma,
-            option=self._option,
+            option=self.o.option,
         )
         return advantage, target, torch.ones_like(ticks.start, dtype=torch.bool)
 
     def _anchors(self, ticks: Ticks, rollout: Rollout) -> Tensor:
         parts = [rollout.obs[key] for key in sorted(rollout.obs)]
         state = torch.cat([x.transpose(0, 1).reshape(-1, x.shape[-1]) for x in parts], -1)[ticks.start]
-        chosen, tolerance = self._anchor
-        return torch.as_tensor(state_anchor(state[:, chosen] if chosen else state, tolerance=tolerance))
+        chosen = list(self.o.anchor_obs)
+        return torch.as_tensor(state_anchor(state[:, chosen] if chosen else state, tolerance=self.o.anchor_tolerance))
 
 
 @dataclass(frozen=True)
@@ -222,12 +161,11 @@ class Ticks:
     whole: Tensor
 
     @classmethod
-    def of(cls, rollout: Rollout, reward: Tensor, running: Tensor | None = None) -> Ticks:
+    def of(cls, rollout: Rollout, running: Tensor | None = None) -> Ticks:
         """Flat ticks of a rollout whose extras hold "chunk_start".
 
         Args:
             rollout: (T, N), every row valid.
-            reward: (T, N) to use in place of the rollout's.
             running: (N,) bool, environments whose first episode began before the rollout; None = none.
         """
 
@@ -239,7 +177,7 @@ class Ticks:
         begins = begins | torch.cat((torch.ones_like(boundary[:1]), boundary[:-1]))
         start = torch.nonzero(begins)[:, 0]
         end = torch.cat((start[1:], torch.tensor([len(begins)], device=start.device))) - 1
-        columns = [flat(x) for x in (reward, rollout.value, rollout.next_value, rollout.terminated)]
+        columns = [flat(x) for x in (rollout.reward, rollout.value, rollout.next_value, rollout.terminated)]
         over = boundary[end]
         episode = torch.cat((torch.zeros_like(over[:1]), over[:-1])).long().cumsum(0)
         whole = flat(rollout.terminated | rollout.truncated)[boundary]

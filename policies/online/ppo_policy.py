@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.policies.online.ppo_kernel import (
+from robot_rl.policies.nets.actor_critic import (
     ACTIVATIONS,
     LOG_STD_RANGE,
     Layout,
     activate,
+    compiled,
     gaussian_logp,
-    torch_forward,
+    torch_outputs,
 )
 from robot_rl.types import Action, Array, IOSpec, Obs
 
 OBS_LIMIT = 10.0
 COMPILED_ROWS = 4  # beyond, matrix products are as fast
 _LOG_2PI = math.log(2.0 * math.pi)
+_HALF_LOG_2PI, _LIMIT = np.float32(0.5 * _LOG_2PI), np.float32(OBS_LIMIT)
+_LOW, _HIGH, _HALF, _ONE, _ZERO = (np.float32(x) for x in (*LOG_STD_RANGE, 0.5, 1.0, 0.0))
 
 
 class Moments:
@@ -39,7 +41,8 @@ class Moments:
         self.mean, self.var = np.zeros(dim), np.ones(dim)
 
     def add(self, rows: Tensor) -> None:
-        """Count (M, D) further rows."""
+        """Count (M, D) further rows; those that hold a number that is not finite are left out."""
+        rows = rows[torch.isfinite(rows).all(1)]
         if len(rows) == 0:
             return
         mean, var = (x.cpu().numpy() for x in (rows.double().mean(0), rows.double().var(0, unbiased=False)))
@@ -78,7 +81,7 @@ class PpoPolicy:
         activation: "tanh", "relu" or "elu".
         seed: seed of the action noise.
         normalize_obs: observations are shifted and scaled by `moments` and clipped to [-10, 10].
-        act_rows: `ppo_numba.act_rows`, used for a few rows at a time; None acts in NumPy always.
+        fast: act compiled on a few rows at a time, where numba is installed.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class PpoPolicy:
         activation: str,
         seed: int,
         normalize_obs: bool,
-        act_rows: Callable[..., None] | None = None,
+        fast: bool = True,
     ) -> None:
         self.io, self.moments = io, Moments(obs_dim(io))
         self._layout, self._params, self._activation, self._normalize = layout, params, activation, normalize_obs
@@ -103,8 +106,9 @@ class PpoPolicy:
         self._np = layout.views(self._mirror)
         self._actor = [(self._np[f"weight{i}"][0], self._np[f"bias{i}"][0, 0]) for i in range(layout.depth)]
         self._critic = [(self._np[f"weight{i}"][1], self._np[f"bias{i}"][1, 0]) for i in range(layout.depth)]
-        self._act_rows, self._table = act_rows, layout.actor_table()
-        self._log_std_at = -1 if layout.state_std else layout.size - layout.action_dim
+        self._act_rows = compiled(act_rows) if fast and self._shared else None
+        log_std_at = -1 if layout.state_std else layout.size - layout.action_dim
+        self._table = np.append(layout.actor_table(), [[self._code, log_std_at, normalize_obs, 0]], axis=0)
         self.refresh()
 
     def reset(self, rows: Array | None = None) -> None:
@@ -158,24 +162,12 @@ class PpoPolicy:
         assert self._act_rows is not None
         x = obs[self._keys[0]] if len(self._keys) == 1 else np.concatenate([obs[key] for key in self._keys], axis=-1)
         x = np.ascontiguousarray(x, np.float32)  # another kind of array would be compiled for anew
-        shape = (len(x), self._layout.action_dim)
+        dims = self._layout.action_dim
+        shape = (len(x), dims)
         noise = np.zeros(shape, np.float32) if deterministic else self._rng.standard_normal(shape, np.float32)
-        raw, value, logp = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape[0], np.float32)
-        self._act_rows(
-            self._mirror,
-            self._table,
-            self._code,
-            x,
-            self._mean,
-            self._scale,
-            OBS_LIMIT if self._normalize else 0.0,
-            noise,
-            self._log_std_at,
-            raw,
-            value,
-            logp,
-        )
-        return Action(value, None if deterministic else logp, {"raw": raw})
+        out = np.empty((len(x), 2 * dims + 1), np.float32)
+        self._act_rows(self._mirror, self._table, self._scaling, x, noise, out)
+        return Action(out[:, dims:-1], None if deterministic else out[:, -1], {"raw": out[:, :dims]})
 
     def value(self, obs: Obs) -> Array:
         """(B,) the critic's estimates, in the kind of `obs`."""
@@ -183,7 +175,8 @@ class PpoPolicy:
         if isinstance(first, Tensor):
             if first.device.type != "cpu":
                 with torch.no_grad():
-                    return torch_forward(self._views, self._layout, self.normalized_on_device(obs), self._activation)[2]
+                    x = self.normalized_on_device(obs)
+                    return torch_outputs(self._views, self._layout, x, self._activation)["value"]
             return torch.from_numpy(np.asarray(self.value({key: obs[key].numpy() for key in self._keys})))
         h = self.normalized(obs)
         for weight, bias in self._critic:
@@ -227,6 +220,7 @@ class PpoPolicy:
             self._log_norm = np.float32(log_std.sum() + 0.5 * self._layout.action_dim * _LOG_2PI)
         self._mean = self.moments.mean.astype(np.float32)
         self._scale = (1.0 / np.sqrt(self.moments.var + 1e-8)).astype(np.float32)
+        self._scaling = np.stack([self._mean, self._scale])
         device = self._params.device
         self._device_mean = torch.from_numpy(self._mean).to(device)
         self._device_scale = torch.from_numpy(self._scale).to(device)
@@ -266,7 +260,8 @@ class PpoPolicy:
     @torch.no_grad()
     def _act_on_device(self, obs: Obs, deterministic: bool) -> Action:
         x = self.normalized_on_device(obs)
-        mean, log_std, _ = torch_forward(self._views, self._layout, x, self._activation)
+        outputs = torch_outputs(self._views, self._layout, x, self._activation)
+        mean, log_std = outputs["mean"], outputs["log_std"].clamp(*LOG_STD_RANGE)
         if deterministic:
             return Action(mean.clamp(-1.0, 1.0), None, {"raw": mean})
         noise = torch.randn(mean.shape, generator=self._device_rng, device=mean.device)
@@ -289,3 +284,68 @@ def obs_dim(io: IOSpec) -> int:
     if not io.obs:
         raise ValueError("the interface has no observation; expected at least 'state'")
     return sum(shape[0] for shape, _ in io.obs.values())
+
+
+def act_rows(
+    params: np.ndarray, table: np.ndarray, scaling: np.ndarray, obs: np.ndarray, noise: np.ndarray, out: np.ndarray
+) -> None:
+    """Sample actions of a few rows; plain Python, to be compiled. Constants are float32: a Python number would widen.
+
+    Args:
+        params: flat parameters.
+        table: (L + 1, 4) int64 per layer, the head last: where weight and bias start, inputs, outputs; then activation
+            (0 tanh, 1 relu, 2 elu), where the free log standard deviations start (-1 when the head gives them), and
+            whether observations are normalised.
+        scaling: (2, S) shift of the observation and its factor.
+        obs: (B, S).
+        noise: (B, A) standard normal, or zeros for the mean action.
+        out: (B, 2 A + 1) receives the sample, the sample clipped to [-1, 1], and its log density.
+    """
+    rows, dims = noise.shape
+    last = len(table) - 2
+    activation, log_std_at, normalize = table[last + 1, 0], table[last + 1, 1], table[last + 1, 2]
+    width = 0
+    for layer in range(last + 1):
+        width = max(width, table[layer, 2], table[layer, 3])
+    x, y = np.empty(width, np.float32), np.empty(width, np.float32)
+    for row in range(rows):
+        for i in range(obs.shape[1]):
+            x[i] = obs[row, i]
+            if normalize:
+                x[i] = min(max((x[i] - scaling[0, i]) * scaling[1, i], -_LIMIT), _LIMIT)
+        for layer in range(last + 1):
+            weight, bias, inputs, outputs = table[layer]
+            for j in range(outputs):
+                y[j] = params[bias + j]
+            whole = inputs // 4 * 4
+            for i in range(0, whole, 4):  # four rows of the weight at a time: y is loaded and stored a quarter as often
+                x0, x1, x2, x3 = x[i], x[i + 1], x[i + 2], x[i + 3]
+                block = params[weight + i * outputs : weight + (i + 4) * outputs]
+                for j in range(outputs):
+                    y[j] += (
+                        x0 * block[j]
+                        + x1 * block[outputs + j]
+                        + x2 * block[2 * outputs + j]
+                        + x3 * block[3 * outputs + j]
+                    )
+            for i in range(whole, inputs):
+                for j in range(outputs):
+                    y[j] += x[i] * params[weight + i * outputs + j]
+            if layer < last:
+                for j in range(outputs):
+                    if activation == 0:
+                        y[j] = math.tanh(y[j])
+                    elif activation == 1:
+                        y[j] = max(y[j], _ZERO)
+                    elif y[j] < _ZERO:
+                        y[j] = math.expm1(y[j])
+            x, y = y, x
+        total = _ZERO
+        for j in range(dims):
+            log_std = params[log_std_at + j] if log_std_at >= 0 else x[dims + j]
+            log_std = min(max(log_std, _LOW), _HIGH)
+            total += log_std + _HALF_LOG_2PI + _HALF * noise[row, j] * noise[row, j]
+            sample = x[j] + math.exp(log_std) * noise[row, j]
+            out[row, j] = sample
+            out[row, dims + j] = min(max(sample, -_ONE), _ONE)
+        out[row, 2 * dims] = -total

@@ -11,10 +11,11 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from robot_rl.policies.nets.distributions import squashed_sample
-from robot_rl.policies.nets.learner import Count, NotNegative, Positive, TdLearner, TdOptions, TdRows
+from robot_rl.policies.nets.learner import TdLearner, TdOptions, TdRows
 from robot_rl.policies.nets.net import mean_rows, step
 from robot_rl.policies.nets.value_heads import RewardScale, build_head
 from robot_rl.types import Metrics, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive
 
 AUTO_RANGE = 5.0
 """Categorical values live in [-5, 5] when the support is automatic."""
@@ -186,8 +187,7 @@ class SoftActorCritic(TdLearner[S_co]):
 
     def sample(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         """An action (B, A) of the policy that an actor puts out, and its log-density (B,)."""
-        noise = torch.randn(len(raw), self.actions, generator=self.generator, device=raw.device)
-        return squashed_sample(raw, noise)
+        return squashed_sample(raw, self.noise((len(raw), self.actions)))
 
 
 class Sac(SoftActorCritic[SacOptions]):

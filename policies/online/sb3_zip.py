@@ -145,6 +145,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 raise ValueError(f"{path} holds {names}, expected 'policy.pth': is it a stable-baselines3 model?")
             raw = archive.read("policy.pth")
             data = json.loads(archive.read("data")) if "data" in names else {}
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}; give the path of one that model.save wrote") from None
     except (OSError, zipfile.BadZipFile, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{path} cannot be read as a stable-baselines3 zip ({error}); give the path of a file written by model.save"

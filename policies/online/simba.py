@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.distributions import squash, squash_grad
+from robot_rl.policies.nets.distributions import squashed_sample
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.module_policy import ModulePolicy
@@ -139,34 +139,31 @@ class Simba(Learner):
     def _fit(self, state: Tensor, after: Tensor, rows: Any) -> dict[str, Tensor]:
         action, alpha = rows.action[0], self.alpha
         with torch.no_grad():
-            following = self._draw(self.actor(after)[0])
-            ahead = self._reduced(self.target(torch.cat([after, following.action], 1)))
-            target = rows.reward[0] + rows.discount[0] * (ahead - alpha * following.logp)
+            next_action, next_logp = self._draw(self.actor(after)[0])
+            ahead = self._reduced(self.target(torch.cat([after, next_action], 1)))
+            target = rows.reward[0] + rows.discount[0] * (ahead - alpha * next_logp)
         q = self.critic(torch.cat([state, action], 1))[..., 0]
         loss = (q - target).square().mean(1).sum()
         self._critic_step(loss)
-        raw = self.actor(state)[0]
-        sample = self._draw(raw.detach())
-        chosen = sample.action.detach().requires_grad_(True)
-        value = self._reduced(self.critic(torch.cat([state, chosen], 1)))
-        (d_action,) = torch.autograd.grad(-value.mean(), chosen)
-        weight = (alpha / len(state)).expand(len(state), 1)
+        own, logp = self._draw(self.actor(state)[0])
+        actor_loss = alpha * logp - self._reduced(self.critic(torch.cat([state, own], 1)))
         self.actor.zero_grad()
-        raw.backward(squash_grad(sample, d_action, weight))
+        actor_loss.mean().backward(inputs=list(self.actor.parameters()))
         self._actor_step.apply()
-        self._alpha.grad[0] = -(sample.logp.mean() + self._entropy)
+        logp = logp.detach()
+        self._alpha.grad[0] = -(logp.mean() + self._entropy)
         self._alpha.adam(self._lr)
         with torch.no_grad():
             for old, new in zip(self.target.parameters(), self.critic.parameters()):
                 old.lerp_(new, self._tau)
         return {
             "q": q.detach().mean(), "target": target.mean(), "critic_loss": loss.detach(), "alpha": alpha,
-            "actor_loss": (alpha * sample.logp - value.detach()).mean(), "entropy": -sample.logp.mean(),
+            "actor_loss": actor_loss.detach().mean(), "entropy": -logp.mean(),
         }  # fmt: skip
 
-    def _draw(self, raw: Tensor) -> Any:
+    def _draw(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         noise = torch.randn(len(raw), self.io.action_dim, generator=self._generator, device=raw.device)
-        return squash(raw, noise)
+        return squashed_sample(raw, noise)
 
     def _reduced(self, out: Tensor) -> Tensor:
         return out[..., 0].amin(0) if self._min else out[..., 0].mean(0)
@@ -220,5 +217,5 @@ class ResidualPolicy(ModulePolicy):
             action = mean.tanh()
         else:
             noise = torch.randn(mean.shape, generator=self._generator, device=mean.device)
-            action = squash(raw, noise).action
+            action = squashed_sample(raw, noise)[0]
         return Action(action.cpu().numpy() if isinstance(given, np.ndarray) else action)

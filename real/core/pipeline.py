@@ -76,7 +76,9 @@ class CommandPipeline:
         forward: joint positions -> tool position, needed for a workspace.
         watched: required sensors besides the joint states: name -> largest age [s].
         first_message_timeout: patience for a first message before start-up reports an error [s].
-        estop_heartbeat: largest age of the e-stop's heartbeat [s]; 0 = there is none.
+        estop_heartbeat: largest age of the e-stop's heartbeat [s]; 0 = there is none. One that was heard and falls
+            silent is an e-stop; one that never came blocks the robot only where it is required.
+        estop_required: nothing moves before the heartbeat has been heard.
         auto_arm: enable with the first good command, and again after a fault; for simulation only.
         start: present time [s of the steady clock].
 
@@ -92,7 +94,8 @@ class CommandPipeline:
         forward: Callable[[np.ndarray], np.ndarray] | None = None,
         watched: Mapping[str, float] | None = None,
         first_message_timeout: float = 5.0,
-        estop_heartbeat: float = 0.0,
+        estop_heartbeat: float = 0.5,
+        estop_required: bool = False,
         auto_arm: bool = False,
         start: float = 0.0,
     ) -> None:
@@ -101,6 +104,7 @@ class CommandPipeline:
         self.auto_arm = AutoArm(self.safety) if auto_arm else None
         self.door = Intake(spec, self.settings, **(door or {}))  # type: ignore[arg-type]
         limits = {name: (timeout, "fault") for name, timeout in (watched or {}).items()}
+        self._estop_required = estop_required
         if estop_heartbeat > 0.0:
             limits[HEARTBEAT] = (estop_heartbeat, "estop")
         self._state_name = "joint_states" if spec.mode != TWIST else "motion"
@@ -272,6 +276,7 @@ class CommandPipeline:
         return [
             f"{silence.name} " + ("never came" if silence.never else f"silent for {silence.age:.2f} s")
             for silence in self.watchdogs.expired(now)
+            if silence.name != HEARTBEAT or self._estop_required or not silence.never
         ]
 
     def _watch(self, now: float, mismatches: tuple[str, ...]) -> None:
@@ -283,7 +288,7 @@ class CommandPipeline:
                 if name == HEARTBEAT and "heartbeat" in self._pressed:
                     self.estop("heartbeat", pressed=False)
                 continue
-            if reaction == "monitor":
+            if reaction == "monitor" or (reaction == "estop" and not np.isfinite(age) and not self._estop_required):
                 continue
             blocking.append(f"{name}: {'never came' if not np.isfinite(age) else f'{age:.2f} s old'}")
             if reaction == "estop" and np.isfinite(age):

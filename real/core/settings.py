@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 
 ESTOP_ACTIONS = ("brake", "zero", "halt")
+PLAUSIBLE = {
+    "state_timeout": 1.0,
+    "command_timeout": 1.0,
+    "start_tolerance": 0.5,
+    "lead_soft": 0.5,
+    "lead_fault": 1.0,
+    "lead_fault_time": 2.0,
+    "hold_tolerance": 0.5,
+    "freeze_time": 2.0,
+    "rest_velocity": 0.2,
+    "limit_slack": 0.2,
+    "jump_factor": 20.0,
+    "velocity_factor": 5.0,
+    "force_factor": 5.0,
+}
+"""Largest number of a setting that is believed without being asked about: beyond it the watch is as good as off."""
+
+
+def implausible(values: Mapping[str, float], confirmed: Collection[str]) -> str:
+    """What is wrong with the first number that is beyond what is plausible and not confirmed, or ""."""
+    for name, most in PLAUSIBLE.items():
+        if name in values and values[name] > most and name not in confirmed:
+            return (
+                f"{name} is {values[name]:g}, more than {most:g}: with it the supervisor would hardly watch; give "
+                f"less, or, if it is meant, add it to the parameter confirmed: [{name}]"
+            )
+    return ""
 
 
 @dataclass(frozen=True)

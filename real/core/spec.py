@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from robot_rl.real.core.tables import read_table
+
 POSITION, VELOCITY, EFFORT, TWIST = "position", "velocity", "effort", "twist"
 MODES = {
     "forward_position": POSITION,
@@ -35,6 +37,14 @@ FIELDS = {POSITION: "positions", VELOCITY: "velocities", EFFORT: "effort", TWIST
 AXES: tuple[str, ...] = ("linear_x", "linear_y", "linear_z", "angular_x", "angular_y", "angular_z")
 """What the joints of a RobotSpec are called in a twist mode, in the order of a Twist."""
 CLOCKS = ("auto", "common", "foreign")
+PLAUSIBLE = {
+    "lower": 4.0 * math.pi,
+    "upper": 4.0 * math.pi,
+    "velocity": 50.0,
+    "acceleration": 1e3,
+    "stop_acceleration": 1e3,
+}
+"""Largest amount [rad, rad/s, rad/s2] that is believed without being asked about; degrees are larger."""
 MOTION = ("nav_msgs/Odometry", "geometry_msgs/TwistStamped")
 """Sensor types that tell how a robot in a twist mode moves."""
 
@@ -139,6 +149,7 @@ class RobotSpec:
         action: from [-1, 1] to commands.
         stamped: a twist mode sends TwistStamped; False = Twist.
         frame: of the twists that are sent.
+        confirmed: numbers beyond what is plausible that are meant, e.g. wheel.velocity.
     """
 
     name: str
@@ -158,6 +169,7 @@ class RobotSpec:
     action: ActionSpec = field(default_factory=ActionSpec)
     stamped: bool = True
     frame: str = "base_link"
+    confirmed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.controller_topic:
@@ -235,7 +247,7 @@ class RobotSpec:
         """
         path = Path(path)
         try:
-            return cls.from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+            return cls.from_dict(read_table(path.read_text(encoding="utf-8")))
         except yaml.YAMLError as error:
             raise SpecError(f"{path}: not readable as YAML: {error}") from error
         except SpecError as error:
@@ -315,6 +327,19 @@ def _positive(value: float | None, where: str) -> None:
         raise SpecError(f"{where} is {value}, expected a finite number > 0")
 
 
+def _ask(joint: JointSpec, where: str, confirmed: tuple[str, ...]) -> None:
+    """Numbers that are probably of another unit have to be confirmed."""
+    for key, most in PLAUSIBLE.items():
+        value = getattr(joint, key)
+        if value is None or (joint.continuous and key in ("lower", "upper")) or not math.isfinite(value):
+            continue
+        if abs(value) > most and f"{joint.name}.{key}" not in confirmed:
+            raise SpecError(
+                f"{where}.{key} is {value:g}, more than {most:g}: are these degrees, or is a point missing? The spec "
+                f"is in rad (or m) and s; if the number is meant, write confirmed: [{joint.name}.{key}]"
+            )
+
+
 def _check(spec: RobotSpec) -> None:
     if not spec.joints:
         raise SpecError("joints is empty, expected at least one joint")
@@ -328,6 +353,7 @@ def _check(spec: RobotSpec) -> None:
             _positive(getattr(joint, key), f"{where}.{key}")
         if joint.stop_acceleration is not None and joint.stop_acceleration < joint.acceleration:
             raise SpecError(f"{where}.stop_acceleration is {joint.stop_acceleration}, expected >= acceleration")
+        _ask(joint, where, spec.confirmed)
         if not joint.continuous:
             for key in ("lower", "upper"):
                 if not math.isfinite(getattr(joint, key)):

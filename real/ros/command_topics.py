@@ -16,7 +16,7 @@ from robot_rl.real.core.intake import CommandMessage
 from robot_rl.real.core.pipeline import CommandPipeline
 from robot_rl.real.core.spec import FIELDS, TWIST, RobotSpec
 from robot_rl.real.ros.io import JointState, JointTrajectory, qos, read_command, read_step, read_twist
-from robot_rl.real.ros.node_base import Health, subscribe
+from robot_rl.real.ros.node_base import Health, note_mismatch, subscribe
 from robot_rl.real.ros.sender_clocks import Receipt, SenderClocks
 
 SOURCES = {"policy": "policy", "teleop": "human"}
@@ -74,7 +74,7 @@ class CommandTopics:
 
         events = SubscriptionEventCallbacks(
             liveliness=lost,
-            incompatible_qos=lambda event: self._health.mismatches.update({topic: "LIVELINESS or other"}),
+            incompatible_qos=lambda event: note_mismatch(self._health, topic, event),
         )
 
         def take(message: Any, info: Any) -> None:

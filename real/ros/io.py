@@ -53,6 +53,7 @@ _QOS: dict[str, tuple[bool, bool, int]] = {
     "state": (False, False, 8),  # several publishers may each send a part of the joints between two ticks
     "state_out": (True, False, 1),
     "image": (False, False, 1),
+    "hardware_out": (True, False, 1),
     "hardware": (True, False, 1),  # ros2_control subscribes with the system's defaults
     "command": (True, False, 1),
     "takeover": (True, False, 1),
@@ -70,8 +71,8 @@ def qos(kind: str) -> QoSProfile:
     """Profile of a kind of topic.
 
     Args:
-        kind: `state` (subscribe), `state_out` (publish), `image`, `hardware`, `command`, `takeover`, `external`,
-            `executed`, `latched`, `estop_in`, `event`, `record` or `clock`.
+        kind: `state` (subscribe), `state_out` (publish), `image`, `hardware` (subscribe), `hardware_out` (publish),
+            `command`, `takeover`, `external`, `executed`, `latched`, `estop_in`, `event`, `record` or `clock`.
 
     Raises:
         KeyError: another kind.
@@ -83,7 +84,10 @@ def qos(kind: str) -> QoSProfile:
         reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
         durability=DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE,
     )
-    if kind == "command":  # no deadline: a policy of chunks speaks seldom, but asserts that it lives every tick
+    if kind in (
+        "command",
+        "hardware_out",
+    ):  # no deadline: a policy of chunks speaks seldom, but says every tick that it lives
         profile.liveliness = LivelinessPolicy.MANUAL_BY_TOPIC
         profile.liveliness_lease_duration = Span(seconds=LEASE)
     return profile

@@ -1,4 +1,4 @@
-"""What every node shares: parameters with ranges, the control thread, diagnostics, and a life that ends in order."""
+"""What every node shares: the control thread, diagnostics, and a life that ends in order."""
 # pyright: reportAttributeAccessIssue=false
 # (fields of messages are lists in truth; rclpy's stubs say less)
 
@@ -27,13 +27,12 @@ require("rclpy")
 
 import rclpy  # noqa: E402  (after the check that it is there)
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue  # noqa: E402
-from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor  # noqa: E402
 from rclpy.clock import Clock  # noqa: E402
 from rclpy.clock_type import ClockType  # noqa: E402
 from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks  # noqa: E402
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
-from rclpy.qos import qos_policy_name_from_kind  # noqa: E402
+from rclpy.qos import QoSCompatibility, qos_check_compatible, qos_policy_name_from_kind  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 
 from robot_rl.real.ros.io import qos  # noqa: E402
@@ -41,38 +40,6 @@ from robot_rl.real.ros.io import qos  # noqa: E402
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
 PARENT = "ROBOT_RL_PARENT"
 """Environment variable with the process id of the launcher; a node ends when that process is gone."""
-
-
-def declare(
-    node: Node,
-    name: str,
-    default: Any,
-    description: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    read_only: bool = True,
-) -> Any:
-    """Declare a parameter and return its value.
-
-    Args:
-        node: whose parameter it is.
-        name: of the parameter.
-        default: also fixes the type; parameters are strictly typed, so write 20.0 for a float.
-        description: one sentence for `ros2 param describe`.
-        low: smallest value of a number.
-        high: largest value of a number.
-        read_only: whether it keeps its first value.
-    """
-    wanted = ParameterDescriptor(description=description, read_only=read_only)
-    if low is not None or high is not None:
-        if isinstance(default, float):
-            top = 1e9 if high is None else float(high)
-            wanted.floating_point_range = [FloatingPointRange(from_value=float(low or 0.0), to_value=top, step=0.0)]
-        else:
-            top = 2**31 if high is None else int(high)
-            wanted.integer_range = [IntegerRange(from_value=int(low or 0), to_value=top, step=1)]
-    return node.declare_parameter(name, default, wanted).value
 
 
 def steady_timer(node: Node, seconds: float, callback: Callable[[], Any]) -> Any:
@@ -253,7 +220,8 @@ class Health:
         robot: name of the robot; with the namespace it is the hardware id.
 
     Attributes:
-        mismatches: topic -> QoS policy that keeps a peer from matching.
+        mismatches: topic -> QoS policy that keeps a sender's messages from us.
+        listeners: topic -> QoS policy that keeps ours from a listener.
     """
 
     def __init__(self, node: Node, robot: str) -> None:
@@ -262,7 +230,10 @@ class Health:
         self._levels: dict[str, int] = {}
         self._sent_at = -np.inf
         self.mismatches: dict[str, str] = {}
+        self.listeners: dict[str, str] = {}
+        self._noted: dict[str, float] = {}
         self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self.add("listeners", self._listening)
         self._timer = steady_timer(node, 0.2, self.update)
 
     def add(self, name: str, aspect: Aspect) -> None:
@@ -280,6 +251,8 @@ class Health:
     def update(self) -> None:
         """Publish when it is time or when a level has changed."""
         now = time.monotonic()
+        if now - self._sent_at >= 1.0:
+            self._forget(now)
         report = self.summary()
         levels = {name: item["level"] for name, item in report.items()}
         if levels == self._levels and now - self._sent_at < 1.0:
@@ -301,6 +274,33 @@ class Health:
                 )
             )
         self._publisher.publish(message)
+
+    def note(self, topic: str, policy: str, *, listener: bool) -> None:
+        """A peer on `topic` does not match because of a QoS policy; forgotten once it is gone."""
+        (self.listeners if listener else self.mismatches)[topic] = policy
+        self._noted[topic] = time.monotonic()
+
+    def _forget(self, now: float) -> None:
+        """Forget mismatches whose peer is gone; nothing else tells when it is."""
+        own = self._node.get_name()
+        for table in (self.mismatches, self.listeners):
+            for topic in list(table):
+                if now - self._noted[topic] < 3.0:  # its event may come before its endpoint is discovered
+                    continue
+                name = self._node.resolve_topic_name(topic)
+                senders = self._node.get_publishers_info_by_topic(name)
+                listeners = self._node.get_subscriptions_info_by_topic(name)
+                if not any(
+                    own in (sender.node_name, listener.node_name)
+                    and qos_check_compatible(sender.qos_profile, listener.qos_profile)[0] == QoSCompatibility.ERROR
+                    for sender in senders
+                    for listener in listeners
+                ):
+                    del table[topic]
+
+    def _listening(self) -> tuple[int, str, dict[str, Any]]:
+        found = [f"{topic}: QoS {policy} keeps a listener from hearing us" for topic, policy in self.listeners.items()]
+        return (WARN, "; ".join(found), {}) if found else (OK, "all who listen hear us", {})
 
     def watch_loop(self, loop: ControlLoop, *, warn_missed: float = 0.1) -> None:
         """Add the aspect `loop`; WARN when more than `warn_missed` of the last second's ticks were skipped.
@@ -343,13 +343,13 @@ def subscribe(node: Node, kind: Any, topic: str, callback: Callable[..., None], 
 
 def publisher(node: Node, kind: Any, topic: str, profile: str, health: Health) -> Any:
     """Publisher with our QoS whose mismatches show up in the diagnostics."""
-    events = PublisherEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event))
+    events = PublisherEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event, listener=True))
     return node.create_publisher(kind, topic, qos(profile), event_callbacks=events)
 
 
-def note_mismatch(health: Health, topic: str, event: Any) -> None:
+def note_mismatch(health: Health, topic: str, event: Any, *, listener: bool = False) -> None:
     """Remember which QoS policy of a topic keeps a peer from matching."""
-    health.mismatches[topic] = qos_policy_name_from_kind(event.last_policy_kind)
+    health.note(topic, qos_policy_name_from_kind(event.last_policy_kind), listener=listener)
 
 
 # ---------------------------------------------------------------- life of a process

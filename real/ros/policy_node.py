@@ -32,7 +32,6 @@ from robot_rl.real.ros.node_base import (
     ControlLoop,
     Health,
     Ring,
-    declare,
     freeze_garbage,
     leave,
     publisher,
@@ -41,6 +40,7 @@ from robot_rl.real.ros.node_base import (
     subscribe,
     thaw_garbage,
 )
+from robot_rl.real.ros.parameters import declare
 
 
 class PolicyNode(LifecycleNode):

@@ -22,7 +22,8 @@ from robot_rl.real.core.assembler import TICKS, StepRules  # noqa: E402
 from robot_rl.real.core.recording import RecordSettings, SessionRecorder, topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import qos  # noqa: E402
-from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, declare, run, steady_timer  # noqa: E402
+from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, run, steady_timer  # noqa: E402
+from robot_rl.real.ros.parameters import declare  # noqa: E402
 from robot_rl.real.ros.priority import lift  # noqa: E402
 
 LOW_DISK = 1 << 30

@@ -21,7 +21,7 @@ from std_srvs.srv import SetBool, Trigger
 from robot_rl.real.core.machine import LATCHED, State
 from robot_rl.real.core.pipeline import HEARTBEAT, CommandPipeline, Controller, Sent
 from robot_rl.real.core.scheduler import Tick
-from robot_rl.real.core.settings import SafetySettings
+from robot_rl.real.core.settings import PLAUSIBLE, SafetySettings, implausible
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.command_topics import CommandTopics
 from robot_rl.real.ros.controller_check import ControllerCheck
@@ -39,7 +39,6 @@ from robot_rl.real.ros.node_base import (
     WARN,
     ControlLoop,
     Health,
-    declare,
     freeze_garbage,
     leave,
     publisher,
@@ -48,6 +47,7 @@ from robot_rl.real.ros.node_base import (
     subscribe,
     thaw_garbage,
 )
+from robot_rl.real.ros.parameters import check_parameters, declare
 
 TIMEOUTS = ("state_timeout", "command_timeout", "teleop_timeout", "takeover_timeout")
 """Parameters that may be lowered while running, never raised."""
@@ -62,6 +62,7 @@ class SafetySupervisorNode(LifecycleNode):
     def __init__(self, **options: Any) -> None:
         super().__init__("safety_supervisor", **options)
         self._declare()
+        check_parameters(self, sys.argv)
         self.loop: ControlLoop | None = None
         self.pipeline: CommandPipeline | None = None
         self._made: list[Any] = []
@@ -89,7 +90,9 @@ class SafetySupervisorNode(LifecycleNode):
         declare(self, "allow_unread_controller", False, "a forward controller whose joint order cannot be read")
         declare(self, "discovery_time", 3.0, "wait for others of our name at configure [s]", low=0.0, high=30.0)
         declare(self, "first_message_timeout", 5.0, "patience for first messages [s]", low=0.1, high=600.0)
-        declare(self, "estop_heartbeat", 0.0, "largest age of estop_heartbeat [s], 0 = not used", low=0.0, high=10.0)
+        declare(self, "estop_heartbeat", 0.5, "largest age of estop_heartbeat [s], 0 = not used", low=0.0, high=10.0)
+        declare(self, "estop_required", False, "nothing moves before estop_heartbeat has been heard")
+        declare(self, "confirmed", [""], "settings beyond what is plausible that are meant")
         declare(self, "teleop_timeout", 0.25, "largest age of a human's command [s]", low=0.01, read_only=False)
         declare(self, "takeover_timeout", 0.3, "largest age of the dead-man's switch [s]", low=0.01, read_only=False)
         declare(self, "fault_injection", False, "listen on inject (tests only)")
@@ -191,6 +194,8 @@ class SafetySupervisorNode(LifecycleNode):
         if not path:
             raise ValueError("robot_spec is empty; give the path of the robot's YAML, e.g. -p robot_spec:=arm.yaml")
         self.spec = spec = RobotSpec.load(path)
+        if problem := implausible({name: self._value(name) for name in PLAUSIBLE}, self._value("confirmed")):
+            raise ValueError(problem)
         settings = SafetySettings(**{item.name: self._value(item.name) for item in fields(SafetySettings)})
         forward: Callable[[np.ndarray], np.ndarray] | None = None
         if spec.workspace is not None:
@@ -225,6 +230,7 @@ class SafetySupervisorNode(LifecycleNode):
             watched=watched,
             first_message_timeout=self._value("first_message_timeout"),
             estop_heartbeat=self._value("estop_heartbeat"),
+            estop_required=self._value("estop_required"),
             auto_arm=self._value("auto_arm"),
             start=now,
         )
@@ -248,7 +254,7 @@ class SafetySupervisorNode(LifecycleNode):
         def own(kind: Any, topic: str, profile: str) -> Any:
             return self._endpoints.publish(lambda: publisher(self, kind, topic, profile, health), topic)
 
-        self._hardware = own(hardware_type(spec), spec.controller_topic, "hardware")
+        self._hardware = own(hardware_type(spec), spec.controller_topic, "hardware_out")
         self._executed = own(JointTrajectory, "robot_rl/executed", "executed")
         self._authority = own(String, "robot_rl/authority", "latched")
         self._state = own(String, "robot_rl/safety/state", "latched")
@@ -384,6 +390,8 @@ class SafetySupervisorNode(LifecycleNode):
         mismatches = () if state is not None else tuple(self.health.mismatches)
         sent = pipeline.tick(now, state, mismatches=mismatches)
         self._send(sent, now)
+        if not sent.publish:
+            self._hardware.assert_liveliness()  # a silent supervisor lives; a driver may watch for one that does not
         if self._ending:
             self._rest_ticks += pipeline.resting  # the command at rest goes out twice
             if self._rest_ticks > 2 or now > self._end_by:

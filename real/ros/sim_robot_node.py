@@ -30,7 +30,8 @@ from robot_rl.real.ros.io import (
     motion_message,
     time_message,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, declare, leave, publisher, run, subscribe
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, leave, publisher, run, subscribe
+from robot_rl.real.ros.parameters import declare
 from robot_rl.real.ros.sim_controller import SimController
 
 INJECT: dict[str, Any] = {

@@ -29,7 +29,8 @@ from robot_rl.real.ros.io import (
     trajectory,
     twist_array,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, declare, leave, publisher, run, subscribe
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, leave, publisher, run, subscribe
+from robot_rl.real.ros.parameters import declare
 
 MODES = ("joy", "twist", "leader")
 

@@ -87,7 +87,7 @@ def fused_policy_loss(
 
     Returns:
         Loss, gradients and log-ratios. CPU tensors and arrays are read in place and served by numba where it is
-        installed; tensors on a device stay there, and so does the loss.
+        installed; tensors on a device stay there, and so does the loss, as do those of the CPU with the torch backend.
 
     Raises:
         ValueError: an output or column is missing or has another shape, naming it; or an entropy bonus for tokens,
@@ -108,7 +108,9 @@ def fused_policy_loss(
         raise ValueError(f"mean has shape {wide}, expected (B, A): one row per decision")
     shape = wide if tokens else wide[:1]
     tensors = isinstance(lead, torch.Tensor)
-    host = not tensors or (lead.device.type == "cpu" and not torch.compiler.is_compiling())
+    host = not tensors or (
+        lead.device.type == "cpu" and not torch.compiler.is_compiling() and backend("cpu") != "torch"
+    )
     like = floating(detached(lead))
     read: Any = _view if host else _flat
     nothing = _nothing(like.dtype) if host else like.new_empty(0)
@@ -150,7 +152,7 @@ def _run(given: Any, rows: Any, options: FusedOptions, tokens: bool, host: bool)
         found = tuple(np.empty_like(x) for x in given)
         log_ratio = np.empty_like(rows[-5])
         kernel: Any = numba_loss.token_rows if tokens else numba_loss.gaussian_rows
-        return kernel(*given, *rows, _numbers(options, given[0].dtype.char), *found, log_ratio), found, log_ratio
+        return kernel(given, rows, _numbers(options, given[0].dtype.char), found, log_ratio), found, log_ratio
     loss, found, log_ratio = (token_rows if tokens else gaussian_rows)(given, rows, options)
     return float(loss) if host else loss, found, log_ratio
 

@@ -1,7 +1,7 @@
 """Environment stepping against raw MuJoCo physics and other vector environments, in alternation in one process tree.
 
 Everything is the HalfCheetah model under random actions, `control` steps of five physics steps each. "raw" is
-`mujoco.rollout` alone on the same number of threads: it repeats, from the very states that our engine has just visited,
+`mujoco.batch` alone on the same number of threads: it repeats, from the very states that our engine has just visited,
 the same control steps, and nothing else; so the two do the same physics. Our environments have their episode clocks
 spread out, so that their share of resets falls into every round; the peers' first resets come after the bench.
 
@@ -25,16 +25,20 @@ import numpy as np
 ENGINE = "robot_rl.sim.mujoco_env.make"
 WORLD = "robot_rl.sim.worlds.halfcheetah.HalfCheetah"
 PEER_ID = "HalfCheetah-v5"
+MANY = 256
+"""Copies up to which Gymnasium's environments are measured."""
 
 
-def run(quick: bool = False, *, engine: str = ENGINE, world: str = WORLD, num_envs: tuple[int, ...] = (64, 8)) -> dict:
+def run(
+    quick: bool = False, *, engine: str = ENGINE, world: str = WORLD, num_envs: tuple[int, ...] = (4096, 1024, 64, 8)
+) -> dict:
     """Measure control steps per second.
 
     Args:
         quick: fewer and shorter rounds.
         engine: class path of the environment factory.
         world: class path of the world; the peers' task is always HalfCheetah.
-        num_envs: numbers of copies to measure.
+        num_envs: numbers of copies to measure; Gymnasium's environments, one object or process each, up to `MANY`.
 
     Returns:
         {"rows": {"<who> <N>": {"steps_per_s": median, "ratio": median over the rounds of ours / theirs, "ratio_low",
@@ -60,6 +64,9 @@ def _case(count: int, threads: int, rounds: int, seconds: float, engine: str, wo
     closers: list[Callable[[], Any]] = [ours.env.close]
     missing: dict[str, str] = {}
     for name, maker in (("gymnasium sync", _sync), ("gymnasium async", _async), ("envpool", _envpool)):
+        if count > MANY and maker is not _envpool:
+            missing[name] = f"not made {count} times"
+            continue
         try:
             env = maker(count, threads)
         except ImportError as error:
@@ -113,15 +120,9 @@ class _Ours:
         self.env.reset()
         self._episode = task.episode_steps
         self._spread()
-        mujoco, pool = importlib.import_module("mujoco"), importlib.import_module("mujoco.rollout")
-        model = mujoco.MjModel.from_xml_string(task.mjcf())
-        self._substeps = round(1.0 / (task.control_hz * model.opt.timestep))
-        workers = min(threads, count)
-        self._pool = pool.Rollout(nthread=workers if workers > 1 else 0)
-        self._models, self._data = [model] * count, [mujoco.MjData(model) for _ in range(workers)]
-        width = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS.value)
-        self._out = np.zeros((count, self._substeps, width))
-        self._work: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        physics = self.env.physics
+        self.raw = importlib.import_module("mujoco.batch").Batch(physics.model, count, physics.num_threads)
+        self._work: list[tuple[np.ndarray, np.ndarray]] = []
 
     def _spread(self) -> None:
         """Episode clocks at equal distances, so that resets come evenly."""
@@ -131,13 +132,11 @@ class _Ours:
         self.env.load_state_dict(state)
 
     def record(self, actions: np.ndarray) -> None:
-        """Walk through the round once, keeping states and warm starts, and come back to its beginning."""
+        """Walk through the round once, keeping the states, and come back to its beginning."""
         start = self.env.state_dict()
         self._work = []
         for action in actions:
-            physics = self.env.physics
-            control = np.repeat(action[:, None].astype(np.float64), self._substeps, axis=1)
-            self._work.append((physics.state.copy(), physics.warmstart.copy(), control))
+            self._work.append((self.env.physics.state.copy(), action))
             self.env.step(action)
         self.env.load_state_dict(start)
 
@@ -148,18 +147,11 @@ class _Ours:
 
     def repeat(self) -> None:
         """The same physics, raw."""
-        for state, warmstart, control in self._work:
-            self._pool.rollout(
-                self._models,
-                self._data,
-                state,
-                control,
-                skip_checks=True,
-                nstep=self._substeps,
-                initial_warmstart=warmstart,
-                state=self._out,
-                chunk_size=self.env.physics.chunk_size,
-            )
+        ctrl = self.raw.bind("ctrl")
+        for state, action in self._work:
+            self.raw.state[:] = state
+            ctrl[:] = action
+            self.raw.step(nstep=self.env.physics.substeps)
 
 
 def _sync(count: int, threads: int) -> Any:
@@ -188,12 +180,13 @@ def _envpool(count: int, threads: int) -> Any:
 
 def _steps_for(step: Callable[[np.ndarray], Any], action: np.ndarray, seconds: float) -> int:
     """How many steps take about this long."""
-    for _ in range(20):
+    count = max(3, min(30, 2000 // len(action)))
+    for _ in range(count):
         step(action)
     start = time.perf_counter()
-    for _ in range(30):
+    for _ in range(count):
         step(action)
-    return max(5, int(30 * seconds / (time.perf_counter() - start)))
+    return max(5, int(count * seconds / (time.perf_counter() - start)))
 
 
 def load(path: str) -> Any:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from robot_rl import build
 from robot_rl.bench.point_world import PointWorld
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.loops.contract import every
@@ -129,8 +130,6 @@ def trained(
     """
     world = make_env(num_envs, 0) if make_env else PointWorld(num_envs, 0, device)
     goal = factor * world.best_return() if target is None else target
-    kind = {"fast_ppo": "FastPpo", "fast_sac": "FastSac", "fast_td3": "FastTd3"}[method]
-    maker = getattr(importlib.import_module(f"robot_rl.policies.online.{method}"), kind)
     if make_env is None:
         small: dict[str, Any] = {"lr": 1e-3, "batch_size": 256, "updates": 2, "actor_delay": 2}
         small |= {"actor_hidden": (64, 64), "critic_hidden": (64, 64)}
@@ -139,7 +138,8 @@ def trained(
         if method == "fast_ppo":
             small = {"rollout_steps": 16, "hidden": (64, 64), "entropy_coef": 0.0, "gamma": 0.9}
         options = {**small, **options}
-    learner = maker(world.io, device=device, **options)
+    given = {"gamma": options.pop("gamma")} if "gamma" in options else {}
+    learner = build.make("policy", {"name": f"online/{method}", **options}, world.io, device=device, **given)
     # two small classes of loops with one `run`
     if method == "fast_ppo":
         loop: Any = DeviceOnPolicy(world, learner)

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from robot_rl import build
+from robot_rl.advantage import use_backend
 from robot_rl.types import IOSpec
 
 OBS, ACT, HIDDEN = 17, 6, (256, 256)
@@ -74,14 +76,16 @@ def _contestants() -> dict[str, Callable[[], Any]]:
     )
     state = np.random.default_rng(0).standard_normal((1, OBS)).astype(np.float32)
     obs = {"state": state}
-    ppo, sac = _at("robot_rl.policies.online.ppo.Ppo"), _at("robot_rl.policies.online.sac.Sac")
-    options = _at("robot_rl.policies.online.sac.SacOptions")
+    options = {"name": "online/ppo", "hidden": HIDDEN, "activation": "relu"}
+    sac, sac_options = _at("robot_rl.policies.online.sac.Sac"), _at("robot_rl.policies.online.sac.SacOptions")
+    with use_backend("numpy"):
+        plain = build.make("policy", options, io).policy
     policies = {
-        "PPO (numpy)": ppo(io, hidden=HIDDEN, activation="relu", kernel="numpy").policy,
-        "SAC": sac(options(hidden=HIDDEN), io).policy,
+        "PPO (numpy)": plain,
+        "SAC": sac(sac_options(hidden=HIDDEN), io).policy,
     }
     if find_spec("numba"):
-        policies["PPO (numba)"] = ppo(io, hidden=HIDDEN, activation="relu", kernel="numba").policy
+        policies["PPO (numba)"] = build.make("policy", options, io).policy
     contestants: dict[str, Callable[[], Any]] = {"torch eager": _eager(state)}
     if find_spec("stable_baselines3"):
         model = _sb3_model()

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from robot_rl import build
+from robot_rl.advantage import use_backend
 from robot_rl.extras import require
 from robot_rl.loops.on_policy import OnPolicy
 
 ENV = "robot_rl.sim.gym_env.make"
-LEARNER = "robot_rl.policies.online.ppo.Ppo"
 
 
 def run(
@@ -35,7 +36,7 @@ def run(
         env_id: a Gymnasium id.
         num_envs: numbers of environments to measure.
         rounds: measured rounds.
-        kernels: kernels of our learner.
+        kernels: backends of the core: "auto" is numba where it is installed.
 
     Returns:
         Rows per (contestant, number of environments): median steps/s, and per round the ratio to the peer as median,
@@ -78,7 +79,8 @@ def _compare(env_id: str, count: int, rounds: int, kernels: tuple[str, ...]) -> 
 
 def _ours(env_id: str, count: int, kernel: str) -> Callable[[], dict[str, float]]:
     env = _at(ENV)(count, 0, "cpu", id=env_id)
-    loop = OnPolicy(env, _at(LEARNER)(env.io, kernel=kernel))
+    with use_backend(kernel):
+        loop = OnPolicy(env, build.make("policy", {"name": "online/ppo"}, env.io))
     last: dict[str, float] = {}
 
     def hook(step: int, metrics: dict[str, float]) -> bool:
@@ -86,7 +88,8 @@ def _ours(env_id: str, count: int, kernel: str) -> Callable[[], dict[str, float]
         return False
 
     def iterate() -> dict[str, float]:
-        loop.run(loop.env_steps + 2048 * count, hook)
+        with use_backend(kernel):
+            loop.run(loop.env_steps + 2048 * count, hook)
         return dict(last)
 
     return iterate

@@ -1,10 +1,12 @@
 """Updates per second of methods in two checkouts of the project, side by side.
 
     python -m robot_rl.bench.updates <other checkout> bc,iql,sac 24 '{"matmul": "bf16"}'
+    python -m robot_rl.bench.updates <other checkout> 'ppo 1,ppo 8' 8
 
 Each checkout has a process of its own with one thread; slices of a tenth of a second alternate, in turning order, and
 are measured in processor time, so that other work on the machine disturbs both alike. The ratio is that of medians,
-this checkout over the other one: 1.1 is faster.
+this checkout over the other one: 1.1 is faster. "ppo N" is the whole loop, rollout and update, of N copies of
+HalfCheetah-v5: one "update" is 2,048 steps of each.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "imitation_sac": ("human.imitation_sac:ImitationSac", {}),
     "rlif": ("human.rlif:Rlif", {}),
     "hil_serl": ("human.hil_serl:HilSerl", {}),
+    "ppo 1": ("loop:Ppo", {"num_envs": 1}),
+    "ppo 8": ("loop:Ppo", {"num_envs": 8}),
 }
 STATE, ACTION = 17, 6
 
@@ -85,17 +89,37 @@ def _serve() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         if "case" in asked:
-            kind, options = CASES[asked["case"]]
-            place, kind = kind.split(":")
-            module = importlib.import_module(f"robot_rl.policies.{place}")
-            options, stated = {**options, **asked["options"]}, vars(module).get(f"{kind}Options")
-            made = vars(module)[kind]
-            learner = made(stated(**options), io) if stated else made(io, **options)
-            batches = rows(learner.batch_size or learner.need.rows)
+            place, options = CASES[asked["case"]]
+            module, _, kind = place.partition(":")
+            if module == "loop":
+                learner, batches = _ppo_loop(options["num_envs"]), iter(())
+            else:
+                held = vars(importlib.import_module(f"robot_rl.policies.{module}"))
+                options, stated = {**options, **asked["options"]}, held.get(f"{kind}Options")
+                learner = held[kind](stated(**options), io) if stated else held[kind](io, **options)
+                batches = rows(learner.batch_size or learner.need.rows)
         begin = time.process_time()
         for _ in range(asked["updates"]):
             learner.update(batches)
         print(json.dumps((time.process_time() - begin) / asked["updates"]), flush=True)  # noqa: T201
+
+
+class _Loop:
+    """The on-policy loop where a learner's update is expected."""
+
+    def __init__(self, loop: Any, steps: int) -> None:
+        self._loop, self._steps = loop, steps
+
+    def update(self, _: Any) -> None:
+        """One rollout and what is learnt from it."""
+        self._loop.run(self._loop.env_steps + self._steps)
+
+
+def _ppo_loop(count: int) -> _Loop:
+    env = importlib.import_module("robot_rl.sim.gym_env").make(count, 0, "cpu", id="HalfCheetah-v5")
+    ppo = vars(importlib.import_module("robot_rl.policies.online.ppo"))
+    learner = ppo["Ppo"](ppo["PpoOptions"](), env.io) if "PpoOptions" in ppo else ppo["Ppo"](env.io)
+    return _Loop(vars(importlib.import_module("robot_rl.loops.on_policy"))["OnPolicy"](env, learner), 2048 * count)
 
 
 def compare(other: Path, cases: list[str], rounds: int, options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -119,8 +143,12 @@ def compare(other: Path, cases: list[str], rounds: int, options: dict[str, Any])
     pair, found = [start(path) for path in (other, here)], []
     for case in cases:
         for process in pair:
-            ask(process, case=case, options=options, updates=5)  # compiles, fills caches
-        count = max(2, int(0.1 / ask(pair[0], updates=3)))
+            ask(
+                process, case=case, options=options, updates=1 if case.startswith("ppo") else 5
+            )  # compiles, fills caches
+        count = max(
+            1 if case.startswith("ppo") else 2, int(0.1 / ask(pair[0], updates=1 if case.startswith("ppo") else 3))
+        )
         seen: list[list[float]] = [[], []]
         for i in range(rounds):
             for which in (0, 1) if i % 2 == 0 else (1, 0):

@@ -20,6 +20,7 @@ from robot_rl.data.arrays import Store, arrays_for
 from robot_rl.data.intake import Intake
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
+from robot_rl.data.seen import spaced
 from robot_rl.data.segments import Segments
 from robot_rl.types import Episode, IOSpec, Step, Transitions
 
@@ -168,6 +169,14 @@ class ReplayBuffer:
             stamp=np.arange(len(action) + 1, dtype=np.float64),
             meta={"columns": columns} if columns else {},
         )
+
+    def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
+        """Vector observations and actions of evenly spaced rows, and how many steps came in; see `data.seen`."""
+        ring, layout = self._ring, self._layout
+        slots = (ring.oldest + spaced(len(ring), most)) % ring.capacity
+        rows = self._arrays.host(self._arrays.take(ring.record, self._arrays.put(slots, "int64")))
+        obs = {state.key: rows[:, state.here] for state in layout.states}
+        return obs, rows[:, layout.action], self.rows_taken
 
     def batches(self, size: int) -> Iterator[Transitions]:
         """Endless batches of `size` samples."""

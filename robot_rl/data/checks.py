@@ -31,8 +31,8 @@ def check(logs: Logs, *, batch: int = 256, limit: int | None = None) -> list[Fin
         found += _not_finite(episodes)
     found += _sizes(logs, name)
     label = name.split("-")[0].capitalize() if scores.episode_limit(name or "-") else ""
-    found += sources.saturation(np.concatenate([e.action for e in episodes]), label)
-    found += _units(logs)
+    declared = logs.bounds is not None and logs.bounds.low is not None
+    found += sources.saturation(np.concatenate([e.action for e in episodes]), label, declared=declared)
     found += _stamps(episodes)
     found += _images(episodes)
     found += _copies(episodes)
@@ -136,18 +136,6 @@ def _sizes(logs: Logs, name: str) -> list[Finding]:
         f"observations and actions have {have[0]} and {have[1]} components, {name} has {wanted[0]} and {wanted[1]}"
     )
     return [error("dimensions", message, "name the data set that it is (name=...), or check how it was recorded")]
-
-
-def _units(logs: Logs) -> list[Finding]:
-    """Actions that are in physical units as the log itself declares, though they may happen to lie in [-1, 1]."""
-    bounds = logs.bounds
-    if bounds is None or bounds.normalised or bounds.are_one:
-        return []
-    message = (
-        f"the log declares actions from {min(bounds.low):.4g} to {max(bounds.high):.4g}: they are in physical units, "
-        "and would be taken for parts of [-1, 1]"
-    )
-    return [error("action_units", message, "action=rescale maps the declared range to [-1, 1]")]
 
 
 def _stamps(episodes: list[Episode]) -> list[Finding]:

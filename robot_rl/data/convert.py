@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from robot_rl.data import checks, foreign, formats, repairs
-from robot_rl.data.bounds import UNKNOWN
+from robot_rl.data import actions, checks, foreign, formats, repairs
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors
 from robot_rl.data.repairs import Repairs
 
 
-def examine(path: str | os.PathLike[str], *, batch: int = 256, **options: Any) -> tuple[Logs | None, list[Finding]]:
+def examine(
+    path: str | os.PathLike[str], *, batch: int = 256, said: Mapping[str, Any] | None = None, **options: Any
+) -> tuple[Logs | None, list[Finding]]:
     """Read a log and list everything that looks wrong; nothing is raised for bad data, and nothing is changed.
 
     Args:
         path: file or folder.
         batch: rows per training batch.
+        said: what a person says of the actions, see `actions.settle`.
         options: for the format's reader.
 
     Returns:
@@ -37,7 +40,8 @@ def examine(path: str | os.PathLike[str], *, batch: int = 256, **options: Any) -
     limit = options.get("episode_length")
     try:
         with foreign.reading(path):
-            found = [*logs.findings, *checks.check(logs, batch=batch, limit=limit)]
+            logs, done = actions.settle(logs, **(said or {}))
+            found = [*logs.findings, *done, *checks.check(logs, batch=batch, limit=limit)]
     except BadData as bad:
         return None, bad.findings
     if logs.meta["format"] == "store":
@@ -98,15 +102,12 @@ def convert(
         mended, done = repairs.apply(replace(logs, findings=[]), mend)
         left = checks.check(mended)
     if mend.action == "keep":
-        kept = ("action_bounds", "action_units")
-        left = [replace(f, severity="warning", repair="") if f.case in kept else f for f in left]
+        left = [replace(f, severity="warning", repair="") if f.case == "action_bounds" else f for f in left]
     if mend.trust_terminals:
         left = [f for f in left if f.case != "timeout_as_terminal"]
-    findings = [*read, *done, *left]
+    findings = [*read, *done, *left, *actions.unknown(mended)]
     stop_on_errors(findings)
     facts = {key: logs.meta[key] for key in ("name", "rewards", "shuffled", "robot") if logs.meta.get(key) is not None}
-    known = mended.bounds
-    facts |= UNKNOWN if known is None or not (known.normalised or known.are_one) else known.facts()
     source = Path(path)
     formats.write(
         out,

@@ -25,11 +25,11 @@ import numpy as np
 
 from robot_rl.data import scores, sources
 from robot_rl.data.atomic import new_hdf5
-from robot_rl.data.bounds import ActionBounds, declared
+from robot_rl.data.bounds import ActionBounds, attributes, facts
 from robot_rl.data.d4rl_table import Table, load
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, error, note, warning
-from robot_rl.types import Episode
+from robot_rl.types import Episode, IOSpec
 
 _JUMP = 5.0
 """Metres that an AntMaze ant cannot move in one step."""
@@ -101,8 +101,8 @@ def read(
     if table.lost is not None:
         episodes = _salvaged(table, episodes)
     io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
-    facts = {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)}
-    return Logs(episodes, findings, io, facts, _bounds(table, io.action_dim))
+    known = {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)}
+    return Logs(episodes, findings, io, known, _bounds(table, io.action_dim))
 
 
 def qlearning_dataset(
@@ -160,6 +160,8 @@ def write(
     *,
     compress: bool = True,
     metadata: dict[str, Any] | None = None,
+    io: IOSpec | None = None,
+    said: str | None = None,
 ) -> None:
     """Write episodes as a D4RL file (gym v2 layout), which D4RL's own reader loads.
 
@@ -173,6 +175,8 @@ def write(
         episodes: with one vector observation, or several, which are put one behind another.
         compress: gzip, as D4RL does.
         metadata: name -> plain value, kept as `metadata/<name>` (numbers and texts as they are, others as JSON).
+        io: interface; what -1 and +1 mean is kept in attributes.
+        said: what is known of the actions beside it, see `bounds.ActionBounds.said`.
 
     Raises:
         ValueError: there are no episodes, or an observation is not a vector of numbers.
@@ -221,6 +225,7 @@ def write(
             file.create_dataset(key, data=value, compression="gzip" if compress else None)
         for key, value in (metadata or {}).items():
             file[f"metadata/{key}"] = value if isinstance(value, (int, float, str)) else json.dumps(value)
+        file.attrs.update(facts(io, said))
 
 
 def _limit_rows(terminal: np.ndarray, limit: int) -> np.ndarray:
@@ -356,8 +361,7 @@ def _jumps(state: np.ndarray, ended: np.ndarray) -> np.ndarray:
 
 
 def _bounds(table: Table, size: int) -> ActionBounds | None:
-    told = table.told
-    return declared(told.get("action_low"), told.get("action_high"), size, told.get("action_units"))
+    return attributes(size, {key: value for key, value in table.told.items() if value is not None})
 
 
 def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
@@ -377,8 +381,8 @@ def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
     for episode in episodes:
         episode.meta["cut"] = True
     io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
-    facts = {"path": str(table.path), "name": name, "format": "d4rl", "rows": count, "shuffled": True}
-    return Logs(episodes, table.findings, io, facts, _bounds(table, io.action_dim))
+    known = {"path": str(table.path), "name": name, "format": "d4rl", "rows": count, "shuffled": True}
+    return Logs(episodes, table.findings, io, known, _bounds(table, io.action_dim))
 
 
 def _salvaged(table: Table, episodes: list[Episode]) -> list[Episode]:

@@ -16,6 +16,7 @@ from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 _FLAGS = ("terminals", "timeouts")
+_BOUNDS = ("action_low", "action_high", "action_units", "action_normalised")
 _PART = re.compile(r"virtual/(\d{1,9})/(.+)")
 
 
@@ -30,7 +31,7 @@ class Table:
         lost: (N,) bool, rows that could not be read (salvage), or None.
         final: (E, S) final observations where `observations` holds T + 1 rows per episode, else None.
         rate: decisions per second.
-        told: action_low, action_high and action_units as the file has them, None where it has not.
+        told: what the file says of its actions (`bounds.attributes`), None where it does not.
     """
 
     path: Path
@@ -65,7 +66,7 @@ def load(path: Path, infos: bool, *, salvage: bool = False) -> Table:
     holes: list[tuple[int, int]] = []
     with foreign.hdf5(path) as file:
         present, rate = _present(file), _rate(file)
-        told = {key: _told(file, key) for key in ("action_low", "action_high", "action_units")}
+        told = {key: _told(file, key) for key in _BOUNDS}
         for key in REQUIRED:
             if key not in present:
                 findings += sources.missing_key(path, key, present).findings

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from robot_rl.data.seen import spaced
 from robot_rl.types import IOSpec, Step, Transitions
 
 
@@ -119,6 +120,15 @@ class DeviceReplay:
         return self.gather(age, env)
 
     @torch.no_grad()
+    def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
+        """Observations and actions of evenly spaced rows, and how many steps came in; see `data.seen`."""
+        rows = torch.from_numpy(spaced(int(self.filled) * self.num_envs, most)).to(self.device)
+        flat = self.record.view(-1, self.record.shape[-1])
+        where = self._slot(rows // self.num_envs) * self.num_envs + rows % self.num_envs
+        first = flat.index_select(0, where)
+        obs = {key: first[:, part] for key, part in self._parts.items()}
+        return obs, first[:, self._action], self.count * self.num_envs
+
     def gather(self, age: Tensor, env: Tensor) -> Transitions:
         """Samples that start `age` (B,) steps after the oldest one, in the environments `env` (B,)."""
         flat = self.record.view(-1, self.record.shape[-1])

@@ -165,12 +165,12 @@ def _columns(episode: Episode) -> dict[str, np.ndarray]:
 
 
 def unnamed_io(obs: dict[str, np.ndarray], action_dim: int, control_hz: float) -> IOSpec:
-    """Interface of data that names nothing: actions a0 ... in [-1, 1], observations shaped like `obs` (T, ...)."""
+    """Interface of data that names nothing: actions a0 ... of unknown range, observations as in `obs` (T, ...)."""
     return IOSpec(
         obs={key: (tuple(value.shape[1:]), str(value.dtype)) for key, value in obs.items()},
         action_names=tuple(f"a{i}" for i in range(action_dim)),
-        action_low=(-1.0,) * action_dim,
-        action_high=(1.0,) * action_dim,
+        action_low=(None,) * action_dim,
+        action_high=(None,) * action_dim,
         action_units=("1",) * action_dim,
         control_hz=control_hz,
     )

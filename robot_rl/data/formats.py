@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl.data import foreign, replay_log, sources
-from robot_rl.data.bounds import declared
+from robot_rl.data.bounds import of_io
 from robot_rl.data.episode import Logs, sound, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.types import Episode, IOSpec
@@ -196,12 +196,7 @@ def _store(path: Path) -> Logs:
         raise BadData(error("damaged", str(problem))) from problem
     facts = {"path": str(path), "format": "store", "name": store.meta.get("name", path.stem)}
     findings = [note("conversion", line) for line in store.report]
-    bounds = declared(
-        store.meta.get("action_low"), store.meta.get("action_high"), store.io.action_dim, store.meta.get("action_units")
-    )
-    if bounds is not None:
-        bounds = replace(bounds, normalised=True)
-    return Logs(list(store.episodes()), findings, store.io, facts, bounds)
+    return Logs(list(store.episodes()), findings, store.io, facts, of_io(store.io, store.meta.get("action")))
 
 
 def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> None:
@@ -216,25 +211,25 @@ def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> No
     Raises:
         ValueError: there is no such writer, or the format cannot hold the data.
     """
-    path = Path(path)
+    path, said = Path(path), None if logs.bounds is None else logs.bounds.said
     if to == "store":
         from robot_rl.data.store import write_store
 
         made_of = facts.pop("sources", ())
-        report = [str(item) for item in logs.findings]
+        report, facts = [str(item) for item in logs.findings], {**facts, "action": said}
         write_store(path, logs.episodes, io=logs.io, report=report, sources=made_of, facts=facts)
     elif to == "d4rl":
         from robot_rl.data import d4rl
 
-        d4rl.write(path, logs.episodes)
+        d4rl.write(path, logs.episodes, io=logs.io, said=said)
     elif to == "minari":
         from robot_rl.data import minari
 
-        minari.write(path, logs.episodes, dataset_id=path.name)
+        minari.write(path, logs.episodes, dataset_id=path.name, io=logs.io, said=said)
     elif to == "lerobot":
         from robot_rl.data import lerobot_write
 
-        lerobot_write.write(path, logs.episodes, io=logs.io)
+        lerobot_write.write(path, logs.episodes, io=logs.io, said=said)
     elif to == "recording":
         from robot_rl.data.recorder import Recorder
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from robot_rl.data.hil_record import ControlStep, Source
+from robot_rl.data.seen import spaced
 from robot_rl.types import IOSpec, Obs, Transitions
 
 VIEWS = ("online", "demo", "human")
@@ -160,6 +161,13 @@ class HilMemory:
             mask=torch.ones(len(rows), dtype=torch.bool),
             extras={name: torch.from_numpy(self._floats[name][slot]) for name in _EXTRAS},
         )
+
+    def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
+        """Vector observations and actions of evenly spaced rows, and how many came in; see `data.seen`."""
+        slot = (self._oldest + spaced(self.count - self._oldest, most)) % self.capacity
+        here = self._refs[slot, 0] % self._frames_kept
+        vectors = {key: store[here] for key, store in self._frames.items() if store.ndim == 2}
+        return vectors, self._action[slot], self.count
 
     def state_dict(self) -> dict[str, Any]:
         """Generators of the views; the rows are in the episode log, which is the buffer."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from robot_rl.data import checks, scores
+from robot_rl.data.actions import settle
 from robot_rl.data.episode import Logs
 from robot_rl.data.foreign import reading
 from robot_rl.data.formats import FORMATS, detect, load
@@ -28,8 +30,8 @@ def info(path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
         path, format, bytes, episodes, steps, observations (key -> "dtype[shape]"), action_dim, return and length
         (mean, std, min, max; episodes with NaN left out), terminated, truncated, cut and final_obs_missing (numbers of
         episodes), success (fraction, or None when nothing says so), intervened (fraction of steps), action (min and max
-        per dimension, saturated fraction), period (seconds: median, jitter_p99, max; None where stamps only count),
-        findings (lines), normalized_return (None for data without a reference).
+        per dimension, saturated fraction, meaning of -1 and +1), period (seconds: median, jitter_p99, max; None where
+        stamps only count), findings (lines), normalized_return (None for data without a reference).
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -38,7 +40,8 @@ def info(path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
     path = Path(path)
     logs = load(path, **{"allow_nan": True, **options})
     with reading(path):
-        return _facts(path, logs)
+        logs, done = settle(logs)
+        return _facts(path, replace(logs, findings=[*logs.findings, *done]))
 
 
 def _facts(path: Path, logs: Logs) -> dict[str, Any]:
@@ -68,6 +71,7 @@ def _facts(path: Path, logs: Logs) -> dict[str, Any]:
             "min": np.nanmin(action, 0).round(4).tolist(),
             "max": np.nanmax(action, 0).round(4).tolist(),
             "saturated": float((np.abs(action) > 1 - 1e-3).mean()),
+            "meaning": _meaning(logs),
         },
         "period": _periods(episodes),
         "findings": findings,
@@ -107,6 +111,7 @@ def report(facts: dict[str, Any]) -> str:
         f"  action        {facts['action_dim']} dimensions in [{low:g}, {high:g}], "
         f"{facts['action']['saturated']:.1%} at or beyond the bounds"
     )
+    lines.append(f"  -1 and +1     {facts['action']['meaning']}")
     if facts["period"]:
         period = facts["period"]
         lines.append(
@@ -117,6 +122,15 @@ def report(facts: dict[str, Any]) -> str:
         lines.append(f"  final obs     not recorded in {facts['final_obs_missing']:,} episodes")
     lines += [f"  ! {line}" for line in facts["findings"]] or ["  nothing looks wrong"]
     return "\n".join(lines)
+
+
+def _meaning(logs: Logs) -> str:
+    """What -1 and +1 stand for."""
+    if logs.io.knows_bounds:
+        low, high = logs.io.bounds
+        units = sorted({unit for unit in logs.io.action_units if unit != "1"})
+        return f"{min(low):.4g} to {max(high):.4g}" + (f" {', '.join(units)}" if units else "")
+    return "the bounds of the robot" if logs.bounds is not None else "unknown"
 
 
 def _success(episode: Episode) -> bool | None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from robot_rl import extras
 from robot_rl.data import foreign, sources, video
+from robot_rl.data.bounds import ActionBounds, attributes, declared
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
 from robot_rl.types import Episode, IOSpec
@@ -99,7 +100,7 @@ def read(
         "robot": data.info.get("robot_type"),
         "rewards": reward,
     }
-    return Logs(episodes, data.findings, _io(data, episodes[0]), facts)
+    return Logs(episodes, data.findings, _io(data, episodes[0]), facts, _bounds(data, episodes[0].action.shape[1]))
 
 
 def action_lag(episodes: Sequence[Episode], most: int = 30) -> int | None:
@@ -302,17 +303,11 @@ def _check_rows(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
 
 def _check_stats(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
     """Do the episodes lie in the range that the stored statistics give?"""
-    said: dict[int, dict[str, Any]] = {}
-    for row in _listed(data.root, "episodes_stats"):
-        said[int(row["episode_index"])] = row["stats"]
-    for number, row in data.rows.items():
-        flat = {key: row[f"stats/{key}/max"] for key in ("action",) if row.get(f"stats/{key}/max") is not None}
-        if flat:
-            said[number] = {key: {"max": value} for key, value in flat.items()}
+    said = _said(data)
     count, worst, first = 0, 0.0, -1
     for number, table in tables.items():
         stats = said.get(number, {}).get("action")
-        if not stats or not len(table["action"]):
+        if not stats or "max" not in stats or not len(table["action"]):
             continue
         gap = float(np.abs(np.asarray(stats["max"], np.float64).reshape(-1) - table["action"].max(0).reshape(-1)).max())
         if gap > 1e-3:
@@ -320,6 +315,35 @@ def _check_stats(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
     if count:
         message = f"{count} episodes differ from their stored statistics, at most by {worst:.3g}, first episode {first}"
         data.findings.append(warning("metadata", message, count=count, where=f"episode {first}"))
+
+
+def _bounds(data: _Set, size: int) -> ActionBounds | None:
+    """What our own writer says, else the range that the statistics of the whole set give: LeRobot's own policies take
+    that range for [-1, 1], and actions are in the robot's units."""
+    if "action_bounds" in data.info:
+        return attributes(size, data.info["action_bounds"] or {})
+    said = _said(data)
+    whole = foreign.inside(data.root, "meta/stats.json")
+    if whole.is_file():
+        said = {-1: foreign.read_json(whole)}
+    ends = []
+    for name, least in (("min", np.min), ("max", np.max)):
+        rows = [one["action"][name] for one in said.values() if name in one.get("action", {})]
+        if not rows or any(np.size(row) != size for row in rows):
+            return None
+        ends.append(least([np.asarray(row, np.float64).reshape(-1) for row in rows], axis=0))
+    still = ends[1] - ends[0] < 1e-9
+    return declared(np.where(still, ends[0] - 1.0, ends[0]), np.where(still, ends[1] + 1.0, ends[1]), size)
+
+
+def _said(data: _Set) -> dict[int, dict[str, Any]]:
+    """Episode -> its stored statistics."""
+    said = {int(row["episode_index"]): row["stats"] for row in _listed(data.root, "episodes_stats")}
+    for number, row in data.rows.items():
+        flat = {end: row[f"stats/action/{end}"] for end in ("min", "max") if row.get(f"stats/action/{end}") is not None}
+        if flat:
+            said[number] = {"action": flat}
+    return said
 
 
 def _images(

@@ -19,6 +19,7 @@ import numpy as np
 from robot_rl import extras
 from robot_rl.data import video
 from robot_rl.data.atomic import new_folder
+from robot_rl.data.bounds import facts
 from robot_rl.types import Episode, IOSpec
 
 _FILE_BYTES = 100 << 20
@@ -40,6 +41,7 @@ def write(
     task: str = "",
     robot_type: str = "unknown",
     lossless: bool = False,
+    said: str | None = None,
 ) -> None:
     """Write episodes as a data set.
 
@@ -51,6 +53,7 @@ def write(
         task: text for episodes whose `meta` names none.
         robot_type: for info.json.
         lossless: keep every pixel value of videos, at many times the size.
+        said: what is known of the actions beside the interface, see `bounds.ActionBounds.said`.
 
     Raises:
         ValueError: there are no episodes, or an observation is neither a vector nor an image.
@@ -69,7 +72,9 @@ def write(
                 "and uint8 images (H, W, 3)"
             )
     with new_folder(Path(path)) as root:
-        _Writer(root, episodes, io, rate, task, robot_type, cameras, lossless).run()
+        writer = _Writer(root, episodes, io, rate, task, robot_type, cameras, lossless)
+        writer.said = said
+        writer.run()
 
 
 class _Writer:
@@ -87,6 +92,7 @@ class _Writer:
         self.root, self.episodes, self.io, self.fps = root, episodes, io, fps
         self.task, self.robot_type, self.cameras, self.lossless = task, robot_type, cameras, lossless
         self.pa, self.parquet = extras.require("pyarrow"), extras.require("pyarrow.parquet")
+        self.said: str | None = None
         self.tasks: dict[str, int] = {}
         self.rows: list[dict[str, Any]] = []
         self.stats: dict[str, _Stats] = {}
@@ -219,19 +225,19 @@ class _Writer:
             features[key] = {"dtype": _INDEX.get(key, str(value.dtype)), "shape": list(value.shape[1:]) or [1]}
             features[key]["names"] = self._names(key, value)
         for key, shape in self.cameras.items():
-            facts = {
+            about = {
                 "video.fps": float(self.fps),
                 "video.height": shape[0],
                 "video.width": shape[1],
                 "video.channels": 3,
             }
-            facts |= {
+            about |= {
                 "video.codec": "h264",
                 "video.pix_fmt": "gbrp" if self.lossless else "yuv420p",
                 "has_audio": False,
             }
             names = ["height", "width", "channels"]
-            features[_camera(key)] = {"dtype": "video", "shape": list(shape), "names": names, "info": facts}
+            features[_camera(key)] = {"dtype": "video", "shape": list(shape), "names": names, "info": about}
         info = {
             "codebase_version": "v3.0",
             "robot_type": self.robot_type,
@@ -246,6 +252,7 @@ class _Writer:
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
             "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
             "features": features,
+            "action_bounds": facts(self.io, self.said) or None,
         }
         stats = {}
         for key, item in self.stats.items():

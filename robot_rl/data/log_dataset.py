@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.arrays import HostArrays, arrays_for
+from robot_rl.data.seen import spaced
 from robot_rl.data.store import Store
 from robot_rl.types import Transitions
 
@@ -208,6 +209,16 @@ class LogDataset:
         """First observation of every episode in use, (E', ...) per key."""
         rows = self._arrays.put(self.store.start_obs[self.episodes], "int64")
         return {key: self._read(f"obs/{key}", rows) for key in self.keys}
+
+    def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
+        """Vector observations and actions of evenly spaced steps of those in use, and how many there are."""
+        index = spaced(self._length, most)
+        run = np.searchsorted(self._before, index, "right") - 1
+        row = self._begin.take(run) + index - self._before.take(run)
+        first = row + self._episode.take(run)
+        obs = {key: self.store.obs(key)[first] for key in self.store.obs_keys if self.store.obs(key).ndim == 2}
+        action = self.store.column("action")[row]
+        return obs, action if self._clip is None else action.clip(-self._clip, self._clip), self._length
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the stream of samples."""

@@ -19,11 +19,11 @@ import numpy as np
 
 from robot_rl.data import foreign, minari_arrow, sources
 from robot_rl.data.atomic import new_folder, new_hdf5
-from robot_rl.data.bounds import declared
+from robot_rl.data.bounds import attributes, declared, facts
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, warning
 from robot_rl.extras import require
-from robot_rl.types import Episode
+from robot_rl.types import Episode, IOSpec
 
 FILE, META = "main_data.hdf5", "metadata.json"
 
@@ -85,10 +85,13 @@ def read(
         if key in metadata and metadata[key] != found:
             findings.append(warning("metadata", f"{META} says {key} {metadata[key]}, the data has {found}"))
     interface = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
-    facts = {**metadata, "path": str(file_path), "format": "minari"}
+    known = {**metadata, "path": str(file_path), "format": "minari"}
+    size = interface.action_dim
     space = foreign.parsed(folder / META, metadata["action_space"]) if metadata.get("action_space") else {}
-    bounds = declared(space.get("low"), space.get("high"), interface.action_dim) if space.get("type") == "Box" else None
-    return Logs(episodes, findings, interface, facts, bounds)
+    bounds = attributes(size, metadata)
+    if bounds is None and space.get("type") == "Box":
+        bounds = declared(space.get("low"), space.get("high"), size)
+    return Logs(episodes, findings, interface, known, bounds)
 
 
 def _groups(path: Path) -> Iterator[tuple[str, Any]]:
@@ -106,7 +109,15 @@ def _pillow(data: bytes) -> np.ndarray:
     return np.asarray(require("PIL.Image").open(io.BytesIO(data)))
 
 
-def write(path: str | Path, episodes: Sequence[Episode], *, dataset_id: str, **metadata: Any) -> None:
+def write(
+    path: str | Path,
+    episodes: Sequence[Episode],
+    *,
+    dataset_id: str,
+    io: IOSpec | None = None,
+    said: str | None = None,
+    **metadata: Any,
+) -> None:
     """Write episodes as a dataset that Minari loads; images are stored as they are, not JPEG-encoded.
 
     Episodes that neither terminated nor were truncated are marked as truncated, because Minari has no cut recordings,
@@ -117,6 +128,8 @@ def write(path: str | Path, episodes: Sequence[Episode], *, dataset_id: str, **m
         path: folder of the dataset, by Minari's rules <MINARI_DATASETS_PATH>/<dataset_id>; replaced as a whole.
         episodes: what to write.
         dataset_id: "<namespace>/<name>-v<k>".
+        io: interface; what -1 and +1 mean is kept in metadata.json.
+        said: what is known of the actions beside it, see `bounds.ActionBounds.said`.
         metadata: further entries of metadata.json, such as author or algorithm_name.
 
     Raises:
@@ -129,14 +142,17 @@ def write(path: str | Path, episodes: Sequence[Episode], *, dataset_id: str, **m
     spaces = {key: _box(value, key) for key, value in first.obs.items()}
     space = spaces["state"] if plain else {"type": "Dict", "subspaces": spaces}
     action = _box(first.action, "action")
-    action |= {"low": np.full(first.action.shape[1:], -1.0).tolist(), "high": np.ones(first.action.shape[1:]).tolist()}
+    told = facts(io, said)
+    if told:
+        shape = first.action.shape[1:]
+        action |= {"low": np.full(shape, -1.0).tolist(), "high": np.ones(shape).tolist()}
     with new_folder(Path(path)) as folder:
         data = folder / "data"
         data.mkdir()
         with new_hdf5(data / FILE, track_order=True) as file:
             for i, episode in enumerate(episodes):
                 _write_episode(file.create_group(f"episode_{i}"), i, episode, plain)
-        facts = {
+        kept = {
             "total_episodes": len(episodes),
             "total_steps": sum(len(e) for e in episodes),
             "data_format": "hdf5",
@@ -146,9 +162,10 @@ def write(path: str | Path, episodes: Sequence[Episode], *, dataset_id: str, **m
             "dataset_id": dataset_id,
             "minari_version": "0.5.4",
             "dataset_size": round((data / FILE).stat().st_size / 1e6, 1),
+            **told,
             **metadata,
         }
-        (data / META).write_text(json.dumps(facts))
+        (data / META).write_text(json.dumps(kept))
 
 
 def _metadata(path: Path) -> dict[str, Any]:

@@ -5,6 +5,8 @@ Layouts, with singular or plural names (`observation`/`observations`/`obs` and s
 - one array per key over all rows, with `index` (NeoRL: first row of every episode), `next_obs` and `done`;
 - one group per episode: `episode_00/observations` ... in an NPZ, or a pickled list of dictionaries.
 
+`action_low`, `action_high` and `action_units`, where they are there, say what the actions mean.
+
 `done` at the last row of an episode is a true end, unless `timeout`/`timeouts` says otherwise.
 """
 
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data import foreign, scores, sources
+from robot_rl.data.bounds import attributes
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
 from robot_rl.types import Episode
@@ -30,6 +33,7 @@ _NAMES = {
     "done": ("terminals", "terminal", "dones", "done"),
     "timeout": ("timeouts", "timeout", "truncations", "truncated"),
 }
+_TOLD = ("action_low", "action_high", "action_units", "action_normalised")
 
 
 def read(path: str | os.PathLike[str], *, name: str | None = None, control_hz: float = 20.0, **_: Any) -> Logs:
@@ -56,7 +60,12 @@ def read(path: str | os.PathLike[str], *, name: str | None = None, control_hz: f
     stop_on_errors(findings)
     io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
     facts = {"path": str(path), "format": "npz", "name": (name or path.stem).lower().replace("_", "-")}
-    return Logs(episodes, findings, io, facts)
+    told = (
+        {key: np.asarray(content[key]).tolist() for key in _TOLD if key in content}
+        if isinstance(content, Mapping)
+        else {}
+    )
+    return Logs(episodes, findings, io, facts, attributes(io.action_dim, told))
 
 
 def _groups(path: Path, content: Any) -> list[tuple[str, Mapping[str, Any]]] | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from robot_rl.data import checks
-from robot_rl.data.bounds import ActionBounds
+from robot_rl.data.actions import WAYS, settle
 from robot_rl.data.episode import Logs, split
 from robot_rl.data.findings import BadData, Finding, error, warning
-from robot_rl.types import Episode, IOSpec
+from robot_rl.types import Episode
 
 
 @dataclass(frozen=True)
@@ -21,22 +22,24 @@ class Repairs:
     Attributes:
         drop_bad_episodes: leave out episodes with values that are not finite.
         dedupe: keep one of several equal episodes.
-        action: "clip" to [-1, 1], "rescale" every component from its declared range, else from its smallest and largest
-            value, to [-1, 1] (the physical range goes into the interface), "keep" values as they are, None: refuse
-            those outside and those declared to be in other units.
+        action: what is done to actions, see `actions.settle`: "clip", "rescale", "keep", "normalised" or None.
+        action_low: physical lower bound of the actions where the log does not tell, or tells wrong: a number or a list.
+        action_high: upper bound.
         trust_terminals: keep terminals at the time limit as true ends.
         split_gaps: cut episodes where stamps run backwards, repeat, or jump by more than 2.5 periods.
     """
 
     drop_bad_episodes: bool = False
     dedupe: bool = False
-    action: Literal["clip", "rescale", "keep"] | None = None
+    action: Literal["clip", "rescale", "keep", "normalised"] | None = None
+    action_low: float | Sequence[float] | None = None
+    action_high: float | Sequence[float] | None = None
     trust_terminals: bool = False
     split_gaps: bool = False
 
     def __post_init__(self) -> None:
-        if self.action not in (None, "clip", "rescale", "keep"):
-            raise ValueError(f"action is '{self.action}', expected clip, rescale or keep")
+        if self.action not in (None, *WAYS):
+            raise ValueError(f"action is '{self.action}', expected one of {', '.join(WAYS)}")
 
 
 def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:
@@ -46,7 +49,7 @@ def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:
         BadData: no episode is left.
     """
     done: list[Finding] = []
-    episodes, io, bounds = list(logs.episodes), logs.io, logs.bounds
+    episodes = list(logs.episodes)
     if repairs.drop_bad_episodes:
         bad = set(checks.bad_episodes(episodes))
         if bad:
@@ -72,16 +75,14 @@ def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:
         done += more
     episodes, more = _images(episodes)
     done += more
-    if repairs.action in ("clip", "rescale"):
-        episodes, io, more = _actions(episodes, io, repairs.action, bounds)
-        done += more
-    if repairs.action == "rescale":
-        units = None if bounds is None else bounds.units
-        bounds = ActionBounds(io.action_low, io.action_high, units, normalised=True)
+    how = {"action": repairs.action, "low": repairs.action_low, "high": repairs.action_high}
+    logs, more = settle(replace(logs, episodes=episodes), **how)
+    done += more
+    episodes, io = logs.episodes, logs.io
     if episodes[0].obs.keys() == io.obs.keys():
         obs = {key: (tuple(v.shape[1:]), str(v.dtype)) for key, v in episodes[0].obs.items()}
         io = replace(io, obs=obs)
-    return replace(logs, episodes=episodes, io=io, bounds=bounds), done
+    return replace(logs, io=io), done
 
 
 def _untrusted(episodes: list[Episode], name: str) -> tuple[list[Episode], list[Finding]]:
@@ -150,33 +151,3 @@ def _images(episodes: list[Episode]) -> tuple[list[Episode], list[Finding]]:
         count = sum(len(e) + 1 for e in episodes)
         done.append(warning("images", f"{count} images '{key}' {' and '.join(what)}", count=count))
     return episodes, done
-
-
-def _actions(
-    episodes: list[Episode], io: IOSpec, how: str, bounds: ActionBounds | None
-) -> tuple[list[Episode], IOSpec, list[Finding]]:
-    if how == "clip":
-        count = sum(int((np.abs(e.action) > 1.0).sum()) for e in episodes)
-        if not count:
-            return episodes, io, []
-        clipped = [replace(e, action=e.action.clip(-1.0, 1.0)) for e in episodes]
-        return clipped, io, [warning("action_clip", f"{count} action components clipped to [-1, 1]", count=count)]
-    if bounds is not None and bounds.normalised:
-        return episodes, io, []
-    low = np.min([e.action.min(0) for e in episodes if len(e)], 0).astype(np.float64)
-    high = np.max([e.action.max(0) for e in episodes if len(e)], 0).astype(np.float64)
-    still = high - low < 1e-9
-    low, high = np.where(still, low - 1.0, low), np.where(still, high + 1.0, high)
-    told = "range in the data"
-    if bounds is not None:
-        low, high, told = np.array(bounds.low), np.array(bounds.high), "declared range"
-
-    def scaled(value: np.ndarray) -> np.ndarray:
-        return ((value - low) / (high - low) * 2.0 - 1.0).clip(-1.0, 1.0).astype(np.float32)
-
-    episodes = [replace(e, action=scaled(e.action), proposed=scaled(e.proposed)) for e in episodes]
-    io = replace(io, action_low=tuple(low.tolist()), action_high=tuple(high.tolist()))
-    if bounds is not None and bounds.units is not None:
-        io = replace(io, action_units=bounds.units)
-    message = f"actions rescaled from their {told}, {low.min():.4g} to {high.max():.4g}, to [-1, 1]"
-    return episodes, io, [warning("action_rescale", message)]

@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 
 from robot_rl.data import foreign, sources
+from robot_rl.data.bounds import attributes
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
 from robot_rl.types import Episode
@@ -75,6 +76,7 @@ def read(
             facts["env_args"] = foreign.parsed(path, group.attrs["env_args"])
             facts["name"] = str(facts["env_args"].get("env_name", path.stem))
         total = int(group.attrs.get("total", -1))
+        told = attributes(episodes[0].action.shape[1], file.attrs, group.attrs, group[names[0]]["actions"].attrs)
     steps = sum(len(e) for e in episodes)
     if filter is None and total >= 0 and total != steps:
         findings.append(warning("metadata", f"{path}: data says total {total}, its demonstrations have {steps} steps"))
@@ -83,7 +85,7 @@ def read(
         message = f"{missing} demonstrations have no next_obs: their last observation was never recorded"
         findings.append(note("final_obs", message, count=missing))
     io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
-    return Logs(episodes, findings, io, facts)
+    return Logs(episodes, findings, io, facts, told)
 
 
 def _episode(

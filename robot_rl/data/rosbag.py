@@ -33,7 +33,6 @@ import numpy as np
 
 from robot_rl import extras
 from robot_rl.data import bag_check, foreign, mcap_salvage
-from robot_rl.data.bounds import ActionBounds
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.data.lerobot import action_lag
@@ -344,17 +343,16 @@ def _convert(path: Path, plan: Mapping[str, Any], topics: dict[str, _Topic], fin
         message = f"{path}: no two steps in a row have fresh observations (max_age_s {max_age:.3g})"
         raise BadData([*findings, error("no_rows", message, "raise max_age_s, or lower the clock's rate")])
     width = command_value.shape[1]
-    low = tuple(float(x) for x in plan.get("action_low") or (-1.0,) * width)
-    high = tuple(float(x) for x in plan.get("action_high") or (1.0,) * width)
+    known = bool(plan.get("action_low") and plan.get("action_high"))
+    low = tuple(float(x) for x in plan["action_low"]) if known else (None,) * width
+    high = tuple(float(x) for x in plan["action_high"]) if known else (None,) * width
     names = tuple(command.get("joints") or (f"a{i}" for i in range(width)))
     obs = {key: (tuple(value.shape[1:]), "float32") for key, value in episodes[0].obs.items()}
     io = IOSpec(obs, names, low, high, ("1",) * width, hz)
     lag = action_lag(episodes)
     if lag is not None:
         findings.append(note("lag", f"states follow actions by {lag} steps ({lag / hz:.3g} s)"))
-    known = bool(plan.get("action_low") and plan.get("action_high"))
-    bounds = ActionBounds(low, high, None, normalised=True) if known else None
-    return Logs(episodes, findings, io, {"path": str(path), "format": "rosbag", "name": path.stem}, bounds)
+    return Logs(episodes, findings, io, {"path": str(path), "format": "rosbag", "name": path.stem})
 
 
 def _spans(

@@ -101,12 +101,13 @@ def not_finite(path: Path, key: str, value: np.ndarray, starts: np.ndarray, firs
     )
 
 
-def saturation(action: np.ndarray, name: str = "") -> list[Finding]:
+def saturation(action: np.ndarray, name: str = "", *, declared: bool = False) -> list[Finding]:
     """Findings about actions (N, A) against [-1, 1]: a few slightly outside are warned of, many are an error.
 
     Args:
         action: the actions.
         name: of the environment, for the message.
+        declared: -1 and +1 are bounds that somebody declared.
     """
     size = np.abs(np.nan_to_num(action, posinf=0.0, neginf=0.0))
     outside = size > 1.0 + 1e-6
@@ -120,10 +121,13 @@ def saturation(action: np.ndarray, name: str = "") -> list[Finding]:
             (warning if few else error)(
                 "action_bounds",
                 f"{share:.0%} of {name + ' ' if name else ''}action components lie outside [-1, 1], worst {worst:.3g} "
-                "(logged before clipping, or in physical units)"
+                + ("(outside the declared range)" if declared else "(logged before clipping, or in physical units)")
                 if share >= 0.01
                 else f"{share:.2%} of the action components lie outside [-1, 1], worst {worst:.3g}",
-                "action=clip (simulators clip anyway) or action=rescale",
+                "action=clip (robots clip anyway), or the right range: action_low=… action_high=…"
+                if declared
+                else "action=clip (simulators clip anyway) or action=rescale; action_low=… action_high=… where they "
+                "are in a robot's units and its range is known",
                 count=int(outside.sum()),
                 where=f"row {row}",
             )

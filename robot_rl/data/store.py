@@ -1,7 +1,9 @@
 """One memory-mapped form for logs of every origin: contiguous columns, one raw file each, and a `meta.json`.
 
     <name>.store/
-      meta.json              format, shapes, dtypes, SHA-256 of every column, sources, conversion report, moments
+      meta.json              format, interface (what -1 and +1 of the actions mean, null where nobody knows; "action":
+                             "normalised" or "stated", see `bounds`), shapes, dtypes, SHA-256 of every column, sources,
+                             conversion report, moments
       episodes.jsonl         what is known of single episodes (task, seed, ...), one JSON object per line
       obs.<key>.bin          [M, ...]   M = sum of (T_e + 1): every episode keeps its final observation
       action.bin             [N, A] float32, N = sum of T_e; proposed.bin only where it ever differs
@@ -24,10 +26,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from robot_rl.data.actions import settle
 from robot_rl.data.store_read import META, Store, open_store
 from robot_rl.data.store_write import StoreWriter, write_store
 
-__all__ = ["Store", "StoreWriter", "came_from", "open_store", "store_from_d4rl", "write_store"]
+__all__ = ["Store", "StoreWriter", "earlier", "open_store", "store_from_d4rl", "write_store"]
 
 
 def store_from_d4rl(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, **options: Any) -> Store:
@@ -48,24 +51,29 @@ def store_from_d4rl(path: str | os.PathLike[str], out: str | os.PathLike[str] | 
     path = Path(path)
     out = path.with_suffix(".store") if out is None else Path(out)
     facts = {"options": {key: options[key] for key in sorted(options)}}
-    if (out / META).is_file() and path.is_file():
-        store = open_store(out)
-        if store.meta.get("options") == facts["options"] and came_from(store, path):
-            return store
-    logs = d4rl.read(path, **options)
+    store = earlier(out, path)
+    if store is not None and store.meta.get("options") == facts["options"]:
+        return store
+    logs, done = settle(d4rl.read(path, **options))
     name = str(logs.meta.get("name", path.stem))
     return write_store(
         out,
         logs.episodes,
         io=logs.io,
-        report=[str(item) for item in logs.findings],
+        report=[str(item) for item in (*logs.findings, *done)],
         sources=[path],
-        facts={**facts, "name": name},
+        facts={**facts, "name": name, "action": None if logs.bounds is None else logs.bounds.said},
     )
 
 
-def came_from(store: Store, path: Path) -> bool:
-    """Was the store made of this file, as far as size and time of change tell?"""
-    made = store.meta["sources"]
-    now = path.stat()
-    return len(made) == 1 and (made[0]["bytes"], made[0]["modified_ns"]) == (now.st_size, now.st_mtime_ns)
+def earlier(out: Path, path: Path) -> Store | None:
+    """The store `out` if it was made of this file, as far as size and time of change tell, and can be read."""
+    if not (out / META).is_file() or not path.is_file():
+        return None
+    try:
+        store = open_store(out)
+    except ValueError:  # of an earlier version, or damaged: it is made anew
+        return None
+    made, now = store.meta["sources"], path.stat()
+    same = len(made) == 1 and (made[0].get("bytes"), made[0].get("modified_ns")) == (now.st_size, now.st_mtime_ns)
+    return store if same else None

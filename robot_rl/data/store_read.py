@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from robot_rl.data import foreign
+from robot_rl.data.bounds import DENSITIES, Scale
 from robot_rl.types import Episode, IOSpec
 
-FORMAT = 1
+FORMAT = 2  # 1 had no bounds of actions
 META, EPISODES = "meta.json", "episodes.jsonl"
 PER_EPISODE = ("start_obs", "start_step", "len", "final_obs_valid", "complete", "success")
 
@@ -145,6 +148,26 @@ class Store:
             stamp=self.column("stamp")[o : o + t + 1],
             meta=meta,
         )
+
+    def scaled(self, scale: Scale, io: IOSpec, said: str | None = None) -> Store:
+        """The same data with actions, proposals and their log-densities on another scale, held in memory.
+
+        Args:
+            scale: of the actions.
+            io: what the new ones mean.
+            said: see `bounds.ActionBounds.said`.
+        """
+        other = copy.copy(self)
+        other.io, other.meta = replace(io, obs=self.io.obs), {**self.meta, "action": said}
+        if not scale.changes:
+            return other
+        other._columns = {**self._columns, "action": scale(self.column("action"))}
+        if "proposed" in self.names:
+            other._columns["proposed"] = scale(self.column("proposed"))
+        for name in DENSITIES:
+            if f"info/{name}" in self.names:
+                other._columns[f"info/{name}"] = self.column(f"info/{name}") - np.float32(scale.log_volume)
+        return other
 
     def episodes(self) -> Iterator[Episode]:
         """Every episode in order."""

@@ -33,7 +33,6 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data import foreign, sources
-from robot_rl.data.bounds import ActionBounds
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
 from robot_rl.types import Episode, IOSpec
@@ -105,9 +104,7 @@ def read(
     if not episodes:
         raise BadData([*findings, error("no_rows", f"{path} has no row of data")])
     first = _variant(plan, files[0])
-    io, known = _io(first), all("scale" in item for item in first["action"])
-    bounds = ActionBounds(io.action_low, io.action_high, io.action_units, normalised=True) if known else None
-    return Logs(episodes, findings, io, {"path": str(path), "format": "csv"}, bounds)
+    return Logs(episodes, findings, _io(first), {"path": str(path), "format": "csv"})
 
 
 def evaluate(expression: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -328,13 +325,14 @@ def _name(item: Mapping[str, Any]) -> str:
 
 
 def _io(plan: dict[str, Any]) -> IOSpec:
-    """Actions in [-1, 1] mean +-1 / scale in the units of their columns."""
-    scales = [float(item.get("scale", 1.0)) for item in plan["action"]]
+    """Actions in [-1, 1] mean (+-1 - offset) / scale in the units of their columns; without a scale nobody knows."""
+    known = all("scale" in item and "transform" not in item for item in plan["action"])
+    scaled = [(float(item.get("scale", 1.0)), float(item.get("offset", 0.0))) for item in plan["action"]]
     return IOSpec(
         obs={"state": ((len(plan["state"]),), "float32")},
         action_names=tuple(_name(item) for item in plan["action"]),
-        action_low=tuple(-1.0 / s for s in scales),
-        action_high=tuple(1.0 / s for s in scales),
+        action_low=tuple((-1.0 - offset) / scale if known else None for scale, offset in scaled),
+        action_high=tuple((1.0 - offset) / scale if known else None for scale, offset in scaled),
         action_units=tuple(str(item.get("unit", "1")) for item in plan["action"]),
         control_hz=float(plan.get("control_hz") or 20.0),
         obs_names=tuple(_name(item) for item in plan["state"]),

@@ -19,6 +19,7 @@ from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_log import HilLog
 from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.mix import Mix
+from robot_rl.data.seen import seen
 from robot_rl.loops.hil import HumanInTheLoop
 from robot_rl.loops.hil_adviser import Adviser
 from robot_rl.loops.hil_elicit import Elicitor
@@ -238,6 +239,7 @@ class HilJob:
             policy=self.learner.policy,
             io=self.env.io,
             facts={"seed": self.settings.seed, "settings": self.settings.model_dump(mode="json")},
+            seen=lambda: seen(self.memory, self.env.io),
         )
 
     def _make_loop(self, picture: Callable[[int], Any] | None) -> HumanInTheLoop:

@@ -13,6 +13,7 @@ from robot_rl import checkpoint
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.hil_pieces import ActorBook, Inbox, Outbox, Place
+from robot_rl.data.seen import seen
 from robot_rl.interrupt import Interrupt
 from robot_rl.jobs.hil import HilJob, HilSettings, Shares, make_memory
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
@@ -218,7 +219,7 @@ class HilLearnerJob:
         run = Run(
             self._claim,
             replace(s.schedule(), unit="row"),
-            Parts(states, policy=learner.policy, io=io, facts=facts),
+            Parts(states, policy=learner.policy, io=io, facts=facts, seen=lambda: seen(memory, io)),
             count=lambda: loop.rows,
             config=self._config,
             on_interrupt=loop.stop,

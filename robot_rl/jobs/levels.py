@@ -186,7 +186,7 @@ def collect_level(
         "parts": described,
         "meaning": "\n".join((__doc__ or "").split("\n\n")[1:2]),
     }
-    d4rl.write(out, episodes, metadata=metadata)
+    d4rl.write(out, episodes, metadata=metadata, io=env.io)
     shutil.rmtree(work)
     return LevelSummary(summary, noise)
 

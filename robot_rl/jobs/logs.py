@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from robot_rl.data import formats
+from robot_rl.data.actions import settle
+from robot_rl.data.bounds import HOW, NORMALISED, STATED, between, meaning, of_io, same, stated
 from robot_rl.data.features import Reader, cache_path, features, moments
 from robot_rl.data.log_dataset import LogDataset
-from robot_rl.data.store import META, Store, came_from, open_store, store_from_d4rl, write_store
+from robot_rl.data.store import META, Store, earlier, open_store, store_from_d4rl, write_store
 from robot_rl.types import IOSpec, LogFacts, Options
 from robot_rl.types.options import Discount, Mixing
 
@@ -20,7 +23,18 @@ FEATURES = "features"
 _EDGE = 1e-5
 
 
-class LogSettings(Options):
+class ActionMeaning(Options):
+    """What a person says of a log's actions where the log does not tell (docs/data.md)."""
+
+    action: Literal["normalised"] | None = None
+    """normalised: -1 and +1 of the log are the bounds of the robot."""
+    action_low: float | tuple[float, ...] | None = None
+    """Lower bound of the log's actions, a number or a list."""
+    action_high: float | tuple[float, ...] | None = None
+    """Upper bound."""
+
+
+class LogSettings(ActionMeaning):
     """How a log is read."""
 
     data: str
@@ -42,10 +56,32 @@ class LogSettings(Options):
     """Clip logged actions to [-1, 1] instead of refusing those outside."""
 
 
+def read_log(settings: LogSettings, path: str | None = None) -> Store:
+    """The log that settings name, or another one, with what they say of its actions.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: it cannot be read, or the bounds are none; says why.
+    """
+    s = settings
+    return said(open_log(s.data if path is None else path), action=s.action, low=s.action_low, high=s.action_high)
+
+
+def said(store: Store, *, action: str | None = None, low: Any = None, high: Any = None) -> Store:
+    """A store with what a person says of its actions; the same one where nothing is said."""
+    if action is None and low is None and high is None:
+        return store
+    bounds = stated(of_io(store.io, store.meta.get("action")), store.io.action_dim, action=action, low=low, high=high)
+    assert bounds is not None
+    io, scale = meaning(store.io, bounds)
+    return store.scaled(scale, io, bounds.said)
+
+
 def open_log(path: str | Path) -> Store:
     """Open a store, or convert another format once: the store lies beside the source, with ".store" for its suffix.
 
-    Where the source's folder cannot be written, the store goes to runs/stores.
+    Where the source's folder cannot be written, the store goes to runs/stores. Actions are scaled to [-1, 1] where the
+    log declares their range, which the store keeps.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -66,18 +102,20 @@ def open_log(path: str | Path) -> Store:
 def _convert(path: Path, kind: str, out: Path) -> Store:
     if kind == "d4rl":
         return store_from_d4rl(path, out)
-    if path.is_file() and (out / META).is_file():
-        store = open_store(out)
-        if came_from(store, path):
-            return store
-    logs = formats.load(path)
+    store = earlier(out, path)
+    if store is not None:
+        return store
+    logs, done = settle(formats.load(path))
     return write_store(
         out,
         logs.episodes,
         io=logs.io,
-        report=[str(finding) for finding in logs.findings],
+        report=[str(finding) for finding in (*logs.findings, *done)],
         sources=[path],
-        facts={"name": str(logs.meta.get("name", path.stem))},
+        facts={
+            "name": str(logs.meta.get("name", path.stem)),
+            "action": None if logs.bounds is None else logs.bounds.said,
+        },
     )
 
 
@@ -125,7 +163,10 @@ def sampler(
     if worst > 1.0 + _EDGE:
         text = f"{share:.1%} of the action components lie outside [-1, 1], worst {worst:.3g}"
         if not s.action_clip:
-            raise ValueError(f"{text}; add action_clip=true if the robot clipped them anyway, or rescale the log first")
+            raise ValueError(
+                f"{text}; add action_clip=true if the robot clipped them anyway, or say what they mean with "
+                "action_low=… action_high=…"
+            )
         notes.append(f"{text}: clipped")
     episodes = None
     if s.top_fraction < 1.0:
@@ -199,17 +240,28 @@ def facts(data: LogDataset) -> LogFacts:
     return LogFacts(mean, std, low, high, data.gamma, data.horizon, *ends, data.reward_scale, data.reward_bias, made)
 
 
-def agree(log: IOSpec, env: IOSpec) -> IOSpec:
-    """The environment's interface, once it is sure that the log fits it.
+def agree(log: IOSpec, env: IOSpec, said: str | None = None) -> IOSpec:
+    """What the actions of a log mean in an environment: its interface, with the log's own bounds.
 
-    A log that names nothing fits when sizes agree; any other has to agree in everything.
+    A log that names nothing fits when sizes agree; any other has to agree in everything but the range of its actions.
+
+    Args:
+        log: interface of the log, or of a policy that was made from one.
+        env: of the environment.
+        said: what is known of the actions beside it, see `bounds.ActionBounds.said`.
+
+    Returns:
+        `env` itself where -1 and +1 are its own bounds, else a new interface; `bounds.between` it and `env` leads from
+        one scale to the other.
 
     Raises:
-        ValueError: they do not fit, listing every difference.
+        ValueError: they do not fit, listing every difference; or nobody knows what the actions mean.
     """
     if log.action_names != tuple(f"a{i}" for i in range(log.action_dim)):
-        log.check(env)
-        return env
+        alike = log
+        if log.action_dim == env.action_dim:
+            alike = replace(log, action_low=env.action_low, action_high=env.action_high, action_units=_units(log, env))
+        alike.check(env)
     mine = {key: tuple(shape) for key, (shape, _) in log.obs.items()}
     theirs = {key: tuple(shape) for key, (shape, _) in env.obs.items()}
     if mine != theirs or log.action_dim != env.action_dim:
@@ -217,7 +269,61 @@ def agree(log: IOSpec, env: IOSpec) -> IOSpec:
             f"the log has observations {mine} and {log.action_dim} actions, the environment {theirs} and "
             f"{env.action_dim}; choose the environment that the log was made in"
         )
-    return env
+    here = _range(env)
+    one = env.knows_bounds and np.allclose(env.bounds, [[-1.0] * env.action_dim, [1.0] * env.action_dim])
+    if not log.knows_bounds:
+        if env.knows_bounds and (said == NORMALISED or one):  # in a world of [-1, 1] both answers are the same
+            return env
+        raise ValueError(
+            f"nothing says what the log's actions mean, and those of what is to run them go from {here}, so that the "
+            f"same number could be another action: {HOW}"
+        )
+    if not env.knows_bounds:
+        raise ValueError(f"the log's actions go from {_range(log)}, and nobody knows the environment's range")
+    if _units(log, env) != env.action_units:
+        wrong = [i for i, unit in enumerate(_units(log, env)) if unit != env.action_units[i]]
+        names = ", ".join(f"{env.action_names[i]} ({log.action_units[i]}, {env.action_units[i]})" for i in wrong)
+        raise ValueError(f"the log's actions are in other units than the environment's: {names}; convert the log")
+    if not between(log, env).changes:
+        return env
+    bare = np.allclose(log.bounds, [[-1.0] * log.action_dim, [1.0] * log.action_dim]) and set(log.action_units) == {"1"}
+    if bare and said != STATED and set(env.action_units) != {"1"}:
+        raise ValueError(
+            f"the log declares actions from -1 to 1 without a unit, and the environment's go from {here}: whether 1 is "
+            f"one unit or the whole range cannot be told; {HOW}"
+        )
+    return replace(env, action_low=log.action_low, action_high=log.action_high)
+
+
+def fit(store: Store, env: IOSpec) -> tuple[Store, list[str]]:
+    """A log with its actions as an environment, or the policy that is judged, takes them, and what was done to them.
+
+    Raises:
+        ValueError: they do not fit, or nobody knows what the actions mean; see `agree`.
+    """
+    meant = agree(store.io, env, store.meta.get("action"))
+    if meant is env:
+        return store.scaled(same(env.action_dim), env, NORMALISED), []
+    scale = between(meant, env)
+    return store.scaled(scale, env, STATED), [
+        f"actions from {_range(meant)} in the log, scaled to the environment's, from {_range(env)}"
+    ]
+
+
+def _units(log: IOSpec, env: IOSpec) -> tuple[str, ...]:
+    """Units of the log's actions; the environment's where one of them names none."""
+    return tuple(b if "1" in (a, b) else a for a, b in zip(log.action_units, env.action_units))
+
+
+def _range(io: IOSpec) -> str:
+    """For messages."""
+    if not io.knows_bounds:
+        return "nobody knows where to where"
+    units = {unit for unit in io.action_units if unit != "1"}
+    (low, *_), (high, *_) = io.bounds
+    alike = len(set(io.bounds[0])) == len(set(io.bounds[1])) == 1
+    ends = f"{low:.4g} to {high:.4g}" if alike else " to ".join(str([round(x, 4) for x in end]) for end in io.bounds)
+    return ends + (f" {units.pop()}" if len(units) == 1 else "")
 
 
 def _outside(store: Store) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from robot_rl.data import scores
 from robot_rl.data.goal_pictures import GoalPictures
 from robot_rl.data.goals import GoalDataset
 from robot_rl.data.mix import Mix
+from robot_rl.data.seen import seen
 from robot_rl.jobs import logs, ope
 from robot_rl.jobs.contract import check_learner
 from robot_rl.jobs.logs import LogSettings
@@ -153,12 +155,16 @@ class OfflineJob:
         self.settings, self.make_env = settings, make_env
         self._judges, self._estimate_updates = judges, updates_of(settings.estimate, settings.updates)
         found = checkpoint.find(folder) if resume else None
-        store = logs.open_log(settings.data)
+        store = logs.read_log(settings)
         name = str(store.meta.get("name", Path(settings.data).stem))
         self._eval_env: Any = None
         if make_env is not None:
             self._eval_env = make_env(settings.eval_envs, settings.seed + 10_000, False)
-        self.io: IOSpec = store.io if self._eval_env is None else logs.agree(store.io, self._eval_env.io)
+        self.io: IOSpec = store.io if self._eval_env is None else self._eval_env.io
+        scaled: list[str] = []
+        if self._eval_env is not None:
+            store, scaled = logs.fit(store, self.io)
+        self._said = store.meta.get("action")
         self.learner: Learner[Any, Any] = make_learner(self.io)
         check_learner(self.learner)
         need = self.learner.need
@@ -171,7 +177,9 @@ class OfflineJob:
             "keys": need.keys,
             "progress": need.progress,
         }
-        self.sampler, self.findings = logs.sampler(store, settings, seed=settings.seed, seeds=need.seeds, **options)
+        reading = settings.model_copy(update={"action_clip": settings.action_clip or bool(scaled)})
+        self.sampler, self.findings = logs.sampler(store, reading, seed=settings.seed, seeds=need.seeds, **options)
+        self.findings += scaled
         if not need.rewardless:
             logs.check_rewards(self.sampler)
         self.source: Any = self.sampler
@@ -180,13 +188,12 @@ class OfflineJob:
         if need.goal_pictures is not None:
             self.source = GoalPictures(self.sampler, seed=settings.seed, **need.goal_pictures)
         if settings.expert is not None:
-            demos, notes = logs.sampler(
-                logs.open_log(settings.expert),
-                settings.model_copy(update={"data": settings.expert, "top_fraction": 1.0}),
-                seed=settings.seed + 1,
-                **options,
-            )
-            self.findings += notes
+            shown = logs.read_log(settings, settings.expert)
+            shown, scaled = logs.fit(shown, store.io) if store.io.knows_bounds or shown.io.knows_bounds else (shown, [])
+            other = {"data": settings.expert, "top_fraction": 1.0, "action_clip": settings.action_clip or bool(scaled)}
+            reading = settings.model_copy(update=other)
+            demos, notes = logs.sampler(shown, reading, seed=settings.seed + 1, **options)
+            self.findings += [*notes, *scaled]
             self.source = Mix({"expert": (demos, 0.5), "other": (self.sampler, 0.5)}, seed=settings.seed)
         elif need.expert:
             raise ValueError("this method imitates: add expert=<log of demonstrations> beside data=<log>")
@@ -225,9 +232,11 @@ class OfflineJob:
             facts={
                 "seed": self.settings.seed,
                 "settings": self.settings.model_dump(mode="json"),
+                "action": self._said,
                 "data_fingerprint": self.sampler.store.fingerprint,
                 "reward": {"scale": self.sampler.reward_scale, "bias": self.sampler.reward_bias},
             },
+            seen=cache(lambda: seen(self.sampler, self.io)),
         )
 
     def _same_log(self, found: Path) -> bool:

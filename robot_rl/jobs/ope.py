@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from robot_rl.chunks import ChunkedPolicy
 from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.store import Store
 from robot_rl.jobs import logs
 from robot_rl.jobs.logs import LogSettings
 from robot_rl.jobs.ope_policy import Judged, judged
@@ -126,6 +127,7 @@ def run(
     make_fqe: Callable[..., Any],
     make_behaviour: Callable[[IOSpec], Any],
     make_model: Callable[..., Any] | None = None,
+    alike: Callable[[Store], bool] = lambda store: False,
 ) -> Report:
     """Evaluate `policy` on a log.
 
@@ -137,6 +139,7 @@ def run(
             mode or of the policy as it samples.
         make_behaviour: (io) -> Gaussian cloning learner.
         make_model: (io, policy, deterministic=bool) -> learner of dynamics with `members`, for method mb.
+        alike: whether the actions of a log of unknown range are on the policy's scale, as those that it was made from.
 
     Raises:
         ValueError: unknown method, mb without `make_model`, a policy that plays chunks or remembers, or the log does
@@ -155,10 +158,14 @@ def run(
             "the policy remembers: its action depends on more than the state, and these estimators judge policies of "
             "the state; evaluate it in an environment"
         )
-    store = logs.open_log(s.data)
-    logs.agree(store.io, io)
+    store, scaled = logs.read_log(s), []
+    if not (alike(store) and not store.io.knows_bounds and not io.knows_bounds):
+        store, scaled = logs.fit(store, io)
+    if scaled:
+        s = s.model_copy(update={"action_clip": True})
     plain = LogSettings(**{name: getattr(s, name) for name in LogSettings.model_fields})
     data, notes = logs.sampler(store, plain, seed=s.seed)
+    notes += scaled
     logs.check_rewards(data)
     inside, held_out = _split(data.episodes, s.holdout, s.seed)
     warnings = list(notes)

@@ -317,7 +317,13 @@ class PreferJob:
             meta = {**episode.meta, "columns": columns}
             episodes.append(replace(episode, reward=reward.astype(np.float32), meta=meta))
         path = self._folder / "relabelled.hdf5"
-        d4rl.write(path, episodes, metadata={"reward": "learnt from preferences"})
+        d4rl.write(
+            path,
+            episodes,
+            metadata={"reward": "learnt from preferences"},
+            io=self.store.io,
+            said=self.store.meta.get("action"),
+        )
         return {"rank_correlation": spearman(np.array(learnt), np.array(logged)), "relabelled": str(path)}
 
 

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import model_validator
+from typing_extensions import Self
+
 from robot_rl import checkpoint, lineage, parallel, report
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import claim_existing, claim_new
@@ -14,10 +17,11 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
+from robot_rl.data.seen import seen
 from robot_rl.jobs import logs
 from robot_rl.jobs.collect import ExpertPolicy, keep_steps
 from robot_rl.jobs.contract import check_learner
-from robot_rl.jobs.logs import LogSettings
+from robot_rl.jobs.logs import ActionMeaning, LogSettings
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
@@ -31,11 +35,11 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Learner, Options
+from robot_rl.types import Learner, Seen
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 
 
-class TrainSettings(Options):
+class TrainSettings(ActionMeaning):
     """Numbers of a training run."""
 
     total_steps: Count = 100_000
@@ -85,6 +89,14 @@ class TrainSettings(Options):
     video_episodes: Whole = 2
     """Episodes in the final video; 0 = no video."""
 
+    @model_validator(mode="after")
+    def _speaks_of_a_log(self) -> Self:
+        if self.log is None and (self.action, self.action_low, self.action_high) != (None, None, None):
+            raise ValueError(
+                "action, action_low and action_high say what the actions of log=… mean, and there is no log"
+            )
+        return self
+
     def schedule(self) -> Schedule:
         """When the run does what.
 
@@ -101,6 +113,32 @@ class TrainSettings(Options):
             checkpoint_every=self.checkpoint_every,
             keep_checkpoints=self.keep_checkpoints,
         )
+
+
+REPLAYED = ("demos", "log", "n_step", "buffer_size", "learning_starts", "updates_per_step", "workers")
+"""Settings that only a learner from a replay buffer heeds."""
+
+
+def refuse_idle(settings: TrainSettings, learner: Learner[Any, Any]) -> None:
+    """Refuse what was set and would do nothing: a stored configuration says what was done.
+
+    Raises:
+        ValueError: names the setting and what heeds it.
+    """
+    need = learner.need
+    feeds = need.then if settings.init is not None and need.then else need.feeds
+    set_ = [name for name, item in TrainSettings.model_fields.items() if getattr(settings, name) != item.default]
+    idle = [name for name in set_ if name in REPLAYED]
+    if idle and feeds in ("rollout", "stale_rollout", "device_rollout", "environment"):
+        raise ValueError(
+            f"{idle[0]} has no effect on {type(learner).__name__}, which keeps no replay buffer; leave it out, or use "
+            "a policy that learns from one, such as policy=online/sac or online/rlpd"
+        )
+    if settings.demos and settings.log is not None:
+        raise ValueError("demos and log are both given, and one of them is sampled; leave the other out")
+    for share, source in (("demo_share", "demos"), ("log_share", "log")):
+        if share in set_ and not getattr(settings, source):
+            raise ValueError(f"{share} has no effect without {source}; add {source}=<...>, or leave it out")
 
 
 class TrainJob:
@@ -143,9 +181,11 @@ class TrainJob:
         self.env = make_env(parallel.shard(s.num_envs), s.seed + 100_003 * parallel.rank(), False)
         self.learner: Learner[Any, Any] = make_learner(self.env.io)
         check_learner(self.learner)
+        refuse_idle(s, self.learner)
         # at the start, since the end will need it
         self._eval_env = self._plain(s.eval_envs, s.seed + 10_000, False) if parallel.rank() == 0 else None
         self.buffer: ReplayBuffer | DeviceReplay | None = None
+        self.notes: list[str] = []
         claim = claim_existing(folder) if resume else claim_new(folder)
         self.folder = claim.folder
         with claim.building():
@@ -158,6 +198,8 @@ class TrainJob:
                 config=config,
                 evaluate=self.evaluate,
             )
+            for line in self.notes:
+                self._run.note(line)
             if resume:
                 self._run.restore()
             elif s.init is not None:
@@ -182,7 +224,13 @@ class TrainJob:
             policy=self.learner.policy,  # type: ignore[arg-type]
             io=self.env.io,
             facts={"seed": self.settings.seed, "settings": self.settings.model_dump(mode="json")},
+            seen=self._seen,
         )
+
+    def _seen(self) -> Seen | None:
+        """What training saw: of the replay, or of the newest rollout; None with a learner that brings its own loop."""
+        source = self.buffer if self.buffer is not None else self.loop if isinstance(self.loop, OnPolicy) else None
+        return seen(source, self.env.io, count=int(self.loop.env_steps))
 
     def _sources(self) -> dict[str, Any]:
         """What a new run comes from."""
@@ -315,8 +363,8 @@ class TrainJob:
         assert isinstance(self.buffer, ReplayBuffer)
         if s.n_step != 1:
             raise ValueError(f"n_step is {s.n_step}; beside a log it has to be 1")
-        store = logs.open_log(path)
-        logs.agree(store.io, self.env.io)
+        settings = LogSettings(data=path, action=s.action, action_low=s.action_low, action_high=s.action_high)
+        store, notes = logs.fit(logs.read_log(settings), self.env.io)
         reward = {"scale": 1.0, "bias": 0.0}
         if s.init is not None:
             reward |= checkpoint.read_meta(checkpoint.find(Path(s.init))).get("reward", {})
@@ -328,7 +376,8 @@ class TrainJob:
             reward_bias=reward["bias"],
             action_clip=True,
         )
-        data, _ = logs.sampler(store, settings, seed=s.seed + 1, window=self._window)
+        data, more = logs.sampler(store, settings, seed=s.seed + 1, window=self._window)
+        self.notes = [f"the log beside the run: {line}" for line in (*notes, *more)]
         own = Rescaled(self.buffer, scale=reward["scale"], bias=reward["bias"])
         return Mix({"online": (own, 1.0 - s.log_share), "log": (data, s.log_share)}, seed=s.seed)
 

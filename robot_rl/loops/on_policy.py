@@ -72,6 +72,12 @@ class OnPolicy:
             if now and tick is not None and tick(self.env_steps, metrics):
                 return
 
+    def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
+        """Observations and executed actions of the newest rollout, and how many steps there were; see `data.seen`."""
+        if self._storage is None:
+            return {}, None, 0
+        return (*self._storage.look(), self.env_steps)
+
     def state_dict(self) -> dict[str, Any]:
         """Environment, observation, statistics and counters; the learner saves itself."""
         return {
@@ -163,6 +169,10 @@ class RolloutStorage:
         if ended:
             self._ends.append((row, step.terminated | step.truncated, step.next_obs))
         return ended
+
+    def look(self) -> tuple[dict[str, Any], Any]:
+        """Columns of observations and of actions as they were executed."""
+        return self._obs, self._columns["action"].clip(-1.0, 1.0)
 
     def rollout(self, learner: OnPolicyLearner) -> Rollout:
         """The whole rollout as tensors that share these columns; values come in two batches."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +17,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
+from robot_rl.checkpoint import CheckpointError
+from robot_rl.claim import InUse
 from robot_rl.types import Options
 from robot_rl.verbs.compose import plain, read_options
 from robot_rl.words import Refused
 
+REFUSALS = (Refused, ValueError, FileNotFoundError, CheckpointError, InUse)
+"""What says that a request cannot be carried out as it is; anything else failed on the way."""
 S = TypeVar("S", bound=Options)
 
 
@@ -130,15 +136,26 @@ def foreign(cfg: DictConfig, path: str, io: Any) -> Any:
 def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any = None) -> Any:
     """The policy of a checkpoint, for its own interface or, where that names nothing, for `world`'s."""
     from robot_rl import checkpoint
+    from robot_rl.data.bounds import between
     from robot_rl.jobs.logs import agree
+    from robot_rl.jobs.units import InUnits, meaning_of
 
     io = checkpoint.read_io(path)
     if world is not None:  # a policy from a log that names nothing fits any world of its sizes
-        io = agree(io, world)
+        io, known = meaning_of(io, checkpoint.read_meta(path).get("action"), said_of_actions(cfg))
+        io = agree(io, world, known)
     made = OmegaConf.merge(run_config, {"device": cfg.device})
     learner = learner_factory(made)(io)  # type: ignore[arg-type]
     learner.policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
-    return learner.policy
+    if world is None or io is world:
+        return learner.policy
+    return InUnits(learner.policy, between(io, world), world, lambda line: print(line, file=sys.stderr))
+
+
+def said_of_actions(cfg: DictConfig) -> dict[str, Any]:
+    """What the command line says of the actions of a log: `action`, `action_low` and `action_high`."""
+    names = [name for name in ("action", "action_low", "action_high") if cfg.get(name) is not None]
+    return {name: OmegaConf.to_container(cfg, resolve=True)[name] for name in names}  # type: ignore[index]
 
 
 def load_classifier(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
@@ -174,6 +191,9 @@ def clear_refused() -> None:
         files = [path for path in folder.rglob("*") if not path.is_dir()]
         if folder.is_dir() and files == [folder / "config.yaml"]:
             shutil.rmtree(folder)
+        for empty in (folder.parent, folder.parent.parent):  # runs/train, and runs
+            with suppress(OSError):
+                empty.rmdir()
 
 
 def run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:

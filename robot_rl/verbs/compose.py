@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from hydra import compose, initialize_config_module
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
+from pydantic import TypeAdapter, ValidationError
 
 from robot_rl import build, extras
+from robot_rl.types import Options
 from robot_rl.verbs.options import VERBS
-from robot_rl.words import Refused, near
+from robot_rl.words import Refused, expected, near
 
 BASES = {"method": "policy", "simulator": "engine", "task": "world"}
 """Groups that files build on -> kind: `/method/online/sac` is a method's options where a preset has taken its name."""
@@ -36,7 +40,21 @@ PLAIN = {
 
 VERB = "options"
 """Group of the options of verbs, on which their files build."""
+READ = (
+    "policy",
+    "human",
+    "track",
+    "compatibility",
+    "classifier",
+    "preference",
+    "pictures_reward",
+    "ope",
+    "critic",
+    "clips",
+)
+"""Groups whose options are read before anything is made; a world is made before anything is written."""
 OWN = "own"
+S = TypeVar("S", bound=Options)
 _own: dict[str, str] = {}  # the option of a group that stands for a class of the user's own -> its name
 
 
@@ -150,6 +168,41 @@ def take_own(items: Sequence[str]) -> list[str]:
     return found
 
 
+def unreadable(items: Sequence[str]) -> str:
+    """What is wrong with the first item that Hydra's grammar cannot read, or ""."""
+    parser = OverridesParser.create()
+    for item in items:
+        if "=" not in item or item.startswith("--"):
+            continue
+        try:
+            parser.parse_override(item)
+        except (HydraException, ValueError):  # its message counts tokens
+            key, _, value = item.partition("=")
+            quoted = "'\"" + value.strip("'\"") + "\"'"
+            return f"{item} cannot be read: quotes or brackets do not match, or a sign has to be quoted: {key}={quoted}"
+    return ""
+
+
+def wrong_of_sweep(config: str, items: Sequence[str]) -> str:
+    """What is wrong with the first of several values of an option (-m seed=0,1), or ""; they would fail late."""
+    fields = VERBS[config]().model_fields
+    for item in items if {"-m", "--multirun"} & set(items) else ():
+        key, _, several = item.partition("=")
+        if key not in fields or "," not in several or several[0] in "[{'\"":
+            continue
+        field = fields[key]
+        kind: Any = field.annotation
+        if field.metadata:
+            kind = Annotated.__class_getitem__((kind, *field.metadata))  # type: ignore[attr-defined]
+        check = TypeAdapter(kind)
+        for value in several.split(","):
+            try:
+                check.validate_python(value)
+            except ValidationError:
+                return f"{key} is '{value}' in one of the runs, expected {expected(field)}"
+    return ""
+
+
 def wrong_name(config: str, items: Sequence[str]) -> str:
     """What is wrong with the first choice or option that does not exist, with the near name, or "".
 
@@ -221,6 +274,9 @@ def choices(group: str) -> list[str]:
 
 def _wrong_option(node: Any, path: list[str]) -> str:
     for depth, part in enumerate(path):
+        if isinstance(node, (bool, int, float)):
+            whole = ".".join(path[:depth])
+            return f"{whole} is a value and holds no {'.'.join(path[depth:])}; set {whole}=..."
         if not isinstance(node, DictConfig):  # a value with an inner form of its own, or a group that is null
             return "" if node is not None else f"{'.'.join(path)}: there is no {'.'.join(path[:depth])} here"
         if part not in list(node):  # `in` would not find what has still to be given
@@ -246,6 +302,25 @@ def _file(group: str, name: str) -> bool:
     return resources.files("robot_rl.configs").joinpath(f"{group}/{name}.yaml").is_file()
 
 
+def read_words(model: type[S], words: Sequence[str], verb: str) -> S:
+    """Options of a verb without a configuration, from `key=value` words.
+
+    Raises:
+        Refused: a word without a value, an unknown name, or a value of another type or outside its range.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise Refused(f"'{word}' is no option of {verb}, expected key=value; {_known(model)}")
+        values[key] = value
+    return build.check(model, values, "", verb)
+
+
+def _known(model: type[Options]) -> str:
+    return "its options are " + ", ".join(f"{key}=" for key in model.model_fields)
+
+
 def read_options(verb: str, cfg: DictConfig) -> None:
     """Check the options of a verb, its groups aside, and keep them as they were read: 1e3 is 1000.
 
@@ -264,6 +339,10 @@ def read_options(verb: str, cfg: DictConfig) -> None:
         cfg[key] = build.plain(value)
     if "device" in values:
         _check_device(str(values["device"]))
+    for kind in READ:
+        node = given.get(kind)
+        if isinstance(node, dict):
+            build.look(kind, plain(cfg[kind], missing=True))
 
 
 def _check_device(device: str) -> None:
@@ -274,8 +353,10 @@ def _check_device(device: str) -> None:
         raise Refused(f"device is '{device}', and there are {torch.cuda.device_count()} here; they are counted from 0")
 
 
-def plain(cfg: Any) -> Any:
-    """Values without OmegaConf."""
+def plain(cfg: Any, *, missing: bool = False) -> Any:
+    """Values without OmegaConf; `missing` leaves those out that have still to be given."""
+    if missing:
+        cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if not OmegaConf.is_missing(cfg, key)])
     return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
 
 

@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from robot_rl.verbs.build import (
     foreign,
     load_policy,
     run_folder,
+    said_of_actions,
     settings_of,
     table,
     threads,
 )
 from robot_rl.verbs.compose import plain
-from robot_rl.words import Refused
+from robot_rl.words import Refused, near
 
 
 def check(cfg: DictConfig) -> None:
@@ -195,17 +197,27 @@ def evaluate_offline(cfg: DictConfig) -> None:
     """Estimate a policy's value from a log alone."""
     from robot_rl import checkpoint
     from robot_rl.checkpoint import write_json
+    from robot_rl.data.bounds import NORMALISED
     from robot_rl.jobs import ope
+    from robot_rl.jobs.units import meaning_of
 
     threads(cfg)
     path = checkpoint.find(Path(cfg.path))
     policy = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
     settings = settings_of(ope.OpeSettings, cfg)
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
+    meta = checkpoint.read_meta(path)
+    io, known = meaning_of(checkpoint.read_io(path), meta.get("action"), said_of_actions(cfg))
+
+    def alike(store: Any) -> bool:
+        both = known == store.meta.get("action") == NORMALISED
+        return both or store.fingerprint == meta.get("data_fingerprint")
+
     report = ope.run(
         settings,
         policy,
-        checkpoint.read_io(path),
+        io,
+        alike=alike,
         make_fqe=lambda io, target, **how: build.make("ope", plain(cfg.ope), io, target, **shared, **how),
         make_behaviour=lambda io: build.make("policy", plain(cfg.behaviour), io, where="behaviour", **shared),
         make_model=lambda io, target, **how: build.make(
@@ -275,7 +287,7 @@ def collect(cfg: DictConfig) -> None:
             work=work,
         )
     if out.suffix in (".hdf5", ".h5"):
-        d4rl.write(out, episodes, metadata={"control_hz": env.io.control_hz})
+        d4rl.write(out, episodes, metadata={"control_hz": env.io.control_hz}, io=env.io)
         shutil.rmtree(work)
     else:
         (work / "state.json").unlink()
@@ -307,7 +319,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             medium = foreign(cfg, str(path), env.io)
         else:
             path = checkpoint.find(path)
-            medium = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+            medium = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path, env.io)  # type: ignore[arg-type]
     facts: dict[str, Any] = {
         "env": str(cfg.id or choice("env")),
         "agent": Path(str(cfg.path)).name if cfg.path else "expert",
@@ -359,11 +371,12 @@ def bench(cfg: DictConfig) -> None:
     from robot_rl.bench import report as bench_report
     from robot_rl.report import versions
 
-    try:
-        module = importlib.import_module(f"robot_rl.bench.{cfg.suite}")
-        run = module.run
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise Refused(f"there is no suite '{cfg.suite}'; robot-rl bench --help lists them ({error})") from error
+    folder_of_suites = resources.files("robot_rl.bench")
+    files = [item for item in folder_of_suites.iterdir() if item.name.endswith(".py")]
+    suites = [item.name.removesuffix(".py") for item in files if "\ndef run(" in item.read_text("utf-8")]
+    if cfg.suite not in suites:
+        raise Refused(f"there is no suite '{cfg.suite}'{near(str(cfg.suite), suites)} (robot-rl bench --help)")
+    run = importlib.import_module(f"robot_rl.bench.{cfg.suite}").run
     known = {"suite", "quick", "debug", "trust", "name", "output"}
     plain: Any = OmegaConf.to_object(cfg)
     given = {key: value for key, value in plain.items() if key not in known}

@@ -45,7 +45,8 @@ def data(cfg: DictConfig) -> None:
             facts = info.info(cfg.path, **options)
             print(json.dumps(facts, indent=1) if cfg.as_json else info.report(facts))
         elif cfg.what == "validate":
-            findings = conversion.validate(cfg.path, batch=cfg.batch, **options)
+            said = {"action": plain["action"], "low": plain["action_low"], "high": plain["action_high"]}
+            findings = conversion.validate(cfg.path, batch=cfg.batch, said=said, **options)
             if cfg.as_json:
                 print(json.dumps([item.to_dict() for item in findings], indent=1))
             else:
@@ -92,7 +93,10 @@ def session(arguments: list[str]) -> int:
     try:
         tools = build.tool("session_tools")
         print(tools.main(arguments[0] if arguments else "", arguments[1:]))
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError) as error:
+        print(f"robot-rl: {error}", file=sys.stderr)
+        return 2
+    except ImportError as error:
         print(f"robot-rl: {error}", file=sys.stderr)
         return 1
     return 0

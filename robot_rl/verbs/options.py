@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, create_model
 from robot_rl import build
 from robot_rl.jobs.classify import ClassifySettings
 from robot_rl.jobs.hil import HilSettings
+from robot_rl.jobs.logs import ActionMeaning
 from robot_rl.jobs.offline import OfflineSettings
 from robot_rl.jobs.ope import OpeSettings
 from robot_rl.jobs.prefer import PreferSettings
@@ -144,7 +145,7 @@ class DesignOptions(VerbOptions):
     """A folder of an earlier search: continue it."""
 
 
-class EvalOptions(Machine, Env):
+class EvalOptions(Machine, Env, ActionMeaning):
     """robot-rl eval."""
 
     path: str
@@ -190,6 +191,7 @@ class FasOptions(Machine, Env):
 
 
 Way = Literal["queue", "naive", "wait", "rtc"]
+Ways = Annotated[tuple[Way, ...] | Way, Meaning("queue, naive, wait or rtc, or a list of them")]
 
 
 class LatencyOptions(Machine, Env):
@@ -205,7 +207,7 @@ class LatencyOptions(Machine, Env):
     """Width of the spread."""
     latency_drop: Share = 0.0
     """Probability that no answer comes."""
-    compensation: tuple[Way, ...] | Way = ("queue", "naive", "wait")
+    compensation: Ways = ("queue", "naive", "wait")
     """Ways to deal with it; rtc for flow policies."""
     horizon_exec: Count | None = None
     """Actions between two requests; null = as trained."""
@@ -234,7 +236,7 @@ class CheckOptions(VerbOptions, Env):
     """Where a GPU engine computes."""
 
 
-class CollectOptions(Machine, Env):
+class CollectOptions(Machine, Env, ActionMeaning):
     """robot-rl collect."""
 
     out: str
@@ -332,8 +334,12 @@ class DataOptions(VerbOptions):
     """Rate that the file does not tell."""
     rows: Count | None = None
     """Run folder: only this many of the oldest steps of its replay buffer."""
-    action: Literal["clip", "rescale", "keep"] | None = None
-    """convert: values outside [-1, 1]."""
+    action: Literal["clip", "rescale", "keep", "normalised"] | None = None
+    """convert: what is done to actions; normalised: -1 and +1 are the bounds of the robot (docs/data.md)."""
+    action_low: float | tuple[float, ...] | None = None
+    """convert: lower bound of the actions where the log does not tell, a number or a list."""
+    action_high: float | tuple[float, ...] | None = None
+    """convert: upper bound."""
     drop_bad_episodes: bool = False
     """convert: leave out episodes with NaN or infinity."""
     dedupe: bool = False
@@ -411,8 +417,8 @@ class BenchOptions(VerbOptions):
 class SweepOptions(Options):
     """robot-rl sweep, with two dashes each."""
 
-    folder: str
-    """Of the sweep; given again, finished trials are kept and interrupted ones resumed."""
+    folder: str | None = None
+    """Of the sweep (null: runs/sweeps/<date>); given again, finished trials are kept and interrupted ones resumed."""
     cpus: Positive = 1
     """Processors per trial."""
     gpus: NotNegative = 0

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from omegaconf import DictConfig
 
 from robot_rl import build
-from robot_rl.words import Refused
+from robot_rl.verbs.compose import read_words
+from robot_rl.verbs.options import IsaacDoctorOptions, RosDoctorOptions
+from robot_rl.words import Refused, near
 
 
 def deploy(cfg: DictConfig) -> None:
@@ -17,6 +20,11 @@ def deploy(cfg: DictConfig) -> None:
         raise Refused(
             "policy_path= is empty; give a run folder or checkpoint, or leave it out to deploy without a policy"
         )
+    if cfg.world:
+        build.find("world", str(cfg.world))
+    if not Path(build.tool("find_robot")(str(cfg.robot_spec))).expanduser().is_file():
+        hint = near(str(cfg.robot_spec), ["desk_arm"])
+        raise Refused(f"there is no robot '{cfg.robot_spec}'{hint} (or give robot_spec=<path of its YAML>)")
     fields = build.options_of("graph", build.find("graph", "processes")).model_fields
     options = {"name": "processes", **{key: cfg[key] for key in fields}}
     options["policy_path"] = options["policy_path"] or ""
@@ -33,18 +41,18 @@ def deploy(cfg: DictConfig) -> None:
 def doctor_ros(arguments: list[str]) -> int:
     """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3]."""
     given = [item for item in arguments if "=" not in item]
-    options = dict(item.split("=", 1) for item in arguments if "=" in item)
-    if len(given) != 1 or not options.keys() <= {"namespace", "listen"}:
-        print(
-            "usage: robot-rl doctor ros <robot spec: path, or a name such as desk_arm> [namespace=/left] [listen=3.0]",
-            file=sys.stderr,
-        )
-        return 2
     try:
+        options = read_words(RosDoctorOptions, [item for item in arguments if "=" in item], "doctor ros")
+        if len(given) != 1:
+            raise Refused("say which robot: robot-rl doctor ros <path of its YAML, or a name such as desk_arm>")
         spec = build.tool("find_robot")(given[0])
+        if not Path(spec).expanduser().is_file():
+            raise Refused(
+                f"there is no robot '{given[0]}'{near(given[0], ['desk_arm'])} (or give the path of its YAML)"
+            )
         examine = build.tool("examine_robot")
-        found = examine(spec, namespace=options.get("namespace", ""), listen=float(options.get("listen", "3")))
-    except (OSError, ValueError, ImportError) as error:
+        found = examine(spec, namespace=options.namespace, listen=options.listen)
+    except (Refused, OSError, ValueError, ImportError) as error:
         print(f"robot-rl: {error}", file=sys.stderr)
         return 2
     print(found.text())
@@ -53,19 +61,12 @@ def doctor_ros(arguments: list[str]) -> int:
 
 def doctor_isaac(arguments: list[str]) -> int:
     """Check Isaac Gym and Isaac Lab: robot-rl doctor isaac [world=quadruped] [num_envs=16] [device=cuda] [id=…]."""
-    options = dict(item.split("=", 1) for item in arguments if "=" in item)
-    if len(options) != len(arguments) or not options.keys() <= {"world", "num_envs", "device", "id"}:
-        print(
-            "usage: robot-rl doctor isaac [world=quadruped] [num_envs=16] [device=cuda] [id=<task of Isaac Lab>]",
-            file=sys.stderr,
-        )
+    try:
+        options = read_words(IsaacDoctorOptions, arguments, "doctor isaac")
+        build.find("world", options.world)
+    except Refused as error:
+        print(f"robot-rl: {error}", file=sys.stderr)
         return 2
-    diagnose = build.tool("diagnose_isaac")
-    text, healthy = diagnose(
-        world=options.get("world", "quadruped"),
-        num_envs=int(options.get("num_envs", "16")),
-        device=options.get("device"),
-        id=options.get("id"),
-    )
+    text, healthy = build.tool("diagnose_isaac")(**options.model_dump())
     print(text)
     return 0 if healthy else 1

@@ -7,6 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from robot_rl.verbs.compose import read_words
+from robot_rl.verbs.options import SweepOptions
+from robot_rl.words import Refused
+
 USAGE = """robot-rl sweep <train|offline> key=a,b,c [key=value ...] [options]    every combination, many at once
 
   --folder=<path>   of the sweep; given again, finished trials are kept and interrupted ones resumed
@@ -26,31 +30,33 @@ def sweep(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
-    options = {"folder": f"runs/sweeps/{datetime.now():%Y-%m-%d_%H-%M-%S}", "cpus": "1", "gpus": "0", "retries": "2"}
+    folder = Path(f"runs/sweeps/{datetime.now():%Y-%m-%d_%H-%M-%S}")
     try:
-        for item in [item for item in arguments if item.startswith("--")]:
-            name, _, value = item[2:].partition("=")
-            if name not in options:
-                raise ValueError(f"there is no option --{name}; expected one of {', '.join('--' + o for o in options)}")
-            options[name] = value
+        if arguments[0] not in ("train", "offline"):
+            raise Refused(f"a sweep is of train or offline, not of '{arguments[0]}': robot-rl sweep train seed=0,1,2")
+        given = [item[2:] for item in arguments if item.startswith("--")]
+        options = read_words(SweepOptions, given, "sweep")
+        folder = Path(options.folder or folder)
         plain = [item for item in arguments[1:] if not item.startswith("--")]
-        folder = Path(options["folder"])
         count = len(job.trials(plain))
         print(f"sweep folder: {folder}   {count} trials")
         rows = job.run(
             arguments[0],
             plain,
             folder,
-            cpus=float(options["cpus"]),
-            gpus=float(options["gpus"]),
-            retries=int(options["retries"]),
+            cpus=options.cpus,
+            gpus=options.gpus,
+            retries=options.retries,
             on_done=lambda row: print(_line(row), flush=True),
         )
-    except (ValueError, ImportError) as error:
+    except (Refused, ValueError) as error:
+        print(f"robot-rl: {error}", file=sys.stderr)
+        return 2
+    except ImportError as error:
         print(f"robot-rl: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"\ninterrupted; continue with the same command and --folder={options['folder']}", file=sys.stderr)
+        print(f"\ninterrupted; continue with the same command and --folder={folder}", file=sys.stderr)
         return 130
     failed = sum("error" in row for row in rows)
     print(f"{len(rows) - failed} of {len(rows)} trials done; numbers: {folder / 'sweep.json'}")

@@ -199,7 +199,7 @@ def test_numba_compiles_where_nothing_can_be_kept_on_disk() -> None:
     pytest.importorskip("numba")
     code = (
         "import numpy as np; from numba.core import caching; caching.CacheImpl._locator_classes = []\n"
-        "from robot_rl.advantage.backends import numba_scan as scan; from robot_rl.policies.online import ppo_numba\n"
+        "from robot_rl.advantage.backends import numba_loss, numba_scan as scan\n"
         "y = np.zeros(3); scan._scan_flat(np.ones(3), np.full(3, 0.5), y); print(y.tolist())"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

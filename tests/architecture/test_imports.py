@@ -74,6 +74,7 @@ OURS = {
         *("run", "interrupt", "claim", "lineage", "schedule", "parts"),
     },
     "verbs": {
+        "claim",
         "build",
         "words",
         "extras",

@@ -37,6 +37,8 @@ TINY = [
     "threads=1",
 ]
 
+WITHOUT_REPLAY = ("policy=online/ppo", "policy=online/sb3", "policy=online/fast_ppo", "policy=online/set_ppo")
+
 
 @pytest.fixture
 def make_job() -> Callable[..., TrainJob]:
@@ -48,6 +50,8 @@ def make_job() -> Callable[..., TrainJob]:
             lacks = {"policy=online/ppo": "policy.batch_size", "policy=online/fast_sac": "policy.hidden"}
             lack = "policy." if "policy=online/sb3" in other else next((lacks[x] for x in other if x in lacks), "none")
             tiny = [item for item in TINY if not item.startswith(lack)]
+            if other and other[-1].startswith(WITHOUT_REPLAY):
+                tiny = [item for item in tiny if not item.startswith(("learning_starts", "updates_per_step"))]
             cfg = compose("train", overrides=[*tiny, *overrides])
 
         def make_env(num_envs: int, seed: int, render: bool) -> Any:

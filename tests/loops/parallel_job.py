@@ -11,7 +11,7 @@ import torch
 from robot_rl import parallel
 from robot_rl.bench.point_world import PointWorld
 from robot_rl.loops.device import DeviceOffPolicy
-from robot_rl.policies.online.fast_ppo import FastPpo
+from robot_rl.policies.online.fast_ppo import FastPpo, FastPpoOptions
 from robot_rl.policies.online.fast_sac import FastSac
 from robot_rl.policies.online.fast_td3 import FastTd3
 from robot_rl.types import IOSpec, Rollout, Transitions
@@ -46,7 +46,7 @@ def off_policy(kind: Any) -> dict[str, torch.Tensor]:
 def on_policy() -> dict[str, torch.Tensor]:
     """One update on a share of a joint rollout, in whole passes."""
     draw = torch.Generator().manual_seed(1)
-    learner = FastPpo(IO, hidden=(8,), minibatches=1, epochs=4, rollout_steps=6)
+    learner = FastPpo(FastPpoOptions(hidden=(8,), minibatches=1, epochs=4, rollout_steps=6), IO)
     state, action = (torch.randn(6, 8, 2, generator=draw) for _ in range(2))
     logp, value, reward, ahead = (torch.randn(6, 8, generator=draw) for _ in range(4))
     ended = torch.rand(6, 8, generator=draw) < 0.2

@@ -16,7 +16,7 @@ from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
 from robot_rl.loops.device_world import HostWorld, TensorWorld, open_world
 from robot_rl.loops.stepping import NonFiniteError
-from robot_rl.policies.online.fast_ppo import FastPpo
+from robot_rl.policies.online.fast_ppo import FastPpo, FastPpoOptions
 from robot_rl.policies.online.fast_sac import FastSac
 from robot_rl.policies.online.fast_td3 import FastTd3
 
@@ -58,7 +58,8 @@ def off_policy(kind=FastSac, env=None, seed=0, **options):
 
 def on_policy(env=None, seed=0, **options):
     env = env or PointWorld(4, 3, length=5)
-    learner = FastPpo(env.io, seed=seed, **{"rollout_steps": 6, "hidden": (8,), "epochs": 2, "gamma": 0.9, **options})
+    given = {"rollout_steps": 6, "hidden": (8,), "epochs": 2, **options}
+    learner = FastPpo(FastPpoOptions.model_validate(given), env.io, seed=seed, gamma=0.9)
     return DeviceOnPolicy(env, learner, seed=seed)
 
 

@@ -92,7 +92,7 @@ def build(folder, human, *, env=None, learner=None, options=None, rules=None, ta
         sampler=mix,
         rules=rules or EpisodeRules(gamma=0.9),
         options=options or HilOptions(learning_starts=10),
-        batch_size=learner.batch_size,
+        batch_size=learner.need.rows,
         seed=seed,
     )
     return loop
@@ -291,7 +291,7 @@ def test_fault_diverged_policy_stops_the_robot_and_is_put_back(tmp_path):
     loop = build(tmp_path, None, env=env, learner=learner)
     loop.collect_demos(0)
     loop.run(90, lambda *_: False)
-    step = learner.critic.lr
+    step = float(learner.critic.lr)
     for weights in (learner.actor.params, learner.acting):  # the mean of the weights is what acts
         weights.flat[:] = math.nan
     loop._episode(demo=False)  # three bad actions: stopped, and nothing of it is learned from

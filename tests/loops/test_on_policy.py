@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from robot_rl.advantage import rollout_gae
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.loops.on_policy import OnPolicy, train_on_policy
-from robot_rl.policies.online.ppo import Ppo
+from robot_rl.policies.online.ppo import Ppo, PpoOptions
 from robot_rl.types import Action, IOSpec, OnPolicyLearner
 
 IO = IOSpec(
@@ -24,6 +24,7 @@ IO = IOSpec(
     action_units=("1",),
     control_hz=10.0,
 )
+OPTIONS = PpoOptions(rollout_steps=10, minibatch=8, epochs=2, hidden=(8,), normalize_reward=True)
 
 
 class Count(gymnasium.Env):
@@ -155,7 +156,7 @@ def test_on_policy_rollouts_continue_where_the_last_one_ended():
 
 
 def make_learner():
-    return Ppo(IO, seed=5, rollout_steps=10, minibatch=8, epochs=2, hidden=(8,), normalize_reward=True)
+    return Ppo(OPTIONS, IO, seed=5)
 
 
 def flat(value, name=""):
@@ -175,7 +176,7 @@ def test_on_policy_resumed_run_equals_uninterrupted_run(tmp_path):
     save_state(tmp_path / "loop.pt", loop.state_dict())
     save_state(tmp_path / "learner.pt", first.state_dict())
 
-    second = Ppo(IO, seed=9, rollout_steps=10, minibatch=8, epochs=2, hidden=(8,), normalize_reward=True)
+    second = Ppo(OPTIONS, IO, seed=9)
     second.load_state_dict(load_state(tmp_path / "learner.pt"))
     resumed = train_on_policy(Noisy(), second, total_steps=30 * 5, seed=0, start_state=load_state(tmp_path / "loop.pt"))
     assert flat(second.state_dict()) == flat(whole.state_dict())

@@ -11,7 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.loops.on_policy_async import AsyncOnPolicy
-from robot_rl.policies.online.ppo_async import PpoAsync
+from robot_rl.policies.online.ppo_async import PpoAsync, PpoAsyncOptions
 from robot_rl.types import IOSpec
 
 IO = IOSpec({"state": ((2,), "float32")}, ("push",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -52,9 +52,9 @@ class Aim:
         pass
 
 
-def learner_of(**options: Any) -> PpoAsync:
-    given = {"rollout_steps": 16, "minibatch": 64, "epochs": 4, "hidden": (16,), "kernel": "numpy", "lr": 3e-3}
-    return PpoAsync(IO, **{**given, **options})
+def learner_of(*, seed: int = 0, **options: Any) -> PpoAsync:
+    given = {"rollout_steps": 16, "minibatch": 64, "epochs": 4, "hidden": (16,), "kernel": "explicit", "lr": 3e-3}
+    return PpoAsync(PpoAsyncOptions.model_validate({**given, **options}), IO, seed=seed)
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
@@ -84,22 +84,21 @@ def test_decoupled_rows_hold_the_proximal_policy_and_the_weight():
     loop = AsyncOnPolicy(Aim(), learner)
     rows, seen = learner._rows, []
 
-    def stale(rollout, reward):
+    def stale(rollout):
         rollout.logp[0] -= 0.3  # as if an older policy had found these samples less likely
         rollout.logp[1] += 1.0
-        naive = super(PpoAsync, learner)._rows(rollout, reward)[0]
-        data = rows(rollout, reward)
-        seen.append((naive, data[0]))
+        naive, data = super(PpoAsync, learner)._rows(rollout), rows(rollout)
+        seen.append((naive, data))
         return data
 
     learner._rows = stale  # type: ignore[method-assign]
     loop.run(16 * 8)
     naive, data = seen[0]
-    envs = 8
-    ratio = data.advantage / naive.advantage
-    torch.testing.assert_close(ratio[:envs], torch.full((envs,), float(np.exp(0.3))), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(ratio[envs : 2 * envs], torch.full((envs,), float(np.exp(-1.0))), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(data.logp[:envs], naive.logp[:envs] + 0.3, rtol=1e-3, atol=1e-3)
+    first, second = slice(0, None, 16), slice(1, None, 16)  # rows lie environment after environment
+    ratio = data["advantage"] / naive["advantage"]
+    torch.testing.assert_close(ratio[first], torch.full((8,), float(np.exp(0.3))), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(ratio[second], torch.full((8,), float(np.exp(-1.0))), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(data["logp"][first], naive["logp"][first] + 0.3, rtol=1e-3, atol=1e-3)
 
 
 def test_thread_collects_while_the_learner_works_and_bounds_staleness():
@@ -157,7 +156,7 @@ def test_decoupled_beats_naive_under_forced_staleness():
 
 
 def test_wrong_options_are_refused():
-    with pytest.raises(ValueError, match="correction is 'none'"):
-        PpoAsync(IO, correction="none")
-    with pytest.raises(ValueError, match="queue 0"):
-        PpoAsync(IO, queue=0)
+    with pytest.raises(ValueError, match="correction"):
+        PpoAsyncOptions.model_validate({"correction": "none"})
+    with pytest.raises(ValueError, match="queue"):
+        PpoAsyncOptions(queue=0)

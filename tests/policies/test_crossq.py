@@ -12,8 +12,8 @@ import torch
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
-from robot_rl.policies.nets.renorm import RenormCritic
-from robot_rl.policies.online.crossq import CrossQ
+from robot_rl.policies.nets.renorm import Renorm, RenormCritic
+from robot_rl.policies.online.crossq import CrossQ, CrossQOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import IOSpec, Transitions
@@ -39,7 +39,7 @@ def rows(count: int, *, terminated: bool, seed: int = 0) -> Transitions:
 
 
 def critic(warm: int) -> RenormCritic:
-    return RenormCritic(2, 3, (8,), momentum=0.9, warm=warm, generator=torch.Generator().manual_seed(0))
+    return RenormCritic(2, 3, (8,), Renorm(0.9, warm), generator=torch.Generator().manual_seed(0))
 
 
 def test_warm_passes_are_plain_batch_normalisation() -> None:
@@ -72,7 +72,7 @@ def test_evaluation_leaves_the_moments_alone_and_equals_running_normalisation() 
 @pytest.mark.parametrize(("terminated", "value"), [(True, 1.0), (False, 2.0)])
 def test_time_limit_bootstraps_and_a_true_end_does_not(terminated: bool, value: float) -> None:
     """Reward 1 at every step, discount 0.5, no entropy: 1 at a true end, 2 for ever, without target networks."""
-    learner = CrossQ(IO, **SMALL, lr=3e-3, init_alpha=1e-6, actor_delay=1000)
+    learner = CrossQ(CrossQOptions(**SMALL, lr=3e-3, init_alpha=1e-6, actor_delay=1000), IO)
     batch = rows(64, terminated=terminated)
     batch = replace(batch, next_obs=batch.obs)
     for _ in range(400):
@@ -81,17 +81,17 @@ def test_time_limit_bootstraps_and_a_true_end_does_not(terminated: bool, value: 
 
 
 def test_actor_learns_in_every_third_update_only() -> None:
-    learner = CrossQ(IO, **SMALL)
+    learner = CrossQ(CrossQOptions(**SMALL), IO)
     moved = []
     for i in range(6):
-        before = learner._actor.params.flat.clone()
+        before = learner.actor.params.flat.clone()
         learner.update(iter([rows(32, terminated=True, seed=i)]))
-        moved.append(not torch.equal(before, learner._actor.params.flat))
+        moved.append(not torch.equal(before, learner.actor.params.flat))
     assert moved == [False, False, True, False, False, True]
 
 
 def test_save_load_update_equals_update() -> None:
-    one, other = CrossQ(IO, seed=1, warm=2, **SMALL), CrossQ(IO, seed=2, warm=2, **SMALL)
+    one, other = (CrossQ(CrossQOptions(warm=2, **SMALL), IO, seed=seed) for seed in (1, 2))
     data = [rows(32, terminated=bool(i % 2), seed=i) for i in range(8)]
     for batch in data[:4]:
         one.update(iter([batch]))
@@ -109,7 +109,7 @@ def test_learns_reach() -> None:
     """1500 steps of 0.1 s: more than three times the return of acting at random (1.95)."""
     env = make(1, 0, world=Reach(seconds=2.0))
     options: dict[str, Any] = {"hidden": (128, 128), "actor_hidden": (64, 64), "batch_size": 64}
-    learner = CrossQ(env.io, **options, gamma=0.95, init_alpha=0.05, actor_delay=1)
+    learner = CrossQ(CrossQOptions(**options, init_alpha=0.05, actor_delay=1), env.io)
     buffer = ReplayBuffer(env.io, 2000, gamma=0.95, seed=0)
     loop = OffPolicy(env, learner, buffer, batch_size=64, learning_starts=200)
     loop.run(1500, lambda step, metrics: False)

@@ -7,7 +7,7 @@ import torch
 from robot_rl.bench.point_world import PointWorld
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
-from robot_rl.policies.online.fast_ppo import FastPpo
+from robot_rl.policies.online.fast_ppo import FastPpo, FastPpoOptions
 from robot_rl.policies.online.fast_sac import FastSac
 from robot_rl.policies.online.fast_td3 import FastTd3
 from robot_rl.types import IOSpec, Transitions
@@ -153,7 +153,7 @@ def test_fast_td3_noise_scales_are_drawn_anew_only_where_an_episode_begins():
 
 @pytest.mark.parametrize("kind", [FastSac, FastTd3, FastPpo])
 def test_policy_answers_in_the_kind_of_its_observation(kind):
-    policy = kind(IO).policy
+    policy = (FastPpo(FastPpoOptions(), IO) if kind is FastPpo else kind(IO)).policy
     one = policy.act({"state": np.zeros((1, 1), np.float32)}, deterministic=True).value
     assert isinstance(one, np.ndarray)
     assert one.dtype == np.float32
@@ -164,7 +164,8 @@ def test_policy_answers_in_the_kind_of_its_observation(kind):
 
 
 def test_fast_ppo_step_size_follows_the_divergence():
-    learner = FastPpo(PointWorld(8, 0).io, rollout_steps=4, hidden=(8,), minibatches=1, epochs=1, lr=1e-3)
+    options = FastPpoOptions(rollout_steps=4, hidden=(8,), minibatches=1, epochs=1, lr=1e-3)
+    learner = FastPpo(options, PointWorld(8, 0).io)
     loop = DeviceOnPolicy(PointWorld(8, 0), learner)
     loop.run(32)
     assert float(learner.lr) == pytest.approx(1e-3)  # the first gradient is taken at the acting policy: KL is 0
@@ -177,7 +178,8 @@ def test_fast_ppo_value_of_constant_reward_depends_on_truncation():
     # reward 1, gamma .8, four-step episodes that are cut: V = 5
     env = PointWorld(16, 0, length=4, constant=True)
     plain = {"value_clip": None, "desired_kl": None, "lr": 1e-2, "minibatches": 1, "epochs": 4}
-    learner = FastPpo(env.io, gamma=0.8, rollout_steps=8, hidden=(16,), **plain)
+    options = FastPpoOptions.model_validate({"rollout_steps": 8, "hidden": (16,), **plain})
+    learner = FastPpo(options, env.io, gamma=0.8)
     loop = DeviceOnPolicy(env, learner)
     loop.run(128 * 40)
     assert float(learner.value({"state": torch.zeros(1, 2)})) == pytest.approx(5.0, rel=0.05)
@@ -185,9 +187,9 @@ def test_fast_ppo_value_of_constant_reward_depends_on_truncation():
 
 def test_bad_options_say_what_is_expected():
     camera = IOSpec({"image.front": ((8, 8, 3), "uint8")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
-    for kind in (FastSac, FastTd3, FastPpo):
+    for make in (FastSac, FastTd3, lambda io: FastPpo(FastPpoOptions(), io)):
         with pytest.raises(ValueError, match="policy=online/sac"):
-            kind(camera)
+            make(camera)
     with pytest.raises(ValueError, match="expected 'auto' or two numbers"):
         FastSac(IO, value_range="wide")
     with pytest.raises(ValueError, match="expected one of min, mean"):
@@ -196,8 +198,8 @@ def test_bad_options_say_what_is_expected():
         FastSac(IO, log_std_min=1.0)
     with pytest.raises(ValueError, match="std_min <= std_max"):
         FastTd3(IO, std_min=1.0)
-    with pytest.raises(ValueError, match="expected one of relu"):
-        FastPpo(IO, activation="gelu")
+    with pytest.raises(ValueError, match="activation"):
+        FastPpoOptions.model_validate({"activation": "gelu"})
 
 
 @pytest.mark.slow
@@ -224,7 +226,7 @@ LEARN = {
 def test_learner_flies_the_points_to_their_goals(name):
     env = PointWorld(64, 0)
     if name == "ppo":
-        learner = FastPpo(env.io, gamma=0.9, rollout_steps=16, hidden=(32, 32), entropy_coef=0.0)
+        learner = FastPpo(FastPpoOptions(rollout_steps=16, hidden=(32, 32), entropy_coef=0.0), env.io, gamma=0.9)
         DeviceOnPolicy(env, learner).run(64 * 16 * 60)
     else:
         kind, options = LEARN[name]

@@ -10,7 +10,14 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.loops.on_policy import OnPolicy
-from robot_rl.policies.online.ppo_chunk import PpoChunk, Ticks, group_credit, option_of, temporal_credit
+from robot_rl.policies.online.ppo_chunk import (
+    PpoChunk,
+    PpoChunkOptions,
+    Ticks,
+    group_credit,
+    option_of,
+    temporal_credit,
+)
 from robot_rl.types import IOSpec, Rollout
 
 IO = IOSpec({"state": ((1,), "float32")}, ("push",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -50,19 +57,19 @@ def example() -> Rollout:
 
 
 def test_decisions_are_the_executed_ticks():
-    ticks = Ticks.of(example(), example().reward)
+    ticks = Ticks.of(example())
     assert ticks.start.tolist() == [0, 2, 3, 5]
     assert ticks.duration.tolist() == [2, 1, 2, 1]
     assert ticks.episode.tolist() == [0, 0, 1, 1]
     assert ticks.whole.tolist() == [True, False]  # the second is cut by the rollout
     assert ticks.discounted(0.5).tolist() == [2.0, 3.0, 0.75, 4.0]
-    begun = Ticks.of(example(), example().reward, torch.tensor([True]))
+    begun = Ticks.of(example(), torch.tensor([True]))
     assert begun.whole.tolist() == [False, False]
 
 
 def test_smdp_credit_by_hand():
     options: dict[str, Any] = {"gamma": 0.5, "gae_lambda": 0.8, "turn_gamma": 0.5, "option": 4}
-    advantage, target = temporal_credit(Ticks.of(example(), example().reward), "smdp_gae", **options)
+    advantage, target = temporal_credit(Ticks.of(example()), "smdp_gae", **options)
     d3 = 4.0 + 0.5 * 0.8 - 0.6
     d2 = 0.75 + 0.25 * 0.6 - 0.4
     d1 = 3.0 - 0.3
@@ -70,14 +77,14 @@ def test_smdp_credit_by_hand():
     by_hand = [d0 + 0.25 * 0.8 * d1, d1, d2 + 0.25 * 0.8 * d3, d3]
     assert advantage.tolist() == pytest.approx(by_hand)
     assert target.tolist() == pytest.approx([a + v for a, v in zip(by_hand, (0.1, 0.3, 0.4, 0.6))])
-    turn, _ = temporal_credit(Ticks.of(example(), example().reward), "turn_gae", **options)
+    turn, _ = temporal_credit(Ticks.of(example()), "turn_gae", **options)
     assert turn[1].item() == pytest.approx(2.7)
     assert turn[0].item() == pytest.approx(3.0 + 0.5 * 0.3 - 0.1 + 0.5 * 0.8 * 2.7)
 
 
 def test_chunk_of_one_is_ordinary_gae_for_every_form():
     one = rollout_of([1.0, 2.0, 3.0], [1, 1, 1], [0, 0, 0], [0, 0, 1], [0.1, 0.2, 0.3], [0, 0, 0.7])
-    ticks = Ticks.of(one, one.reward)
+    ticks = Ticks.of(one)
     options: dict[str, Any] = {"gamma": 0.9, "gae_lambda": 0.8, "turn_gamma": 0.9, "option": 3}
     expected, target = temporal_credit(ticks, "smdp_gae", **options)
     for name in ("turn_gae", "step_gae", "hae"):
@@ -87,13 +94,13 @@ def test_chunk_of_one_is_ordinary_gae_for_every_form():
 
 
 def test_options_are_runs_of_decisions_of_one_episode():
-    assert option_of(Ticks.of(example(), example().reward), 2).tolist() == [0, 0, 0, 1, 1, 1]
-    assert option_of(Ticks.of(example(), example().reward), 1).tolist() == [0, 0, 1, 2, 2, 3]
+    assert option_of(Ticks.of(example()), 2).tolist() == [0, 0, 0, 1, 1, 1]
+    assert option_of(Ticks.of(example()), 1).tolist() == [0, 0, 1, 2, 2, 3]
 
 
 def test_group_credit_compares_whole_episodes_only():
     two = rollout_of([1.0, 3.0, 5.0, 9.0], [1, 1, 1, 1], [0, 1, 1, 0], [0] * 4, [0.0] * 4, [0.0] * 4)
-    ticks = Ticks.of(two, two.reward)
+    ticks = Ticks.of(two)
     advantage, known = group_credit(ticks, "rloo", None, 1.0)
     assert known.tolist() == [True, True, True, False]
     assert advantage.tolist() == pytest.approx([-1.0, -1.0, 1.0, 0.0])
@@ -131,20 +138,15 @@ class Ring:
         return self.obs(), reward, none, over, info
 
 
+PLAIN: dict[str, Any] = {"normalize_reward": False}  # values in the task's own units
+
+
 def learned_value(chunk: int, limit: int, **options: Any) -> float:
     """What the critic says at the start of a cycle after training on the ring."""
     env = Ring(8, limit)
-    learner = PpoChunk(
-        env.io,
-        chunk=chunk,
-        gamma=0.9,
-        rollout_steps=48,
-        lr=3e-3,
-        gae_lambda=0.0,
-        hidden=(16,),
-        kernel="numpy",
-        **options,
-    )
+    sizes = {"chunk": chunk, "rollout_steps": 48, "hidden": (16,)}
+    given = PpoChunkOptions.model_validate({**sizes, "lr": 3e-3, "gae_lambda": 0.0, **PLAIN, **options})
+    learner = PpoChunk(given, env.io, gamma=0.9)
     OnPolicy(env, learner).run(48 * 8 * 60)
     return float(learner.value({"state": np.zeros((1, 1), np.float32)})[0])
 
@@ -160,23 +162,21 @@ def test_naive_forms_miss_the_known_value():
     known = 0.9**3 / (1 - 0.9**4)  # 2.12
     per_decision = learned_value(4, limit=12, estimator="turn_gae", turn_gamma=0.9)
     assert per_decision == pytest.approx(1.0 / (1 - 0.9), rel=0.1)  # 10: sums rewards and discounts each chunk once
-    ticks = Ticks.of(
-        cut := rollout_of([0, 0, 0, 1.0], [1, 0, 0, 0], [0] * 4, [0, 0, 0, 1], [known] * 4, [known] * 4), cut.reward
-    )
+    ticks = Ticks.of(rollout_of([0, 0, 0, 1.0], [1, 0, 0, 0], [0] * 4, [0, 0, 0, 1], [known] * 4, [known] * 4))
     options: dict[str, Any] = {"gamma": 0.9, "gae_lambda": 0.0, "turn_gamma": 0.9, "option": 1}
     _, target = temporal_credit(ticks, "smdp_gae", **options)
     assert target.item() == pytest.approx(known)
     ended = rollout_of([0, 0, 0, 1.0], [1, 0, 0, 0], [0, 0, 0, 1], [0] * 4, [known] * 4, [known] * 4)
-    _, wrong = temporal_credit(Ticks.of(ended, ended.reward), "smdp_gae", **options)
+    _, wrong = temporal_credit(Ticks.of(ended), "smdp_gae", **options)
     assert wrong.item() == pytest.approx(0.9**3)
 
 
 def test_chunks_run_out_restart_with_episodes_and_reach_the_learner():
     env = Ring(3, limit=6)
-    learner = PpoChunk(env.io, chunk=4, rollout_steps=12, hidden=(8,), kernel="numpy")
+    learner = PpoChunk(PpoChunkOptions(chunk=4, rollout_steps=12, hidden=(8,)), env.io)
     seen = []
     rows = learner._rows
-    learner._rows = lambda rollout, reward: seen.append(rollout) or rows(rollout, reward)  # type: ignore[method-assign]
+    learner._rows = lambda rollout: seen.append(rollout) or rows(rollout)  # type: ignore[method-assign]
     OnPolicy(env, learner).run(36)
     start = seen[0].extras["chunk_start"][:, 0].tolist()
     assert start == [True, False, False, False, True, False] * 2  # an episode of 6: a chunk of 4 and one cut to 2
@@ -186,7 +186,8 @@ def test_chunks_run_out_restart_with_episodes_and_reach_the_learner():
 @pytest.mark.parametrize("estimator", ["smdp_gae", "step_gae", "turn_gae", "hae", "grpo", "rloo", "gigpo"])
 def test_saved_learner_goes_on_exactly(estimator):
     def make():
-        return PpoChunk(IO, chunk=3, estimator=estimator, rollout_steps=12, hidden=(8,), kernel="numpy", minibatch=8)
+        options = PpoChunkOptions(chunk=3, estimator=estimator, rollout_steps=12, hidden=(8,), minibatch=8)
+        return PpoChunk(options, IO)
 
     env = Ring(4, limit=6)
     first = make()
@@ -202,11 +203,11 @@ def test_saved_learner_goes_on_exactly(estimator):
 
 
 def test_wrong_use_is_refused():
-    with pytest.raises(ValueError, match="estimator is 'magic'"):
-        PpoChunk(IO, estimator="magic")
-    with pytest.raises(ValueError, match="chunk is 0"):
-        PpoChunk(IO, chunk=0)
+    with pytest.raises(ValueError, match="estimator"):
+        PpoChunkOptions.model_validate({"estimator": "magic"})
+    with pytest.raises(ValueError, match="chunk"):
+        PpoChunkOptions(chunk=0)
     env = Ring(2, limit=50)
-    learner = PpoChunk(env.io, chunk=2, estimator="grpo", rollout_steps=8, hidden=(8,), kernel="numpy")
+    learner = PpoChunk(PpoChunkOptions(chunk=2, estimator="grpo", rollout_steps=8, hidden=(8,)), env.io)
     with pytest.raises(ValueError, match="no episode ended inside the rollout"):
         OnPolicy(env, learner).run(16)

@@ -8,7 +8,7 @@ import torch
 
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.on_policy import train_on_policy
-from robot_rl.policies.online.ppo import Ppo
+from robot_rl.policies.online.ppo import Ppo, PpoOptions
 
 TASK, STEPS = "InvertedPendulum-v5", 40_000  # the longest episode has return 1000
 
@@ -23,7 +23,7 @@ def test_ppo_inverted_pendulum_reaches_what_sb3_reaches():
     returns = []
     for seed in range(3):
         env = gym_env.make(1, seed, "cpu", id=TASK)
-        learner = Ppo(env.io, seed=seed)
+        learner = Ppo(PpoOptions(), env.io, seed=seed)
         train_on_policy(env, learner, total_steps=STEPS, seed=seed)
         returns.append(np.mean(evaluate(env, learner.policy, episodes=10).returns))
     peer = sb3.PPO("MlpPolicy", TASK, seed=0, device="cpu").learn(STEPS)

@@ -46,7 +46,7 @@ def test_pendulum_is_swung_up_within_6000_steps(options):
     env = gymnasium.make("Pendulum-v1")
     learner = sac(IO, hidden=(128, 128), lr=1e-3, **options)
     buffer = ReplayBuffer(IO, 6000, seed=1)
-    batches, rng = buffer.batches(learner.batch_size), np.random.default_rng(0)
+    batches, rng = buffer.batches(learner.need.rows), np.random.default_rng(0)
     obs, _ = env.reset(seed=0)
     flags = np.zeros(1, dtype=bool)
     for step in range(6000):

@@ -14,7 +14,7 @@ from torch import Tensor
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.policies.nets.subequivariant import Invariants, LimbLayout, SetNet, relations, traversals
-from robot_rl.policies.online.ppo import Ppo
+from robot_rl.policies.online.ppo import Ppo, PpoOptions
 from robot_rl.policies.online.set_ppo import SetPpo
 from robot_rl.sim.array_env import make
 from robot_rl.sim.check import check
@@ -227,7 +227,7 @@ def test_world_straight_arm_is_where_it_points_and_its_velocities_are_those_of_i
 
 def test_the_same_episode_in_another_heading_earns_the_same() -> None:
     """Known answer: a policy of this network does in every heading what it does in one, whatever it has learnt."""
-    one, plain = learner(3), Ppo(Limbs().io, seed=3, kernel="numpy")
+    one, plain = learner(3), Ppo(PpoOptions(), Limbs().io, seed=3)
     world, rng = Limbs(), np.random.default_rng(5)
     first = [world.start(rng) for _ in range(8)]
     turn = about_vertical(2.5).numpy()

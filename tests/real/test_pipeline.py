@@ -139,6 +139,21 @@ def test_estop_heartbeat_that_stops_is_an_estop_and_its_return_clears_nothing(be
     assert made.pipe.reset() == []
 
 
+def test_estop_heartbeat_is_watched_by_default_from_its_first_beat_on(bench):
+    made = bench()
+    made.active()  # nobody sends one
+    made.pipe.alive("estop_heartbeat", made.now)
+    made.run(0.45, np.zeros(3))
+    assert made.state == "ACTIVE"
+    made.run(0.1, np.zeros(3))
+    assert (made.state, made.pipe.safety.faults) == ("ESTOP", ("estop_heartbeat",))
+
+
+def test_estop_heartbeat_that_is_required_and_never_came_blocks_the_robot(bench):
+    made = bench(estop_required=True).run(1.0)
+    assert "estop_heartbeat: never came" in "; ".join(made.pipe.enable())
+
+
 def test_24_two_estop_sources_must_both_be_released(bench):
     made = bench().active()
     made.pipe.estop("topic", pressed=True)

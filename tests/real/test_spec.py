@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import yaml
 
-from robot_rl.real.core.settings import SafetySettings
+from robot_rl.real.core.settings import SafetySettings, implausible
 from robot_rl.real.core.spec import RobotSpec, SpecError
 
 GOOD = """
@@ -105,3 +105,33 @@ def test_relative_actions_need_a_scale(tmp_path):
     path.write_text(text)
     with pytest.raises(SpecError, match=r"action.scale is missing.*1 rad per decision"):
         RobotSpec.load(path)
+
+
+def test_a_key_that_stands_twice_is_refused_with_its_lines(tmp_path):
+    joint = "{name: j0, lower: -2.0, lower: -3.0, upper: 2.0, velocity: 1.0, acceleration: 5.0, effort: 1.0}"
+    (tmp_path / "arm.yaml").write_text(f"name: arm\njoints:\n  - {joint}\n")
+    with pytest.raises(SpecError, match="lower stands in line 3 and again in line 3"):
+        RobotSpec.load(tmp_path / "arm.yaml")
+
+
+@pytest.mark.parametrize(("key", "value"), [("upper", 180.0), ("velocity", 115.0), ("acceleration", 5e4)])
+def test_implausible_limits_are_asked_about_and_may_be_confirmed(make_arm, key, value):
+    joint = {
+        "name": "j0",
+        "lower": -2.0,
+        "upper": 2.0,
+        "velocity": 1.0,
+        "acceleration": 5.0,
+        "effort": 10.0,
+        key: value,
+    }
+    with pytest.raises(SpecError, match=rf"j0.*{key} is {value:g}.*are these degrees.*confirmed: \[j0.{key}\]"):
+        RobotSpec.from_dict({"name": "arm", "joints": [joint]})
+    made = RobotSpec.from_dict({"name": "arm", "joints": [joint], "confirmed": [f"j0.{key}"]})
+    assert getattr(made.joints[0], key) == value
+
+
+def test_settings_beyond_what_is_plausible_are_asked_about():
+    assert implausible({"state_timeout": 0.4, "lead_fault": 0.3}, ()) == ""
+    assert "state_timeout is 10, more than 1" in implausible({"state_timeout": 10.0}, ("lead_fault",))
+    assert implausible({"state_timeout": 10.0}, ("state_timeout",)) == ""

@@ -279,12 +279,11 @@ def test_ppo_learns_to_hop() -> None:
     """150,000 steps: a random policy stays up for about 45 steps of 500 and earns 28."""
     from robot_rl.loops.evaluate import evaluate
     from robot_rl.loops.on_policy import OnPolicy
-    from robot_rl.policies.online.ppo import Ppo
+    from robot_rl.policies.online.ppo import Ppo, PpoOptions
 
     env = make(32, 0, world=Imitate(), num_threads=1)
-    learner = Ppo(
-        env.io, gamma=0.97, rollout_steps=64, minibatch=256, epochs=5, lr=1e-3, log_std_init=-1.0, kernel="numpy"
-    )
+    options = PpoOptions(rollout_steps=64, minibatch=256, epochs=5, lr=1e-3, log_std_init=-1.0)
+    learner = Ppo(options, env.io, gamma=0.97)
     loop = OnPolicy(env, learner)
     loop.run(150_000)
     score = evaluate(make(20, 7, world=Imitate(), num_threads=1), learner.policy, episodes=20).returns

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from robot_rl.advantage.backends.compiled import njit
 
 _REASSOCIATE = {"reassoc", "contract", "nsz"}  # sums may be reordered for vector units; NaN keeps its meaning
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _count(mask: np.ndarray, rows: int) -> int:
     if len(mask) == 0:
         return rows
@@ -25,7 +26,7 @@ def _count(mask: np.ndarray, rows: int) -> int:
     return used
 
 
-@njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def _policy_row(gap: float, advantage: float, numbers: np.ndarray) -> tuple[float, float, float]:
     """(clamped log-ratio, loss, d loss / d logp) of one row."""
     low, high, dual, limit, zero = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
@@ -43,7 +44,7 @@ def _policy_row(gap: float, advantage: float, numbers: np.ndarray) -> tuple[floa
     return log_ratio, loss, slope
 
 
-@njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def _value_row(value: float, target: float, old: float, numbers: np.ndarray) -> tuple[float, float]:
     """(squared error, half its slope) of one row; the larger of two errors where the value is clipped."""
     zero, limit = numbers[4], numbers[5]
@@ -57,30 +58,24 @@ def _value_row(value: float, target: float, old: float, numbers: np.ndarray) -> 
     return error * error, error
 
 
-@njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def gaussian_rows(
-    mean: np.ndarray,
-    log_std: np.ndarray,
-    value: np.ndarray,
-    action: np.ndarray,
-    old_logp: np.ndarray,
-    advantage: np.ndarray,
-    mask: np.ndarray,
-    target: np.ndarray,
-    old_value: np.ndarray,
+    given: tuple[np.ndarray, ...],
+    rows: tuple[np.ndarray, ...],
     numbers: np.ndarray,
-    d_mean: np.ndarray,
-    d_log_std: np.ndarray,
-    d_value: np.ndarray,
+    found: tuple[np.ndarray, ...],
     log_ratio: np.ndarray,
 ) -> float:
-    """See `fused.gaussian_rows`; the last four receive the results. Flat arguments: numba unpacks tuples slowly."""
+    """See `fused.gaussian_rows`; `found`, in the order of `given`, and `log_ratio` receive the results."""
+    mean, log_std, value = given
+    action, old_logp, advantage, mask, target, old_value = rows
+    d_mean, d_log_std, d_value = found
     zero, one, half = numbers[4], numbers[10], numbers[11]
     value_coef, entropy_coef, low, high = numbers[6], numbers[7], numbers[8], numbers[9]
     half_log_2pi, two = numbers[12], numbers[13]
-    rows, dims = mean.shape
+    size, dims = mean.shape
     free = log_std.shape[0] == 1
-    count = _count(mask, rows)
+    count = _count(mask, size)
     share = one / log_std.dtype.type(max(count, 1))
     z, inverse = np.empty(dims, mean.dtype), np.empty(dims, mean.dtype)
     spread = zero
@@ -91,7 +86,7 @@ def gaussian_rows(
             spread += bounded
             d_log_std[0, j] = zero
     total = 0.0
-    for i in range(rows):
+    for i in range(size):
         if len(mask) and not mask[i]:
             log_ratio[i] = zero
             for j in range(dims):
@@ -135,27 +130,24 @@ def gaussian_rows(
     return total / max(count, 1)
 
 
-@njit(cache=True, error_model="numpy", fastmath=_REASSOCIATE)
+@njit(error_model="numpy", fastmath=_REASSOCIATE)
 def token_rows(
-    logp: np.ndarray,
-    value: np.ndarray,
-    old_logp: np.ndarray,
-    advantage: np.ndarray,
-    mask: np.ndarray,
-    target: np.ndarray,
-    old_value: np.ndarray,
+    given: tuple[np.ndarray, ...],
+    rows: tuple[np.ndarray, ...],
     numbers: np.ndarray,
-    d_logp: np.ndarray,
-    d_value: np.ndarray,
+    found: tuple[np.ndarray, ...],
     log_ratio: np.ndarray,
 ) -> float:
-    """See `fused.token_rows`; the last three receive the results."""
+    """See `fused.token_rows`; `found`, in the order of `given`, and `log_ratio` receive the results."""
+    logp, value = given
+    old_logp, advantage, mask, target, old_value = rows
+    d_logp, d_value = found
     zero, one, value_coef, two = numbers[4], numbers[10], numbers[6], numbers[13]
-    rows = len(logp)
-    count = _count(mask, rows)
+    size = len(logp)
+    count = _count(mask, size)
     share = one / logp.dtype.type(max(count, 1))
     total = 0.0
-    for i in range(rows):
+    for i in range(size):
         if len(mask) and not mask[i]:
             log_ratio[i], d_logp[i] = zero, zero
             if len(value):

@@ -6,7 +6,6 @@ from operator import attrgetter
 import pytest
 import torch
 
-from robot_rl.policies.nets.learner import LogLearner
 from robot_rl.policies.offline.bc import Bc
 from robot_rl.policies.offline.edac import Edac
 from robot_rl.policies.offline.iql import Iql, expectile_loss
@@ -92,10 +91,6 @@ def test_losses_equal_plain_torch(io, batch, make):
             torch.testing.assert_close(found, leaf.grad, rtol=1e-4, atol=1e-6, msg=f"{name}.{key}")
 
 
-def call(kind, io, **options):
-    return kind(io, **options)
-
-
 @pytest.mark.parametrize(
     ("kind", "actor", "options"),
     [
@@ -103,14 +98,12 @@ def call(kind, io, **options):
         (Bc, "actor.params", {}),
         (Td3Bc, "actor.params", {"policy_every": 1}),
         (ReBrac, "actor.params", {"policy_every": 1, "lr": 3e-4, "critic_penalty": 0.0}),
-        (SacN, "_actor.params", {"critics": 2}),
-        (Edac, "_actor.params", {"critics": 2}),
+        (SacN, "actor.params", {"critics": 2}),
+        (Edac, "actor.params", {"critics": 2}),
     ],
 )
 def test_actor_step_size_falls_as_a_cosine(io, batch, monkeypatch, make, kind, actor, options):
-    learner = (make if issubclass(kind, LogLearner) else call)(
-        kind, io, hidden=(8,), batch_size=4, actor_decay=4, **options
-    )
+    learner = make(kind, io, hidden=(8,), batch_size=4, actor_decay=4, **options)
     seen = []
     monkeypatch.setattr(attrgetter(actor)(learner), "adam", lambda lr: seen.append(lr))
     for _ in range(6):

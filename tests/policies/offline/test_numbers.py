@@ -6,102 +6,82 @@ import math
 import pytest
 import torch
 
+from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import AutogradMlp
 from robot_rl.policies.nets.rows import split
 from robot_rl.policies.offline.awac import Awac
 from robot_rl.policies.offline.cal_ql import CalQl
-from robot_rl.policies.offline.cql import Cql, squashed_logp_grad
+from robot_rl.policies.offline.cql import Cql
 from robot_rl.policies.offline.edac import Edac, diversity_loss
 from robot_rl.policies.offline.f_dvl import dual_loss
 from robot_rl.policies.offline.rebrac import ReBrac
 from robot_rl.policies.offline.sac_n import SacN
 from robot_rl.policies.offline.xql import gumbel_loss
 
-
-def constant_critic(params, values, layer):
-    """Critics that say the same everywhere: (E,) values."""
-    params.flat.zero_()
-    params.view[f"critic.bias{layer}"][:, 0] = torch.tensor(values)
-
-
 # ---------------------------------------------------------------- EDAC, SAC-N
 
 
 def test_edac_identical_critics_have_diversity_loss_n():
     g = torch.randn(1, 6, 2).expand(4, 6, 2)
-    assert diversity_loss(g)[0].item() == pytest.approx(4.0)  # 1 * N (N - 1) / (N - 1)
+    assert diversity_loss(g).item() == pytest.approx(4.0)  # 1 * N (N - 1) / (N - 1)
 
 
 def test_edac_orthogonal_critics_have_none():
-    assert diversity_loss(torch.eye(3)[:, None] * 5.0)[0].item() == pytest.approx(0.0, abs=1e-6)
+    assert diversity_loss(torch.eye(3)[:, None] * 5.0).item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_edac_opposite_pair():
     """cos = -1 twice, divided by N - 1 = 1."""
-    assert diversity_loss(torch.tensor([[[2.0, 0.0]], [[-0.1, 0.0]]]))[0].item() == pytest.approx(-2.0)
+    assert diversity_loss(torch.tensor([[[2.0, 0.0]], [[-0.1, 0.0]]])).item() == pytest.approx(-2.0)
 
 
-def test_edac_without_eta_takes_the_steps_of_sac_n(io, batch):
-    a, b = Edac(io, hidden=(8, 8), critics=3, eta=0.0), SacN(io, hidden=(8, 8), critics=3)
+def test_edac_flat_critics_have_a_finite_gradient():
+    slope = torch.zeros(2, 3, 2, requires_grad=True)
+    diversity_loss(slope).backward()
+    assert bool(torch.isfinite(slope.grad).all())
+
+
+def test_edac_without_eta_takes_the_steps_of_sac_n(io, batch, make):
+    a, b = make(Edac, io, hidden=(8, 8), critics=3, eta=0.0), make(SacN, io, hidden=(8, 8), critics=3)
     for i in range(3):
         a.update(iter([batch(seed=i)]))
         b.update(iter([batch(seed=i)]))
-    assert torch.equal(a._critic_params.flat, b._critic_params.flat)
-
-
-def test_edac_gradient_of_the_fit_alone_equals_the_explicit_one(io, batch):
-    """With a vanishing eta the step is that of SAC-N."""
-    a, b = Edac(io, hidden=(8, 8), critics=3, eta=1e-12), SacN(io, hidden=(8, 8), critics=3)
-    b._critic_params.flat.copy_(a._critic_params.flat)
-    x, target = torch.randn(6, 5), torch.randn(6)
-    a._critic_step(x, target)
-    b._critic_step(x, target)
-    torch.testing.assert_close(a._critic_params.grad, b._critic_params.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_edac_derivative_of_the_diversity_equals_autograd():
-    g = torch.randn(4, 6, 3, dtype=torch.float64, requires_grad=True)
-    loss, slope = diversity_loss(g)
-    loss.backward()
-    torch.testing.assert_close(slope.detach(), g.grad)
+    assert torch.equal(a.critic.params.flat, b.critic.params.flat)
 
 
 @pytest.mark.parametrize("hidden", [(8,), (8, 7)])
-def test_edac_gradients_equal_double_autograd(io, hidden):
-    learner = Edac(io, hidden=hidden, critics=3, eta=2.0)
-    reference = Edac(io, hidden=hidden, critics=3, kernel="autograd")
-    params, theirs = learner._critic_params, reference._critic_params
-    theirs.flat.detach().copy_(params.flat)
-    x, target = torch.randn(6, 5), torch.randn(6)
-    learner._critic_step(x, target)
-    own = x.expand(3, 6, 5).clone().requires_grad_()
-    q = reference._critic.compute(own)[..., 0]  # pyright: ignore[reportAttributeAccessIssue]
-    (slope,) = torch.autograd.grad(q.sum(), own, create_graph=True)
-    loss = (q - target).square().mean(1).sum() + 2.0 * diversity_loss(slope[..., 3:])[0]
+def test_edac_gradients_equal_double_autograd(io, batch, make, hidden):
+    learner = make(Edac, io, hidden=hidden, critics=3, eta=2.0, lr=0.0)
+    params = learner.critic.params
+    reference = AutogradMlp(learner.critic.shape, FlatParams(params.shapes))
+    reference.params.flat.detach().copy_(params.flat)
+    rows, target = split(batch(6), 1, None), torch.randn(1, 6)
+    learner.step_critics(rows, target)
+    x = torch.cat([rows.state, rows.action], -1)[0].expand(3, 6, 5).clone().requires_grad_()
+    q = reference.compute(x)[..., 0]
+    (slope,) = torch.autograd.grad(q.sum(), x, create_graph=True)
+    loss = (q - target).square().mean(1).sum() + 2.0 * diversity_loss(slope[..., 3:])
     names = list(params.view)
-    grads = torch.autograd.grad(loss, [theirs.view[name] for name in names])
+    grads = torch.autograd.grad(loss, [reference.params.view[name] for name in names])
     for name, grad in zip(names, grads):
         torch.testing.assert_close(params.grad_view[name], grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_edac_diversity_falls_when_it_is_trained(io, batch):
-    learner = Edac(io, hidden=(32, 32), critics=4, eta=50.0, metrics_every=1, lr=3e-3)
+def test_edac_diversity_falls_when_it_is_trained(io, batch, make):
+    learner = make(Edac, io, hidden=(32, 32), critics=4, eta=50.0, metrics_every=1, lr=3e-3)
     seen = [learner.update(iter([batch(64, seed=i)]))["train/diversity"] for i in range(60)]
     assert seen[-1] < seen[0] - 0.5
 
 
 @pytest.mark.parametrize(("discount", "part"), [(0.0, 0.0), (0.9, 0.9)])
-def test_sac_n_target_is_the_minimum_of_all_minus_entropy(io, batch, discount, part, monkeypatch):
-    learner = SacN(io, hidden=(8,), critics=3)
-    constant_critic(learner._target_params, [3.0, 1.0, 2.0], 1)
-    seen = []
-    monkeypatch.setattr(learner, "_critic_step", lambda x, target: seen.append(target) or {})
-    drawn = []
-    draw = learner._actor.draw
-    monkeypatch.setattr(learner._actor, "draw", lambda *a: drawn.append(draw(*a)) or drawn[-1])
+def test_sac_n_target_is_the_minimum_of_all_minus_entropy(io, batch, make, discount, part, monkeypatch):
+    learner = make(SacN, io, hidden=(8,), critics=3)
+    say(learner.target, [3.0, 1.0, 2.0])
+    seen, drawn, sample = [], [], learner.sample
+    monkeypatch.setattr(learner, "step_critics", lambda b, target: seen.append(target) or {})
+    monkeypatch.setattr(learner, "sample", lambda *a: drawn.append(sample(*a)) or drawn[-1])
     learner.update(iter([batch(8, reward=torch.full((8,), 1.5), discount=torch.full((8,), discount))]))
-    alpha = learner._actor.alpha
-    torch.testing.assert_close(seen[0], 1.5 + part * (1.0 - alpha * drawn[1].logp))
+    torch.testing.assert_close(seen[0], 1.5 + part * (1.0 - learner.alpha * drawn[1][1]))
 
 
 # ---------------------------------------------------------------- ReBRAC
@@ -203,9 +183,9 @@ def test_awac_actor_loss_equals_plain_torch(io, batch, make):
 # ---------------------------------------------------------------- CQL, Cal-QL
 
 
-def reference_cql(learner, rows, target, here, there, floor=None):
+def reference_cql(learner, rows, target, action, density, floor=None):
     """The critics' loss by autograd from the sampled actions, as the paper writes it."""
-    view = {name: v.detach().clone().requires_grad_() for name, v in learner._critic_params.view.items()}
+    view = {name: v.detach().clone().requires_grad_() for name, v in learner.critic.params.view.items()}
 
     def q(state, action):
         h = torch.cat([state, action], -1)
@@ -213,70 +193,77 @@ def reference_cql(learner, rows, target, here, there, floor=None):
         for e in range(2):
             x = h
             for i in range(2):
-                x = (x @ view[f"critic.weight{i}"][e] + view[f"critic.bias{i}"][e]).relu()
-            out.append((x @ view["critic.weight2"][e] + view["critic.bias2"][e])[..., 0])
+                x = (x @ view[f"weight{i}"][e] + view[f"bias{i}"][e]).relu()
+            out.append((x @ view["weight2"][e] + view["bias2"][e])[..., 0])
         return torch.stack(out)
 
-    state, action = rows.state[0], rows.action[0]
-    size, width = action.shape
-    generator = torch.Generator()
-    generator.set_state(learner._generator.get_state())
-    free = torch.rand((learner._samples, size, width), generator=generator) * 2 - 1
-    wide = state.expand(learner._samples, *state.shape)
-    parts = [q(wide, free), q(wide, there.action), q(wide, here.action)]
+    state, samples = rows.state, learner.o.samples
+    parts = [q(state.expand(samples, *state.shape), part) for part in action.split(samples)]
     if floor is not None:
         parts[1:] = [torch.maximum(part, floor) for part in parts[1:]]
-    density = [torch.full((learner._samples, size), -width * math.log(2.0)), there.logp, here.logp]
-    stacked = torch.cat([p - d for p, d in zip(parts, density)], dim=1)
-    data = q(state, action)
-    loss = (data - target).square().mean(1).sum()
-    loss = loss + learner._alpha_cql * (stacked.logsumexp(1) - data).mean(1).sum()
+    stacked = torch.cat([p - d for p, d in zip(parts, density.split(samples))], dim=1)
+    data = q(state, rows.action)
+    loss = (data - target).square().mean(-1).sum()
+    loss = loss + learner.o.alpha_cql * (stacked.logsumexp(1) - data).mean(-1).sum()
     loss.backward()
     return view
 
 
 @pytest.mark.parametrize("kind", [Cql, CalQl])
-def test_cql_gradient_equals_autograd_of_the_paper(io, batch, kind):
+def test_cql_gradient_equals_autograd_of_the_paper(io, batch, make, kind):
     options = {"critic_hidden": (8, 8)} if kind is CalQl else {}
-    learner = kind(io, hidden=(8, 8), samples=3, **options)
+    learner = make(kind, io, hidden=(8, 8), samples=3, metrics_every=1, lr=0.0, **options)
     g = torch.Generator().manual_seed(1)
-    learner._critic_params.flat.add_(torch.randn(learner._critic_params.flat.shape, generator=g), alpha=0.3)
+    learner.critic.params.flat.add_(torch.randn(learner.critic.params.flat.shape, generator=g), alpha=0.3)
     rows = split(batch(6), 1, None)
-    raw = learner._actor.raw(torch.cat([rows.state[0], rows.next_state[0]]))
-    here, there = learner._actor.draw(raw[:6], 3), learner._actor.draw(raw[6:], 3)
-    target = torch.randn(6, generator=g)
-    floor = rows.extras["return_to_go"][0] if kind is CalQl else None
-    view = reference_cql(learner, rows, target, here, there, floor)
-    metrics = learner._critic_step(rows, target, here, there)
+    with torch.no_grad():
+        action, density = learner.outside(learner.actor(rows.state), learner.actor(rows.next_state))
+    target = torch.randn(1, 6, generator=g)
+    floor = rows.extras["return_to_go"] if kind is CalQl else None
+    view = reference_cql(learner, rows, target, action, density, floor)
+    metrics = learner.step_critics(rows, target, action, density)
     for name, leaf in view.items():
-        torch.testing.assert_close(learner._critic_params.grad_view[name], leaf.grad, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(learner.critic.params.grad_view[name], leaf.grad, rtol=1e-4, atol=1e-5, msg=name)
     if kind is CalQl:
-        assert 0.0 < metrics["floored"] < 1.0  # some values were below the return-to-go, some above
+        assert 0.0 < metrics["floored"].float().mean() < 1.0  # some values were below the return-to-go, some above
 
 
-def test_cql_conservative_term_of_constant_critics_is_the_log_of_the_volume(io, batch):
-    """Q = c everywhere: logsumexp over 3k samples of c - log density - c has mean close to log(3k) + log 4 and the
-    uniform part is exact: with one kind only, log k + A log 2."""
-    learner = Cql(io, hidden=(8,), samples=500, metrics_every=1, alpha_cql=1.0)
-    constant_critic(learner._critic_params, [5.0, -3.0], 1)
-    metrics = learner.update(iter([batch(16)]))
-    assert metrics["train/conservative"] == pytest.approx(math.log(3 * 500) + 2 * math.log(2.0), abs=0.1)
+def test_cql_outside_actions_are_uniform_then_at_the_next_state_then_here(io, batch, make):
+    """A nearly certain actor: tanh(0.5) at s', tanh(-0.5) at s; the density of a uniform action is 2^-A."""
+    learner = make(Cql, io, hidden=(8,), samples=4)
+    here, there = (torch.cat([torch.full((1, 3, 2), m), torch.full((1, 3, 2), -12.0)], -1) for m in (-0.5, 0.5))
+    action, density = learner.outside(here, there)
+    torch.testing.assert_close(action[4:8], torch.full((4, 1, 3, 2), math.tanh(0.5)), rtol=0, atol=1e-4)
+    torch.testing.assert_close(action[8:], torch.full((4, 1, 3, 2), math.tanh(-0.5)), rtol=0, atol=1e-4)
+    torch.testing.assert_close(density[:4], torch.full((4, 1, 3), -2 * math.log(2.0)))
+    assert float(action[:4].std()) > 0.3
 
 
-def test_cql_warm_up_loss_depends_on_the_data_action(io, batch):
-    raw = torch.randn(8, 4, dtype=torch.float64).clamp_(-1.9, 1.9).requires_grad_()  # log-std ends at 2
-    action = torch.rand(8, 2, dtype=torch.float64) * 1.6 - 0.8
-    mean, log_std = raw.chunk(2, -1)
-    base = torch.distributions.Normal(mean, log_std.exp())
-    squashed = torch.distributions.TransformedDistribution(base, torch.distributions.TanhTransform())
-    expected = squashed.log_prob(action).sum(-1)
-    expected.sum().backward()
-    logp, grad = squashed_logp_grad(raw.detach(), action)
-    torch.testing.assert_close(logp, expected.detach())
-    torch.testing.assert_close(grad, raw.grad)
+def test_cql_conservative_term_of_constant_critics_is_the_log_of_the_volume(io, batch, make):
+    """Q = c everywhere: logsumexp over 3k samples of c - log density, less c; with the density 2^-A of uniform actions
+    that is log(3k) + A log 2. Without importance the data's action joins: log(3k + 1)."""
+    rows, target = split(batch(16), 1, None), torch.zeros(1, 16)
+    action, density = torch.rand(15, 1, 16, 2) * 2 - 1, torch.full((15, 1, 16), -2 * math.log(2.0))
+    for importance, expected in ((True, math.log(15) + 2 * math.log(2.0)), (False, math.log(16))):
+        learner = make(Cql, io, hidden=(8,), samples=5, alpha_cql=1.0, importance=importance)
+        say(learner.critic, [5.0, -3.0])
+        found = learner.step_critics(rows, target, action, density)
+        torch.testing.assert_close(found["conservative"], torch.full((2, 1, 16), expected))
 
+
+def test_cql_clip_stops_the_gradient_outside(io, batch, make):
+    """The difference of fresh critics is far above -1: cut there, only the fit remains."""
+    cut, plain = (
+        make(Cql, io, hidden=(8,), samples=2, lr=0.0, **more) for more in ({"clip_high": -1.0}, {"alpha_cql": 0.0})
+    )
+    for learner in (cut, plain):
+        learner.update(iter([batch(8)]))
+    torch.testing.assert_close(cut.critic.params.grad, plain.critic.params.grad)
+
+
+def test_cql_warm_up_copies_the_data(io, batch, make):
     def after(data):
-        learner = Cql(io, hidden=(8,), samples=2, bc_steps=10)
+        learner = make(Cql, io, hidden=(8,), samples=2, bc_steps=10)
         for _ in range(3):
             learner.update(iter([batch(8, action=data)]))
         return learner.policy.act({"state": torch.zeros(1, 3)}, deterministic=True).value
@@ -284,31 +271,32 @@ def test_cql_warm_up_loss_depends_on_the_data_action(io, batch):
     assert not torch.allclose(after(torch.full((8, 2), 0.9)), after(torch.full((8, 2), -0.9)))
 
 
-def test_cql_lagrange_dual_climbs_while_the_difference_exceeds_the_gap(io, batch):
+def test_cql_lagrange_dual_climbs_while_the_difference_exceeds_the_gap(io, batch, make):
     for gap, rises in ((0.0, True), (100.0, False)):
-        learner = Cql(io, hidden=(8,), samples=4, lagrange_gap=gap, metrics_every=1)
+        learner = make(Cql, io, hidden=(8,), samples=4, lagrange_gap=gap, metrics_every=1)
         first = learner.update(iter([batch(16)]))["train/dual"]
         last = [learner.update(iter([batch(16, seed=i)]))["train/dual"] for i in range(5)][-1]
         assert (last > first) == rises
 
 
-def test_cql_max_target_backup_takes_the_best_of_the_samples(io, batch, monkeypatch):
+def test_cql_max_target_backup_takes_the_best_of_the_samples(io, batch, make):
     """Linear target critic Q = 10 a_0: with 200 samples the best is near its upper end."""
     for best in (False, True):
-        learner = Cql(io, hidden=(8,), samples=200, max_target_backup=best)
-        learner._target_params.flat.zero_()
-        learner._target_params.view["critic.weight0"][:, 3, 0] = 1.0
-        learner._target_params.view["critic.bias0"][:, 0] = 1.0
-        learner._target_params.view["critic.weight1"][:, 0, 0] = 10.0  # Q = 10 relu(a_0 + 1)
+        learner = make(Cql, io, hidden=(8,), samples=200, max_target_backup=best)
+        learner.target.params.flat.zero_()
+        learner.target.params.view["weight0"][:, 3, 0] = 1.0
+        learner.target.params.view["bias0"][:, 0] = 1.0
+        learner.target.params.view["weight1"][:, 0, 0] = 10.0  # Q = 10 relu(a_0 + 1)
         rows = split(batch(32, reward=torch.zeros(32), discount=torch.ones(32)), 1, None)
-        raw = learner._actor.raw(rows.next_state[0])
-        target = learner._bootstrap(rows, raw, learner._actor.alpha)
+        with torch.no_grad():
+            target = learner.bootstrap(rows, learner.actor(rows.next_state), learner.alpha)
         assert (target.mean() > 14) == best
 
 
-def test_cal_ql_rows_without_return_fall_back_to_cql(io, batch):
-    learner = CalQl(io, hidden=(8,), critic_hidden=(8,), samples=2, metrics_every=1)
+def test_cal_ql_rows_without_return_fall_back_to_cql(io, batch, make):
+    learner = make(CalQl, io, hidden=(8,), critic_hidden=(8,), samples=2, metrics_every=1)
     assert "train/floored" not in learner.update(iter([batch(8, extras={})]))
+    learner = make(CalQl, io, hidden=(8,), critic_hidden=(8,), samples=2, metrics_every=1)
     assert "train/floored" in learner.update(iter([batch(8)]))
 
 
@@ -383,27 +371,29 @@ def test_f_dvl_total_variation_slope():
     torch.testing.assert_close(slope_by_value(torch.tensor([-1.0, 2.0]), 0.8, "tv"), torch.tensor([0.2, -0.6]))
 
 
-def test_clone_weight_adds_the_pull_of_td3_bc_to_the_actor(io, batch, monkeypatch):
-    """-min Q + w mean|min Q| |a - a_log|^2 by autograd, the scale without gradient."""
-    learner = SacN(io, hidden=(8, 8), critics=3, clone_weight=0.7)
-    learner._critic_params.flat.detach().mul_(30.0)  # fresh critics are nearly flat
-    learner._critic.refresh()
+def test_clone_weight_adds_the_pull_of_td3_bc_to_the_actor(io, batch, make):
+    """-min Q + w mean|min Q| |a - a_log|^2 by autograd, the scale without gradient; a temperature of almost nothing."""
+    learner = make(SacN, io, hidden=(8, 8), critics=3, clone_weight=0.7, init_alpha=1e-12, lr=0.0)
+    learner.critic.params.flat.detach().mul_(30.0)  # fresh critics are nearly flat
     rows = batch(seed=1)
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    monkeypatch.setattr(
-        learner._actor, "step", lambda sample, d, alpha: seen.append((sample.action.clone(), d.clone()))
-    )
-    critics = AutogradMlp(learner._critic.shape, learner._critic_params.twin())
-    learner.update(iter([rows]))
-    ((drawn, d_action),) = seen
-    action = drawn.requires_grad_()
-    low = critics.compute(torch.cat([rows.obs["state"], action], dim=1))[..., 0].amin(0)
+    state, generator = rows.obs["state"], torch.Generator()
+    generator.set_state(learner.generator.get_state())
+    noise = torch.randn(1, len(state), 2, generator=generator)[0]
+    critics = AutogradMlp(learner.critic.shape, learner.critic.params.twin())
+    actor = AutogradMlp(learner.actor.shape, FlatParams(learner.actor.params.shapes))
+    actor.params.flat.detach().copy_(learner.actor.params.flat)
+    mean, log_std = actor.compute(state)[0].chunk(2, -1)
+    action = (mean + log_std.clamp(-5, 2).exp() * noise).tanh()
+    low = critics.compute(torch.cat([state, action], dim=1))[..., 0].amin(0)
     loss = -low + 0.7 * low.detach().abs().mean() * (action - rows.action).square().sum(1)
-    (expected,) = torch.autograd.grad(loss.mean(), action)
-    torch.testing.assert_close(d_action, expected, rtol=1e-4, atol=1e-6)
+    names = list(actor.params.view)
+    expected = torch.autograd.grad(loss.mean(), [actor.params.view[name] for name in names])
+    learner.update(iter([rows]))
+    for name, grad in zip(names, expected):
+        torch.testing.assert_close(learner.actor.params.grad_view[name], grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("name", ["clone_weight", "actor_decay"])
-def test_sac_n_refuses_negative_options(io, name):
-    with pytest.raises(ValueError, match=f"{name} is -1"):
-        SacN(io, hidden=(8, 8), **{name: -1})
+def test_sac_n_refuses_negative_options(io, make, name):
+    with pytest.raises(ValueError, match=f"{name}\n.*greater than or equal to 0"):
+        make(SacN, io, hidden=(8, 8), **{name: -1})

@@ -62,8 +62,9 @@ def test_decisions_are_what_was_held(discounting: str, reward: list[float], disc
 
 
 def test_interval_of_one_is_sac() -> None:
-    options: dict[str, Any] = {"hidden": (16, 16), "metrics_every": 1, "gamma": 0.9}
-    one, other = build(interval=1, rows=8, **options, seed=3), Sac(SacOptions(batch_size=8, **options), IO, seed=3)
+    options: dict[str, Any] = {"hidden": (16, 16), "metrics_every": 1}
+    one = build(interval=1, rows=8, gamma=0.9, **options, seed=3)
+    other = Sac(SacOptions(batch_size=8, **options), IO, seed=3)
     g = torch.Generator().manual_seed(0)
     no = torch.zeros(8, dtype=torch.bool)
     for _ in range(3):

@@ -1,5 +1,5 @@
 """`robot-rl deploy` as its user runs it: starts everything, drives, ends in order and leaves nobody behind."""
-# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportArgumentType=false
 
 import contextlib
 import os

@@ -2,13 +2,18 @@
 # pyright: reportOptionalMemberAccess=false
 
 import contextlib
+import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 from foreign_driver import ForeignDriver
-from rclpy.executors import SingleThreadedExecutor
+from rclpy.duration import Duration
+from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, LivelinessPolicy, QoSProfile
 from ros_harness import FOREIGN_CLOCK, NAMES, RT, SPEC, Station, trajectory, wait
 from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import SetBool
@@ -83,6 +88,11 @@ def another():
 
     made = []
 
+    def spin(executor, context):
+        with contextlib.suppress(ExternalShutdownException):
+            while context.ok():
+                executor.spin_once(timeout_sec=0.1)
+
     def make(name):
         context = rclpy.Context()
         rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
@@ -90,6 +100,7 @@ def another():
         executor = SingleThreadedExecutor(context=context)
         executor.add_node(node)
         made.append((context, node, executor))
+        threading.Thread(target=spin, args=(executor, context), daemon=True).start()
         return node
 
     yield make
@@ -208,6 +219,70 @@ def test_a_robot_that_leaves_its_place_while_armed_is_halted(cell):
     # 0.05 rad of tolerance, 0.1 s until the silent controller stands, and two periods, at 1 rad/s
     assert made.driver.moved(since) < 0.05 + 0.1 + 0.1
     assert time.monotonic() - made.driver.commands[-1][0] > 0.3  # nothing more is sent
+
+
+# ---------------------------------------------------------------- files of parameters
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["state_timeut: 0.2"], "state_timeut is no parameter of safety_supervisor; did you mean state_timeout?"),
+        (["lead_soft: 0.05", "lead_soft: 0.2"], "lead_soft stands in line 3 and again in line 4"),
+        (["state_timeout: 30.0"], "state_timeout is 30, more than 1"),
+        (["state_timeout: 1"], "state_timeout"),  # a whole number where a float is meant
+    ],
+    ids=["misspelt", "twice", "implausible", "type"],
+)
+def test_a_wrong_file_of_safety_parameters_starts_no_supervisor(processes, lines, words):
+    (processes.folder / "foreign.yaml").write_text(SPEC.format(mode="forward_position", timeout=0.0))
+    path = processes.folder / "params.yaml"
+    path.write_text("\n".join(["/**/safety_supervisor:", "  ros__parameters:", *(f"    {line}" for line in lines)]))
+    made = processes.start(
+        "safety_supervisor_node", *SUPERVISOR, spec="foreign.yaml", args=("--params-file", str(path)), key="wrong"
+    )
+    assert made.wait(60.0) == 2
+    said = processes.log("wrong")
+    assert words in said
+    assert "Traceback" not in said
+    (processes.folder / "wrong.log").unlink()
+
+
+# ---------------------------------------------------------------- listeners
+
+
+def test_a_listener_of_another_qos_is_told_and_forgotten_when_it_has_gone(cell, another):
+    made = cell().active()
+    asks = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    node = another("monitor")
+    stranger = node.create_subscription(JointTrajectory, "robot_rl/executed", lambda _: None, asks)
+    told = lambda: made.station.diagnostic("safety_supervisor: listeners")  # noqa: E731
+    wait(lambda: told()[0] == 1 and "robot_rl/executed" in told()[1], what="a warning of it")
+    assert made.station.diagnostic("safety_supervisor: inputs")[0] == 0  # it takes nothing from us
+    assert made.station.state == "ACTIVE"
+    node.destroy_subscription(stranger)
+    wait(lambda: told()[0] == 0, limit=15.0, what="its end")
+
+
+def test_a_driver_that_asks_for_signs_of_life_learns_that_the_supervisor_has_died(cell, another):
+    made = cell().idle()  # at rest nothing is sent, and it lives all the same
+    asks = QoSProfile(
+        depth=1,
+        liveliness=LivelinessPolicy.MANUAL_BY_TOPIC,
+        liveliness_lease_duration=Duration(seconds=0.5),
+    )
+    alive = []
+    events = SubscriptionEventCallbacks(liveliness=lambda event: alive.append((time.monotonic(), event.alive_count)))
+    topic = "forward_command_controller/commands"
+    another("watch").create_subscription(Float64MultiArray, topic, lambda _: None, asks, event_callbacks=events)
+    wait(lambda: alive and alive[-1][1] == 1, what="a supervisor that lives")
+    time.sleep(1.5)
+    assert alive[-1][1] == 1
+    since = time.monotonic()
+    made.supervisor.send_signal(signal.SIGSTOP)  # hangs: no socket closes, no endpoint leaves
+    wait(lambda: alive[-1][1] == 0, limit=5.0, what="the news")
+    assert alive[-1][0] - since < 0.5 + 0.3
+    made.supervisor.kill()
 
 
 # ---------------------------------------------------------------- exceptions

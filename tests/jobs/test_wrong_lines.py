@@ -1,0 +1,170 @@
+"""A wrong command line is answered with one readable paragraph that says how to mend it, and leaves nothing behind."""
+
+import shlex
+import textwrap
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from robot_rl import cli
+
+# line -> what the answer has to hold: the fix, or the range
+WRONG = r"""
+trian env=reach -> did you mean train?
+evaluate path=x -> robot-rl --help
+eval opee path=x -> did you mean ope?
+doctor rso -> did you mean ros?
+train total_steps -> did you mean train total_steps=<...>?
+train reach -> expected key=value
+train "env=reach -> quotes or brackets do not match
+train policy.hidden=[256,256 -> quotes or brackets do not match
+train total_stepz=5 -> did you mean total_steps?
+train updates=5 -> did you mean total_steps?
+train polizy.lr=1 -> did you mean policy?
+train zzz=1 -> all keys: robot-rl train --help
+train total_steps=-5 -> expected a whole number of at least 1
+train total_steps=0 -> expected a whole number of at least 1
+train total_steps=many -> expected a whole number of at least 1
+train total_steps= -> expected a whole number of at least 1
+train checkpoint_every=-1 -> expected a whole number of at least 0
+train seed=-1 -> expected a whole number of at least 0
+train seed=1.5 -> expected a whole number of at least 0
+train seed=true -> seed is true, expected a whole number
+train num_envs=0 -> expected a whole number of at least 1
+train device=gpu9 -> expected cpu, cuda, or cuda:<number>
+train gamma=1.5 -> expected a number in [0, 1]
+train threads=-1 -> expected a whole number of at least 0
+train updates_per_step=-1 -> expected a number of at least 0
+train eval_episodes=0 -> expected a whole number of at least 1
+train stop_success=2 -> expected a number in [0, 1] or null
+train demo_share=1 demos=5 -> expected a number in (0, 1)
+train trust=maybe -> expected true or false or changed
+train -m seed=0,x -> 'x' in one of the runs, expected a whole number of at least 0
+train policy=online/sca -> did you mean online/sac
+train policy=null -> policy is one of
+train policy=./none.py:Learner -> expected <file>.py:<name>
+train policy=no_such_module:Learner -> there is no module 'no_such_module'
+train env=raech -> did you mean reach
+train engine=warpp -> did you mean warp?
+train track=file -> did you mean files?
+train experiment=demos -> did you mean demo?
+train rewarder=critc -> did you mean critic?
+train policy.lrr=1e-3 -> did you mean lr
+train policy.gamma=0.9 -> gamma=… (without policy.) sets it for the whole run
+train policy.seed=3 -> seed=… (without policy.) sets it for the whole run
+train policy.device=cuda -> device=… (without policy.) sets it for the whole run
+train policy=offline/bc policy.gamma=0.9 -> gamma=… (without policy.)
+train policy.batch_size.rows=3 -> policy.batch_size is a value
+train policy.lr=fast -> policy.lr is 'fast', expected a number
+train policy.batch_size=1.5 -> expected a whole number
+train policy=offline/iql policy.lr=0 -> expected a number in (0, 1)
+train policy=offline/iql policy.expectile=2 -> expected a number in (0, 1)
+train policy=offline/iql policy.hidden=[256,0] -> expected a list, each a whole number of at least 1
+train policy=offline/iql policy.kernel=fastest -> expected one of auto, explicit or autograd
+train policy=online/tdmpc2 policy.horizon=0 -> expected a whole number of at least 1
+train policy=online/simba policy.tau=0 -> expected a number in (0, 1]
+train policy=sequence/dt policy.dropout=-1 -> expected a number in [0, 1]
+train advantage=gae -> policy.advantage is no option of online/sac
+train env.raech=3 -> env.raech is no option of mujoco
+train env.world.rewards=sparse -> did you mean reward?
+train env.world.seconds=0 -> env.world.seconds is 0, expected a number above 0
+train track.tensorbord=true -> did you mean tensorboard?
+train resume=runs/train/none -> expected a run folder
+train init=runs/offline/none -> the folder does not exist
+offline -> data=<
+offline data=none.hdf5 -> none.hdf5 does not exist
+offline data=none.hdf5 updates=0 -> expected a whole number of at least 1
+offline data=none.hdf5 reward=minus_on -> did you mean minus_one?
+offline data=none.hdf5 top_fraction=0 -> expected a number in (0, 1]
+offline data=none.hdf5 policy=offline/iqll -> did you mean offline/iql
+offline data=none.hdf5 policy.seeds=0 -> expected a whole number of at least 1
+offline data=none.hdf5 estimate=sometimes -> expected a whole number of at least 0 or auto
+offline data=none.hdf5 total_steps=5 -> did you mean updates?
+offline data=none.hdf5 ope=null -> estimate=0 for no estimate
+offline data=none.hdf5 ope.members=0 -> ope.members is 0, expected a whole number of at least 1
+hil demo_share=1 -> expected a number in [0, 1)
+hil task_reward=sucess -> did you mean success?
+hil human=scriptd -> did you mean scripted?
+hil human.skill=2 -> human.skill is 2, expected a number in [0, 1]
+hil link.speed=0 -> link.speed is 0, expected a number above 0
+hil link.sped=1 -> did you mean speed?
+eval -> path=<
+eval path=none -> the folder does not exist
+eval path=none episodes=0 -> expected a whole number of at least 1
+eval policy=sb3 path=agent.zip -> add env=
+eval ope path=none data=none.hdf5 methods=[fqee] -> did you mean fqe?
+eval ope path=none data=none.hdf5 confidence=1 -> expected a number in (0, 1)
+eval fas path=none episodes=0 -> expected a whole number of at least 1
+eval latency path=none latency_kind=normal -> expected one of const, uniform or lognormal
+eval latency path=none compensation=[queues] -> did you mean queue?
+collect -> out=<
+collect out=x.hdf5 episodes=0 -> expected a whole number of at least 1
+collect out=x.hdf5 level=mediun -> did you mean medium
+check env=reach steps=0 -> expected a whole number of at least 1
+data inf none.hdf5 -> did you mean info?
+data info none.hdf5 control_hz=0 -> expected a number above 0 or null
+data validate none.hdf5 batch=0 -> expected a whole number of at least 1
+data convert none.hdf5 out=x.store to=stor -> did you mean store?
+data info none.hdf5 image_size=[0,10] -> [height,width]
+data session convertt a b -> expected one of convert, join, recover
+critic tain -> did you mean train?
+critic clips -> out=<folder to write>
+critic train data=none calibration=1 -> expected a number in (0, 1)
+critic train data=none critic.lr=0 -> expected a number in (0, 1)
+critic label path=none data=none out=x mode=potentiall -> did you mean potential?
+classify logs=[none] calibrate_share=0.5 test_share=0.5 -> expected a sum below 0.9
+classify logs=[none] classifier.lr=-1 -> classifier.lr is -1
+prefer data=none.hdf5 pairs=3 -> expected a whole number of at least 10
+prefer data=none.hdf5 rule=entropi -> did you mean entropy?
+design -> codes=[
+design codes=[1] rounds=0 -> expected a whole number of at least 1
+deploy robot_spec=fr4 -> there is no robot 'fr4'
+deploy robot_spec=desk_arm world=raech -> did you mean reach
+deploy robot_spec=desk_arm teleop=joyy -> did you mean joy?
+deploy robot_spec=desk_arm rate=0 -> expected a number above 0
+deploy robot=fr4 -> did you mean robot_spec?
+bench sacc -> did you mean sac?
+sweep trian seed=0,1 -> train or offline
+sweep train seed=0,1 --cpu=2 -> did you mean cpus
+sweep train seed=0,1 --retries=-1 -> expected a whole number of at least 0
+doctor isaac world=quadrupet -> did you mean quadruped?
+doctor isaac num_envs=0 -> expected a whole number of at least 1
+doctor ros desk_arm listen=0 -> expected a number above 0
+doctor ros fr4 -> there is no robot 'fr4'
+"""
+LINES = [tuple(line.split(" -> ")) for line in WRONG.strip().splitlines()]
+
+
+def said(
+    line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    """Exit code and what is written to the terminal, in a process that goes on."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", ["robot-rl", *(shlex.split(line) if '"' not in line else line.split())])
+    GlobalHydra.instance().clear()
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+def test_there_are_enough_lines_over_all_verbs() -> None:
+    assert len(LINES) >= 92
+    verbs = {"train", "offline", "hil", "eval", "collect", "check", "data", "critic", "classify", "prefer", "design"}
+    assert verbs | {"deploy", "bench", "sweep", "doctor"} <= {line.split()[0] for line, _ in LINES}
+
+
+@pytest.mark.parametrize(("line", "fix"), LINES, ids=[line for line, _ in LINES])
+def test_a_wrong_line_gets_one_paragraph_with_its_fix(
+    line: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = said(line, tmp_path, monkeypatch, capsys)
+    assert code == 2, text
+    paragraph = text.strip()
+    assert paragraph.startswith("robot-rl: ")
+    assert "\n\n" not in paragraph
+    assert len([row for part in paragraph.splitlines() for row in textwrap.wrap(part, 100)]) <= 6
+    assert fix in paragraph
+    for bare in ("Traceback", "Error", "Errno", "hydra", "--debug", "object has no attribute"):
+        assert bare not in paragraph
+    assert not list(tmp_path.iterdir())
