@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Table:
+class KnownTask:
     """A task with known dynamics.
 
     Attributes:
@@ -52,7 +52,7 @@ class Search:
     history: list[tuple[float, int]] = field(default_factory=list)
 
 
-def optimal_values(table: Table, gamma: float, tolerance: float = 1e-10) -> np.ndarray:
+def optimal_values(table: KnownTask, gamma: float, tolerance: float = 1e-10) -> np.ndarray:
     """(S, A) optimal values by value iteration.
 
     Args:
@@ -68,13 +68,13 @@ def optimal_values(table: Table, gamma: float, tolerance: float = 1e-10) -> np.n
         q = new
 
 
-def policy_values(table: Table, policy: np.ndarray, gamma: float) -> np.ndarray:
+def policy_values(table: KnownTask, policy: np.ndarray, gamma: float) -> np.ndarray:
     """(S,) exact values of a policy (S,) of actions."""
     rows = np.arange(len(policy))
     return np.linalg.solve(np.eye(len(policy)) - gamma * table.transition[rows, policy], table.reward[rows, policy])
 
 
-def robust_values(tables: Sequence[Table], gamma: float, tolerance: float = 1e-10) -> np.ndarray:
+def robust_values(tables: Sequence[KnownTask], gamma: float, tolerance: float = 1e-10) -> np.ndarray:
     """(S, A) values against an adversary who may change the dynamics at every step and state (robust value iteration).
 
     A lower bound of what a fixed but unknown dynamics leaves; `iwocs` is for the latter.
@@ -89,7 +89,7 @@ def robust_values(tables: Sequence[Table], gamma: float, tolerance: float = 1e-1
 
 
 def iwocs(
-    tables: Sequence[Table], *, gamma: float = 0.99, start: int = 0, first: int = 0, epsilon: float = 1e-6
+    tables: Sequence[KnownTask], *, gamma: float = 0.99, start: int = 0, first: int = 0, epsilon: float = 1e-6
 ) -> Search:
     """A policy for the worst of a finite set of static dynamics, by solving ordinary tasks one after another.
 
@@ -134,7 +134,7 @@ def iwocs(
         solved.append(optimal_values(tables[worst], gamma))
 
 
-def windy_walk(wind: float, width: int = 9, height: int = 4, blow: str = "back") -> Table:
+def windy_walk(wind: float, width: int = 9, height: int = 4, blow: str = "back") -> KnownTask:
     """Cross a field from the left end of its first row to the right end, which pays 1 and ends; every move costs 0.01.
 
     Actions: up, down, left, right. After a move the wind blows one cell with probability `wind` in row 1, `wind`^2 in
@@ -175,7 +175,7 @@ def windy_walk(wind: float, width: int = 9, height: int = 4, blow: str = "back")
                 away = (row, max(column - 1, 0)) if blow == "back" else (max(row - 1, 0), column)
                 transition[here, action, away[0] * width + away[1]] += blown
                 transition[here, action, row * width + column] += 1.0 - blown
-    return Table(transition, reward)
+    return KnownTask(transition, reward)
 
 
 def start_of(width: int = 9) -> int:

@@ -23,7 +23,7 @@ from robot_rl.policies.nets.critic_scores import Platt, fit_platt
 from robot_rl.policies.nets.reference import BOTH, FRAMES, SHOWN, TOLD, RefClip
 from robot_rl.policies.vla.context_clips import ContextBatch, ContextSampler
 from robot_rl.policies.vla.context_net import TEXT, ContextNet
-from robot_rl.policies.vla.critic import Clips, CriticLearner, CriticNet, Moments, TinyCritic, checked_goal
+from robot_rl.policies.vla.critic import Clips, CriticLearner, CriticNet, ReadFrames, TinyCritic, checked_goal
 from robot_rl.types import Array, Metrics
 from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
 
@@ -73,7 +73,7 @@ class ContextCritic(TinyCritic):
         return made
 
     @torch.no_grad()
-    def moments(self, images: Array, goal: Sequence[str]) -> Moments:
+    def moments(self, images: Array, goal: Sequence[str]) -> ReadFrames:
         """See `TinyCritic.moments`; the logits of done are calibrated already, by how each goal is given."""
         read = super().moments(images, goal)
         platts = [self.platts[how] for how in self._how(self._checked(goal, len(read.done)))]

@@ -42,7 +42,7 @@ READOUTS = ("pairwise", "siamese")
 
 
 @dataclass(frozen=True)
-class Moments:
+class ReadFrames:
     """Frames read under one goal each: everything that pairs of them need. n is the number of frames."""
 
     reading: Tensor  # (n, width)
@@ -100,7 +100,7 @@ class TinyCritic:
         return self.compare(before, after)
 
     @torch.no_grad()
-    def moments(self, images: Array, goal: Sequence[str]) -> Moments:
+    def moments(self, images: Array, goal: Sequence[str]) -> ReadFrames:
         """Read n frames (n, H, W, 3), each under its sentence, in blocks that keep memory small."""
         frames = checked_images(images, self.meta.image_size)
         texts = self._checked(goal, len(frames))
@@ -114,10 +114,10 @@ class TinyCritic:
         ]
         reading = torch.cat(readings)
         s, done = self.net.moments(reading)
-        return Moments(reading.cpu(), s.cpu(), done.cpu(), frames.cpu())
+        return ReadFrames(reading.cpu(), s.cpu(), done.cpu(), frames.cpu())
 
     @torch.no_grad()
-    def compare(self, before: Moments, after: Moments) -> CriticOutput:
+    def compare(self, before: ReadFrames, after: ReadFrames) -> CriticOutput:
         """Pairs of frames that were read before, row by row."""
         if self.readout == "siamese":
             dlogw = after.s - before.s
@@ -141,7 +141,7 @@ class TinyCritic:
         taken = torch.as_tensor(np.ascontiguousarray(np.asarray(frames)[index]))
         return self.follow(self.moments(taken, [goal] * len(index)), index)
 
-    def follow(self, moments: Moments, index: np.ndarray | None = None) -> Trajectory:
+    def follow(self, moments: ReadFrames, index: np.ndarray | None = None) -> Trajectory:
         """`trajectory` of frames that were read before; backwards by giving their rows in that order."""
         out = self.compare(_rows(moments, slice(0, -1)), _rows(moments, slice(1, None)))
         steps = torch.nan_to_num(out.dlogw).numpy().astype(np.float64)
@@ -188,8 +188,8 @@ class TinyCritic:
         return logits.softmax(-1) @ self._centres.to(logits.device)
 
 
-def _rows(moments: Moments, rows: Any) -> Moments:
-    return Moments(moments.reading[rows], moments.s[rows], moments.done[rows], moments.images[rows])
+def _rows(moments: ReadFrames, rows: Any) -> ReadFrames:
+    return ReadFrames(moments.reading[rows], moments.s[rows], moments.done[rows], moments.images[rows])
 
 
 class CriticLearner:

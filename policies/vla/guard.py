@@ -35,14 +35,14 @@ _FILES = ("model.safetensors", "config.json", "card.json", "stats.npz")
 _ARRAYS = ("mean", "std", "q01", "q99", "low", "high", "mask")
 
 
-class CheckpointError(RuntimeError):
+class WeightsError(RuntimeError):
     """A checkpoint was refused.
 
     Attributes:
         findings: what is wrong, in the order of the checks.
     """
 
-    def __init__(self, folder: Path, findings: list[Finding]) -> None:
+    def __init__(self, folder: Path, findings: list[Mismatch]) -> None:
         self.findings = findings
         lines = "\n".join(f"  {item}" for item in findings)
         super().__init__(
@@ -51,7 +51,7 @@ class CheckpointError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Mismatch:
     """One mismatch."""
 
     check: str
@@ -62,7 +62,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Robot:
+class RobotFacts:
     """What the actions will reach and what the model will see; None where it is not known, and is then not checked.
 
     Attributes:
@@ -98,11 +98,11 @@ class Robot:
 
 
 @dataclass(frozen=True)
-class Report:
+class Inspection:
     """What was checked on loading, and what was found and accepted."""
 
     checked: tuple[str, ...]
-    accepted: tuple[Finding, ...] = ()
+    accepted: tuple[Mismatch, ...] = ()
     skipped: tuple[str, ...] = ()
 
 
@@ -156,11 +156,11 @@ def save(folder: Path, policy: Any, config: Mapping[str, Any], *, probe: Probe, 
 def load(
     folder: Path,
     build: Callable[[dict[str, Any], PolicyMeta, ActionStats], Any],
-    robot: Robot,
+    robot: RobotFacts,
     *,
     probe: Probe,
     accept: Collection[str] = (),
-) -> tuple[Any, Report]:
+) -> tuple[Any, Inspection]:
     """Read a checkpoint folder and refuse it if anything on it does not fit the robot or itself.
 
     Args:
@@ -174,7 +174,7 @@ def load(
         The module with its weights, and the report.
 
     Raises:
-        CheckpointError: at least one check failed; the message names each with what was expected and found.
+        WeightsError: at least one check failed; the message names each with what was expected and found.
         ValueError: an unknown name in `accept`.
     """
     unknown = sorted(set(accept) - set(CHECKS))
@@ -224,10 +224,10 @@ def load(
             f"answers to fixed observations are up to {worst:.3g} from those kept (tolerance {PROBE_TOLERANCE:g})",
         )
     guard.stop()
-    return policy, Report(CHECKS, tuple(guard.passed), tuple(guard.skipped))
+    return policy, Inspection(CHECKS, tuple(guard.passed), tuple(guard.skipped))
 
 
-def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: str) -> list[Finding]:
+def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: str) -> list[Mismatch]:
     """A critic's self-test on one stored success.
 
     Args:
@@ -246,18 +246,18 @@ def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: s
     order = voc(forward.values)
     if spread < 0.01:
         found.append(
-            Finding("critic_flat", f"deltas of a success have a spread of {spread:.2g}, expected 0.01 or more")
+            Mismatch("critic_flat", f"deltas of a success have a spread of {spread:.2g}, expected 0.01 or more")
         )
     elif not order > 0.8:
-        found.append(Finding("critic_order", f"values of a success have VOC {order:.2f}, expected more than 0.8"))
+        found.append(Mismatch("critic_order", f"values of a success have VOC {order:.2f}, expected more than 0.8"))
     if not backward.values[-1] < 0.0:
         found.append(
-            Finding("critic_reverse", f"the reversed success ends at {backward.values[-1]:.2f}, expected less than 0")
+            Mismatch("critic_reverse", f"the reversed success ends at {backward.values[-1]:.2f}, expected less than 0")
         )
     right = float(forward.values[-1])
     if not wrong.values[-1] < right:
         found.append(
-            Finding("critic_goal", f"'{other}' ends at {wrong.values[-1]:.2f}, no lower than '{goal}' at {right:.2f}")
+            Mismatch("critic_goal", f"'{other}' ends at {wrong.values[-1]:.2f}, no lower than '{goal}' at {right:.2f}")
         )
     return found
 
@@ -266,12 +266,12 @@ def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: s
 class _Guard:
     folder: Path
     accept: frozenset[str]
-    findings: list[Finding] = field(default_factory=list)
-    passed: list[Finding] = field(default_factory=list)
+    findings: list[Mismatch] = field(default_factory=list)
+    passed: list[Mismatch] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
     def fail(self, check: str, message: str) -> None:
-        finding = Finding(check, message)
+        finding = Mismatch(check, message)
         (self.passed if check in self.accept else self.findings).append(finding)
 
     def compare(self, check: str, found: Any, expected: Any, hint: str) -> None:
@@ -281,9 +281,9 @@ class _Guard:
         elif found != expected:
             self.fail(check, f"the checkpoint has {_short(found)}, the robot {_short(expected)}; {hint}")
 
-    def refusal(self) -> CheckpointError:
+    def refusal(self) -> WeightsError:
         """What cannot be accepted, since nothing could be loaded without it."""
-        return CheckpointError(self.folder, self.findings or self.passed)
+        return WeightsError(self.folder, self.findings or self.passed)
 
     def stop(self) -> None:
         if self.findings:
@@ -297,7 +297,7 @@ class _Guard:
             raise self.refusal() from error
 
 
-def _check_meta(guard: _Guard, meta: PolicyMeta, robot: Robot) -> None:
+def _check_meta(guard: _Guard, meta: PolicyMeta, robot: RobotFacts) -> None:
     if not 0 < meta.exec_len <= meta.horizon:
         guard.fail("horizon", f"{meta.exec_len} of {meta.horizon} actions run in a chunk; expected 1 to {meta.horizon}")
     width = len(meta.action_names)
@@ -326,7 +326,7 @@ def _check_meta(guard: _Guard, meta: PolicyMeta, robot: Robot) -> None:
     guard.compare("state", meta.state_dim, robot.state_dim, "the state vector is another one")
 
 
-def _check_stats(guard: _Guard, stats: ActionStats, meta: PolicyMeta, robot: Robot) -> None:
+def _check_stats(guard: _Guard, stats: ActionStats, meta: PolicyMeta, robot: RobotFacts) -> None:
     width = len(meta.action_names)
     wrong = {name: np.shape(getattr(stats, name)) for name in _ARRAYS if np.shape(getattr(stats, name)) != (width,)}
     if wrong:
@@ -365,7 +365,7 @@ def _check_stats(guard: _Guard, stats: ActionStats, meta: PolicyMeta, robot: Rob
         guard.skipped.append("stats_data")
 
 
-def _check_limits(guard: _Guard, numbers: dict[str, np.ndarray], meta: PolicyMeta, robot: Robot) -> None:
+def _check_limits(guard: _Guard, numbers: dict[str, np.ndarray], meta: PolicyMeta, robot: RobotFacts) -> None:
     low, high = np.array(robot.low, np.float64), np.array(robot.high, np.float64)
     room = 0.05 * (high - low)
     for i, name in enumerate(meta.action_names):

@@ -175,13 +175,13 @@ def from_folder(path: str, io: IOSpec, *, device: str = "cpu", accept: Sequence[
         accept: checks of the guard whose findings are let through.
 
     Raises:
-        CheckpointError: what does not fit, by name.
+        WeightsError: what does not fit, by name.
         ValueError: the environment lacks something that the policy sees.
     """
     semantics, gripper = semantics_of(io)
     cameras = tuple(key.removeprefix("image.") for key in io.obs if key.startswith("image."))
     sizes = {(int(h), int(w)) for h, w, _ in (io.obs[f"image.{name}"][0] for name in cameras)}
-    robot = guard.Robot(
+    robot = guard.RobotFacts(
         action_names=io.action_names, semantics=semantics, frame="base", gripper=gripper, low=io.bounds[0],
         high=io.bounds[1], cameras=cameras or None, image_size=sizes.pop() if len(sizes) == 1 else None,
         control_hz=io.control_hz,

@@ -13,8 +13,8 @@ import torch
 from robot_rl.advantage.arrays import host, to_torch
 from robot_rl.advantage.derive import episode_table, segment_table, turn_table
 from robot_rl.advantage.tables import Episodes, Segments, Steps, Turns, mapped
-from robot_rl.advantage.validate import Report, check_steps
-from robot_rl.advantage.views import Layout
+from robot_rl.advantage.validate import Repairs, check_steps
+from robot_rl.advantage.views import RowLayout
 
 FLOATS = ("value", "next_value", "discount", "logp_behaviour", "logp_prox", "logp_ref", "logp_teacher", "entropy")
 
@@ -35,13 +35,13 @@ class TurnBatch:
     turns: Turns
     episodes: Episodes
     segments: Segments | None = None
-    report: Report = field(default_factory=Report)
+    report: Repairs = field(default_factory=Repairs)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> RowLayout:
         """Padded, time-major and packed views of per-step columns; gather indices are built once."""
         start = host(self.episodes.start)
-        return Layout(start, host(self.episodes.end) - start + 1, len(self.steps.reward))
+        return RowLayout(start, host(self.episodes.end) - start + 1, len(self.steps.reward))
 
     def __len__(self) -> int:
         return len(self.steps.reward)

@@ -11,7 +11,7 @@ import torch
 from robot_rl.advantage.rows import zero
 
 
-class Layout:
+class RowLayout:
     """Where each row of the flat storage sits in the other layouts.
 
     Padding holds 0, never stale data. When all episodes have one length, the padded view is a reshape and the

@@ -79,7 +79,7 @@ class HilMemory:
         self._floats = {name: np.zeros(room, np.float32) for name in _FLOATS}
         frames = min(self._frames_kept, 1024)
         self._frames = {key: np.zeros((frames, *shape), dtype) for key, (shape, dtype) in io.obs.items()}
-        self.views = {name: View(self, seed + i) for i, name in enumerate(VIEWS)}
+        self.views = {name: MemoryView(self, seed + i) for i, name in enumerate(VIEWS)}
 
     def __len__(self) -> int:
         return self.count - self._oldest
@@ -234,7 +234,7 @@ class HilMemory:
         self._floats = {name: _longer(store, self.capacity) for name, store in self._floats.items()}
 
 
-class View:
+class MemoryView:
     """Some rows of a memory as a `Sampler`: uniform with replacement.
 
     Args:

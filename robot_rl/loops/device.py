@@ -12,7 +12,7 @@ from torch import Tensor
 from robot_rl import parallel
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.loops.contract import Due, Tick, every
-from robot_rl.loops.device_world import DeviceEpisodeStats, World, open_world
+from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
 from robot_rl.types import Metrics, OffPolicyDeviceLearner
 
 
@@ -63,7 +63,7 @@ class DeviceOffPolicy:
         )
         self.sampler = self.replay
         self.stats = DeviceEpisodeStats(env.num_envs, self.device)
-        self._world: World = open_world(env, self.device, save_to)
+        self._world: DeviceWorld = open_world(env, self.device, save_to)
         self._seed = own_seed
         self._random = torch.Generator(self.device).manual_seed(own_seed + 1)
         self._ended = torch.ones(env.num_envs, dtype=torch.bool, device=self.device)

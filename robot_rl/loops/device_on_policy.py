@@ -11,7 +11,7 @@ from torch import Tensor
 
 from robot_rl import parallel
 from robot_rl.loops.contract import Due, Tick, every
-from robot_rl.loops.device_world import DeviceEpisodeStats, World, open_world
+from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
 from robot_rl.types import Metrics, OnPolicyDeviceLearner, Rollout
 
 
@@ -35,7 +35,7 @@ class DeviceOnPolicy:
         self.env, self.learner, self.device = env, learner, learner.device
         self.env_steps, self.iterations = 0, 0
         self.stats = DeviceEpisodeStats(env.num_envs, self.device)
-        self._world: World = open_world(env, self.device, save_to)
+        self._world: DeviceWorld = open_world(env, self.device, save_to)
         self._seed = seed + 100_003 * parallel.rank()
         steps, rows = learner.rollout_steps, env.num_envs
         self._vectors = {key: shape[0] for key, (shape, _) in env.io.obs.items()}

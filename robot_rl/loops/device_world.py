@@ -14,7 +14,7 @@ from robot_rl.loops.stepping import NonFiniteError, Stepper, as_obs, autoreset_m
 from robot_rl.types import Metrics, Obs, Step
 
 
-class World(Protocol):
+class DeviceWorld(Protocol):
     """What a device loop steps.
 
     Attributes:
@@ -44,7 +44,7 @@ class World(Protocol):
         ...
 
 
-def open_world(env: Any, device: torch.device, save_to: str | Path | None = None) -> World:
+def open_world(env: Any, device: torch.device, save_to: str | Path | None = None) -> DeviceWorld:
     """The environment as tensors on `device`.
 
     An environment with an attribute `device` of type `torch.device` hands over tensors and is stepped without a wait;

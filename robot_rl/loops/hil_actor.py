@@ -68,7 +68,7 @@ class Learnings(Protocol):
         ...
 
 
-class Sent:
+class OutboxMemory:
     """Stands where a learner's memory would be: settled steps go out instead.
 
     Args:
@@ -163,7 +163,7 @@ class HilActor(HumanInTheLoop):
         patience_s: float = 60.0,
         **more: Any,
     ) -> None:
-        super().__init__(*parts, memory=Sent(outbox), sampler=_NoRows(), batch_size=1, **more)  # type: ignore[arg-type]
+        super().__init__(*parts, memory=OutboxMemory(outbox), sampler=_NoRows(), batch_size=1, **more)  # type: ignore[arg-type]
         self.link, self.outbox = link, outbox
         self._collect_alone, self._most, self._patience = collect_without_learner, most_waiting, patience_s
         self._untrained = drive_untrained

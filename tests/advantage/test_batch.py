@@ -8,7 +8,7 @@ import torch
 
 from robot_rl.advantage.batch import make_batch
 from robot_rl.advantage.tables import dense_ids
-from robot_rl.advantage.views import Layout
+from robot_rl.advantage.views import RowLayout
 
 
 def columns(**changes: Any) -> Any:
@@ -154,7 +154,7 @@ def test_dense_ids_number_any_keys_by_first_appearance():
 def test_views_are_exact_inverses_and_pad_with_zero(lengths, tensors):
     lengths = np.array(lengths)
     start = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    layout = Layout(start, lengths, int(lengths.sum()))
+    layout = RowLayout(start, lengths, int(lengths.sum()))
     for shape in ((lengths.sum(),), (lengths.sum(), 2)):
         x = np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
         x = torch.from_numpy(x) if tensors else x
@@ -171,19 +171,19 @@ def test_views_are_exact_inverses_and_pad_with_zero(lengths, tensors):
 
 def test_views_of_equal_lengths_share_memory():
     x = np.arange(12.0)
-    layout = Layout(np.array([0, 4, 8]), np.array([4, 4, 4]), 12)
+    layout = RowLayout(np.array([0, 4, 8]), np.array([4, 4, 4]), 12)
     assert np.shares_memory(layout.time_major(x), x)
     assert layout.time_major(x).shape == (4, 3)
 
 
 def test_views_wrong_shapes_are_refused():
-    layout = Layout(np.array([0, 4]), np.array([4, 2]), 6)
+    layout = RowLayout(np.array([0, 4]), np.array([4, 2]), 6)
     with pytest.raises(ValueError, match="column has 5 rows, expected 6"):
         layout.padded(np.zeros(5))
     with pytest.raises(ValueError, match=r"expected \(2, 4 or more"):
         layout.from_padded(np.zeros((2, 3)))
     with pytest.raises(ValueError, match="add up to 6, expected 7"):
-        Layout(np.array([0, 4]), np.array([4, 2]), 7)
+        RowLayout(np.array([0, 4]), np.array([4, 2]), 7)
 
 
 def test_views_hang_on_the_batch():

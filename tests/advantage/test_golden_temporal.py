@@ -8,7 +8,7 @@ from robot_rl.advantage.backends import available, use_backend
 from robot_rl.advantage.gae import macro_reward, rollout_gae
 from robot_rl.advantage.hierarchy import hae
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
-from robot_rl.advantage.views import Layout
+from robot_rl.advantage.views import RowLayout
 from robot_rl.advantage.zoo.archer import archer_advantage, archer_q_target
 from robot_rl.advantage.zoo.temporal import monte_carlo, n_step, retrace, upgo, vtrace
 
@@ -34,7 +34,7 @@ def run(request, dtype):
     def call(function, *columns, boundary, valid_name="valid", tensors=False, **options):
         ends = np.flatnonzero(boundary)
         start = np.concatenate(([0], ends[:-1] + 1))
-        layout = Layout(start, ends - start + 1, len(boundary))
+        layout = RowLayout(start, ends - start + 1, len(boundary))
 
         def place(x):
             if not isinstance(x, np.ndarray):

@@ -10,7 +10,7 @@ from robot_rl.advantage.backends import available, use_backend
 from robot_rl.advantage.gae import gae, rollout_gae
 from robot_rl.advantage.hierarchy import hae
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
-from robot_rl.advantage.views import Layout
+from robot_rl.advantage.views import RowLayout
 from robot_rl.advantage.zoo.temporal import monte_carlo, n_step, retrace, upgo, vtrace
 from tests.advantage import reference_temporal as ref
 
@@ -35,7 +35,7 @@ class Ragged:
         self.g = 0.93**self.k
         ends = np.flatnonzero(self.b)
         start = np.concatenate(([0], ends[:-1] + 1))
-        self.layout = Layout(start, ends - start + 1, rows)
+        self.layout = RowLayout(start, ends - start + 1, rows)
 
     @property
     def rows(self) -> tuple[Any, Any, Any, Any, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from robot_rl.bench.iwocs import run
 from robot_rl.policies.sequence.iwocs import (
-    Table,
+    KnownTask,
     iwocs,
     optimal_values,
     policy_values,
@@ -45,11 +45,11 @@ def test_search_may_go_round_in_circles_where_each_dynamics_is_the_worst_somewhe
     assert found.value < -0.9 < 0.0 < bound
 
 
-def two_doors(pays: tuple[float, float, float]) -> Table:
+def two_doors(pays: tuple[float, float, float]) -> KnownTask:
     """One decision, three actions, then the end."""
     transition = np.zeros((2, 3, 2))
     transition[:, :, 1] = 1.0
-    return Table(transition, np.array([pays, (0.0, 0.0, 0.0)]))
+    return KnownTask(transition, np.array([pays, (0.0, 0.0, 0.0)]))
 
 
 def test_search_by_hand() -> None:
@@ -62,7 +62,9 @@ def test_search_by_hand() -> None:
 
 def test_values_of_a_policy_are_exact() -> None:
     """One state that pays 1 for ever at discount 0.9: 10."""
-    assert policy_values(Table(np.ones((1, 1, 1)), np.ones((1, 1))), np.zeros(1, int), 0.9)[0] == pytest.approx(10.0)
+    assert policy_values(KnownTask(np.ones((1, 1, 1)), np.ones((1, 1))), np.zeros(1, int), 0.9)[0] == pytest.approx(
+        10.0
+    )
 
 
 def test_bench_reports_the_bound() -> None:
@@ -74,7 +76,7 @@ def test_bench_reports_the_bound() -> None:
 
 def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="sum to 1"):
-        Table(np.zeros((1, 1, 1)), np.zeros((1, 1)))
+        KnownTask(np.zeros((1, 1, 1)), np.zeros((1, 1)))
     with pytest.raises(ValueError, match="same states"):
         iwocs([windy_walk(0.1), windy_walk(0.1, width=5)])
     with pytest.raises(ValueError, match="gamma is 1"):

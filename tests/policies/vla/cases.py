@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from robot_rl.policies.vla.chunk_policy import ChunkPolicy, probe_obs
-from robot_rl.policies.vla.guard import Robot, save
+from robot_rl.policies.vla.guard import RobotFacts, save
 from robot_rl.policies.vla.interface import ActionStats, PolicyMeta
 from robot_rl.policies.vla.tiny_backbone import TinyBackbone
 from robot_rl.policies.vla.vlm import from_config
@@ -36,14 +36,14 @@ def meta(**changes: Any) -> PolicyMeta:
     return PolicyMeta(**{**plain, **changes})
 
 
-def robot(**changes: Any) -> Robot:
+def robot(**changes: Any) -> RobotFacts:
     """What the policy of `meta` was trained for."""
     plain: dict[str, Any] = {
         "action_names": NAMES, "semantics": ("delta", "delta", "delta", "absolute"), "frame": "base",
         "gripper": (0, 0, 0, 1), "low": LOW, "high": HIGH, "cameras": CAMERAS, "image_size": (48, 48),
         "control_hz": 10.0, "state_dim": 5, "demonstrations": demonstrations(), "stats_key": "desk",
     }  # fmt: skip
-    return Robot(**{**plain, **changes})
+    return RobotFacts(**{**plain, **changes})
 
 
 def build(config: dict[str, Any], found: PolicyMeta, stats: ActionStats) -> ChunkPolicy:

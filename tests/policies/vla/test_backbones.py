@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from robot_rl.policies.vla import guard, vlm
 from robot_rl.policies.vla.backbone_critic import BackboneCritic
-from robot_rl.policies.vla.guard import CheckpointError
+from robot_rl.policies.vla.guard import WeightsError
 from robot_rl.policies.vla.interface import ActionStats
 from robot_rl.policies.vla.tiny_backbone import TinyBackbone
 
@@ -108,7 +108,7 @@ def test_backbone_as_policy_trains_saves_loads_and_refuses_wrong_statistics(fami
     with np.load(folder / "stats.npz") as found:
         arrays = {name: found[name] for name in found.files}
     np.savez(folder / "stats.npz", **{**arrays, **{name: arrays[name] * 100 for name in ("q01", "q99", "mean", "std")}})
-    with pytest.raises(CheckpointError, match=r"stats_data: action 'tip_dx'"):
+    with pytest.raises(WeightsError, match=r"stats_data: action 'tip_dx'"):
         guard.load(folder, cases.build, cases.robot(**BIG), probe=cases.probe)
 
 

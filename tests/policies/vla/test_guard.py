@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from robot_rl.policies.vla import guard
-from robot_rl.policies.vla.guard import CheckpointError
+from robot_rl.policies.vla.guard import WeightsError
 
 _spec = importlib.util.spec_from_file_location("vla_cases", Path(__file__).parent / "cases.py")
 assert _spec is not None
@@ -153,7 +153,7 @@ def test_corrupted_checkpoint_is_refused_for_its_reason(name: str, clean: Path, 
     check, corrupt = CORRUPTIONS[name]
     folder = Path(shutil.copytree(clean, tmp_path / "bad"))
     corrupt(folder)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(WeightsError) as caught:
         guard.load(folder, cases.build, cases.robot(), probe=cases.probe)
     found = {item.check for item in caught.value.findings}
     assert check in found, str(caught.value)
@@ -194,7 +194,7 @@ def test_checkpoint_for_another_robot_passes_there(changes: dict[str, Any], tmp_
 def test_fresh_weights_are_refused_unless_frozen(tmp_path: Path) -> None:
     fresh = cases.build(TINY, cases.meta(), cases.ActionStats.of(cases.demonstrations(), key="desk"))
     guard.save(tmp_path / "fresh", fresh, TINY, probe=cases.probe)
-    with pytest.raises(CheckpointError, match=r"untouched: .* never trained"):
+    with pytest.raises(WeightsError, match=r"untouched: .* never trained"):
         guard.load(tmp_path / "fresh", cases.build, cases.robot(), probe=cases.probe)
     policy, report = guard.load(tmp_path / "fresh", cases.build, cases.robot(), probe=cases.probe, accept=["untouched"])
     assert [item.check for item in report.accepted] == ["untouched"]
@@ -204,7 +204,7 @@ def test_fresh_weights_are_refused_unless_frozen(tmp_path: Path) -> None:
 
 
 def test_unknown_facts_of_the_robot_are_skipped_and_said(clean: Path) -> None:
-    _, report = guard.load(clean, cases.build, guard.Robot(), probe=cases.probe)
+    _, report = guard.load(clean, cases.build, guard.RobotFacts(), probe=cases.probe)
     assert {"stats_data", "gripper", "cameras", "control_hz"} <= set(report.skipped)
 
 

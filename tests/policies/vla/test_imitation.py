@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.vla.guard import CheckpointError
+from robot_rl.policies.vla.guard import WeightsError
 from robot_rl.policies.vla.imitation import VlaImitation
 from robot_rl.policies.vla.player import from_folder
 from robot_rl.policies.vla.player_parts import idle_action, semantics_of
@@ -85,9 +85,9 @@ def test_policy_learns_to_listen_and_comes_back_from_its_folder(
     np.testing.assert_allclose(again.act(obs, deterministic=True).value, said, atol=1e-5)
     assert again.planner.model.stats.std[0] == pytest.approx(0.8 * 0.03, rel=0.1)  # of the data, robot units
     other = replace(IO, action_high=(0.03, 0.03, 0.008))
-    with pytest.raises(CheckpointError, match="limits"):
+    with pytest.raises(WeightsError, match="limits"):
         from_folder(str(folder), other)
-    with pytest.raises(CheckpointError, match="control_hz"):
+    with pytest.raises(WeightsError, match="control_hz"):
         from_folder(str(folder), replace(IO, control_hz=20.0))
 
 
