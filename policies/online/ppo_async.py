@@ -11,8 +11,7 @@ from torch import Tensor, ones_like
 
 from robot_rl.advantage import whiten
 from robot_rl.advantage.importance import bounded_weight, effective_sample_size
-from robot_rl.policies.online.ppo import PpoLearner, PpoOptions
-from robot_rl.policies.online.ppo_policy import PpoPolicy
+from robot_rl.policies.online.ppo import PpoLearner, PpoOptions, PpoPolicy
 from robot_rl.types import IOSpec, Metrics, Rollout, StaleLearner
 
 

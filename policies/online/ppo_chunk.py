@@ -22,8 +22,7 @@ from robot_rl.advantage import (
     turn_gae,
 )
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
-from robot_rl.policies.online.ppo import Count, Positive, PpoLearner, PpoOptions, Share
-from robot_rl.policies.online.ppo_policy import PpoPolicy
+from robot_rl.policies.online.ppo import Count, Positive, PpoLearner, PpoOptions, PpoPolicy, Share
 from robot_rl.types import IOSpec, Metrics, Obs, Rollout
 
 CRITIC_FREE = ("grpo", "rloo", "gigpo")

@@ -43,6 +43,7 @@ OURS = {
     "real": {"types", "data.recorder", "data.session", "data.bag", "extras", "child", "chunks"},
     "loops": {"types", "data", "advantage", "extras", "parallel", "chunks"},
     "bench": {
+        "build",
         "child",
         "types",
         "link",

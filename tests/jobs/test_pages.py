@@ -70,7 +70,7 @@ def test_line_of_a_page_composes(
         assert f"  {words[0]} " in cli.USAGE
         return
     at = 1 if "--" in words else len(words)  # flags stand before all options or behind them
-    shown = [*words[:at], "--cfg", "job", *words[at:]]
+    shown = [*words[:at], "--cfg=job", *words[at:]]
     monkeypatch.setattr(sys, "argv", ["robot-rl", *(re.sub(r"<(\w+)>", r"\1", word) for word in shown)])
     with contextlib.suppress(SystemExit):  # Hydra's refusal of the line; what is printed then is no configuration
         cli.main()
