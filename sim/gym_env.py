@@ -24,10 +24,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from robot_rl.data.arrays import all_finite
 from robot_rl.sim import crash, gym_copies, interface
 from robot_rl.sim.interface import checked
 from robot_rl.types import IOSpec, Obs
+from robot_rl.types.data import all_finite
 from robot_rl.types.options import Count, Positive, Whole
 
 

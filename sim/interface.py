@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from robot_rl.data.arrays import all_finite
 from robot_rl.types import IOSpec
+from robot_rl.types.data import all_finite
 
 _LOW, _HIGH = np.float32(-1.0), np.float32(1.0)
 

@@ -15,7 +15,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from robot_rl.data.arrays import all_finite
 from robot_rl.sim import crash, interface
 from robot_rl.sim.draw import Streams
 from robot_rl.sim.film import Film
@@ -26,6 +25,7 @@ from robot_rl.sim.scene import Sensors, check_markers, check_scene
 from robot_rl.sim.view_rows import flags, select
 from robot_rl.sim.world import Reset, View, World
 from robot_rl.types import IOSpec, Obs
+from robot_rl.types.data import all_finite
 
 
 def make(

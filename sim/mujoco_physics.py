@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data.arrays import all_finite
 from robot_rl.extras import require
 from robot_rl.sim.headless import prefer_headless
+from robot_rl.types.data import all_finite
 
 prefer_headless()
 mujoco = require("mujoco")

@@ -25,8 +25,8 @@ from robot_rl.policies.nets.device_step import (
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.policies.online.ppo import Count, Positive, Share, Weight
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyDeviceLearner, Options, Rollout
+from robot_rl.types.options import Count, NotNegative, Positive, Share
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
@@ -40,7 +40,7 @@ class FastPpoOptions(Options):
     """Of PPO on a device; numbers of Rudin et al. 2021."""
 
     gae_lambda: Share = 0.95
-    """Weight of longer returns in the advantage."""
+    """NotNegative of longer returns in the advantage."""
     rollout_steps: Count = 24
     """Steps T of every environment between updates."""
     minibatches: Count = 4
@@ -49,15 +49,15 @@ class FastPpoOptions(Options):
     """Passes over a rollout."""
     clip: Positive = 0.2
     """The probability ratio is clipped to [1 - clip, 1 + clip]."""
-    value_clip: Weight | None = 0.2
+    value_clip: NotNegative | None = 0.2
     """A value may move this far from its old estimate in one update; null for no limit."""
-    entropy_coef: Weight = 0.01
-    """Weight of the entropy bonus."""
-    value_coef: Weight = 1.0
-    """Weight of the squared value error."""
+    entropy_coef: NotNegative = 0.01
+    """NotNegative of the entropy bonus."""
+    value_coef: NotNegative = 1.0
+    """NotNegative of the squared value error."""
     max_grad_norm: Positive = 1.0
     """Largest norm of the gradient of both networks together."""
-    lr: Weight = 1e-3
+    lr: NotNegative = 1e-3
     """First step size."""
     desired_kl: Positive | None = 0.01
     """The step size falls above twice this divergence and rises below half of it; null keeps it fixed."""

@@ -29,13 +29,9 @@ from robot_rl.policies.nets.actor_critic import (
 )
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
 from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Options, Rollout
+from robot_rl.types.options import Count, NotNegative, Positive, Share
 
 REWARD_LIMIT = 10.0
-
-Count = Annotated[int, Field(ge=1)]
-Weight = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PpoOptions(Options):
@@ -48,20 +44,20 @@ class PpoOptions(Options):
     epochs: Count = 10
     """Passes over a rollout."""
     gae_lambda: Share = 0.95
-    """Weight of longer returns in the advantage."""
+    """NotNegative of longer returns in the advantage."""
     clip: Positive = 0.2
     """The probability ratio is clipped to [1 - clip, 1 + clip]."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """c: the loss of a row with a negative advantage is at most c |A|; null for no bound."""
-    value_clip: Weight | None = None
+    value_clip: NotNegative | None = None
     """A value may move this far from its old estimate in one update; null for no limit."""
-    entropy_coef: Weight = 0.0
-    """Weight of the entropy bonus."""
-    value_coef: Weight = 0.5
-    """Weight of the squared value error."""
+    entropy_coef: NotNegative = 0.0
+    """NotNegative of the entropy bonus."""
+    value_coef: NotNegative = 0.5
+    """NotNegative of the squared value error."""
     max_grad_norm: Positive = 0.5
     """Largest norm of the gradient of both networks together."""
-    lr: Weight = 3e-4
+    lr: NotNegative = 3e-4
     """Step size of Adam."""
     target_kl: Positive | None = None
     """The update ends when the mean KL divergence from the acting policy exceeds 1.5 times this."""

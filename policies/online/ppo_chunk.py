@@ -22,8 +22,9 @@ from robot_rl.advantage import (
     turn_gae,
 )
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
-from robot_rl.policies.online.ppo import Count, Positive, PpoLearner, PpoOptions, PpoPolicy, Share
+from robot_rl.policies.online.ppo import PpoLearner, PpoOptions, PpoPolicy
 from robot_rl.types import IOSpec, Metrics, Obs, Rollout
+from robot_rl.types.options import Count, Positive, Share
 
 CRITIC_FREE = ("grpo", "rloo", "gigpo")
 

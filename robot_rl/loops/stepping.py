@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from robot_rl.data.arrays import all_finite
 from robot_rl.types import Array, Obs, Step
+from robot_rl.types.data import all_finite
 
 _DOUBLE = (np.dtype(np.float64), torch.float64)
 

@@ -198,3 +198,13 @@ class Sampler(Protocol):
         ...
 
     def __len__(self) -> int: ...
+
+
+def all_finite(value: np.ndarray) -> bool:
+    """Whether no number of an array is NaN or infinite.
+
+    Counting takes half the time of `isfinite().all()` on small arrays. A dot product with itself would take as little,
+    but BLAS splits one of more than some 10,000 numbers over threads, which then wait for more work in a busy loop and
+    take the processors from the simulation (1,024 copies on two threads: 1.65 times the time of the physics).
+    """
+    return np.count_nonzero(np.isfinite(value)) == value.size
