@@ -19,7 +19,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-from broken import episode, robomimic
+from broken import episode, robomimic  # pyright: ignore[reportMissingImports]
 
 from robot_rl.data import d4rl, formats, lerobot_write, minari
 from robot_rl.data.bounds import Scale, between
@@ -127,7 +127,7 @@ def in_units(io: IOSpec, action: Any) -> np.ndarray:
 
 def commanded(verb: str, path: Path, given: dict[str, Any]) -> np.ndarray:
     """(2,) N*m that the environment is commanded by the log's first action, or by a policy that always answers it."""
-    settings = LogSettings(str(path), action_clip=True, **given)
+    settings = LogSettings(data=str(path), action_clip=True, **given)
     if verb in ("offline", "train log="):  # the policy learns in the environment's units
         store, _ = logs.fit(logs.read_log(settings), ENV)
         data, _ = logs.sampler(store, settings, seed=0)
@@ -296,7 +296,7 @@ def test_cloned_policy_commands_the_torque_of_its_log(tmp_path: Path) -> None:
     d4rl.write(tmp_path / "log.hdf5", same)
     with h5py.File(tmp_path / "log.hdf5", "r+") as file:
         file.attrs.update({"action_low": LOW, "action_high": HIGH})
-    settings = LogSettings(str(tmp_path / "log.hdf5"))
+    settings = LogSettings(data=str(tmp_path / "log.hdf5"))
     store = logs.read_log(settings)
     options = {"name": "offline/bc", "hidden": [32, 32], "batch_size": 64}
     learner = build.make("policy", options, store.io, seed=0, device="cpu", gamma=0.99)
