@@ -40,7 +40,7 @@ class FastPpoOptions(Options):
     """Of PPO on a device; numbers of Rudin et al. 2021."""
 
     gae_lambda: Share = 0.95
-    """NotNegative of longer returns in the advantage."""
+    """Weight of longer returns in the advantage."""
     rollout_steps: Count = 24
     """Steps T of every environment between updates."""
     minibatches: Count = 4
@@ -52,9 +52,9 @@ class FastPpoOptions(Options):
     value_clip: NotNegative | None = 0.2
     """A value may move this far from its old estimate in one update; null for no limit."""
     entropy_coef: NotNegative = 0.01
-    """NotNegative of the entropy bonus."""
+    """Weight of the entropy bonus."""
     value_coef: NotNegative = 1.0
-    """NotNegative of the squared value error."""
+    """Weight of the squared value error."""
     max_grad_norm: Positive = 1.0
     """Largest norm of the gradient of both networks together."""
     lr: NotNegative = 1e-3

@@ -44,7 +44,7 @@ class PpoOptions(Options):
     epochs: Count = 10
     """Passes over a rollout."""
     gae_lambda: Share = 0.95
-    """NotNegative of longer returns in the advantage."""
+    """Weight of longer returns in the advantage."""
     clip: Positive = 0.2
     """The probability ratio is clipped to [1 - clip, 1 + clip]."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
@@ -52,9 +52,9 @@ class PpoOptions(Options):
     value_clip: NotNegative | None = None
     """A value may move this far from its old estimate in one update; null for no limit."""
     entropy_coef: NotNegative = 0.0
-    """NotNegative of the entropy bonus."""
+    """Weight of the entropy bonus."""
     value_coef: NotNegative = 0.5
-    """NotNegative of the squared value error."""
+    """Weight of the squared value error."""
     max_grad_norm: Positive = 0.5
     """Largest norm of the gradient of both networks together."""
     lr: NotNegative = 3e-4
