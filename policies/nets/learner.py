@@ -20,7 +20,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size, valid_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Obs, Options, Transitions
-from robot_rl.types.options import Count, Mixing, StillRate, Whole
+from robot_rl.types.options import Count, Mixing, Rate, Whole
 
 
 class NetOptions(Options):
@@ -30,7 +30,7 @@ class NetOptions(Options):
     """Rows per update of one seed; of one critic step where an update makes several."""
     hidden: tuple[Count, ...] = (256, 256)
     """Widths of the hidden layers of all networks."""
-    lr: StillRate = 3e-4
+    lr: Rate = 3e-4
     """Step size of everything that has none of its own."""
     matmul: Literal["float32", "bf16", "auto"] = "float32"
     """Type of the square products; auto: bf16 where native."""

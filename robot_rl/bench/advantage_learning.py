@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl import __version__
+from robot_rl import __version__, build
 from robot_rl.bench.curves import plot
 from robot_rl.checkpoint import write_json
 from robot_rl.loops.episodes import EpisodeStats
@@ -26,7 +26,6 @@ from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.stopwatch import Stopwatch
 
 ENV = "robot_rl.sim.mujoco_env.make"
-LEARNER = "robot_rl.policies.online.ppo_chunk.PpoChunk"
 METHODS = ("step_gae", "smdp_gae", "turn_gae", "hae", "grpo", "gigpo")
 OPTIONS: dict[str, dict[str, Any]] = {
     "turn_gae": {"turn_gamma": 0.95},  # the convention of language agents: per decision, whatever it lasts
@@ -138,13 +137,8 @@ def train(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     task = WORLDS[job["world"]]
     env = _at(ENV)(task.num_envs, job["seed"], world=_at(task.world)(**task.options), num_threads=1)
-    learner = _at(LEARNER)(
-        env.io,
-        seed=job["seed"],
-        chunk=job["chunk"],
-        estimator=job["method"],
-        **{**task.learner, **OPTIONS.get(job["method"], {})},
-    )
+    options = {"chunk": job["chunk"], "estimator": job["method"], **task.learner, **OPTIONS.get(job["method"], {})}
+    learner = build.make("policy", {"name": "online/ppo_chunk", **options}, env.io, seed=job["seed"], device="cpu")
     watch, curve = Stopwatch(), []
 
     def hook(ticks: int, metrics: dict[str, float]) -> bool:

@@ -21,8 +21,6 @@ Whole = Annotated[int, Field(ge=0)]
 """How many, perhaps none: 0 mostly stands for never."""
 Rate = Annotated[float, Field(gt=0, lt=1)]
 """A step size of gradient descent."""
-StillRate = Annotated[float, Field(ge=0, lt=1)]
-"""A step size that may be 0: then nothing is learnt."""
 Positive = Annotated[float, Field(gt=0)]
 """A time, a scale, a temperature."""
 NotNegative = Annotated[float, Field(ge=0)]

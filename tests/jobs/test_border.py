@@ -108,8 +108,8 @@ def test_code_that_changed_since_the_run_is_refused_until_it_is_wanted_so(strang
         ({"name": "online/sac", "gamma": 0.9}, "gamma=… .without policy.. sets it for the whole run"),
         ({"name": "online/sac", "lr": "fast"}, "policy.lr is 'fast', expected a number"),
         ({"name": "online/sca"}, "did you mean online/sac"),
-        ({"name": "offline/iql", "expectile": 1.5}, "policy.expectile is 1.5, expected a number below 1"),
-        ({"name": "offline/iql", "order": "crol"}, "expected one of jax, corl; did you mean corl?"),
+        ({"name": "offline/iql", "expectile": 1.5}, "policy.expectile is 1.5, expected a number in .0, 1."),
+        ({"name": "offline/iql", "order": "crol"}, "policy.order is 'crol', expected jax or corl; did you mean corl?"),
         ({}, "policy says no name"),
     ],
 )

@@ -16,6 +16,7 @@ from robot_rl.jobs.train import TrainJob, TrainSettings
 from robot_rl.live_bar import LiveBar
 from robot_rl.track import Jsonl, files
 from robot_rl.types import Action, Learner
+from robot_rl.words import Refused
 
 
 class MeanPolicy:
@@ -164,5 +165,5 @@ def test_damaged_and_foreign_files_are_told_without_advice_to_trust_them(tmp_pat
 def test_a_run_that_could_not_be_evaluated_at_its_end_is_refused_before_it_begins(settings: Any, name: str) -> None:
     options: dict[str, Any] = {"data": "log.hdf5"} if settings is OfflineSettings else {"total_steps": 1}
     options[name] = 0
-    with pytest.raises(ValueError, match=f"{name} is 0, expected 1 or more"):
-        settings(**options)
+    with pytest.raises(Refused, match=f"^{name} is 0, expected a whole number of at least 1"):
+        build.check(settings, options, "", "the run")

@@ -54,10 +54,10 @@ def test_finished_trial_is_not_run_again_and_an_interrupted_one_is_resumed(tmp_p
 
 
 def test_command_line_says_what_is_wrong(capsys):
-    assert verb(["train", "seed=0", "--cpu=2"]) == 1
-    assert "no option --cpu" in capsys.readouterr().err
-    assert verb(["deploy", "seed=0"]) == 1
-    assert "runs train or offline" in capsys.readouterr().err
+    assert verb(["train", "seed=0", "--cpu=2"]) == 2
+    assert "cpu is no option of sweep; did you mean cpus?" in capsys.readouterr().err
+    assert verb(["deploy", "seed=0"]) == 2
+    assert "a sweep is of train or offline" in capsys.readouterr().err
     assert verb([]) == 0
 
 

@@ -132,7 +132,7 @@ def test_target_is_the_polyak_average_and_nothing_else():
 @pytest.mark.parametrize(("subset", "possible"), [(None, {1.0}), (2, {1.0, 2.0}), (1, {1.0, 2.0, 3.0})])
 def test_target_is_the_minimum_over_a_random_subset(subset, possible):
     io = spec()
-    learner = sac(io, hidden=(8,), critics=3, subset=subset, lr=0.0, backup_entropy=False, metrics_every=1)
+    learner = sac(io, hidden=(8,), critics=3, subset=subset, lr=1e-30, backup_entropy=False, metrics_every=1)
     for params in (learner.critic.params, learner.target.params):  # member e says e + 1 everywhere
         params.flat.zero_()
         params.view["bias1"].copy_(torch.tensor([[1.0], [2.0], [3.0]]))
@@ -143,7 +143,7 @@ def test_target_is_the_minimum_over_a_random_subset(subset, possible):
 
 def test_discount_of_the_data_is_the_only_bootstrap_multiplier():
     io = spec()
-    learner = sac(io, hidden=(8,), lr=0.0, backup_entropy=False, metrics_every=1)
+    learner = sac(io, hidden=(8,), lr=1e-30, backup_entropy=False, metrics_every=1)
     for params in (learner.critic.params, learner.target.params):
         params.flat.zero_()
         params.view["bias1"].fill_(10.0)
@@ -181,7 +181,7 @@ def test_temperature_moves_towards_the_target_entropy(target, rises):
 
 def test_zero_alpha_lr_keeps_the_temperature():
     io = spec()
-    learner = sac(io, hidden=(8, 8), init_alpha=0.2, alpha_lr=0.0)
+    learner = sac(io, hidden=(8, 8), init_alpha=0.2, alpha_lr=1e-30)
     learner.update(stream(io))
     assert float(learner.alpha) == pytest.approx(0.2)
 
@@ -211,7 +211,7 @@ def test_utd_draws_that_many_batches_and_steps_the_actor_once():
 def test_encoder_learns_from_the_critic_alone():
     io = spec(state=3, image=(16, 16, 3))
     options = {"hidden": (8, 8), "encoder_channels": (4, 4), "encoder_strides": (2, 2), "latent": 6}
-    learner = sac(io, lr=0.0, actor_lr=1e-2, **options)
+    learner = sac(io, lr=1e-30, actor_lr=1e-2, **options)
     before, actor = learner.critic.params.flat.clone(), learner.actor.params.flat.clone()
     learner.update(stream(io))
     assert torch.equal(before, learner.critic.params.flat)

@@ -46,7 +46,7 @@ def test_session_convert_and_join_as_typed(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("verb", "arguments", "words"),
     [
-        ("", [], "data session join"),
+        ("", [], "expected one of convert, join, recover"),
         ("convert", ["a", "b"], "robot_spec="),
         ("convert", ["a", "b", "robot_spec=desk_arm", "ticks=hours"], "expected one of executed, rate, command"),
         ("convert", ["a", "b", "robot_spec=desk_arm", "rate=fast"], "expected a number"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from robot_rl.build import make
+from robot_rl.words import Refused
 
 METHODS = {
     "bc.Bc": {},
@@ -121,5 +122,5 @@ def test_explicit_and_autograd_kernels_take_the_same_step(name, options, io, bat
 
 def test_images_are_refused(io):
     seen = replace(io, obs={**io.obs, "image.front": ((8, 8, 3), "uint8")})
-    with pytest.raises(ValueError, match="reads one vector observation 'state'"):
+    with pytest.raises(Refused, match="reads one vector observation 'state'"):
         build("iql.Iql", seen)

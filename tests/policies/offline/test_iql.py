@@ -37,7 +37,7 @@ def test_expectile_towards_one_finds_the_maximum_of_a_bandit():
 def test_target_bootstraps_from_the_value_unless_terminated(io, batch, discount, expected, make):
     """V is 0.25 everywhere: y = 1.5 where terminated, 1.5 + 0.9 * 0.25 where running or truncated; critics that say y
     already have no error."""
-    learner = make(Iql, io, hidden=(8,), batch_size=4, metrics_every=1, lr=0.0)
+    learner = make(Iql, io, hidden=(8,), batch_size=4, metrics_every=1, lr=1e-30)
     for net, value in ((learner.value, 0.25), (learner.critic, expected)):
         net.params.flat.zero_()
         net.params.view["bias1"].fill_(value)
@@ -52,7 +52,7 @@ def test_target_bootstraps_from_the_value_unless_terminated(io, batch, discount,
 
 def test_losses_equal_plain_torch(io, batch, make):
     """One update against the paper's losses written with torch's own modules: value, actor, then critics."""
-    learner = make(Iql, io, hidden=(8, 8), batch_size=16, normalize=False, metrics_every=1, lr=0.0)
+    learner = make(Iql, io, hidden=(8, 8), batch_size=16, normalize=False, metrics_every=1, lr=1e-30)
     learner.actor.params.view["log_std"].uniform_(-1, 0)
     generator = torch.Generator().manual_seed(1)
     for part in (learner.value, learner.critic, learner.target, learner.actor):  # fresh values are nearly flat
