@@ -45,7 +45,8 @@ def script(folder: Path) -> list[str]:
 
 
 def test_the_folder_would_run_under_a_plain_module_start(hostile: Path) -> None:
-    subprocess.run([sys.executable, "-m", "robot_rl", "--version"], cwd=hostile, capture_output=True)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    subprocess.run([sys.executable, "-m", "robot_rl", "--version"], cwd=hostile, env=env, capture_output=True)
     assert (hostile.parent / "ran").exists()
 
 

@@ -68,6 +68,7 @@ from robot_rl.cli import main
 from robot_rl.data import store_write
 import h5py
 number = int(sys.argv.pop(1))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background without
 def killed(*_, **__):
     os.kill(os.getpid(), number)
     signal.pause()
