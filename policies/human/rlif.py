@@ -45,12 +45,17 @@ class Rlif(ImitatingActorCritic[RlifOptions]):
         """As SAC's, on relabelled rows.
 
         Raises:
-            KeyError: the batches have no extras "reward_task" and "reward_rlif".
+            ValueError: the batches do not say where a person took over (extras "reward_task" and "reward_rlif").
         """
         return super().update(map(self.relabel, batches))
 
     def relabel(self, batch: Transitions) -> Transitions:
         """The batch with r = w_task r_task + w_rlif r_rlif."""
+        if "reward_rlif" not in batch.extras:
+            raise ValueError(
+                "RLIF is paid by where a person took over, and these steps do not say: use robot-rl hil "
+                "policy=human/rlif, which records it"
+            )
         taken = batch.extras["reward_rlif"]
         reward = self.o.w_task * batch.extras["reward_task"] + self.o.w_rlif * taken
         discount = batch.discount * (taken == 0) if self.o.terminal_on_takeover else batch.discount

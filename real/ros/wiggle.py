@@ -62,9 +62,8 @@ class Wiggle:
         topics = {s.topic for s in spec.sensors.values() if s.type.replace("/msg/", "/") == "sensor_msgs/JointState"}
         for topic in topics or {"joint_states"}:
             node.create_subscription(JointState, topic, self._take, qos("state"))
-        self._sent: list[
-            tuple[float, np.ndarray]
-        ] = []  # what the supervisor made of it: its own delay is not the robot's
+        # what the supervisor made of it, whose own delay is not the robot's
+        self._sent: list[tuple[float, np.ndarray]] = []
         node.create_subscription(JointTrajectory, "robot_rl/executed", self._executed, qos("executed"))
         self._out = node.create_publisher(JointTrajectory, "robot_rl/command/teleop", qos("command"))
         self._held = node.create_publisher(Bool, "robot_rl/takeover", qos("takeover"))
@@ -88,7 +87,12 @@ class Wiggle:
                 if begin[i] + way < lower[i]:
                     trial.problems.append(f"wiggle: {name} stands at {begin[i]:.3f} rad, outside its limits")
                     continue
-                self._judge(trial, i, way, begin, self._move(i, way, begin))
+                told = self._move(i, way, begin)
+                seen = np.array([(when, *(place - begin)) for when, place in list(self._rows)])
+                found = judge(self._spec, i, way, seen, told)
+                trial.lines += found.lines
+                trial.problems += found.problems
+                trial.dead_time |= found.dead_time
                 if trial.problems:  # what comes next would be as wrong
                     break
         finally:
@@ -122,7 +126,10 @@ class Wiggle:
         return "" if answer.success else answer.message
 
     def _move(self, joint: int, way: float, begin: np.ndarray) -> np.ndarray:
-        """Way out and back of one joint, then a rest; (n, 2) when [s] and where to [rad] the supervisor sent it."""
+        """Way out and back of one joint, then a rest; (n, 2) when [s] and where to [rad] the supervisor sent it.
+
+        n is 0 where the supervisor has sent nothing.
+        """
         since, lead = time.monotonic(), 0.3  # the person takes over first, at rest
         while (t := time.monotonic() - since - lead) < SECONDS + REST:
             phase = 2.0 * np.pi * min(max(t, 0.0), SECONDS) / SECONDS
@@ -140,36 +147,49 @@ class Wiggle:
                 )
             )
             time.sleep(1.0 / RATE)
-        told = np.array([(when, value[joint]) for when, value in list(self._sent) if when >= since])
-        told[:, 1] -= told[0, 1]
+        told = np.array([(when, value[joint]) for when, value in list(self._sent) if when >= since]).reshape(-1, 2)
+        told[:, 1] -= told[:1, 1]
         return told
 
-    def _judge(self, trial: Trial, joint: int, way: float, begin: np.ndarray, told: np.ndarray) -> None:
-        rows = [row for row in list(self._rows) if row[0] >= told[0, 0]]
-        times = np.array([row[0] for row in rows])
-        moved = np.array([row[1] for row in rows]) - begin
-        names, peak = self._spec.names, np.abs(moved).max(0)
-        others = [names[i] for i in np.flatnonzero(peak > SEEN * AMPLITUDE) if i != joint]
-        signed = float(moved[np.argmax(np.abs(moved[:, joint])), joint])
-        if peak[joint] < SEEN * AMPLITUDE and others:
-            trial.problems.append(
-                f"wiggle: told to move {names[joint]}, the robot moved {', '.join(others)}: the order or the names "
-                "of the joints differ between the controller, the joint states and the RobotSpec"
-            )
-        elif peak[joint] < SEEN * AMPLITUDE:
-            trial.problems.append(
-                f"wiggle: told to move {names[joint]} by {way:g} rad, it moved by {signed:.4f}: not driven, braked, or "
-                "its states do not come from this robot"
-            )
-        elif signed * way < 0.0:
-            trial.problems.append(
-                f"wiggle: {names[joint]} moves the other way: the sign of commands or states is wrong"
-            )
-        elif others:
-            trial.problems.append(f"wiggle: with {names[joint]} {', '.join(others)} moved too")
-        else:
-            late = trial.dead_time[names[joint]] = _lag(times, moved[:, joint], told)
-            trial.lines.append(f"  {names[joint]}: moved by {signed:+.4f} rad, {1e3 * late:.0f} ms late")
+
+def judge(spec: RobotSpec, joint: int, way: float, seen: np.ndarray, told: np.ndarray) -> Trial:
+    """What one joint's way out and back has shown.
+
+    Args:
+        spec: of the robot.
+        joint: that was told to move.
+        way: of it [rad], with its sign.
+        seen: (m, 1 + J) when [s], and how far every joint was from where it stood [rad].
+        told: (n, 2) when [s], and how far from there the supervisor sent the joint [rad].
+    """
+    trial, names = Trial(), spec.names
+    seen = seen[seen[:, 0] >= told[0, 0]] if len(told) else seen[:0]
+    if not len(seen):
+        silent = "joint states came no more" if len(told) else "the supervisor sent nothing"
+        trial.problems.append(f"wiggle: told to move {names[joint]}, {silent}; look for a fault in its diagnostics")
+        return trial
+    times, moved = seen[:, 0], seen[:, 1:]
+    peak = np.abs(moved).max(0)
+    others = [names[i] for i in np.flatnonzero(peak > SEEN * AMPLITUDE) if i != joint]
+    signed = float(moved[np.argmax(np.abs(moved[:, joint])), joint])
+    if peak[joint] < SEEN * AMPLITUDE and others:
+        trial.problems.append(
+            f"wiggle: told to move {names[joint]}, the robot moved {', '.join(others)}: the order or the names "
+            "of the joints differ between the controller, the joint states and the RobotSpec"
+        )
+    elif peak[joint] < SEEN * AMPLITUDE:
+        trial.problems.append(
+            f"wiggle: told to move {names[joint]} by {way:g} rad, it moved by {signed:.4f}: not driven, braked, or "
+            "its states do not come from this robot"
+        )
+    elif signed * way < 0.0:
+        trial.problems.append(f"wiggle: {names[joint]} moves the other way: the sign of commands or states is wrong")
+    elif others:
+        trial.problems.append(f"wiggle: with {names[joint]} {', '.join(others)} moved too")
+    else:
+        late = trial.dead_time[names[joint]] = _lag(times, moved[:, joint], told)
+        trial.lines.append(f"  {names[joint]}: moved by {signed:+.4f} rad, {1e3 * late:.0f} ms late")
+    return trial
 
 
 def _lag(times: np.ndarray, moved: np.ndarray, told: np.ndarray) -> float:

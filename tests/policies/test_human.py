@@ -214,6 +214,12 @@ def test_rlif_relabels_from_what_was_recorded():
     assert (out.discount[row.extras["reward_rlif"] == 0] > 0.9).all()
 
 
+def test_rlif_asks_for_a_person_where_none_was_recorded():
+    bare = replace(batch(), extras={})
+    with pytest.raises(ValueError, match="use robot-rl hil policy=human/rlif"):
+        make(Rlif, spec(), **SMALL).update(iter([bare] * 50))
+
+
 def test_rlif_avoids_what_makes_people_take_over():
     # a takeover follows every action above 0; the person's own actions (all 0.9, poor ones) are no target
     learner = make(Rlif, spec(("a",), 1), critics=2, utd=1, lr=3e-3, **SMALL)

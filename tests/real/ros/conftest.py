@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from ros_harness import RT, SUPERVISOR, Processes, Station  # noqa: E402
 
-ALONE = ("test_launch.py", "test_messages.py")
+ALONE = ("test_launch.py", "test_messages.py", "test_wiggle.py")
 
 
 def pytest_collection_modifyitems(items):
