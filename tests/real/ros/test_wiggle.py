@@ -1,4 +1,4 @@
-"""What a wiggle shows, from numbers: the right joint, its sign, how late, and a robot or supervisor that went silent."""
+"""What a wiggle shows, from numbers: right joint, sign, how late, and a robot or supervisor that went silent."""
 
 import numpy as np
 import pytest
