@@ -5,6 +5,7 @@ observations (a `Policy`) takes either kind and returns the same kind; whatever 
 """
 
 from robot_rl.types.data import Array, Episode, LogFacts, Metrics, Obs, Rollout, Sampler, Step, Transitions
+from robot_rl.types.env import VecEnv
 from robot_rl.types.io import IOSpec, Seen
 from robot_rl.types.learner import (
     Learner,
@@ -48,4 +49,5 @@ __all__ = [
     "Tracker",
     "TrainedPolicy",
     "Transitions",
+    "VecEnv",
 ]

@@ -92,6 +92,8 @@ OURS = {
         "parallel",
         "chunks",
     },
+    "api": {"build", "checkpoint", "extras", "jobs", "loops", "types", "verbs", "words"},
+    "envs": {"api", "types"},
     "cli": {"verbs", "jobs", "words", "child", "extras"},
     "__main__": {"cli"},
     "configs": set(),
@@ -110,7 +112,7 @@ THIRD = {
     "zenoh": ("robot_rl/link/",),
     "safetensors": ("robot_rl/link/",),
     "hydra": ("robot_rl/cli.py", "robot_rl/verbs/"),
-    "omegaconf": ("robot_rl/cli.py", "robot_rl/verbs/"),
+    "omegaconf": ("robot_rl/cli.py", "robot_rl/api.py", "robot_rl/verbs/"),
     "h5py": ("robot_rl/data/", "robot_rl/bench/"),
     "pyarrow": ("robot_rl/data/lerobot.py", "robot_rl/data/lerobot_write.py"),
     "rosbags": ("robot_rl/data/rosbag.py", "robot_rl/data/bag.py"),
@@ -119,7 +121,7 @@ THIRD = {
     "numba": ("robot_rl/advantage/backends/", "policies/online/"),
     "triton": ("robot_rl/advantage/backends/",),
     "ray": ("robot_rl/loops/cluster.py", "robot_rl/jobs/sweep.py"),
-    "gymnasium": ("sim/", "real/", "robot_rl/loops/", "robot_rl/bench/", "policies/online/sb3.py"),
+    "gymnasium": ("robot_rl/envs.py", "sim/", "real/", "robot_rl/loops/", "robot_rl/bench/", "policies/online/sb3.py"),
 }
 
 
