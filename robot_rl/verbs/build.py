@@ -306,10 +306,3 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> tuple
 
     run = folder.parent.parent.name if folder.parent.name == "checkpoints" else folder.parent.name
     return policy, io, make_port, f"{run}@{checkpoint.read_meta(folder)['step']}".replace("/", "_")
-
-
-def table(rows: dict[str, Any]) -> None:
-    """Print names and values in two columns."""
-    width = max((len(name) for name in rows), default=0)
-    for name, value in rows.items():
-        print(f"  {name:<{width}}  {value:.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")

@@ -9,7 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.verbs.build import choice, env_factory, foreign, load_policy, run_folder, table, threads
+from robot_rl.verbs import answer
+from robot_rl.verbs.build import choice, env_factory, foreign, load_policy, run_folder, threads
 from robot_rl.words import Refused
 
 
@@ -82,7 +83,7 @@ def evaluate_latency(cfg: DictConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "latency.json", found)
     print(f"success of {lengths.exec} of {lengths.pred} actions per decision, {cfg.latency_ms:g} ms of latency")
-    table({**{name: row["line"] for name, row in found.items()}, "numbers": str(folder / "latency.json")})
+    answer.table({**{name: row["line"] for name, row in found.items()}, "numbers": str(folder / "latency.json")})
 
 
 def paired(before: list[bool], after: list[bool]) -> dict[str, float]:

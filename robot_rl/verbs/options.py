@@ -294,8 +294,6 @@ class DataOptions(VerbOptions):
     """convert: what to write; plot: the picture."""
     to: Literal["store", "d4rl", "minari", "lerobot", "recording"] | None = None
     """convert: the format; null = by the name of out."""
-    as_json: bool = False
-    """info, validate: print JSON."""
     batch: Count = 256
     """validate: rows per training batch."""
     dataset: str | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from robot_rl import build
+from robot_rl.verbs import answer
 from robot_rl.verbs.compose import read_words
 from robot_rl.verbs.options import IsaacDoctorOptions, RosDoctorOptions
 from robot_rl.words import Refused, near
@@ -53,8 +54,9 @@ def doctor_ros(arguments: list[str]) -> int:
         examine = build.tool("examine_robot")
         found = examine(spec, namespace=options.namespace, listen=options.listen, wiggle=options.wiggle)
     except (Refused, OSError, ValueError, ImportError) as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
+        answer.error(str(error))
         return 2
+    answer.note(problems=list(found.problems), report=found.text())
     print(found.text())
     return 1 if found.problems else 0
 
@@ -65,8 +67,9 @@ def doctor_isaac(arguments: list[str]) -> int:
         options = read_words(IsaacDoctorOptions, arguments, "doctor isaac")
         build.find("world", options.world)
     except Refused as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
+        answer.error(str(error))
         return 2
     text, healthy = build.tool("diagnose_isaac")(**options.model_dump())
+    answer.note(healthy=healthy, report=text)
     print(text)
     return 0 if healthy else 1
