@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from robot_rl.types import Action, IOSpec
+from robot_rl.types import Action, IOSpec, Loaded
 
 RATE = 50.0
 
@@ -44,9 +44,9 @@ def load(path, *, device, threads):
     if name == "corrupt":
         raise ValueError("policy.pt cannot be read as tensors and plain values")
     if name == "wrong":
-        return Toward(0.5), io(2), None, name
+        return Loaded(Toward(0.5), io(2), None, name)
     target = {"good": 0.5, "back": -0.5}.get(name, 0.0)
-    return Toward(target, bad=name == "nan"), io(), None, name
+    return Loaded(Toward(target, bad=name == "nan"), io(), None, name)
 
 
 class Looks:
@@ -77,7 +77,7 @@ def looks(path, *, device, threads):
     raw = SpecPort(spec, RATE).io.to_dict()
     raw["obs"] |= {f"image.{name}": {"shape": [24, 32, 3], "dtype": "uint8"} for name in spec.cameras}
     io = IOSpec.from_dict(raw)
-    return Looks(io), io, None, "looks"
+    return Loaded(Looks(io), io, None, "looks")
 
 
 class Expert:
@@ -98,4 +98,4 @@ def expert(path, *, device, threads):
 
     joints = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
     port = WorldPort("reach", joints)
-    return Expert(port.world, port.io), port.io, lambda names: WorldPort("reach", names, port.io), "expert"
+    return Loaded(Expert(port.world, port.io), port.io, lambda names: WorldPort("reach", names, port.io), "expert")
