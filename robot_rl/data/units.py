@@ -162,8 +162,15 @@ class InUnits:
             told(self._scaled(action, self._back))
 
     def log_prob(self, obs: Obs, action: Tensor) -> Tensor:
-        """(B,) log-density of an action of the environment."""
-        return self.policy.log_prob(self._read(obs), self._scaled(action, self._back)) - self._scale.log_volume
+        """(B,) log-density of an action of the environment.
+
+        Raises:
+            ValueError: the inner policy has none.
+        """
+        density = getattr(self.policy, "log_prob", None)
+        if density is None:
+            raise ValueError(f"{type(self.policy).__name__} has no density")
+        return density(self._read(obs), self._scaled(action, self._back)) - self._scale.log_volume
 
     def around(self, policy: Any) -> InUnits:
         """Another policy that answers on the same scale as the inner one."""
