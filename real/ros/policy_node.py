@@ -96,7 +96,6 @@ class PolicyNode(LifecycleNode):
     def _value(self, name: str) -> Any:
         return self.get_parameter(name).value
 
-
     # ------------------------------------------------------------ lifecycle
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:

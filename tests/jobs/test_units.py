@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 sys.path.insert(0, str(Path(__file__).parent))
 from unit_logs import ENV, FORMATS, HIGH, LOW, TORQUE, physical, write  # pyright: ignore[reportMissingImports]
 
-from robot_rl import checkpoint, extras
+from robot_rl import checkpoint, cli, extras
 from robot_rl.data import d4rl, formats
 from robot_rl.data.bounds import Scale, between
 from robot_rl.data.convert import convert
@@ -40,6 +42,11 @@ from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.types import Action, IOSpec
 from robot_rl.verbs.build import load_for_robot, load_policy
 
+OWN = Path(__file__).parent / "constant.py"
+METHOD, CHUNKS, WORLD = (f"{OWN}:{name}" for name in ("Constant", "ConstantChunks", "Bench"))
+extras.allow(METHOD, CHUNKS, WORLD)
+Bench = extras.own(WORLD)
+
 
 class Constant:
     """Answers one action, for ever."""
@@ -51,32 +58,6 @@ class Constant:
 
     def act(self, obs: Any, *, deterministic: bool = False) -> Action:
         return Action(np.repeat(self.value[None], len(obs["state"]), 0))
-
-
-class Bench:
-    """An actuator of +-4 N*m on a bench: writes down what it is commanded; an episode is one step."""
-
-    io, episode_steps = ENV, 1
-
-    def __init__(self) -> None:
-        self.commanded: list[np.ndarray] = []
-
-    def start(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        return {"state": np.zeros(4, np.float32)}
-
-    def observe(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        return state["state"].copy()
-
-    def step(self, state: dict[str, np.ndarray], action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        self.commanded += list(in_units(self.io, action))
-        none = np.zeros(len(action), bool)
-        return np.zeros(len(action), np.float32), none, none
-
-    def expert(self, obs: np.ndarray) -> np.ndarray:
-        return np.zeros((len(obs), 2), np.float32)
-
-    def picture(self, state: dict[str, np.ndarray], row: int) -> np.ndarray:
-        return np.zeros((8, 8, 3), np.uint8)
 
 
 ROBOT = RobotSpec.from_dict(
@@ -97,16 +78,19 @@ def in_units(io: IOSpec, action: Any) -> np.ndarray:
     return low + (np.asarray(action, float) + 1.0) / 2.0 * (high - low)
 
 
-def made_from(log: Path, folder: Path, said: dict[str, Any]) -> Path:
+def made_from(log: Path, folder: Path, said: dict[str, Any], method: str = METHOD, *, bench: bool = False) -> Path:
     """The checkpoint of `offline` without an environment, of a policy that always answers the log's first action.
 
     Args:
         log: any.
         folder: of the run.
         said: `action_low=… action_high=…` on its command line.
+        method: that answers it.
+        bench: whether it knows the environment.
     """
     store = logs.read_log(LogSettings(data=str(log), **said))
-    config = {"policy": {"name": METHOD}, "seed": 0, "gamma": 0.99, "device": "cpu"}
+    config: dict[str, Any] = {"policy": {"name": method}, "seed": 0, "gamma": 0.99, "device": "cpu"}
+    config |= {"env": {"engine": "array", "world": {"name": WORLD}}} if bench else {}
     value = torch.tensor(np.array(store.column("action")[0], np.float32))
     states, meta = {"policy": {"value": value}}, {"action": store.meta.get("action")}
     text = yaml.safe_dump(config)
@@ -137,24 +121,22 @@ def commanded(verb: str, path: Path, given: dict[str, Any], folder: Path) -> np.
         sent = Pilot(policy, port, identity="p", rate=20.0, mode=ROBOT.mode).tick(np.zeros(2), np.zeros(2), {})
         assert sent is not None
         return sent.values[0]
-    world = Bench()
-    env = ArrayVectorEnv(world, 2, 0)
+    Bench.commanded.clear()
+    env = ArrayVectorEnv(Bench(), 2, 0)
     config = OmegaConf.load(made / "config.yaml")
     policy = load_policy(OmegaConf.create({"device": "cpu", **late}), config, made, env.io)  # type: ignore[arg-type]
     if verb == "collect":  # what is recorded says the same as what is done
         kept = keep_steps(env, policy, episodes=2, seed=0)
-        np.testing.assert_allclose(in_units(ENV, kept[0].action[0]), world.commanded[0], atol=1e-5)
+        np.testing.assert_allclose(in_units(ENV, kept[0].action[0]), Bench.commanded[0], atol=1e-5)
     else:
         evaluate(env, policy, episodes=2, seed=0)
-    return world.commanded[0]
+    return Bench.commanded[0]
 
 
-METHOD = f"{Path(__file__).parent / 'constant.py'}:Constant"
 REPAIRS = (None, "clip", "rescale", "keep", "no conversion")
 VERBS = ("offline", "train log=", "eval", "collect", "ope", "deploy", "given to offline")
 TOLD = ("by the file", "by the command line")
 ALL = list(itertools.product(FORMATS, REPAIRS, VERBS, TOLD))
-extras.allow(METHOD)
 
 
 def pairs() -> set[tuple[str, str | None, str, str]]:
@@ -191,6 +173,36 @@ def test_constant_policy_commands_the_torque_of_its_log(
         convert(path, tmp_path / "made.store", mend=Repairs(action=way, **given), **reader)
         path, given = tmp_path / "made.store", {}
     np.testing.assert_allclose(commanded(verb, path, given, tmp_path), TORQUE, atol=1e-3)
+
+
+LINES = (
+    ("eval episodes=2 video_episodes=0", METHOD),
+    ("eval fas largest=1 episodes=2 num_envs=2", METHOD),
+    ("eval latency episodes=4 num_envs=2 latency_ms=0 compensation=queue", CHUNKS),
+)
+
+
+@pytest.mark.parametrize(("line", "method"), LINES, ids=[line.split(" episodes")[0] for line, _ in LINES])
+def test_command_lines_take_the_range_of_a_log_that_does_not_tell_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, method: str
+) -> None:
+    """Half of every torque, so that as numbers they are within [-1, 1], which is what a policy answers."""
+    half = [replace(e, action=e.action / 2, proposed=e.action / 2) for e in physical()]
+    d4rl.write(tmp_path / "log.hdf5", half)
+    made = made_from(tmp_path / "log.hdf5", tmp_path / "run", {}, method, bench=True)
+    monkeypatch.chdir(tmp_path)
+    for said, code in (([], 2), (["action_low=-2", "action_high=2"], 0)):
+        Bench.commanded.clear()
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr("sys.argv", ["robot-rl", *line.split(), f"path={made}", *said])
+        with pytest.raises(SystemExit) if code else nullcontext():
+            cli.main()
+        if code:
+            assert "action_low=… action_high=…" in capsys.readouterr().err
+            assert not Bench.commanded
+            continue
+        np.testing.assert_allclose(Bench.commanded, np.tile(TORQUE, (len(Bench.commanded), 1)) / 2, atol=1e-3)
+        assert len(Bench.commanded) >= 2
 
 
 @pytest.mark.parametrize("kind", FORMATS)

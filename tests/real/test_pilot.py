@@ -123,12 +123,12 @@ def test_policy_of_another_range_commands_what_its_own_numbers_say(make_arm):
 def test_policy_that_reads_its_last_action_reads_it_on_its_own_scale(make_arm):
     spec = make_arm(observation=["joint_positions", "last_action"])
     io = replace(SpecPort(spec, 10.0).io, action_low=(-1.0,) * 3, action_high=(1.0,) * 3)
-    one = loaded(io, [0.5, 0.0, 0.0])
-    policy, port = fitted(one, spec, {}, pytest.fail)
+    inner = Constant(io, [0.5, 0.0, 0.0])
+    policy, port = fitted(Loaded(inner, io, None, "p"), spec, {}, pytest.fail)
     made = Pilot(policy, port, identity="p", rate=10.0)
     for _ in range(2):
         made.tick(np.zeros(3), np.zeros(3), {})
-    np.testing.assert_allclose(one.policy.seen["state"][0, 3:], [0.5, 0.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(inner.seen["state"][0, 3:], [0.5, 0.0, 0.0], atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Loader of small policies for the policy node; the folder's name says what kind."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,8 +25,8 @@ def io(joints=3, low=-2.0):
 class Toward:
     """Steps towards a target, at most 0.02 rad per decision from where the robot is."""
 
-    def __init__(self, target, bad=False):
-        self.io, self.target, self.bad = io(), target, bad
+    def __init__(self, target, bad=False, half=1.98):
+        self.io, self.target, self.bad, self.half = io(), target, bad, half
 
     def reset(self, rows=None):
         pass
@@ -33,7 +34,7 @@ class Toward:
     def act(self, obs, *, deterministic=False):
         place = np.asarray(obs["state"])[:, :3]
         goal = place + np.clip(self.target - place, -0.05, 0.05)
-        value = np.clip(goal / 1.98, -1.0, 1.0).astype(np.float32)
+        value = np.clip(goal / self.half, -1.0, 1.0).astype(np.float32)
         return Action(value * np.nan if self.bad else value)
 
 
@@ -45,6 +46,9 @@ def load(path, *, device, threads):
         raise ValueError("policy.pt cannot be read as tensors and plain values")
     if name == "wrong":
         return Loaded(Toward(0.5), io(2), None, name)
+    if name == "narrow":  # its 1 is 1 rad, the robot's 1.98 rad
+        own = replace(io(), action_low=(-1.0,) * 3, action_high=(1.0,) * 3)
+        return Loaded(Toward(0.25, half=1.0), own, None, name)
     target = {"good": 0.5, "back": -0.5}.get(name, 0.0)
     return Loaded(Toward(target, bad=name == "nan"), io(), None, name)
 
