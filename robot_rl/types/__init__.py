@@ -18,7 +18,7 @@ from robot_rl.types.learner import (
     StaleLearner,
 )
 from robot_rl.types.options import Options
-from robot_rl.types.policy import Action, Critic, Policy, ProgressCritic, TrainedPolicy
+from robot_rl.types.policy import Action, Critic, Loaded, Policy, ProgressCritic, TrainedPolicy
 from robot_rl.types.track import Stateful, Tracker
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Episode",
     "IOSpec",
     "Learner",
+    "Loaded",
     "LogFacts",
     "Metrics",
     "Needs",

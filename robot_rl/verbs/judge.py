@@ -203,8 +203,8 @@ def evaluate_offline(cfg: DictConfig) -> None:
     from robot_rl import checkpoint
     from robot_rl.checkpoint import write_json
     from robot_rl.data.bounds import NORMALISED
+    from robot_rl.data.units import meaning_of
     from robot_rl.jobs import ope
-    from robot_rl.jobs.units import meaning_of
 
     threads(cfg)
     path = checkpoint.find(Path(cfg.path))

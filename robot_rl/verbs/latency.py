@@ -21,6 +21,7 @@ def evaluate_latency(cfg: DictConfig) -> None:
     from robot_rl import checkpoint
     from robot_rl.checkpoint import write_json
     from robot_rl.chunks import ChunkedPolicy, DelayedPolicy, Horizons, LatencyModel
+    from robot_rl.data.units import InUnits
     from robot_rl.loops.evaluate import evaluate
     from robot_rl.loops.hil_stats import wilson
 
@@ -40,9 +41,10 @@ def evaluate_latency(cfg: DictConfig) -> None:
         policy: Any = foreign(cfg, str(path), env.io)
     else:
         policy = load_policy(cfg, run_config, path, env.io)
-    if not isinstance(policy, ChunkedPolicy):
-        raise Refused(f"{type(policy).__name__} decides at every step; latency is made up for by policies of chunks")
-    lengths = policy.execution.horizons
+    chunks = policy.policy if isinstance(policy, InUnits) else policy
+    if not isinstance(chunks, ChunkedPolicy):
+        raise Refused(f"{type(chunks).__name__} decides at every step; latency is made up for by policies of chunks")
+    lengths = chunks.execution.horizons
     if cfg.horizon_exec is not None:
         lengths = Horizons(lengths.pred, int(cfg.horizon_exec), int(cfg.horizon_exec))
     ways = [str(cfg.compensation)] if isinstance(cfg.compensation, str) else [str(way) for way in cfg.compensation]
@@ -57,12 +59,13 @@ def evaluate_latency(cfg: DictConfig) -> None:
             seed=int(cfg.seed),
         )
         acting = DelayedPolicy(
-            env.io, policy.planner, lengths, model,
-            compensation=way, idle=policy.execution.idle, margin=int(cfg.margin), blend=int(cfg.blend),
+            chunks.io, chunks.planner, lengths, model,
+            compensation=way, idle=chunks.execution.idle, margin=int(cfg.margin), blend=int(cfg.blend),
         )  # fmt: skip
+        played = policy.around(acting) if isinstance(policy, InUnits) else acting
         with tqdm(total=cfg.episodes, desc=name, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
             result = evaluate(
-                env, acting, episodes=cfg.episodes, seed=cfg.seed + 10_000,
+                env, played, episodes=cfg.episodes, seed=cfg.seed + 10_000,
                 on_episode=lambda done, bar=bar: bar.update(done - bar.n),
             )  # fmt: skip
         if not result.successes:

@@ -173,7 +173,7 @@ class OpeOptions(Machine, OpeSettings):
     """A run or checkpoint folder: the policy."""
 
 
-class FasOptions(Machine, Env):
+class FasOptions(Machine, Env, ActionMeaning):
     """robot-rl eval fas."""
 
     path: Folders
@@ -194,7 +194,7 @@ Way = Literal["queue", "naive", "wait", "rtc"]
 Ways = Annotated[tuple[Way, ...] | Way, Meaning("queue, naive, wait or rtc, or a list of them")]
 
 
-class LatencyOptions(Machine, Env):
+class LatencyOptions(Machine, Env, ActionMeaning):
     """robot-rl eval latency."""
 
     path: str

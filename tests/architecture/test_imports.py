@@ -40,7 +40,7 @@ OURS = {
     "report": {"checkpoint", "extras"},
     "policies": {"types", "advantage", "data.normalize", "extras", "parallel", "chunks", "plain_pickle"},
     "sim": {"types", "extras", "child"},
-    "real": {"types", "data.recorder", "data.session", "data.bag", "extras", "child", "chunks"},
+    "real": {"types", "data.recorder", "data.session", "data.bag", "data.units", "extras", "child", "chunks"},
     "loops": {"types", "data", "advantage", "extras", "parallel", "chunks"},
     "bench": {
         "build",
