@@ -26,9 +26,9 @@ from benchmarks.online.tasks import SEEDS, STEPS, TASKS
 CELLS = Path(__file__).resolve().parents[2] / "docs" / "results" / "online"
 
 
-def path_of(algorithm: str, task: str, method: str, steps: int, seed: int) -> Path:
+def path_of(algorithm: str, task: str, method: str, steps: int, seed: int, folder: Path = CELLS) -> Path:
     """Where a cell lies."""
-    return CELLS / algorithm / task / f"{method.replace(' ', ',')}_{steps}_{seed}.json"
+    return folder / algorithm / task / f"{method.replace(' ', ',')}_{steps}_{seed}.json"
 
 
 def known(path: Path) -> dict[str, Any] | None:
@@ -41,9 +41,9 @@ def known(path: Path) -> dict[str, Any] | None:
     return cell if same else None
 
 
-def cells() -> Iterator[dict[str, Any]]:
+def cells(folder: Path = CELLS) -> Iterator[dict[str, Any]]:
     """All that are there and hold."""
-    found = (known(path) for path in sorted(CELLS.glob("*/*/*.json")))
+    found = (known(path) for path in sorted(folder.glob("*/*/*.json")))
     return (cell for cell in found if cell is not None)
 
 
@@ -71,9 +71,9 @@ def main(words: list[str]) -> int:
     return 1 if failed else 0
 
 
-def fill(algorithm: str, task: str, method: str, steps: int, seed: int) -> None:
+def fill(algorithm: str, task: str, method: str, steps: int, seed: int, folder: Path = CELLS) -> None:
     """Run one cell unless it is there."""
-    path = path_of(algorithm, task, method, steps, seed)
+    path = path_of(algorithm, task, method, steps, seed, folder)
     if known(path) is not None:
         return
     cell = run_cell(algorithm, task, method, steps, seed)

@@ -121,7 +121,7 @@ def draw(group: Group, path: Path) -> None:
     plt.close(figure)
 
 
-def write(folder: Path = CELLS, found: Iterable[dict[str, Any]] | None = None) -> str:
+def write(folder: Path = CELLS) -> str:
     """Write `<folder>.md` and its pictures; the text."""
     lines = [
         "# Online matrix",
@@ -131,7 +131,7 @@ def write(folder: Path = CELLS, found: Iterable[dict[str, Any]] | None = None) -
         "that of each seed from 0 on; (t) marks the tasks that defaults were tuned on. A method is `ours` or `sb3`",
         "with its defaults, and the options that it changes.",
     ]
-    for (algorithm, steps), group in groups(cells() if found is None else found).items():
+    for (algorithm, steps), group in groups(cells(folder)).items():
         lines += ["", f"## {algorithm.upper()}, {steps:,} steps", "", *table(group), *overall(group)]
         if any("sb3" in methods and "ours" in methods for methods in group.values()):
             picture = folder / f"{algorithm}_{steps}.png"
