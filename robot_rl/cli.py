@@ -15,6 +15,7 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 from robot_rl import __version__, child, extras
 from robot_rl.verbs import answer, options
 from robot_rl.verbs.build import REFUSALS, clear_refused
+from robot_rl.verbs.compare import compare
 from robot_rl.verbs.compose import (
     choices,
     groups_of,
@@ -48,6 +49,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   design        a reward program by trying               robot-rl design codes=[...] -- env=reach total_steps=9000
   eval          evaluate a trained policy, film it       robot-rl eval path=runs/train/<run> episodes=100
   eval ope      estimate its value from a log alone      robot-rl eval ope path=runs/offline/<run> data=log.hdf5
+  eval compare  is one run better than another?          robot-rl eval compare "path=[runs/train/a,runs/train/b]"
   eval fas      evaluate it at fewer decisions           robot-rl eval fas path=runs/train/<run>
   eval latency  with answers that come late            robot-rl eval latency path=runs/offline/<run> latency_ms=300
   collect       record episodes                          robot-rl collect env=pick out=pick.hdf5
@@ -73,6 +75,7 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "design": ("design", design),
     "eval": ("eval", evaluate),
     "eval ope": ("ope", evaluate_offline),
+    "eval compare": ("compare", compare),
     "eval fas": ("fas", evaluate_intervals),
     "eval latency": ("latency", evaluate_latency),
     "check": ("check", check),
@@ -234,10 +237,10 @@ def _main(arguments: list[str]) -> None:
         sys.exit(sweep(rest))
     if verb == "data" and rest[:1] == ["session"]:
         sys.exit(session(rest[1:]))
-    if verb == "eval" and rest[:1] in (["ope"], ["fas"], ["latency"]):
+    if verb == "eval" and rest[:1] in (["ope"], ["compare"], ["fas"], ["latency"]):
         verb, rest = f"eval {rest[0]}", rest[1:]
     if verb == "eval" and rest and "=" not in rest[0] and rest[0][0] != "-":
-        _refuse(f"there is no verb 'eval {rest[0]}'{near(rest[0], ['ope', 'fas', 'latency'])}")
+        _refuse(f"there is no verb 'eval {rest[0]}'{near(rest[0], ['ope', 'compare', 'fas', 'latency'])}")
     if verb not in VERBS:
         _refuse(
             f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor'])}; robot-rl --help says what each does"

@@ -20,7 +20,7 @@ from robot_rl.jobs.logs import LogSettings
 from robot_rl.jobs.ope_policy import Judged, judged
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
-from robot_rl.ope.intervals import Interval, bootstrap, half_samples
+from robot_rl.stats import Interval, bootstrap, half_samples
 from robot_rl.types import IOSpec, Transitions
 from robot_rl.types.options import Count, Part, Positive, Share, Whole
 

@@ -133,7 +133,7 @@ def evaluate(cfg: DictConfig) -> None:
 
 
 def _with_interval(won: int, count: int) -> str:
-    from robot_rl.loops.hil_stats import wilson
+    from robot_rl.stats import wilson
 
     low, high = wilson(won, count)
     return f"{won}/{count} = {won / count:.2f} (95 %: {low:.2f} to {high:.2f})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ def evaluate_latency(cfg: DictConfig) -> None:
     from robot_rl.chunks import ChunkedPolicy, DelayedPolicy, Horizons, LatencyModel
     from robot_rl.data.units import InUnits
     from robot_rl.loops.evaluate import evaluate
-    from robot_rl.loops.hil_stats import wilson
+    from robot_rl.stats import Paired, wilson
 
     threads(cfg)
     path = Path(cfg.path)
@@ -77,9 +76,11 @@ def evaluate_latency(cfg: DictConfig) -> None:
         if not first:
             first = result.successes
         else:
-            row |= paired(first, result.successes)
-            line += f", change {100 * row['change']:+.1f} points (95 %: {100 * row['change_low']:+.1f} to "
-            line += f"{100 * row['change_high']:+.1f}), dry {row['dry_share']:.1%}"
+            pairs = Paired.of(first, result.successes)
+            low, high = pairs.interval.low, pairs.interval.high
+            row |= {"change": pairs.change, "change_low": low, "change_high": high, "mcnemar_p": pairs.p}
+            line += f", change {100 * pairs.change:+.1f} points (95 %: {100 * low:+.1f} to {100 * high:+.1f}), "
+            line += f"dry {row['dry_share']:.1%}"
         found[name] = {**row, "line": line}
     env.close()
     folder = run_folder(cfg, "latency", path.name if run_config is None else path.parent.parent.name)
@@ -87,15 +88,3 @@ def evaluate_latency(cfg: DictConfig) -> None:
     write_json(folder / "latency.json", found)
     print(f"success of {lengths.exec} of {lengths.pred} actions per decision, {cfg.latency_ms:g} ms of latency")
     answer.table({**{name: row["line"] for name, row in found.items()}, "numbers": str(folder / "latency.json")})
-
-
-def paired(before: list[bool], after: list[bool]) -> dict[str, float]:
-    """Change of the success rate on the same episodes, with its normal 95 % interval and McNemar's exact p."""
-    gained = sum(b and not a for a, b in zip(before, after))
-    lost = sum(a and not b for a, b in zip(before, after))
-    count, odd = len(before), gained + lost
-    change = (gained - lost) / count
-    spread = 1.96 * math.sqrt(max(odd - (gained - lost) ** 2 / count, 0.0)) / count
-    fewer = min(gained, lost)
-    p = min(1.0, 2.0 * sum(math.comb(odd, k) for k in range(fewer + 1)) / 2.0**odd) if odd else 1.0
-    return {"change": change, "change_low": change - spread, "change_high": change + spread, "mcnemar_p": p}

@@ -190,6 +190,17 @@ class FasOptions(Machine, Env, ActionMeaning):
     """Discount per control step."""
 
 
+class CompareOptions(Machine, Env, ActionMeaning):
+    """robot-rl eval compare."""
+
+    path: Folders
+    """Run or checkpoint folders; each is compared with the first."""
+    episodes: Count = 50
+    """Of each run, on the same seeds."""
+    gamma: Discount = 0.99
+    """Discount per control step."""
+
+
 Way = Literal["queue", "naive", "wait", "rtc"]
 Ways = Annotated[tuple[Way, ...] | Way, Meaning("queue, naive, wait or rtc, or a list of them")]
 
@@ -470,6 +481,7 @@ VERBS: dict[str, Callable[[], type[VerbOptions]]] = {
     "eval": lambda: EvalOptions,
     "ope": lambda: OpeOptions,
     "fas": lambda: FasOptions,
+    "compare": lambda: CompareOptions,
     "latency": lambda: LatencyOptions,
     "check": lambda: CheckOptions,
     "collect": lambda: CollectOptions,
