@@ -69,8 +69,9 @@ class Dynamics:
         limits = {"upper": (members, self.outputs), "lower": (members, self.outputs)}
         sizes = NetShape(state + action, 2 * self.outputs, hidden, seeds=members, more=limits)
         self.net = _Decayed("model", sizes, lr=lr, generator=generator, kernel=kernel)
-        self.net.params.view["upper"].fill_(0.5)
-        self.net.params.view["lower"].fill_(-10.0)
+        with torch.no_grad():
+            self.net.params.view["upper"].fill_(0.5)
+            self.net.params.view["lower"].fill_(-10.0)
         self.input_norm = RunningNorm(state + action, device=device)
         self.target_norm = RunningNorm(self.outputs, device=device)
         self.order = torch.arange(members, device=device)
