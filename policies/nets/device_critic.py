@@ -54,7 +54,7 @@ class DeviceCriticOptions(Options):
     def check_range(cls, value: tuple[float, float] | str) -> tuple[float, float] | str:
         """Refuse an empty support."""
         if not isinstance(value, str) and not value[0] < value[1]:
-            raise ValueError("two numbers, the smaller one first, or auto")
+            raise ValueError("expected two numbers, the smaller one first, or auto")
         return value
 
     @property

@@ -58,7 +58,7 @@ class FastSacOptions(DeviceOptions):
     def check_log_std(cls, value: float, info: ValidationInfo) -> float:
         """Refuse an empty range."""
         if not info.data.get("log_std_min", value - 1.0) < value:
-            raise ValueError(f"more than log_std_min ({info.data['log_std_min']})")
+            raise ValueError(f"expected more than log_std_min ({info.data['log_std_min']})")
         return value
 
 

@@ -36,7 +36,7 @@ class FastTd3Options(DeviceOptions):
     def check_scales(cls, value: float, info: ValidationInfo) -> float:
         """Refuse an empty range."""
         if info.data.get("std_min", value) > value:
-            raise ValueError(f"at least std_min ({info.data['std_min']})")
+            raise ValueError(f"expected at least std_min ({info.data['std_min']})")
         return value
 
 
