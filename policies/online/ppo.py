@@ -27,6 +27,7 @@ from robot_rl.policies.nets.actor_critic import (
     gaussian_logp,
     torch_outputs,
 )
+from robot_rl.policies.online.ppo_choices import ChoicePolicy, choice_loss
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
 from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Options, Rollout
 from robot_rl.types.options import Count, NotNegative, Positive, Share
@@ -108,7 +109,10 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         if o.kernel == "explicit" and not on_cpu:
             raise ValueError(f"kernel=explicit runs on the CPU only, got device {device!r}; use kernel=autograd there")
         init, shuffle, act = np.random.SeedSequence(seed).spawn(3)
-        self._layout = ActorCriticLayout(obs_dim(io), io.action_dim, o.hidden, o.log_std == "state")
+        if io.action_choices and (o.log_std != "free" or o.log_std_init):
+            raise ValueError("log_std and log_std_init have no effect where an action is a choice; leave them out")
+        width = io.action_choices[0] if io.action_choices else io.action_dim
+        self._layout = ActorCriticLayout(obs_dim(io), width, o.hidden, o.log_std == "state")
         weights = np.empty(self._layout.size, np.float32)
         self._layout.fill(weights, np.random.default_rng(init), o.activation, o.log_std_init)
         self._params = torch.from_numpy(weights).to(device)
@@ -116,6 +120,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         self._net: Any = build_actor_critic(self._layout, self._params, o.activation, explicit=self._explicit)
         self._adam = Adam(self._params, o.lr, o.max_grad_norm)
         self._loss = FusedOptions(o.clip, o.dual_clip, o.value_clip, o.value_coef, o.entropy_coef)
+        self._fused = choice_loss if io.action_choices else fused_policy_loss
         self._normalize_parts = o.normalize_advantage  # advantages of a minibatch; else a method's rows are as they are
         self._pipeline = Pipeline([Stage("gae", options={"gamma": gamma, "gae_lambda": o.gae_lambda})])
         self._shuffle = np.random.default_rng(shuffle)
@@ -209,7 +214,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
                 part = slice(start, start + o.minibatch)
                 batch = {name: x[part] for name, x in shuffled.items()}
                 outputs = net(batch["obs"])
-                _, gradients, log_ratio[part] = fused_policy_loss(outputs, batch, self._loss)
+                _, gradients, log_ratio[part] = self._fused(outputs, batch, self._loss)
                 value[part], seen = outputs["value"], min(start + o.minibatch, count)
                 stop = o.target_kl is not None and _kl(log_ratio[part]) > 1.5 * o.target_kl
                 if stop:
@@ -244,7 +249,8 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         o = self.o
         options = {"activation": o.activation, "normalize_obs": o.normalize_obs, "obs_floor": o.obs_floor}
         options["fast"] = fast and self._explicit
-        return PpoPolicy(self.io, self._layout, params, seed=seed, **options)
+        kind = ChoicePolicy if self.io.action_choices else PpoPolicy
+        return kind(self.io, self._layout, params, seed=seed, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, moments, Adam, generators, reward scale, counters."""
@@ -332,9 +338,13 @@ def _kl(log_ratio: Array) -> float:
 class Ppo(PpoLearner[PpoOptions]):
     """Proximal policy optimisation.
 
+    The policy is a Gaussian, or a softmax over the choices where an action is one of several.
+
     L = -mean min(rho A, clip(rho, 1 - c, 1 + c) A) + value_coef mean (V - target)^2 - entropy_coef mean entropy, with
     rho = pi(a | s) / pi_old(a | s) of the sample before it was clipped to [-1, 1].
 
     Source: Schulman et al., Proximal Policy Optimization Algorithms; truncated episodes bootstrap from their true
     successor (Pardo et al., Time Limits in Reinforcement Learning).
     """
+
+    chooses = True

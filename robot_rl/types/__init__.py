@@ -6,7 +6,7 @@ observations (a `Policy`) takes either kind and returns the same kind; whatever 
 
 from robot_rl.types.data import Array, Episode, LogFacts, Metrics, Obs, Rollout, Sampler, Step, Transitions
 from robot_rl.types.env import VecEnv
-from robot_rl.types.io import IOSpec, Seen
+from robot_rl.types.io import IOSpec, Seen, action_of, choice_of
 from robot_rl.types.learner import (
     Learner,
     Needs,
@@ -51,4 +51,6 @@ __all__ = [
     "TrainedPolicy",
     "Transitions",
     "VecEnv",
+    "action_of",
+    "choice_of",
 ]
