@@ -77,7 +77,10 @@ class Leaves:
         lr: step size, or what gives it at each step.
         wanted: whether a backward pass is to write this network's gradients now.
         leaves: what autograd differentiates by.
+        max_norm: largest norm of a gradient; None for no limit.
     """
+
+    max_norm: float | None = None
 
     def __init__(self, name: str, params: FlatParams, *, lr: Rate, free: Sequence[str]) -> None:
         """Bind to parameters.
@@ -115,6 +118,8 @@ class Leaves:
 
     def apply(self) -> None:
         """Adam, with the gradients that the backward pass wrote."""
+        if self.max_norm is not None:
+            self.params.grad.mul_((self.max_norm / (self.params.grad.norm() + 1e-12)).clamp(max=1.0))
         self.params.adam(self.lr() if callable(self.lr) else self.lr)
 
     def halve_lr(self) -> None:
