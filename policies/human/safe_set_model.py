@@ -165,8 +165,7 @@ class SafeSet:
             "slow": copy.deepcopy(self._slow.state_dict()),
             "optimiser": copy.deepcopy(self._optimiser.state_dict()),
             "moments": self._norm.state_dict(),
-            "model": {name: part.state_dict() for name, part in self.model.parts().items()},
-            "ranking": self.model.state_dict(),
+            "model": self.model.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -175,10 +174,7 @@ class SafeSet:
         self._slow.load_state_dict(state["slow"])
         self._optimiser.load_state_dict(state["optimiser"])
         self._norm.load_state_dict(state["moments"])
-        for name, part in self.model.parts().items():
-            part.load_state_dict(state["model"][name])
-        self.model.load_state_dict(state["ranking"])
-        self.model.net.refresh()
+        self.model.load_state_dict(state["model"])
 
 
 def mlp(inputs: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:

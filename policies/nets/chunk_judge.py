@@ -63,14 +63,13 @@ class ChunkJudge:
             "q": self.q_params,
             "q_target": self.q_target,
             "v": self.v_params,
-            "model_ranks": self.model,
+            "model": self.model,
             "range": self.range,
-            **self.model.parts(),
         }
 
     def networks(self) -> tuple[Any, ...]:
         """Whose `refresh` is called after loading."""
-        return self._q, self._v, self._q_old, self.model.net
+        return self._q, self._v, self._q_old
 
     @torch.no_grad()
     def fit(

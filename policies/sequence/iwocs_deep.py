@@ -203,11 +203,10 @@ class Expert(Sac):
 
     def kept(self) -> dict[str, Any]:
         """What acting needs: actor, plain values, model, radius; about a third of `state_dict`."""
-        model = {name: part.state_dict() for name, part in self.model.parts().items()}
         return {
             "policy": self.policy.state_dict(),
             "plain": self._plain_params.state_dict(),
-            "model": {**model, "ranking": self.model.state_dict()},
+            "model": self.model.state_dict(),
             "radius": self.radius,
         }
 
@@ -219,12 +218,9 @@ class Expert(Sac):
         """
         self.policy.load_state_dict(state["policy"])
         self._plain_params.load_state_dict(state["plain"])
-        for name, part in self.model.parts().items():
-            part.load_state_dict(state["model"][name])
-        self.model.load_state_dict(state["model"]["ranking"])
+        self.model.load_state_dict(state["model"])
         self.radius = float(state["radius"])
         self._plain.refresh()
-        self.model.net.refresh()
 
     def state_dict(self) -> dict[str, Any]:
         """SAC's, and the parts of the search."""

@@ -252,7 +252,7 @@ def _halves(data: LogDataset, inside: np.ndarray, s: OpeSettings, fqe: Any) -> t
         half = rng.permutation(inside)[: max(1, (len(inside) + 1) // 2)] if members > 1 else inside
         seen[member, half] = True
         parts.append(_pick(data, half, s, seed=s.seed + member))
-    streams = [part.batches(fqe.batch_size // members) for part in parts]
+    streams = [part.batches(fqe.need.rows // members) for part in parts]
 
     def joined() -> Iterator[Transitions]:
         while True:
