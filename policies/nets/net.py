@@ -78,9 +78,11 @@ class Leaves:
         wanted: whether a backward pass is to write this network's gradients now.
         leaves: what autograd differentiates by.
         max_norm: largest norm of a gradient; None for no limit.
+        beta1: of Adam.
     """
 
     max_norm: float | None = None
+    beta1: float = 0.9
 
     def __init__(self, name: str, params: FlatParams, *, lr: Rate, free: Sequence[str]) -> None:
         """Bind to parameters.
@@ -120,7 +122,7 @@ class Leaves:
         """Adam, with the gradients that the backward pass wrote."""
         if self.max_norm is not None:
             self.params.grad.mul_((self.max_norm / (self.params.grad.norm() + 1e-12)).clamp(max=1.0))
-        self.params.adam(self.lr() if callable(self.lr) else self.lr)
+        self.params.adam(self.lr() if callable(self.lr) else self.lr, beta1=self.beta1)
 
     def halve_lr(self) -> None:
         """From now on steps are half as long: after a divergence."""

@@ -224,8 +224,8 @@ def test_two_ways_of_acting_are_kept_apart() -> None:
 
 def test_step_size_falls_as_a_cosine_and_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, seen = Arsq(ArsqOptions(**SMALL, decay=4), IO), []
-    monkeypatch.setattr(learner.advantage.params, "adam", seen.append)
-    monkeypatch.setattr(learner.value.params, "adam", seen.append)
+    monkeypatch.setattr(learner.advantage.params, "adam", lambda lr, **_: seen.append(lr))
+    monkeypatch.setattr(learner.value.params, "adam", lambda lr, **_: seen.append(lr))
     for i in range(6):
         learner.update(iter([rows(8, terminated=True, source=[0] * 8, seed=i)]))
     cosine = [3e-4 * share for share in (1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0)]

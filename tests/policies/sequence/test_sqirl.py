@@ -68,7 +68,7 @@ def played(learner: Sqirl, rows: int) -> Rollout:
         chosen = (np.asarray(action.value)[:, 0] > 0).astype(np.int64)
         columns.append((obs["state"], action, PAYS[state, chosen].astype(np.float32), np.full(rows, t == 1)))
         state = STEP[state, chosen]
-    extras = {name: torch.as_tensor(np.stack([c[1].extras[name] for c in columns])) for name in learner.rollout_extras}
+    extras = {name: torch.as_tensor(np.stack([c[1].extras[name] for c in columns])) for name in learner.need.record}
     end = torch.as_tensor(np.stack([c[3] for c in columns]))
     nothing = torch.zeros(2, rows)
     return Rollout(
