@@ -25,7 +25,7 @@ class ModtOptions(ReturnOptions):
     regions: Whole = 16
     """Cells of the action space (kmeans), or bins per dimension (code); 0 leaves the token out, and actions are read
     off the state's token."""
-    region_kind: Literal[kmeans, code] = "kmeans"
+    region_kind: Literal["kmeans", "code"] = "kmeans"
     """kmeans, fitted on the actions of the first batches; code: the product of the coarsest codes of all dimensions (at
     most 64 cells)."""
     region_batches: Count = 8
@@ -36,7 +36,7 @@ class ModtOptions(ReturnOptions):
     """Of the next return's."""
     region_weight: NotNegative = 0.1
     """Of the region's."""
-    weighting: Literal[fixed, uncertainty, mgda] = "fixed"
+    weighting: Literal["fixed", "uncertainty", "mgda"] = "fixed"
     """fixed: those; uncertainty: e^-s_m loss_m / 2 + s_m / 2 with learnt s_m; mgda: the convex combination of the
     trunk's gradients with the smallest norm (weights only switch losses off)."""
 
