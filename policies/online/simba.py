@@ -20,7 +20,7 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
 from robot_rl.policies.online.simba_net import ResidualNet
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, NotNegative, Positive, Rate, Share
+from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate
 
 
 class SimbaOptions(RowOptions):
@@ -44,7 +44,7 @@ class SimbaOptions(RowOptions):
     """Step size of everything (AdamW)."""
     weight_decay: NotNegative = 1e-2
     """Of actor and critics."""
-    tau: Share = 0.005
+    tau: Mixing = 0.005
     """Polyak rate of the target critics."""
     init_alpha: Positive = 0.01
     """Temperature at the start."""

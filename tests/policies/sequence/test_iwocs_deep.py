@@ -194,7 +194,7 @@ def moved(count: int, slope: float) -> tuple[torch.Tensor, ...]:
 def test_expert_model_knows_its_dynamics_and_refutes_another() -> None:
     """s' = s + 0.5 a: held-out steps lie within the radius (99 %), steps of slope -0.5 with |a| > 0.2 do not."""
     expert = Expert(ExpertOptions(**SMALL), IO)
-    radius = expert.fit_model(*moved(1000, 0.5), ModelFit(steps=600))
+    radius = expert.fit_model(*moved(1000, 0.5), how=ModelFit(steps=600))
     assert radius == expert.radius < 0.1
     state, action, following, _ = moved(400, -0.5)
     strong = action[:, 0].abs() > 0.2
@@ -202,13 +202,13 @@ def test_expert_model_knows_its_dynamics_and_refutes_another() -> None:
     own = expert.residual(*moved(400, 0.5)[:3]) <= radius
     assert own.float().mean() > 0.97
     with pytest.raises(ValueError, match="held_out"):
-        expert.fit_model(*moved(4, 0.5), ModelFit(held_out=0.1))
+        expert.fit_model(*moved(4, 0.5), how=ModelFit(held_out=0.1))
 
 
 def test_expert_saved_and_loaded_goes_on_alike(tmp_path: Path) -> None:
     one, other = Expert(ExpertOptions(**SMALL), IO, seed=1), Expert(ExpertOptions(**SMALL), IO, seed=2)
     one.update(iter([batch()]))
-    one.fit_model(*moved(100, 0.5), ModelFit(steps=5))
+    one.fit_model(*moved(100, 0.5), how=ModelFit(steps=5))
     save_state(tmp_path / "expert.pt", one.state_dict())
     other.load_state_dict(load_state(tmp_path / "expert.pt"))
     for expert in (one, other):
@@ -225,7 +225,7 @@ def test_policy_saved_and_loaded_acts_alike(tmp_path: Path) -> None:
         policy = IwocsPolicy(IO, Expert(ExpertOptions(**SMALL), IO, seed=seed).policy)
         for i in range(count):
             expert = Expert(ExpertOptions(**SMALL), IO, seed=seed + 1 + i)
-            expert.fit_model(*moved(100, 0.5 * (i + 1)), ModelFit(steps=20))
+            expert.fit_model(*moved(100, 0.5 * (i + 1)), how=ModelFit(steps=20))
             policy.add(expert)
         return policy
 

@@ -102,7 +102,7 @@ class Five:
 def test_loop_marks_decisions_of_random_actions_and_of_the_policy() -> None:
     """Held for two ticks, anew after a reset; the policy takes over at tick 8, in the middle of a random decision."""
     env, learner = Five(), build(interval=2)
-    buffer = ReplayBuffer(IO, 100, window=2, extras=learner.need.columns)
+    buffer = ReplayBuffer(IO, 100, window=2, extras=dict(learner.need.columns))
     loop = OffPolicy(env, learner, buffer, batch_size=8, learning_starts=50, random_steps=8)
     loop.run(15, lambda *_: False)
     column = buffer._layout.extras["decision_start"][1]
@@ -119,7 +119,9 @@ def test_loop_state_continues_a_random_decision() -> None:
     for cut in (12, 3):
         env, learner = Five(), build(interval=4)
         loops = [
-            OffPolicy(env, learner, ReplayBuffer(IO, 100, window=4, extras=learner.need.columns), learning_starts=50)
+            OffPolicy(
+                env, learner, ReplayBuffer(IO, 100, window=4, extras=dict(learner.need.columns)), learning_starts=50
+            )
         ]
         loops[0].run(cut, lambda *_: False)
         if cut < 12:
@@ -173,7 +175,7 @@ def test_sac_j_swings_up_at_four_steps_per_decision() -> None:
 
     env = gym_env.make(1, 0, id="Pendulum-v1")
     learner = SacJ(SacJOptions(hidden=(64, 64), batch_size=64, interval=4, lr=1e-3), env.io)
-    buffer = ReplayBuffer(env.io, 20_000, window=4, extras=learner.need.columns)
+    buffer = ReplayBuffer(env.io, 20_000, window=4, extras=dict(learner.need.columns))
     loop = OffPolicy(env, learner, buffer, batch_size=learner.need.rows, learning_starts=500, updates_per_step=0.5)
     loop.run(7000, lambda *_: False, due=every(4000))
     result = evaluate(gym_env.make(10, 1, id="Pendulum-v1"), learner.policy, episodes=10)
