@@ -99,7 +99,7 @@ def evaluate(cfg: DictConfig) -> None:
         if not hasattr(policy, "aim"):
             raise Refused(
                 f"target_return={cfg.target_return} is for a policy that is conditioned on returns "
-                f"(policy=sequence/dt, sequence/modt), not {type(policy).__name__}"
+                f"(policy=contrib/dt, contrib/modt), not {type(policy).__name__}"
             )
         policy.aim(float(cfg.target_return))
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:

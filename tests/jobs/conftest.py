@@ -37,7 +37,7 @@ TINY = [
     "threads=1",
 ]
 
-WITHOUT_REPLAY = ("policy=online/ppo", "policy=online/sb3", "policy=online/fast_ppo", "policy=online/set_ppo")
+WITHOUT_REPLAY = ("policy=online/ppo", "policy=online/sb3", "policy=online/fast_ppo", "policy=contrib/set_ppo")
 
 
 @pytest.fixture
