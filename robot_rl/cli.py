@@ -13,8 +13,9 @@ import hydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from robot_rl import __version__, child, extras
-from robot_rl.verbs import options
+from robot_rl.verbs import answer, options
 from robot_rl.verbs.build import REFUSALS, clear_refused
+from robot_rl.verbs.compare import compare
 from robot_rl.verbs.compose import (
     choices,
     groups_of,
@@ -48,6 +49,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   design        a reward program by trying               robot-rl design codes=[...] -- env=reach total_steps=9000
   eval          evaluate a trained policy, film it       robot-rl eval path=runs/train/<run> episodes=100
   eval ope      estimate its value from a log alone      robot-rl eval ope path=runs/offline/<run> data=log.hdf5
+  eval compare  is one run better than another?          robot-rl eval compare "path=[runs/train/a,runs/train/b]"
   eval fas      evaluate it at fewer decisions           robot-rl eval fas path=runs/train/<run>
   eval latency  with answers that come late            robot-rl eval latency path=runs/offline/<run> latency_ms=300
   collect       record episodes                          robot-rl collect env=pick out=pick.hdf5
@@ -61,7 +63,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   doctor ros    a robot's topics, QoS, clocks, state     robot-rl doctor ros desk_arm
   doctor isaac  Isaac Gym and Isaac Lab, checked         robot-rl doctor isaac world=quadruped
 
-robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error."""
+robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error, --json answers in JSON."""
 
 
 VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
@@ -73,6 +75,7 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "design": ("design", design),
     "eval": ("eval", evaluate),
     "eval ope": ("ope", evaluate_offline),
+    "eval compare": ("compare", compare),
     "eval fas": ("fas", evaluate_intervals),
     "eval latency": ("latency", evaluate_latency),
     "check": ("check", check),
@@ -89,19 +92,21 @@ def _guarded(verb: Callable[[DictConfig], None], config: str, debug: bool) -> Ca
 
     def task(cfg: DictConfig) -> None:
         OmegaConf.set_struct(cfg, False)  # absent optional groups read as None, and a run's saved groups can be joined
+        answer.begin()
         try:
             if cfg.get("resume") is None:  # else with what the run was started with
                 read_options(config, cfg)
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb(cfg)
         except KeyboardInterrupt:
+            answer.note(interrupted=True)
             print("\ninterrupted", file=sys.stderr)
             sys.exit(130)
         except Exception as error:
             if debug or cfg.debug:
                 traceback.print_exc()
             missing = left_open(cfg, error)
-            print(f"robot-rl: {missing or readable(error)}", file=sys.stderr)
+            answer.error(missing or readable(error))
             begun = clear_refused()  # what fails on the way is no wrong request
             sys.exit(2 if missing or (isinstance(error, REFUSALS) and not begun) else 1)
 
@@ -183,7 +188,7 @@ def unknown(verb: str, overrides: list[str]) -> str:
 
 
 def _refuse(text: str) -> NoReturn:
-    print(f"robot-rl: {text}", file=sys.stderr)
+    answer.error(text)
     sys.exit(2)
 
 
@@ -192,7 +197,12 @@ def main() -> None:
     child.shield()
     try:
         try:
-            _main()
+            arguments = [item for item in sys.argv[1:] if item != "--json"]
+            if len(arguments) < len(sys.argv) - 1:
+                with answer.document(" ".join(arguments[:1])):
+                    _main(arguments)
+            else:
+                _main(arguments)
         finally:  # Hydra leaves by sys.exit, and what it has printed may still be on its way
             sys.stdout.flush()
     except BrokenPipeError:  # robot-rl … | head
@@ -200,8 +210,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _main() -> None:
-    arguments = sys.argv[1:]
+def _main(arguments: list[str]) -> None:
     debug = "--debug" in arguments
     arguments = [item for item in arguments if item != "--debug"]
     verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
@@ -221,16 +230,17 @@ def _main() -> None:
         from robot_rl.jobs.doctor import diagnose
 
         text, healthy = diagnose()
+        answer.note(healthy=healthy, report=text)
         print(text)
         sys.exit(0 if healthy else 1)
     if verb == "sweep":
         sys.exit(sweep(rest))
     if verb == "data" and rest[:1] == ["session"]:
         sys.exit(session(rest[1:]))
-    if verb == "eval" and rest[:1] in (["ope"], ["fas"], ["latency"]):
+    if verb == "eval" and rest[:1] in (["ope"], ["compare"], ["fas"], ["latency"]):
         verb, rest = f"eval {rest[0]}", rest[1:]
     if verb == "eval" and rest and "=" not in rest[0] and rest[0][0] != "-":
-        _refuse(f"there is no verb 'eval {rest[0]}'{near(rest[0], ['ope', 'fas', 'latency'])}")
+        _refuse(f"there is no verb 'eval {rest[0]}'{near(rest[0], ['ope', 'compare', 'fas', 'latency'])}")
     if verb not in VERBS:
         _refuse(
             f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor'])}; robot-rl --help says what each does"

@@ -71,6 +71,8 @@ class PpoOptions(Options):
     """Of the hidden layers."""
     normalize_obs: bool = True
     """Shift and scale observations by running moments, updated between rollouts."""
+    obs_floor: NotNegative = 1.0
+    """Observations are divided by their deviation, but by no less than this; 0 magnifies what hardly varies, too."""
     normalize_reward: bool = True
     """Divide rewards by the running standard deviation of the discounted return; values are in those units."""
     normalize_advantage: bool = True
@@ -240,7 +242,8 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
 
     def _make_policy(self, params: Tensor, seed: int, *, fast: bool = True) -> PpoPolicy:
         o = self.o
-        options = {"activation": o.activation, "normalize_obs": o.normalize_obs, "fast": fast and self._explicit}
+        options = {"activation": o.activation, "normalize_obs": o.normalize_obs, "obs_floor": o.obs_floor}
+        options["fast"] = fast and self._explicit
         return PpoPolicy(self.io, self._layout, params, seed=seed, **options)
 
     def state_dict(self) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class OpeOptions(Machine, OpeSettings):
     """A run or checkpoint folder: the policy."""
 
 
-class FasOptions(Machine, Env):
+class FasOptions(Machine, Env, ActionMeaning):
     """robot-rl eval fas."""
 
     path: Folders
@@ -190,11 +190,22 @@ class FasOptions(Machine, Env):
     """Discount per control step."""
 
 
+class CompareOptions(Machine, Env, ActionMeaning):
+    """robot-rl eval compare."""
+
+    path: Folders
+    """Run or checkpoint folders; each is compared with the first."""
+    episodes: Count = 50
+    """Of each run, on the same seeds."""
+    gamma: Discount = 0.99
+    """Discount per control step."""
+
+
 Way = Literal["queue", "naive", "wait", "rtc"]
 Ways = Annotated[tuple[Way, ...] | Way, Meaning("queue, naive, wait or rtc, or a list of them")]
 
 
-class LatencyOptions(Machine, Env):
+class LatencyOptions(Machine, Env, ActionMeaning):
     """robot-rl eval latency."""
 
     path: str
@@ -294,8 +305,6 @@ class DataOptions(VerbOptions):
     """convert: what to write; plot: the picture."""
     to: Literal["store", "d4rl", "minari", "lerobot", "recording"] | None = None
     """convert: the format; null = by the name of out."""
-    as_json: bool = False
-    """info, validate: print JSON."""
     batch: Count = 256
     """validate: rows per training batch."""
     dataset: str | None = None
@@ -472,6 +481,7 @@ VERBS: dict[str, Callable[[], type[VerbOptions]]] = {
     "eval": lambda: EvalOptions,
     "ope": lambda: OpeOptions,
     "fas": lambda: FasOptions,
+    "compare": lambda: CompareOptions,
     "latency": lambda: LatencyOptions,
     "check": lambda: CheckOptions,
     "collect": lambda: CollectOptions,

@@ -421,9 +421,9 @@ def test_command_exit_codes_and_text(tmp_path: Path, command: Callable[..., Any]
     done = command("validate", "clean.hdf5")
     assert (done.returncode, "0 errors, 0 warnings" in done.stdout) == (0, True), done.stderr
     mine(tmp_path, "warn.hdf5", rewards=np.zeros(600, np.float32))
-    done = command("validate", "warn.hdf5", "as_json=true")
+    done = command("validate", "warn.hdf5", "--json")
     assert done.returncode == 1, done.stderr
-    (item,) = json.loads(done.stdout)
+    (item,) = json.loads(done.stdout)["findings"]
     assert (item["severity"], item["case"], bool(item["repair"])) == ("warning", "constant_reward", True)
     data = d4rl_columns()
     data["rewards"][3] = np.nan

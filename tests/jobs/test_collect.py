@@ -113,7 +113,7 @@ def test_collect_then_data_info_reads_both_formats(tmp_path: Path, robot_rl) -> 
         shown = robot_rl("data", "info", out)
         assert shown.returncode == 0, shown.stderr
         assert "episodes" in shown.stdout
-        assert json.loads(robot_rl("data", "info", out, "as_json=true").stdout)["episodes"] == 3
+        assert json.loads(robot_rl("data", "info", out, "--json").stdout)["episodes"] == 3
     assert len(Recording(tmp_path / "demos")) == 3
 
 

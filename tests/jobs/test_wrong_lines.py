@@ -95,6 +95,8 @@ eval path=none episodes=0 -> expected a whole number of at least 1
 eval policy=sb3 path=agent.zip -> add env=
 eval ope path=none data=none.hdf5 methods=[fqee] -> did you mean fqe?
 eval ope path=none data=none.hdf5 confidence=1 -> expected a number in (0, 1)
+eval compare path=none -> compare takes two runs or more
+eval compare path=[none,nowhere] episodes=0 -> expected a whole number of at least 1
 eval fas path=none episodes=0 -> expected a whole number of at least 1
 eval latency path=none latency_kind=normal -> expected one of const, uniform or lognormal
 eval latency path=none compensation=[queues] -> did you mean queue?
