@@ -347,9 +347,10 @@ def _takes_options(maker: Callable[..., Any]) -> bool:
 
 
 def _stated(maker: Any) -> type[BaseModel] | None:
-    """The `Options` class in `class X(LogLearner[XOptions])`, of the nearest base that states one."""
+    """The `Options` in `class X(LogLearner[XOptions])`, of the nearest base that states them; else of `options=`."""
     if not (isinstance(maker, type) and issubclass(maker, Learner)):
-        return None
+        asked = get_type_hints(maker.__init__ if isinstance(maker, type) else maker).get("options")
+        return asked if isinstance(asked, type) and issubclass(asked, Options) else None
     for kind in maker.__mro__:
         for base in kind.__dict__.get("__orig_bases__", ()):  # getattr would give a subclass its parent's
             for argument in get_args(base):
