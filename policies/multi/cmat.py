@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,15 +11,37 @@ from torch.nn.functional import gelu
 
 from robot_rl.policies.nets.attention import Transformer
 from robot_rl.policies.nets.module_policy import ModulePolicy
-from robot_rl.policies.nets.module_ppo import ModulePpo, UpdateOptions, gaussian_logp, gaussian_sample
+from robot_rl.policies.nets.module_ppo import ModulePpo, ModulePpoOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Obs, Rollout
-from robot_rl.types.options import Count, Discount, NotNegative, Positive, Rate, Whole
-
-RATIOS = ("agent", "joint")
+from robot_rl.types import Action, IOSpec, Needs, Obs, Rollout
+from robot_rl.types.options import Count
 
 
-class Cmat(ModulePpo):
+class CmatOptions(ModulePpoOptions):
+    """Of CMAT."""
+
+    agents: Count = 3
+    """N."""
+    width: Count = 64
+    """E of the tokens."""
+    blocks: Count = 1
+    """Of the encoder."""
+    heads: Count = 4
+    """Of attention and of the pooling."""
+    consensus: Count = 4
+    """C tokens that are generated."""
+    input_norm: bool = False
+    """LayerNorm over each agent's observation, as in the source. It takes away how large the numbers are as a
+    whole: leave it out where places and distances are observed in one unit."""
+    ratio: Literal["agent", "joint"] = "agent"
+    """Clipped per agent, or of the joint action (take a smaller clip)."""
+    rollout_steps: Count = 50
+    """Steps of every environment per update."""
+    minibatch: Count = 400
+    """Steps (of all agents) per gradient step."""
+
+
+class Cmat(ModulePpo[CmatOptions]):
     """PPO on a policy that treats agents alike and in no order.
 
     The observation is N blocks of O numbers, the action N blocks of A. Exchanging two agents' blocks exchanges their
@@ -37,93 +59,40 @@ class Cmat(ModulePpo):
 
     method = "CMAT"
     net: CmatNet
-    rollout_extras = ("agent_logp",)
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        agents: Count = 3,
-        width: Count = 64,
-        blocks: Count = 1,
-        heads: Count = 4,
-        consensus: Whole = 4,
-        input_norm: bool = False,
-        ratio: str = "agent",
-        rollout_steps: Count = 50,
-        epochs: Count = 5,
-        minibatch: Count = 400,
-        clip: Positive = 0.2,
-        gae_lambda: Discount = 0.95,
-        entropy_weight: NotNegative = 0.0,
-        value_weight: NotNegative = 0.5,
-        lr: Rate = 2e-3,
-        grad_clip: NotNegative = 0.5,
-        metrics_every: Whole = 1,
-    ) -> None:
-        """Build the network for `io`.
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rollouts with the density of each agent's action."""
+        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps, record=("agent_logp",))
 
-        Args:
-            io: "state" of N equal blocks, N equal blocks of actions.
-            seed: of weights, samples and minibatches.
-            device: torch device.
-            gamma: discount per step.
-            agents: N.
-            width: E of the tokens.
-            blocks: of the encoder.
-            heads: of attention and of the pooling.
-            consensus: C tokens that are generated.
-            input_norm: LayerNorm over each agent's observation, as in the source. It takes away how large the numbers
-                are as a whole: leave it out where places and distances are observed in one unit.
-            ratio: "agent": clipped per agent; "joint": of the joint action (take a smaller clip).
-            rollout_steps: steps of every environment per update.
-            epochs: passes over a rollout.
-            minibatch: steps (of all agents) per gradient step.
-            clip: width of the ratio's clip.
-            gae_lambda: of the advantages.
-            entropy_weight: of an entropy bonus.
-            value_weight: of the value's loss.
-            lr: step size (AdamW without decay).
-            grad_clip: bound of the gradient's norm.
-            metrics_every: metrics are computed in every n-th update.
+    def build(self) -> tuple[CmatNet, CmatPolicy]:
+        """A network for N equal blocks of "state" and of actions.
 
         Raises:
-            ValueError: an option out of range, or sizes that the agents do not divide.
+            ValueError: sizes that the agents do not divide.
         """
+        o, io, device = self.o, self.io, self.generator.device
         size = state_size(io, self.method)
-        if agents < 1 or size % agents or io.action_dim % agents:
+        if size % o.agents or io.action_dim % o.agents:
             raise ValueError(
-                f"agents is {agents}, and the world has {size} observations and {io.action_dim} actions; expected "
+                f"agents is {o.agents}, and the world has {size} observations and {io.action_dim} actions; expected "
                 "equal blocks for every agent (policy.agents=N, as env.world.agents=N of env=spread)"
             )
-        if ratio not in RATIOS or consensus < 1:
-            raise ValueError(
-                f"ratio and consensus are '{ratio}' and {consensus}; expected agent or joint, and at least 1"
-            )
-        options = UpdateOptions(
-            gamma, rollout_steps, epochs, minibatch, clip, gae_lambda, entropy_weight, value_weight, lr, grad_clip,
-            metrics_every,
-        )  # fmt: skip
-        self._joint, self._agents = ratio == "joint", agents
-        generator = torch.Generator(device=device).manual_seed(seed)
         net = CmatNet(
-            size // agents, io.action_dim // agents, width=width, blocks=blocks, heads=heads, consensus=consensus,
-            input_norm=input_norm,
+            size // o.agents, io.action_dim // o.agents, width=o.width, blocks=o.blocks, heads=o.heads,
+            consensus=o.consensus, input_norm=o.input_norm,
         ).to(device)  # fmt: skip
-        _draw(net, generator)
-        super().__init__(io, net, CmatPolicy(io, net, agents, seed + 1, device), options, generator)
+        _draw(net, self.generator)
+        return net, CmatPolicy(io, net, o.agents, self.seed + 1, device)
 
     def _cut(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self._agents, -1)
+        return x.view(*x.shape[:-1], self.o.agents, -1)
 
     def _old_logp(self, rollout: Rollout) -> Tensor:
         return rollout.extras["agent_logp"]
 
     def _ratio_logp(self, logp: Tensor) -> Tensor:
-        return logp.sum(1, keepdim=True) if self._joint else logp
+        return logp.sum(1, keepdim=True) if self.o.ratio == "joint" else logp
 
 
 class CmatNet(nn.Module):
@@ -211,9 +180,9 @@ class CmatNet(nn.Module):
 class CmatPolicy(ModulePolicy):
     """Samples every agent's Gaussian, or the means when deterministic; shares the learner's network."""
 
-    def __init__(self, io: IOSpec, net: CmatNet, agents: int, seed: int, device: str) -> None:
+    def __init__(self, io: IOSpec, net: CmatNet, agents: int, seed: int, device: torch.device) -> None:
         """`seed` is of the samples."""
-        self.io, self._net, self._agents, self._device = io, net, agents, torch.device(device)
+        self.io, self._net, self._agents, self._device = io, net, agents, device
         super().__init__("net", self._net, torch.Generator(device=device).manual_seed(seed))
 
     def reset(self, rows: Any = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -13,10 +13,10 @@ from torch import Tensor
 from robot_rl.policies.nets.distributions import squashed_sample
 from robot_rl.policies.nets.learner import NetLearner, NetOptions
 from robot_rl.policies.nets.net import mean_rows, step
-from robot_rl.policies.nets.renorm import Renorm, RenormCritic
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
-from robot_rl.types import IOSpec, Metrics, Needs, Transitions
+from robot_rl.policies.online.crossq_norm import Renorm, RenormCritic
+from robot_rl.types import IOSpec, Metrics, Transitions
 from robot_rl.types.options import Count, NotNegative, Positive
 
 
@@ -81,11 +81,6 @@ class CrossQ(NetLearner[CrossQOptions]):
         self.temperature = self.number("log_alpha", math.log(o.init_alpha), lr=o.lr)
         self.policy = SquashedGaussianPolicy(io, self.actor.shape, self.actor.params, seed=seed + 1)
         self.state.include({"policy": self.policy})
-
-    @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
-        """Replayed rows."""
-        return Needs(rows=options.batch_size)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step of critics and, every `actor_delay`-th time, of actor and temperature on one batch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,31 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.module_policy import ModulePolicy
-from robot_rl.policies.nets.module_ppo import ModulePpo, UpdateOptions, gaussian_logp, gaussian_sample
+from robot_rl.policies.nets.module_ppo import ModulePpo, ModulePpoOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.policies.nets.subequivariant import LimbLayout, SetNet
+from robot_rl.policies.online.set_ppo_net import LimbLayout, SetNet
 from robot_rl.types import Action, IOSpec, Obs
-from robot_rl.types.options import Count, Discount, NotNegative, Positive, Rate, Whole
+from robot_rl.types.options import Count
 
 
-class SetPpo(ModulePpo):
+class SetPpoOptions(ModulePpoOptions):
+    """Of subequivariant PPO."""
+
+    parents: tuple[int, ...] | None = None
+    """Of every limb, -1 for the first; null: each limb hangs on the one before."""
+    columns: Count = 8
+    """Vectors per limb inside the network (published: 32)."""
+    width: Count = 32
+    """Numbers per limb (published: 128)."""
+    layers: Count = 1
+    """Blocks of attention."""
+    heads: Count = 2
+    """Of attention; `columns` and `width` are multiples."""
+    log_std_init: float = -0.5
+    """Initial log standard deviation of the actions."""
+
+
+class SetPpo(ModulePpo[SetPpoOptions]):
     """PPO whose policy and value see limbs as tokens of vectors and numbers.
 
     Rotating the world about gravity leaves every joint's action and the value as they were, exactly. The policy is a
@@ -32,73 +48,20 @@ class SetPpo(ModulePpo):
     method = "subequivariant PPO"
     net: _Actor
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        parents: Sequence[int] | None = None,
-        columns: Count = 8,
-        width: Count = 32,
-        layers: Count = 1,
-        heads: Count = 2,
-        log_std_init: float = -0.5,
-        rollout_steps: Count = 40,
-        epochs: Count = 5,
-        minibatch: Count = 320,
-        clip: Positive = 0.2,
-        gae_lambda: Discount = 0.95,
-        entropy_weight: NotNegative = 0.0,
-        value_weight: NotNegative = 0.5,
-        lr: Rate = 2e-3,
-        grad_clip: NotNegative = 0.5,
-        metrics_every: Whole = 1,
-    ) -> None:
-        """Build the network for `io`.
-
-        Args:
-            io: names its limbs: "limb<i>.<vector>.<x|y|z>", "limb<i>.<number>", actions "limb<i>.axis<j>".
-            seed: of weights, samples and minibatches.
-            device: torch device.
-            gamma: discount per step.
-            parents: of every limb, -1 for the first; None: each limb hangs on the one before.
-            columns: vectors per limb inside the network (published: 32).
-            width: numbers per limb (published: 128).
-            layers: blocks of attention.
-            heads: of attention; `columns` and `width` are multiples.
-            log_std_init: initial log standard deviation of the actions.
-            rollout_steps: steps of every environment per update.
-            epochs: passes over a rollout.
-            minibatch: rows of one gradient.
-            clip: width of the ratio's clip.
-            gae_lambda: of the advantages.
-            entropy_weight: of an entropy bonus.
-            value_weight: of the value's loss.
-            lr: step size (AdamW without decay).
-            grad_clip: bound of the gradient's norm.
-            metrics_every: metrics are computed in every n-th update.
+    def build(self) -> tuple[_Actor, SetPolicy]:
+        """A transformer over the limbs that `io` names: "limb<i>.<vector>.<x|y|z>", "limb<i>.<number>", actions
+        "limb<i>.axis<j>".
 
         Raises:
-            ValueError: an option out of range, or a world that does not name its limbs.
+            ValueError: the world does not name its limbs.
         """
-        state_size(io, self.method)
-        if min(columns, width, layers, heads) < 1:
-            raise ValueError(
-                f"columns, width, layers, heads are {columns}, {width}, {layers}, {heads}; expected at least 1 each"
-            )
-        options = UpdateOptions(
-            gamma, rollout_steps, epochs, minibatch, clip, gae_lambda, entropy_weight, value_weight, lr, grad_clip,
-            metrics_every,
-        )  # fmt: skip
-        generator = torch.Generator(device=device).manual_seed(seed)
-        layout = LimbLayout.of(io)
-        tree = list(range(-1, len(layout.vectors) - 1)) if parents is None else list(parents)
-        net = _Actor(SetNet(layout, tree, columns=columns, width=width, layers=layers, heads=heads), log_std_init)
-        net.to(device)
-        _draw(net, generator)
-        super().__init__(io, net, SetPolicy(io, net, seed + 1, device), options, generator)
+        state_size(self.io, self.method)
+        o, layout, device = self.o, LimbLayout.of(self.io), self.generator.device
+        tree = list(range(-1, len(layout.vectors) - 1)) if o.parents is None else list(o.parents)
+        trunk = SetNet(layout, tree, columns=o.columns, width=o.width, layers=o.layers, heads=o.heads)
+        net = _Actor(trunk, o.log_std_init).to(device)
+        _draw(net, self.generator)
+        return net, SetPolicy(self.io, net, self.seed + 1, device)
 
 
 class _Actor(torch.nn.Module):
@@ -118,9 +81,9 @@ class _Actor(torch.nn.Module):
 class SetPolicy(ModulePolicy):
     """Samples the Gaussian, or its mean when deterministic; shares the learner's network."""
 
-    def __init__(self, io: IOSpec, net: _Actor, seed: int, device: str) -> None:
+    def __init__(self, io: IOSpec, net: _Actor, seed: int, device: torch.device) -> None:
         """`seed` is of the samples."""
-        self.io, self._net, self._device = io, net, torch.device(device)
+        self.io, self._net, self._device = io, net, device
         super().__init__("net", self._net, torch.Generator(device=device).manual_seed(seed))
 
     def reset(self, rows: Any = None) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,17 +12,47 @@ from torch import Tensor
 
 from robot_rl.policies.nets.distributions import squashed_sample
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
-from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_state
+from robot_rl.policies.nets.module_step import ModuleStep, SlowCopy
+from robot_rl.policies.nets.net import Leaves
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.policies.nets.residual import ResidualNet
-from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import Action, IOSpec, Learner, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Whole
+from robot_rl.policies.nets.rows import Rows, split, state_size
+from robot_rl.policies.online.simba_net import ResidualNet
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate
 
 
-class Simba(Learner):
+class SimbaOptions(RowOptions):
+    """Of SimBa."""
+
+    actor_width: Count = 128
+    """Residual stream of the actor."""
+    actor_blocks: Count = 1
+    """Its blocks."""
+    critic_width: Count = 512
+    """Residual stream of each critic."""
+    critic_blocks: Count = 2
+    """Their blocks."""
+    critics: Count = 2
+    """E."""
+    reduce: Literal["min", "mean"] = "min"
+    """Over critics: min for tasks that end early."""
+    utd: Count = 2
+    """Steps of everything per update, each on a batch of its own."""
+    lr: Rate = 1e-4
+    """Step size of everything (AdamW)."""
+    weight_decay: NotNegative = 1e-2
+    """Of actor and critics."""
+    tau: Mixing = 0.005
+    """Polyak rate of the target critics."""
+    init_alpha: Positive = 0.01
+    """Temperature at the start."""
+    target_entropy: float | Literal["half", "auto"] = "half"
+    """A number, half (-A / 2) or auto (-A)."""
+
+
+class Simba(RowLearner[SimbaOptions]):
     """Soft actor-critic whose actor and critics are `ResidualNet`s on running-standardised states, with weight decay.
 
     Target: y = r + discount (min Q'(s', a') - alpha log pi(a'|s')). Larger critics then help where plain perceptrons
@@ -33,91 +62,45 @@ class Simba(Learner):
     numbers are **recalled**, not checked against its code. Where we differ: moments come from replayed batches.
     """
 
-    consumes = "transitions"
     method = "SimBa"
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 256,
-        actor_width: Count = 128,
-        actor_blocks: Count = 1,
-        critic_width: Count = 512,
-        critic_blocks: Count = 2,
-        critics: Count = 2,
-        reduce: str = "min",
-        utd: Count = 2,
-        lr: Rate = 1e-4,
-        weight_decay: NotNegative = 1e-2,
-        tau: Mixing = 0.005,
-        init_alpha: Positive = 0.01,
-        target_entropy: float | str = "half",
-        metrics_every: Whole = 100,
-    ) -> None:
+    def __init__(self, options: SimbaOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build networks for `io`.
 
         Args:
+            options: of the method.
             io: one vector observation "state".
             seed: of initial weights and noise.
             device: torch device.
-            gamma: part of every learner's signature; the data's `discount` is what is used.
-            batch_size: rows per step.
-            actor_width: residual stream of the actor.
-            actor_blocks: its blocks.
-            critic_width: residual stream of each critic.
-            critic_blocks: their blocks.
-            critics: E.
-            reduce: "min" over critics (tasks that end early), or "mean".
-            utd: steps of everything per `update`, each on a batch of its own.
-            lr: step size of everything (AdamW).
-            weight_decay: of actor and critics.
-            tau: Polyak rate.
-            init_alpha: temperature at the start.
-            target_entropy: a number, "half" (-A / 2) or "auto" (-A).
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
-            ValueError: an option outside its range.
+            ValueError: images, or no "state".
         """
-        named = {"half": -io.action_dim / 2, "auto": -float(io.action_dim)}
-        if isinstance(target_entropy, str) and target_entropy not in named:
-            raise ValueError(f"target_entropy is '{target_entropy}', expected a number, half or auto")
-        if reduce not in ("min", "mean") or min(batch_size, utd) < 1 or init_alpha <= 0:
-            raise ValueError(
-                f"reduce, batch_size, utd, init_alpha are '{reduce}', {batch_size}, {utd}, {init_alpha}; expected min "
-                "or mean, at least 1, 1, and a positive number"
-            )
-        size, actions = state_size(io, self.method), io.action_dim
-        self.io, self.batch_size = io, batch_size
-        self._min, self._utd, self._tau, self._lr = reduce == "min", utd, tau, lr
-        self._entropy = named[target_entropy] if isinstance(target_entropy, str) else float(target_entropy)
-        self._generator = generator = torch.Generator(device=device).manual_seed(seed)
+        super().__init__(options, io, seed=seed, device=device)
+        o, size, actions = options, state_size(io, self.method), io.action_dim
+        named = {"half": -actions / 2, "auto": -float(actions)}
+        self._entropy = named[o.target_entropy] if isinstance(o.target_entropy, str) else o.target_entropy
         self.norm = RunningNorm(size, device=device)
-        self.actor = ResidualNet(1, size, actor_width, actor_blocks, 2 * actions, generator)
-        self.critic = ResidualNet(critics, size + actions, critic_width, critic_blocks, 1, generator)
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self._actor_step = ModuleStep(self.actor, lr=lr, weight_decay=weight_decay)
-        self._critic_step = ModuleStep(self.critic, lr=lr, weight_decay=weight_decay)
-        self._alpha = FlatParams({"log_alpha": (1,)}, device=device)
-        self._alpha.flat[0] = math.log(init_alpha)
+        self.actor = ResidualNet(1, size, o.actor_width, o.actor_blocks, 2 * actions, self.generator)
+        self.critic = ResidualNet(o.critics, size + actions, o.critic_width, o.critic_blocks, 1, self.generator)
+        self.target = SlowCopy(self.critic)
+        self.actor_step = ModuleStep(self.actor, lr=o.lr, weight_decay=o.weight_decay)
+        self.critic_step = ModuleStep(self.critic, lr=o.lr, weight_decay=o.weight_decay)
+        params = FlatParams({"log_alpha": (1,)}, device=device)
+        params.flat[0] = math.log(o.init_alpha)
+        self.temperature = Leaves("log_alpha", params, lr=o.lr, free=["log_alpha"])
         self.policy = ResidualPolicy(io, self.actor, self.norm, seed + 1)
-        self._state = LearnerState(
-            self.method,
-            metrics_every=metrics_every,
-            parts={
-                "actor": self._actor_step, "critic": self._critic_step, "target": _Weights(self.target),
-                "alpha": self._alpha, "policy": self.policy, "generator": generator,
-            },
+        self.state.include(
+            {
+                "actor": self.actor_step, "critic": self.critic_step, "target": self.target,
+                "log_alpha": self.temperature, "policy": self.policy,
+            }
         )  # fmt: skip
 
     @property
     def alpha(self) -> Tensor:
-        """() the temperature."""
-        return self._alpha.flat[0].exp()
+        """() the temperature, a constant for losses."""
+        return self.temperature["log_alpha"].detach().exp()[0]
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """`utd` steps of critics, actor and temperature.
@@ -128,69 +111,37 @@ class Simba(Learner):
         Raises:
             FloatingPointError: a metric is not finite.
         """
-        wanted = self._state.tick()
         found: dict[str, Tensor] = {}
-        for _ in range(self._utd):
+        for _ in range(self.o.utd):
             rows = split(next(batches), 1, None)
             self.norm.observe(rows.state[0])
             found = self._fit(self.norm(rows.state[0]), self.norm(rows.next_state[0]), rows)
-        return self._state.report(found if wanted else None)
+        return self.metrics(**found)
 
-    def _fit(self, state: Tensor, after: Tensor, rows: Any) -> dict[str, Tensor]:
+    def _fit(self, state: Tensor, next_state: Tensor, rows: Rows) -> dict[str, Tensor]:
         action, alpha = rows.action[0], self.alpha
         with torch.no_grad():
-            next_action, next_logp = self._draw(self.actor(after)[0])
-            ahead = self._reduced(self.target(torch.cat([after, next_action], 1)))
-            target = rows.reward[0] + rows.discount[0] * (ahead - alpha * next_logp)
+            next_action, next_logp = self._sample(next_state)
+            next_q = self._reduced(self.target(torch.cat([next_state, next_action], 1)))
+            target = rows.reward[0] + rows.discount[0] * (next_q - alpha * next_logp)
         q = self.critic(torch.cat([state, action], 1))[..., 0]
-        loss = (q - target).square().mean(1).sum()
-        self._critic_step(loss)
-        own, logp = self._draw(self.actor(state)[0])
-        actor_loss = alpha * logp - self._reduced(self.critic(torch.cat([state, own], 1)))
-        self._actor_step.alone(actor_loss.mean())
-        logp = logp.detach()
-        self._alpha.grad[0] = -(logp.mean() + self._entropy)
-        self._alpha.adam(self._lr)
-        with torch.no_grad():
-            for old, new in zip(self.target.parameters(), self.critic.parameters()):
-                old.lerp_(new, self._tau)
+        critic_loss = (q - target).square().mean(1).sum()
+        self.critic_step(critic_loss)
+        own, logp = self._sample(state)
+        actor_loss = (alpha * logp - self._reduced(self.critic(torch.cat([state, own], 1)))).mean()
+        self.actor_step.alone(actor_loss)
+        self.temperature.step(-(self.temperature["log_alpha"] * (logp.detach().mean() + self._entropy)).sum())
+        self.target.soft_update(self.o.tau)
         return {
-            "q": q.detach().mean(), "target": target.mean(), "critic_loss": loss.detach(), "alpha": alpha,
-            "actor_loss": actor_loss.detach().mean(), "entropy": -logp.mean(),
+            "q": q, "target": target, "critic_loss": critic_loss, "alpha": alpha,
+            "actor_loss": actor_loss, "entropy": -logp,
         }  # fmt: skip
 
-    def _draw(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        noise = torch.randn(len(raw), self.io.action_dim, generator=self._generator, device=raw.device)
-        return squashed_sample(raw, noise)
+    def _sample(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        return squashed_sample(self.actor(state)[0], self.noise((len(state), self.actions)))
 
     def _reduced(self, out: Tensor) -> Tensor:
-        return out[..., 0].amin(0) if self._min else out[..., 0].mean(0)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, targets, optimisers, moments, generators and counters: tensors and numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        with torch.no_grad():
-            self._state.load_state_dict(state)
-
-
-class _Weights:
-    """A module without an optimiser as a part of a learner."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-
-    def state_dict(self) -> dict[str, Any]:
-        return module_state(self._module)
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        load_module(self._module, state)
+        return out[..., 0].amin(0) if self.o.reduce == "min" else out[..., 0].mean(0)
 
 
 class ResidualPolicy(ModulePolicy):

@@ -2,25 +2,107 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
-from robot_rl.policies.nets.latent_model import LatentModel, Prior
-from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
-from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_state
+from robot_rl.policies.nets.module_step import ModuleStep, SlowCopy
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.nets.value_heads import CategoricalHead, two_hot_head
-from robot_rl.types import Action, IOSpec, Learner, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Share, Whole
+from robot_rl.policies.online.tdmpc2_model import LatentModel, Prior
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, Options, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Share
 
 
-class Tdmpc2(Learner):
+class PlannerOptions(Options):
+    """Of model-predictive path integral control in a latent model."""
+
+    horizon: Count = 3
+    """H steps of a window and of a plan."""
+    iterations: Count = 4
+    """Of the planner."""
+    samples: Count = 64
+    """Sequences per iteration, the prior's included."""
+    elites: Annotated[int, Field(ge=1, validate_default=True)] = 8
+    """Of them that count."""
+    prior_samples: Annotated[int, Field(ge=0, validate_default=True)] = 4
+    """Sequences that follow the prior; 0: none."""
+    temperature: Positive = 0.5
+    """Factor of the returns in the elites' softmax."""
+    min_std: Positive = 0.05
+    """Smallest spread of the planner."""
+    max_std: Annotated[float, Field(gt=0, validate_default=True)] = 2.0
+    """First and largest spread."""
+
+    @field_validator("elites", "prior_samples")
+    @classmethod
+    def check_samples(cls, value: int, info: ValidationInfo) -> int:
+        """Refuse more than there are."""
+        if value + (info.field_name == "prior_samples") > info.data.get("samples", value + 1):
+            raise ValueError(f"expected elites <= samples ({info.data['samples']}), and fewer of the prior")
+        return value
+
+    @field_validator("max_std")
+    @classmethod
+    def check_spread(cls, value: float, info: ValidationInfo) -> float:
+        """Refuse an empty range."""
+        if info.data.get("min_std", value) > value:
+            raise ValueError(f"expected at least min_std ({info.data['min_std']})")
+        return value
+
+
+class Tdmpc2Options(PlannerOptions, RowOptions):
+    """Of TD-MPC2; sizes for one core."""
+
+    batch_size: Count = 64
+    """Windows per update."""
+    latent: Count = 64
+    """Size of the code, a multiple of `group`."""
+    hidden: Count = 64
+    """Width of all networks."""
+    group: Annotated[int, Field(ge=1, validate_default=True)] = 8
+    """Numbers per simplex of the code."""
+    critics: Annotated[int, Field(ge=2)] = 2
+    """Members of the ensemble."""
+    bins: Annotated[int, Field(ge=2)] = 101
+    """Of reward and value, on symlog scale."""
+    support: Positive = 10.0
+    """Bins reach from -support to support in symlog."""
+    rho: Share = 0.5
+    """Weight of each further step of the window."""
+    consistency_weight: NotNegative = 20.0
+    """Of the loss of the dynamics."""
+    reward_weight: NotNegative = 0.1
+    """Of the loss of the reward."""
+    value_weight: NotNegative = 0.1
+    """Of the loss of the values."""
+    entropy_weight: NotNegative = 1e-4
+    """In the prior's loss."""
+    lr: Rate = 1e-3
+    """Step size."""
+    encoder_lr_scale: NotNegative = 0.3
+    """Of the encoder's, relative."""
+    grad_clip: NotNegative = 20.0
+    """Bound of the gradient's norm of encoder, model and prior each."""
+    tau: Mixing = 0.01
+    """Polyak rate of the target critics."""
+
+    @field_validator("group")
+    @classmethod
+    def check_group(cls, value: int, info: ValidationInfo) -> int:
+        """Refuse a code that does not consist of whole simplices."""
+        if info.data.get("latent", value) % value:
+            raise ValueError(f"expected a divisor of latent ({info.data['latent']})")
+        return value
+
+
+class Tdmpc2(RowLearner[Tdmpc2Options]):
     """A latent model learnt from windows of H steps, and model-predictive path integral control in it.
 
     Model: z_0 = encoder(s_0), z_{t+1} = dynamics(z_t, a_t). Loss over the window, weights rho^t: consistency
@@ -41,124 +123,59 @@ class Tdmpc2(Learner):
     iterations of 512 samples with 64 elites and 24 sequences of the prior, batch 256, lr 3e-4).
     """
 
-    consumes = "transitions"
     method = "TD-MPC2"
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 64,
-        horizon: Count = 3,
-        latent: Count = 64,
-        hidden: Count = 64,
-        group: Count = 8,
-        critics: Count = 2,
-        bins: int = 101,
-        support: Positive = 10.0,
-        iterations: Count = 4,
-        samples: Count = 64,
-        elites: Count = 8,
-        prior_samples: Whole = 4,
-        temperature: Positive = 0.5,
-        min_std: Positive = 0.05,
-        max_std: Positive = 2.0,
-        rho: Share = 0.5,
-        consistency_weight: NotNegative = 20.0,
-        reward_weight: NotNegative = 0.1,
-        value_weight: NotNegative = 0.1,
-        entropy_weight: NotNegative = 1e-4,
-        lr: Rate = 1e-3,
-        encoder_lr_scale: NotNegative = 0.3,
-        grad_clip: NotNegative = 20.0,
-        tau: Mixing = 0.01,
-        metrics_every: Whole = 100,
+        self, options: Tdmpc2Options, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
         """Build model, prior and planner for `io`.
 
         Args:
+            options: of the method.
             io: one vector observation "state".
             seed: of weights and draws.
             device: torch device.
             gamma: discount per step, in the planner; targets use the data's `discount`.
-            batch_size: windows per update.
-            horizon: H steps of a window and of a plan.
-            latent: size of the code, a multiple of `group`.
-            hidden: width of all networks.
-            group: numbers per simplex of the code.
-            critics: members of the ensemble, at least 2.
-            bins: of reward and value, on symlog scale.
-            support: bins reach from -support to support in symlog.
-            iterations: of the planner.
-            samples: sequences per iteration, the prior's included.
-            elites: of them that count.
-            prior_samples: sequences that follow the prior; 0: none.
-            temperature: factor of the returns in the elites' softmax.
-            min_std: smallest spread of the planner.
-            max_std: first and largest spread.
-            rho: weight of each further step of the window.
-            consistency_weight: of the loss of the dynamics.
-            reward_weight: of the loss of the reward.
-            value_weight: of the loss of the values.
-            entropy_weight: in the prior's loss.
-            lr: step size.
-            encoder_lr_scale: of the encoder's, relative.
-            grad_clip: bound of the gradient's norm of encoder, model and prior each.
-            tau: Polyak rate of the target critics.
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
-            ValueError: an option out of range.
+            ValueError: images, or no "state".
         """
-        if latent % group or min(horizon, iterations, batch_size) < 1 or critics < 2:
-            raise ValueError(
-                f"latent, group, horizon, iterations, batch_size, critics are {latent}, {group}, {horizon}, "
-                f"{iterations}, {batch_size}, {critics}; expected a multiple of group, at least 1, and 2 critics"
-            )
-        if not 0 < elites <= samples or not 0 <= prior_samples < samples or not 0 < min_std <= max_std:
-            raise ValueError(
-                f"elites, prior_samples, samples, min_std, max_std are {elites}, {prior_samples}, {samples}, "
-                f"{min_std}, {max_std}; expected elites <= samples, fewer of the prior, 0 < min_std <= max_std"
-            )
-        self.io, self.batch_size, self.window = io, batch_size, horizon
-        self._rho, self._tau, self._entropy, self._size = rho, tau, entropy_weight, critics
-        self._weights = (consistency_weight, reward_weight, value_weight)
-        size, actions = state_size(io, self.method), io.action_dim
-        generator = torch.Generator().manual_seed(seed)
-        sizes: dict[str, Any] = {"latent": latent, "hidden": hidden, "group": group, "critics": critics, "bins": bins}
-        self.model = LatentModel(size, actions, **sizes, generator=generator).to(device)
-        self.prior = Prior(latent, actions, hidden, generator).to(device)
-        self._generator = generator = torch.Generator(device=device).manual_seed(seed + 1)
-        self._old = _Twin(self.model.critics)
-        self.head = two_hot_head(-support, support, bins, device=device, symlog=True)
-        self._heads = nn.ModuleList([self.model.dynamics, self.model.reward, self.model.critics])
-        self._encoder_step = ModuleStep(self.model.encoder, lr=lr * encoder_lr_scale, clip=grad_clip)
-        self._model_step = ModuleStep(self._heads, lr=lr, clip=grad_clip)
-        self._prior_step = ModuleStep(self.prior, lr=lr, clip=grad_clip)
-        self.scale = _Spread(tau, device)
-        self.policy = Tdmpc2Policy(
-            io, self.model, self.prior, self.head, gamma=gamma, horizon=horizon, iterations=iterations,
-            samples=samples, elites=elites, prior_samples=prior_samples, temperature=temperature, min_std=min_std,
-            max_std=max_std, seed=seed + 2, device=device,
-        )  # fmt: skip
-        self._state = LearnerState(
-            self.method,
-            metrics_every=metrics_every,
-            parts={
+        super().__init__(options, io, seed=seed, device=device)
+        o, size, actions = options, state_size(io, self.method), io.action_dim
+        draw = torch.Generator().manual_seed(seed)
+        self.model = LatentModel(
+            size,
+            actions,
+            latent=o.latent,
+            hidden=o.hidden,
+            group=o.group,
+            critics=o.critics,
+            bins=o.bins,
+            generator=draw,
+        ).to(device)
+        self.prior = Prior(o.latent, actions, o.hidden, draw).to(device)
+        self.target = SlowCopy(self.model.critics)
+        self.head = two_hot_head(-o.support, o.support, o.bins, device=device, symlog=True)
+        heads = nn.ModuleList([self.model.dynamics, self.model.reward, self.model.critics])
+        self._encoder_step = ModuleStep(self.model.encoder, lr=o.lr * o.encoder_lr_scale, clip=o.grad_clip)
+        self._model_step = ModuleStep(heads, lr=o.lr, clip=o.grad_clip)
+        self._prior_step = ModuleStep(self.prior, lr=o.lr, clip=o.grad_clip)
+        self.scale = _Spread(o.tau, device)
+        self.policy = Tdmpc2Policy(o, io, self.model, self.prior, self.head, gamma=gamma, seed=seed + 2)
+        self.state.include(
+            {
                 "encoder": self._encoder_step, "model": self._model_step, "prior": self._prior_step,
-                "target": self._old, "scale": self.scale, "policy": self.policy, "generator": generator,
-            },
+                "target": self.target, "scale": self.scale, "policy": self.policy,
+            }
         )  # fmt: skip
 
-    def _noise(self, z: Tensor) -> Tensor:
-        shape = (len(z), self.io.action_dim)
-        return torch.randn(shape, generator=self._generator, device=self._generator.device)
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Windows as long as a plan."""
+        return Needs(rows=options.batch_size, window=options.horizon)
 
     def _two(self) -> Tensor:
-        return torch.randperm(self._size, generator=self._generator, device=self._generator.device)[:2]
+        return torch.randperm(self.o.critics, generator=self.generator, device=self.generator.device)[:2]
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step of model, critics and prior on a batch of windows.
@@ -170,8 +187,7 @@ class Tdmpc2(Learner):
         Raises:
             FloatingPointError: a metric is not finite.
         """
-        wanted = self._state.tick()
-        batch = next(batches)
+        o, batch = self.o, next(batches)
         state, after, action = batch.obs["state"], batch.next_obs["state"], batch.action
         mask = batch.mask.to(action.dtype)
         with torch.no_grad():
@@ -179,7 +195,7 @@ class Tdmpc2(Learner):
             target = self._target(code, batch.reward.flatten(), batch.discount.flatten()).view(mask.shape)
             code = code.view(*mask.shape, -1)
         z, latents = self.model.encoder(state[:, 0])[0], []
-        weight = mask * self._rho ** torch.arange(mask.shape[1], device=mask.device)
+        weight = mask * o.rho ** torch.arange(mask.shape[1], device=mask.device)
         total = weight.sum().clamp_min(1.0)
         consistency = reward_loss = value_loss = z.new_zeros(())
         for t in range(mask.shape[1]):
@@ -191,13 +207,12 @@ class Tdmpc2(Learner):
             consistency = consistency + (weight[:, t] * (z - code[:, t]).square().mean(-1)).sum()
         parts = [consistency / total, reward_loss / total, value_loss / total]
         self.model.zero_grad()
-        sum(w * part for w, part in zip(self._weights, parts)).backward()  # type: ignore[union-attr]
+        (o.consistency_weight * parts[0] + o.reward_weight * parts[1] + o.value_weight * parts[2]).backward()
         self._encoder_step.apply()
         self._model_step.apply()
         found = self._prior_update(torch.cat(latents).detach(), weight.t().flatten())
-        self._old.blend(self._tau)
-        names = ("consistency", "reward_loss", "value_loss")
-        return self._state.report({**dict(zip(names, parts)), **found} if wanted else None)
+        self.target.soft_update(o.tau)
+        return self.metrics(**dict(zip(("consistency", "reward_loss", "value_loss"), parts)), **found)
 
     def _cross(self, out: Tensor, target: Tensor) -> Tensor:
         """(B,) cross-entropy towards (B,) numbers, mean over members."""
@@ -206,49 +221,19 @@ class Tdmpc2(Learner):
     @torch.no_grad()
     def _target(self, z: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """(B,) r + discount min of two random target critics."""
-        chosen, _ = self.prior(z, self._noise(z))
-        values = self.head.value(self._old.net(torch.cat([z, chosen], -1))[self._two()])
+        chosen, _ = self.prior(z, self.noise((len(z), self.actions)))
+        values = self.head.value(self.target(torch.cat([z, chosen], -1))[self._two()])
         return reward + discount * values.amin(0)
 
     def _prior_update(self, z: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        chosen, density = self.prior(z, self._noise(z))
+        chosen, density = self.prior(z, self.noise((len(z), self.actions)))
         q = self.head.value(self.model.critics(torch.cat([z, chosen], -1))[self._two()]).mean(0)
         self.scale.observe(q.detach())
-        loss = (weight * (self._entropy * density - q / self.scale.value)).sum() / weight.sum().clamp_min(1.0)
+        loss = (weight * (self.o.entropy_weight * density - q / self.scale.value)).sum() / weight.sum().clamp_min(1.0)
         self._prior_step(loss)
         self.model.zero_grad()  # the critics had their step
         mean = (weight * density.detach()).sum() / weight.sum().clamp_min(1.0)
         return {"prior_loss": loss.detach(), "q": q.detach().mean(), "entropy": -mean, "scale": self.scale.value}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, targets, optimisers, generators and counters: tensors and numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        self._state.load_state_dict(state)
-
-
-class _Twin:
-    """A copy of a module that follows it slowly."""
-
-    def __init__(self, source: nn.Module) -> None:
-        self._source, self.net = source, copy.deepcopy(source).requires_grad_(False)
-
-    @torch.no_grad()
-    def blend(self, tau: float) -> None:
-        for mine, theirs in zip(self.net.parameters(), self._source.parameters()):
-            mine.lerp_(theirs, tau)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return module_state(self.net)
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        load_module(self.net, state)
 
 
 class _Spread:
@@ -272,16 +257,21 @@ class Tdmpc2Policy(ModulePolicy):
     """Plans anew at every step, from where the last plan left off; shares the learner's networks."""
 
     def __init__(
-        self, io: IOSpec, model: LatentModel, prior: Prior, head: CategoricalHead, *, gamma: float, horizon: int,
-        iterations: int, samples: int, elites: int, prior_samples: int, temperature: float, min_std: float,
-        max_std: float, seed: int, device: str,
-    ) -> None:  # fmt: skip
-        """Options as in `Tdmpc2`."""
-        self.io, self._model, self._prior, self._head, self._gamma = io, model, prior, head, gamma
-        self._horizon, self._iterations, self._device = horizon, iterations, torch.device(device)
-        self._samples, self._elites, self._own, self._temperature = samples, elites, prior_samples, temperature
-        self._std, self._plan = (min_std, max_std), torch.zeros(0, horizon, io.action_dim, device=device)
-        super().__init__("net", nn.ModuleList([model, prior]), torch.Generator(device=device).manual_seed(seed))
+        self,
+        options: PlannerOptions,
+        io: IOSpec,
+        model: LatentModel,
+        prior: Prior,
+        head: CategoricalHead,
+        *,
+        gamma: float,
+        seed: int,
+    ) -> None:
+        """Share the networks; `seed` is of the planner's draws."""
+        self.o, self.io, self._model, self._prior, self._head, self._gamma = options, io, model, prior, head, gamma
+        self._device = next(model.parameters()).device
+        self._plan = torch.zeros(0, options.horizon, io.action_dim, device=self._device)
+        super().__init__("net", nn.ModuleList([model, prior]), torch.Generator(device=self._device).manual_seed(seed))
 
     def reset(self, rows: Any = None) -> None:
         """Forget the plans of these rows; None: of all."""
@@ -310,29 +300,30 @@ class Tdmpc2Policy(ModulePolicy):
         return Action(action.cpu().numpy() if isinstance(given, np.ndarray) else action)
 
     def _choose(self, state: Tensor, deterministic: bool) -> Tensor:
-        count, steps, size = len(state), self._horizon, self.io.action_dim
+        o, count, size = self.o, len(state), self.io.action_dim
+        steps = o.horizon
         begin = self._model.encoder(state)[0]
         if len(self._plan) != count:
             self._plan = torch.zeros(count, steps, size, device=self._device)
         mean = torch.cat([self._plan[:, 1:], torch.zeros_like(self._plan[:, :1])], 1)
-        std = torch.full_like(mean, self._std[1])
+        std = torch.full_like(mean, o.max_std)
         own = self._follow(begin)
-        z = begin.repeat_interleave(self._samples, 0)
+        z = begin.repeat_interleave(o.samples, 0)
         actions = score = torch.zeros(0)
-        for _ in range(self._iterations):
-            drawn = mean[:, None] + std[:, None] * self._noise(count, self._samples - self._own, steps, size)
+        for _ in range(o.iterations):
+            drawn = mean[:, None] + std[:, None] * self._noise(count, o.samples - o.prior_samples, steps, size)
             drawn = torch.cat([own, drawn.clamp(-1.0, 1.0)], 1)
-            value = self.returns(z, drawn.flatten(0, 1)).view(count, self._samples)
-            best, index = value.topk(self._elites, 1)
+            value = self.returns(z, drawn.flatten(0, 1)).view(count, o.samples)
+            best, index = value.topk(o.elites, 1)
             actions = drawn.gather(1, index[..., None, None].expand(-1, -1, steps, size))
-            score = (self._temperature * (best - best[:, :1])).softmax(1)
+            score = (o.temperature * (best - best[:, :1])).softmax(1)
             share = score[..., None, None]
             mean = (share * actions).sum(1)
             spread = (share * (actions - mean[:, None]).square()).sum(1).sqrt()
-            std = spread.clamp(*self._std)
+            std = spread.clamp(o.min_std, o.max_std)
         # an elite by its weight: u in (0, 1) against the cumulated weights
         draw = torch.rand(count, 1, generator=self._generator, device=self._device)
-        pick = (score.cumsum(1) < draw).sum(1).clamp_max(self._elites - 1)
+        pick = (score.cumsum(1) < draw).sum(1).clamp_max(o.elites - 1)
         action = actions[torch.arange(count), pick, 0]
         self._plan = mean
         if not deterministic:
@@ -341,12 +332,12 @@ class Tdmpc2Policy(ModulePolicy):
 
     def _follow(self, begin: Tensor) -> Tensor:
         """(B, prior_samples, H, A) sequences of the prior."""
-        z, chosen = begin.repeat_interleave(self._own, 0), []
-        for _ in range(self._horizon):
+        z, chosen = begin.repeat_interleave(self.o.prior_samples, 0), []
+        for _ in range(self.o.horizon):
             action, _ = self._prior(z, self._noise(len(z), self.io.action_dim))
             chosen.append(action)
             z = self._model.next(z, action)
-        return torch.stack(chosen, 1).view(len(begin), self._own, self._horizon, -1)
+        return torch.stack(chosen, 1).view(len(begin), self.o.prior_samples, self.o.horizon, -1)
 
     def returns(self, z: Tensor, actions: Tensor) -> Tensor:
         """(M,) sum of gamma^t r and gamma^H value, the members' mean, of sequences (M, H, A) from latents (M, Z)."""

@@ -4,26 +4,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
-from robot_rl.types.options import Count, Discount, Positive, Rate, Whole
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
-SOLVERS = ("neumann", "cg")
 _LOG_TAU = math.log(2 * math.pi)
 
 
-class Barfi(OnPolicyLearner):
+class BarfiOptions(StateOptions):
+    """Of BARFI."""
+
+    aux_state: tuple[float, ...] = ()
+    """Weight of every component of the state in r_aux; empty for none."""
+    aux_action: tuple[float, ...] = ()
+    """Weight of every component of the action; empty for none."""
+    aux_distance: tuple[str | int, ...] = ()
+    """Components of the state (names or numbers) whose length is subtracted."""
+    aux_scale: float = 1.0
+    """Factor on r_aux; -1 turns a helpful one into a misleading one."""
+    learn_reward: bool = True
+    """False: phi stays (0, 1, 1), the naive sum."""
+    learn_gamma: bool = False
+    """Whether gamma_phi is learnt."""
+    gamma_cost: NotNegative = 0.0
+    """Weight of -gamma_phi in the outer objective."""
+    rollout_steps: Count = 100
+    """Steps of every environment per update."""
+    hidden: Count = 32
+    """Width of the policy's two tanh layers."""
+    epochs: Count = 5
+    """Inner steps per rollout."""
+    inner: Count = 3
+    """Rollouts per outer step."""
+    lr: Rate = 3e-3
+    """Inner step size (Adam)."""
+    reward_lr: Rate = 0.05
+    """Outer step size (Adam)."""
+    decay: Positive = 1e-2
+    """Weight of -|theta|^2 / 2, which keeps H negative definite."""
+    ratio_clip: Annotated[float, Field(ge=1)] = 2.0
+    """Importance weights above it count as it."""
+    solver: Literal["neumann", "cg"] = "neumann"
+    """neumann: -step sum_{i<=terms} (I + step H)^i v; cg: conjugate gradients on damped -H."""
+    terms: Count = 10
+    """Of the series, or iterations."""
+    step: Positive = 0.05
+    """Eta of the series: below 1 / |H|."""
+    metrics_every: Whole = 1
+    """Metrics are computed in every n-th update."""
+
+
+class Barfi(StateLearner[BarfiOptions, Rollout], OnPolicyLearner[BarfiOptions, Rollout]):
     """Policy gradient on r = phi_1 + phi_2 r_p + phi_3 r_aux; phi climbs what the policy that it makes earns of r_p.
 
     Inner: theta follows the policy gradient of J_phi(theta) = E[sum gamma_phi^t r_phi] - decay |theta|^2 / 2. Outer,
@@ -38,95 +81,45 @@ class Barfi(OnPolicyLearner):
     the code was not at hand. Ours: batch baselines in place of a critic, returns that a rollout cuts end there.
     """
 
-    consumes = "rollout"
     method = "BARFI"
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        aux_state: tuple[float, ...] = (),
-        aux_action: tuple[float, ...] = (),
-        aux_distance: tuple[str | int, ...] = (),
-        aux_scale: Positive = 1.0,
-        learn_reward: bool = True,
-        learn_gamma: bool = False,
-        gamma_cost: Discount = 0.0,
-        rollout_steps: Count = 100,
-        hidden: Count = 32,
-        epochs: Count = 5,
-        inner: Count = 3,
-        lr: Rate = 3e-3,
-        reward_lr: Rate = 0.05,
-        decay: float = 1e-2,
-        ratio_clip: Positive = 2.0,
-        solver: str = "neumann",
-        terms: Count = 10,
-        step: float = 0.05,
-        metrics_every: Whole = 1,
+        self, options: BarfiOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
         """Build policy and reward for `io`.
 
         Args:
+            options: of the method.
             io: one vector observation "state".
             seed: of weights and noise.
             device: torch device.
             gamma: discount of the primary return, and of the shaped one at the beginning.
-            aux_state: weight of every component of the state in r_aux; empty for none.
-            aux_action: weight of every component of the action; empty for none.
-            aux_distance: components of the state (names or numbers) whose length is subtracted.
-            aux_scale: factor on r_aux; -1 turns a helpful one into a misleading one.
-            learn_reward: False: phi stays (0, 1, 1), the naive sum.
-            learn_gamma: whether gamma_phi is learnt.
-            gamma_cost: weight of -gamma_phi in the outer objective.
-            rollout_steps: steps of every environment per update.
-            hidden: width of the policy's two tanh layers.
-            epochs: inner steps per rollout.
-            inner: rollouts per outer step.
-            lr: inner step size (Adam).
-            reward_lr: outer step size (Adam).
-            decay: weight of -|theta|^2 / 2, which keeps H negative definite.
-            ratio_clip: importance weights above it count as it.
-            solver: "neumann": -step sum_{i<=terms} (I + step H)^i v; "cg": conjugate gradients on damped -H.
-            terms: of the series, or iterations.
-            step: eta of the series: below 1 / |H|.
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
-            ValueError: an option out of range, or a component that the state has not.
+            ValueError: weights or components that the state has not.
         """
-        if solver not in SOLVERS:
-            raise ValueError(f"solver is '{solver}', expected one of {', '.join(SOLVERS)}")
-        if min(rollout_steps, epochs, inner, terms) < 1 or min(decay, step) <= 0 or ratio_clip < 1:
-            raise ValueError("rollout_steps, epochs, inner, terms, ratio_clip: >= 1; decay and step: above 0")
-        size, actions = state_size(io, self.method), io.action_dim
-        for name, weights, width in (("aux_state", aux_state, size), ("aux_action", aux_action, actions)):
+        super().__init__(options, io, seed=seed, device=device)
+        o, size, actions = options, state_size(io, self.method), io.action_dim
+        for name, weights, width in (("aux_state", o.aux_state, size), ("aux_action", o.aux_action, actions)):
             if weights and len(weights) != width:
                 raise ValueError(f"{name} has {len(weights)} weights, expected {width} or none")
-        self.io, self.rollout_steps = io, rollout_steps
+        self.gamma = gamma
         self._aux = (
-            torch.tensor([float(x) for x in aux_state] or [0.0] * size, device=device),
-            torch.tensor([float(x) for x in aux_action] or [0.0] * actions, device=device),
-            torch.tensor(_places(aux_distance, io, size), dtype=torch.int64, device=device),
+            torch.tensor(o.aux_state or [0.0] * size, device=device),
+            torch.tensor(o.aux_action or [0.0] * actions, device=device),
+            torch.tensor(_places(o.aux_distance, io, size), dtype=torch.int64, device=device),
         )
-        self._aux_scale, self._gamma, self._learn, self._learn_gamma = aux_scale, gamma, learn_reward, learn_gamma
-        self._gamma_cost, self._epochs, self._inner, self._reward_lr = gamma_cost, epochs, inner, reward_lr
-        self._decay, self._clip = decay, ratio_clip
-        self._solver, self._terms, self._eta = solver, terms, step
-        generator = torch.Generator(device=device).manual_seed(seed)
         self.norm = RunningNorm(size, device=device)
-        self.net = _Gaussian(size, hidden, actions, generator).to(device)
-        self._step = ModuleStep(self.net, lr=lr)
+        self.net = _Gaussian(size, o.hidden, actions, self.generator).to(device)
+        self.net_step = ModuleStep(self.net, lr=o.lr)
         self.reward = _Blend(gamma, device)
         self.policy = GaussianPolicy(io, self.net, self.norm, seed + 1)
-        self._state = LearnerState(
-            self.method,
-            metrics_every=metrics_every,
-            parts={"net": self._step, "reward": self.reward, "policy": self.policy, "norm": self.norm},
-        )
+        self.state.include({"net": self.net_step, "reward": self.reward, "policy": self.policy, "norm": self.norm})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rollouts."""
+        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps)
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) zeros: there is no critic."""
@@ -138,7 +131,7 @@ class Barfi(OnPolicyLearner):
         total = state @ of_state + action.clamp(-1.0, 1.0) @ of_action
         if len(distance):
             total = total - state[..., distance].norm(dim=-1)
-        return self._aux_scale * total
+        return self.o.aux_scale * total
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
         """Inner steps on one rollout; every `inner`-th time an outer step of phi on it.
@@ -150,8 +143,7 @@ class Barfi(OnPolicyLearner):
         Raises:
             FloatingPointError: a metric is not finite.
         """
-        wanted = self._state.tick()
-        rollout = next(batches)
+        o, rollout = self.o, next(batches)
         raw = rollout.obs["state"]
         self.norm.observe(raw.flatten(0, 1))
         state = self.norm(raw)
@@ -164,31 +156,34 @@ class Barfi(OnPolicyLearner):
         def shaped() -> Tensor:
             return self._surrogate(state, rollout.action, columns, self.reward.blend(primary, aux), self.reward.gamma)
 
-        for _ in range(self._epochs):
-            self._step(-(shaped() - self._weight_decay()))
-        if self._learn and self._state.updates % self._inner == 0:
+        for _ in range(o.epochs):
+            self.net_step(-(shaped() - self._weight_decay()))
+        if o.learn_reward and self.next_update % o.inner == 0:
             earned = self._surrogate(
-                state, rollout.action, columns, self.reward.primary(primary), torch.tensor(self._gamma)
+                state, rollout.action, columns, self.reward.primary(primary), torch.tensor(self.gamma)
             )
-            knobs = [self.reward.phi, *([self.reward.raw_gamma] if self._learn_gamma else [])]
+            knobs = [self.reward.phi, *([self.reward.raw_gamma] if o.learn_gamma else [])]
             grads = implicit_gradient(
                 earned, shaped() - self._weight_decay(), list(self.net.parameters()), knobs,
-                solver=self._solver, terms=self._terms, step=self._eta,
+                solver=o.solver, terms=o.terms, step=o.step,
             )  # fmt: skip
-            if self._learn_gamma:
+            if o.learn_gamma:
                 slope = torch.autograd.grad(self.reward.gamma, self.reward.raw_gamma)[0]
-                grads[1] = grads[1] - self._gamma_cost * slope
-            size = self.reward.climb(grads[0], grads[1] if self._learn_gamma else None, self._reward_lr)
-        if not wanted:
-            return self._state.report(None)
-        bias, first, second = self.reward.phi.detach()
-        found = {"phi_bias": bias, "phi_primary": first, "phi_aux": second, "gamma": self.reward.gamma.detach()}
-        spread = self.net.log_std.detach()
-        found |= {"primary": primary.mean(), "outer_gradient": size, "entropy": (spread + 0.5 * (1 + _LOG_TAU)).sum()}
-        return self._state.report(found)
+                grads[1] = grads[1] - o.gamma_cost * slope
+            size = self.reward.climb(grads[0], grads[1] if o.learn_gamma else None, o.reward_lr)
+        bias, first, second = self.reward.phi.detach().clone()
+        return self.metrics(
+            phi_bias=bias,
+            phi_primary=first,
+            phi_aux=second,
+            gamma=self.reward.gamma,
+            primary=primary,
+            outer_gradient=size,
+            entropy=(self.net.log_std + 0.5 * (1 + _LOG_TAU)).sum(),
+        )
 
     def _weight_decay(self) -> Tensor:
-        return 0.5 * self._decay * torch.stack([p.square().sum() for p in self.net.parameters()]).sum()
+        return 0.5 * self.o.decay * torch.stack([p.square().sum() for p in self.net.parameters()]).sum()
 
     def _surrogate(
         self, state: Tensor, action: Tensor, columns: dict[str, Tensor], reward: Tensor, gamma: Tensor
@@ -200,21 +195,9 @@ class Barfi(OnPolicyLearner):
             returns.append(total)
         value = torch.stack(returns[::-1])
         value = value - value.mean(1, keepdim=True) if value.shape[1] > 1 else value - value.mean()
-        ratio = (self.net.log_prob(state, action) - columns["logp"]).exp().clamp(max=self._clip)
+        ratio = (self.net.log_prob(state, action) - columns["logp"]).exp().clamp(max=self.o.ratio_clip)
         share = columns["valid"] / columns["valid"].sum().clamp_min(1.0)
         return (ratio * value * share).sum() / value.detach().std().clamp_min(1e-6)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, reward, moments, generators and counters: tensors and numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        self._state.load_state_dict(state)
 
 
 def implicit_gradient(

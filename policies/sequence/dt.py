@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from robot_rl.policies.nets.attention import draw_weights
-from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.module_step import Dropout, ModuleStep, load_module, module_state
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
-from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
-
-RTG_MODES = ("observed", "bootstrap")
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 
 class Returns:
@@ -50,121 +49,103 @@ class Returns:
             setattr(self, name, float(state[name]))
 
 
-class DecisionTransformer(Learner):
-    """Sequence model of (return to go, state, action) from a log; acts by asking for a return.
+class ReturnOptions(RowOptions):
+    """Of sequence models of returns."""
 
-    Windows of `context` steps are tokens R_t, s_t, a_t with an embedding of the time t; a causal transformer reads the
-    action off the state's token, a_t = tanh(W h), and the loss is the mean of |a_t - action|^2 over existing steps.
-    Acting, R begins at the target and is reduced by every reward. No values, no bootstrapping, no pessimism: good
-    where the log holds good trajectories and says which they are, blind to stitching.
+    batch_size: Count = 64
+    """Windows per update."""
+    context: Count = 20
+    """K steps that the model sees."""
+    width: Count = 128
+    """Of the tokens."""
+    layers: Count = 3
+    """Blocks of the transformer."""
+    heads: Count = 1
+    """Of attention."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Of tokens and of what blocks add."""
+    max_steps: Count = 1000
+    """Times with an embedding of their own: at least the longest episode."""
+    target_return: float | Literal["best"] = "best"
+    """Undiscounted return to ask for; best: the best episode's of the log. `robot-rl eval target_return=` asks for
+    another."""
+    return_scale: Positive | Literal["auto"] = "auto"
+    """Returns are divided by it (1000 in the source); auto: the log's largest |return|."""
+    rtg_mode: Literal["observed", "bootstrap"] = "observed"
+    """observed: what the log still earned, also where the recording was cut; bootstrap: an episode that no terminal
+    ends and that is shorter than the longest goes on at its mean reward until then."""
+    clip_return: bool = True
+    """Keep returns to go inside the range of the log while acting."""
+    lr: Rate = 1e-4
+    """Step size (AdamW)."""
+    weight_decay: NotNegative = 1e-4
+    """Of AdamW."""
+    warm_up: Whole = 10_000
+    """Updates of linear warm-up."""
+    grad_clip: NotNegative = 0.25
+    """Bound of the gradient's norm."""
+    normalize: bool = True
+    """Standardise states by the data's moments."""
 
-    Source: Chen et al., Decision Transformer: Reinforcement Learning via Sequence Modeling (kzl/decision-transformer,
-    gym). Where we differ: windows are filled from the front, not padded at their beginning (the same to a causal
-    model); no dropout on attention weights; returns to go are clipped to the range of the log; the scale of returns
-    is the log's largest return unless given.
+
+R_co = TypeVar("R_co", bound=ReturnOptions, covariant=True)
+
+
+class ReturnConditioned(RowLearner[R_co]):
+    """Base of sequence models of (return to go, state, action) from a log.
+
+    Attributes:
+        net: the transformer and what is read off its tokens.
+        returns: what returns to go mean.
     """
 
-    consumes = "transitions"
-    method = "decision transformer"
-    reads = ("return_to_go", "step")
-    return_gamma = 1.0
+    net: Any
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 64,
-        context: Count = 20,
-        width: Count = 128,
-        layers: Count = 3,
-        heads: Count = 1,
-        dropout: Share = 0.1,
-        max_steps: Count = 1000,
-        target_return: float | str = "best",
-        return_scale: float | str = "auto",
-        rtg_mode: str = "observed",
-        clip_return: bool = True,
-        lr: Rate = 1e-4,
-        weight_decay: NotNegative = 1e-4,
-        warm_up: Whole = 10_000,
-        grad_clip: NotNegative = 0.25,
-        normalize: bool = True,
-        metrics_every: Whole = 100,
-    ) -> None:
+    def __init__(self, options: R_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the network for `io`.
 
         Args:
+            options: of the method.
             io: one vector observation "state".
             seed: of initial weights and dropout.
             device: torch device.
-            gamma: part of every learner's signature; returns to go are undiscounted.
-            batch_size: windows per update.
-            context: K steps that the model sees.
-            width: of the tokens.
-            layers: blocks of the transformer.
-            heads: of attention.
-            dropout: of tokens and of what blocks add.
-            max_steps: times with an embedding of their own: at least the longest episode.
-            target_return: undiscounted return to ask for, or "best": the best episode's of the log. `robot-rl eval
-                target_return=` asks for another.
-            return_scale: returns are divided by it (1000 in the source), or "auto": the log's largest |return|.
-            rtg_mode: "observed": what the log still earned, also where the recording was cut; "bootstrap": an episode
-                that no terminal ends and that is shorter than the longest goes on at its mean reward until then.
-            clip_return: keep returns to go inside the range of the log while acting.
-            lr: step size (AdamW).
-            weight_decay: of AdamW.
-            warm_up: updates of linear warm-up.
-            grad_clip: bound of the gradient's norm.
-            normalize: standardise states by the data's moments.
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
-            ValueError: an option outside its range.
+            ValueError: images, or no "state".
         """
-        if min(context, batch_size, layers, max_steps) < 1:
-            raise ValueError(
-                f"context, batch_size, layers, max_steps are {context}, {batch_size}, {layers}, {max_steps}; expected "
-                "at least 1"
-            )
-        if rtg_mode not in RTG_MODES:
-            raise ValueError(f"rtg_mode is '{rtg_mode}', expected one of {', '.join(RTG_MODES)}")
-        for name, value, word in (("target_return", target_return, "best"), ("return_scale", return_scale, "auto")):
-            if isinstance(value, str) and value != word:
-                raise ValueError(f"{name} is '{value}', expected a number or '{word}'")
-        size = state_size(io, self.method)
-        self.io, self.batch_size, self.window = io, batch_size, context
-        self.return_bootstrap = rtg_mode == "bootstrap"
-        self._generator = generator = torch.Generator(device=device).manual_seed(seed)
-        self.norm = FixedNorm(size, device=device)
-        self._normalize, self._max_steps = normalize, max_steps
-        self._auto_target, self._auto_scale = isinstance(target_return, str), isinstance(return_scale, str)
+        super().__init__(options, io, seed=seed, device=device)
+        o, self.size = options, state_size(io, self.method)
+        self.norm = FixedNorm(self.size, device=device)
         self.returns = Returns(
-            math.nan if isinstance(target_return, str) else float(target_return),
-            1.0 if isinstance(return_scale, str) else float(return_scale),
+            math.nan if isinstance(o.target_return, str) else o.target_return,
+            1.0 if isinstance(o.return_scale, str) else o.return_scale,
         )
-        if not self.returns.scale > 0:
-            raise ValueError(f"return_scale is {return_scale}, expected a positive number")
-        self._drop = Dropout(dropout, generator)
-        self.net: Any = self._build(size, io.action_dim, width=width, layers=layers, heads=heads, times=max_steps).to(
-            device
-        )
-        draw_weights(self.net, generator)
-        self._step = ModuleStep(self.net, lr=lr, weight_decay=weight_decay, warm_up=warm_up, clip=grad_clip)
-        self.policy = self._policy(context, clip_return, seed)
-        self._state = LearnerState(
-            self.method,
-            metrics_every=metrics_every,
-            parts={"net": self._step, "policy": self.policy, "generator": generator},
+        self._drop = Dropout(o.dropout, self.generator)
+        self.net = self.build().to(device)
+        draw_weights(self.net, self.generator)
+        self.net_step = ModuleStep(self.net, lr=o.lr, weight_decay=o.weight_decay, warm_up=o.warm_up, clip=o.grad_clip)
+        self.policy = self.make_policy()
+        self.state.include({"net": self.net_step, "policy": self.policy})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Windows of a log with undiscounted returns to go and times."""
+        return Needs(
+            rows=options.batch_size,
+            window=options.context,
+            extras=("return_to_go", "step"),
+            return_gamma=1.0,
+            return_bootstrap=options.rtg_mode == "bootstrap",
         )
 
-    def _build(self, state: int, actions: int, **sizes: int) -> nn.Module:
-        return ActionHead(state, actions, **sizes)
+    def build(self) -> nn.Module:
+        """The network, its weights still to be drawn."""
+        raise NotImplementedError(f"{type(self).__name__}.build is missing")
 
-    def _policy(self, context: int, clip: bool, seed: int) -> ReturnPolicy:
-        return ReturnPolicy(self.io, self.net, self.norm, self.returns, context=context, clip=clip)
+    def make_policy(self) -> ReturnPolicy:
+        """What acts with the network."""
+        o = self.o
+        return ReturnPolicy(self.io, self.net, self.norm, self.returns, context=o.context, clip=o.clip_return)
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the data's moments and returns; called once, before the first update.
@@ -172,18 +153,19 @@ class DecisionTransformer(Learner):
         Raises:
             ValueError: the log's episodes are longer than `max_steps`, or none of them tells a return to aim at.
         """
-        if facts.horizon > self._max_steps:
+        if facts.horizon > self.o.max_steps:
             raise ValueError(
-                f"the longest episode has {facts.horizon} steps, max_steps is {self._max_steps}: set "
+                f"the longest episode has {facts.horizon} steps, max_steps is {self.o.max_steps}: set "
                 f"policy.max_steps={facts.horizon} (or the environment's limit, if that is longer)"
             )
-        if self._normalize:
+        if self.o.normalize:
             self.norm.set(facts.state_mean, facts.state_std)
-        if (self._auto_target or self._auto_scale) and not math.isfinite(facts.return_high):
+        target, scale = (isinstance(x, str) for x in (self.o.target_return, self.o.return_scale))
+        if (target or scale) and not math.isfinite(facts.return_high):
             raise ValueError("the log tells no returns; set policy.target_return and policy.return_scale")
-        if self._auto_target:
+        if target:
             self.returns.target = facts.return_high
-        if self._auto_scale:
+        if scale:
             self.returns.scale = max(abs(facts.return_high), abs(facts.return_low)) or 1.0
         self.returns.reward_scale, self.returns.reward_bias = facts.reward_scale, facts.reward_bias
 
@@ -198,9 +180,8 @@ class DecisionTransformer(Learner):
             FloatingPointError: a metric is not finite.
             ValueError: the batch lacks returns to go or the steps' times.
         """
-        wanted = self._state.tick()
-        batch = windowed(next(batches), self.window)
-        missing = [name for name in self.reads if name not in batch.extras]
+        batch = windowed(next(batches), self.o.context)
+        missing = [name for name in self.need.extras if name not in batch.extras]
         if missing:
             raise ValueError(
                 f"{self.method} reads extras {', '.join(missing)}, the batch has {sorted(batch.extras)}; train it with "
@@ -223,30 +204,41 @@ class DecisionTransformer(Learner):
         columns = {
             name: torch.where(_like(batch.mask, x), x, torch.zeros_like(x)) for name, x in columns.items()
         }  # fmt: skip
-        loss, found = self._loss(columns, batch, wanted)
-        norm = self._step(loss)
-        if not wanted:
-            return self._state.report(None)
-        found |= {"loss": loss, "gradient": norm, "return_to_go": valid.mean()}
-        return self._state.report({name: torch.as_tensor(x).detach() for name, x in found.items()})
+        loss, found = self.loss(columns, batch)
+        norm = self.net_step(loss)
+        return self.metrics(**found, loss=loss, gradient=norm, return_to_go=valid)
 
-    def _loss(self, x: dict[str, Tensor], batch: Transitions, wanted: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """() what is descended, and metrics."""
+    def loss(self, x: dict[str, Tensor], batch: Transitions) -> tuple[Tensor, dict[str, Tensor]]:
+        """() what is descended, and metrics, of columns "goal", "state", "action" and "time"."""
+        raise NotImplementedError(f"{type(self).__name__}.loss is missing")
+
+
+class DecisionTransformer(ReturnConditioned[ReturnOptions]):
+    """Sequence model of (return to go, state, action) from a log; acts by asking for a return.
+
+    Windows of `context` steps are tokens R_t, s_t, a_t with an embedding of the time t; a causal transformer reads the
+    action off the state's token, a_t = tanh(W h), and the loss is the mean of |a_t - action|^2 over existing steps.
+    Acting, R begins at the target and is reduced by every reward. No values, no bootstrapping, no pessimism: good
+    where the log holds good trajectories and says which they are, blind to stitching.
+
+    Source: Chen et al., Decision Transformer: Reinforcement Learning via Sequence Modeling (kzl/decision-transformer,
+    gym). Where we differ: windows are filled from the front, not padded at their beginning (the same to a causal
+    model); no dropout on attention weights; returns to go are clipped to the range of the log; the scale of returns
+    is the log's largest return unless given.
+    """
+
+    method = "decision transformer"
+
+    def build(self) -> nn.Module:
+        """The transformer and an action off every state's token."""
+        o = self.o
+        return ActionHead(self.size, self.actions, width=o.width, layers=o.layers, heads=o.heads, times=o.max_steps)
+
+    def loss(self, x: dict[str, Tensor], batch: Transitions) -> tuple[Tensor, dict[str, Tensor]]:
+        """Squared error of the actions."""
         predicted = self.net(x["goal"], x["state"], x["action"], x["time"], drop=self._drop)
         loss = masked_error(predicted, x["action"], batch.mask)
         return loss, {"action_loss": loss}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser, generator and counters: tensors and numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        self._state.load_state_dict(state)
 
 
 class ActionHead(nn.Module):

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.dynamics import Dynamics
-from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.mlp import MlpShape, build_mlp
-from robot_rl.policies.online.sac import Sac, SacOptions
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
-from robot_rl.types.options import Count
+from robot_rl.policies.nets.net import Net, NetShape
+from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, Transitions
+from robot_rl.types.options import Count, Mixing, Part
 
 RETEST = ("step", "episode")
 
@@ -58,21 +57,34 @@ def validity_radius(residual: Tensor, quantile: float = 0.99) -> float:
     return float(residual.double().quantile(quantile, interpolation="higher"))
 
 
-class Expert(Sac):
+class ExpertOptions(SacOptions):
+    """Of an expert for one dynamics."""
+
+    hidden: tuple[Count, ...] = (64, 64)
+    """Widths of actor, critics and plain values."""
+    model_hidden: tuple[Count, ...] = (64, 64)
+    """Widths of the dynamics model."""
+
+
+class ModelFit(Options):
+    """How an expert's model is fitted."""
+
+    steps: Count = 3000
+    """Gradient steps; those weights are kept that predict the held-out rows best, looked at every 100."""
+    batch_size: Count = 256
+    """Rows per step."""
+    held_out: Part = 0.1
+    """Share of the rows for the choice of weights and the radius."""
+    quantile: Mixing = 0.99
+    """Of the held-out residuals that is the radius."""
+
+
+class Expert(SoftActorCritic[ExpertOptions]):
     """SAC for one dynamics, with what the search needs besides: values without entropy and a model with a radius.
 
     Beside SAC's own step, every `update` moves an unregularised twin Q of the acting policy:
     y = r + discount * min over two targets of Q(s', mode of pi(s')). `fit_model`, after training, learns
     f(s, a) = s' from the same steps and measures the radius on held-out ones.
-
-    Args:
-        io: "state" observations.
-        seed: of everything random.
-        device: torch device.
-        gamma: discount per step; the data's `discount` is what is used.
-        hidden: widths of actor, critics and plain values.
-        model_hidden: widths of the dynamics model.
-        sac: further options of `Sac`.
 
     Raises:
         ValueError: observations other than one "state".
@@ -81,32 +93,17 @@ class Expert(Sac):
     the policy, which is what acts.
     """
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        hidden: tuple[Count, ...] = (64, 64),
-        model_hidden: tuple[Count, ...] = (64, 64),
-        **sac: Any,
-    ) -> None:
+    def __init__(self, options: ExpertOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         if set(io.obs) != {"state"}:
             raise ValueError(f"IWOCS predicts successors of 'state' alone, got observations {sorted(io.obs)}")
-        super().__init__(SacOptions(hidden=hidden, **sac), io, seed=seed, device=device)
+        super().__init__(options, io, seed=seed, device=device)
         state = io.obs["state"][0][0]
         # A generator of its own: SAC's draws stay as they are.
-        generator = torch.Generator(device=device).manual_seed(seed + 2)
-        shape = MlpShape(2, state + io.action_dim, tuple(hidden), 1, prefix="plain.")
-        self._plain_params = FlatParams(shape.shapes(), device=device)
-        shape.initialise(self._plain_params, generator)
-        self._plain_target_params = self._plain_params.twin()
-        self._plain = build_mlp(shape, self._plain_params)
-        self._plain_target = build_mlp(shape, self._plain_target_params)
-        self.model = Dynamics(
-            state, io.action_dim, generator=generator, members=1, elites=1, hidden=tuple(model_hidden)
-        )
+        draw = torch.Generator(device=device).manual_seed(seed + 2)
+        sizes = NetShape(state + io.action_dim, None, options.hidden, members=2)
+        self.plain = Net("plain", sizes, lr=options.lr, generator=draw)
+        self.plain_target = self.plain.target_copy("plain_target")
+        self.model = Dynamics(state, io.action_dim, generator=draw, members=1, elites=1, hidden=options.model_hidden)
         self.radius = 0.0
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
@@ -122,25 +119,22 @@ class Expert(Sac):
         q = self._plain_step(last[0])
         return {**metrics, "train/plain_q": float(q)} if metrics else metrics
 
-    @torch.no_grad()
     def _plain_step(self, batch: Transitions) -> Tensor:
         state, following, mask = batch.obs["state"], batch.next_obs["state"], batch.mask
         action = self.policy.act({"state": following}, deterministic=True).value
-        best = self._plain_target.forward(torch.cat([following, torch.as_tensor(action)], 1))[..., 0].amin(0)
+        with torch.no_grad():
+            best = self.plain_target(following, torch.as_tensor(action)).amin(0)
         target = batch.reward + batch.discount * best
-        out = self._plain.forward(torch.cat([state, batch.action], 1))
+        q = self.plain(state, batch.action)
         # half the squared error, mean over admitted rows; each member has a gradient of its own
-        self._plain.backward((out - target[None, :, None]) * (mask / mask.sum())[None, :, None])
-        self._plain_params.adam(self.o.lr)
-        self._plain_target_params.blend(self._plain_params, self.o.tau)
-        self._plain.refresh()
-        self._plain_target.refresh()
-        return out.mean()
+        self.plain.step((0.5 * (q - target).square() * mask).sum() / mask.sum())
+        self.plain_target.soft_update(self.plain, self.o.tau)
+        return q.detach().mean()
 
     @torch.no_grad()
     def value(self, state: Tensor, action: Tensor) -> Tensor:
         """(B,) unregularised Q(s, a), the lower of the twins, for states (B, S) and actions (B, A)."""
-        return self._plain.forward(torch.cat([state, action], 1))[..., 0].amin(0)
+        return self.plain(state, action).amin(0)
 
     @torch.no_grad()
     def residual(self, state: Tensor, action: Tensor, following: Tensor) -> Tensor:
@@ -154,11 +148,8 @@ class Expert(Sac):
         action: Tensor,
         following: Tensor,
         reward: Tensor,
+        how: ModelFit | None = None,
         *,
-        steps: int = 3000,
-        batch_size: int = 256,
-        held_out: float = 0.1,
-        quantile: float = 0.99,
         seed: int = 0,
     ) -> float:
         """Learn f on a random part of the steps and set the radius on the rest.
@@ -168,44 +159,40 @@ class Expert(Sac):
             action: (B, A) executed.
             following: (B, S) true successors.
             reward: (B,), predicted too; the validity does not read it.
-            steps: gradient steps; those weights are kept that predict the held-out rows best, looked at every 100.
-            batch_size: rows per step.
-            held_out: share of the rows for the choice of weights and the radius.
-            quantile: of the held-out residuals that is the radius.
+            how: steps, rows and shares.
             seed: of the split and the batches.
 
         Returns:
             The radius rho.
 
         Raises:
-            ValueError: too few rows to hold any out, or an option outside its range.
+            ValueError: too few rows to hold any out.
         """
-        device = self.generator.device
+        how, device = how or ModelFit(), self.generator.device
         generator = torch.Generator(device=device).manual_seed(seed)
         order = torch.randperm(len(state), generator=generator, device=device)
-        kept = round(len(state) * held_out)
-        if not 0.0 < held_out < 1.0 or kept < 1 or kept == len(state) or steps < 1:
+        kept = round(len(state) * how.held_out)
+        if kept < 1 or kept == len(state):
             raise ValueError(
-                f"held_out and steps are {held_out} and {steps} for {len(state)} rows; expected a share in (0, 1) that "
-                "leaves rows on both sides, and at least 1 step"
+                f"held_out is {how.held_out} for {len(state)} rows; expected a share that leaves rows on both sides"
             )
         rows = [tensor.to(device, torch.float32) for tensor in (state, action, following, reward)]
         test, train = ([tensor[part] for tensor in rows] for part in (order[:kept], order[kept:]))
         self.model.observe(*train)
-        for i in range(steps):
-            pick = torch.randint(len(train[0]), (batch_size,), generator=generator, device=device)
+        for i in range(how.steps):
+            pick = torch.randint(len(train[0]), (how.batch_size,), generator=generator, device=device)
             self.model.fit(*(tensor[pick][None] for tensor in train))
-            if (i + 1) % 100 == 0 or i + 1 == steps:
+            if (i + 1) % 100 == 0 or i + 1 == how.steps:
                 self.model.validate(*test)
         self.model.settle()
-        self.radius = validity_radius(self.residual(*test[:3]), quantile)
+        self.radius = validity_radius(self.residual(*test[:3]), how.quantile)
         return self.radius
 
     def kept(self) -> dict[str, Any]:
         """What acting needs: actor, plain values, model, radius; about a third of `state_dict`."""
         return {
             "policy": self.policy.state_dict(),
-            "plain": self._plain_params.state_dict(),
+            "plain": self.plain.state_dict(),
             "model": self.model.state_dict(),
             "radius": self.radius,
         }
@@ -217,21 +204,19 @@ class Expert(Sac):
             ValueError: of networks of other sizes.
         """
         self.policy.load_state_dict(state["policy"])
-        self._plain_params.load_state_dict(state["plain"])
+        self.plain.load_state_dict(state["plain"])
         self.model.load_state_dict(state["model"])
         self.radius = float(state["radius"])
-        self._plain.refresh()
 
     def state_dict(self) -> dict[str, Any]:
         """SAC's, and the parts of the search."""
-        return {**super().state_dict(), **self.kept(), "plain_target": self._plain_target_params.state_dict()}
+        return {**super().state_dict(), **self.kept(), "plain_target": self.plain_target.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Copy in place."""
         super().load_state_dict(state)
         self.take(state)
-        self._plain_target_params.load_state_dict(state["plain_target"])
-        self._plain_target.refresh()
+        self.plain_target.load_state_dict(state["plain_target"])
 
 
 class IwocsPolicy:
@@ -354,20 +339,23 @@ class IwocsPolicy:
         self.reset()
 
 
-def restore(io: IOSpec, state: dict[str, Any], *, retest: str = "step", **sizes: Any) -> IwocsPolicy:
+def restore(
+    io: IOSpec, state: dict[str, Any], options: ExpertOptions | None = None, *, retest: str = "step"
+) -> IwocsPolicy:
     """The policy that a saved state came from, ready to act.
 
     Args:
         io: interface that it was trained for.
         state: of `IwocsPolicy.state_dict`, the default policy being SAC's.
+        options: of the experts, where their sizes are not the defaults.
         retest: see `IwocsPolicy`.
-        sizes: `hidden` and `model_hidden` of the experts, where they are not the defaults.
 
     Raises:
         ValueError: networks of other sizes.
     """
-    policy = IwocsPolicy(io, Expert(io, **sizes).policy, retest=retest)
+    options = options or ExpertOptions()
+    policy = IwocsPolicy(io, Expert(options, io).policy, retest=retest)
     for _ in state["experts"]:
-        policy.add(Expert(io, **sizes))
+        policy.add(Expert(options, io))
     policy.load_state_dict(state)
     return policy

@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import field_validator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from robot_rl.policies.nets.action_codes import ActionCodes
 from robot_rl.policies.nets.trajectory import TrajectoryNet
-from robot_rl.policies.sequence.dt import DecisionTransformer, ReturnPolicy, masked_error
-from robot_rl.types import IOSpec, Metrics, Transitions
-from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
+from robot_rl.policies.sequence.dt import ReturnConditioned, ReturnOptions, ReturnPolicy, masked_error
+from robot_rl.types import Metrics, Transitions
+from robot_rl.types.options import Count, NotNegative, Whole
 
-WEIGHTINGS = ("fixed", "uncertainty", "mgda")
-REGIONS = ("kmeans", "code")
 _MOST = 64  # regions of kind "code"
 
 
-class Modt(DecisionTransformer):
+class ModtOptions(ReturnOptions):
+    """Of MODT."""
+
+    regions: Whole = 16
+    """Cells of the action space (kmeans), or bins per dimension (code); 0 leaves the token out, and actions are read
+    off the state's token."""
+    region_kind: Literal["kmeans", "code"] = "kmeans"
+    """kmeans, fitted on the actions of the first batches; code: the product of the coarsest codes of all dimensions (at
+    most 64 cells)."""
+    region_batches: Count = 8
+    """Batches that the cells are fitted on."""
+    state_weight: NotNegative = 0.1
+    """Of the next state's loss; 0 leaves it out."""
+    return_weight: NotNegative = 0.1
+    """Of the next return's."""
+    region_weight: NotNegative = 0.1
+    """Of the region's."""
+    weighting: Literal["fixed", "uncertainty", "mgda"] = "fixed"
+    """fixed: those; uncertainty: e^-s_m loss_m / 2 + s_m / 2 with learnt s_m; mgda: the convex combination of the
+    trunk's gradients with the smallest norm (weights only switch losses off)."""
+
+    @field_validator("regions")
+    @classmethod
+    def check_regions(cls, value: int) -> int:
+        """Refuse a single region."""
+        if value == 1:
+            raise ValueError("expected 0, or at least 2")
+        return value
+
+
+class Modt(ReturnConditioned[ModtOptions]):
     """`DecisionTransformer` that predicts region, action, next state and next return, each off the token before it.
 
     Tokens per step: R_t, s_t, g_t, a_t with g_t the region of action space that a_t lies in. Read off:
@@ -33,90 +62,41 @@ class Modt(DecisionTransformer):
 
     method = "MODT"
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 64,
-        context: Count = 20,
-        width: Count = 128,
-        layers: Count = 3,
-        heads: Count = 1,
-        dropout: Share = 0.1,
-        max_steps: Count = 1000,
-        target_return: float | str = "best",
-        return_scale: float | str = "auto",
-        rtg_mode: str = "observed",
-        clip_return: bool = True,
-        regions: Whole = 16,
-        region_kind: str = "kmeans",
-        region_batches: Count = 8,
-        state_weight: NotNegative = 0.1,
-        return_weight: NotNegative = 0.1,
-        region_weight: NotNegative = 0.1,
-        weighting: str = "fixed",
-        lr: Rate = 1e-4,
-        weight_decay: NotNegative = 1e-4,
-        warm_up: Whole = 10_000,
-        grad_clip: NotNegative = 0.25,
-        normalize: bool = True,
-        metrics_every: Whole = 100,
-    ) -> None:
-        """Build the network for `io`.
+    def build(self) -> nn.Module:
+        """The transformer with a head per objective.
 
-        Args:
-            io: as in `DecisionTransformer`, like all that is not listed here.
-            regions: cells of the action space ("kmeans"), or bins per dimension ("code"); 0 leaves the token out, and
-                actions are read off the state's token.
-            region_kind: "kmeans", fitted on the actions of the first batches; "code", the product of the coarsest codes
-                of all dimensions (at most 64 cells).
-            region_batches: batches that the cells are fitted on.
-            state_weight: of the next state's loss; 0 leaves it out.
-            return_weight: of the next return's.
-            region_weight: of the region's.
-            weighting: "fixed": those; "uncertainty": e^-s_m loss_m / 2 + s_m / 2 with learnt s_m; "mgda": the convex
-                combination of the trunk's gradients with the smallest norm (weights only switch losses off).
+        Raises:
+            ValueError: too many regions.
         """
-        if regions < 0 or regions == 1 or region_batches < 1:
-            raise ValueError(f"regions, region_batches are {regions}, {region_batches}; expected 0 or 2 ..., and 1 ...")
-        if weighting not in WEIGHTINGS or region_kind not in REGIONS:
-            raise ValueError(
-                f"weighting, region_kind are '{weighting}', '{region_kind}'; expected one of {', '.join(WEIGHTINGS)} "
-                f"and of {', '.join(REGIONS)}"
-            )
-        self._codes: ActionCodes | None = None
-        cells = regions
-        if regions and region_kind == "code":
-            self._codes, cells = ActionCodes(1, regions), regions**io.action_dim
-            if cells > _MOST:
+        o, self._cells = self.o, self.o.regions
+        if o.regions and o.region_kind == "code":
+            self._cells = o.regions**self.actions
+            if self._cells > _MOST:
                 raise ValueError(
-                    f"{regions} bins in {io.action_dim} dimensions are {cells} regions, expected at most {_MOST}; take "
-                    "fewer bins, or region_kind=kmeans"
+                    f"{o.regions} bins in {self.actions} dimensions are {self._cells} regions, expected at most "
+                    f"{_MOST}; take fewer bins, or region_kind=kmeans"
                 )
-        self._cells, self._weighting, self._region_batches = cells, weighting, region_batches
         self._weights = {
-            "action": 1.0, "state": state_weight, "return": return_weight, "region": region_weight if regions else 0.0
-        }  # fmt: skip
-        self._objectives = tuple(name for name, weight in self._weights.items() if weight > 0)
-        super().__init__(
-            io, seed=seed, device=device, gamma=gamma, batch_size=batch_size, context=context, width=width,
-            layers=layers, heads=heads, dropout=dropout, max_steps=max_steps, target_return=target_return,
-            return_scale=return_scale, rtg_mode=rtg_mode, clip_return=clip_return, lr=lr, weight_decay=weight_decay,
-            warm_up=warm_up, grad_clip=grad_clip, normalize=normalize, metrics_every=metrics_every,
-        )  # fmt: skip
-        if self._codes is not None:
-            digits = torch.cartesian_prod(*[torch.arange(regions)] * io.action_dim).view(cells, io.action_dim)
-            self.net.centres.copy_(self._codes.decode(digits[:, None]))
-            self.net.fitted.fill_(True)
+            "action": 1.0,
+            "state": o.state_weight,
+            "return": o.return_weight,
+            "region": o.region_weight if o.regions else 0.0,
+        }
+        net = _Heads(
+            self.size, self.actions, self._cells, width=o.width, layers=o.layers, heads=o.heads, times=o.max_steps
+        )
+        if o.regions and o.region_kind == "code":
+            digits = torch.cartesian_prod(*[torch.arange(o.regions)] * self.actions).view(self._cells, self.actions)
+            net.centres.copy_(ActionCodes(1, o.regions).decode(digits[:, None]))
+            net.fitted.fill_(True)
+        return net
 
-    def _build(self, state: int, actions: int, **sizes: int) -> nn.Module:
-        return _Heads(state, actions, self._cells, **sizes)
-
-    def _policy(self, context: int, clip: bool, seed: int) -> ReturnPolicy:
-        return _RegionPolicy(self.io, self.net, self.norm, self.returns, context=context, clip=clip, seed=seed + 1)
+    def make_policy(self) -> ReturnPolicy:
+        """What chooses a region, then the action in it."""
+        o = self.o
+        return _RegionPolicy(
+            self.io, self.net, self.norm, self.returns, context=o.context, clip=o.clip_return, seed=self.seed + 1
+        )
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """As `DecisionTransformer.update`; the first call fits the regions on batches of its own.
@@ -126,13 +106,14 @@ class Modt(DecisionTransformer):
             (nats), train/region_accuracy, train/weight_<objective>, train/attention_entropy_<layer>_<head> (nats).
         """
         if self._cells and not bool(self.net.fitted):
-            drawn = [next(batches) for _ in range(self._region_batches)]
+            drawn = [next(batches) for _ in range(self.o.region_batches)]
             action = torch.cat([batch.action[batch.mask] for batch in drawn])
-            self.net.centres.copy_(kmeans(action, self._cells, self._generator))
+            self.net.centres.copy_(kmeans(action, self._cells, self.generator))
             self.net.fitted.fill_(True)
         return super().update(batches)
 
-    def _loss(self, x: dict[str, Tensor], batch: Transitions, wanted: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, x: dict[str, Tensor], batch: Transitions) -> tuple[Tensor, dict[str, Tensor]]:
+        """Actions, regions, next states and returns, joined."""
         mask, net = batch.mask, self.net
         region = net.region_of(x["action"])
         tokens = net.trunk(x["goal"], x["state"], x["action"], x["time"], region, drop=self._drop)
@@ -150,12 +131,13 @@ class Modt(DecisionTransformer):
         told = mask & ~batch.truncated
         reward = torch.where(told, batch.reward, torch.zeros_like(batch.reward)) / self.returns.scale
         loss["return"] = masked_error(found["return"], (x["goal"] - reward)[..., None], told)
-        total, weights = self._joined({name: loss[name] for name in self._objectives}, tokens)
+        wanted = {name: loss[name] for name, weight in self._weights.items() if weight > 0}
+        total, weights = self._joined(wanted, tokens)
         metrics = {f"{name}_loss": value for name, value in loss.items()}
         metrics |= {f"weight_{name}": value for name, value in weights.items()}
         if accuracy is not None:
             metrics["region_accuracy"] = accuracy
-        if wanted:
+        if self.due:
             embedded = net.trunk.embed(x["goal"], x["state"], x["action"], x["time"], region)
             entropy = net.trunk.body.entropy(embedded, mask.repeat_interleave(net.trunk.tokens, 1))
             for i, layer in enumerate(entropy):
@@ -164,11 +146,11 @@ class Modt(DecisionTransformer):
 
     def _joined(self, loss: dict[str, Tensor], tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """() one loss of several, and the weight of each."""
-        if self._weighting == "uncertainty":
+        if self.o.weighting == "uncertainty":
             scale = dict(zip(self._weights, self.net.log_variance))
             total = torch.stack([0.5 * (-scale[n]).exp() * x + 0.5 * scale[n] for n, x in loss.items()]).sum()
             return total, {name: 0.5 * (-scale[name]).exp() for name in loss}
-        if self._weighting == "mgda":
+        if self.o.weighting == "mgda":
             # gradients by the trunk's last tokens stand for those by its weights (an upper bound, one pass per loss)
             grads = [torch.autograd.grad(x, tokens, retain_graph=True)[0].flatten() for x in loss.values()]
             weight = min_norm(torch.stack(grads))

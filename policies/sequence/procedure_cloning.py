@@ -4,25 +4,47 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Learner, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, NotNegative, Rate, Whole
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, Transitions
+from robot_rl.types.options import Count, Positive, Rate
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """(row, column) of the actions: up, down, left, right."""
 
 
-class ProcedureCloning(Learner):
+class ProcedureCloningOptions(RowOptions):
+    """Of procedure cloning."""
+
+    batch_size: Count = 32
+    """Rows per update."""
+    procedure: bool = True
+    """False: clone the action alone with the same network, the baseline."""
+    channels: Count = 256
+    """Of the convolutions."""
+    layers: Count = 5
+    """3 x 3 convolutions."""
+    frontier_weight: Positive = 10.0
+    """Of cells that change between two layers, 1 for the others."""
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the input's labels that are replaced by random ones in training."""
+    most_layers: Count = 100
+    """Iterations after which the policy gives up and acts at random."""
+    lr: Rate = 1e-3
+    """Step size."""
+
+
+class ProcedureCloning(RowLearner[ProcedureCloningOptions]):
     """Learns the expert's breadth-first search on a map, and acts by running the learnt search.
 
     The intermediate computation is a map of labels: 0 = not visited, 1 + i = "from here, action i leads back to the
@@ -38,47 +60,21 @@ class ProcedureCloning(Learner):
     its own output unprepared), and a goal cell is labelled visited by an action that is never read.
     """
 
-    consumes = "transitions"
     method = "procedure cloning"
-    rewardless = True
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 32,
-        procedure: bool = True,
-        channels: Count = 256,
-        layers: Count = 5,
-        frontier_weight: NotNegative = 10.0,
-        noise: NotNegative = 0.05,
-        most_layers: Count = 100,
-        lr: Rate = 1e-3,
-        metrics_every: Whole = 100,
-    ) -> None:
+    def __init__(self, options: ProcedureCloningOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the network for `io`.
 
         Args:
+            options: of the method.
             io: "state" of three square planes, flattened - walls, agent, goal - and four actions, the largest counts.
             seed: of weights, layers, noise and random actions.
             device: torch device.
-            gamma: part of every learner's signature; nothing is discounted here.
-            batch_size: rows per update.
-            procedure: False: clone the action alone with the same network, the baseline.
-            channels: of the convolutions.
-            layers: 3 x 3 convolutions.
-            frontier_weight: of cells that change between two layers, 1 for the others.
-            noise: share of the input's labels that are replaced by random ones in training.
-            most_layers: iterations after which the policy gives up and acts at random.
-            lr: step size.
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
-            ValueError: an option out of range, or another kind of observation or action.
+            ValueError: another kind of observation or action.
         """
+        super().__init__(options, io, seed=seed, device=device)
         size = state_size(io, self.method)
         side = round((size / 3) ** 0.5)
         if 3 * side * side != size or io.action_dim != len(MOVES):
@@ -86,25 +82,16 @@ class ProcedureCloning(Learner):
                 f"{self.method} reads three square planes (walls, agent, goal) as 'state' and answers with 4 numbers, "
                 f"got {size} components and {io.action_dim} actions; use env=grid_maze or a world alike"
             )
-        if min(batch_size, channels, layers, most_layers) < 1 or not 0.0 <= noise < 1.0 or frontier_weight <= 0:
-            raise ValueError(
-                f"batch_size, channels, layers, most_layers, noise, frontier_weight are {batch_size}, {channels}, "
-                f"{layers}, {most_layers}, {noise}, {frontier_weight}; expected at least 1, a share, and above 0"
-            )
-        self.io, self.batch_size, self.side = io, batch_size, side
-        self._procedure, self._weight, self._noise = procedure, frontier_weight, noise
-        self._generator = generator = torch.Generator(device=device).manual_seed(seed)
-        labels = 1 + len(MOVES)
-        self.net = _Cells(3 + labels, channels, layers, labels, generator).to(device)
-        self._step = ModuleStep(self.net, lr=lr)
-        self.policy = SearchPolicy(
-            io, self.net, side, procedure=procedure, most_layers=most_layers, seed=seed + 1, device=device
-        )
-        self._state = LearnerState(
-            self.method,
-            metrics_every=metrics_every,
-            parts={"net": self._step, "policy": self.policy, "generator": generator},
-        )
+        o, self.side, labels = options, side, 1 + len(MOVES)
+        self.net = _Cells(3 + labels, o.channels, o.layers, labels, self.generator).to(device)
+        self.net_step = ModuleStep(self.net, lr=o.lr)
+        self.policy = SearchPolicy(options, io, self.net, side, seed=seed + 1, device=device)
+        self.state.include({"net": self.net_step, "policy": self.policy})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rows without rewards."""
+        return Needs(rows=options.batch_size, rewardless=True)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step on one batch.
@@ -117,12 +104,11 @@ class ProcedureCloning(Learner):
             FloatingPointError: a metric is not finite.
             ValueError: every row is masked out, or a map without a goal.
         """
-        wanted = self._state.tick()
         batch = next(batches)
         if not bool(batch.mask.any()):
             raise ValueError("every row of the batch is masked out; expected at least one valid transition")
         planes = batch.obs["state"][batch.mask].view(-1, 3, self.side, self.side)
-        if not self._procedure:
+        if not self.o.procedure:
             logits = at_agent(self.net(planes, torch.zeros_like(planes[:, 0]).long()), planes)[:, 1:]
             target = batch.action[batch.mask].argmax(1)
             loss, right = cross_entropy(logits, target), (logits.argmax(1) == target).float().mean()
@@ -130,37 +116,25 @@ class ProcedureCloning(Learner):
             search = searched(planes)
             # as many layers as the search of a row has, drawn evenly
             last = (search[1:] != search[:-1]).flatten(2).any(-1).sum(0)
-            draw = torch.rand(len(planes), generator=self._generator, device=planes.device)
+            draw = torch.rand(len(planes), generator=self.generator, device=planes.device)
             layer = (draw * last.clamp_min(1)).long()
             rows = torch.arange(len(planes), device=planes.device)
             before, after = search[layer, rows], search[(layer + 1).clamp_max(len(search) - 1), rows]
             changed = before != after
             logits = self.net(planes, self._shaken(before))
-            weight = torch.where(changed, self._weight, 1.0)
+            weight = torch.where(changed, self.o.frontier_weight, 1.0)
             loss = (cross_entropy(logits, after, reduction="none") * weight).sum() / weight.sum()
             hits = (logits.argmax(1) == after) & changed
             right = hits.sum() / changed.sum().clamp_min(1)
-        self._step(loss)
-        return self._state.report({"loss": loss.detach(), "frontier_accuracy": right} if wanted else None)
+        self.net_step(loss)
+        return self.metrics(loss=loss, frontier_accuracy=right)
 
     def _shaken(self, labels: Tensor) -> Tensor:
-        if not self._noise:
+        if not self.o.noise:
             return labels
-        flip = torch.rand(labels.shape, generator=self._generator, device=labels.device) < self._noise
-        other = torch.randint(1 + len(MOVES), labels.shape, generator=self._generator, device=labels.device)
+        flip = torch.rand(labels.shape, generator=self.generator, device=labels.device) < self.o.noise
+        other = torch.randint(1 + len(MOVES), labels.shape, generator=self.generator, device=labels.device)
         return torch.where(flip, other, labels)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser, generators and counters: tensors and numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        self._state.load_state_dict(state)
 
 
 class _Cells(nn.Module):
@@ -193,10 +167,17 @@ class SearchPolicy(ModulePolicy):
     """Runs the learnt search from the goal until it reaches the agent; at random where it does not."""
 
     def __init__(
-        self, io: IOSpec, net: nn.Module, side: int, *, procedure: bool, most_layers: int, seed: int, device: str
+        self,
+        options: ProcedureCloningOptions,
+        io: IOSpec,
+        net: nn.Module,
+        side: int,
+        *,
+        seed: int,
+        device: str,
     ) -> None:
         """Share the learner's network."""
-        self.io, self.net, self._side, self._procedure, self._most = io, net, side, procedure, most_layers
+        self.o, self.io, self.net, self._side = options, io, net, side
         self._device = torch.device(device)
         super().__init__("net", self.net, torch.Generator(device=device).manual_seed(seed))
 
@@ -215,12 +196,12 @@ class SearchPolicy(ModulePolicy):
         planes = torch.as_tensor(given).to(self._device, torch.float32).view(-1, 3, self._side, self._side)
         count = len(planes)
         used = torch.zeros(count, dtype=torch.int64, device=self._device)
-        if not self._procedure:
+        if not self.o.procedure:
             choice = at_agent(self.net(planes, torch.zeros_like(planes[:, 0]).long()), planes)[:, 1:].argmax(1)
             used += 1
         else:
             labels, choice = begun(planes), torch.full((count,), -1, device=self._device)
-            for layer in range(1, self._most + 1):
+            for layer in range(1, self.o.most_layers + 1):
                 open_rows = torch.nonzero(choice < 0)[:, 0]
                 if not len(open_rows):
                     break

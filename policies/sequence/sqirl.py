@@ -4,25 +4,55 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robot_rl.advantage import to_turns
-from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.learner_state import LearnerState
-from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+from robot_rl.policies.nets.learner import StateLearner, StateOptions
+from robot_rl.policies.nets.net import Net, NetShape
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
-from robot_rl.types.options import Count, NotNegative, Rate
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types.options import Count, Positive, Rate, Whole
 
 _MOST = 4096  # candidate actions
 
 
-class Sqirl(OnPolicyLearner):
+class SqirlOptions(StateOptions):
+    """Of SQIRL."""
+
+    horizon: Count = 8
+    """T, decisions of an episode that are learnt; later ones stay random."""
+    depth: Count = 1
+    """k, the planning depth: 1 is greedy on the random policy's values."""
+    episodes: Count = 64
+    """Whole episodes per decision."""
+    bins: Annotated[int, Field(ge=2)] = 3
+    """Values per action dimension, evenly from -1 to 1."""
+    repeat: Count = 5
+    """Control steps that a decision holds its action."""
+    rollout_steps: Count = 40
+    """Steps of every environment per update; a multiple of the episode's length wastes nothing: episodes that a rollout
+    cuts are left out."""
+    hidden: tuple[Count, ...] = (64, 64)
+    """Widths."""
+    epochs: Count = 10
+    """Passes over the rows of one decision."""
+    minibatch: Count = 128
+    """Rows per step."""
+    lr: Rate = 1e-3
+    """Step size."""
+    max_grad_norm: Positive = 10.0
+    """Largest norm of the gradient."""
+    metrics_every: Whole = 1
+    """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
+
+
+class Sqirl(StateLearner[SqirlOptions, Rollout], OnPolicyLearner[SqirlOptions, Rollout]):
     """For t = 0, 1, ... of an episode: act greedily before decision t and at random from t on, in `episodes` episodes;
     regress Q^1 on the random tail's return, Q^2 ... Q^k each on one backup of the one before; decision t is then
     argmax Q^k for good.
@@ -39,85 +69,47 @@ class Sqirl(OnPolicyLearner):
     network of decision t begins at that of t - 1.
     """
 
-    consumes = "rollout"
-    rollout_extras = ("choice", "time", "chunk_start")
     method = "SQIRL"
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        horizon: Count = 8,
-        depth: Count = 1,
-        episodes: Count = 64,
-        bins: int = 3,
-        repeat: Count = 5,
-        rollout_steps: Count = 40,
-        hidden: tuple[Count, ...] = (64, 64),
-        epochs: Count = 10,
-        minibatch: Count = 128,
-        lr: Rate = 1e-3,
-        max_grad_norm: NotNegative = 10.0,
+        self, options: SqirlOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
         """Build networks for `io`.
 
         Args:
+            options: of the method.
             io: one vector observation "state".
             seed: of weights, of random actions and of the order of rows.
             device: torch device.
             gamma: discount per control step.
-            horizon: T, decisions of an episode that are learnt; later ones stay random.
-            depth: k, the planning depth: 1 is greedy on the random policy's values.
-            episodes: whole episodes per decision.
-            bins: values per action dimension, evenly from -1 to 1.
-            repeat: control steps that a decision holds its action.
-            rollout_steps: steps of every environment per update; a multiple of the episode's length wastes nothing:
-                episodes that a rollout cuts are left out.
-            hidden: widths.
-            epochs: passes over the rows of one decision.
-            minibatch: rows per step.
-            lr: step size.
-            max_grad_norm: of the gradient.
 
         Raises:
-            ValueError: an option outside its range, or too many candidates.
+            ValueError: too many candidates, or no "state".
         """
-        if min(horizon, depth, episodes, repeat, rollout_steps, epochs, minibatch) < 1 or bins < 2:
-            raise ValueError("horizon, depth, episodes, repeat, rollout_steps, epochs, minibatch: >= 1; bins: >= 2")
-        if bins**io.action_dim > _MOST:
+        super().__init__(options, io, seed=seed, device=device)
+        o, size = options, state_size(io, self.method)
+        if o.bins**io.action_dim > _MOST:
             raise ValueError(
-                f"{bins} bins in {io.action_dim} dimensions are {bins**io.action_dim} candidates, expected at most "
+                f"{o.bins} bins in {io.action_dim} dimensions are {o.bins**io.action_dim} candidates, expected at most "
                 f"{_MOST}: take fewer bins, or a world with fewer actions"
             )
-        size = state_size(io, self.method)
-        self.io, self.gamma, self.rollout_steps = io, gamma, rollout_steps
-        self.horizon, self.depth, self.repeat = horizon, depth, repeat
-        self._episodes, self._epochs, self._minibatch = episodes, epochs, minibatch
-        self._lr, self._limit = lr, max_grad_norm
-        values = np.linspace(-1.0, 1.0, bins, dtype=np.float32)
+        self.gamma = gamma
+        values = np.linspace(-1.0, 1.0, o.bins, dtype=np.float32)
         self.candidates = torch.tensor(list(itertools.product(values, repeat=io.action_dim)), device=device)
-        self._generator = torch.Generator(device=device).manual_seed(seed)
         self.norm = RunningNorm(size, device=device)
-        shape = MlpShape(depth, size, tuple(hidden), len(self.candidates), False, "q.")
-        self._params = FlatParams(shape.shapes(), device=device)
-        shape.initialise(self._params, self._generator)
-        self._net = build_mlp(shape, self._params, matmul="float32")
-        self._fixed_params = self._params.twin()
-        self._fixed_net = build_mlp(shape, self._fixed_params, matmul="float32")
-        self.progress = _Progress(horizon, self._params.flat)
+        sizes = NetShape(size, len(self.candidates), o.hidden, members=o.depth)
+        self.q = Net("q", sizes, lr=o.lr, generator=self.generator)
+        self.q.max_norm = o.max_grad_norm
+        self.fixed = self.q.target_copy("fixed")
+        self.progress = _Progress(o.horizon, self.q.params.flat)
         self.policy = SqirlPolicy(self, seed + 1)
-        self._state = LearnerState(
-            self.method,
-            metrics_every=1,
-            parts={
-                "q": self._params, "progress": self.progress, "policy": self.policy, "norm": self.norm,
-                "generator": self._generator,
-            },
-            networks=(self._net,),
-        )  # fmt: skip
+        self.state.include({"q": self.q, "progress": self.progress, "policy": self.policy, "norm": self.norm})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rollouts that say which decision a step belongs to."""
+        record = ("choice", "time", "chunk_start")
+        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps, record=record)
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) zeros: there is no critic for rollouts to bootstrap from."""
@@ -133,71 +125,51 @@ class Sqirl(OnPolicyLearner):
         Raises:
             ValueError: no rollout holds a whole episode.
         """
-        self._state.tick()
+        o = self.o
         rows, kept = turns(next(batches), self.gamma)
         memory = self.progress
-        if kept == 0 and memory.count == 0 and self._state.updates > 2:
+        if kept == 0 and memory.count == 0 and self.next_update > 2:
             raise ValueError(
-                f"no episode fits into {self.rollout_steps} steps; make rollout_steps the episode's length or more"
+                f"no episode fits into {o.rollout_steps} steps; make rollout_steps the episode's length or more"
             )
-        if memory.decision < self.horizon:
+        if memory.decision < o.horizon:
             memory.add({name: x[rows["time"] >= memory.decision] for name, x in rows.items()}, kept)
         found: dict[str, Tensor] = {}
-        if memory.count >= self._episodes and memory.decision < self.horizon:
+        if memory.count >= o.episodes and memory.decision < o.horizon:
             found = self._fit(memory.rows)
-            memory.fix(self._params.flat)
+            memory.fix(self.q.params.flat)
         found |= {"decision": torch.tensor(memory.decision), "episodes": torch.tensor(memory.count)}
-        return {**self._state.report(found)}
+        return self.metrics(**found)
 
     def _fit(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        device = self._generator.device
+        o, device = self.o, self.generator.device
         rows = {name: x.to(device) for name, x in rows.items()}
         if self.progress.decision == 0:
             self.norm.observe(rows["state"])
         state, after = self.norm(rows["state"]), self.norm(rows["after"])
-        scale = torch.ones(self.depth, device=device)
-        for moment in (self._params.first, self._params.second, self._params.step):
+        scale, total = torch.ones(o.depth, device=device), torch.zeros(o.depth, device=device)
+        for moment in (self.q.params.first, self.q.params.second, self.q.params.step):
             moment.zero_()
-        total = torch.zeros(self.depth, device=device)
-        for _ in range(self._epochs):
-            order = torch.randperm(len(state), generator=self._generator, device=device)
+        for _ in range(o.epochs):
             total.zero_()
-            for part in order.split(self._minibatch):
-                with torch.no_grad():
-                    ahead = self._net.forward(after[part])[:-1].amax(-1)
+            for part in torch.randperm(len(state), generator=self.generator, device=device).split(o.minibatch):
+                with torch.no_grad():  # Q^1 predicts the random tail, Q^(i+1) looks one step ahead with Q^i
+                    ahead = self.q(after[part])[:-1].amax(-1)
                     backed = rows["reward"][part] + rows["discount"][part] * ahead
                     target = torch.cat([rows["tail"][part][None], backed])
-                    out = self._net.forward(state[part])
-                    index = rows["choice"][part].long()[None, :, None].expand(self.depth, -1, 1)
-                    diff = out.gather(-1, index)[..., 0] - target
-                    error = diff.square().mean(1)
-                    scale = 0.99 * scale + 0.01 * error
-                    slope = 2.0 * diff / (diff.shape[1] * scale[:, None].clamp_min(1e-8) * self.depth)
-                    self._net.backward(torch.zeros_like(out).scatter(-1, index, slope[..., None]))
-                    size = self._params.grad.norm()
-                    self._params.grad.mul_((self._limit / (size + 1e-6)).clamp_max(1.0))
-                self._params.adam(self._lr)
-                self._net.refresh()
-                total += error * len(part) / len(state)
-        return {f"loss{i + 1}": total[i] for i in range(self.depth)}
+                index = rows["choice"][part].long()[None, :, None].expand(o.depth, -1, 1)
+                error = (self.q(state[part]).gather(-1, index)[..., 0] - target).square().mean(1)
+                scale = 0.99 * scale + 0.01 * error.detach()
+                self.q.step((error / scale.clamp_min(1e-8)).mean())
+                total += error.detach() * len(part) / len(state)
+        return {f"loss{i + 1}": total[i] for i in range(o.depth)}
 
+    @torch.no_grad()
     def ranked(self, state: Tensor, decision: int) -> Tensor:
         """(B, candidates) Q^k of a fixed decision."""
-        self._fixed_params.flat.copy_(self.progress.fixed[decision])
-        self._fixed_net.refresh()
-        return self._fixed_net.forward(self.norm(state), members=[self.depth - 1])[0]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, fixed decisions, kept rows, generators and counters: tensors and numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        self._state.load_state_dict(state)
+        self.fixed.params.flat.copy_(self.progress.fixed[decision])
+        self.fixed.kernel.refresh()
+        return self.fixed(self.norm(state), member=self.o.depth - 1)
 
 
 class _Progress:
@@ -264,8 +236,8 @@ class SqirlPolicy:
         own, given = self._learner, obs["state"]
         if len(self._tick) != len(given):
             self._tick, self._choice = np.zeros(len(given), np.int64), np.zeros(len(given), np.int64)
-        time, start = self._tick // own.repeat, self._tick % own.repeat == 0
-        state = torch.as_tensor(given).to(own._generator.device, torch.float32)
+        time, start = self._tick // own.o.repeat, self._tick % own.o.repeat == 0
+        state = torch.as_tensor(given).to(own.generator.device, torch.float32)
         for decision in np.unique(time[start]).tolist():
             rows = np.flatnonzero(start & (time == decision))
             if decision >= own.progress.decision:

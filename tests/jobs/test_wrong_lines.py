@@ -64,7 +64,7 @@ train policy=offline/iql policy.hidden=[256,0] -> expected a list, each a whole 
 train policy=offline/iql policy.kernel=fastest -> expected one of auto, explicit or autograd
 train policy=online/tdmpc2 policy.horizon=0 -> expected a whole number of at least 1
 train policy=online/simba policy.tau=0 -> expected a number in (0, 1]
-train policy=sequence/dt policy.dropout=-1 -> expected a number in [0, 1]
+train policy=sequence/dt policy.dropout=-1 -> expected a number in [0, 1)
 train advantage=gae -> policy.advantage is no option of online/sac
 train env.raech=3 -> env.raech is no option of mujoco
 train env.world.rewards=sparse -> did you mean reward?

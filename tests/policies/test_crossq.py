@@ -12,8 +12,8 @@ import torch
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
-from robot_rl.policies.nets.renorm import Renorm, RenormCritic
 from robot_rl.policies.online.crossq import CrossQ, CrossQOptions
+from robot_rl.policies.online.crossq_norm import Renorm, RenormCritic
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import IOSpec, Transitions

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.on_policy import OnPolicy
-from robot_rl.policies.nets.subequivariant import Invariants, LimbLayout, SetNet, relations, traversals
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
-from robot_rl.policies.online.set_ppo import SetPpo
+from robot_rl.policies.online.set_ppo import SetPpo, SetPpoOptions
+from robot_rl.policies.online.set_ppo_net import Invariants, LimbLayout, SetNet, relations, traversals
 from robot_rl.sim.array_env import make
 from robot_rl.sim.check import check
 from robot_rl.sim.worlds.limbs import Limbs
@@ -46,7 +46,7 @@ def turned(state: Tensor, turn: Tensor, leave: tuple[str, ...] = ()) -> Tensor:
 
 
 def learner(seed: int = 0, **options: Any) -> SetPpo:
-    return SetPpo(Limbs().io, seed=seed, **{**SMALL, "layers": 2, **options})
+    return SetPpo(SetPpoOptions(**{**SMALL, "layers": 2, **options}), Limbs().io, seed=seed)
 
 
 def net(seed: int = 0) -> SetNet:
@@ -186,13 +186,14 @@ def test_worlds_without_limbs_are_refused() -> None:
     io = Limbs().io
     plain = IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0, obs_names=("a", "b"))
     with pytest.raises(ValueError, match="limb<i>"):
-        SetPpo(plain)
+        SetPpo(SetPpoOptions(), plain)
     with pytest.raises(ValueError, match=r"limb<i>\.axis<j>"):
-        SetPpo(replace(io, action_names=("push", *io.action_names[1:])))
+        SetPpo(SetPpoOptions(), replace(io, action_names=("push", *io.action_names[1:])))
+    names = tuple(name.replace("gravity", "down") for name in io.obs_names)
     with pytest.raises(ValueError, match="gravity"):
-        SetPpo(replace(io, obs_names=tuple(name.replace("gravity", "down") for name in io.obs_names)))
+        SetPpo(SetPpoOptions(), replace(io, obs_names=names))
     with pytest.raises(ValueError, match="earlier one"):
-        SetPpo(io, parents=[-1, 2, 0, 1])
+        SetPpo(SetPpoOptions(parents=(-1, 2, 0, 1)), io)
 
 
 def test_world_keeps_the_contract_and_its_expert_reaches() -> None:
@@ -250,7 +251,7 @@ def test_the_same_episode_in_another_heading_earns_the_same() -> None:
 @pytest.mark.slow
 def test_reaching_learnt_in_one_sector_holds_behind_it() -> None:
     env = make(64, 0, world=Limbs())
-    one = SetPpo(env.io, gamma=0.95)
+    one = SetPpo(SetPpoOptions(), env.io, gamma=0.95)
     OnPolicy(env, one, seed=0).run(64 * 40 * 20)
 
     def score(low: float, high: float) -> float:

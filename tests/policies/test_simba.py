@@ -13,8 +13,8 @@ from torch.nn.functional import layer_norm
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
-from robot_rl.policies.nets.residual import ResidualNet
-from robot_rl.policies.online.simba import Simba
+from robot_rl.policies.online.simba import Simba, SimbaOptions
+from robot_rl.policies.online.simba_net import ResidualNet
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import IOSpec, Transitions
@@ -52,15 +52,15 @@ def test_input_layer_is_orthogonal_and_blocks_are_he() -> None:
 
 
 def test_gradient_reaches_the_actor_and_leaves_critic_and_target_alone() -> None:
-    learner = Simba(IO, **SMALL)
+    learner = Simba(SimbaOptions(**SMALL), IO)
     before = {n: [p.clone() for p in m.parameters()] for n, m in (("critic", learner.critic), ("actor", learner.actor))}
-    learner._tau = 0.0
-    old = [p.clone() for p in learner.target.parameters()]
+    learner.target.soft_update = lambda tau: None  # type: ignore[method-assign]
+    old = [p.clone() for p in learner.target.module.parameters()]
     learner.update(iter([rows()]))
-    assert all(torch.equal(a, b) for a, b in zip(old, learner.target.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(old, learner.target.module.parameters()))
     assert any(not torch.equal(a, b) for a, b in zip(before["actor"], learner.actor.parameters()))
     # with a frozen critic step the actor's own step must not move it
-    learner._critic_step = lambda loss: loss  # type: ignore[assignment,method-assign]
+    learner.critic_step = lambda loss: loss  # type: ignore[assignment,method-assign]
     kept = [p.clone() for p in learner.critic.parameters()]
     learner.update(iter([rows()]))
     assert all(torch.equal(a, b) for a, b in zip(kept, learner.critic.parameters()))
@@ -68,14 +68,14 @@ def test_gradient_reaches_the_actor_and_leaves_critic_and_target_alone() -> None
 
 @pytest.mark.parametrize(("discount", "value"), [(0.0, 1.0), (0.5, 2.0)])
 def test_value_of_a_true_end_and_of_a_state_for_ever(discount: float, value: float) -> None:
-    learner = Simba(IO, **{**SMALL, "lr": 3e-3, "tau": 0.1, "init_alpha": 1e-8, "batch_size": 64})
+    learner = Simba(SimbaOptions(**{**SMALL, "lr": 3e-3, "tau": 0.1, "init_alpha": 1e-8, "batch_size": 64}), IO)
     for i in range(200):
         metrics = learner.update(iter([rows(64, discount=discount, seed=i % 5)]))
     assert metrics["train/q"] == pytest.approx(value, abs=0.15)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def test_states_are_standardised_by_what_was_seen() -> None:
-    learner = Simba(IO, **SMALL)
+    learner = Simba(SimbaOptions(**SMALL), IO)
     learner.update(iter([rows(16)]))
     seen = learner.norm(rows(16).obs["state"])
     torch.testing.assert_close(seen.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
@@ -83,7 +83,7 @@ def test_states_are_standardised_by_what_was_seen() -> None:
 
 
 def test_save_load_update_equals_update_and_masked_rows_do_not_count() -> None:
-    one, other = Simba(IO, seed=1, **SMALL), Simba(IO, seed=2, **SMALL)
+    one, other = Simba(SimbaOptions(**SMALL), IO, seed=1), Simba(SimbaOptions(**SMALL), IO, seed=2)
     for i in range(3):
         one.update(iter([rows(seed=i)]))
     other.load_state_dict(one.state_dict())
@@ -99,10 +99,11 @@ def test_save_load_update_equals_update_and_masked_rows_do_not_count() -> None:
 @pytest.mark.slow
 def test_simba_reaches() -> None:
     env = make(1, 0, world=Reach(seconds=2.0))
-    learner = Simba(
-        env.io, actor_width=32, critic_width=64, critic_blocks=1, batch_size=64, utd=1, lr=1e-3, init_alpha=0.05,
+    options = SimbaOptions(
+        actor_width=32, critic_width=64, critic_blocks=1, batch_size=64, utd=1, lr=1e-3, init_alpha=0.05,
         target_entropy="auto",
     )  # fmt: skip
+    learner = Simba(options, env.io)
     buffer = ReplayBuffer(env.io, 10_000, gamma=0.95)
     OffPolicy(env, learner, buffer, batch_size=64, learning_starts=200).run(2500, lambda *_: False)
     result = evaluate(make(10, 1, world=Reach(seconds=2.0)), learner.policy, episodes=20)

@@ -11,8 +11,8 @@ import torch
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
-from robot_rl.policies.nets.latent_model import Stack, sim_norm
-from robot_rl.policies.online.tdmpc2 import Tdmpc2
+from robot_rl.policies.online.tdmpc2 import Tdmpc2, Tdmpc2Options
+from robot_rl.policies.online.tdmpc2_model import Stack, sim_norm
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import IOSpec, Transitions
@@ -35,8 +35,8 @@ def rows(size: int = 8, steps: int = 3, seed: int = 0, *, terminated: bool = Fal
     )  # fmt: skip
 
 
-def learner(seed: int = 0, **options: Any) -> Tdmpc2:
-    return Tdmpc2(IO, seed=seed, **{**SMALL, **options})
+def learner(seed: int = 0, gamma: float = 0.99, **options: Any) -> Tdmpc2:
+    return Tdmpc2(Tdmpc2Options(**{**SMALL, **options}), IO, seed=seed, gamma=gamma)
 
 
 def test_sim_norm_is_a_softmax_per_group() -> None:
@@ -76,7 +76,7 @@ def test_returns_are_discounted_rewards_and_a_value_behind_the_horizon() -> None
 def test_target_bootstraps_by_discount_alone() -> None:
     one = learner()
     constant(one, 0.0, 5.0)
-    one._old.blend(1.0)
+    one.target.soft_update(1.0)
     z, reward = torch.zeros(2, 16), torch.tensor([1.0, 1.0])
     found = one._target(z, reward, torch.tensor([0.9, 0.0]))
     torch.testing.assert_close(found, torch.tensor([5.5, 1.0]), atol=1e-3, rtol=0)
@@ -101,12 +101,12 @@ def test_every_part_learns_and_the_target_only_follows() -> None:
     one = learner()
     before = {name: value.clone() for name, value in one.model.named_parameters()}
     prior = [value.clone() for value in one.prior.parameters()]
-    old = [value.clone() for value in one._old.net.parameters()]
+    old = [value.clone() for value in one.target.module.parameters()]
     for i in range(3):  # last layers begin at 0, so that those before them learn from the second update on
         one.update(iter([rows(seed=i)]))
     assert all((value != before[name]).any() for name, value in one.model.named_parameters())
     assert any((a != b).any() for a, b in zip(prior, one.prior.parameters()))
-    for a, b, c in zip(old, one._old.net.parameters(), one.model.critics.parameters()):
+    for a, b, c in zip(old, one.target.module.parameters(), one.model.critics.parameters()):
         assert (b - a).norm() <= 0.1 * (c - a).norm()
 
 
@@ -175,7 +175,11 @@ def test_save_load_update_equals_update() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"latent": 12}, "multiple of group"), ({"elites": 20}, "elites <= samples"), ({"critics": 1}, "2 critics")],
+    [
+        ({"latent": 12}, "divisor of latent"),
+        ({"elites": 20}, "elites <= samples"),
+        ({"critics": 1}, "equal to 2"),
+    ],
 )
 def test_wrong_options_say_what_was_expected(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
@@ -185,7 +189,7 @@ def test_wrong_options_say_what_was_expected(options: dict[str, Any], said: str)
 @pytest.mark.slow
 def test_learns_reach() -> None:
     env = make(1, 0, world=Reach(seconds=2.0))
-    one = Tdmpc2(env.io, gamma=0.95)
+    one = Tdmpc2(Tdmpc2Options(), env.io, gamma=0.95)
     buffer = ReplayBuffer(env.io, 2000, window=one.window, gamma=0.95)
     OffPolicy(env, one, buffer, batch_size=64, learning_starts=200).run(1000, lambda *_: False)
     result = evaluate(make(10, 1, world=Reach(seconds=2.0)), one.policy, episodes=20)

@@ -10,7 +10,7 @@ import torch
 
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.on_policy import OnPolicy
-from robot_rl.policies.multi.cmat import Cmat, CmatNet, _draw
+from robot_rl.policies.multi.cmat import Cmat, CmatNet, CmatOptions, _draw
 from robot_rl.sim.array_env import make
 from robot_rl.sim.check import check
 from robot_rl.sim.worlds.spread import Spread
@@ -103,7 +103,7 @@ def rollout(learner: Cmat, steps: int = 4, rows: int = 3, seed: int = 0) -> Roll
 
 
 def test_density_per_agent_is_that_of_a_normal_and_sums_to_the_joint() -> None:
-    learner = Cmat(Spread().io, **SMALL)
+    learner = Cmat(CmatOptions(**SMALL), Spread().io)
     state = torch.randn(5, 24)
     answer = learner.policy.act({"state": state})
     mean, std, _ = learner.net(state.view(5, 3, -1))
@@ -114,13 +114,13 @@ def test_density_per_agent_is_that_of_a_normal_and_sums_to_the_joint() -> None:
 
 
 def test_first_step_has_ratios_of_one_and_an_agents_own_ratio_is_clipped() -> None:
-    learner = Cmat(Spread().io, **{**SMALL, "epochs": 1, "minibatch": 100})
+    learner = Cmat(CmatOptions(**{**SMALL, "epochs": 1, "minibatch": 100}), Spread().io)
     assert learner.update(iter([rollout(learner)]))["train/ratio_off"] == 0.0
 
 
 @pytest.mark.parametrize("ratio", ["agent", "joint"])
-def test_save_load_update_equals_update(ratio: str) -> None:
-    one, other = (Cmat(Spread().io, seed=i, ratio=ratio, **SMALL) for i in (1, 2))
+def test_save_load_update_equals_update(ratio: Any) -> None:
+    one, other = (Cmat(CmatOptions(ratio=ratio, **SMALL), Spread().io, seed=i) for i in (1, 2))
     for i in range(2):
         one.update(iter([rollout(one, seed=i)]))
     other.load_state_dict(one.state_dict())
@@ -131,16 +131,14 @@ def test_save_load_update_equals_update(ratio: str) -> None:
 
 def test_worlds_that_agents_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="equal blocks"):
-        Cmat(IOSpec({"state": ((7,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0), agents=3)
+        Cmat(CmatOptions(agents=3), IOSpec({"state": ((7,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0))
 
 
 @pytest.mark.slow
 def test_agents_spread_over_the_landmarks() -> None:
     env = make(64, 0, world=Spread(agents=2))
-    learner = Cmat(
-        env.io, agents=2, width=32, heads=2, consensus=2, rollout_steps=25, minibatch=400, gamma=0.95, lr=2e-3,
-        input_norm=False,
-    )  # fmt: skip
+    options = CmatOptions(agents=2, width=32, heads=2, consensus=2, rollout_steps=25)
+    learner = Cmat(options, env.io, gamma=0.95)
     start = evaluate(make(50, 5, world=Spread(agents=2)), learner.policy, episodes=50).returns
     OnPolicy(env, learner, seed=0).run(64 * 25 * 24)
     after = evaluate(make(50, 5, world=Spread(agents=2)), learner.policy, episodes=50).returns

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.reward.barfi import Barfi, implicit_gradient
+from robot_rl.policies.reward.barfi import Barfi, BarfiOptions, implicit_gradient
 from robot_rl.types import IOSpec, Rollout
 
 IO = IOSpec({"state": ((1,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0, obs_names=("level",))
@@ -53,7 +53,7 @@ def bandit(learner: Barfi, rows: int = 64) -> Rollout:
 
 
 def run(updates: int = 60, **options: Any) -> tuple[Barfi, float]:
-    learner = Barfi(IO, **{**SMALL, "aux_action": (1.0,), **options})
+    learner = Barfi(BarfiOptions(**{**SMALL, "aux_action": (1.0,), **options}), IO)
     for _ in range(updates):
         learner.update(iter([bandit(learner)]))
     return learner, float(np.mean([bandit(learner).reward.mean() for _ in range(5)]))
@@ -76,22 +76,23 @@ def test_naive_sum_follows_a_misleading_hint() -> None:
 
 
 def test_weight_of_the_primary_reward_stays_at_least_zero() -> None:
-    learner = Barfi(IO, **SMALL)
+    learner = Barfi(BarfiOptions(**SMALL), IO)
     learner.reward.climb(torch.tensor([0.0, -100.0, 0.0]), None, 5.0)
     assert learner.reward.phi.tolist() == [0.0, 0.0, 1.0]
 
 
 def test_auxiliary_reward_is_the_configured_one() -> None:
-    learner = Barfi(IO, aux_state=(2.0,), aux_action=(0.5,), aux_distance=("level",), aux_scale=-1.0, **SMALL)
+    parts = {"aux_state": (2.0,), "aux_action": (0.5,), "aux_distance": ("level",), "aux_scale": -1.0}
+    learner = Barfi(BarfiOptions.model_validate({**SMALL, **parts}), IO)
     found = learner.auxiliary(torch.tensor([[-3.0]]), torch.tensor([[4.0]]))
     assert found.item() == pytest.approx(-(2.0 * -3.0 + 0.5 * 1.0 - 3.0))  # actions count as executed: clipped
     with pytest.raises(ValueError, match="no component 'height'"):
-        Barfi(IO, aux_distance=("height",))
+        Barfi(BarfiOptions(aux_distance=("height",)), IO)
 
 
 def test_returns_end_with_their_episode() -> None:
     """A reward behind the end of an episode is no reason for what was done before it."""
-    learner = Barfi(IO, **{**SMALL, "rollout_steps": 2})
+    learner = Barfi(BarfiOptions(**{**SMALL, "rollout_steps": 2}), IO)
     state, action = torch.zeros(2, 4, 1), torch.randn(2, 4, 1)
     columns = {"logp": learner.net.log_prob(state, action).detach(), "valid": torch.ones(2, 4)}
     reward = torch.tensor([[0.0] * 4, [1.0, 2.0, 3.0, 5.0]])
@@ -109,7 +110,7 @@ def test_returns_end_with_their_episode() -> None:
 
 def test_save_load_update_equals_update() -> None:
     options = {**SMALL, "aux_action": (1.0,), "learn_gamma": True, "gamma_cost": 0.1}
-    one, other = Barfi(IO, seed=1, **options), Barfi(IO, seed=2, **options)
+    one, other = Barfi(BarfiOptions(**options), IO, seed=1), Barfi(BarfiOptions(**options), IO, seed=2)
     data = [bandit(one) for _ in range(5)]
     for rollout in data[:3]:
         one.update(iter([rollout]))

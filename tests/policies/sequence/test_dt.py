@@ -13,7 +13,7 @@ import torch
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import write_store
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.policies.sequence.dt import DecisionTransformer, masked_error
+from robot_rl.policies.sequence.dt import DecisionTransformer, ReturnOptions, masked_error
 from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -23,8 +23,8 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def build(**options: Any) -> DecisionTransformer:
-    return DecisionTransformer(IO, **{**SMALL, "target_return": 2.0, **options})
+def build(seed: int = 0, **options: Any) -> DecisionTransformer:
+    return DecisionTransformer(ReturnOptions(**{**SMALL, "target_return": 2.0, **options}), IO, seed=seed)
 
 
 def batch(size: int = 8, length: int = 4, seed: int = 0, **fields: Any) -> Transitions:
@@ -259,9 +259,9 @@ def test_job_reads_undiscounted_returns_whatever_the_run_discounts(tmp_path: Pat
 
     data = mixed_log(tmp_path)
     settings = LogSettings(data=str(data.store.path), gamma=0.5, reward="scale_bias", reward_scale=2.0, reward_bias=1.0)
-    learner = build()
+    need = build().need
     found, _ = logs.sampler(
-        data.store, settings, seed=0, reads=learner.reads, window=learner.window, return_gamma=learner.return_gamma
+        data.store, settings, seed=0, reads=need.extras, window=need.window, return_gamma=need.return_gamma
     )
     facts = logs.facts(found)
     returns = data.store.returns() * 2.0 + 12.0

@@ -14,7 +14,15 @@ import torch
 from robot_rl.bench.iwocs_deep import _Job, run
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.policies.online.sac import Sac, SacOptions
-from robot_rl.policies.sequence.iwocs_deep import Expert, IwocsPolicy, choose, restore, validity_radius
+from robot_rl.policies.sequence.iwocs_deep import (
+    Expert,
+    ExpertOptions,
+    IwocsPolicy,
+    ModelFit,
+    choose,
+    restore,
+    validity_radius,
+)
 from robot_rl.types import Action, IOSpec, Transitions
 
 IO = IOSpec({"state": ((1,), "float32")}, ("push",), (-1.0,), (1.0,), ("N",), control_hz=10.0)
@@ -150,7 +158,7 @@ def test_expert_plain_value_has_no_entropy() -> None:
     options: dict[str, Any] = {"hidden": (16,), "lr": 1e-2, "tau": 0.1, "alpha_lr": 0.0}
     states = batch(64, seed=-1).obs["state"]
     for discount, worth in ((0.5, 2.0), (0.0, 1.0)):
-        expert = Expert(IO, seed=3, **options)
+        expert = Expert(ExpertOptions(**options), IO, seed=3)
         for i in range(200):
             expert.update(iter([batch(64, seed=i, discount=discount)]))
         action = expert.policy.act({"state": states}, deterministic=True).value
@@ -159,7 +167,7 @@ def test_expert_plain_value_has_no_entropy() -> None:
 
 def test_expert_leaves_sac_what_it_was() -> None:
     """The plain values draw nothing and move nothing of SAC's: bit for bit the same actor and critics."""
-    expert, alone = Expert(IO, seed=3, hidden=(16,)), Sac(SacOptions(hidden=(16,)), IO, seed=3)
+    expert, alone = Expert(ExpertOptions(hidden=(16,)), IO, seed=3), Sac(SacOptions(hidden=(16,)), IO, seed=3)
     for i in range(5):
         for learner in (expert, alone):
             learner.update(iter([batch(seed=i)]))
@@ -170,7 +178,7 @@ def test_expert_leaves_sac_what_it_was() -> None:
 def test_expert_plain_value_ignores_masked_rows() -> None:
     values = []
     for reward in (0.0, 100.0):
-        expert, mask, rewards = Expert(IO, **SMALL), torch.ones(16, dtype=torch.bool), torch.ones(16)
+        expert, mask, rewards = Expert(ExpertOptions(**SMALL), IO), torch.ones(16, dtype=torch.bool), torch.ones(16)
         mask[3], rewards[3] = False, reward
         expert.update(iter([batch(mask=mask, reward=rewards)]))
         values.append(expert.value(torch.zeros(1, 1), torch.zeros(1, 1)))
@@ -185,8 +193,8 @@ def moved(count: int, slope: float) -> tuple[torch.Tensor, ...]:
 
 def test_expert_model_knows_its_dynamics_and_refutes_another() -> None:
     """s' = s + 0.5 a: held-out steps lie within the radius (99 %), steps of slope -0.5 with |a| > 0.2 do not."""
-    expert = Expert(IO, **SMALL)
-    radius = expert.fit_model(*moved(1000, 0.5), steps=600)
+    expert = Expert(ExpertOptions(**SMALL), IO)
+    radius = expert.fit_model(*moved(1000, 0.5), how=ModelFit(steps=600))
     assert radius == expert.radius < 0.1
     state, action, following, _ = moved(400, -0.5)
     strong = action[:, 0].abs() > 0.2
@@ -194,13 +202,13 @@ def test_expert_model_knows_its_dynamics_and_refutes_another() -> None:
     own = expert.residual(*moved(400, 0.5)[:3]) <= radius
     assert own.float().mean() > 0.97
     with pytest.raises(ValueError, match="held_out"):
-        expert.fit_model(*moved(4, 0.5), held_out=0.1)
+        expert.fit_model(*moved(4, 0.5), how=ModelFit(held_out=0.1))
 
 
 def test_expert_saved_and_loaded_goes_on_alike(tmp_path: Path) -> None:
-    one, other = Expert(IO, seed=1, **SMALL), Expert(IO, seed=2, **SMALL)
+    one, other = Expert(ExpertOptions(**SMALL), IO, seed=1), Expert(ExpertOptions(**SMALL), IO, seed=2)
     one.update(iter([batch()]))
-    one.fit_model(*moved(100, 0.5), steps=5)
+    one.fit_model(*moved(100, 0.5), how=ModelFit(steps=5))
     save_state(tmp_path / "expert.pt", one.state_dict())
     other.load_state_dict(load_state(tmp_path / "expert.pt"))
     for expert in (one, other):
@@ -214,16 +222,16 @@ def test_expert_saved_and_loaded_goes_on_alike(tmp_path: Path) -> None:
 
 def test_policy_saved_and_loaded_acts_alike(tmp_path: Path) -> None:
     def build(seed: int, count: int = 2) -> IwocsPolicy:
-        policy = IwocsPolicy(IO, Expert(IO, seed=seed, **SMALL).policy)
+        policy = IwocsPolicy(IO, Expert(ExpertOptions(**SMALL), IO, seed=seed).policy)
         for i in range(count):
-            expert = Expert(IO, seed=seed + 1 + i, **SMALL)
-            expert.fit_model(*moved(100, 0.5 * (i + 1)), steps=20)
+            expert = Expert(ExpertOptions(**SMALL), IO, seed=seed + 1 + i)
+            expert.fit_model(*moved(100, 0.5 * (i + 1)), how=ModelFit(steps=20))
             policy.add(expert)
         return policy
 
     one = build(0)
     save_state(tmp_path / "policy.pt", one.state_dict())
-    other = restore(IO, load_state(tmp_path / "policy.pt"), hidden=(16,), model_hidden=(32,))
+    other = restore(IO, load_state(tmp_path / "policy.pt"), ExpertOptions(hidden=(16,), model_hidden=(32,)))
     rng = np.random.default_rng(0)
     for _ in range(5):
         obs = {"state": rng.standard_normal((6, 1)).astype(np.float32)}
@@ -241,10 +249,10 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
         IwocsPolicy(IO, Default(), retest="never")
     seen = IOSpec({"image.top": ((8, 8, 3), "uint8")}, ("x",), (-1.0,), (1.0,), ("N",), control_hz=10.0)
     with pytest.raises(ValueError, match="'state' alone"):
-        Expert(seen)
+        Expert(ExpertOptions(), seen)
     with pytest.raises(ValueError, match="push"):
         IwocsPolicy(IO, Default()).add(
-            Expert(IOSpec(IO.obs, ("x",), (-1.0,), (1.0,), ("N",), control_hz=10.0), **SMALL)
+            Expert(ExpertOptions(**SMALL), IOSpec(IO.obs, ("x",), (-1.0,), (1.0,), ("N",), control_hz=10.0))
         )
     with pytest.raises(ValueError, match="at least 10 episodes"):
         run(str(tmp_path), episodes=9)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.sequence.modt import Modt, kmeans, min_norm
+from robot_rl.policies.sequence.modt import Modt, ModtOptions, kmeans, min_norm
 
 _spec = importlib.util.spec_from_file_location("dt_cases", Path(__file__).with_name("test_dt.py"))
 assert _spec is not None
@@ -22,8 +22,8 @@ _spec.loader.exec_module(dt)
 SMALL: dict[str, Any] = {**dt.SMALL, "target_return": 2.0, "regions": 3, "region_batches": 1}
 
 
-def build(**options: Any) -> Modt:
-    return Modt(dt.IO, **{**SMALL, **options})
+def build(seed: int = 0, **options: Any) -> Modt:
+    return Modt(ModtOptions(**{**SMALL, **options}), dt.IO, seed=seed)
 
 
 def batches(seed: int = 0, **fields: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.policies.sequence.procedure_cloning import ProcedureCloning, at_agent, searched
+from robot_rl.policies.sequence.procedure_cloning import ProcedureCloning, ProcedureCloningOptions, at_agent, searched
 from robot_rl.sim.array_env import make
 from robot_rl.sim.check import check
 from robot_rl.sim.worlds.grid_maze import GridMaze
@@ -75,7 +75,9 @@ def test_search_ends_with_the_experts_action() -> None:
 def test_save_load_update_equals_update_with_and_without_the_procedure() -> None:
     world = GridMaze(7)
     for procedure in (True, False):
-        one, other = (ProcedureCloning(world.io, seed=i, procedure=procedure, **SMALL) for i in (1, 2))
+        one, other = (
+            ProcedureCloning(ProcedureCloningOptions(procedure=procedure, **SMALL), world.io, seed=i) for i in (1, 2)
+        )
         for i in range(2):
             one.update(iter([batch(world, 8, i)]))
         other.load_state_dict(one.state_dict())
@@ -86,7 +88,7 @@ def test_save_load_update_equals_update_with_and_without_the_procedure() -> None
 
 
 def test_search_that_does_not_arrive_acts_at_random_and_says_so() -> None:
-    learner = ProcedureCloning(GridMaze(7).io, most_layers=5, **SMALL)
+    learner = ProcedureCloning(ProcedureCloningOptions(most_layers=5, **SMALL), GridMaze(7).io)
     with torch.no_grad():
         for value in learner.net.parameters():
             value.zero_()  # label 0 everywhere: nothing is ever visited
@@ -97,7 +99,9 @@ def test_search_that_does_not_arrive_acts_at_random_and_says_so() -> None:
 
 def test_other_observations_are_refused() -> None:
     with pytest.raises(ValueError, match="three square planes"):
-        ProcedureCloning(IOSpec({"state": ((10,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0))
+        ProcedureCloning(
+            ProcedureCloningOptions(), IOSpec({"state": ((10,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
+        )
 
 
 def test_learnt_search_solves_unseen_mazes() -> None:
@@ -106,7 +110,9 @@ def test_learnt_search_solves_unseen_mazes() -> None:
     data = [batch(world, 32, i) for i in range(20)]
     found = {}
     for procedure in (True, False):
-        learner = ProcedureCloning(world.io, procedure=procedure, channels=24, layers=3, batch_size=32, lr=3e-3)
+        learner = ProcedureCloning(
+            ProcedureCloningOptions(procedure=procedure, channels=24, layers=3, batch_size=32, lr=3e-3), world.io
+        )
         for i in range(250):
             learner.update(iter([data[i % len(data)]]))
         result = evaluate(make(40, 77, world=world), learner.policy, episodes=40, seed=77)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.sequence.sqirl import Sqirl, effective_depth, random_values, turns
+from robot_rl.policies.sequence.sqirl import Sqirl, SqirlOptions, effective_depth, random_values, turns
 from robot_rl.types import IOSpec, Rollout
 
 IO = IOSpec({"state": ((3,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
 SMALL: dict[str, Any] = {
     "horizon": 2, "episodes": 256, "bins": 2, "repeat": 1, "rollout_steps": 2, "hidden": (32,), "epochs": 20,
-    "lr": 1e-2, "gamma": 1.0,
+    "lr": 1e-2,
 }  # fmt: skip
 
 # State 0: action 0 to state 1, action 1 to state 2. State 1 pays 0.4 whatever is done; state 2 pays -1 or 1.
@@ -68,7 +68,7 @@ def played(learner: Sqirl, rows: int) -> Rollout:
         chosen = (np.asarray(action.value)[:, 0] > 0).astype(np.int64)
         columns.append((obs["state"], action, PAYS[state, chosen].astype(np.float32), np.full(rows, t == 1)))
         state = STEP[state, chosen]
-    extras = {name: torch.as_tensor(np.stack([c[1].extras[name] for c in columns])) for name in learner.rollout_extras}
+    extras = {name: torch.as_tensor(np.stack([c[1].extras[name] for c in columns])) for name in learner.need.record}
     end = torch.as_tensor(np.stack([c[3] for c in columns]))
     nothing = torch.zeros(2, rows)
     return Rollout(
@@ -82,7 +82,7 @@ def played(learner: Sqirl, rows: int) -> Rollout:
 @pytest.mark.parametrize(("depth", "pays"), [(1, 0.4), (2, 1.0)])
 def test_learner_finds_what_its_depth_can_see(depth: int, pays: float) -> None:
     """The same answer as the tables: greedy on random values takes the safe 0.4, one backup more finds the 1."""
-    learner = Sqirl(IO, depth=depth, **SMALL)
+    learner = Sqirl(SqirlOptions(depth=depth, **SMALL), IO, gamma=1.0)
     fixed = []
     while learner.progress.decision < 2:
         fixed.append(learner.update(iter([played(learner, 128)]))["train/decision"])
@@ -115,7 +115,7 @@ def test_turns_sum_held_steps_and_leave_out_cut_episodes() -> None:
 
 
 def test_save_load_update_equals_update() -> None:
-    one, other = Sqirl(IO, seed=1, **SMALL), Sqirl(IO, seed=2, **SMALL)
+    one, other = (Sqirl(SqirlOptions(**SMALL), IO, seed=seed, gamma=1.0) for seed in (1, 2))
     data = [played(one, 128) for _ in range(4)]
     for rollout in data[:1]:
         one.update(iter([rollout]))
@@ -133,4 +133,4 @@ def test_too_many_candidates_are_refused() -> None:
     names = tuple("abcdefgh")
     wide = IOSpec({"state": ((3,), "float32")}, names, (-1.0,) * 8, (1.0,) * 8, ("1",) * 8, 10.0)
     with pytest.raises(ValueError, match="6561 candidates"):
-        Sqirl(wide, bins=3)
+        Sqirl(SqirlOptions(bins=3), wide)

@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.imitation import human_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import Transitions
+from robot_rl.types import Options, Transitions
+from robot_rl.types.options import Count, Mixing, Positive, Rate
+
+
+class SafeSetOptions(Options):
+    """Of a safe set and its model."""
+
+    hidden: tuple[Count, ...] = (128, 128)
+    """Widths of all networks."""
+    members: Count = 3
+    """Of the model's ensemble."""
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    """How nearly a state belongs to the set that leads into it."""
+    spread: tuple[Positive, Positive] = (1.0, 4.0)
+    """Least and largest distance of the noise that makes negatives, in standard deviations of the demonstrated states
+    (root mean square over components)."""
+    lr: Rate = 1e-3
+    """Of all networks."""
+    tau: Mixing = 0.02
+    """Of the slow copy of the classifier in the targets."""
+
+    @field_validator("spread")
+    @classmethod
+    def check_spread(cls, value: tuple[float, float]) -> tuple[float, float]:
+        """Refuse distances that fall."""
+        if value[0] > value[1]:
+            raise ValueError("expected two distances that rise")
+        return value
 
 
 class SafeSet:
@@ -32,33 +60,17 @@ class SafeSet:
     of codes, and noise off the data as negatives, since a few demonstrations hold no unsafe ones.
     """
 
-    def __init__(
-        self,
-        state: int,
-        action: int,
-        *,
-        generator: torch.Generator,
-        hidden: tuple[int, ...] = (128, 128),
-        members: int = 3,
-        decay: float = 0.8,
-        spread: tuple[float, float] = (1.0, 4.0),
-        lr: float = 1e-3,
-        tau: float = 0.02,
-    ) -> None:
+    def __init__(self, options: SafeSetOptions, state: int, action: int, *, generator: torch.Generator) -> None:
         """Build classifier and model.
 
         Args:
+            options: of both.
             state: width of the state.
             action: width of the action.
             generator: of weights, noise and samples.
-            hidden: widths of all networks.
-            members: of the model's ensemble.
-            decay: see above, in [0, 1).
-            spread: least and largest distance [standard deviations of the demonstrated states, root mean square over
-                components] of the noise that makes negatives.
-            lr: of all networks.
-            tau: of the slow copy of f in the targets.
         """
+        o = options
+        members, hidden, decay, spread, lr, tau = o.members, o.hidden, o.decay, o.spread, o.lr, o.tau
         self._generator, self._decay, self._spread, self._tau, self._lr = generator, decay, spread, tau, lr
         self.model = Dynamics(state, action, generator=generator, members=members, elites=members, hidden=hidden, lr=lr)
         with torch.random.fork_rng(devices=[]):

@@ -10,8 +10,24 @@ from torch import Tensor
 
 from robot_rl.chunks import critic_action, critic_width
 from robot_rl.policies.nets.dynamics import Dynamics
-from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+from robot_rl.policies.nets.net import Net, NetShape, mean_rows
+from robot_rl.types import Options
+from robot_rl.types.options import Count, Mixing, Part, Rate
+
+
+class JudgeOptions(Options):
+    """Of Q, V and the models."""
+
+    judge_hidden: tuple[Count, ...] = (256, 256)
+    """Widths of Q, V and of the models."""
+    members: Count = 7
+    """Models of the ensemble; their better half predicts."""
+    expectile: Part = 0.7
+    """Of V."""
+    judge_lr: Rate = 3e-4
+    """Step size of Q, V and models; of V online too."""
+    tau: Mixing = 0.005
+    """Polyak rate of the target of Q."""
 
 
 class ChunkJudge:
@@ -23,55 +39,39 @@ class ChunkJudge:
     where they know nothing, and the score rises while the policy gets worse.
 
     Args:
+        options: of Q, V and the models.
         state: S, normalised states.
         actions: A.
         horizon: k, executed actions of a decision.
-        hidden: widths of Q, V and of the models.
-        members: models of the ensemble; their better half predicts.
-        expectile: of V.
-        lr: step size.
-        tau: Polyak rate of the target of Q.
         generator: of weights and draws.
 
     Source: Kostrikov et al., IQL; RL-100 (chunk form, model rollouts for off-policy evaluation).
     """
 
     def __init__(
-        self, state: int, actions: int, horizon: int, *, hidden: tuple[int, ...], members: int, expectile: float,
-        lr: float, tau: float, generator: torch.Generator,
-    ) -> None:  # fmt: skip
-        device, self._generator = generator.device, generator
-        self.horizon, self.actions = horizon, actions
-        self._expectile, self._lr, self._tau = expectile, lr, tau
-        wide = critic_width(horizon, actions)
-        q = MlpShape(2, state + wide, hidden, 1, True, "q.")
-        v = MlpShape(1, state, hidden, 1, True, "v.")
-        self.q_params, self.v_params = (FlatParams(x.shapes(), device=device) for x in (q, v))
-        q.initialise(self.q_params, generator)
-        v.initialise(self.v_params, generator)
-        self.q_target = self.q_params.twin()
-        self._q, self._v = build_mlp(q, self.q_params, matmul="float32"), build_mlp(v, self.v_params, matmul="float32")
-        self._q_old = build_mlp(q, self.q_target, matmul="float32")
-        self.range = _Range(device)
+        self, options: JudgeOptions, state: int, actions: int, horizon: int, *, generator: torch.Generator
+    ) -> None:
+        o, wide = options, critic_width(horizon, actions)
+        self.o, self.horizon, self.actions, self._generator = o, horizon, actions, generator
+        draw = {"lr": o.judge_lr, "generator": generator}
+        self.q_net = Net("q", NetShape(state + wide, None, o.judge_hidden, members=2, layer_norm=True), **draw)
+        self.v_net = Net("v", NetShape(state, None, o.judge_hidden, layer_norm=True), **draw)
+        self.q_target = self.q_net.target_copy("q_target")
+        self.range = _Range(generator.device)
         self.model = Dynamics(
-            state, wide, generator=generator, members=members, elites=max(members // 2, 2), hidden=hidden, lr=lr
+            state,
+            wide,
+            generator=generator,
+            members=o.members,
+            elites=max(o.members // 2, 2),
+            hidden=o.judge_hidden,
+            lr=o.judge_lr,
         )
 
     def parts(self) -> dict[str, Any]:
         """What the learner saves of it."""
-        return {
-            "q": self.q_params,
-            "q_target": self.q_target,
-            "v": self.v_params,
-            "model": self.model,
-            "range": self.range,
-        }
+        return {"q": self.q_net, "q_target": self.q_target, "v": self.v_net, "model": self.model, "range": self.range}
 
-    def networks(self) -> tuple[Any, ...]:
-        """Whose `refresh` is called after loading."""
-        return self._q, self._v, self._q_old
-
-    @torch.no_grad()
     def fit(
         self, state: Tensor, action: Tensor, mask: Tensor, reward: Tensor, discount: Tensor, after: Tensor
     ) -> dict[str, Tensor]:
@@ -86,28 +86,20 @@ class ChunkJudge:
             after: (B, S).
         """
         code = critic_action(action, mask)
-        x = torch.cat([state, code], 1)
-        best = self._q_old.forward(x)[..., 0].amin(0)
-        value = self._v.forward(state)[0, :, 0]
-        diff = best - value
-        weight = torch.where(diff < 0, 1.0 - self._expectile, self._expectile)
-        self._v.backward((-2.0 * weight * diff / len(diff))[None, :, None])
-        self.v_params.adam(self._lr)
-        self._v.refresh()
-        target = reward + discount * self._v.forward(after)[0, :, 0]
-        out, _ = self._q.fit(x, lambda out: (out - target[:, None]) * (2.0 / len(target)))
-        self.q_params.adam(self._lr)
-        self._q.refresh()
-        self.q_target.blend(self.q_params, self._tau)
-        self._q_old.refresh()
+        with torch.no_grad():
+            best = self.q_target(state, code).amin(0)
+        diff = best - (value := self.v_net(state))
+        self.v_net.step(mean_rows(torch.where(diff < 0, 1.0 - self.o.expectile, self.o.expectile) * diff.square()))
+        with torch.no_grad():
+            target = reward + discount * self.v_net(after)
+        q = self.q_net(state, code)
+        q_loss = (q - target).square()
+        self.q_net.step(mean_rows(q_loss))
+        self.q_target.soft_update(self.q_net, self.o.tau)
         model = self._fit_model(state, code, after, reward)
-        self.range.observe(out[..., 0].amin(0).quantile(0.1), self._spread(state, code)[1].quantile(0.9))
-        return {
-            "q": out.mean(),
-            "value": value.mean(),
-            "q_loss": (out[..., 0] - target).square().mean(),
-            "model_error": model,
-        }
+        q = q.detach()
+        self.range.observe(q.amin(0).quantile(0.1), self._spread(state, code)[1].quantile(0.9))
+        return {"q": q, "value": value.detach(), "q_loss": q_loss.detach(), "model_error": model}
 
     def _fit_model(self, state: Tensor, code: Tensor, after: Tensor, reward: Tensor) -> Tensor:
         self.model.observe(state, code, after, reward)
@@ -117,13 +109,13 @@ class ChunkJudge:
     @torch.no_grad()
     def value(self, state: Tensor) -> Tensor:
         """(B,) V."""
-        return self._v.forward(state)[0, :, 0]
+        return self.v_net(state)
 
     @torch.no_grad()
     def q(self, state: Tensor, chunk: Tensor) -> Tensor:
         """(B,) smaller of the two target critics, for whole chunks (B, k A)."""
         code = critic_action(chunk.view(len(chunk), self.horizon, self.actions))
-        return self._q_old.forward(torch.cat([state, code], 1))[..., 0].amin(0)
+        return self.q_target(state, code).amin(0)
 
     @torch.no_grad()
     def _spread(self, state: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,14 +140,11 @@ class ChunkJudge:
         """(B,) careful value - V."""
         return self.careful(state, chunk)[0] - self.value(state)
 
-    @torch.no_grad()
     def fit_value(self, state: Tensor, target: Tensor) -> Tensor:
         """One step of V towards returns (B,), for what goes on with real rollouts; () mean squared error."""
-        diff = self._v.forward(state)[0, :, 0] - target
-        self._v.backward((2.0 * diff / len(diff))[None, :, None])
-        self.v_params.adam(self._lr)
-        self._v.refresh()
-        return diff.square().mean()
+        loss = mean_rows((self.v_net(state) - target).square())
+        self.v_net.step(loss)
+        return loss.detach()
 
     @torch.no_grad()
     def score(self, state: Tensor, choose: Callable[[Tensor], Tensor], decisions: int) -> Tensor:

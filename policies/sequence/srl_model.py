@@ -2,55 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.learner import RowOptions
 from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.types.options import Count
 
-LOSSES = ("mse", "l1")
-"""Of the model's errors in its own units."""
+
+class RecallModelOptions(RowOptions):
+    """Of the model; Patel and Siegelmann's has one member and nothing else, the options are ours."""
+
+    model_hidden: tuple[Count, ...] = (400, 300)
+    """Widths of the model."""
+    members: Count = 1
+    """Of an ensemble of models, whose mean goes on; all learn from the same rows and differ by their first weights."""
+    model_delta: bool = False
+    """The model predicts s' - s."""
+    model_normalize: bool = False
+    """The model reads and predicts in units of running deviations; implies `model_delta`."""
+    end_head: bool = False
+    """The model predicts true ends too, and a step weighs as much as the episode is likely to get there."""
+    model_smooth: bool = False
+    """SiLU in place of ReLU and a linear path beside it in the model: most of what a short step of physics changes is
+    linear in state and action, the rest is smooth."""
+    model_loss: Literal["mse", "l1"] = "mse"
+    """Of the model's errors in its own units; l1 fits the many plain steps closely where the few rough ones (a fall, a
+    stop) would take up the squares."""
 
 
 class RecallModel:
     """An ensemble of perceptrons (s, a) -> s', and optionally the logit of a true end, with a slowly following copy.
 
     Args:
+        options: of the model.
         state: S.
         actions: A.
-        hidden: widths.
         device: torch device.
-        members: models; all learn from the same rows and differ by their initial weights.
-        delta: predict s' - s in place of s'.
-        normalize: inputs and s' - s in units of their running deviations; implies `delta`.
-        ends: a further output, the logit that (s, a) ends the episode.
-        smooth: SiLU in place of ReLU, and a linear path from the input to the output beside it.
-        loss: "mse", or "l1".
 
-    Source: Patel and Siegelmann's model is `members=1` and nothing else; the options are ours.
+    Source: Patel and Siegelmann, Overcoming Slow Decision Frequencies in Continuous Control.
     """
 
-    def __init__(
-        self,
-        state: int,
-        actions: int,
-        hidden: tuple[int, ...],
-        device: str,
-        *,
-        members: int = 1,
-        delta: bool = False,
-        normalize: bool = False,
-        ends: bool = False,
-        smooth: bool = False,
-        loss: str = "mse",
-    ) -> None:
-        self.delta, self.ends, self.smooth, self._loss = delta or normalize, ends, smooth, loss
-        shape = MlpShape(members, state + actions, tuple(hidden), state + ends, False, "model.")
+    def __init__(self, options: RecallModelOptions, state: int, actions: int, device: str) -> None:
+        o, ends, smooth, normalize = options, options.end_head, options.model_smooth, options.model_normalize
+        self.delta, self.ends, self.smooth, self._loss = o.model_delta or normalize, ends, smooth, o.model_loss
+        shape = MlpShape(o.members, state + actions, o.model_hidden, state + ends, False, "model.")
         shapes = shape.shapes()
         if smooth:
-            shapes["model.linear_weight"] = (members, state + actions, state + ends)
+            shapes["model.linear_weight"] = (o.members, state + actions, state + ends)
         self.params = FlatParams(shapes, device=device)
         self.target = self.params
         self._shape = shape
