@@ -18,7 +18,7 @@ _MOST_LAG = 4.0
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateLayout:
     """Where the state vector holds what.
 
     Attributes:
@@ -32,7 +32,7 @@ class Layout:
     speed: tuple[int, ...]
 
     @staticmethod
-    def of(size: int, sine: Any = None, cosine: Any = None, speed: Any = None) -> Layout:
+    def of(size: int, sine: Any = None, cosine: Any = None, speed: Any = None) -> StateLayout:
         """Given columns, or [sin q_1, cos q_1, ..., sin q_n, cos q_n, v_1 ... v_n].
 
         Raises:
@@ -51,7 +51,7 @@ class Layout:
                 f"sine, cosine and speed are {given} of a state of {size} numbers; expected one column of each per "
                 "joint, or none of the three for [sin q1, cos q1, ..., sin qn, cos qn, v1 ... vn]"
             )
-        return Layout(*chosen)
+        return StateLayout(*chosen)
 
     @property
     def joints(self) -> int:
@@ -69,7 +69,7 @@ class Windows:
     Angles are unwrapped along each window. Speeds are those of the log, scaled so that they integrate to the angles.
     """
 
-    def __init__(self, io: IOSpec, layout: Layout, assist: tuple[str, ...], count: int, length: int) -> None:
+    def __init__(self, io: IOSpec, layout: StateLayout, assist: tuple[str, ...], count: int, length: int) -> None:
         """Room for `count` windows of `length` steps."""
         self.io, self.layout, self.assist, self.count, self.length = io, layout, assist, count, length
         self.rows: list[dict[str, Tensor]] = []
@@ -217,7 +217,7 @@ def signals(windows: Windows, known: tuple[Tensor, Tensor] | None = None) -> Sig
 
 
 def _scale_and_lag(
-    q: Tensor, v: Tensor, length: Tensor, recording: Tensor, count: int, period: float, layout: Layout
+    q: Tensor, v: Tensor, length: Tensor, recording: Tensor, count: int, period: float, layout: StateLayout
 ) -> tuple[Tensor, Tensor]:
     reach, n = min(10, q.shape[1] - 1), layout.joints
     inside = torch.arange(q.shape[1] - reach)[None] + reach < length[:, None]

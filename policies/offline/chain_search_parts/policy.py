@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.chain import Chain, Columns, linearise, regulator, running
-from robot_rl.policies.nets.chain_log import Layout
+from robot_rl.policies.offline.chain_search_parts.log import StateLayout
+from robot_rl.policies.offline.chain_search_parts.mechanics import Columns, HingeChain, linearise, regulator, running
 from robot_rl.types import Action, IOSpec, Obs
 
 _SIGN_SPEED = 0.1
@@ -23,7 +23,7 @@ def feature_count(joints: int) -> int:
     return 5 * joints
 
 
-def features(chain: Chain, top: Tensor, driven: int, q: Columns, v: Columns, speed: float) -> Columns:
+def features(chain: HingeChain, top: Tensor, driven: int, q: Columns, v: Columns, speed: float) -> Columns:
     """Odd functions of the state, each of the order of one, whose weighted sum is the swing-up's action.
 
     The classic pump is the lack of energy times the speed of the driven joint; the other terms couple the links and
@@ -53,10 +53,10 @@ def features(chain: Chain, top: Tensor, driven: int, q: Columns, v: Columns, spe
 
 
 @dataclass(frozen=True)
-class Pilot:
+class SwingUp:
     """Swing-up and regulator of one model, for any weights; see `ChainPolicy` for the entries."""
 
-    chain: Chain
+    chain: HingeChain
     top: Tensor
     goal: Tensor
     driven: tuple[int, ...]
@@ -95,12 +95,12 @@ class ChainPolicy:
     Before the model is fitted it answers 0.
     """
 
-    def __init__(self, io: IOSpec, layout: Layout, actions: int) -> None:
+    def __init__(self, io: IOSpec, layout: StateLayout, actions: int) -> None:
         n = layout.joints
         self.io, self.layout = io, layout
         double = torch.float64
         self.constants = {
-            "numbers": torch.zeros(Chain.sizes(n), dtype=double),
+            "numbers": torch.zeros(HingeChain.sizes(n), dtype=double),
             "friction": torch.zeros(n, dtype=double),
             "scale": torch.ones(n, dtype=double),
             "goal": torch.zeros(n, dtype=double),
@@ -138,7 +138,7 @@ class ChainPolicy:
         Raises:
             ValueError: the goal cannot be balanced in this model.
         """
-        chain, n, c = Chain.unpack(numbers, list(friction)), len(friction), self.constants
+        chain, n, c = HingeChain.unpack(numbers, list(friction)), len(friction), self.constants
         a, b = linearise(chain, goal, driven, 1.0 / self.io.control_hz)
         state_cost = torch.diag(torch.tensor([costs[0]] * n + [costs[1]] * n, dtype=torch.float64))
         gain, cost = regulator(a, b, state_cost, torch.eye(len(driven), dtype=torch.float64) * costs[2])
@@ -152,11 +152,11 @@ class ChainPolicy:
         c["region"].fill_(-float((gain @ torch.linalg.solve(cost, gain.T)).diagonal().max().log()))
         c["ready"].fill_(1)
 
-    def bound(self, dtype: torch.dtype = torch.float64) -> Pilot:
+    def bound(self, dtype: torch.dtype = torch.float64) -> SwingUp:
         """What acts, for any weights, in a precision."""
         c = {name: x.to(dtype) if x.is_floating_point() else x for name, x in self.constants.items()}
-        chain = Chain.unpack(c["numbers"], list(c["friction"]))
-        return Pilot(
+        chain = HingeChain.unpack(c["numbers"], list(c["friction"]))
+        return SwingUp(
             chain=chain,
             top=chain.energy(list(c["goal"]), [torch.zeros_like(x) for x in c["goal"]]),
             goal=c["goal"],

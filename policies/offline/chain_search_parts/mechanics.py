@@ -28,7 +28,7 @@ STICTION_SPEED = 0.1
 
 
 @dataclass(frozen=True)
-class Chain:
+class HingeChain:
     """Constants of one chain, or of many: every entry broadcasts against the states.
 
     Attributes:
@@ -56,7 +56,7 @@ class Chain:
         return joints * (joints + 1) // 2 + 3 * joints - 1
 
     @staticmethod
-    def unpack(numbers: Tensor, friction: Columns) -> Chain:
+    def unpack(numbers: Tensor, friction: Columns) -> HingeChain:
         """From (D, ...) numbers that may take any value, and (n) friction.
 
         The inertia is L L^T with a positive diagonal of L; rotor and damping are exponentials.
@@ -75,7 +75,7 @@ class Chain:
         at += joints - 1
         gravity = [numbers[at + i] for i in range(joints)]
         damping = [numbers[at + joints + i].exp() for i in range(joints)]
-        return Chain(inertia, rotor, gravity, damping, friction)
+        return HingeChain(inertia, rotor, gravity, damping, friction)
 
     def acceleration(
         self, q: Columns, v: Columns, torque: Columns, ahead: float = 0.0, of: Columns | None = None
@@ -138,7 +138,7 @@ class Chain:
         Rotors, which logs tell less of, are off by four times as much, damping by a factor of about e^(20 spread).
         """
         size = len(numbers)
-        joints = next(n for n in range(1, size + 1) if Chain.sizes(n) == size)
+        joints = next(n for n in range(1, size + 1) if HingeChain.sizes(n) == size)
         draw = torch.randn(numbers.shape, generator=generator, dtype=numbers.dtype) * spread
         out, at = numbers.clone(), 0
         for i in range(joints):
@@ -151,9 +151,11 @@ class Chain:
         out[end + joints :] += 20.0 * draw[end + joints :]
         return out
 
-    def frictionless(self) -> Chain:
+    def frictionless(self) -> HingeChain:
         """The same without dry friction."""
-        return Chain(self.inertia, self.rotor, self.gravity, self.damping, [torch.zeros_like(c) for c in self.friction])
+        return HingeChain(
+            self.inertia, self.rotor, self.gravity, self.damping, [torch.zeros_like(c) for c in self.friction]
+        )
 
 
 def _solve(rows: list[list[Any]], right: Columns) -> Columns:
@@ -190,7 +192,7 @@ def rests(joints: int) -> list[tuple[float, ...]]:
     return found
 
 
-def linearise(chain: Chain, goal: Sequence[float], driven: Sequence[int], period: float) -> tuple[Tensor, Tensor]:
+def linearise(chain: HingeChain, goal: Sequence[float], driven: Sequence[int], period: float) -> tuple[Tensor, Tensor]:
     """Matrices of x' = A x + B a about a rest, x = [q - goal, v], the action held over one period.
 
     Args:

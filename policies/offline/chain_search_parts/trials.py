@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.chain import Chain, Columns, rests, running
-from robot_rl.policies.nets.chain_log import Signals
+from robot_rl.policies.offline.chain_search_parts.log import Signals
+from robot_rl.policies.offline.chain_search_parts.mechanics import Columns, HingeChain, rests, running
 
 
 def reward_terms(q: Columns, v: Columns, action: Columns) -> Columns:
@@ -48,7 +48,7 @@ def best_rest(weights: Tensor, joints: int, actions: int) -> tuple[float, ...]:
     return max(rests(joints), key=lambda rest: worth(weights, rest, actions))
 
 
-def lowest_rest(chain: Chain) -> tuple[float, ...]:
+def lowest_rest(chain: HingeChain) -> tuple[float, ...]:
     """Joint angles of the rest with the least energy: where an idle chain ends."""
 
     def height(rest: tuple[float, ...]) -> float:
@@ -87,65 +87,74 @@ class Variants:
         )
 
 
-@torch.no_grad()
-def trials(
-    command: Callable[[Columns, Columns], Columns],
-    variants: Variants,
-    reward: Tensor,
-    driven: tuple[int, ...],
-    *,
-    policies: int,
-    steps: int,
-    period: float,
-    fastest: float,
-    level: float,
-    noise: tuple[float, float] = (0.0, 0.0),
-    generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run P policies in K variants.
+@dataclass(frozen=True)
+class Trial:
+    """What every candidate has to do.
 
-    Args:
-        command: (n) angles and speeds of shape (K, P) -> (A) actions of that shape.
-        variants: how the robot may be.
+    Attributes:
         reward: weights of `reward_terms`.
         driven: joint of every action.
-        policies: P.
         steps: control steps.
         period: of one [s].
         fastest: speed [rad/s] beyond which the log says nothing: each such step costs 1.
         level: reward from which a step counts as held.
         noise: standard deviations of measured angles [rad] and speeds [rad/s].
-        generator: of the noise.
-
-    Returns:
-        (K, P) mean reward per step, and the share of the last tenth of the steps that are held.
     """
-    n, shape = len(variants.q), (len(variants.delay), policies)
-    chain = Chain.unpack(variants.numbers[..., None], [c[:, None] for c in variants.friction])
-    q, v = [x[:, None].expand(shape) for x in variants.q], [x[:, None].expand(shape) for x in variants.v]
-    zero = torch.zeros(shape, dtype=variants.numbers.dtype)
-    most = int(variants.delay.max()) if len(variants.delay) else 0
-    past: list[Columns] = [[zero] * len(driven) for _ in range(most + 1)]
-    total, held, begin = zero, zero, steps - max(1, steps // 10)
-    for t in range(steps):
-        seen_q, seen_v = q, v
-        if max(noise) > 0.0:
-            draw = torch.randn(2 * n, shape[0], 1, generator=generator, dtype=zero.dtype)
-            seen_q = [x + noise[0] * draw[i] for i, x in enumerate(q)]
-            seen_v = [x + noise[1] * draw[n + i] for i, x in enumerate(v)]
-        past = [command(seen_q, seen_v), *past[:most]]
-        action = past[0]
-        for d in range(1, most + 1):
-            later = (variants.delay == d)[:, None]
-            action = [torch.where(later, old, new) for old, new in zip(past[d], action)]
-        torque = [zero] * n
-        for k, joint in enumerate(driven):
-            torque[joint] = action[k]
-        earned = sum(w * x for w, x in zip(reward, reward_terms(q, v, past[0])))
-        if t >= begin:
-            held = held + (earned >= level)
-        q, v = chain.step(q, v, torque, period)
-        over = torch.stack([x.abs() for x in v]).amax(0) > fastest
-        v = [x.clamp(-2.0 * fastest, 2.0 * fastest) for x in v]
-        total = total + earned - over.to(zero.dtype)
-    return total / steps, held / (steps - begin)
+
+    reward: Tensor
+    driven: tuple[int, ...]
+    steps: int
+    period: float
+    fastest: float
+    level: float
+    noise: tuple[float, float] = (0.0, 0.0)
+
+    @torch.no_grad()
+    def run(
+        self,
+        command: Callable[[Columns, Columns], Columns],
+        variants: Variants,
+        *,
+        policies: int,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run P policies in K variants.
+
+        Args:
+            command: (n) angles and speeds of shape (K, P) -> (A) actions of that shape.
+            variants: how the robot may be.
+            policies: P.
+            generator: of the noise.
+
+        Returns:
+            (K, P) mean reward per step, and the share of the last tenth of the steps that are held.
+        """
+        n, shape = len(variants.q), (len(variants.delay), policies)
+        chain = HingeChain.unpack(variants.numbers[..., None], [c[:, None] for c in variants.friction])
+        q, v = [x[:, None].expand(shape) for x in variants.q], [x[:, None].expand(shape) for x in variants.v]
+        zero = torch.zeros(shape, dtype=variants.numbers.dtype)
+        most = int(variants.delay.max()) if len(variants.delay) else 0
+        past: list[Columns] = [[zero] * len(self.driven) for _ in range(most + 1)]
+        total, held, begin = zero, zero, self.steps - max(1, self.steps // 10)
+        for t in range(self.steps):
+            seen_q, seen_v = q, v
+            if max(self.noise) > 0.0:
+                draw = torch.randn(2 * n, shape[0], 1, generator=generator, dtype=zero.dtype)
+                seen_q = [x + self.noise[0] * draw[i] for i, x in enumerate(q)]
+                seen_v = [x + self.noise[1] * draw[n + i] for i, x in enumerate(v)]
+            past = [command(seen_q, seen_v), *past[:most]]
+            action = past[0]
+            for d in range(1, most + 1):
+                later = (variants.delay == d)[:, None]
+                action = [torch.where(later, old, new) for old, new in zip(past[d], action)]
+            torque = [zero] * n
+            for k, joint in enumerate(self.driven):
+                torque[joint] = action[k]
+            earned = sum(w * x for w, x in zip(self.reward, reward_terms(q, v, past[0])))
+            if t >= begin:
+                held = held + (earned >= self.level)
+            q, v = chain.step(q, v, torque, self.period)
+            over = torch.stack([x.abs() for x in v]).amax(0) > self.fastest
+            v = [x.clamp(-2.0 * self.fastest, 2.0 * self.fastest) for x in v]
+            total = total + earned - over.to(zero.dtype)
+        return total / self.steps, held / (self.steps - begin)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.chain import STICTION_SPEED, Chain, running
-from robot_rl.policies.nets.chain_log import MARGIN, Signals
+from robot_rl.policies.offline.chain_search_parts.log import MARGIN, Signals
+from robot_rl.policies.offline.chain_search_parts.mechanics import STICTION_SPEED, HingeChain, running
 
 _DELAYS = torch.arange(0.0, 4.01, 0.5, dtype=torch.float64)
 _SPEED_WEIGHT = 0.05
@@ -86,7 +86,7 @@ class ChainFit:
             friction: (n, P, R).
         """
         n = self._q.shape[-1]
-        chain = Chain.unpack(numbers, [friction[i] for i in range(n)])
+        chain = HingeChain.unpack(numbers, [friction[i] for i in range(n)])
         shape = friction.shape[1:]
         q = [self._q[:, 0, i].expand(shape) for i in range(n)]
         v = [self._v[:, 0, i].expand(shape) for i in range(n)]
@@ -160,10 +160,10 @@ class ChainFit:
             self.damp = min(self.damp * 4.0, 1e9)
         return self.cost / float(share.sum())
 
-    def chain(self, friction: Tensor | None = None) -> Chain:
+    def chain(self, friction: Tensor | None = None) -> HingeChain:
         """The fitted chain, entries of shape (), with friction (n) of its own or the median recording's."""
         usual = self.friction[self.weight > 0].median(0).values if friction is None else friction
-        return Chain.unpack(self.numbers, [usual[i] for i in range(len(usual))])
+        return HingeChain.unpack(self.numbers, [usual[i] for i in range(len(usual))])
 
     def state_dict(self) -> dict[str, Any]:
         """Constants, nuisance parameters, damping."""
