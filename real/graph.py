@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from robot_rl.real.core.tables import read_table
-from robot_rl.types.options import Count, Positive, Whole
+from robot_rl.types.options import Bound, Count, Positive, Whole
 
 BOUNDS = ("action_low", "action_high")
 TELEOP = ("none", "joy", "twist", "leader")
@@ -77,8 +77,8 @@ class GraphArgs:
     policy_path: str = ""
     policy_root: str = ""
     action: Literal["", "normalised"] = ""
-    action_low: float | tuple[float, ...] | None = None
-    action_high: float | tuple[float, ...] | None = None
+    action_low: Bound | None = None
+    action_high: Bound | None = None
     teleop: Literal["none", "joy", "twist", "leader"] = "none"
     record: bool = False
     record_folder: str = "runs/record"

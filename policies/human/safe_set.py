@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from robot_rl.policies.nets.imitation import human_rows
 from robot_rl.policies.nets.safe_set import SafeSet, mlp
 from robot_rl.types import Action, IOSpec, Metrics, Obs, OuterLearner, Transitions
-from robot_rl.types.options import Count, Rate, Whole
+from robot_rl.types.options import Average, Count, Interval, Rate, Whole
 
 
 class SafeExploration(OuterLearner):
@@ -38,12 +38,12 @@ class SafeExploration(OuterLearner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.97,
-        delta: float = 0.5,
+        delta: Average = 0.5,
         horizon: Count = 2,
         candidates: Count = 16,
         set_steps: Whole = 500,
-        decay: float = 0.8,
-        spread: tuple[float, float] = (1.0, 4.0),
+        decay: Average = 0.8,
+        spread: Interval = (1.0, 4.0),
         hidden: tuple[Count, ...] = (128, 128),
         lr: Rate = 1e-3,
         metrics_every: Whole = 100,

@@ -17,7 +17,7 @@ from robot_rl.policies.language.agent_model import Conversation, LanguageModel, 
 from robot_rl.policies.language.agent_rollout import Dialogue, expert_dialogues, play, to_batch, token_logp
 from robot_rl.policies.language.agent_words import ModelTokenizer, WordTokenizer
 from robot_rl.types import Action, Array, IOSpec, Learner, Metrics, Obs
-from robot_rl.types.options import Count, NotNegative, Rate, Whole
+from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
 
 Build = Callable[[tuple[str, ...]], tuple[LanguageModel, Tokenizer]]
 BETAS = (0.9, 0.95)
@@ -101,8 +101,8 @@ class LanguageAgent(Learner):
         lr: Rate = 3e-4,
         lr_warmup: Whole = 30,
         anneal: bool = False,
-        clip_low: float = 0.2,
-        clip_high: float = 0.28,
+        clip_low: Share = 0.2,
+        clip_high: NotNegative = 0.28,
         value_coef: NotNegative = 0.5,
         entropy_coef: NotNegative = 0.0,
         max_grad_norm: NotNegative = 0.2,

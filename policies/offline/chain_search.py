@@ -18,7 +18,7 @@ from robot_rl.policies.nets.cross_entropy import CrossEntropy
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import IOSpec, Learner, Metrics, Transitions
-from robot_rl.types.options import Count, NotNegative, Part, Positive, Whole
+from robot_rl.types.options import Count, Interval, NotNegative, Number, Part, Positive, Share, Whole
 
 _CHECKS = (0.2, 0.5, 1.0)
 """Seconds after which the model's prediction is compared with held-out recordings."""
@@ -48,10 +48,10 @@ class ChainSearch(Learner):
         device: str = "cpu",
         gamma: float = 0.99,
         batch_size: Count = 64,
-        sine: tuple[int, ...] | None = None,
-        cosine: tuple[int, ...] | None = None,
-        speed: tuple[int, ...] | None = None,
-        driven: tuple[int, ...] | None = None,
+        sine: tuple[Whole, ...] | None = None,
+        cosine: tuple[Whole, ...] | None = None,
+        speed: tuple[Whole, ...] | None = None,
+        driven: tuple[Whole, ...] | None = None,
         assist: tuple[str, ...] = (),
         windows: Count = 640,
         window: Count = 115,
@@ -68,17 +68,17 @@ class ChainSearch(Learner):
         screens: Count = 8,
         screen_variants: Count = 2,
         second_std: Positive = 0.3,
-        region: tuple[float, ...] = (3.0, 0.0),
+        region: tuple[Number, ...] = (3.0, 0.0),
         generations: Count = 40,
         trial_s: Positive = 6.0,
         start_spread: NotNegative = 0.05,
         spread: NotNegative = 0.05,
-        friction_range: tuple[float, float] = (0.1, 0.8),
+        friction_range: Interval = (0.1, 0.8),
         most_delay: Whole = 1,
         angle_noise: NotNegative = 0.001,
         speed_noise: NotNegative = 0.03,
-        hold_level: float = 0.95,
-        regulator: tuple[float, float, float] = (100.0, 1.0, 25.0),
+        hold_level: Share = 0.95,
+        regulator: tuple[NotNegative, NotNegative, NotNegative] = (100.0, 1.0, 25.0),
         metrics_every: Whole = 1,
     ) -> None:
         """Prepare for logs of `io`.

@@ -16,7 +16,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Rate, Share, Whole
+from robot_rl.types.options import Count, Number, Rate, Share, Whole
 
 
 class GoalPolicy:
@@ -103,9 +103,9 @@ class GoalBc(Learner):
         gamma: float = 0.99,
         batch_size: Count = 256,
         hidden: tuple[Count, ...] = (1024, 1024),
-        achieved: tuple[int, ...] | None = None,
-        desired: tuple[int, ...] = (),
-        goal: tuple[float, ...] | None = None,
+        achieved: tuple[Whole, ...] | None = None,
+        desired: tuple[Whole, ...] = (),
+        goal: tuple[Number, ...] | None = None,
         stitch: Share = 0.5,
         clusters: Count = 40,
         lr: Rate = 1e-3,

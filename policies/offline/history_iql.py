@@ -73,7 +73,7 @@ class HistoryIql(Learner):
         beta: NotNegative = 3.0,
         weight_clip: Positive = 100.0,
         bisimulation: NotNegative = 0.1,
-        action_scale: float = 0.5,
+        action_scale: Positive = 0.5,
         lr: Rate = 3e-4,
         tau: Mixing = 0.005,
         explore: Share = 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from robot_rl.policies.nets.device_policy import DevicePolicy
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Average, Bins, Count, Mixing, NotNegative, Number, Positive, Rate, Support
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 _LOG_2 = math.log(2.0)
@@ -70,29 +72,29 @@ class FastSac(DeviceLearner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 8192,
-        updates: int = 8,
-        actor_delay: int = 4,
-        actor_hidden: tuple[int, ...] = (512, 256, 128),
-        critic_hidden: tuple[int, ...] = (768, 384, 192),
+        batch_size: Count = 8192,
+        updates: Count = 8,
+        actor_delay: Count = 4,
+        actor_hidden: tuple[Count, ...] = (512, 256, 128),
+        critic_hidden: tuple[Count, ...] = (768, 384, 192),
         activation: str = "silu",
         layer_norm: bool = True,
-        critics: int = 2,
+        critics: Count = 2,
         reduce: str = "mean",
         value_head: str = "c51",
-        value_range: tuple[float, float] | str = "auto",
-        bins: int = 101,
-        lr: float = 3e-4,
-        actor_lr: float | None = None,
-        alpha_lr: float | None = None,
-        beta2: float = 0.95,
-        weight_decay: float = 0.001,
-        max_grad_norm: float = 0.0,
-        tau: float = 0.125,
-        init_alpha: float = 0.001,
-        target_entropy: float | str = 0.0,
-        log_std_min: float = -5.0,
-        log_std_max: float = 0.0,
+        value_range: Support | Literal["auto"] = "auto",
+        bins: Bins = 101,
+        lr: Rate = 3e-4,
+        actor_lr: Rate | None = None,
+        alpha_lr: Average | None = None,
+        beta2: Average = 0.95,
+        weight_decay: NotNegative = 0.001,
+        max_grad_norm: NotNegative = 0.0,
+        tau: Mixing = 0.125,
+        init_alpha: Positive = 0.001,
+        target_entropy: Number | Literal["auto"] = 0.0,
+        log_std_min: Number = -5.0,
+        log_std_max: Number = 0.0,
         normalize_obs: bool = True,
         amp: str = "auto",
         accelerate: str = "auto",

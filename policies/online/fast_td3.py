@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from robot_rl.policies.nets.device_policy import DevicePolicy
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Average, Bins, Count, Mixing, NotNegative, Positive, Rate, Support
 
 
 class FastTd3(DeviceLearner):
@@ -67,29 +68,29 @@ class FastTd3(DeviceLearner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        batch_size: int = 32768,
-        updates: int = 2,
-        actor_delay: int = 2,
-        actor_hidden: tuple[int, ...] = (512, 256, 128),
-        critic_hidden: tuple[int, ...] = (1024, 512, 256),
+        batch_size: Count = 32768,
+        updates: Count = 2,
+        actor_delay: Count = 2,
+        actor_hidden: tuple[Count, ...] = (512, 256, 128),
+        critic_hidden: tuple[Count, ...] = (1024, 512, 256),
         activation: str = "relu",
         layer_norm: bool = False,
-        critics: int = 2,
+        critics: Count = 2,
         reduce: str = "min",
         value_head: str = "c51",
-        value_range: tuple[float, float] | str = "auto",
-        bins: int = 101,
-        lr: float = 3e-4,
-        actor_lr: float | None = None,
-        beta2: float = 0.999,
-        weight_decay: float = 0.1,
-        max_grad_norm: float = 0.0,
-        tau: float = 0.1,
-        std_min: float = 0.001,
-        std_max: float = 0.4,
-        policy_noise: float = 0.001,
-        noise_clip: float = 0.5,
-        init_scale: float = 0.01,
+        value_range: Support | Literal["auto"] = "auto",
+        bins: Bins = 101,
+        lr: Rate = 3e-4,
+        actor_lr: Rate | None = None,
+        beta2: Average = 0.999,
+        weight_decay: NotNegative = 0.1,
+        max_grad_norm: NotNegative = 0.0,
+        tau: Mixing = 0.1,
+        std_min: NotNegative = 0.001,
+        std_max: NotNegative = 0.4,
+        policy_noise: NotNegative = 0.001,
+        noise_clip: NotNegative = 0.5,
+        init_scale: Positive = 0.01,
         normalize_obs: bool = True,
         amp: str = "auto",
         accelerate: str = "auto",

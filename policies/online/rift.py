@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
@@ -15,7 +16,7 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.types import Action, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
-from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 _GRAVITY_SIDE = 4.9  # m/s^2 sideways that tyres hold
 _NAMES = ("forward_speed/4", "offset/half_width", "sin_heading_error", "cos_heading_error")
@@ -48,8 +49,8 @@ class Rift(OnPolicyLearner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        offsets: tuple[float, ...] = (-0.5, 0.0, 0.5),
-        speeds: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0),
+        offsets: tuple[Number, ...] = (-0.5, 0.0, 0.5),
+        speeds: tuple[NotNegative, ...] = (1.0, 2.0, 3.0, 4.0),
         half_width: Positive = 0.6,
         wheelbase: Positive = 0.3,
         horizon: Count = 20,
@@ -59,7 +60,7 @@ class Rift(OnPolicyLearner):
         hidden: tuple[Count, ...] = (64, 64),
         epochs: Count = 3,
         clip: Positive = 0.2,
-        dual_clip: float = 3.0,
+        dual_clip: Annotated[float, Field(gt=1)] = 3.0,
         lr: Rate = 1e-3,
         metrics_every: Whole = 1,
     ) -> None:

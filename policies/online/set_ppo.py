@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robot_rl.policies.nets.module_policy import ModulePolicy
@@ -14,7 +15,7 @@ from robot_rl.policies.nets.module_ppo import ModulePpo, UpdateOptions, gaussian
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.nets.subequivariant import LimbLayout, SetNet
 from robot_rl.types import Action, IOSpec, Obs
-from robot_rl.types.options import Count, Discount, NotNegative, Positive, Rate, Whole
+from robot_rl.types.options import Count, Discount, NotNegative, Number, Positive, Rate, Whole
 
 
 class SetPpo(ModulePpo):
@@ -39,12 +40,12 @@ class SetPpo(ModulePpo):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        parents: Sequence[int] | None = None,
+        parents: Sequence[Annotated[int, Field(ge=-1)]] | None = None,
         columns: Count = 8,
         width: Count = 32,
         layers: Count = 1,
         heads: Count = 2,
-        log_std_init: float = -0.5,
+        log_std_init: Number = -0.5,
         rollout_steps: Count = 40,
         epochs: Count = 5,
         minibatch: Count = 320,

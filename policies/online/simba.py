@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.residual import ResidualNet
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.types import Action, IOSpec, Learner, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Whole
+from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Rate, Whole
 
 
 class Simba(Learner):
@@ -55,7 +55,7 @@ class Simba(Learner):
         weight_decay: NotNegative = 1e-2,
         tau: Mixing = 0.005,
         init_alpha: Positive = 0.01,
-        target_entropy: float | str = "half",
+        target_entropy: Number | Literal["auto", "half"] = "half",
         metrics_every: Whole = 100,
     ) -> None:
         """Build networks for `io`.

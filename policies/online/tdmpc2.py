@@ -17,7 +17,7 @@ from robot_rl.policies.nets.module_step import ModuleStep, load_module, module_s
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.nets.value_heads import CategoricalHead, two_hot_head
 from robot_rl.types import Action, IOSpec, Learner, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Share, Whole
+from robot_rl.types.options import Bins, Count, Mixing, NotNegative, Positive, Rate, Share, Whole
 
 
 class Tdmpc2(Learner):
@@ -57,7 +57,7 @@ class Tdmpc2(Learner):
         hidden: Count = 64,
         group: Count = 8,
         critics: Count = 2,
-        bins: int = 101,
+        bins: Bins = 101,
         support: Positive = 10.0,
         iterations: Count = 4,
         samples: Count = 64,

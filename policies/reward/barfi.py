@@ -17,7 +17,7 @@ from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
-from robot_rl.types.options import Count, Discount, Positive, Rate, Whole
+from robot_rl.types.options import Count, Discount, NotNegative, Number, Positive, Rate, Whole
 
 SOLVERS = ("neumann", "cg")
 _LOG_TAU = math.log(2 * math.pi)
@@ -48,9 +48,9 @@ class Barfi(OnPolicyLearner):
         seed: int = 0,
         device: str = "cpu",
         gamma: float = 0.99,
-        aux_state: tuple[float, ...] = (),
-        aux_action: tuple[float, ...] = (),
-        aux_distance: tuple[str | int, ...] = (),
+        aux_state: tuple[Number, ...] = (),
+        aux_action: tuple[Number, ...] = (),
+        aux_distance: tuple[str | Whole, ...] = (),
         aux_scale: Positive = 1.0,
         learn_reward: bool = True,
         learn_gamma: bool = False,
@@ -61,11 +61,11 @@ class Barfi(OnPolicyLearner):
         inner: Count = 3,
         lr: Rate = 3e-3,
         reward_lr: Rate = 0.05,
-        decay: float = 1e-2,
+        decay: NotNegative = 1e-2,
         ratio_clip: Positive = 2.0,
         solver: str = "neumann",
         terms: Count = 10,
-        step: float = 0.05,
+        step: Positive = 0.05,
         metrics_every: Whole = 1,
     ) -> None:
         """Build policy and reward for `io`.
@@ -219,7 +219,7 @@ class Barfi(OnPolicyLearner):
 
 def implicit_gradient(
     outer: Tensor, inner: Tensor, theta: Sequence[Tensor], phi: Sequence[Tensor], *, solver: str = "neumann",
-    terms: int = 10, step: float = 0.05, damping: float = 1e-4,
+    terms: int = 10, step: Positive = 0.05, damping: float = 1e-4,
 ) -> list[Tensor]:  # fmt: skip
     """d outer(theta*(phi)) / d phi where theta* maximises `inner`: -d outer/d theta H^-1 d2 inner/d theta d phi.
 

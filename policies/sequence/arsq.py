@@ -18,7 +18,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Whole
+from robot_rl.types.options import Bins, Count, Mixing, NotNegative, Number, Positive, Rate, Whole
 
 KINDS = ("cql", "margin", "none")
 
@@ -52,7 +52,7 @@ class Arsq(Learner):
         gamma: float = 0.99,
         batch_size: Count = 512,
         levels: Count = 2,
-        bins: int = 7,
+        bins: Bins = 7,
         alpha: NotNegative = 0.01,
         hidden: tuple[Count, ...] = (512, 512, 512),
         layer_norm: bool = False,
@@ -62,8 +62,8 @@ class Arsq(Learner):
         bellman_weight: NotNegative = 1.0,
         demo_kind: str = "cql",
         demo_weight: NotNegative = 2.0,
-        demo_low: float | None = None,
-        demo_high: float | None = None,
+        demo_low: Number | None = None,
+        demo_high: Number | None = None,
         demo_temperature: Positive = 1.0,
         normalize: bool = True,
         metrics_every: Whole = 100,

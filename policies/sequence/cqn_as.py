@@ -20,7 +20,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, first_steps, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Rate, Share, Whole
+from robot_rl.types.options import Bins, Count, Mixing, NotNegative, Rate, Share, Support, Whole
 
 SEMANTICS = ("chunk", "nstep")
 _FLAT = 1e-4  # values closer than this say nothing: a random bin is taken
@@ -120,12 +120,12 @@ class CqnAs(Learner):
         batch_size: Count = 256,
         horizon: Count = 4,
         levels: Count = 3,
-        bins: int = 5,
+        bins: Bins = 5,
         hidden: Count = 512,
         value_semantics: str = "chunk",
         n_step: Count = 3,
         value_head: str = "mse",
-        value_range: tuple[float, float] = (-2.0, 2.0),
+        value_range: Support = (-2.0, 2.0),
         atoms: Count = 51,
         demo_weight: NotNegative = 1.0,
         demo_margin: NotNegative = 0.01,

@@ -59,7 +59,7 @@ class Diffusion(Learner):
         lr: Rate = 3e-4,
         warmup: Whole = 500,
         decay_updates: Whole = 0,
-        average_power: float = 0.75,
+        average_power: NotNegative = 0.75,
         average_max: Share = 0.9999,
         clone_updates: Whole = 0,
         distill_from: Whole = 0,

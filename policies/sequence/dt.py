@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
 from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Share, Whole
 
 RTG_MODES = ("observed", "bootstrap")
 
@@ -83,8 +83,8 @@ class DecisionTransformer(Learner):
         heads: Count = 1,
         dropout: Share = 0.1,
         max_steps: Count = 1000,
-        target_return: float | str = "best",
-        return_scale: float | str = "auto",
+        target_return: Number | Literal["best"] = "best",
+        return_scale: Positive | Literal["auto"] = "auto",
         rtg_mode: str = "observed",
         clip_return: bool = True,
         lr: Rate = 1e-4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from robot_rl.policies.sequence.qc_fql import QcFql
 from robot_rl.types import IOSpec
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Whole
+from robot_rl.types.options import Bins, Count, Mixing, NotNegative, Positive, Rate, Support, Whole
 
 
 class Fql(QcFql):
@@ -33,8 +33,8 @@ class Fql(QcFql):
         lr: Rate = 3e-4,
         tau: Mixing = 0.005,
         value_head: str = "mse",
-        value_range: tuple[float, float] = (0.0, 1.0),
-        bins: int = 101,
+        value_range: Support = (0.0, 1.0),
+        bins: Bins = 101,
         sigma_ratio: Positive = 0.75,
         normalize: bool = True,
         metrics_every: Whole = 100,

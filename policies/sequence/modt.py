@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from robot_rl.policies.nets.action_codes import ActionCodes
 from robot_rl.policies.nets.trajectory import TrajectoryNet
 from robot_rl.policies.sequence.dt import DecisionTransformer, ReturnPolicy, masked_error
 from robot_rl.types import IOSpec, Metrics, Transitions
-from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Share, Whole
 
 WEIGHTINGS = ("fixed", "uncertainty", "mgda")
 REGIONS = ("kmeans", "code")
@@ -47,8 +47,8 @@ class Modt(DecisionTransformer):
         heads: Count = 1,
         dropout: Share = 0.1,
         max_steps: Count = 1000,
-        target_return: float | str = "best",
-        return_scale: float | str = "auto",
+        target_return: Number | Literal["best"] = "best",
+        return_scale: Positive | Literal["auto"] = "auto",
         rtg_mode: str = "observed",
         clip_return: bool = True,
         regions: Whole = 16,

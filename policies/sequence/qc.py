@@ -18,7 +18,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, Positive, Rate, Whole
+from robot_rl.types.options import Bins, Count, Mixing, Positive, Rate, Support, Whole
 
 
 class Qc(Learner):
@@ -55,8 +55,8 @@ class Qc(Learner):
         lr: Rate = 3e-4,
         tau: Mixing = 0.005,
         value_head: str = "mse",
-        value_range: tuple[float, float] = (0.0, 1.0),
-        bins: int = 101,
+        value_range: Support = (0.0, 1.0),
+        bins: Bins = 101,
         sigma_ratio: Positive = 0.75,
         normalize: bool = True,
         mode: str = "open",

@@ -10,7 +10,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.sequence.qc import Qc
 from robot_rl.types import IOSpec
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Whole
+from robot_rl.types.options import Bins, Count, Mixing, NotNegative, Positive, Rate, Support, Whole
 
 
 class QcFql(Qc):
@@ -44,8 +44,8 @@ class QcFql(Qc):
         lr: Rate = 3e-4,
         tau: Mixing = 0.005,
         value_head: str = "mse",
-        value_range: tuple[float, float] = (0.0, 1.0),
-        bins: int = 101,
+        value_range: Support = (0.0, 1.0),
+        bins: Bins = 101,
         sigma_ratio: Positive = 0.75,
         normalize: bool = True,
         mode: str = "open",

@@ -19,7 +19,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.rows import beyond_the_end, first_steps
 from robot_rl.policies.sequence.diffusion import TIME, Diffusion, DiffusionPlanner, DiffusionPolicy
 from robot_rl.types import IOSpec, Metrics, Obs, Rollout, Transitions
-from robot_rl.types.options import Count, Discount, Mixing, NotNegative, Part, Rate, Share, Whole
+from robot_rl.types.options import Count, Discount, Mixing, NotNegative, Part, Positive, Rate, Share, Whole
 
 
 class Rl100(Diffusion):
@@ -60,7 +60,7 @@ class Rl100(Diffusion):
         lr: Rate = 3e-4,
         warmup: Whole = 500,
         decay_updates: Whole = 0,
-        average_power: float = 0.75,
+        average_power: NotNegative = 0.75,
         average_max: Share = 0.9999,
         distill_from: Whole = 0,
         distill_decay: Whole = 0,
@@ -76,7 +76,7 @@ class Rl100(Diffusion):
         tau: Mixing = 0.005,
         improve_updates: Whole = 0,
         improve_lr: Rate = 1e-5,
-        offline_clip: float = 0.25,
+        offline_clip: Positive = 0.25,
         gate_every: Whole = 50,
         gate_decisions: Count = 5,
         gate_states: Count = 1024,
@@ -88,8 +88,8 @@ class Rl100(Diffusion):
         epochs: Count = 5,
         minibatch: Count = 256,
         gae_lambda: Discount = 0.95,
-        clip_low: float = 0.001,
-        clip_high: float = 0.01,
+        clip_low: Positive = 0.001,
+        clip_high: Positive = 0.01,
         chain_discount: Discount = 0.99,
         online_lr: Rate = 1e-4,
         critic_warmup: Whole = 2,

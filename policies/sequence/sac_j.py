@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,7 +12,7 @@ from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons, chunk_rows
 from robot_rl.policies.nets.rows import windowed
 from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Learner, Metrics, Transitions
-from robot_rl.types.options import Count, Mixing, Positive, Rate, Whole
+from robot_rl.types.options import Count, Mixing, Number, Positive, Rate, Whole
 
 DISCOUNTS = ("turn", "step")
 
@@ -48,7 +48,7 @@ class SacJ(Learner):
         lr: Rate = 3e-4,
         tau: Mixing = 0.005,
         init_alpha: Positive = 1.0,
-        target_entropy: float | str = "auto",
+        target_entropy: Number | Literal["auto", "half"] = "auto",
         normalize_obs: bool | str = False,
         metrics_every: Whole = 100,
     ) -> None:

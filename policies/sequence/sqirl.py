@@ -17,7 +17,7 @@ from robot_rl.policies.nets.mlp import MlpShape, build_mlp
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
-from robot_rl.types.options import Count, NotNegative, Rate
+from robot_rl.types.options import Bins, Count, NotNegative, Rate
 
 _MOST = 4096  # candidate actions
 
@@ -53,7 +53,7 @@ class Sqirl(OnPolicyLearner):
         horizon: Count = 8,
         depth: Count = 1,
         episodes: Count = 64,
-        bins: int = 3,
+        bins: Bins = 3,
         repeat: Count = 5,
         rollout_steps: Count = 40,
         hidden: tuple[Count, ...] = (64, 64),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from robot_rl.policies.nets.recall_model import LOSSES, RecallModel
 from robot_rl.policies.nets.recurrent_actor import RecurrentActor
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import IOSpec, Learner, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, Positive, Rate, Share, Whole
+from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Rate, Share, Whole
 
 PLANS = ("recurrence", "model")
 """How a decision of more than one step is played."""
@@ -57,7 +57,7 @@ class Srl(Learner):
         lr: Rate = 3e-4,
         tau: Mixing = 0.005,
         init_alpha: Positive = 1.0,
-        target_entropy: float | str = "auto",
+        target_entropy: Number | Literal["auto"] = "auto",
         collect_steps: Count = 1,
         model_delta: bool = False,
         random_sequence: bool = False,
@@ -68,7 +68,7 @@ class Srl(Learner):
         recall: str = "sample",
         model_normalize: bool = False,
         members: Count = 1,
-        disagreement: float = 0.0,
+        disagreement: NotNegative = 0.0,
         end_head: bool = False,
         model_smooth: bool = False,
         model_loss: str = "mse",
