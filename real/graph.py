@@ -301,6 +301,8 @@ def _check(args: GraphArgs) -> None:
         )
     if args.teleop not in TELEOP:
         raise GraphError(f"teleop is {args.teleop!r}, expected one of {', '.join(TELEOP)}")
+    if (args.action_low is None) != (args.action_high is None):
+        raise GraphError(f"action_low is {args.action_low} and action_high {args.action_high}; give both or neither")
     if args.auto_arm and not args.sim:
         raise GraphError("auto_arm is for simulation only: a real robot is enabled by a person")
     if args.world and not args.sim:

@@ -204,6 +204,11 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
         extras.check_hash(name, node.get("sha256"))
     maker = find(kind, name)
     inner = {key: values.pop(key) for key in NESTED if kind == "engine" and isinstance(values.get(key), Mapping)}
+    for key in NESTED if kind == "engine" else ():
+        if isinstance(values.get(key), str):
+            raise Refused(
+                f"{where}.{key} is '{values[key]}', and holds options; a world is chosen with {where}={values[key]}"
+            )
     for key, child in inner.items():
         values[key] = make(NESTED[key], child, where=f"{where}.{key}")
     if kind == "policy" and isinstance(values.get("method"), Mapping):

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import model_validator
+from typing_extensions import Self
 
 from robot_rl.data import formats
 from robot_rl.data.actions import settle
-from robot_rl.data.bounds import NORMALISED, STATED, between, meaning, of_io, same, stated
+from robot_rl.data.bounds import NORMALISED, STATED, between, check_ends, meaning, of_io, same, stated
 from robot_rl.data.features import Reader, cache_path, features, moments
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import META, Store, earlier, open_store, store_from_d4rl, write_store
@@ -32,6 +34,11 @@ class ActionMeaning(Options):
     """Lower bound of the log's actions, a number or a list."""
     action_high: Bound | None = None
     """Upper bound."""
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        check_ends(self.action_low, self.action_high)
+        return self
 
 
 class LogSettings(ActionMeaning):

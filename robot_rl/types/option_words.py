@@ -24,6 +24,7 @@ def near(given: str, known: Iterable[str], most: int = 2) -> str:
     """ "; did you mean …?" with the nearest names, else "; expected one of …"."""
     known = sorted(known)
     short = {name.rpartition("/")[2]: name for name in known}
+    given = given if given in known else given.lower()
     found = difflib.get_close_matches(given, known, most) or [
         short[name] for name in difflib.get_close_matches(given.rpartition("/")[2], short, most)
     ]
@@ -129,7 +130,7 @@ def _either(words: Iterable[str], last: str = " or ") -> str:
 
 
 def _word(value: Any) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value) or "nothing"
 
 
 def _choices(kind: Any) -> list[str]:
