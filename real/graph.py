@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from robot_rl.real.core.tables import read_table
-from robot_rl.types.options import Count, Positive, Whole
+from robot_rl.types.options import Bound, Count, Positive, Whole
 
 BOUNDS = ("action_low", "action_high")
 TELEOP = ("none", "joy", "twist", "leader")
@@ -77,8 +77,8 @@ class GraphArgs:
     policy_path: str = ""
     policy_root: str = ""
     action: Literal["", "normalised"] = ""
-    action_low: float | tuple[float, ...] | None = None
-    action_high: float | tuple[float, ...] | None = None
+    action_low: Bound | None = None
+    action_high: Bound | None = None
     teleop: Literal["none", "joy", "twist", "leader"] = "none"
     record: bool = False
     record_folder: str = "runs/record"
@@ -301,6 +301,8 @@ def _check(args: GraphArgs) -> None:
         )
     if args.teleop not in TELEOP:
         raise GraphError(f"teleop is {args.teleop!r}, expected one of {', '.join(TELEOP)}")
+    if (args.action_low is None) != (args.action_high is None):
+        raise GraphError(f"action_low is {args.action_low} and action_high {args.action_high}; give both or neither")
     if args.auto_arm and not args.sim:
         raise GraphError("auto_arm is for simulation only: a real robot is enabled by a person")
     if args.world and not args.sim:

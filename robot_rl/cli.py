@@ -32,6 +32,7 @@ from robot_rl.verbs.help import page
 from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
 from robot_rl.verbs.latency import evaluate_latency
 from robot_rl.verbs.learn import classify, hil, offline, train
+from robot_rl.verbs.lines import first, slip
 from robot_rl.verbs.logs import data, positional, session
 from robot_rl.verbs.prefer import prefer
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
@@ -168,6 +169,9 @@ def unknown(verb: str, overrides: list[str]) -> str:
     config = VERBS[verb][0]
     groups = set(groups_of(config))
     keys = {"hydra", "experiment", *groups, *other_keys(config), *options.VERBS[config]().model_fields}
+    written = slip(verb, overrides, keys, groups)
+    if written:
+        return written
     for item in overrides:
         if "=" not in item and item[:1] not in ("-", "~"):
             word = f"; did you mean {verb} {item}=<...>?" if item in keys else ""
@@ -240,8 +244,15 @@ def _main(arguments: list[str]) -> None:
     if verb == "eval" and rest[:1] in (["ope"], ["compare"], ["fas"], ["latency"]):
         verb, rest = f"eval {rest[0]}", rest[1:]
     if verb == "eval" and rest and "=" not in rest[0] and rest[0][0] != "-":
-        _refuse(f"there is no verb 'eval {rest[0]}'{near(rest[0], ['ope', 'compare', 'fas', 'latency'])}")
+        hint = (
+            f"; did you mean eval path={rest[0]}?"
+            if "/" in rest[0]
+            else near(rest[0], ["ope", "compare", "fas", "latency"])
+        )
+        _refuse(f"there is no verb 'eval {rest[0]}'{hint}")
     if verb not in VERBS:
+        if meant := first(verb, rest, [*VERBS, "sweep", "doctor"]):
+            _refuse(meant)
         _refuse(
             f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor'])}; robot-rl --help says what each does"
         )
@@ -262,8 +273,8 @@ def _main(arguments: list[str]) -> None:
     try:
         rest = take_own(rest)
         wrong = (
-            unreadable(rest)
-            or unknown(verb, rest)
+            unknown(verb, rest)
+            or unreadable(rest)
             or wrong_of_sweep(config_name, rest)
             or wrong_name(config_name, rest)
         )

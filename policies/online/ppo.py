@@ -29,7 +29,7 @@ from robot_rl.policies.nets.actor_critic import (
 )
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
 from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Options, Rollout
-from robot_rl.types.options import Count, NotNegative, Positive, Share
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Share
 
 REWARD_LIMIT = 10.0
 
@@ -63,7 +63,7 @@ class PpoOptions(Options):
     """The update ends when the mean KL divergence from the acting policy exceeds 1.5 times this."""
     log_std: Literal["free", "state"] = "free"
     """One vector of log standard deviations, or a head of the actor."""
-    log_std_init: float = 0.0
+    log_std_init: Number = 0.0
     """Initial log standard deviation of the action."""
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers of actor and critic."""

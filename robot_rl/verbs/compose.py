@@ -314,6 +314,8 @@ def _wrong_option(node: Any, path: list[str]) -> str:
             if not len(node):  # names with values that anybody may add
                 return ""
             whole, where = node.get("name") or node.get("engine") or "", ".".join(path[:depth])
+            if not depth:  # a group of which nothing is chosen
+                return f"{'.'.join(path)}: there is no {part} here; choose one first with {part}=<name>"
             said = f"{where}.{part} is no option of {whole or where}"
             if part in ("gamma", "seed", "device"):
                 return f"{said}; {part}=… (without {where}.) sets it for the whole run"
