@@ -9,8 +9,9 @@ STAMP := $(VENV)/.ready
 setup: $(STAMP)
 
 # The locks hold every package with its hash, so nothing is resolved (--no-deps); `pip check` says when one is missing.
+# What is imported is compiled then: of 19,000 modules, 40 s of a processor, few are.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-LOCKED := $(PIP) install --quiet --no-deps --require-hashes
+LOCKED := $(PIP) install --quiet --no-compile --no-deps --require-hashes
 UV := $(VENV)-tools/bin/uv pip compile --quiet --no-header --no-annotate --generate-hashes
 TORCH := /^[a-z]/ {torch = /^(torch|nvidia-|triton|cuda-)/}
 

@@ -297,8 +297,7 @@ def test_saved_run_goes_on_exactly(tmp_path):
 
 def save_local_model(folder, vocabulary, name, **options):
     """A folder as transformers writes it: words as tokens, random weights of a named family."""
-    import transformers
-
+    transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     ids = {word: i for i, word in enumerate(("<unk>", "<eos>", ">", *vocabulary))}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
