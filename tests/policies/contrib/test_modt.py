@@ -148,6 +148,18 @@ def test_learns_both_ways_round_where_a_mean_would_stand_still(tmp_path: Path) -
     assert metrics["train/region_loss"] == pytest.approx(np.log(2), abs=0.05)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
+def test_more_is_earned_where_more_is_asked_for(tmp_path: Path) -> None:
+    data = dt.mixed_log(tmp_path)
+    facts = dt.facts_of(data)
+    learner = build(context=6, width=32, batch_size=32, dropout=0.0, lr=3e-3, target_return="best", regions=8)
+    learner.prepare(facts)
+    batches = data.batches(32)
+    for _ in range(200):
+        learner.update(batches)
+    assert dt.asked(learner, facts.return_high) > dt.asked(learner, facts.return_low) + 10.0
+
+
+@pytest.mark.slow
 def test_return_that_is_asked_for_is_what_is_earned(tmp_path: Path) -> None:
     data, earned = dt.mixed_log(tmp_path), []
     facts = dt.facts_of(data)
