@@ -14,6 +14,8 @@ FOLDERS = ("robot_rl", "sim", "real", "policies", "configs")
 OURS = {
     "types": set(),
     "words": {"types"},
+    "tables": set(),
+    "card": {"types", "words", "tables"},
     "build": {"types", "extras", "words"},
     "stopwatch": set(),
     "interrupt": set(),
@@ -40,7 +42,7 @@ OURS = {
     "report": {"checkpoint", "extras"},
     "policies": {"types", "advantage", "data.normalize", "extras", "parallel", "chunks", "plain_pickle"},
     "sim": {"types", "extras", "child"},
-    "real": {"types", "data.recorder", "data.session", "data.bag", "extras", "child", "chunks"},
+    "real": {"types", "data.recorder", "data.session", "data.bag", "extras", "child", "chunks", "card", "tables"},
     "loops": {"types", "data", "advantage", "extras", "parallel", "chunks"},
     "bench": {
         "build",
@@ -75,6 +77,7 @@ OURS = {
         *("run", "interrupt", "claim", "lineage", "schedule", "parts"),
     },
     "verbs": {
+        "card",
         "claim",
         "build",
         "words",
