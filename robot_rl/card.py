@@ -88,6 +88,8 @@ def write(card: Card, path: Path) -> None:
     model = Path(card.model.path).resolve()
     if path.resolve().parent in model.parents:
         table["model"]["path"] = str(model.relative_to(path.resolve().parent))
+    if not card.action.scale:
+        del table["action"]
     lines = [
         f"# Card of {card.name}: the one source for simulation, safety and the ROS bridge. '?' = nobody knows yet."
     ]
@@ -95,8 +97,13 @@ def write(card: Card, path: Path) -> None:
         if not value and not isinstance(value, (int, float)) and key != "controller_topic":
             continue
         if key == "joints":
-            plain = [{k: v for k, v in row.items() if v or k in ("lower", "upper")} for row in value]
-            rows = [yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=1000).strip() for row in plain]
+            rows = [
+                yaml.safe_dump(
+                    {k: v for k, v in row.items() if v or k in ("lower", "upper")},
+                    default_flow_style=True, sort_keys=False, width=1000,
+                ).strip()
+                for row in table["joints"]
+            ]  # fmt: skip
             lines += ["joints:", *(f"  - {row}" for row in rows)]
         else:
             flow = None if isinstance(value, (dict, list)) else False

@@ -45,7 +45,8 @@ class CardArm(Arm):
         check_command(action, control_hz, start_pose)
         if card.workspace is None:
             raise ValueError(f"the card of {card.name} has no workspace, from which targets are drawn; write one")
-        self.card, self.xml = card, _scene(card.model_dump_json())
+        stored = card.model_dump_json(), digest(card.model.path)
+        self.card, self.xml = card, _scene(*stored)
         model = mujoco.MjModel.from_xml_string(self.xml)
         self.chain = Chain.of_model(model, model.site(TOOL).id)
         names = tuple(joint.name for joint in card.joints)
@@ -61,7 +62,7 @@ class CardArm(Arm):
         self._neutral, self._others = np.array(model.qpos0), model.nv
         fingers = card.gripper.joints if card.gripper is not None else ()
         self._held = [float(model.qpos0[model.joint(name).qposadr[0]]) for name in fingers]
-        self._poses, tips = _reachable(card.model_dump_json())
+        self._poses, tips = _reachable(*stored)
         self._velocity = card.limit("velocity")
         reach = float(np.linalg.norm(tips, axis=1).max())
         speed = _SPEED * min(1.0, reach / _REACH)
@@ -145,14 +146,18 @@ class CardArm(Arm):
 
 
 @lru_cache(8)
-def _scene(text: str) -> str:
+def _scene(text: str, now: str) -> str:
     """The robot of a card on a floor, with its goal as a ball, as MJCF text.
+
+    Args:
+        text: of the card.
+        now: SHA-256 of its model, so that a file that changes is read again.
 
     Raises:
         ValueError: the model cannot be read, or does not have what the card names.
     """
     card = Card.model_validate_json(text)
-    if card.model.sha256 and (now := digest(card.model.path)) and now != card.model.sha256:
+    if card.model.sha256 and now and now != card.model.sha256:
         sys.stderr.write(
             f"the model of {card.name}, {card.model.path}, has changed since its card was stored (SHA-256 {now[:12]}, "
             f"then {card.model.sha256[:12]}): what was learned with it may not hold\n"
@@ -231,14 +236,14 @@ def _surroundings(spec: Any, card: Card) -> None:
 
 
 @lru_cache(8)
-def _reachable(text: str) -> tuple[np.ndarray, np.ndarray]:
+def _reachable(text: str, now: str) -> tuple[np.ndarray, np.ndarray]:
     """(K, J) poses around home that touch nothing with the tool in the workspace, and (K, 3) where it is.
 
     Raises:
         ValueError: hardly any pose is so.
     """
     card = Card.model_validate_json(text)
-    model = mujoco.MjModel.from_xml_string(_scene(text))
+    model = mujoco.MjModel.from_xml_string(_scene(text, now))
     probe = Probe(model, [model.joint(joint.name).id for joint in card.joints], TOOL)
     poses, tips = probe.cloud(np.array(card.home), _POSES)
     assert card.workspace is not None
