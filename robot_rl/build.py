@@ -103,6 +103,10 @@ TOOLS = {
     "query": "robot_rl.policies.nets.preferences:query",
     "reference_clip": "robot_rl.policies.nets.reference:RefClip",
     "scripted_answers": "robot_rl.policies.nets.preferences:Scripted",
+    "new_card": "robot_rl.sim.robot_card:new_card",
+    "robot_digest": "robot_rl.sim.robot_model:digest",
+    "robot_pictures": "robot_rl.sim.card_pictures:pictures",
+    "robot_spec": "robot_rl.real.core.spec:of_card",
     "session_tools": "robot_rl.real.session_tools",
     "world_port": "robot_rl.sim.port:WorldPort",
 }

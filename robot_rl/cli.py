@@ -35,6 +35,7 @@ from robot_rl.verbs.learn import classify, hil, offline, train
 from robot_rl.verbs.lines import first, slip
 from robot_rl.verbs.logs import data, positional, session
 from robot_rl.verbs.prefer import prefer
+from robot_rl.verbs.robot import robot, seat
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
 from robot_rl.verbs.sweep import sweep
 from robot_rl.words import Refused, near
@@ -59,6 +60,9 @@ USAGE = """robot-rl <verb> [key=value ...]
   data session  recorded robot sessions                  robot-rl data session convert <bag> out.hdf5 ...
   critic        clips, train, eval, label: progress      robot-rl critic train data=clips/train
   deploy        a policy on a ROS 2 robot, or simulated  robot-rl deploy robot_spec=desk_arm world=reach policy_path=...
+  robot new     a card of your robot from URDF or MJCF   robot-rl robot new fr3.urdf name=my_arm
+  robot show    the card as a page: model, limits        robot-rl robot show my_arm
+  robot safety  what the supervisor takes from it        robot-rl robot safety my_arm
   bench         measure ours against peers               robot-rl bench sac
   doctor        versions, devices, what is missing       robot-rl doctor
   doctor ros    a robot's topics, QoS, clocks, state     robot-rl doctor ros desk_arm
@@ -97,6 +101,7 @@ def _guarded(verb: Callable[[DictConfig], None], config: str, debug: bool) -> Ca
         try:
             if cfg.get("resume") is None:  # else with what the run was started with
                 read_options(config, cfg)
+                seat(cfg)
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb(cfg)
         except KeyboardInterrupt:
@@ -237,6 +242,8 @@ def _main(arguments: list[str]) -> None:
         answer.note(healthy=healthy, report=text)
         print(text)
         sys.exit(0 if healthy else 1)
+    if verb == "robot":
+        sys.exit(robot(rest))
     if verb == "sweep":
         sys.exit(sweep(rest))
     if verb == "data" and rest[:1] == ["session"]:
@@ -254,7 +261,8 @@ def _main(arguments: list[str]) -> None:
         if meant := first(verb, rest, [*VERBS, "sweep", "doctor"]):
             _refuse(meant)
         _refuse(
-            f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor'])}; robot-rl --help says what each does"
+            f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor', 'robot'])}; robot-rl --help says "
+            "what each does"
         )
     config_name, function = VERBS[verb]
     if verb == "bench" and rest and "=" not in rest[0] and not rest[0].startswith("-"):

@@ -68,10 +68,12 @@ class Machine(VerbOptions):
 
 
 class Env(Options):
-    """A task of Gymnasium."""
+    """A task of Gymnasium, or one for a robot of the user's own."""
 
     id: str | None = None
     """Gymnasium id, for env=gym."""
+    robot: str | None = None
+    """Card of the arm, for env=reach: a name (./<name>.yaml) or a path; robot-rl robot new writes one."""
 
 
 class Resume(Options):

@@ -14,6 +14,8 @@ FOLDERS = ("robot_rl", "sim", "real", "policies", "configs")
 OURS = {
     "types": set(),
     "words": {"types"},
+    "tables": set(),
+    "card": {"types", "words", "tables"},
     "build": {"types", "extras", "words"},
     "stats": set(),
     "stopwatch": set(),
@@ -41,7 +43,7 @@ OURS = {
     "report": {"checkpoint", "extras"},
     "policies": {"types", "stats", "advantage", "data.normalize", "extras", "parallel", "chunks", "plain_pickle"},
     "sim": {"types", "extras", "child"},
-    "real": {"types", "data.recorder", "data.session", "data.bag", "data.units", "extras", "child", "chunks"},
+    "real": {"types", "data.recorder", "data.session", "data.bag", "data.units", "extras", "child", "chunks", "card", "tables"},
     "loops": {"types", "stats", "data", "advantage", "extras", "parallel", "chunks"},
     "bench": {
         "stats",
@@ -79,6 +81,7 @@ OURS = {
     },
     "verbs": {
         "stats",
+        "card",
         "claim",
         "build",
         "words",
