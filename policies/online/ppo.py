@@ -113,6 +113,8 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         self._layout.fill(weights, np.random.default_rng(init), o.activation, o.log_std_init)
         self._params = torch.from_numpy(weights).to(device)
         self._explicit = on_cpu and o.kernel != "autograd"
+        if o.kernel == "auto":
+            self.notes = (f"kernel=auto: gradients are {'written out' if self._explicit else 'left to torch'}",)
         self._net: Any = build_actor_critic(self._layout, self._params, o.activation, explicit=self._explicit)
         self._adam = Adam(self._params, o.lr, o.max_grad_norm)
         self._loss = FusedOptions(o.clip, o.dual_clip, o.value_clip, o.value_coef, o.entropy_coef)
