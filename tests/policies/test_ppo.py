@@ -258,8 +258,8 @@ def test_ppo_shrinks_what_is_large_and_does_not_magnify_what_hardly_varies(kerne
     """Components 9 and 11 (deviation 1), 0.9 and 1.1 (deviation 0.1), -4 and 4 (deviation 4), of 14, 1.3, 8."""
     seen = torch.tensor([[9.0, 0.9, -4.0], [11.0, 1.1, 4.0]])
     obs = {"state": torch.tensor([[14.0, 1.3, 8.0]])}
-    for floor, expected in ((1.0, [4.0, 0.3, 2.0]), (0.0, [4.0, 3.0, 2.0]), (8.0, [0.5, 0.0375, 1.0])):
-        policy = make(make_io(obs=3), kernel=kernel, obs_floor=floor).policy
+    for spread, expected in ((1.0, [4.0, 0.3, 2.0]), (2.0, [4.0, 0.3, 4.0]), (None, [4.0, 3.0, 2.0])):
+        policy = make(make_io(obs=3), kernel=kernel, obs_spread=spread).policy
         policy.observe(seen)
         numpy = policy.normalized({"state": obs["state"].numpy()})
         np.testing.assert_allclose(numpy, [expected], rtol=1e-5)
