@@ -43,7 +43,10 @@ OURS = {
     "report": {"checkpoint", "extras"},
     "policies": {"types", "stats", "advantage", "data.normalize", "extras", "parallel", "chunks", "plain_pickle"},
     "sim": {"types", "extras", "child"},
-    "real": {"types", "data.recorder", "data.session", "data.bag", "data.units", "extras", "child", "chunks", "card", "tables"},
+    "real": {
+        *("types", "data.recorder", "data.session", "data.bag", "data.units"),
+        *("extras", "child", "chunks", "card", "tables"),
+    },
     "loops": {"types", "stats", "data", "advantage", "extras", "parallel", "chunks"},
     "bench": {
         "stats",
