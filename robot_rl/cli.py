@@ -32,8 +32,10 @@ from robot_rl.verbs.help import page
 from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
 from robot_rl.verbs.latency import evaluate_latency
 from robot_rl.verbs.learn import classify, hil, offline, train
+from robot_rl.verbs.lines import first, slip
 from robot_rl.verbs.logs import data, positional, session
 from robot_rl.verbs.prefer import prefer
+from robot_rl.verbs.robot import robot, seat
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
 from robot_rl.verbs.sweep import sweep
 from robot_rl.words import Refused, near
@@ -58,6 +60,9 @@ USAGE = """robot-rl <verb> [key=value ...]
   data session  recorded robot sessions                  robot-rl data session convert <bag> out.hdf5 ...
   critic        clips, train, eval, label: progress      robot-rl critic train data=clips/train
   deploy        a policy on a ROS 2 robot, or simulated  robot-rl deploy robot_spec=desk_arm world=reach policy_path=...
+  robot new     a card of your robot from URDF or MJCF   robot-rl robot new fr3.urdf name=my_arm
+  robot show    the card as a page: model, limits        robot-rl robot show my_arm
+  robot safety  what the supervisor takes from it        robot-rl robot safety my_arm
   bench         measure ours against peers               robot-rl bench sac
   doctor        versions, devices, what is missing       robot-rl doctor
   doctor ros    a robot's topics, QoS, clocks, state     robot-rl doctor ros desk_arm
@@ -96,6 +101,7 @@ def _guarded(verb: Callable[[DictConfig], None], config: str, debug: bool) -> Ca
         try:
             if cfg.get("resume") is None:  # else with what the run was started with
                 read_options(config, cfg)
+                seat(cfg)
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb(cfg)
         except KeyboardInterrupt:
@@ -168,6 +174,9 @@ def unknown(verb: str, overrides: list[str]) -> str:
     config = VERBS[verb][0]
     groups = set(groups_of(config))
     keys = {"hydra", "experiment", *groups, *other_keys(config), *options.VERBS[config]().model_fields}
+    written = slip(verb, overrides, keys, groups)
+    if written:
+        return written
     for item in overrides:
         if "=" not in item and item[:1] not in ("-", "~"):
             word = f"; did you mean {verb} {item}=<...>?" if item in keys else ""
@@ -233,6 +242,8 @@ def _main(arguments: list[str]) -> None:
         answer.note(healthy=healthy, report=text)
         print(text)
         sys.exit(0 if healthy else 1)
+    if verb == "robot":
+        sys.exit(robot(rest))
     if verb == "sweep":
         sys.exit(sweep(rest))
     if verb == "data" and rest[:1] == ["session"]:
@@ -240,10 +251,18 @@ def _main(arguments: list[str]) -> None:
     if verb == "eval" and rest[:1] in (["ope"], ["compare"], ["fas"], ["latency"]):
         verb, rest = f"eval {rest[0]}", rest[1:]
     if verb == "eval" and rest and "=" not in rest[0] and rest[0][0] != "-":
-        _refuse(f"there is no verb 'eval {rest[0]}'{near(rest[0], ['ope', 'compare', 'fas', 'latency'])}")
+        hint = (
+            f"; did you mean eval path={rest[0]}?"
+            if "/" in rest[0]
+            else near(rest[0], ["ope", "compare", "fas", "latency"])
+        )
+        _refuse(f"there is no verb 'eval {rest[0]}'{hint}")
     if verb not in VERBS:
+        if meant := first(verb, rest, [*VERBS, "sweep", "doctor"]):
+            _refuse(meant)
         _refuse(
-            f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor'])}; robot-rl --help says what each does"
+            f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor', 'robot'])}; robot-rl --help says "
+            "what each does"
         )
     config_name, function = VERBS[verb]
     if verb == "bench" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
@@ -262,8 +281,8 @@ def _main(arguments: list[str]) -> None:
     try:
         rest = take_own(rest)
         wrong = (
-            unreadable(rest)
-            or unknown(verb, rest)
+            unknown(verb, rest)
+            or unreadable(rest)
             or wrong_of_sweep(config_name, rest)
             or wrong_name(config_name, rest)
         )

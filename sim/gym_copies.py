@@ -6,6 +6,7 @@ contracts, so that a worker starts quickly.
 
 from __future__ import annotations
 
+import difflib
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
@@ -87,11 +88,15 @@ def make_one(id: str, kwargs: Mapping[str, Any], render_mode: str | None) -> gym
     options = dict(kwargs)
     if render_mode is not None:
         options["render_mode"] = render_mode
+    if ":" not in id and id not in gymnasium.registry:  # also an id without its version, which would be the newest one
+        short = id.split("-")[0].split("/")[-1][:5].lower()
+        close = [name for name in gymnasium.registry if short in name.lower()]
+        shown = ", ".join(difflib.get_close_matches(id, close, 6, cutoff=0.0)) or "none that are installed"
+        raise ValueError(f"no Gymnasium environment '{id}'; similar: {shown}")
     try:
         env = gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **options)
     except gymnasium.error.UnregisteredEnv as error:
-        close = [name for name in gymnasium.registry if id.split("-")[0].split("/")[-1][:5].lower() in name.lower()]
-        raise ValueError(f"no Gymnasium environment '{id}'; similar: {sorted(close)[:12]}") from error
+        raise ValueError(f"no Gymnasium environment '{id}': {error}") from error
     return env.env if type(env) is gymnasium.wrappers.OrderEnforcing else env
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
 import gymnasium
 import numpy as np
-import stable_baselines3 as sb3
 import yaml
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -23,26 +24,31 @@ from robot_rl.policies.online.sb3 import VectorEnvForSb3
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.types import Action, Array, IOSpec, Obs
 
-SIDES = ("ours", "sb3")
-VERSIONS = ("robot_rl", "stable_baselines3", "torch", "gymnasium", "mujoco", "numpy")
+PEERS = {"sb3": "stable_baselines3", "sbx": "sbx"}
+"""Side -> module with SB3's interface. SBX needs an environment of its own, whose Python then runs the matrix."""
+VERSIONS = {
+    "ours": ("robot_rl", "torch", "gymnasium", "mujoco", "numpy"),
+    "sb3": ("stable_baselines3", "torch", "gymnasium", "mujoco", "numpy"),
+    "sbx": ("sbx-rl", "jax", "gymnasium", "mujoco", "numpy"),
+}
 
 
 def options_of(method: str) -> tuple[str, dict[str, Any]]:
-    """The side and the options that a method's name says: "ours", "ours normalize_obs=false lr=0.001", "sb3".
+    """The side and the options that a method's name says: "ours", "ours normalize_obs=false lr=0.001", "sb3", "sbx".
 
     Raises:
         ValueError: another side.
     """
     side, *words = method.split()
-    if side not in SIDES:
-        raise ValueError(f"the method is {method!r}, expected {' or '.join(SIDES)}, and options such as lr=0.001")
+    if side not in VERSIONS:
+        raise ValueError(f"the method is {method!r}, expected {' or '.join(VERSIONS)}, and options such as lr=0.001")
     return side, {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in words)}
 
 
 def resolved(algorithm: str, method: str) -> dict[str, Any]:
     """Every option of ours under a method, defaults included; of the peer those that were set."""
     side, options = options_of(method)
-    if side == "sb3":
+    if side != "ours":
         return options
     name = f"online/{algorithm}"
     return build.read("policy", build.find("policy", name), options, "policy", name).model_dump(mode="json")
@@ -65,7 +71,7 @@ def run_cell(algorithm: str, task: str, method: str, steps: int, seed: int) -> d
         curve.append([step, round(value, 2), *([] if q is None else [round(q, 2)])])
         watch.resume()
 
-    train = _train_sb3 if side == "sb3" else _train_ours
+    train = _train_ours if side == "ours" else partial(_train_peer, PEERS[side])
     watch.resume()
     policy = train(algorithm, env, task, options, steps, seed, glance)
     watch.pause()
@@ -77,7 +83,7 @@ def run_cell(algorithm: str, task: str, method: str, steps: int, seed: int) -> d
         **{"algorithm": algorithm, "task": task, "method": method, "steps": steps, "seed": seed},
         **{"return": round(float(np.mean(returns)), 2), "returns": [round(x, 2) for x in returns], "curve": curve},
         **{"wall_s": round(wall, 1), "cpu_s": round(cpu, 1), "options": resolved(algorithm, method)},
-        "versions": {name: version(name) for name in VERSIONS},
+        "versions": {name: version(name) for name in VERSIONS[side]},
     }
 
 
@@ -113,21 +119,23 @@ def _train_ours(
     return learner.policy
 
 
-def _train_sb3(
-    algorithm: str, env: Any, task: str, options: dict[str, Any], steps: int, seed: int, glance: Glance
+def _train_peer(
+    name: str, algorithm: str, env: Any, task: str, options: dict[str, Any], steps: int, seed: int, glance: Glance
 ) -> Any:
     """As its user does: on Gymnasium's own environment where the task is one, in that environment's action units."""
     place: Any = VectorEnvForSb3(env, env.io) if task in OWN else gymnasium.make(task)
-    kind = {"ppo": sb3.PPO, "sac": sb3.SAC}[algorithm]
+    peer: Any = import_module(name)
+    kind = {"ppo": peer.PPO, "sac": peer.SAC}[algorithm]
     model = kind("MlpPolicy", place, seed=seed, device="cpu", **options)
     policy, due = PeerPolicy(env.io, model, ours=task in OWN), _glances(steps)
+    q_is_known = algorithm == "sac" and name == "stable_baselines3"
 
     class Look(BaseCallback):
         """Evaluates on the way."""
 
         def _on_step(self) -> bool:
             if due(self.num_timesteps - 1, self.num_timesteps):
-                glance(self.num_timesteps, policy, _peer_q(model) if algorithm == "sac" else None)
+                glance(self.num_timesteps, policy, _peer_q(model) if q_is_known else None)
             return True
 
     model.learn(steps, callback=Look())

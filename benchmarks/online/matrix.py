@@ -2,6 +2,7 @@
 
     python -m benchmarks.online.matrix                                         # the whole matrix
     python -m benchmarks.online.matrix algorithm=ppo tasks=Hopper-v5 seeds=0,1,2 steps=100000 "methods=ours;sb3"
+    python -m benchmarks.online.matrix "methods=sb3 n_steps=512 ent_coef=0.01;sbx"      # other settings; SBX
     python -m benchmarks.online.report                                         # draw what there is
 
 It may be stopped and started again: a cell counts as there if it was made with the options that its method has now.

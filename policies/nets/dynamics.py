@@ -67,15 +67,15 @@ class Dynamics:
         self.outputs, self.members, self.elites = state + 1, members, min(elites, members)
         self._generator = generator
         limits = {"upper": (members, self.outputs), "lower": (members, self.outputs)}
-        sizes = NetShape(state + action, 2 * self.outputs, hidden, seeds=members, more=limits)
-        self.net = _Decayed("model", sizes, lr=lr, generator=generator, kernel=kernel)
+        shape = NetShape(state + action, 2 * self.outputs, hidden, seeds=members, more=limits)
+        self.net = _Decayed("model", shape, lr=lr, generator=generator, kernel=kernel)
         with torch.no_grad():
             self.net.params.view["upper"].fill_(0.5)
             self.net.params.view["lower"].fill_(-10.0)
         self.input_norm = RunningNorm(state + action, device=device)
         self.target_norm = RunningNorm(self.outputs, device=device)
-        self.order = torch.arange(members, device=device)
-        self.best = torch.full((members,), torch.inf, device=device)
+        self.order = torch.arange(self.members, device=device)
+        self.best = torch.full((self.members,), torch.inf, device=device)
         self._kept = self.net.target_copy("kept")
 
     @torch.no_grad()
@@ -97,6 +97,7 @@ class Dynamics:
         below = upper - softplus(upper - raw)
         return mean, lower + softplus(below - lower)
 
+    @torch.enable_grad()
     def fit(self, state: Tensor, action: Tensor, next_state: Tensor, reward: Tensor) -> Tensor:
         """One step on rows (E, B, ...), one group per member; () mean squared error in standardised units."""
         target = self.target_norm(torch.cat([next_state - state, reward[..., None]], -1))

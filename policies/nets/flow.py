@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.mlp import Mlp
+from robot_rl.policies.nets.net import Net
 
 
 class ChunkFlow:
@@ -20,15 +21,20 @@ class ChunkFlow:
     Source: Lipman et al., Flow Matching for Generative Modeling; Park et al., Flow Q-Learning (straight paths, Euler).
     """
 
-    def __init__(self, net: Mlp, horizon: int, action_dim: int, *, steps: int = 10) -> None:
+    def __init__(self, net: Net | Mlp, horizon: int, action_dim: int, *, steps: int = 10) -> None:
         if steps < 1:
             raise ValueError(f"flow_steps is {steps}, expected at least 1")
         self.net, self.horizon, self.action_dim, self.steps = net, horizon, action_dim, steps
         self.width = horizon * action_dim
 
-    @torch.no_grad()
-    def clone_grad(self, state: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-        """Write the gradient of the cloning loss into the network; returns the loss ().
+    def velocity(self, state: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """(B, H A) v of states (B, S), chunks (B, H A) and times (B, 1)."""
+        if isinstance(self.net, Net):
+            return self.net(state, x, t)
+        return self.net.forward(torch.cat([state, x, t], 1))[0]
+
+    def clone_loss(self, state: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+        """() what trains v to lead from noise to the chunks.
 
         x_t = (1 - t) x_0 + t chunk, loss = mean over the executed entries of (v - (chunk - x_0))^2. The mean is over
         sum(mask) entries: dividing by all of them would weaken batches with many ends.
@@ -39,15 +45,25 @@ class ChunkFlow:
             mask: (B, H) executed entries.
             generator: of noise and t.
         """
+        diff, count = self._misses(state, chunk, mask, generator)
+        return diff.square().sum() / count
+
+    @torch.no_grad()
+    def clone_grad(self, state: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+        """`clone_loss` (), with its gradient written into the kernel; for a bare `Mlp`."""
+        assert not isinstance(self.net, Net)
+        diff, count = self._misses(state, chunk, mask, generator)
+        self.net.backward((diff * (2.0 / count))[None])
+        return diff.square().sum() / count
+
+    def _misses(self, state: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(B, H A) what v lacks of the way, 0 where not executed, and () how many entries are."""
         flat = chunk.flatten(1)
         noise = torch.randn(flat.shape, generator=generator, device=flat.device)
         t = torch.rand(len(flat), 1, generator=generator, device=flat.device)
-        x = torch.lerp(noise, flat, t)
         valid = mask.to(flat.dtype).repeat_interleave(self.action_dim, dim=1)
-        diff = (self.net.forward(torch.cat([state, x, t], 1))[0] - (flat - noise)) * valid
-        count = valid.sum().clamp_min(1.0)
-        self.net.backward((diff * (2.0 / count))[None])
-        return diff.square().sum() / count
+        diff = (self.velocity(state, torch.lerp(noise, flat, t), t) - (flat - noise)) * valid
+        return diff, valid.sum().clamp_min(1.0)
 
     @torch.no_grad()
     def sample(self, state: Tensor, noise: Tensor) -> Tensor:
@@ -55,7 +71,7 @@ class ChunkFlow:
         x = noise
         for i in range(self.steps):
             t = x.new_full((len(x), 1), i / self.steps)
-            x = x + self.net.forward(torch.cat([state, x, t], 1))[0] / self.steps
+            x = x + self.velocity(state, x, t) / self.steps
         return x.clamp(-1.0, 1.0)
 
     def noise(self, rows: int, generator: torch.Generator) -> Tensor:

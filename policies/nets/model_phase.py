@@ -200,8 +200,6 @@ class ModelBased(LogLearner[M_co]):
         phase: models and branches.
     """
 
-    doubt: Doubt | None = None
-
     def __init__(
         self,
         options: M_co,
@@ -225,6 +223,11 @@ class ModelBased(LogLearner[M_co]):
         super().__init__(options, io, seed=seed, device=device)
         self.phase = ModelPhase(options, io, generator=self.generator, gamma=gamma, model=model, doubt=self.doubt)
         self.state.include(self.phase.parts())
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """What lowers simulated rewards; None for nothing."""
+        return None
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the data's moments; the model may promise more than the data, so values are not bounded by it."""

@@ -33,10 +33,10 @@ class ModelValueOptions(EstimatorOptions):
     """Per first state and member."""
     starts: Count = 64
     """First states that are rolled out at once; more are done in turns."""
+    matmul: Literal["float32", "bf16", "auto"] = "float32"
+    """Of the square products of what says that an episode ends; models predict small differences in float32."""
     least_discount: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """A roll-out ends where gamma^t is below this, at the longest after 1,000 steps."""
-    matmul: Literal["float32"] = "float32"
-    """Of all products: small differences between states are what models predict."""
 
 
 class ModelValue(Estimator[ModelValueOptions]):
@@ -83,13 +83,13 @@ class ModelValue(Estimator[ModelValueOptions]):
 
     def build(self) -> None:
         """Models, and beside each a classifier of ends."""
-        o, members = self.o, self.o.members
+        o, every = self.o, self.o.members
         self.model = Dynamics(
             self.size,
             self.actions,
             generator=self.generator,
-            members=members,
-            elites=members,
+            members=every,
+            elites=every,
             hidden=o.hidden,
             lr=o.lr,
             kernel=o.kernel,

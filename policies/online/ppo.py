@@ -30,7 +30,7 @@ from robot_rl.policies.nets.actor_critic import (
 from robot_rl.policies.online.ppo_choices import ChoicePolicy, choice_loss
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
 from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Options, Rollout
-from robot_rl.types.options import Count, NotNegative, Positive, Share
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Share
 
 REWARD_LIMIT = 10.0
 
@@ -64,7 +64,7 @@ class PpoOptions(Options):
     """The update ends when the mean KL divergence from the acting policy exceeds 1.5 times this."""
     log_std: Literal["free", "state"] = "free"
     """One vector of log standard deviations, or a head of the actor."""
-    log_std_init: float = 0.0
+    log_std_init: Number = 0.0
     """Initial log standard deviation of the action."""
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers of actor and critic."""
@@ -72,8 +72,8 @@ class PpoOptions(Options):
     """Of the hidden layers."""
     normalize_obs: bool = True
     """Shift and scale observations by running moments, updated between rollouts."""
-    obs_floor: NotNegative = 1.0
-    """Observations are divided by their deviation, but by no less than this; 0 magnifies what hardly varies, too."""
+    obs_spread: Positive | None = 2.0
+    """Components that deviate more than this are shrunk to it, others are only shifted; null: all deviate by 1."""
     normalize_reward: bool = True
     """Divide rewards by the running standard deviation of the discounted return; values are in those units."""
     normalize_advantage: bool = True
@@ -117,6 +117,8 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         self._layout.fill(weights, np.random.default_rng(init), o.activation, o.log_std_init)
         self._params = torch.from_numpy(weights).to(device)
         self._explicit = on_cpu and o.kernel != "autograd"
+        if o.kernel == "auto":
+            self.notes = (f"kernel=auto: gradients are {'written out' if self._explicit else 'left to torch'}",)
         self._net: Any = build_actor_critic(self._layout, self._params, o.activation, explicit=self._explicit)
         self._adam = Adam(self._params, o.lr, o.max_grad_norm)
         self._loss = FusedOptions(o.clip, o.dual_clip, o.value_clip, o.value_coef, o.entropy_coef)
@@ -247,7 +249,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
 
     def _make_policy(self, params: Tensor, seed: int, *, fast: bool = True) -> PpoPolicy:
         o = self.o
-        options = {"activation": o.activation, "normalize_obs": o.normalize_obs, "obs_floor": o.obs_floor}
+        options = {"activation": o.activation, "normalize_obs": o.normalize_obs, "obs_spread": o.obs_spread}
         options["fast"] = fast and self._explicit
         kind = ChoicePolicy if self.io.action_choices else PpoPolicy
         return kind(self.io, self._layout, params, seed=seed, **options)

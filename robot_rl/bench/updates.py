@@ -12,6 +12,7 @@ HalfCheetah-v5: one "update" is 2,048 steps of each.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -42,14 +43,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sac mean": ("online.sac:Sac", {"subset": 1, "actor_reduce": "mean", "normalize_obs": True}),
     "sac rlpd": ("online.sac:Sac", _RLPD),
     "sac hlgauss": ("online.sac:Sac", {"value_head": "hlgauss"}),
-    "crossq": ("online.crossq:CrossQ", {}),
-    "simba": ("online.simba:Simba", {}),
+    "crossq": ("contrib.crossq:CrossQ", {}),
+    "simba": ("contrib.simba:Simba", {}),
     "imitation_sac": ("human.imitation_sac:ImitationSac", {}),
     "rlif": ("human.rlif:Rlif", {}),
     "hil_serl": ("human.hil_serl:HilSerl", {}),
+    "hg_dagger": ("human.hg_dagger:HgDagger", {}),
+    "hil_ppo": ("human.hil_ppo:HilPpo", {"rows": 500}),
+    "arsq": ("sequence.arsq:Arsq", {}),
+    "qc": ("sequence.qc:Qc", {"samples": 4}),
+    "qc_fql": ("sequence.qc_fql:QcFql", {}),
+    "fql": ("sequence.fql:Fql", {}),
+    "diffusion": ("sequence.diffusion:Diffusion", {}),
+    "diffusion student": ("sequence.diffusion:Diffusion", {"clone_updates": 1, "distill_from": 1}),
+    "rl100 judge": ("sequence.rl100:Rl100", {"clone_updates": 1}),
+    "rl100 improve": ("sequence.rl100:Rl100", {"clone_updates": 1, "judge_updates": 1, "gate_every": 1000}),
+    "demo_kl": ("offline.demo_kl:DemoKl", {}),
     "ppo 1": ("loop:Ppo", {"num_envs": 1}),
     "ppo 8": ("loop:Ppo", {"num_envs": 8}),
 }
+MOVED = {"contrib.crossq": "online.crossq", "contrib.simba": "online.simba"}
+"""Where methods stood in older checkouts."""
 STATE, ACTION = 17, 6
 
 
@@ -69,7 +83,7 @@ def _serve() -> None:
         10.0,
     )
 
-    def rows(size: int) -> Iterator[Transitions]:
+    def rows(size: int, window: int) -> Iterator[Transitions]:
         draw = torch.Generator().manual_seed(0)
         action = torch.rand(2, size, ACTION, generator=draw) * 1.8 - 0.9
         state = torch.randn(2, size, STATE, generator=draw)
@@ -77,10 +91,20 @@ def _serve() -> None:
         extras = {"next_action": action[1], "next_action_valid": torch.ones(size), "return_to_go": number[1]}
         extras |= {"reward_task": number[0], "reward_rlif": -(number[1] > 1).float()}
         extras["source"] = torch.arange(size) * 2 // size
+        extras["boundary"] = torch.arange(size) % 100 == 99
         discount, following = torch.full((size,), 0.99), {"state": state[1]}
         batch = Transitions(
             {"state": state[0]}, action[0], number[0], discount, following, no, no, no, ~no, extras=extras
         )
+        if window > 1:  # rows side by side
+            batch = Transitions(
+                *(
+                    {"state": x["state"][:, None].expand(-1, window, -1).clone()}
+                    if isinstance(x, dict)
+                    else x[:, None].expand(-1, window, *x.shape[1:]).clone()
+                    for x in (batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs, no, no, no, ~no)
+                ),
+            )
         while True:
             yield batch
 
@@ -94,10 +118,15 @@ def _serve() -> None:
             if module == "loop":
                 learner, batches = _ppo_loop(options["num_envs"]), iter(())
             else:
+                here = importlib.util.find_spec(f"robot_rl.policies.{module.partition('.')[0]}")
+                module = module if here is not None else MOVED.get(module, module)
                 held = vars(importlib.import_module(f"robot_rl.policies.{module}"))
                 options, stated = {**options, **asked["options"]}, held.get(f"{kind}Options")
+                size = options.pop("rows", 0)
                 learner = held[kind](stated(**options), io) if stated else held[kind](io, **options)
-                batches = rows(learner.batch_size or learner.need.rows)
+                old = bool(learner.batch_size)  # it says so itself, not in what it needs
+                window = learner.window if old else learner.need.window
+                batches = rows(size or learner.batch_size or learner.need.rows, window)
         begin = time.process_time()
         for _ in range(asked["updates"]):
             learner.update(batches)

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import model_validator
+from typing_extensions import Self
 
 from robot_rl.data import formats
 from robot_rl.data.actions import settle
-from robot_rl.data.bounds import NORMALISED, STATED, between, meaning, of_io, same, stated
+from robot_rl.data.bounds import NORMALISED, STATED, between, check_ends, meaning, of_io, same, stated
 from robot_rl.data.features import Reader, cache_path, features, moments
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import META, Store, earlier, open_store, store_from_d4rl, write_store
 from robot_rl.data.units import agree, span
 from robot_rl.types import IOSpec, LogFacts, Options
-from robot_rl.types.options import Discount, Mixing
+from robot_rl.types.options import Bound, Discount, Mixing, Number
 
 REWARDS = ("none", "minus_one", "scale_bias", "return_range")
 FEATURES = "features"
@@ -28,10 +30,15 @@ class ActionMeaning(Options):
 
     action: Literal["normalised"] | None = None
     """normalised: -1 and +1 of the log are the bounds of the robot."""
-    action_low: float | tuple[float, ...] | None = None
+    action_low: Bound | None = None
     """Lower bound of the log's actions, a number or a list."""
-    action_high: float | tuple[float, ...] | None = None
+    action_high: Bound | None = None
     """Upper bound."""
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        check_ends(self.action_low, self.action_high)
+        return self
 
 
 class LogSettings(ActionMeaning):
@@ -44,9 +51,9 @@ class LogSettings(ActionMeaning):
     reward: Literal["none", "minus_one", "scale_bias", "return_range"] = "none"
     """How rewards are changed: not, minus_one (r - 1: AntMaze), scale_bias (scale r + bias), or return_range (1000 r
     over the largest minus the smallest return of complete episodes: locomotion)."""
-    reward_scale: float = 1.0
+    reward_scale: Number = 1.0
     """Of reward=scale_bias."""
-    reward_bias: float = 0.0
+    reward_bias: Number = 0.0
     """Of reward=scale_bias."""
     top_fraction: Mixing = 1.0
     """Share of the best episodes that is kept (%BC)."""

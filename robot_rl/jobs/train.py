@@ -198,7 +198,7 @@ class TrainJob:
                 config=config,
                 evaluate=self.evaluate,
             )
-            for line in self.notes:
+            for line in (*self.notes, *self.learner.notes):
                 self._run.note(line)
             if resume:
                 self._run.restore()

@@ -121,6 +121,8 @@ class Learner(Generic[O_co, Data_contra]):
     """`robot-rl train init=...` starts from the policy of another method's run, not from this learner's own state."""
     reader: Any = None
     """A frozen network that makes columns of a log's pictures and sentences once, before training."""
+    notes: tuple[str, ...] = ()
+    """Lines that a run says at its start: what settings that say `auto` have chosen."""
 
     def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         if io.action_choices and not self.chooses:

@@ -31,6 +31,8 @@ S = TypeVar("S", bound=Options)
 def env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
     """(num_envs, seed, render) -> environment."""
     node = plain(cfg.env)
+    if node.get("engine") == "gym" and node.get("id") is None:
+        raise Refused("say which task: id=<Gymnasium id>, such as id=Pendulum-v1")
 
     def make(num_envs: int, seed: int, render: bool) -> Any:
         extra = {"render_mode": "rgb_array"} if render else {}

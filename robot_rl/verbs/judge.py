@@ -100,7 +100,7 @@ def evaluate(cfg: DictConfig) -> None:
         if not hasattr(policy, "aim"):
             raise Refused(
                 f"target_return={cfg.target_return} is for a policy that is conditioned on returns "
-                f"(policy=sequence/dt, sequence/modt), not {type(policy).__name__}"
+                f"(policy=contrib/dt, contrib/modt), not {type(policy).__name__}"
             )
         policy.aim(float(cfg.target_return))
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
@@ -237,6 +237,10 @@ def evaluate_offline(cfg: DictConfig) -> None:
     print("\n".join(f"  {warning}" for warning in report.warnings))
 
 
+FILES = {".csv", ".json", ".jsonl", ".mat", ".mcap", ".npy", ".npz", ".parquet", ".pkl", ".pickle", ".txt", ".zip"}
+"""Ends of names that say a format which `collect` does not write."""
+
+
 def collect(cfg: DictConfig) -> None:
     """Record episodes to a file or folder."""
     from tqdm import tqdm
@@ -247,6 +251,10 @@ def collect(cfg: DictConfig) -> None:
 
     threads(cfg)
     out = Path(cfg.out)
+    if out.suffix in FILES:
+        raise Refused(
+            f"out={out} is no name of what collect writes: a .hdf5 file, or a folder (data convert makes others)"
+        )
     if out.exists():
         raise Refused(f"{out} exists already; choose another name or remove it first (nothing is overwritten)")
     if cfg.path is not None and cfg.get("policy") is None:

@@ -35,7 +35,7 @@ def test_a_cell_is_run_once_and_anew_when_its_options_meant_something_else(tmp_p
 
 
 def test_an_unknown_side_or_word_is_refused():
-    with pytest.raises(ValueError, match="expected ours or sb3"):
+    with pytest.raises(ValueError, match="expected ours or sb3 or sbx"):
         resolved("ppo", "theirs")
     with pytest.raises(SystemExit, match="unknown: task"):
         matrix.main(["task=Pendulum-v1"])
