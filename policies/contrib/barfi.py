@@ -18,7 +18,7 @@ from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
-from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 _LOG_TAU = math.log(2 * math.pi)
 
@@ -26,13 +26,13 @@ _LOG_TAU = math.log(2 * math.pi)
 class BarfiOptions(StateOptions):
     """Of BARFI."""
 
-    aux_state: tuple[float, ...] = ()
+    aux_state: tuple[Number, ...] = ()
     """Weight of every component of the state in r_aux; empty for none."""
-    aux_action: tuple[float, ...] = ()
+    aux_action: tuple[Number, ...] = ()
     """Weight of every component of the action; empty for none."""
-    aux_distance: tuple[str | int, ...] = ()
+    aux_distance: tuple[str | Whole, ...] = ()
     """Components of the state (names or numbers) whose length is subtracted."""
-    aux_scale: float = 1.0
+    aux_scale: Positive = 1.0
     """Factor on r_aux; -1 turns a helpful one into a misleading one."""
     learn_reward: bool = True
     """False: phi stays (0, 1, 1), the naive sum."""

@@ -18,7 +18,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
 from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
-from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 
 class Returns:
@@ -66,7 +66,7 @@ class ReturnOptions(RowOptions):
     """Of tokens and of what blocks add."""
     max_steps: Count = 1000
     """Times with an embedding of their own: at least the longest episode."""
-    target_return: float | Literal["best"] = "best"
+    target_return: Number | Literal["best"] = "best"
     """Undiscounted return to ask for; best: the best episode's of the log. `robot-rl eval target_return=` asks for
     another."""
     return_scale: Positive | Literal["auto"] = "auto"

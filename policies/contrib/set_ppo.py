@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robot_rl.policies.contrib.set_ppo_net import LimbLayout, SetNet
@@ -13,13 +14,13 @@ from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_ppo import ModulePpo, ModulePpoOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.types import Action, IOSpec, Obs
-from robot_rl.types.options import Count
+from robot_rl.types.options import Count, Number
 
 
 class SetPpoOptions(ModulePpoOptions):
     """Of subequivariant PPO."""
 
-    parents: tuple[int, ...] | None = None
+    parents: tuple[Annotated[int, Field(ge=-1)], ...] | None = None
     """Of every limb, -1 for the first; null: each limb hangs on the one before."""
     columns: Count = 8
     """Vectors per limb inside the network (published: 32)."""
@@ -29,7 +30,7 @@ class SetPpoOptions(ModulePpoOptions):
     """Blocks of attention."""
     heads: Count = 2
     """Of attention; `columns` and `width` are multiples."""
-    log_std_init: float = -0.5
+    log_std_init: Number = -0.5
     """Initial log standard deviation of the actions."""
 
 

@@ -20,7 +20,7 @@ from robot_rl.policies.nets.net import Leaves
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate
+from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Rate
 
 
 class SimbaOptions(RowOptions):
@@ -48,7 +48,7 @@ class SimbaOptions(RowOptions):
     """Polyak rate of the target critics."""
     init_alpha: Positive = 0.01
     """Temperature at the start."""
-    target_entropy: float | Literal["half", "auto"] = "half"
+    target_entropy: Number | Literal["half", "auto"] = "half"
     """A number, half (-A / 2) or auto (-A)."""
 
 
