@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from robot_rl.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from robot_rl.api import RunResult, evaluate, load, make, offline, resume, train

@@ -12,7 +12,7 @@ from typing import NoReturn
 import hydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
-from robot_rl import __version__, child, extras
+from robot_rl import child, extras
 from robot_rl.verbs import answer, options
 from robot_rl.verbs.build import REFUSALS, clear_refused
 from robot_rl.verbs.compare import compare
@@ -38,6 +38,7 @@ from robot_rl.verbs.prefer import prefer
 from robot_rl.verbs.robot import robot, seat
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
 from robot_rl.verbs.sweep import sweep
+from robot_rl.version import VERSION
 from robot_rl.words import Refused, near
 
 USAGE = """robot-rl <verb> [key=value ...]
@@ -227,7 +228,7 @@ def _main(arguments: list[str]) -> None:
         print(USAGE)
         return
     if verb in ("--version", "-V"):
-        print(f"robot_rl {__version__}")
+        print(f"robot_rl {VERSION}")
         return
     if verb == "doctor" and rest[:1] == ["ros"]:
         sys.exit(doctor_ros(rest[1:]))
