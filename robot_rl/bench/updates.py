@@ -126,7 +126,7 @@ def _serve() -> None:
                 size = options.pop("rows", 0)
                 learner = held[kind](stated(**options), io) if stated else held[kind](io, **options)
                 old = bool(learner.batch_size)  # it says so itself, not in what it needs
-                window = learner.window if old else learner.need.window
+                window = vars(learner).get("window", 1) if old else learner.need.window
                 batches = rows(size or learner.batch_size or learner.need.rows, window)
         begin = time.process_time()
         for _ in range(asked["updates"]):
