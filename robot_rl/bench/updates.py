@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 _RLPD = {"critics": 10, "subset": 2, "layer_norm": True, "utd": 20, "actor_reduce": "mean", "target_entropy": "half"}
+_SMALL = {"hidden": (256, 256), "batch_size": 64}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bc": ("offline.bc:Bc", {}),
     "bc gaussian": ("offline.bc:Bc", {"gaussian": True}),
@@ -50,14 +51,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hil_serl": ("human.hil_serl:HilSerl", {}),
     "hg_dagger": ("human.hg_dagger:HgDagger", {}),
     "hil_ppo": ("human.hil_ppo:HilPpo", {"rows": 500}),
-    "arsq": ("sequence.arsq:Arsq", {}),
-    "qc": ("sequence.qc:Qc", {"samples": 4}),
-    "qc_fql": ("sequence.qc_fql:QcFql", {}),
-    "fql": ("sequence.fql:Fql", {}),
-    "diffusion": ("sequence.diffusion:Diffusion", {}),
-    "diffusion student": ("sequence.diffusion:Diffusion", {"clone_updates": 1, "distill_from": 1}),
-    "rl100 judge": ("sequence.rl100:Rl100", {"clone_updates": 1}),
-    "rl100 improve": ("sequence.rl100:Rl100", {"clone_updates": 1, "judge_updates": 1, "gate_every": 1000}),
+    "arsq": ("sequence.arsq:Arsq", _SMALL),
+    "qc": ("sequence.qc:Qc", {"samples": 4, **_SMALL}),
+    "qc_fql": ("sequence.qc_fql:QcFql", _SMALL),
+    "fql": ("sequence.fql:Fql", _SMALL),
+    "diffusion": ("sequence.diffusion:Diffusion", _SMALL),
+    "diffusion student": ("sequence.diffusion:Diffusion", {"clone_updates": 1, "distill_from": 1, **_SMALL}),
+    "rl100 judge": ("sequence.rl100:Rl100", {"clone_updates": 1, **_SMALL}),
+    "rl100 improve": ("sequence.rl100:Rl100", {"clone_updates": 1, "judge_updates": 1, **_SMALL}),
     "demo_kl": ("offline.demo_kl:DemoKl", {}),
     "ppo 1": ("loop:Ppo", {"num_envs": 1}),
     "ppo 8": ("loop:Ppo", {"num_envs": 8}),
@@ -125,7 +126,7 @@ def _serve() -> None:
                 size = options.pop("rows", 0)
                 learner = held[kind](stated(**options), io) if stated else held[kind](io, **options)
                 old = bool(learner.batch_size)  # it says so itself, not in what it needs
-                window = learner.window if old else learner.need.window
+                window = vars(learner).get("window", 1) if old else learner.need.window
                 batches = rows(size or learner.batch_size or learner.need.rows, window)
         begin = time.process_time()
         for _ in range(asked["updates"]):

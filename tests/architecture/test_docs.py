@@ -30,7 +30,7 @@ def blocks(page: str) -> list[str]:
 def test_add_a_method_learner_on_the_page_learns_and_reloads() -> None:
     space: dict = {}
     exec(blocks("add_a_method.md")[0], space)
-    learner = space["Mean"](IO)
+    learner = space["Mean"](space["MeanOptions"](), IO)
     no = torch.zeros(4, dtype=torch.bool)
     batch = Transitions(
         obs={"state": torch.zeros(4, 3)},
@@ -46,7 +46,7 @@ def test_add_a_method_learner_on_the_page_learns_and_reloads() -> None:
     learner.update(iter([batch]))
     action = learner.policy.act({"state": np.zeros((2, 3), np.float32)}).value
     np.testing.assert_allclose(action, 0.05)  # one tenth of the way from 0 to 0.5
-    other = space["Mean"](IO)
+    other = space["Mean"](space["MeanOptions"](), IO)
     other.load_state_dict(learner.state_dict())
     assert torch.equal(other.policy.mean, learner.policy.mean)
 
