@@ -12,9 +12,13 @@ from typing import Any, Literal
 
 import yaml
 
-from robot_rl.real.core.tables import read_table
-from robot_rl.types.options import Count, Positive, Whole
+from robot_rl import card
+from robot_rl.real.core.spec import of_card
+from robot_rl.tables import read_table
+from robot_rl.types.card import Card
+from robot_rl.types.options import Bound, Count, Positive, Whole
 
+BOUNDS = ("action_low", "action_high")
 TELEOP = ("none", "joy", "twist", "leader")
 EXECUTABLES = {
     "sim_robot": "sim_robot_node",
@@ -48,6 +52,9 @@ class GraphArgs:
         model: MuJoCo model of the robot: simulation without a world, workspace and twists.
         policy_path: run or checkpoint folder; empty = no policy.
         policy_root: folder that policies must lie in.
+        action: normalised: -1 and +1 of the log that the policy comes from are the robot's own bounds.
+        action_low: lower bound of that log's actions where the checkpoint does not tell, a number or a list.
+        action_high: upper bound.
         teleop: none, joy, twist or leader.
         record: record the session.
         record_folder: folder that recordings go to.
@@ -72,6 +79,9 @@ class GraphArgs:
     model: str = ""
     policy_path: str = ""
     policy_root: str = ""
+    action: Literal["", "normalised"] = ""
+    action_low: Bound | None = None
+    action_high: Bound | None = None
     teleop: Literal["none", "joy", "twist", "leader"] = "none"
     record: bool = False
     record_folder: str = "runs/record"
@@ -150,6 +160,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
     if args.use_sim_time:
         shared["use_sim_time"] = True
     priority = PRIORITY if args.realtime else 0
+    robot_card = _card(args.robot_spec)
     made: list[NodeSpec] = []
 
     def add(name: str, parameters: Mapping[str, Any], **rest: Any) -> None:
@@ -170,7 +181,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
     if args.sim:
         robot: dict[str, Any] = {"rate": args.rate, "seed": args.seed, "realtime": priority}
         if args.world:
-            robot |= {"world": args.world, "world_options": args.world_options}
+            robot |= {"world": args.world, "world_options": _world_options(args, robot_card)}
         elif args.model:
             robot["model"] = args.model
         if args.use_sim_time:
@@ -179,6 +190,8 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         if args.use_sim_time:  # it makes the time and must not wait for it
             made[-1].parameters.pop("use_sim_time")
     supervisor: dict[str, Any] = {"rate": args.rate, "realtime": priority, "autostart": args.autostart}
+    if robot_card is not None:
+        supervisor |= of_card(robot_card)[1]
     if args.model:
         supervisor["model"] = args.model
     if args.auto_arm:
@@ -196,6 +209,10 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         }
         if args.policy_root:
             policy["policy_root"] = str(Path(args.policy_root).expanduser().resolve())
+        if args.action:
+            policy["action"] = args.action
+        ends = {"action_low": args.action_low, "action_high": args.action_high}
+        policy |= {name: json.dumps(value) for name, value in ends.items() if value is not None}
         add("policy", policy)
     if args.teleop != "none":
         steering = {"mode": args.teleop, "realtime": priority, **({"model": args.model} if args.model else {})}
@@ -205,8 +222,20 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
     return made
 
 
+def _card(path: str) -> Card | None:
+    """The card in a robot's file, or None where it is a plain RobotSpec."""
+    return card.read(path) if card.is_card(_parameters(path, "robot_spec")) else None
+
+
+def _world_options(args: GraphArgs, robot_card: Card | None) -> str:
+    """What the simulated world is made with: on a card's robot unless the options say another."""
+    if robot_card is None:
+        return args.world_options
+    return json.dumps({"robot": robot_card.model_dump(mode="json"), **json.loads(args.world_options or "{}")})
+
+
 def find_file(name: str) -> str:
-    """Path of a YAML file: as given, or by bare name among those that come with the package (desk_arm, bridge).
+    """Path of a YAML file: as given, by bare name in the current folder, or of those that come with the package.
 
     Returns:
         The path found, or `name` as it was.
@@ -214,6 +243,8 @@ def find_file(name: str) -> str:
     if not name or Path(name).expanduser().is_file() or "/" in name:
         return name
     file = name if name.endswith((".yaml", ".xml")) else f"{name}.yaml"
+    if Path(file).is_file():
+        return file
     prefixes = [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
     places = [Path(__file__).resolve().parents[1] / "launch" / "params"]
     places += [Path(prefix) / "share" / "robot_rl" / "config" for prefix in prefixes if prefix]
@@ -245,8 +276,8 @@ def holds_checkpoint(folder: Path) -> bool:
     return any((one / "meta.json").is_file() and (one / "policy.pt").is_file() for one in found)
 
 
-def _parameters(path: str) -> dict[str, Any]:
-    """What a file of ROS parameters says.
+def _parameters(path: str, what: str = "params_file") -> dict[str, Any]:
+    """What a file of ROS parameters, or of a robot, says.
 
     Raises:
         GraphError: not YAML, a key that stands twice, or no table of nodes.
@@ -254,9 +285,10 @@ def _parameters(path: str) -> dict[str, Any]:
     try:
         nodes = read_table(Path(path).expanduser().read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise GraphError(f"params_file {path} cannot be used: {error}") from error
+        raise GraphError(f"{what} {path} cannot be used: {error}") from error
     if not isinstance(nodes, dict):
-        raise GraphError(f"params_file {path} is no table of nodes; it begins as launch/params/bridge.yaml does")
+        begins = "bridge" if what == "params_file" else "desk_arm"
+        raise GraphError(f"{what} {path} is no table of keys; it begins as launch/params/{begins}.yaml does")
     return nodes
 
 
@@ -290,6 +322,8 @@ def _check(args: GraphArgs) -> None:
         )
     if args.teleop not in TELEOP:
         raise GraphError(f"teleop is {args.teleop!r}, expected one of {', '.join(TELEOP)}")
+    if (args.action_low is None) != (args.action_high is None):
+        raise GraphError(f"action_low is {args.action_low} and action_high {args.action_high}; give both or neither")
     if args.auto_arm and not args.sim:
         raise GraphError("auto_arm is for simulation only: a real robot is enabled by a person")
     if args.world and not args.sim:
@@ -313,6 +347,9 @@ def from_strings(values: Mapping[str, str]) -> GraphArgs:
     }
     made: dict[str, Any] = {}
     for name, text in values.items():
+        if name in BOUNDS:
+            made[name] = bound(name, text)
+            continue
         if name not in kinds:
             raise GraphError(f"{name} is no argument; they are {', '.join(kinds)}")
         kind = kinds[name]
@@ -325,6 +362,19 @@ def from_strings(values: Mapping[str, str]) -> GraphArgs:
             wanted = "true or false" if kind == "bool" else "a number"
             raise GraphError(f"{name} is {text!r}, expected {wanted}") from error
     return GraphArgs(**{"robot_spec": "", **made})
+
+
+def bound(name: str, text: str) -> float | tuple[float, ...] | None:
+    """A bound of actions from a text: a number, or a list [-1,-2] with one for each; None where it is empty.
+
+    Raises:
+        GraphError: it is neither.
+    """
+    try:
+        value = json.loads(text or "null")
+        return tuple(float(x) for x in value) if isinstance(value, list) else None if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"{name} is {text!r}, expected a number or a list such as [-1.0,-2.0]") from error
 
 
 def _literal(value: Any) -> str:

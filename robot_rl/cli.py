@@ -12,9 +12,10 @@ from typing import NoReturn
 import hydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
-from robot_rl import __version__, child, extras
-from robot_rl.verbs import options
+from robot_rl import child, extras
+from robot_rl.verbs import answer, options
 from robot_rl.verbs.build import REFUSALS, clear_refused
+from robot_rl.verbs.compare import compare
 from robot_rl.verbs.compose import (
     choices,
     groups_of,
@@ -31,10 +32,13 @@ from robot_rl.verbs.help import page
 from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
 from robot_rl.verbs.latency import evaluate_latency
 from robot_rl.verbs.learn import classify, hil, offline, train
+from robot_rl.verbs.lines import first, slip
 from robot_rl.verbs.logs import data, positional, session
 from robot_rl.verbs.prefer import prefer
+from robot_rl.verbs.robot import robot, seat
 from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
 from robot_rl.verbs.sweep import sweep
+from robot_rl.version import VERSION
 from robot_rl.words import Refused, near
 
 USAGE = """robot-rl <verb> [key=value ...]
@@ -48,6 +52,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   design        a reward program by trying               robot-rl design codes=[...] -- env=reach total_steps=9000
   eval          evaluate a trained policy, film it       robot-rl eval path=runs/train/<run> episodes=100
   eval ope      estimate its value from a log alone      robot-rl eval ope path=runs/offline/<run> data=log.hdf5
+  eval compare  is one run better than another?          robot-rl eval compare "path=[runs/train/a,runs/train/b]"
   eval fas      evaluate it at fewer decisions           robot-rl eval fas path=runs/train/<run>
   eval latency  with answers that come late            robot-rl eval latency path=runs/offline/<run> latency_ms=300
   collect       record episodes                          robot-rl collect env=pick out=pick.hdf5
@@ -56,12 +61,15 @@ USAGE = """robot-rl <verb> [key=value ...]
   data session  recorded robot sessions                  robot-rl data session convert <bag> out.hdf5 ...
   critic        clips, train, eval, label: progress      robot-rl critic train data=clips/train
   deploy        a policy on a ROS 2 robot, or simulated  robot-rl deploy robot_spec=desk_arm world=reach policy_path=...
+  robot new     a card of your robot from URDF or MJCF   robot-rl robot new fr3.urdf name=my_arm
+  robot show    the card as a page: model, limits        robot-rl robot show my_arm
+  robot safety  what the supervisor takes from it        robot-rl robot safety my_arm
   bench         measure ours against peers               robot-rl bench sac
   doctor        versions, devices, what is missing       robot-rl doctor
   doctor ros    a robot's topics, QoS, clocks, state     robot-rl doctor ros desk_arm
   doctor isaac  Isaac Gym and Isaac Lab, checked         robot-rl doctor isaac world=quadruped
 
-robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error."""
+robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error, --json answers in JSON."""
 
 
 VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
@@ -73,6 +81,7 @@ VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
     "design": ("design", design),
     "eval": ("eval", evaluate),
     "eval ope": ("ope", evaluate_offline),
+    "eval compare": ("compare", compare),
     "eval fas": ("fas", evaluate_intervals),
     "eval latency": ("latency", evaluate_latency),
     "check": ("check", check),
@@ -89,19 +98,22 @@ def _guarded(verb: Callable[[DictConfig], None], config: str, debug: bool) -> Ca
 
     def task(cfg: DictConfig) -> None:
         OmegaConf.set_struct(cfg, False)  # absent optional groups read as None, and a run's saved groups can be joined
+        answer.begin()
         try:
             if cfg.get("resume") is None:  # else with what the run was started with
                 read_options(config, cfg)
+                seat(cfg)
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb(cfg)
         except KeyboardInterrupt:
+            answer.note(interrupted=True)
             print("\ninterrupted", file=sys.stderr)
             sys.exit(130)
         except Exception as error:
             if debug or cfg.debug:
                 traceback.print_exc()
             missing = left_open(cfg, error)
-            print(f"robot-rl: {missing or readable(error)}", file=sys.stderr)
+            answer.error(missing or readable(error))
             begun = clear_refused()  # what fails on the way is no wrong request
             sys.exit(2 if missing or (isinstance(error, REFUSALS) and not begun) else 1)
 
@@ -163,6 +175,9 @@ def unknown(verb: str, overrides: list[str]) -> str:
     config = VERBS[verb][0]
     groups = set(groups_of(config))
     keys = {"hydra", "experiment", *groups, *other_keys(config), *options.VERBS[config]().model_fields}
+    written = slip(verb, overrides, keys, groups)
+    if written:
+        return written
     for item in overrides:
         if "=" not in item and item[:1] not in ("-", "~"):
             word = f"; did you mean {verb} {item}=<...>?" if item in keys else ""
@@ -183,7 +198,7 @@ def unknown(verb: str, overrides: list[str]) -> str:
 
 
 def _refuse(text: str) -> NoReturn:
-    print(f"robot-rl: {text}", file=sys.stderr)
+    answer.error(text)
     sys.exit(2)
 
 
@@ -192,7 +207,12 @@ def main() -> None:
     child.shield()
     try:
         try:
-            _main()
+            arguments = [item for item in sys.argv[1:] if item != "--json"]
+            if len(arguments) < len(sys.argv) - 1:
+                with answer.document(" ".join(arguments[:1])):
+                    _main(arguments)
+            else:
+                _main(arguments)
         finally:  # Hydra leaves by sys.exit, and what it has printed may still be on its way
             sys.stdout.flush()
     except BrokenPipeError:  # robot-rl … | head
@@ -200,8 +220,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _main() -> None:
-    arguments = sys.argv[1:]
+def _main(arguments: list[str]) -> None:
     debug = "--debug" in arguments
     arguments = [item for item in arguments if item != "--debug"]
     verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
@@ -209,7 +228,7 @@ def _main() -> None:
         print(USAGE)
         return
     if verb in ("--version", "-V"):
-        print(f"robot_rl {__version__}")
+        print(f"robot_rl {VERSION}")
         return
     if verb == "doctor" and rest[:1] == ["ros"]:
         sys.exit(doctor_ros(rest[1:]))
@@ -221,19 +240,30 @@ def _main() -> None:
         from robot_rl.jobs.doctor import diagnose
 
         text, healthy = diagnose()
+        answer.note(healthy=healthy, report=text)
         print(text)
         sys.exit(0 if healthy else 1)
+    if verb == "robot":
+        sys.exit(robot(rest))
     if verb == "sweep":
         sys.exit(sweep(rest))
     if verb == "data" and rest[:1] == ["session"]:
         sys.exit(session(rest[1:]))
-    if verb == "eval" and rest[:1] in (["ope"], ["fas"], ["latency"]):
+    if verb == "eval" and rest[:1] in (["ope"], ["compare"], ["fas"], ["latency"]):
         verb, rest = f"eval {rest[0]}", rest[1:]
     if verb == "eval" and rest and "=" not in rest[0] and rest[0][0] != "-":
-        _refuse(f"there is no verb 'eval {rest[0]}'{near(rest[0], ['ope', 'fas', 'latency'])}")
+        hint = (
+            f"; did you mean eval path={rest[0]}?"
+            if "/" in rest[0]
+            else near(rest[0], ["ope", "compare", "fas", "latency"])
+        )
+        _refuse(f"there is no verb 'eval {rest[0]}'{hint}")
     if verb not in VERBS:
+        if meant := first(verb, rest, [*VERBS, "sweep", "doctor"]):
+            _refuse(meant)
         _refuse(
-            f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor'])}; robot-rl --help says what each does"
+            f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor', 'robot'])}; robot-rl --help says "
+            "what each does"
         )
     config_name, function = VERBS[verb]
     if verb == "bench" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
@@ -252,8 +282,8 @@ def _main() -> None:
     try:
         rest = take_own(rest)
         wrong = (
-            unreadable(rest)
-            or unknown(verb, rest)
+            unknown(verb, rest)
+            or unreadable(rest)
             or wrong_of_sweep(config_name, rest)
             or wrong_name(config_name, rest)
         )

@@ -49,7 +49,7 @@ class Arm:
     """Six joints and two fingers, commanded by joint moves or by moves of the tool tip.
 
     Its part of `qpos` and of the controls comes first: six joints, two fingers. Its variables in `view.task` are
-    "command" (N, 6) joint targets in rad, "tip" (N, 3) in m, "tip_velocity" (N, 3) in m/s, the mean over the last
+    "command" (N, count) joint targets in rad, "tip" (N, 3) in m, "tip_velocity" (N, 3) in m/s, the mean over the last
     control step, "tip_lag" (N, 3) in m, command minus measured, and "yaw" (N,) in rad.
 
     Args:
@@ -69,7 +69,15 @@ class Arm:
 
     Raises:
         ValueError: unknown action, or a rate that does not divide the physics rate.
+
+    Attributes:
+        home: (count,) joint positions about which the state is measured.
+        first: index of its first joint in qpos and qvel.
+        count: joints.
     """
+
+    home: tuple[float, ...] = HOME
+    first = 0
 
     def __init__(
         self,
@@ -88,29 +96,33 @@ class Arm:
         site: str = "tip",
         start_pose: bool = False,
     ) -> None:
-        if start_pose and action != "ee":
-            raise ValueError("start_pose goes with action='ee': moves of joints have no frame at the tip")
-        if action not in ("ee", "joint"):
-            raise ValueError(f"action is '{action}', expected 'ee' (moves of the tool tip) or 'joint' (joint moves)")
-        substeps = 1.0 / (control_hz * TIMESTEP) if control_hz > 0 else 0.0
-        if not 10 <= control_hz <= 50 or abs(substeps - round(substeps)) > 1e-6:
-            raise ValueError(
-                f"control_hz is {control_hz:g}, expected 10 to 50 with a whole number of {TIMESTEP * 1e3:g} ms physics "
-                "steps per decision: 10, 12.5, 20, 25, 40 or 50"
-            )
-        self.mode = action
-        self.control_hz = float(control_hz)
+        check_command(action, control_hz, start_pose)
         self.chain = Chain(model or scene(), site)
         self.low, self.high, self.leash = low, high, leash
+        self._describe(action, control_hz, gripper, yaw, start_pose, (speed, turn_speed), (joint_speed,) * 6)
+
+    def _describe(
+        self,
+        action: str,
+        control_hz: float,
+        gripper: bool,
+        yaw: bool,
+        start_pose: bool,
+        speeds: tuple[float, float],
+        joint_speeds: tuple[float, ...],
+    ) -> None:
+        """Names and sizes of what goes in and out, for the chain at hand."""
+        self.mode, self.control_hz = action, float(control_hz)
+        self.count = len(self.chain.joints)
         self.gripper, self.yaw, self._start_pose = gripper, yaw, start_pose
         if action == "ee":
             names = ("tip_dx", "tip_dy", "tip_dz") + ("tip_dyaw",) * yaw
-            steps = (speed / control_hz,) * 3 + (turn_speed / control_hz,) * yaw
+            steps = (speeds[0] / control_hz,) * 3 + (speeds[1] / control_hz,) * yaw
             units = ("m", "m", "m") + ("rad",) * yaw
         else:
             names = tuple(f"{joint}_delta" for joint in self.chain.joints)
-            steps = (joint_speed / control_hz,) * 6
-            units = ("rad",) * 6
+            steps = tuple(speed / control_hz for speed in joint_speeds)
+            units = ("rad",) * self.count
         self.steps = steps
         self.action_names = names + ("gripper_opening",) * gripper
         self.action_low = tuple(-step for step in steps) + (0.0,) * gripper
@@ -153,7 +165,7 @@ class Arm:
 
     def adopt(self, view: View) -> None:
         """Take the joints in `view.qpos` as commanded and measured pose: an episode begins at a measured robot."""
-        cast("dict[str, Any]", view.task)["command"][...] = view.qpos[:, :6]
+        cast("dict[str, Any]", view.task)["command"][...] = self.measured(view)
         self.update(view)
         task = cast("dict[str, Any]", view.task)
         task["tip_velocity"][...] = 0.0
@@ -168,10 +180,7 @@ class Arm:
         delta = action[:, : len(self.steps)] * constant(self.steps, command)
         if self.mode == "ee":
             linearised = self.chain.jacobian(command)
-            measured = view.task["tip"]
-            target = xp.minimum(xp.maximum(linearised[0] + delta[:, :3], measured - self.leash), measured + self.leash)
-            low, high = constant(self.low, command), constant(self.high, command)
-            target = xp.minimum(xp.maximum(target, low), high)
+            target = self._target(view, linearised[0] + delta[:, :3])
             yaw = xp.zeros_like(delta[:, 0])
             if self.yaw:
                 yaw = xp.clip(_yaw(xp, linearised[1]) + delta[:, 3], -_YAW, _YAW)
@@ -179,24 +188,37 @@ class Arm:
             joints = self.chain.correct(command, linearised, target, turn)
             joints = self.chain.solve(joints, target, turn, iterations=1)
         else:
-            measured = view.qpos[:, :6]
-            leash = 0.1 + self.steps[0]
-            joints = xp.minimum(xp.maximum(command + delta, measured - leash), measured + leash)
-            low, high = constant(self.chain.low, command), constant(self.chain.high, command)
-            joints = xp.minimum(xp.maximum(joints, low), high)
+            joints = self._joints(view, command + delta)
         command[...] = joints
         if self.gripper:
             finger = (action[:, -1:] + 1.0) * (0.25 * STROKE)
             fingers = xp.concat([finger, finger], axis=1)
         else:
-            fingers = xp.astype(view.ctrl[:, 6:8], command.dtype)
+            fingers = xp.astype(view.ctrl[:, self.count :], command.dtype)
         return xp.concat([joints, fingers], axis=1)
+
+    def measured(self, view: View) -> Array:
+        """(N, count) joint positions, rad."""
+        return view.qpos[:, self.first : self.first + self.count]
+
+    def _target(self, view: View, wanted: Array) -> Array:
+        """The commanded tip: near the measured one, and in the box."""
+        xp, measured = view.xp, view.task["tip"]
+        target = xp.minimum(xp.maximum(wanted, measured - self.leash), measured + self.leash)
+        return xp.minimum(xp.maximum(target, constant(self.low, wanted)), constant(self.high, wanted))
+
+    def _joints(self, view: View, wanted: Array) -> Array:
+        """The commanded joints: near the measured ones, and within their limits."""
+        xp, measured = view.xp, self.measured(view)
+        leash = 0.1 + max(self.steps)
+        joints = xp.minimum(xp.maximum(wanted, measured - leash), measured + leash)
+        return xp.minimum(xp.maximum(joints, constant(self.chain.low, wanted)), constant(self.chain.high, wanted))
 
     def update(self, view: View) -> None:
         """Recompute the tip's variables in `view.task` after a control step."""
         xp, task = view.xp, cast("dict[str, Any]", view.task)
         count = view.qpos.shape[0]
-        measured = xp.astype(view.qpos[:, :6], task["command"].dtype)
+        measured = xp.astype(self.measured(view), task["command"].dtype)
         # One pass over measured and commanded joints: the fixed cost of an array operation is what counts here.
         position, turn = self.chain.forward(xp.concat([measured, task["command"]], axis=0))
         tip = position[:count]
@@ -220,8 +242,8 @@ class Arm:
             if self.yaw:
                 parts.append(task["start"][:, 3:])
         if self.mode == "joint":
-            measured = xp.astype(view.qpos[:, :6], tip.dtype)
-            home = constant(HOME, tip)
+            measured = xp.astype(self.measured(view), tip.dtype)
+            home = constant(self.home, tip)
             parts += [(measured - home) / _JOINT, (task["command"] - measured) / _JOINT_LAG]
         return parts
 
@@ -236,7 +258,8 @@ class Arm:
         grip = {"gripper": (self.opening(view) * (2.0 / STROKE) - 1.0)[:, None]} if self.gripper else {}
         if self.mode == "joint":
             low, high = (constant(limit, view.qpos) for limit in (self.chain.low, self.chain.high))
-            return {"position": view.qpos[:, :6], "velocity": view.qvel[:, :6], "low": low, "high": high, **grip}
+            velocity = view.qvel[:, self.first : self.first + self.count]
+            return {"position": self.measured(view), "velocity": velocity, "low": low, "high": high, **grip}
         position, velocity = [task["tip"]], [task["tip_velocity"]]
         if self.yaw:
             position.append(task["yaw"][:, None])
@@ -245,6 +268,13 @@ class Arm:
         low, high = (constant(limit, task["tip"]) for limit in limits)
         position, velocity = xp.concat(position, 1), xp.concat(velocity, 1)
         return {"position": position, "velocity": velocity, "low": low, "high": high, **grip}
+
+    def _told(self, state: Array) -> tuple[Array, Array]:
+        """(N, count) measured and commanded joints that a "state" observation tells (action "joint")."""
+        first = len(self.state_names) - 2 * self.count
+        home = constant(self.home, state)
+        measured = state[:, first : first + self.count] * _JOINT + home
+        return measured, measured + state[:, first + self.count : first + 2 * self.count] * _JOINT_LAG
 
     def opening(self, view: View) -> Array:
         """(N,) distance of the finger pads, m."""
@@ -269,10 +299,7 @@ class Arm:
             if turn is not None:
                 parts.append((turn / self.steps[3])[:, None])
         else:
-            home = constant(HOME, state)
-            first = len(self.state_names) - 12
-            measured = state[:, first : first + 6] * _JOINT + home
-            command = measured + state[:, first + 6 : first + 12] * _JOINT_LAG
+            measured, command = self._told(state)
             tip, rotation = self.chain.forward(measured)
             yaw = xp.zeros_like(tip[:, 0]) if turn is None else _yaw(xp, rotation) + turn
             # Far wishes are cut to 10 cm, so that the inverse kinematics stays near its start.
@@ -282,6 +309,24 @@ class Arm:
         if opening is not None:
             parts.append((opening * (2.0 / STROKE) - 1.0)[:, None])
         return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)
+
+
+def check_command(action: str, control_hz: float, start_pose: bool) -> None:
+    """Refuse a way of commanding an arm that there is not.
+
+    Raises:
+        ValueError: unknown action, a rate that does not divide the physics rate, or `start_pose` with moves of joints.
+    """
+    if start_pose and action != "ee":
+        raise ValueError("start_pose goes with action='ee': moves of joints have no frame at the tip")
+    if action not in ("ee", "joint"):
+        raise ValueError(f"action is '{action}', expected 'ee' (moves of the tool tip) or 'joint' (joint moves)")
+    substeps = 1.0 / (control_hz * TIMESTEP) if control_hz > 0 else 0.0
+    if not 10 <= control_hz <= 50 or abs(substeps - round(substeps)) > 1e-6:
+        raise ValueError(
+            f"control_hz is {control_hz:g}, expected 10 to 50 with a whole number of {TIMESTEP * 1e3:g} ms physics "
+            "steps per decision: 10, 12.5, 20, 25, 40 or 50"
+        )
 
 
 def downward(yaw: Array) -> Array:

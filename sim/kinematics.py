@@ -7,7 +7,7 @@ All functions act on (N, J) joint positions in NumPy or torch and answer in the 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import array_api_compat
@@ -15,6 +15,20 @@ import numpy as np
 
 from robot_rl.sim.arrays import solve_definite
 from robot_rl.types import Array
+
+_DRIFT = 0.05
+"""Part of the way to the resting posture that one step of `approach` goes."""
+
+
+class _Link(NamedTuple):
+    """One joint: where it sits in the link before, its axis and anchor there, and its range."""
+
+    name: str
+    offset: np.ndarray
+    axis: np.ndarray
+    anchor: np.ndarray
+    hinge: bool
+    limits: tuple[float, float]
 
 
 class Chain:
@@ -41,12 +55,7 @@ class Chain:
         path = _path(root, site)
         classes = _joint_ranges(root)
         offset = np.eye(4)
-        offsets: list[np.ndarray] = []
-        self.joints: tuple[str, ...] = ()
-        self._axis: list[np.ndarray] = []
-        self._anchor: list[np.ndarray] = []
-        self._hinge: list[bool] = []
-        limits: list[tuple[float, float]] = []
+        links: list[_Link] = []
         child_class = "main"
         for element in path:
             child_class = element.get("childclass", child_class)
@@ -62,20 +71,55 @@ class Chain:
                 if kind not in ("hinge", "slide"):
                     raise ValueError(f"joint '{joint.get('name')}' is of type {kind}, expected hinge or slide")
                 axis = _numbers(joint.get("axis"), (0.0, 0.0, 1.0))
-                offsets.append(offset)
-                offset = np.eye(4)
-                self.joints += (joint.get("name", ""),)
-                self._axis.append(axis / np.linalg.norm(axis))
-                self._anchor.append(_numbers(joint.get("pos"), (0.0, 0.0, 0.0)))
-                self._hinge.append(kind == "hinge")
+                anchor = _numbers(joint.get("pos"), (0.0, 0.0, 0.0))
                 own = joint.get("range") or classes.get(joint.get("class", child_class))
                 low, high = _numbers(own, (-math.inf, math.inf))
-                limits.append((float(low), float(high)))
-        if not self.joints:
+                links.append(
+                    _Link(joint.get("name", ""), offset, axis, anchor, kind == "hinge", (float(low), float(high)))
+                )
+                offset = np.eye(4)
+        if not links:
             raise ValueError(f"no joint lies between the world and site '{site}', expected at least one")
-        self.low = np.array([low for low, _ in limits])
-        self.high = np.array([high for _, high in limits])
-        self._constants = self._link_constants(offsets, offset)
+        self._join(links, offset)
+
+    @classmethod
+    def of_model(cls, model: Any, site: int) -> Chain:
+        """The chain of a compiled MuJoCo model, which may be written in any way that MuJoCo reads.
+
+        Args:
+            model: `mujoco.MjModel`.
+            site: index of the site at the end.
+
+        Raises:
+            ValueError: a joint on the way that is no hinge or slide, or whose zero is not the model's pose.
+        """
+        body = int(model.site_bodyid[site])
+        above = [body]
+        while above[-1] > 0:
+            above.append(int(model.body_parentid[above[-1]]))
+        offset = np.eye(4)
+        links: list[_Link] = []
+        for body in reversed(above[:-1]):
+            offset = offset @ _matrix(model.body_pos[body], model.body_quat[body])
+            for j in range(int(model.body_jntadr[body]), int(model.body_jntadr[body]) + int(model.body_jntnum[body])):
+                kind, name = int(model.jnt_type[j]), model.joint(j).name
+                if kind not in (2, 3) or model.qpos0[model.jnt_qposadr[j]] != 0.0:  # mjJNT_SLIDE, mjJNT_HINGE
+                    raise ValueError(f"joint '{name}' is no hinge or slide with its zero at ref 0")
+                limited = bool(model.jnt_limited[j])
+                low, high = (float(x) for x in model.jnt_range[j]) if limited else (-math.inf, math.inf)
+                links.append(_Link(name, offset, model.jnt_axis[j], model.jnt_pos[j], kind == 3, (low, high)))
+                offset = np.eye(4)
+        chain = cls.__new__(cls)
+        chain._join(links, offset @ _matrix(model.site_pos[site], model.site_quat[site]))
+        return chain
+
+    def _join(self, links: list[_Link], end: np.ndarray) -> None:
+        self.joints = tuple(link.name for link in links)
+        self._axis = [link.axis / np.linalg.norm(link.axis) for link in links]
+        self._anchor = [np.array(link.anchor) for link in links]
+        self._hinge = [link.hinge for link in links]
+        self.low, self.high = (np.array([link.limits[side] for link in links]) for side in (0, 1))
+        self._constants = self._link_constants([link.offset for link in links], end)
         self._cache: dict[Any, tuple[Array, ...]] = {}
 
     def _link_constants(self, offsets: list[np.ndarray], end: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -204,6 +248,33 @@ class Chain:
         step = transposed @ solve_definite(jacobian @ transposed + damping**2 * eye, error[..., None])
         return xp.minimum(xp.maximum(q + step[..., 0], low), high)
 
+    def approach(
+        self, q: Array, linearised: tuple[Array, Array, Array], position: Array, rest: Array, *, damping: float = 0.01
+    ) -> Array:
+        """One step of damped least squares to a position alone; what is left of the joints' freedom drifts to `rest`.
+
+        Args:
+            q: (N, J) start, rad or m.
+            linearised: `jacobian(q)`.
+            position: (N, 3) wanted position of the site, m.
+            rest: (J,) posture.
+            damping: in m.
+
+        Returns:
+            (N, J) within the limits.
+
+        Source: Liegeois, Automatic supervisory control of the configuration and behavior of multibody mechanisms
+        (1977), the gradient of a posture in the null space; damping as in `solve`.
+        """
+        xp = array_api_compat.array_namespace(q)
+        low, high, eye = self._on(q)[7:]
+        linear = linearised[2][:, :3]
+        transposed = xp.permute_dims(linear, (0, 2, 1))
+        posture = _DRIFT * (rest - q)
+        error = (position - linearised[0])[..., None] - linear @ posture[..., None]
+        step = transposed @ solve_definite(linear @ transposed + damping**2 * eye[:3, :3], error)
+        return xp.minimum(xp.maximum(q + posture + step[..., 0], low), high)
+
 
 def rotation_error(current: Array, wanted: Array) -> Array:
     """Axis times sine of the angle that turns `current` into `wanted`, in the world frame.
@@ -266,12 +337,17 @@ def _pose(element: ElementTree.Element) -> np.ndarray:
     for name in ("euler", "axisangle", "xyaxes", "zaxis"):
         if element.get(name):
             raise ValueError(f"'{element.get('name')}' is turned by {name}, expected quat; rewrite it as a quaternion")
-    w, x, y, z = (quat := _numbers(element.get("quat"), (1.0, 0.0, 0.0, 0.0))) / np.linalg.norm(quat)
+    return _matrix(_numbers(element.get("pos"), (0.0, 0.0, 0.0)), _numbers(element.get("quat"), (1.0, 0.0, 0.0, 0.0)))
+
+
+def _matrix(position: np.ndarray, quat: np.ndarray) -> np.ndarray:
+    """(4, 4) of a position and a quaternion (w, x, y, z)."""
+    w, x, y, z = quat / np.linalg.norm(quat)
     pose = np.eye(4)
     pose[:3, :3] = [
         [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
         [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
         [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
     ]
-    pose[:3, 3] = _numbers(element.get("pos"), (0.0, 0.0, 0.0))
+    pose[:3, 3] = position
     return pose

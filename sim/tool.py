@@ -77,7 +77,9 @@ def load(model: str) -> tuple[Any, Any]:
             return mujoco, mujoco.MjModel.from_xml_string(model)
         if not Path(model).exists():
             raise FileNotFoundError(f"model is {model!r}, which does not exist; give a path of MJCF or URDF")
-        return mujoco, mujoco.MjModel.from_xml_path(model)
+        from robot_rl.sim import robot_model  # finds meshes as drivers name them, goes on without absent ones
+
+        return mujoco, robot_model.load(model).spec.compile()
     except ValueError as error:
         raise ValueError(f"MuJoCo cannot read the model: {error}") from error
 

@@ -56,9 +56,9 @@ class HilPpoOptions(CloningOptions):
     """The update stops when the mean divergence from the acting policy exceeds 1.5 times this."""
     hidden: tuple[Count, ...] = (128, 128)
     """Widths of both networks."""
-    w_task: float = 1.0
+    w_task: NotNegative = 1.0
     """Weight of the task reward."""
-    w_rlif: float = 0.0
+    w_rlif: NotNegative = 0.0
     """Weight of the reward from interventions: -1 for the policy's step before a takeover."""
     foreign_trace: Literal["cut", "keep"] = "cut"
     """The advantage's trace stops before the person's steps, or looks through them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class CloningOptions(NetOptions):
     """Of rows that open or close a gripper; all others weigh at most 1."""
     normalize_obs: bool = True
     """Standardise the state with running moments."""
+    matmul: Literal["float32", "bf16", "auto"] = "auto"
+    """Type of the square products; auto: bf16 where native."""
     metrics_every: Whole = 1
     """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
 

@@ -14,7 +14,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.value_heads import hl_gauss_head
 from robot_rl.types import Options
-from robot_rl.types.options import Count, NotNegative
+from robot_rl.types.options import Count, NotNegative, Support
 
 AUTO_RANGE = 5.0
 """Values live in [-5, 5] when the support is automatic."""
@@ -35,7 +35,7 @@ class DeviceCriticOptions(Options):
     """How critics agree on a value: min (of the target distributions, the one with the smallest mean) or mean."""
     value_head: Literal["c51", "hlgauss"] = "c51"
     """Project the target distribution, or blur the target's mean."""
-    value_range: tuple[float, float] | Literal["auto"] = "auto"
+    value_range: Support | Literal["auto"] = "auto"
     """Support of the critics in units of return; auto: rewards are divided by a running scale so that values fit
     [-5, 5]."""
     bins: Annotated[int, Field(ge=2)] = 101

@@ -328,6 +328,9 @@ class TdLearner(NetLearner[T_co]):
             raise ValueError(f"{self.method} reads 'state' and 'image.<camera>', got only {sorted(io.obs)}")
         auto = all(name.endswith("]") for name in io.obs_names)
         wanted = auto if options.normalize_obs == "auto" else options.normalize_obs
+        if options.normalize_obs == "auto" and size:
+            chosen = "standardised: its components have no names" if auto else "taken as it is: its world has scaled it"
+            self.notes = (f"normalize_obs=auto: the state is {chosen}",)
         self.norm = RunningNorm(size, device=device) if wanted and size else None
         self.eye: EncoderShape | None = None
         self.encoders: list[ImageEncoder] = []

@@ -26,7 +26,7 @@ from robot_rl.policies.offline.chain_search_parts.trials import (
     worth,
 )
 from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Part, Positive, Whole
+from robot_rl.types.options import Count, Mixing, NotNegative, Part, Positive, Share, Whole
 
 Several = Annotated[int, Field(ge=2)]
 
@@ -107,7 +107,7 @@ class ChainSearchOptions(ChainModelOptions):
     """Of measured angles [rad]."""
     speed_noise: NotNegative = 0.03
     """Of measured speeds [rad/s]."""
-    hold_level: float = 0.95
+    hold_level: Share = 0.95
     """How good a step has to be to count as held: 0 is the reward of the lowest rest, 1 of the goal."""
     regulator: tuple[Positive, Positive, Positive] = (100.0, 1.0, 25.0)
     """Costs of squared angles [rad^-2], speeds [s^2/rad^2] and actions."""

@@ -16,7 +16,7 @@ from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
-from robot_rl.types.options import Count, Rate, Share, Whole
+from robot_rl.types.options import Count, Number, Rate, Share, Whole
 
 
 class GoalPolicy:
@@ -87,7 +87,7 @@ class GoalBcOptions(LogOptions):
     """Components of the state that goals are made of; null for all."""
     desired: tuple[Whole, ...] = ()
     """Components of the state that hold the wanted goal, in the order of `achieved`."""
-    goal: tuple[float, ...] | None = None
+    goal: tuple[Number, ...] | None = None
     """Values to reach in evaluation, where the observation does not hold them."""
     stitch: Share = 0.5
     """Probability of a goal beyond another episode; 0 is plain goal cloning."""

@@ -13,7 +13,7 @@ from robot_rl.policies.nets.device_critic import descend
 from robot_rl.policies.nets.device_learner import DeviceLearner, DeviceOptions
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.types import IOSpec
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive
+from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 _LOG_2 = math.log(2.0)
@@ -46,11 +46,11 @@ class FastSacOptions(DeviceOptions):
     """Step size of the temperature; null means lr, 0 keeps it fixed."""
     init_alpha: Positive = 0.001
     """Temperature at the start."""
-    target_entropy: float | Literal["auto"] = 0.0
+    target_entropy: Number | Literal["auto"] = 0.0
     """Entropy that the temperature holds; auto: -A."""
-    log_std_min: float = -5.0
+    log_std_min: Number = -5.0
     """Lower limit of the log standard deviation, before the squashing."""
-    log_std_max: Annotated[float, Field(validate_default=True)] = 0.0
+    log_std_max: Annotated[Number, Field(validate_default=True)] = 0.0
     """Upper limit."""
 
     @field_validator("log_std_max")

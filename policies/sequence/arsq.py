@@ -19,7 +19,7 @@ from robot_rl.policies.nets.net import mean_rows, step
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Whole
+from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
 _INF = math.inf
 
@@ -49,10 +49,10 @@ class ArsqOptions(NetOptions):
     """Which term pulls demonstrated digits above the others."""
     demo_weight: NotNegative = 2.0
     """Of that term."""
-    demo_low: float | None = None
+    demo_low: Number | None = None
     """A digit's term is not pushed below this: -1 pushes until the demonstrated bin leads by 1, 0 until it ties; null:
     without end, which lets values drift on noisy logs."""
-    demo_high: float | None = None
+    demo_high: Number | None = None
     """No gradient where the term is above this; null for no limit."""
     demo_temperature: Positive = 1.0
     """Of the logsumexp of "cql"."""

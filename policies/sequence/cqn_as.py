@@ -21,7 +21,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, first_steps, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
 from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Rate, Share, Whole
+from robot_rl.types.options import Count, Mixing, NotNegative, Rate, Share, Support, Whole
 
 _FLAT = 1e-4  # values closer than this say nothing: a random bin is taken
 
@@ -109,7 +109,7 @@ class CqnAsOptions(RowOptions):
     """Steps before the bootstrap of "nstep", at most T."""
     value_head: Literal["mse", "twohot", "hlgauss", "c51", "quantile"] = "mse"
     """How the critic says a value."""
-    value_range: tuple[float, float] = (-2.0, 2.0)
+    value_range: Support = (-2.0, 2.0)
     """Support of the categorical heads, in units of return."""
     atoms: Count = 51
     """Outputs of the heads other than mse."""

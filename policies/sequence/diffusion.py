@@ -41,7 +41,7 @@ class ChunkDiffusionOptions(NetOptions):
     """Updates over which the step size rises from 0."""
     decay_updates: Whole = 0
     """Updates at which a cosine brings it to 0; 0 keeps it."""
-    average_power: float = 0.75
+    average_power: NotNegative = 0.75
     """The average's decay is min(average_max, 1 - (1 + update)^-average_power)."""
     average_max: Share = 0.9999
     """See above."""

@@ -18,7 +18,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
 from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, Positive
+from robot_rl.types.options import Count, Mixing, Positive, Support
 
 
 class QcOptions(NetOptions):
@@ -42,7 +42,7 @@ class QcOptions(NetOptions):
     """Polyak rate of the target critics."""
     value_head: Literal["mse", "twohot", "hlgauss", "c51", "quantile"] = "mse"
     """How a critic says a value."""
-    value_range: tuple[float, float] = (0.0, 1.0)
+    value_range: Support = (0.0, 1.0)
     """Support of the categorical heads, in units of return."""
     bins: Annotated[int, Field(ge=2)] = 101
     """Outputs of the heads other than mse."""

@@ -20,7 +20,7 @@ from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.sequence.srl_actor import RecurrentActor
 from robot_rl.policies.sequence.srl_model import RecallModel, RecallModelOptions
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Whole
+from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
 
 class SrlOptions(RecallModelOptions):
@@ -36,7 +36,7 @@ class SrlOptions(RecallModelOptions):
     """Polyak rate of target critics and target model."""
     init_alpha: Positive = 1.0
     """Temperature at the start."""
-    target_entropy: float | Literal["auto"] = "auto"
+    target_entropy: Number | Literal["auto"] = "auto"
     """A number, or auto (-A), per step of the sequence."""
     collect_steps: Count = 1
     """Actions of a decision that are played while collecting and in plain evaluation."""

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from robot_rl.real.core.tables import read_table
+from robot_rl import card
+from robot_rl.tables import read_table
+from robot_rl.types.card import Card
 
 POSITION, VELOCITY, EFFORT, TWIST = "position", "velocity", "effort", "twist"
 MODES = {
@@ -247,11 +249,38 @@ class RobotSpec:
         """
         path = Path(path)
         try:
-            return cls.from_dict(read_table(path.read_text(encoding="utf-8")))
+            table = read_table(path.read_text(encoding="utf-8"))
+            if card.is_card(table):
+                table = of_card(card.of_table(table, "card"))[0]
+            return cls.from_dict(table)
         except yaml.YAMLError as error:
             raise SpecError(f"{path}: not readable as YAML: {error}") from error
-        except SpecError as error:
+        except (SpecError, card.CardError) as error:
             raise SpecError(f"{path}: {error}") from error
+
+
+def of_card(found: Card) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A RobotSpec's table and the supervisor's parameters out of a card, which is the one source of both.
+
+    Raises:
+        SpecError: the card still holds `?`; names the keys.
+    """
+    unknown = found.open_keys()
+    if unknown:
+        raise SpecError(
+            f"the card of {found.name} still says ? at {', '.join(unknown)}: write down what the data sheet and the "
+            "driver say; before that nothing is sent to a robot"
+        )
+    table = card.to_table(found)
+    stop = table.pop("estop")
+    for key in ("model", "base", "tool", "gripper", "rest", "ignore"):
+        table.pop(key, None)
+    for joint in table["joints"]:
+        del joint["armature"]
+    if "workspace" in table:
+        table["workspace"]["ee_site"] = found.tool
+    parameters = {f"estop_{key}": value for key, value in stop.items()}
+    return table, {**parameters, **({"model": found.model.path} if found.workspace is not None else {})}
 
 
 def check_mapping(spec: RobotSpec) -> None:

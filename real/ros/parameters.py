@@ -14,7 +14,7 @@ import yaml
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.node import Node
 
-from robot_rl.real.core.tables import read_table
+from robot_rl.tables import read_table
 
 
 def declare(

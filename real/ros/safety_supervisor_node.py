@@ -81,7 +81,7 @@ class SafetySupervisorNode(LifecycleNode):
         declare(self, "auto_arm", False, "enable with the first good command, clear faults; for simulation only")
         declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         declare(self, "model", "", "MuJoCo model for the workspace, MJCF or URDF")
-        declare(self, "kinematics", "robot_rl.sim.bridge:tool_position", "module:function (model, site, joints) -> f")
+        declare(self, "kinematics", "robot_rl.sim.tool:tool_position", "module:function (model, site, joints) -> f")
         declare(self, "allow_external", False, "accept foreign command topics under external/")
         declare(self, "external_align", False, "foreign steps far from the robot are approached, not refused")
         declare(self, "external_stamped", False, "external/cmd_vel is TwistStamped, not Twist")

@@ -191,7 +191,7 @@ class _Job:
     def __init__(self, folder: Path, options: dict[str, Any], box: dict[str, tuple[float, float]]) -> None:
         self.folder, self.options, self.box = folder, options, box
         self.nominal: Point = dict(options["nominal"] or {k: (low + high) / 2 for k, (low, high) in box.items()})
-        self._methods = importlib.import_module("robot_rl.policies.sequence.iwocs_deep")
+        self._methods = importlib.import_module("robot_rl.policies.contrib.iwocs_deep")
         self._array_env = importlib.import_module("robot_rl.sim.array_env")
         module, _, name = options["world"].rpartition(".")
         self._world = getattr(importlib.import_module(module), name)

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl import __version__, build
+from robot_rl import build
 from robot_rl.advantage import presets
 from robot_rl.bench.curves import plot
 from robot_rl.checkpoint import write_json
 from robot_rl.stopwatch import Stopwatch
+from robot_rl.version import VERSION
 
 ENV = "robot_rl.sim.text.TextVectorEnv"
 FIRST_TEST = 1_000_000
@@ -153,7 +154,7 @@ def run(
                     job = {"world": world, "method": method, "seed": seed, "tasks": tasks}
                     job["turns"] = budget // 20 if quick else budget
                     result = train(job, max(1, job["turns"] // evaluations))
-                    write_json(path, {**result, "versions": {"robot_rl": __version__, "torch": torch.__version__}})
+                    write_json(path, {**result, "versions": {"robot_rl": VERSION, "torch": torch.__version__}})
     finally:
         torch.set_num_threads(before)
     return summarise(folder)

@@ -12,6 +12,7 @@ HalfCheetah-v5: one "update" is 2,048 steps of each.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -43,8 +44,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sac mean": ("online.sac:Sac", {"subset": 1, "actor_reduce": "mean", "normalize_obs": True}),
     "sac rlpd": ("online.sac:Sac", _RLPD),
     "sac hlgauss": ("online.sac:Sac", {"value_head": "hlgauss"}),
-    "crossq": ("online.crossq:CrossQ", {}),
-    "simba": ("online.simba:Simba", {}),
+    "crossq": ("contrib.crossq:CrossQ", {}),
+    "simba": ("contrib.simba:Simba", {}),
     "imitation_sac": ("human.imitation_sac:ImitationSac", {}),
     "rlif": ("human.rlif:Rlif", {}),
     "hil_serl": ("human.hil_serl:HilSerl", {}),
@@ -70,6 +71,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo 1": ("loop:Ppo", {"num_envs": 1}),
     "ppo 8": ("loop:Ppo", {"num_envs": 8}),
 }
+MOVED = {"contrib.crossq": "online.crossq", "contrib.simba": "online.simba"}
+"""Where methods stood in older checkouts."""
 STATE, ACTION = 17, 6
 
 
@@ -124,6 +127,8 @@ def _serve() -> None:
             if module == "loop":
                 learner, batches = _ppo_loop(options["num_envs"]), iter(())
             else:
+                here = importlib.util.find_spec(f"robot_rl.policies.{module.partition('.')[0]}")
+                module = module if here is not None else MOVED.get(module, module)
                 held = vars(importlib.import_module(f"robot_rl.policies.{module}"))
                 options, stated = {**options, **asked["options"]}, held.get(f"{kind}Options")
                 size, given = options.pop("rows", 0), (io, _Still()) if options.pop("valued", False) else (io,)

@@ -7,7 +7,8 @@ file is the method's options at their defaults, and a preset builds on `/method/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -76,6 +77,10 @@ class ClassSource(ConfigSource):
         kind = BASES.get(group, group)
         if group == VERB:
             return self._result(build.values_of(VERBS[name]()))
+        if group == "env" and name == OWN:
+            world = _own[f"world={OWN}"]
+            node = build.defaults("engine", "mujoco")
+            return self._result(node | {"world": build.defaults("world", world) | {"sha256": extras.file_hash(world)}})
         if not self.is_config(config_path):
             raise ConfigLoadError(f"there is no {group} '{name}'")
         name = _own.get(f"{kind}={name}", name)
@@ -104,6 +109,8 @@ class ClassSource(ConfigSource):
         group, _, name = config_path.removesuffix(".yaml").strip("/").partition("/")
         if group == VERB:
             return name in VERBS
+        if group == "env" and name == OWN:
+            return f"world={OWN}" in _own
         if group not in BASES and (group not in PLAIN or _file(group, name)):
             return False
         kind = BASES.get(group, group)
@@ -146,8 +153,8 @@ def register() -> None:
 def take_own(items: Sequence[str]) -> list[str]:
     """Arguments in which names of the user's own code are allowed and stand under a name that Hydra can look up.
 
-    `policy=./my_method.py:MyLearner` becomes `policy=own`; `id=module:Name-v0` and every other value with a colon that
-    names code stays as it is.
+    `policy=./my_method.py:MyLearner` becomes `policy=own`, `env=./my_world.py` (or `…:MyWorld`) `env=own`;
+    `id=module:Name-v0` and every other value with a colon that names code stays as it is.
 
     Raises:
         Refused, ValueError: a method or world of the user's own that there is not, or that is none.
@@ -158,12 +165,15 @@ def take_own(items: Sequence[str]) -> list[str]:
         plain = value.strip("'\"")
         if equals and ":" in plain and not plain.startswith(("http://", "https://", "[", "{")):
             extras.allow(plain, plain.removeprefix("python:"))
+        if key == "env" and (":" in plain or plain.endswith(".py")):
+            key, plain = "world", _resolve(plain if ":" in plain else f"{plain}:{_class_of(plain)}")
+            item = f"env={OWN}"
         if key in build.ROOMS and ":" in plain:
             name = _resolve(plain)
             extras.allow(name)
             build.find(key, name)
             _own[f"{key}={OWN}"] = name
-            item = f"{key}={OWN}"
+            item = f"env={OWN}" if item == f"env={OWN}" else f"{key}={OWN}"
         found.append(item)
     return found
 
@@ -234,6 +244,37 @@ def wrong_name(config: str, items: Sequence[str]) -> str:
     return ""
 
 
+def compose_verb(verb: str, chosen: Mapping[str, str], values: Mapping[str, Any]) -> DictConfig:
+    """The configuration of a verb, as its command line would make it.
+
+    Args:
+        verb: name of its configuration.
+        chosen: group -> name.
+        values: what differs from the defaults; a group's value is a name, or a node that stands in its place.
+
+    Raises:
+        Refused: there is no such name in a group.
+    """
+    groups = set(groups_of(verb))
+    named = {key: value for key, value in values.items() if key in groups and isinstance(value, str)}
+    values = {key: value for key, value in values.items() if key not in named}
+    items = take_own([f"{group}={name}" for group, name in {**chosen, **named}.items()])
+    wrong = unreadable(items) or wrong_name(verb, items)
+    if wrong:
+        raise Refused(wrong)
+    replaced = [key for key in groups - set(chosen) if key in values]
+    with initialize_config_module("robot_rl.configs", version_base="1.3"):
+        cfg = compose(verb, overrides=items)
+    OmegaConf.set_struct(cfg, False)
+    for key in replaced:
+        cfg[key] = None
+    known = {*cfg, *VERBS[verb]().model_fields}
+    for key in values:
+        if key not in known:
+            raise Refused(f"robot_rl has no option '{key}' here{near(str(key), sorted(map(str, known)))}")
+    return OmegaConf.merge(cfg, OmegaConf.create(dict(values)))  # type: ignore[return-value]
+
+
 def groups_of(config: str) -> list[str]:
     """Groups that a verb's configuration chooses from."""
     return [name for name in (key.split("@")[0] for key in _chosen(file_of(config))) if name.isidentifier()]
@@ -283,6 +324,8 @@ def _wrong_option(node: Any, path: list[str]) -> str:
             if not len(node):  # names with values that anybody may add
                 return ""
             whole, where = node.get("name") or node.get("engine") or "", ".".join(path[:depth])
+            if not depth:  # a group of which nothing is chosen
+                return f"{'.'.join(path)}: there is no {part} here; choose one first with {part}=<name>"
             said = f"{where}.{part} is no option of {whole or where}"
             if part in ("gamma", "seed", "device"):
                 return f"{said}; {part}=… (without {where}.) sets it for the whole run"
@@ -290,6 +333,24 @@ def _wrong_option(node: Any, path: list[str]) -> str:
         unknown = OmegaConf.is_missing(node, part) or OmegaConf.is_interpolation(node, part)
         node = "" if unknown else node.get(part)
     return ""
+
+
+def _class_of(file: str) -> str:
+    """The world of a file: its only class, or the one that has the file's name.
+
+    Raises:
+        Refused: no such file, or no such class.
+    """
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise Refused(f"env={file}: there is no such file")
+    classes = re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    own = [name for name in classes if name.lower() == path.stem.replace("_", "").lower()] or classes
+    if len(own) != 1:
+        raise Refused(
+            f"say which class of {file} is the world: env={file}:<class>; it has {', '.join(classes) or 'none'}"
+        )
+    return own[0]
 
 
 def _resolve(name: str) -> str:

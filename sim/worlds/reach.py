@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from robot_rl.sim.arm import STROKE, Arm, marker, norm, scene, span
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
+from robot_rl.types.card import Card
 from robot_rl.types.options import Positive
+
+if TYPE_CHECKING:
+    from robot_rl.sim.card_arm import CardArm
 
 _LOW, _HIGH = (0.28, -0.22, 0.02), (0.58, 0.22, 0.34)
 _DISTANCE = 0.1  # metres per unit of the vector in the state
@@ -24,13 +28,13 @@ class Reach:
         terminate_on_success: end the episode at success. The dense reward is then lowered by 1, so that every step
             costs and finishing early never loses reward.
         start_pose: the state also tells where the tip was at the start (action "ee"), for `human/relative_frame`.
+        robot: the card of another arm (robot=<card> on the command line); null is the desk arm.
 
     Raises:
-        ValueError: an option outside these values.
+        ValueError: an option outside these values, or a card that does not fit its model.
     """
 
     name: str = "reach"
-    cameras: tuple[str, ...] = ("front", "wrist")
     markers: ClassVar[dict[str, str]] = {"goal": "goal"}
     radius = 0.02
 
@@ -42,12 +46,20 @@ class Reach:
         reward: str = "dense",
         terminate_on_success: bool = False,
         start_pose: bool = False,
+        robot: Card | None = None,
     ) -> None:
         if reward not in ("dense", "sparse"):
             raise ValueError(f"reward is '{reward}', expected 'dense' or 'sparse'")
-        self._arm = arm = Arm(
-            action=action, control_hz=control_hz, low=_LOW, high=_HIGH, gripper=False, start_pose=start_pose
-        )
+        self._robot: CardArm | None = None
+        if robot is None:
+            arm = Arm(action=action, control_hz=control_hz, low=_LOW, high=_HIGH, gripper=False, start_pose=start_pose)
+        else:
+            from robot_rl.sim.card_arm import CardArm  # loads MuJoCo, which other engines do without
+
+            card = Card.model_validate(robot)
+            arm = self._robot = CardArm(card, action=action, control_hz=control_hz, start_pose=start_pose)
+        self._arm: Arm = arm
+        self.cameras = ("front", "wrist") if robot is None else ("front",)
         self._dense = reward == "dense"
         self._terminate = terminate_on_success
         self.control_hz = arm.control_hz
@@ -58,11 +70,14 @@ class Reach:
 
     def mjcf(self) -> str:
         """The arm, and a ball where the goal is."""
-        return scene(marker(self.radius))
+        return scene(marker(self.radius)) if self._robot is None else self._robot.xml
 
     def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
-        """Tip and goal anywhere in the work space, a little inside its walls."""
+        """Tip and goal anywhere in the work space, a little inside its walls; of a card's arm, where poses lead."""
         unit = draw.uniform(7)
+        if self._robot is not None:
+            qpos, ctrl, task, goal = self._robot.begin(unit[:, 0], unit[:, 3])
+            return Reset(qpos=qpos, qvel=self._robot.still(qpos), ctrl=ctrl, task={**task, "goal": goal})
         low, high = (0.32, -0.18, 0.06), (0.54, 0.18, 0.30)
         goal = span(unit[:, 3:6], low, high)
         robot, task = self._arm.start(span(unit[:, :3], low, high), xp.zeros_like(goal[:, 0]), 0.25 * STROKE)

@@ -7,6 +7,7 @@ these options added. What an earlier line has left is there for the later ones; 
 import contextlib
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -48,6 +49,11 @@ def test_marked_lines_of_the_pages_run_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for model in (ROOT / "docs/howto").glob("*.urdf"):
+        shutil.copy(model, tmp_path)
+    world = re.search(r"```python\n(.*?)```", (ROOT / "docs/add_a_world.md").read_text(), re.DOTALL)
+    assert world is not None
+    (tmp_path / "line.py").write_text(world[1])
     lines = [tuple(words) for page in PAGES for words in commands(page, True)]
     for words in dict.fromkeys(lines):  # what a tutorial repeats of README runs once
         monkeypatch.setattr(sys, "argv", ["robot-rl", *(newest(word, tmp_path) for word in words)])
@@ -66,7 +72,10 @@ UNMARKED = [(page.stem, words) for page in PAGES for words in commands(page, Fal
 def test_line_of_a_page_composes(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if words[0] in ("doctor", "sweep") or words[:2] == ["data", "session"]:  # no configuration of theirs is composed
+    if words[0] in ("doctor", "sweep", "robot") or words[:2] == [
+        "data",
+        "session",
+    ]:  # no configuration of theirs is composed
         assert f"  {words[0]} " in cli.USAGE
         return
     at = 1 if "--" in words else len(words)  # flags stand before all options or behind them

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +9,6 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", reason="needs transformers (extra `language`)")
-import robot_rl
 from robot_rl.advantage import Pipeline, Stage, policy_loss
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.policies.language.agent import LanguageAgent, LanguageAgentOptions, pipeline_of, policy_term
@@ -299,8 +294,7 @@ def test_saved_run_goes_on_exactly(tmp_path):
 
 def save_local_model(folder, vocabulary, name, **options):
     """A folder as transformers writes it: words as tokens, random weights of a named family."""
-    import transformers
-
+    transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     ids = {word: i for i, word in enumerate(("<unk>", "<eos>", ">", *vocabulary))}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
@@ -444,7 +438,7 @@ def test_groups_by_prompt_pool_what_the_player_cannot_tell_apart():
     dialogues = agent.collect([1, 2, 3, 3])
     assert to_batch(dialogues, critic=False).episodes.group_id.tolist() == [0, 1, 2, 2]
     assert to_batch(dialogues, critic=False, group_by="prompt").episodes.group_id.tolist() == [0, 0, 0, 0]
-    with pytest.raises(ValueError, match="group_by is 'luck'"):
+    with pytest.raises(ValueError, match="group_by"):
         agent_on(TextGuess(), group_by="luck")
 
 
@@ -474,15 +468,11 @@ def test_wrong_use_is_refused():
         LanguageAgent(LanguageAgentOptions(group_size=0), env.io)
 
 
-def test_the_documented_command_trains_with_the_estimator_of_its_name(tmp_path):
+def test_the_documented_command_trains_with_the_estimator_of_its_name(tmp_path, robot_rl):
     small = ["hidden=16", "heads=2", "groups=2", "group_size=2", "warmup_dialogues=2", "warmup_steps=1"]
     words = ["train", "env=text/tools", "env.world.items=2", "policy=language/agent", "advantage=trloo", "gamma=0.9"]
     words += [f"policy.{item}" for item in small] + ["total_steps=20", "eval_episodes=1", "final_episodes=1"]
-    command = [sys.executable, "-m", "robot_rl", *words, "video_episodes=0", f"output={tmp_path}", "name=run"]
-    root = str(Path(robot_rl.__file__).parent.parent)
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": root}, cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = robot_rl(*words, "video_episodes=0", "name=run")
+    assert done.returncode == 0, done.stderr
     saved = next(tmp_path.rglob("config.yaml")).read_text()
     assert "advantage: trloo" in saved[saved.index("policy:") :]

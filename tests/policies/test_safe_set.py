@@ -277,8 +277,8 @@ class Bridge:
         return np.stack([np.full(len(state), 0.6), -3.0 * state[:, 1]], 1).clip(-1, 1).astype(np.float32)
 
 
-def crossings(folder, delta, seed):
-    """(falls while 2,000 own steps were learned from, success of the last 20 episodes)."""
+def crossings(folder, delta, seed, steps=2000):
+    """(falls while so many own steps were learned from, success of the last 20 episodes)."""
     env = Bridge(seed)
     options = {"batch_size": 64, "hidden": (32, 32), "critics": 2, "utd": 3, "lr": 1e-3}
     options |= {"bc_steps": 0, "il_weight": 0.0, "init_alpha": 0.02}
@@ -303,10 +303,17 @@ def crossings(folder, delta, seed):
     )
     loop.collect_demos(8)
     env.falls = 0
-    loop.run(2000, lambda *_: False)
+    loop.run(steps, lambda *_: False)
     return env.falls, loop.stats.metrics()["rollout/success"]
 
 
+def test_fewer_fall_from_a_bridge(tmp_path):
+    free, _ = crossings(tmp_path / "free", 0.0, 1, 200)
+    bounded, _ = crossings(tmp_path / "bounded", 0.5, 1, 200)
+    assert bounded < 0.5 * free
+
+
+@pytest.mark.slow
 def test_hardly_any_falls_from_a_bridge_and_no_less_success(tmp_path):
     free, unbounded = crossings(tmp_path / "free", 0.0, 1)
     bounded, success = crossings(tmp_path / "bounded", 0.5, 1)

@@ -1,0 +1,126 @@
+"""Cards of robots as files: found by name or path, read strictly, written in a form that a person edits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from robot_rl.tables import read_table
+from robot_rl.types.card import Card
+from robot_rl.words import near, option_error
+
+
+class CardError(ValueError):
+    """A card that cannot be used; the message names the file and the key."""
+
+
+def find(name: str) -> Path:
+    """The file of a card: a path, or a name that stands for `./<name>.yaml`.
+
+    Raises:
+        CardError: there is none.
+    """
+    path = Path(name).expanduser()
+    path = path if path.suffix in (".yaml", ".yml") or "/" in name else Path(f"{name}.yaml")
+    if not path.is_file():
+        here = [item.stem for item in Path().glob("*.yaml")]
+        raise CardError(
+            f"there is no card '{name}' (looked for {path}){near(name, here) if here else ''}; write one with "
+            f"robot-rl robot new <model.urdf or .xml> name={path.stem}"
+        )
+    return path
+
+
+def is_card(table: Any) -> bool:
+    """Whether a table that was read is a card: a RobotSpec has no model."""
+    return isinstance(table, Mapping) and "model" in table
+
+
+def read(name: str | Path) -> Card:
+    """A card from its file, with the model's path made absolute.
+
+    Raises:
+        CardError: no such file, not YAML, or a key that is unknown, stands twice, is missing or holds a wrong value.
+    """
+    path = find(str(name))
+    try:
+        table = read_table(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CardError(f"{path} cannot be read as YAML: {error}") from error
+    if not is_card(table):
+        raise CardError(f"{path} is no card: it names no model; robot-rl robot new writes one")
+    card = of_table(table, str(path))
+    model = Path(os.path.normpath(path.resolve().parent / Path(card.model.path).expanduser()))
+    return card.model_copy(update={"model": card.model.model_copy(update={"path": str(model)})})
+
+
+def of_table(table: Mapping[str, Any], where: str) -> Card:
+    """A card from plain values.
+
+    Raises:
+        CardError: a key that is unknown, is missing or holds a wrong value.
+    """
+    try:
+        return Card(**{str(key): value for key, value in table.items()})
+    except ValidationError as error:
+        raise CardError(f"{where}: {_sentence(error)}") from error
+
+
+def to_table(card: Card) -> dict[str, Any]:
+    """Plain values of a card, without what is at its default of nothing."""
+    return card.model_dump(mode="json", exclude_none=True)
+
+
+def write(card: Card, path: Path) -> None:
+    """Write a card; the model's path becomes relative to the file where both lie below one folder.
+
+    Raises:
+        CardError: the file exists.
+    """
+    if path.exists():
+        raise CardError(f"{path} exists; take another name= or remove it")
+    table = to_table(card)
+    model = Path(card.model.path).resolve()
+    if path.resolve().parent in model.parents:
+        table["model"]["path"] = str(model.relative_to(path.resolve().parent))
+    if not card.action.scale:
+        del table["action"]
+    lines = [
+        f"# Card of {card.name}: the one source for simulation, safety and the ROS bridge. '?' = nobody knows yet."
+    ]
+    for key, value in table.items():
+        if not value and not isinstance(value, (int, float)) and key != "controller_topic":
+            continue
+        if key == "joints":
+            rows = [
+                yaml.safe_dump(
+                    {k: v for k, v in row.items() if v or k in ("lower", "upper")},
+                    default_flow_style=True, sort_keys=False, width=1000,
+                ).strip()
+                for row in table["joints"]
+            ]  # fmt: skip
+            lines += ["joints:", *(f"  - {row}" for row in rows)]
+        else:
+            flow = None if isinstance(value, (dict, list)) else False
+            lines.append(yaml.safe_dump({key: value}, default_flow_style=flow, sort_keys=False, width=1000).strip())
+    partial = path.with_name(path.name + ".part")
+    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _sentence(error: ValidationError) -> str:
+    """pydantic's first complaint with the whole way to the key, which goes through lists and tables."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(item) for item in first["loc"] if not str(item).startswith(("constrained", "literal[")))
+    if len(first["loc"]) < 2 and first["loc"]:
+        return option_error(error, Card, "", "a card")
+    if first["type"] == "extra_forbidden":
+        return f"{place} is no key of a card"
+    return (
+        f"{place or 'the card'}: {str(first['msg']).removeprefix('Value error, ')} (it is {str(first['input'])[:60]!r})"
+    )

@@ -1,0 +1,246 @@
+"""The card of a robot: all that this project is told about one robot, as data.
+
+Simulation, teleoperation, the safety supervisor, the ROS bridge and the doctor read the same card. What nobody knows
+yet is written as `?`: simulation then takes a default and says so, and nothing is sent to a robot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from robot_rl.types.options import Meaning, NotNegative, Options, Positive
+
+OPEN = "?"
+"""What stands for a value that nobody has given."""
+Unknown = Literal["?"]
+Limit = Annotated[Positive | Unknown, Meaning("a number above 0, or '?'")]
+"""A largest velocity, acceleration or effort."""
+Text = Annotated[str, Meaning("a text, or '?'")]
+Place = tuple[float, float, float]
+"""x, y, z [m]."""
+
+DEFAULTS: dict[str, float] = {"velocity": 1.5, "acceleration": 10.0, "effort": 50.0}
+"""What simulation takes for limits that are `?` [rad/s, rad/s2, N m]."""
+
+
+class ModelCard(Options):
+    """The file of the model."""
+
+    path: str
+    """MJCF or URDF; a relative path counts from the card's folder."""
+    sha256: str = ""
+    """Of the file and of everything that it names, when the card was written."""
+
+
+class JointCard(Options):
+    """One joint [rad or m, N m or N]."""
+
+    name: str
+    """As in the model and in the robot's joint states."""
+    lower: float | None = None
+    """Smallest position; null when continuous."""
+    upper: float | None = None
+    """Largest position."""
+    continuous: bool = False
+    """Turns for ever."""
+    velocity: Limit = OPEN
+    """Largest speed."""
+    acceleration: Limit = OPEN
+    """Largest acceleration."""
+    effort: Limit = OPEN
+    """Largest torque or force."""
+    jerk: Positive | None = None
+    """Largest change of acceleration."""
+    stop_acceleration: Positive | None = None
+    """Deceleration of stops; null = acceleration."""
+    effort_rate: Positive | None = None
+    """Largest change of a commanded effort; null = effort in 0.1 s."""
+    limit_slack: NotNegative | None = None
+    """How far a measured position may lie outside its limits; null = as the supervisor's settings say."""
+    kp: NotNegative = 0.0
+    """Gain of the simulated servo."""
+    kd: NotNegative = 0.0
+    """Its damping."""
+    armature: NotNegative = 0.0
+    """Inertia of its rotor as seen at the joint [kg m2 or kg]; 0 = as the model says."""
+
+    @model_validator(mode="after")
+    def _range(self) -> JointCard:
+        if not self.continuous and (self.lower is None or self.upper is None or self.lower >= self.upper):
+            raise ValueError(
+                f"joint {self.name} goes from {self.lower} to {self.upper}, expected lower below upper, or "
+                "continuous: true"
+            )
+        return self
+
+
+class GripperCard(Options):
+    """Fingers that are commanded together; other joints of the hand follow by the model's own constraints."""
+
+    joints: tuple[str, ...]
+    """The commanded joints."""
+    open: tuple[float, ...]
+    """Their positions when open [rad or m]."""
+    closed: tuple[float, ...]
+    """Their positions when closed."""
+    effort: Limit = OPEN
+    """Largest torque or force of one joint."""
+    kp: NotNegative = 0.0
+    """Gain of the simulated servos."""
+    kd: NotNegative = 0.0
+    """Their damping."""
+
+    @model_validator(mode="after")
+    def _lengths(self) -> GripperCard:
+        if not len(self.joints) == len(self.open) == len(self.closed):
+            raise ValueError("gripper: joints, open and closed need the same number of entries")
+        return self
+
+
+class SensorCard(Options):
+    """One topic that is read."""
+
+    topic: Text = OPEN
+    """Its name."""
+    type: str
+    """Of its messages."""
+    required: bool = True
+    """Nothing moves without it."""
+    timeout: Positive = 0.1
+    """Largest age [s]."""
+    clock: Literal["auto", "common", "foreign"] = "auto"
+    """Whose clock its stamps are of; docs/ros2.md."""
+
+
+class WorkspaceCard(Options):
+    """Box in the model's world frame that the tool stays in, and targets are drawn from."""
+
+    lower: Place
+    """x, y, z [m]."""
+    upper: Place
+    """x, y, z [m]."""
+
+    @model_validator(mode="after")
+    def _box(self) -> WorkspaceCard:
+        if not all(low < high for low, high in zip(self.lower, self.upper)):
+            raise ValueError(f"workspace.lower is {self.lower}, expected below upper = {self.upper} on every axis")
+        return self
+
+
+class EstopCard(Options):
+    """What an emergency stop is on this robot."""
+
+    action: Literal["brake", "zero", "halt", "?"] = OPEN
+    """What the supervisor sends: brake to rest, zero, or nothing more (halt: the controller's own timeout stops)."""
+    heartbeat: NotNegative = 0.5
+    """A stop button's topic that was heard and falls silent for so long [s] is pressed; 0 = not watched."""
+    required: bool = False
+    """Nothing moves before that topic has been heard."""
+
+
+class ActionCard(Options):
+    """How actions in [-1, 1] become commands where no world says it."""
+
+    mapping: Literal["absolute", "delta", "velocity", "effort"] = "absolute"
+    """Of actions to commands."""
+    scale: tuple[Positive, ...] = ()
+    """What 1 means, one number or one per joint."""
+
+
+class Card(Options):
+    """One robot: an arm with a tool, or legs on a base that moves freely."""
+
+    name: str
+    """Of the robot."""
+    model: ModelCard
+    """Kinematics, masses and shapes."""
+    base: str = ""
+    """Body of the model that is fixed to the world, or the trunk of legs."""
+    tool: str = ""
+    """Site or body that tasks move."""
+    joints: tuple[JointCard, ...] = Field(min_length=1)
+    """In the order of commands and observations: from base to tool."""
+    gripper: GripperCard | None = None
+    """null = none."""
+    home: tuple[float, ...]
+    """Positions of the joints at the start of work [rad or m]."""
+    rest: tuple[float, ...] | None = None
+    """Positions in which it may be switched off; null = home."""
+    workspace: WorkspaceCard | None = None
+    """null = none."""
+    ignore: tuple[tuple[str, str], ...] = ()
+    """Pairs of bodies whose contact in the model means nothing: their shapes overlap where they are joined."""
+    command_mode: Literal[
+        "forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "?"
+    ] = OPEN
+    """What the controller takes."""
+    controller_topic: Text = OPEN
+    """Where the supervisor sends commands; "" = the usual one of the mode."""
+    controller: str = ""
+    """Node whose parameters `joints` and `interface_name` are read; "" = the one its topic belongs to."""
+    controller_timeout: Annotated[NotNegative | Unknown, Meaning("seconds, 0 = never, or '?'")] = OPEN
+    """Seconds after which the controller stops by itself without commands; 0 = never."""
+    dead_time: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Seconds from a command to the joints' following it; doctor ros wiggle=true measures it."""
+    sensors: dict[str, SensorCard] = Field(default_factory=dict)
+    """Name -> topic that is read."""
+    cameras: dict[str, SensorCard] = Field(default_factory=dict)
+    """Name -> topic of pictures."""
+    estop: EstopCard = EstopCard()
+    """Emergency stop."""
+    margin: NotNegative = 0.02
+    """Kept free at both ends of every range [rad]."""
+    force: Positive | None = None
+    """Largest force at the tool [N]."""
+    observation: tuple[str, ...] = ()
+    """Keys that a policy reads where no world says it."""
+    action: ActionCard = ActionCard()
+    """Of a policy that no world describes."""
+    confirmed: tuple[str, ...] = ()
+    """Numbers beyond what is plausible that are meant, such as wheel.velocity."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Card:
+        names = [joint.name for joint in self.joints]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"joints: the name {twice[0]} occurs more than once, expected unique names")
+        for key in ("home", "rest"):
+            pose: tuple[float, ...] | None = self.rest if key == "rest" else self.home
+            if pose is None:
+                continue
+            if len(pose) != len(names):
+                raise ValueError(f"{key} has {len(pose)} entries, expected {len(names)}: one per joint")
+            for joint, value in zip(self.joints, pose):
+                if joint.lower is not None and joint.upper is not None and not joint.lower <= value <= joint.upper:
+                    raise ValueError(
+                        f"{key} of {joint.name} is {value:g}, expected in [{joint.lower:g}, {joint.upper:g}]"
+                    )
+        return self
+
+    def open_keys(self) -> list[str]:
+        """Keys that are still `?`, such as joints.elbow.acceleration."""
+        return list(_open(self, ""))
+
+    def limit(self, key: Literal["velocity", "acceleration", "effort"]) -> tuple[float, ...]:
+        """A limit of every joint, with the default of simulation where it is `?`."""
+        values = (getattr(joint, key) for joint in self.joints)
+        return tuple(DEFAULTS[key] if value == OPEN else float(value) for value in values)
+
+
+def _open(value: Any, where: str) -> Iterator[str]:
+    if value == OPEN:
+        yield where
+    elif isinstance(value, BaseModel):
+        for key, item in value:
+            yield from _open(item, f"{where}.{key}" if where else key)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _open(item, f"{where}.{key}")
+    elif isinstance(value, tuple):
+        for item in value:
+            if isinstance(item, JointCard):
+                yield from _open(item, f"{where}.{item.name}")

@@ -1,0 +1,207 @@
+"""Cards of robots: robot-rl robot new | show | safety, and robot=<card> of every verb that steps an environment."""
+
+from __future__ import annotations
+
+import html
+import os
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl import build, card
+from robot_rl.types import Options
+from robot_rl.types.card import DEFAULTS, OPEN, Card, SensorCard
+from robot_rl.types.options import NotNegative, Positive
+from robot_rl.verbs.compose import read_words
+from robot_rl.words import Refused, near
+
+Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo"]
+
+
+class NewOptions(Options):
+    """robot-rl robot new <model>: what the model's file does not say; left out = asked for, or `?`."""
+
+    name: str
+    """Of the robot, and of its file ./<name>.yaml."""
+    tool: str = ""
+    """Site or body that tasks move; left out = guessed by its name."""
+    base: str = ""
+    """Body below which the arm begins; left out = the world."""
+    velocity: Positive | None = None
+    """Largest speed of joints whose file states none [rad/s]."""
+    acceleration: Positive | None = None
+    """Largest acceleration of every joint [rad/s2]."""
+    effort: Positive | None = None
+    """Largest torque of joints whose file states none [N m]."""
+    command_mode: Mode | None = None
+    """What the controller takes."""
+    controller_topic: str | None = None
+    """Where commands go; "" = the usual one of the mode."""
+    controller_timeout: NotNegative | None = None
+    """Seconds after which the controller stops by itself without commands; 0 = never."""
+    states: str | None = None
+    """Topic of the joint states."""
+    estop: Literal["brake", "zero", "halt"] | None = None
+    """What an emergency stop sends."""
+
+
+_STYLE = (
+    "body{font:15px sans-serif;margin:2em;max-width:70em} td{padding:.2em .8em;text-align:right} "
+    "tr:first-child{font-weight:bold} figure{display:inline-block;margin:0 1em 1em 0} img{width:30em}"
+)
+QUESTIONS = {
+    "velocity": "largest joint speed [rad/s], where the model's file states none",
+    "acceleration": "largest joint acceleration [rad/s2]",
+    "effort": "largest joint torque [N m], where the model's file states none",
+    "command_mode": "controller: jtc, joint_command, forward_position, forward_velocity, forward_effort",
+    "controller_topic": "its topic",
+    "controller_timeout": "seconds after which it stops by itself without commands (0 = never)",
+    "states": "topic of the joint states, such as joint_states",
+    "estop": "emergency stop: brake, zero or halt",
+}
+
+
+def robot(arguments: list[str]) -> int:
+    """What is asked of a card; the exit status."""
+    verbs = {"new": _new, "show": _show, "safety": _safety}
+    verb = arguments[0] if arguments else ""
+    try:
+        if verb not in verbs:
+            raise Refused(f"robot-rl robot new|show|safety; there is no '{verb}'{near(verb, verbs)}")
+        verbs[verb](arguments[1:])
+    except (Refused, ValueError, OSError, ImportError) as error:
+        print(f"robot-rl: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _new(arguments: list[str]) -> None:
+    models = [item for item in arguments if "=" not in item]
+    if len(models) != 1:
+        raise Refused("say which model: robot-rl robot new <robot.urdf | robot.xml | menagerie:franka_fr3> name=my_arm")
+    options = read_words(NewOptions, [item for item in arguments if "=" in item], "robot new")
+    path = Path(f"{options.name}.yaml")
+    if path.exists():
+        raise Refused(f"{path} exists; take another name= or remove it")
+    made, notes = build.tool("new_card")(models[0], options.name, tool=options.tool, base=options.base)
+    for note in notes:
+        print(f"  {note}")
+    given = options.model_dump(exclude_none=True)
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        given = options.model_validate(given | _ask(made, given)).model_dump(exclude_none=True)
+    made = _with(made, given)
+    card.write(made, path)
+    joints = f"{len(made.joints)} joints" + (", a gripper" if made.gripper is not None else ", no gripper")
+    print(f"{path}: {joints}, tool {made.tool}, home {' '.join(f'{x:g}' for x in made.home)}")
+    left = made.open_keys()
+    if left:
+        print(f"  still ? (nothing is deployed before they are known): {_few(left)}")
+
+
+def _ask(made: Card, given: dict[str, Any]) -> dict[str, Any]:
+    """Answers of whoever sits at the terminal; nothing = `?`."""
+    answers: dict[str, Any] = {}
+    for key, question in QUESTIONS.items():
+        stated = key in DEFAULTS and all(x != OPEN for joint in made.joints for x in (joint.model_dump()[key],))
+        if key in given or stated:
+            continue
+        answer = input(f"{question} [?]: ").strip()
+        if answer and answer != OPEN:
+            answers[key] = answer
+    return answers
+
+
+def _with(made: Card, given: dict[str, Any]) -> Card:
+    """A card with what was given in the places that the model left open."""
+    limits = {key: given[key] for key in DEFAULTS if key in given}
+    joints = tuple(
+        joint.model_copy(update={key: value for key, value in limits.items() if joint.model_dump()[key] == OPEN})
+        for joint in made.joints
+    )
+    update: dict[str, Any] = {"joints": joints}
+    update |= {key: given[key] for key in ("command_mode", "controller_topic", "controller_timeout") if key in given}
+    if "estop" in given:
+        update["estop"] = made.estop.model_copy(update={"action": given["estop"]})
+    if made.gripper is not None and "effort" in limits and made.gripper.effort == OPEN:
+        update["gripper"] = made.gripper.model_copy(update={"effort": limits["effort"]})
+    update["sensors"] = {"joints": SensorCard(topic=given.get("states", OPEN), type="sensor_msgs/JointState")}
+    return made.model_copy(update=update)
+
+
+def _one(arguments: list[str], verb: str) -> Card:
+    if len(arguments) != 1 or "=" in arguments[0]:
+        raise Refused(f"say which card: robot-rl robot {verb} <name or path of its YAML>")
+    return card.read(arguments[0])
+
+
+def _show(arguments: list[str]) -> None:
+    found = _one(arguments, "show")
+    pictures, told = build.tool("robot_pictures")(found)
+    page = Path(f"{found.name}.html")
+    body = f"<h1>{html.escape(found.name)}</h1>"
+    for text, data in pictures:
+        body += f'<figure><img src="data:image/png;base64,{data}"><figcaption>{html.escape(text)}</figcaption></figure>'
+    rows: list[tuple[Any, ...]] = [("joint", "lower", "home", "upper", "velocity", "acceleration", "effort")]
+    for joint, home in zip(found.joints, found.home):
+        limits = (joint.velocity, joint.acceleration, joint.effort)
+        rows.append((joint.name, joint.lower, home, joint.upper, *limits))
+    cells = ("".join(f"<td>{html.escape(_cell(value))}</td>" for value in row) for row in rows)
+    body += f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+    body += f"<p>Still ?: {html.escape(_few(found.open_keys(), 30) or 'none')}</p>"
+    body += f"<pre>{html.escape(yaml.safe_dump(card.to_table(found), sort_keys=False))}</pre>"
+    page.write_text(f"<!doctype html><meta charset=utf-8><style>{_STYLE}</style>{body}", encoding="utf-8")
+    for line in told:
+        print(f"  {line}")
+    print(page)
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _safety(arguments: list[str]) -> None:
+    """The limits and parameters that the supervisor takes from a card, as YAML."""
+    found = _one(arguments, "safety")
+    spec, parameters = build.tool("robot_spec")(found)
+    table = {"robot_spec": spec, "safety_supervisor": parameters}
+    print(yaml.safe_dump(table, sort_keys=False, default_flow_style=None, width=120), end="")
+
+
+def seat(cfg: DictConfig) -> None:
+    """Put the card that `robot=` names into the world of a configuration; changed in place.
+
+    Raises:
+        Refused: an environment that takes no card, or a card that cannot be used.
+    """
+    if not cfg.get("robot"):
+        return
+    if cfg.get("env") is not None and "robot" not in (cfg.env.get("world") or {}):
+        what = (cfg.env.get("world") or {}).get("name") or cfg.env.get("engine")
+        raise Refused(f"robot={cfg.robot}: {what} is made for one robot; env=reach takes any arm with a card")
+    try:
+        found = card.read(str(cfg.robot))
+    except card.CardError as error:
+        raise Refused(str(error)) from error
+    now = build.tool("robot_digest")(found.model.path)
+    if found.model.sha256 and now and now != found.model.sha256:
+        print(
+            f"  note: {found.model.path} is not the file that the card {cfg.robot} was written from (another SHA-256)"
+        )
+    found = found.model_copy(update={"model": found.model.model_copy(update={"sha256": now})})
+    for key in ("velocity", "effort"):
+        names = [joint.name for joint in found.joints if joint.model_dump()[key] == OPEN]
+        if names:
+            print(f"  {key} of {_few(names)} is ? in the card: simulation takes {DEFAULTS[key]:g}")
+    # Every key, also those that are null: an older card in a saved run is replaced as a whole.
+    table = OmegaConf.create({"world": {"robot": found.model_dump(mode="json")}})
+    cfg.env = table if cfg.get("env") is None else OmegaConf.merge(cfg.env, table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _few(items: list[str], most: int = 6) -> str:
+    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

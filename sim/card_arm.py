@@ -1,0 +1,258 @@
+"""Any arm with a card in our tasks: its scene, its two ways of being commanded, and places that it can reach.
+
+Servos, limits, home and workspace are the card's; masses and shapes are the model's. Gravity is compensated, as robot
+controllers do. Starts and targets are the tool's places in poses that touch nothing, so each of them can be reached.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from robot_rl.sim.arm import TIMESTEP, Arm, check_command
+from robot_rl.sim.kinematics import Chain
+from robot_rl.sim.robot_model import digest, load, mujoco
+from robot_rl.sim.robot_probe import Probe
+from robot_rl.sim.world import View
+from robot_rl.types import Array
+from robot_rl.types.card import DEFAULTS, OPEN, Card
+
+TOOL = "robot_rl_tool"
+_POSES = 3000
+_SPEED, _JOINT_SPEED, _REACH = 0.4, 1.5, 0.8  # m/s and rad/s at action 1 of an arm that reaches so far [m]
+
+
+class CardArm(Arm):
+    """An arm as `Arm` describes it, of the robot that a card tells of.
+
+    "ee" moves the tool's point and leaves its direction to the joints, which drift towards home where they are free.
+
+    Args:
+        card: of the robot.
+        action: "ee" or "joint".
+        control_hz: decisions per second; 1 / (control_hz * 5 ms) must be whole.
+        start_pose: the state also tells where the tip was at the start ("ee").
+
+    Raises:
+        ValueError: the model cannot be read, does not have what the card names, or hardly reaches the workspace.
+    """
+
+    def __init__(self, card: Card, *, action: str, control_hz: float, start_pose: bool = False) -> None:
+        check_command(action, control_hz, start_pose)
+        if card.workspace is None:
+            raise ValueError(f"the card of {card.name} has no workspace, from which targets are drawn; write one")
+        stored = card.model_dump_json(), digest(card.model.path)
+        self.card, self.xml = card, _scene(*stored)
+        model = mujoco.MjModel.from_xml_string(self.xml)
+        self.chain = Chain.of_model(model, model.site(TOOL).id)
+        names = tuple(joint.name for joint in card.joints)
+        if self.chain.joints != names:
+            raise ValueError(
+                f"the card of {card.name} lists the joints {', '.join(names)}; those from base to {card.tool} in the "
+                f"model are {', '.join(self.chain.joints)}"
+            )
+        self.first = int(model.joint(names[0]).qposadr[0])
+        if [int(model.joint(name).qposadr[0]) for name in names] != list(range(self.first, self.first + len(names))):
+            raise ValueError(f"between the joints of {card.name} the model has others; write the arm's alone")
+        self.low, self.high, self.home = card.workspace.lower, card.workspace.upper, card.home
+        self._neutral, self._others = np.array(model.qpos0), model.nv
+        fingers = card.gripper.joints if card.gripper is not None else ()
+        self._held = [float(model.qpos0[model.joint(name).qposadr[0]]) for name in fingers]
+        self._poses, tips = _reachable(*stored)
+        self._velocity = card.limit("velocity")
+        reach = float(np.linalg.norm(tips, axis=1).max())
+        speed = _SPEED * min(1.0, reach / _REACH)
+        self.leash = 1.5 * speed / 10.0
+        joint_speeds = tuple(min(_JOINT_SPEED, limit) for limit in self._velocity)
+        self._describe(action, control_hz, False, False, start_pose, (speed, 0.0), joint_speeds)
+
+    def begin(self, start: Array, goal: Array) -> tuple[Array, Array, dict[str, Array], Array]:
+        """Rest in one reachable pose, and the tool's place in another.
+
+        Args:
+            start: (n,) in [0, 1), which pose.
+            goal: (n,) in [0, 1), which other one.
+
+        Returns:
+            (n, nq) positions, (n, nu) controls, the arm's variables for `view.task`, (n, 3) goal [m].
+        """
+        xp = array_api_compat.array_namespace(start)
+        poses, neutral, held = (self._on(name, start) for name in ("poses", "neutral", "held"))
+        rows = [xp.astype(unit * poses.shape[0], xp.int64) for unit in (start, goal)]
+        joints = xp.take(poses, rows[0], axis=0)
+        both, _ = self.chain.forward(xp.concat([joints, xp.take(poses, rows[1], axis=0)], axis=0))
+        tip, target = both[: start.shape[0]], both[start.shape[0] :]
+        blank = xp.zeros_like(joints[:, :1])
+        qpos = xp.concat([blank + neutral[: self.first], joints, blank + neutral[self.first + self.count :]], axis=1)
+        zero = xp.zeros_like(tip)
+        task = {"command": joints, "tip": tip, "tip_velocity": zero, "tip_lag": zero, "yaw": blank[:, 0]}
+        if self._start_pose:
+            task["start"] = xp.concat([tip, blank], axis=1)
+        return qpos, xp.concat([joints, blank + held], axis=1), task, target
+
+    def still(self, qpos: Array) -> Array:
+        """(n, nv) zero velocities."""
+        xp = array_api_compat.array_namespace(qpos)
+        return xp.zeros((qpos.shape[0], self._others), dtype=qpos.dtype, device=array_api_compat.device(qpos))
+
+    def control(self, view: View, action: Array) -> Array:
+        """Advance the command by (N, A) actions in [-1, 1] and return (N, nu) position targets."""
+        xp = view.xp
+        command: Any = view.task["command"]
+        delta = xp.astype(action, command.dtype) * self._on("steps", command)
+        if self.mode == "ee":
+            linearised = self.chain.jacobian(command)
+            target = self._target(view, linearised[0] + delta)
+            home, most = self._on("home", command), self._on("velocity", command) / self.control_hz
+            joints = self.chain.approach(command, linearised, target, home)
+            joints = self.chain.approach(joints, self.chain.jacobian(joints), target, home)
+            excess = xp.max(xp.abs(joints - command) / most, axis=1, keepdims=True)
+            delta = (joints - command) / xp.maximum(excess, xp.ones_like(excess))
+        command[...] = self._joints(view, command + delta)
+        return xp.concat([command, xp.astype(view.ctrl[:, self.count :], command.dtype)], axis=1)
+
+    def act(self, state: Array, move: Array, *, opening: Array | None = None, turn: Array | None = None) -> Array:
+        """The action of a scripted controller that wants the tip at measured tip + `move` (N, 3) m; see `Arm.act`."""
+        if self.mode == "ee":
+            return super().act(state, move)
+        xp = array_api_compat.array_namespace(state)
+        measured, command = self._told(state)
+        target = self.chain.forward(measured)[0] + move
+        joints, home = command, self._on("home", state)
+        for _ in range(3):
+            joints = self.chain.approach(joints, self.chain.jacobian(joints), target, home)
+        wish = (joints - command) / self._on("steps", state)
+        longest = xp.max(xp.abs(wish), axis=1, keepdims=True)
+        return wish / xp.maximum(longest, xp.ones_like(longest))
+
+    def _on(self, name: str, like: Array) -> Array:
+        """A constant as an array of another one's kind, dtype and device."""
+        key = (name, type(like), like.dtype, str(array_api_compat.device(like)))
+        cache = self.__dict__.setdefault("_constants", {})
+        if key not in cache:
+            values = {
+                "poses": self._poses, "neutral": self._neutral, "held": self._held, "home": self.home,
+                "steps": self.steps, "velocity": self._velocity,
+            }[name]  # fmt: skip
+            xp = array_api_compat.array_namespace(like)
+            # Poses in double precision: the joints that are commanded are kept so.
+            dtype = xp.float64 if name in ("poses", "neutral", "held") else like.dtype
+            cache[key] = xp.asarray(np.asarray(values), dtype=dtype, device=array_api_compat.device(like))
+        return cache[key]
+
+
+@lru_cache(8)
+def _scene(text: str, now: str) -> str:
+    """The robot of a card on a floor, with its goal as a ball, as MJCF text.
+
+    Args:
+        text: of the card.
+        now: SHA-256 of its model, so that a file that changes is read again.
+
+    Raises:
+        ValueError: the model cannot be read, or does not have what the card names.
+    """
+    card = Card.model_validate_json(text)
+    if card.model.sha256 and now and now != card.model.sha256:
+        sys.stderr.write(
+            f"the model of {card.name}, {card.model.path}, has changed since its card was stored (SHA-256 {now[:12]}, "
+            f"then {card.model.sha256[:12]}): what was learned with it may not hold\n"
+        )
+    spec = load(card.model.path).spec
+    for items in (spec.actuators, spec.keys, spec.lights, spec.cameras):
+        for item in list(items):
+            spec.delete(item)
+    _surroundings(spec, card)
+    for body in spec.bodies:
+        body.gravcomp = 1.0
+    for joint in card.joints:
+        _drive(spec, card, joint.name, joint.kp, joint.kd, joint.effort)
+        found = spec.joint(joint.name)
+        found.range = [joint.lower or 0.0, joint.upper or 0.0]
+        found.limited = mujoco.mjtLimited.mjLIMITED_FALSE if joint.continuous else mujoco.mjtLimited.mjLIMITED_TRUE
+        found.armature = joint.armature or found.armature
+    if card.gripper is not None:
+        for name in card.gripper.joints:
+            _drive(spec, card, name, card.gripper.kp, card.gripper.kd, card.gripper.effort)
+    site = spec.site(card.tool)
+    body = site.parent if site is not None else spec.body(card.tool)
+    if body is None:
+        raise ValueError(f"the model of {card.name} has no site or body '{card.tool}', the card's tool")
+    made = body.add_site(name=TOOL)
+    if site is not None:
+        made.pos, made.quat, made.alt = site.pos, site.quat, site.alt
+    for first, second in card.ignore:
+        spec.add_exclude(bodyname1=first, bodyname2=second)
+    try:
+        spec.compile()
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"the card of {card.name} does not fit its model: {error}") from error
+    return spec.to_xml()
+
+
+def _drive(spec: Any, card: Card, joint: str, kp: float, kd: float, effort: float | str) -> None:
+    """A position servo."""
+    if spec.joint(joint) is None:
+        raise ValueError(f"the model of {card.name} has no joint '{joint}', which its card lists")
+    servo = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+    servo.set_to_position(kp=kp, kv=kd)
+    most = DEFAULTS["effort"] if effort == OPEN else float(effort)
+    servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
+
+
+def _surroundings(spec: Any, card: Card) -> None:
+    """Physics options, floor, light, camera, goal."""
+    option = spec.option
+    option.timestep, option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    option.iterations, option.ls_iterations = 20, 10
+    ground = spec.worldbody.add_body(name="robot_rl_floor")
+    ground.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=[3.0, 3.0, 0.1], rgba=[0.87, 0.89, 0.91, 1.0])
+    spec.worldbody.add_light(pos=[1.0, -1.5, 3.0], dir=[-0.3, 0.45, -0.85], diffuse=[0.6, 0.6, 0.6])
+    assert card.workspace is not None
+    low, high = np.array(card.workspace.lower), np.array(card.workspace.upper)
+    centre, size = 0.5 * (low + high) * np.array([0.7, 0.7, 0.85]), float(np.abs([low, high]).max())
+    away = np.array([0.95, -1.15, 0.75]) * 1.7 * size
+    side = np.cross([0.0, 0.0, 1.0], away)
+    up = np.cross(away, side)
+    camera = spec.worldbody.add_camera(name="front", pos=centre + away, fovy=46.0)
+    camera.alt.type = mujoco.mjtOrientation.mjORIENTATION_XYAXES
+    camera.alt.xyaxes = [*(side / np.linalg.norm(side)), *(up / np.linalg.norm(up))]
+    goal = spec.worldbody.add_body(name="goal", mocap=True)
+    goal.add_geom(
+        name="goal", type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[0.02, 0.0, 0.0], contype=0, conaffinity=0,
+        rgba=[0.15, 0.8, 0.35, 0.6],
+    )  # fmt: skip
+    spec.add_texture(
+        name="robot_rl_sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
+        rgb1=[0.86, 0.91, 0.96], rgb2=[0.45, 0.55, 0.68], width=128, height=768,
+    )  # fmt: skip
+    spec.visual.headlight.ambient = [0.35, 0.35, 0.35]
+    view = getattr(spec.visual, "global")
+    view.offwidth, view.offheight = 1280, 960
+
+
+@lru_cache(8)
+def _reachable(text: str, now: str) -> tuple[np.ndarray, np.ndarray]:
+    """(K, J) poses around home that touch nothing with the tool in the workspace, and (K, 3) where it is.
+
+    Raises:
+        ValueError: hardly any pose is so.
+    """
+    card = Card.model_validate_json(text)
+    model = mujoco.MjModel.from_xml_string(_scene(text, now))
+    probe = Probe(model, [model.joint(joint.name).id for joint in card.joints], TOOL)
+    poses, tips = probe.cloud(np.array(card.home), _POSES)
+    assert card.workspace is not None
+    inside = np.ones(len(tips), bool) if len(tips) else np.zeros(0, bool)
+    for axis in range(3 if len(tips) else 0):
+        inside &= (tips[:, axis] >= card.workspace.lower[axis]) & (tips[:, axis] <= card.workspace.upper[axis])
+    if inside.sum() < 50:
+        raise ValueError(
+            f"of {_POSES} poses around the home of {card.name} only {int(inside.sum())} are free of contacts with the "
+            "tool in its workspace; widen workspace, or choose another home"
+        )
+    return poses[inside], tips[inside]

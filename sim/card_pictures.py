@@ -1,0 +1,96 @@
+"""A card's robot as pictures: model, frames and workspace, from two sides."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+
+from robot_rl.sim.card_arm import TOOL, CardArm
+from robot_rl.sim.robot_model import load, mujoco
+from robot_rl.types.card import Card
+
+_AXES = ((0.9, 0.2, 0.2, 1.0), (0.2, 0.75, 0.25, 1.0), (0.2, 0.35, 0.95, 1.0))
+_ORANGE = (0.95, 0.6, 0.1, 1.0)
+_SIZE = (720, 960)
+
+
+def pictures(card: Card) -> tuple[list[tuple[str, str]], list[str]]:
+    """Pictures of a robot in its home pose.
+
+    Args:
+        card: of the robot.
+
+    Returns:
+        (caption, PNG in base64) each, and what is worth saying aloud; no picture where there is no OpenGL.
+
+    Raises:
+        ValueError: the card does not fit its model.
+    """
+    told = load(card.model.path).notes
+    arm = CardArm(card, action="joint", control_hz=10.0)
+    model = mujoco.MjModel.from_xml_string(arm.xml)
+    data = mujoco.MjData(model)
+    data.qpos[arm.first : arm.first + arm.count] = card.home
+    data.mocap_pos[:] = 100.0  # the goal is no part of the robot
+    mujoco.mj_forward(model, data)
+    low, high = np.array(arm.low), np.array(arm.high)
+    reach = float(np.abs([low, high]).max())
+    try:
+        from robot_rl.sim.render import open_context
+
+        open_context(_SIZE[1], _SIZE[0]).free()
+        renderer = mujoco.Renderer(model, *_SIZE)
+    except (RuntimeError, ImportError) as error:
+        return [], [*told, f"no pictures: {str(error).splitlines()[0]}"]
+    made = []
+    for name, angle in (("home from the front", 140.0), ("home from the side", 90.0)):
+        view = mujoco.MjvCamera()
+        view.lookat[:] = 0.5 * (low + high) * [0.5, 0.5, 0.8]
+        view.distance, view.azimuth, view.elevation = 2.6 * reach, angle, -18.0
+        option = mujoco.MjvOption()
+        option.geomgroup[4] = 0
+        renderer.update_scene(data, view, option)
+        _box(renderer.scene, low, high)
+        site = data.site(TOOL)
+        _axes(renderer.scene, np.array(site.xpos), np.array(site.xmat).reshape(3, 3), 0.15 * reach)
+        _axes(renderer.scene, np.zeros(3), np.eye(3), 0.25 * reach)
+        for i in range(model.njnt):
+            half = 0.16 * reach * data.xaxis[i]
+            _line(renderer.scene, data.xanchor[i] - half, data.xanchor[i] + half, 0.006 * reach, _ORANGE)
+        caption = f"{name}: workspace as a box, frames of world and tool, joint axes in orange"
+        made.append((caption, _png(renderer.render())))
+    renderer.close()
+    return made, told
+
+
+def _png(picture: np.ndarray) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _axes(scene: Any, place: np.ndarray, turn: np.ndarray, length: float) -> None:
+    for axis, colour in enumerate(_AXES):
+        _line(scene, place, place + length * turn[:, axis], 0.03 * length, colour)
+
+
+def _line(scene: Any, start: np.ndarray, end: np.ndarray, width: float, colour: tuple[float, ...]) -> None:
+    geom = _new(scene, mujoco.mjtGeom.mjGEOM_CAPSULE, colour)
+    mujoco.mjv_connector(geom, mujoco.mjtGeom.mjGEOM_CAPSULE, width, start, end)
+
+
+def _box(scene: Any, low: np.ndarray, high: np.ndarray) -> None:
+    geom = _new(scene, mujoco.mjtGeom.mjGEOM_BOX, (0.2, 0.6, 0.9, 0.18))
+    geom.size[:], geom.pos[:] = 0.5 * (high - low), 0.5 * (high + low)
+
+
+def _new(scene: Any, kind: Any, colour: tuple[float, ...]) -> Any:
+    geom = scene.geoms[scene.ngeom]
+    mujoco.mjv_initGeom(geom, kind, np.zeros(3), np.zeros(3), np.eye(3).flatten(), np.array(colour, np.float32))
+    scene.ngeom += 1
+    return geom

@@ -1,0 +1,285 @@
+"""The card of a robot out of its model: what the file says, a home and a workspace by search, `?` for the rest."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.sim.arm import TIMESTEP
+from robot_rl.sim.robot_model import RobotModel, digest, find, load, mujoco
+from robot_rl.sim.robot_probe import Probe, limits_of
+from robot_rl.types.card import DEFAULTS, OPEN, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
+
+_TOOLS = ("tcp", "tool0", "grasp", "gripper_?frame", "pinch", "attachment", "tool", "end_?effector", "(^|_)ee(_|$)",
+          "flange", "right_hand", "hand")  # fmt: skip
+"""Names of tool frames, the best first."""
+_SPEED = 25.0
+"""Natural frequency of simulated servos that no file describes [rad/s]."""
+_STIFF = 5.0
+"""Their gain is at least this part of the largest effort [1/rad], so that friction does not hold small joints."""
+_SAMPLES = 3000
+
+
+def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[Card, list[str]]:
+    """The card of an arm.
+
+    Args:
+        path: URDF or MJCF.
+        name: of the robot.
+        tool: site or body that tasks move; "" = guessed by its name, else the end of the longest chain.
+        base: body below which the arm begins; "" = the world.
+
+    Returns:
+        The card, and what is worth saying aloud.
+
+    Raises:
+        ValueError: a file that cannot be read, a name that is not in it, or a robot without a fixed base.
+    """
+    path = find(path)
+    made = load(path)
+    model = made.spec.compile()
+    notes = list(made.notes)
+    if any(int(kind) == int(mujoco.mjtJoint.mjJNT_FREE) for kind in model.jnt_type):
+        raise ValueError(f"{path} has a free base (legs or wheels); cards are for arms on a fixed base so far")
+    where, body = _tool(model, tool)
+    if not tool:
+        notes.append(f"tool frame: {where} (tool=<site or body> chooses another)")
+    chain = _chain(model, body, base)
+    others = [b for b in range(1, model.nbody) if len(set(_chain(model, b, "")) - set(chain)) >= 3]
+    if len({next(iter(_chain(model, b, ""))) for b in others} - set(chain[:1])) >= 2:
+        raise ValueError(f"{path} has several limbs beside the one to {where} (legs?); cards are for arms so far")
+    if len(chain) < 2:
+        raise ValueError(
+            f"only {len(chain)} joints move {where}, expected an arm of at least 2; choose tool=<site or body>"
+        )
+    arm = _Survey(model, chain, where)
+    arm.ignore = arm.overlaps()
+    home = arm.home()
+    joints = tuple(_joint(model, made, j, inertia) for j, inertia in zip(chain, arm.inertia(home)))
+    file = Path(path).expanduser().resolve()
+    card = Card(
+        name=name,
+        model=ModelCard(path=str(file), sha256=digest(file)),
+        base=base or model.body(int(model.body_rootid[body])).name,
+        tool=where,
+        joints=joints,
+        gripper=_gripper(model, made, arm, home),
+        home=_rounded(home),
+        rest=_rounded(arm.key("rest")) if arm.key("rest") is not None else None,
+        workspace=arm.workspace(home),
+        ignore=arm.ignore,
+    )
+    return card, notes
+
+
+class _Survey(Probe):
+    """What a card says beyond its file: a home pose, a workspace, inertias."""
+
+    def key(self, name: str) -> np.ndarray | None:
+        """(J,) positions of a keyframe, or None."""
+        index = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_KEY, name)
+        if index < 0:
+            return None
+        low, high = np.array([limits_of(self.model, j) for j in self.chain]).T
+        return np.clip(self.model.key_qpos[index][self.qpos], low, high)
+
+    def home(self) -> np.ndarray:
+        """The file's own home, or the sampled pose that is freest: dexterous, ahead, far from limits and contacts."""
+        own = self.key("home")
+        if own is not None:
+            return own
+        middle, half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
+        poses = middle + 0.7 * half * self.random.uniform(-1.0, 1.0, (_SAMPLES, len(half)))
+        worth = [self.worth(pose) for pose in poses]
+        best = int(np.argmax(worth))
+        if worth[best] <= 0.0:
+            raise ValueError(
+                "no pose of this arm is free of contacts with the tool above its base; is the model upright?"
+            )
+        home, value = poses[best], worth[best]
+        for j in range(len(home)):  # joints that matter little stand in the middle of their range
+            tidy = home.copy()
+            tidy[j] = middle[j]
+            if (again := self.worth(tidy)) > 0.9 * value:
+                home, value = tidy, max(value, again)
+        return home
+
+    def worth(self, joints: np.ndarray) -> float:
+        """How good a pose is to begin work in; 0 where something touches."""
+        if not self.free(joints):
+            return 0.0
+        model, tip = self.model, self.tip()
+        linear, angular = np.zeros((3, model.nv)), np.zeros((3, model.nv))
+        if self.site >= 0:
+            mujoco.mj_jacSite(model, self.data, linear, angular, self.site)
+        else:
+            mujoco.mj_jacBody(model, self.data, linear, angular, self.body)
+        square = linear[:, self.dof] @ linear[:, self.dof].T
+        dexterity = math.sqrt(max(float(np.linalg.det(square)), 0.0))
+        middle, half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
+        centred = 1.0 - 0.5 * float(np.mean(((joints - middle) / half) ** 2))
+        ahead = 1.0 + float(tip[0]) / max(float(np.linalg.norm(tip[:2])), 1e-9)  # 2 straight along x
+        return dexterity * centred * ahead
+
+    def workspace(self, home: np.ndarray) -> WorkspaceCard:
+        """Box around most places of the tool in poses around home."""
+        _, tips = self.cloud(home, 1000)
+        if len(tips) < 20:
+            raise ValueError("hardly any pose around home is free of contacts; give the model a home keyframe or tool=")
+        low, high = np.quantile(tips, 0.15, axis=0), np.quantile(tips, 0.85, axis=0)
+        return WorkspaceCard(lower=_place(low), upper=_place(high))
+
+    def inertia(self, home: np.ndarray) -> np.ndarray:
+        """(J,) largest inertia of each joint near home [kg m2 or kg]."""
+        mass = np.zeros((self.model.nv, self.model.nv))
+        most = np.zeros(len(self.dof))
+        for _ in range(20):
+            self.place(np.clip(home + self.random.uniform(-0.5, 0.5, len(home)), self.low, self.high))
+            mujoco.mj_fullM(self.model, self.data, mass)
+            most = np.maximum(most, np.diag(mass)[self.dof])
+        return most
+
+
+def _servos(model: Any) -> dict[int, tuple[float, float]]:
+    """Joint -> (kp, kd) of the position servos that a file has."""
+    found = {}
+    for i in range(model.nu):
+        gain, bias = float(model.actuator_gainprm[i, 0]), model.actuator_biasprm[i]
+        joint = int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
+        if joint and gain > 0.0 and float(bias[1]) == -gain:
+            found[int(model.actuator_trnid[i, 0])] = (gain, -float(bias[2]))
+    return found
+
+
+def _joint(model: Any, made: RobotModel, joint: int, inertia: float) -> JointCard:
+    name = model.joint(joint).name
+    low, high = limits_of(model, joint)
+    limited = bool(model.jnt_limited[joint])
+    stated: Mapping[str, float] = made.limits.get(name, {})
+    effort = stated.get("effort") or _effort(model, joint)
+    own = _servos(model).get(joint)
+    if own is not None and (own[1] * TIMESTEP > 0.6 * inertia or own[0] * TIMESTEP**2 > inertia):
+        own = None  # meant for smaller steps than ours: it would chatter where its force is cut
+    kp, kd = own or (max(inertia * _SPEED**2, _STIFF * (effort or DEFAULTS["effort"])), 0.0)
+    return JointCard(
+        name=name,
+        lower=round(low, 6) if limited else None,
+        upper=round(high, 6) if limited else None,
+        continuous=not limited,
+        velocity=stated.get("velocity", OPEN),
+        effort=effort or OPEN,
+        kp=_short(kp),
+        kd=_short(kd if own else 2.0 * kp / _SPEED),
+        armature=0.0 if own else round(max(kp / _SPEED**2 - inertia, 0.0), 5),
+    )
+
+
+def _effort(model: Any, joint: int) -> float | None:
+    """Largest effort that MJCF states: of the joint, or of its actuator."""
+    if model.jnt_actfrclimited[joint]:
+        return float(model.jnt_actfrcrange[joint, 1])
+    for i in range(model.nu):
+        if int(model.actuator_trnid[i, 0]) == joint and int(model.actuator_trntype[i]) == int(
+            mujoco.mjtTrn.mjTRN_JOINT
+        ):
+            kind = model.actuator_forcelimited[i]
+            return float(model.actuator_forcerange[i, 1]) if kind else None
+    return None
+
+
+def _tool(model: Any, wanted: str) -> tuple[str, int]:
+    """Name of the tool frame and the body that it is on."""
+    frames = {model.body(i).name: i for i in range(1, model.nbody)}
+    frames |= {model.site(i).name: int(model.site_bodyid[i]) for i in range(model.nsite) if model.site(i).name}
+    if wanted:
+        if wanted not in frames:
+            raise ValueError(f"the model has no site or body '{wanted}'; it has {', '.join(sorted(frames))}")
+        return wanted, frames[wanted]
+    depth = {name: len(_chain(model, body, "")) for name, body in frames.items()}
+    most = max(depth.values(), default=0)
+    for pattern in _TOOLS:
+        found = [name for name in frames if re.search(pattern, name.lower()) and depth[name] >= min(most - 2, 5)]
+        if found:
+            name = max(found, key=lambda name: depth[name])
+            return name, frames[name]
+    name = max(frames, key=lambda name: depth[name])
+    return name, frames[name]
+
+
+def _chain(model: Any, body: int, base: str) -> list[int]:
+    """Hinges and slides between the base and a body, from the base."""
+    scalar = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
+    found: list[int] = []
+    while body > 0 and (not base or model.body(body).name != base):
+        first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
+        joints = range(first, first + count) if count else ()
+        found = [j for j in joints if int(model.jnt_type[j]) in scalar] + found
+        body = int(model.body_parentid[body])
+    if base and body == 0:
+        raise ValueError(f"base '{base}' is no body between the world and the tool")
+    return found
+
+
+def _gripper(model: Any, made: RobotModel, arm: _Survey, home: np.ndarray) -> GripperCard | None:
+    """The commanded joints that are not the arm's but move with its end."""
+    last = int(model.jnt_bodyid[arm.chain[-1]])
+    hand = [j for j in range(model.njnt) if j not in arm.chain and _below(model, int(model.jnt_bodyid[j]), last)]
+    driven: set[int] = set()
+    for i in range(model.nu):
+        target = int(model.actuator_trnid[i, 0])
+        if int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT):
+            driven.add(target)
+        elif int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_TENDON):
+            first, count = int(model.tendon_adr[target]), int(model.tendon_num[target])
+            driven |= {int(model.wrap_objid[k]) for k in range(first, first + count)}
+    joints = [j for j in hand if (j in driven if model.nu else model.joint(j).name not in made.mimic)]
+    if not joints:
+        return None
+    low, high = (tuple(limits_of(model, j)[side] for j in joints) for side in (0, 1))
+    # Open is the end of the range at which the fingers are further from the tool's point.
+    wide = []
+    for ends in (low, high):
+        arm.place(home)
+        for j, value in zip(joints, ends):
+            arm.data.qpos[int(model.jnt_qposadr[j])] = value
+        mujoco.mj_fwdPosition(model, arm.data)
+        fingers = [int(model.jnt_bodyid[j]) for j in joints]
+        wide.append(sum(float(np.linalg.norm(arm.data.xipos[b] - arm.tip())) for b in fingers))
+    opened, closed = (low, high) if wide[0] > wide[1] else (high, low)
+    efforts = [made.limits.get(model.joint(j).name, {}).get("effort") or _effort(model, j) for j in joints]
+    known = [value for value in efforts if value]
+    mass = np.zeros((model.nv, model.nv))
+    mujoco.mj_fullM(model, arm.data, mass)
+    inertia = max(float(mass[int(model.jnt_dofadr[j]), int(model.jnt_dofadr[j])]) for j in joints)
+    return GripperCard(
+        joints=tuple(model.joint(j).name for j in joints),
+        open=_rounded(opened),
+        closed=_rounded(closed),
+        effort=min(known) if known else OPEN,
+        kp=_short(max(4.0 * inertia * _SPEED**2, _STIFF * min(known, default=1.0))),
+        kd=_short(max(4.0 * inertia * _SPEED, _STIFF * min(known, default=1.0) / _SPEED)),
+    )
+
+
+def _below(model: Any, body: int, ancestor: int) -> bool:
+    while body > 0 and body != ancestor:
+        body = int(model.body_parentid[body])
+    return body == ancestor
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _rounded(values: Any) -> tuple[float, ...]:
+    return tuple(round(float(value), 4) for value in values)
+
+
+def _place(values: Any) -> tuple[float, float, float]:
+    x, y, z = (round(float(value), 3) for value in values)
+    return x, y, z

@@ -1,0 +1,248 @@
+"""A robot's model from the file of its maker: URDF or MJCF, meshes from anywhere, some of them perhaps absent."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from robot_rl.extras import require
+from robot_rl.sim.headless import prefer_headless
+
+prefer_headless()
+mujoco = require("mujoco")
+
+_MESHES = (".stl", ".obj", ".msh")
+"""Forms of meshes that MuJoCo reads."""
+_PROXY = 0.03
+"""Radius of the capsule that stands for a link whose shapes are all absent [m]."""
+
+
+@dataclass
+class RobotModel:
+    """A model that was read.
+
+    Attributes:
+        spec: MuJoCo's editable form; every file in it has its whole path.
+        notes: what was left out or put in, one sentence each.
+        limits: joint -> {"velocity": …, "effort": …} as a URDF states them; MJCF has no velocity.
+        mimic: joints of a URDF that follow another one.
+    """
+
+    spec: Any
+    notes: list[str] = field(default_factory=list)
+    limits: dict[str, dict[str, float]] = field(default_factory=dict)
+    mimic: set[str] = field(default_factory=set)
+
+
+def load(path: str | Path) -> RobotModel:
+    """Read URDF or MJCF.
+
+    Meshes are found where the file says, or below its folder or one of that folder's parents (`package://` paths as
+    drivers publish them, also in ROS_PACKAGE_PATH and AMENT_PREFIX_PATH). Visual meshes that are absent, or of a form
+    that MuJoCo does not read, are left out; a link without any shape then gets capsules along its bones. Meshes are
+    looked at and weighed; what touches is a capsule fitted to each, which costs a tenth of a mesh's time.
+
+    Raises:
+        ValueError: there is no such file, or MuJoCo cannot read it; says why.
+    """
+    path = Path(path).expanduser().resolve()
+    if not path.is_file():
+        raise ValueError(f"there is no model {path}; give the path of a URDF or MJCF file")
+    try:
+        root = ElementTree.parse(path).getroot()
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{path} is no XML: {error}") from error
+    try:
+        if root.tag in ("robot", "mujoco"):
+            made = _urdf(path, root) if root.tag == "robot" else _mjcf(path)
+            _fit_capsules(made.spec)
+            return made
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"MuJoCo cannot read {path}: {error}") from error
+    hint = "; expand it first: xacro robot.urdf.xacro > robot.urdf" if path.suffix == ".xacro" else ""
+    raise ValueError(f"{path} begins with <{root.tag}>, expected <robot> (URDF) or <mujoco> (MJCF){hint}")
+
+
+def find(name: str) -> str:
+    """The model's file that a name means: a path, or `menagerie:<robot>` of the package mujoco-menagerie.
+
+    Raises:
+        ValueError: that package is absent, or has no such robot, or cannot fetch it.
+    """
+    kind, colon, robot = name.partition(":")
+    if not colon or kind != "menagerie":
+        return name
+    try:
+        menagerie = importlib.import_module("mujoco_menagerie")
+    except ImportError as error:
+        raise ValueError(f"{name} needs a package that fetches models: pip install mujoco-menagerie") from error
+    try:
+        entry = menagerie.get(robot)
+        return str(entry.xml(entry.default_model))
+    except (menagerie.MenagerieError, OSError) as error:
+        raise ValueError(f"{name} cannot be fetched: {error}") from error
+
+
+def digest(path: str | Path) -> str:
+    """SHA-256 of a model and of every file that it names and that is there; "" where the model itself is not."""
+    path = Path(path)
+    if not path.is_file():
+        return ""
+    total = hashlib.sha256()
+    for file in [path, *sorted(set(_files(path)))]:
+        total.update(hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def _files(path: Path) -> Iterator[Path]:
+    root = ElementTree.parse(path).getroot()
+    compiler = root.find("compiler")
+    folders = {"": ""} if compiler is None else {key: compiler.get(key, "") for key in ("meshdir", "texturedir")}
+    for element in root.iter():
+        name = element.get("filename") or element.get("file")
+        if not name:
+            continue
+        if element.tag == "include":
+            inner = path.parent / name
+            if inner.is_file():
+                yield inner
+                yield from _files(inner)
+            continue
+        found = _find(name, path) or next(
+            (file for folder in folders.values() if (file := path.parent / folder / name).is_file()), None
+        )
+        if found is not None:
+            yield found
+
+
+def _find(name: str, model: Path) -> Path | None:
+    """The file that a URDF means by a name."""
+    package, _, rest = name.removeprefix("package://").partition("/")
+    if not name.startswith("package://"):
+        plain = Path(name.removeprefix("file://"))
+        return (model.parent / plain).resolve() if (model.parent / plain).is_file() else None
+    above = [model.parent, *model.parents[1:5]]
+    places = [folder / part for folder in above for part in (f"{package}/{rest}", rest)]
+    places += [Path(p) / package / rest for p in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if p]
+    prefixes = os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
+    places += [Path(p) / "share" / package / rest for p in prefixes if p]
+    return next((place.resolve() for place in places if place.is_file()), None)
+
+
+def _urdf(path: Path, root: ElementTree.Element) -> RobotModel:
+    made = RobotModel(None)
+    assets: dict[str, bytes] = {}
+    wholes: dict[str, str] = {}
+    absent: list[str] = []
+    bare: list[str] = []
+    for link in root.iter("link"):
+        shapes = len(link.findall("visual")) + len(link.findall("collision"))
+        for kind in ("visual", "collision"):
+            for shape in link.findall(kind):
+                mesh = shape.find("geometry/mesh")
+                if mesh is None:
+                    continue
+                name = mesh.get("filename", "")
+                found = _find(name, path)
+                if found is None or found.suffix.lower() not in _MESHES:
+                    link.remove(shape)
+                    absent.append(f"{kind} {name.rpartition('/')[2]}")
+                    continue
+                # A name of its own: MuJoCo takes two files of one base name for one mesh.
+                short = f"{hashlib.sha256(str(found).encode()).hexdigest()[:8]}_{found.name}"
+                assets[short], wholes[short] = found.read_bytes(), str(found)
+                mesh.set("filename", short)
+        if shapes and not (link.findall("visual") or link.findall("collision")):
+            bare.append(link.get("name", ""))
+    for joint in root.findall("joint"):
+        limit, name = joint.find("limit"), joint.get("name", "")
+        values = {key: float(limit.get(key, 0.0)) for key in ("velocity", "effort")} if limit is not None else {}
+        made.limits[name] = {key: value for key, value in values.items() if value > 0.0}
+        if joint.find("mimic") is not None:
+            made.mimic.add(name)
+    old = root.find("mujoco")
+    if old is not None:
+        root.remove(old)
+    extension = ElementTree.SubElement(root, "mujoco")
+    options = {"strippath": "false", "discardvisual": "false", "fusestatic": "false", "balanceinertia": "true"}
+    ElementTree.SubElement(extension, "compiler", options)
+    made.spec = spec = mujoco.MjSpec.from_string(ElementTree.tostring(root, encoding="unicode"), assets=assets)
+    for mesh in spec.meshes:
+        mesh.file = wholes.get(mesh.file, mesh.file)
+    _say_absent(made, absent)
+    for name in bare:
+        body = spec.body(name)
+        if body is None or not _proxies(body):
+            continue
+        made.notes.append(f"link {name} has no shape that can be read: capsules along its bones stand for it")
+    return made
+
+
+def _mjcf(path: Path) -> RobotModel:
+    spec = mujoco.MjSpec.from_file(str(path))
+    made = RobotModel(spec)
+    absent = []
+    for items, folder in ((spec.meshes, spec.meshdir), (spec.textures, spec.texturedir or spec.meshdir)):
+        for item in items:
+            if item.file:
+                whole = path.parent / folder / item.file
+                item.file = str(whole.resolve())
+                if not whole.is_file():
+                    absent.append(item)
+    spec.meshdir = spec.texturedir = ""
+    spec.strippath = False
+    spec.modelfiledir = ""
+    names = {item.name or Path(item.file).stem for item in absent}
+    _say_absent(made, [Path(item.file).name for item in absent])
+    bodies = []
+    for geom in list(spec.geoms):
+        if geom.meshname in names:
+            bodies.append(geom.parent)
+            spec.delete(geom)
+    for item in absent:
+        if item in list(spec.meshes):
+            spec.delete(item)
+    for body in bodies:
+        if not list(body.geoms) and _proxies(body):
+            made.notes.append(f"body {body.name} has no shape that can be read: capsules along its bones stand for it")
+    return made
+
+
+def _fit_capsules(spec: Any) -> None:
+    """Give every mesh that touches a capsule of its size to touch in its place."""
+    for geom in list(spec.geoms):
+        if geom.type != mujoco.mjtGeom.mjGEOM_MESH or not (geom.contype or geom.conaffinity):
+            continue
+        proxy = geom.parent.add_geom()
+        proxy.type, proxy.meshname = mujoco.mjtGeom.mjGEOM_CAPSULE, geom.meshname
+        proxy.pos, proxy.quat, proxy.alt = geom.pos, geom.quat, geom.alt
+        proxy.contype, proxy.conaffinity, proxy.friction = geom.contype, geom.conaffinity, geom.friction
+        proxy.mass, proxy.group, proxy.rgba = 0.0, 4, [0.2, 0.5, 0.9, 0.4]
+        geom.contype = geom.conaffinity = 0
+
+
+def _say_absent(made: RobotModel, absent: list[str]) -> None:
+    if absent:
+        few = ", ".join(dict.fromkeys(absent[:4])) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
+        made.notes.append(f"{len(absent)} meshes are absent or of a form that is not read, and left out: {few}")
+
+
+def _proxies(body: Any) -> int:
+    """Capsules from a body's origin to its children's; how many."""
+    count = 0
+    for child in body.bodies:
+        end = child.pos
+        if (end**2).sum() > (2.0 * _PROXY) ** 2:
+            geom = body.add_geom()
+            geom.type = mujoco.mjtGeom.mjGEOM_CAPSULE
+            geom.fromto = [0.0, 0.0, 0.0, *end]
+            geom.size = [_PROXY, 0.0, 0.0]
+            geom.mass = 0.0
+            count += 1
+    return count

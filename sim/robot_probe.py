@@ -1,0 +1,94 @@
+"""Where a robot's tool can be without touching anything: forward kinematics and contacts of its model, pose by pose."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from robot_rl.sim.robot_model import mujoco
+
+_TURN = math.pi
+"""Joints that turn further are searched in this range either way: the rest is the same place again [rad]."""
+
+
+class Probe:
+    """A compiled model, its chain of joints and the frame at the end.
+
+    Args:
+        model: `mujoco.MjModel`.
+        chain: indices of the joints, from base to tool.
+        tool: name of a site or body.
+        ignore: pairs of bodies, each in alphabetical order, whose contact means nothing.
+
+    Attributes:
+        low: (J,) lower limits, at most half a turn away.
+        high: (J,) upper limits.
+    """
+
+    def __init__(self, model: Any, chain: list[int], tool: str, ignore: tuple[tuple[str, str], ...] = ()) -> None:
+        self.model, self.chain, self.data = model, chain, mujoco.MjData(model)
+        self.qpos = np.array([int(model.jnt_qposadr[j]) for j in chain])
+        self.dof = np.array([int(model.jnt_dofadr[j]) for j in chain])
+        self.site = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_SITE, tool)
+        self.body = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, tool)
+        limits = np.array([limits_of(model, j) for j in chain])
+        self.low, self.high = np.maximum(limits[:, 0], -_TURN), np.minimum(limits[:, 1], _TURN)
+        wrong = self.low >= self.high  # a range that lies beyond one turn
+        self.low[wrong], self.high[wrong] = limits[wrong, 0], limits[wrong, 1]
+        self.ignore = ignore
+        self.random = np.random.default_rng(0)
+
+    def place(self, joints: np.ndarray) -> None:
+        """Put the arm into (J,) positions; other joints stay as the model has them."""
+        self.data.qpos[:] = self.model.qpos0
+        self.data.qpos[self.qpos] = joints
+        mujoco.mj_fwdPosition(self.model, self.data)
+
+    def tip(self) -> np.ndarray:
+        """(3,) place of the tool [m]."""
+        return np.array(self.data.site_xpos[self.site] if self.site >= 0 else self.data.xpos[self.body])
+
+    def touching(self) -> set[tuple[str, str]]:
+        """Pairs of bodies in contact."""
+        model, found = self.model, set()
+        for contact in self.data.contact[: self.data.ncon]:
+            names = sorted(model.body(int(model.geom_bodyid[geom])).name for geom in contact.geom)
+            if contact.dist < 0.0 and names[0] != names[1]:
+                found.add((names[0], names[1]))
+        return found
+
+    def free(self, joints: np.ndarray) -> bool:
+        """Whether nothing touches there, and the tool is above the base's plane."""
+        self.place(joints)
+        return self.tip()[2] > 0.02 and not self.touching() - set(self.ignore)
+
+    def overlaps(self) -> tuple[tuple[str, str], ...]:
+        """Pairs that touch in nine of ten poses: their shapes overlap where they are joined."""
+        counts: dict[tuple[str, str], int] = {}
+        for _ in range(100):
+            self.place(self.random.uniform(self.low, self.high))
+            for pair in self.touching():
+                counts[pair] = counts.get(pair, 0) + 1
+        return tuple(sorted(pair for pair, count in counts.items() if count >= 90))
+
+    def cloud(self, home: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(n, J) poses around home that are free, and (n, 3) where the tool is in them."""
+        span = np.minimum(0.25 * (self.high - self.low), 0.7)
+        low, high = np.maximum(home - span, self.low), np.minimum(home + span, self.high)
+        poses, tips = [], []
+        for _ in range(count):
+            joints = self.random.uniform(low, high)
+            if self.free(joints):
+                poses.append(joints)
+                tips.append(self.tip())
+        return np.array(poses), np.array(tips)
+
+
+def limits_of(model: Any, joint: int) -> tuple[float, float]:
+    """Range of a joint; half a turn either way where it has none."""
+    if not model.jnt_limited[joint]:
+        return (-_TURN, _TURN)
+    low, high = model.jnt_range[joint]
+    return float(low), float(high)

@@ -1,0 +1,233 @@
+"""Arms that the project has never met: what their cards say, and reach on them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.sim.card_arm import TOOL, CardArm
+from robot_rl.sim.check import check
+from robot_rl.sim.kinematics import Chain
+from robot_rl.sim.mujoco_env import make
+from robot_rl.sim.robot_card import new_card
+from robot_rl.sim.robot_model import digest, load, mujoco
+from robot_rl.sim.worlds.reach import Reach
+from robot_rl.types.card import OPEN, Card
+
+SMALL = Path(__file__).resolve().parents[2] / "docs/howto/small_arm.urdf"
+ROBOTS = next((p for p in (up / "shared/data/robots" for up in Path(__file__).parents) if p.exists()), Path("absent"))
+real = pytest.mark.skipif(not ROBOTS.exists(), reason="the folder shared/data/robots is absent")
+slow = pytest.mark.slow
+both = pytest.mark.parametrize("action", ["ee", "joint"])
+
+
+@pytest.fixture(scope="module")
+def small() -> Card:
+    return new_card(str(SMALL), "small")[0]
+
+
+def solved(card: Card, action: str, count: int = 40) -> float:
+    """Share of episodes that the scripted expert ends on its target."""
+    env = make(count, 0, world=Reach(robot=card, action=action), num_threads=2)
+    obs, info = env.reset()
+    for _ in range(env.world.episode_steps):
+        obs, _, _, _, info = env.step(env.expert(obs))
+    env.close()
+    return float(np.mean(info["success"]))
+
+
+def test_card_of_a_urdf_says_what_the_file_says(small: Card) -> None:
+    assert [joint.name for joint in small.joints] == ["waist", "shoulder", "elbow", "wrist_pitch", "wrist_roll"]
+    waist, roll = small.joints[0], small.joints[-1]
+    assert (waist.lower, waist.upper, waist.velocity, waist.effort) == (-2.9, 2.9, 2.5, 40.0)
+    assert (waist.acceleration, roll.continuous, roll.lower, roll.velocity) == (OPEN, True, None, 3.0)
+    assert (small.tool, small.base) == ("tool0", "base_link")
+    assert small.gripper is not None  # finger_right follows by its mimic, and further apart is open
+    assert (small.gripper.joints, small.gripper.open, small.gripper.closed) == (("finger_left",), (0.04,), (0.0,))
+    assert {"command_mode", "controller_topic", "estop.action"} <= set(small.open_keys())
+
+
+def test_absent_visual_meshes_are_told_and_left_out() -> None:
+    made = load(SMALL)
+    assert made.notes == [
+        "2 meshes are absent or of a form that is not read, and left out: visual base.dae, visual turret.dae"
+    ]
+    assert made.spec.compile().ngeom == 8  # the collision shapes
+
+
+def test_link_whose_shapes_are_all_absent_gets_a_capsule_along_its_bone(tmp_path: Path) -> None:
+    text = SMALL.read_text()
+    shape = '<box size="0.06 0.06 0.26"/>'
+    assert shape in text
+    path = tmp_path / "bare.urdf"
+    path.write_text(text.replace(shape, '<mesh filename="package://nowhere/upper_arm.stl"/>'))
+    made = load(path)
+    model = made.spec.compile()
+    assert any("link upper_arm has no shape" in note for note in made.notes)
+    body = model.body("upper_arm")
+    assert model.geom_type[int(body.geomadr[0])] == mujoco.mjtGeom.mjGEOM_CAPSULE
+    assert model.geom_size[int(body.geomadr[0]), 1] == pytest.approx(0.15)  # half of the 0.3 m to the elbow
+
+
+def test_package_paths_and_meshes_of_one_name_are_found_and_touch_as_capsules(tmp_path: Path) -> None:
+    tetrahedron = "v 0 0 0\nv {0} 0 0\nv 0 {0} 0\nv 0 0 {0}\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
+    for folder, size in (("visual", 0.1), ("collision", 0.05)):
+        (tmp_path / "arm/meshes" / folder).mkdir(parents=True)
+        (tmp_path / "arm/meshes" / folder / "link.obj").write_text(tetrahedron.format(size))
+    (tmp_path / "arm/urdf").mkdir()
+    path = tmp_path / "arm/urdf/a.urdf"
+    mesh = '<{0}><geometry><mesh filename="package://arm/meshes/{0}/link.obj"/></geometry></{0}>'
+    path.write_text(
+        f'<robot name="a"><link name="base"/><link name="l">{mesh.format("visual")}{mesh.format("collision")}'
+        '<inertial><mass value="1"/><inertia ixx="1" iyy="1" izz="1" ixy="0" ixz="0" iyz="0"/></inertial></link>'
+        '<joint name="j" type="continuous"><parent link="base"/><child link="l"/></joint></robot>'
+    )
+    made = load(path)
+    model = made.spec.compile()
+    assert made.notes == []
+    rows = zip(model.mesh_vertadr, model.mesh_vertnum)
+    small, large = sorted(float(np.ptp(model.mesh_vert[first : first + count], axis=0).max()) for first, count in rows)
+    assert large == pytest.approx(2.0 * small, rel=1e-4)  # two files, in whatever axes MuJoCo stores them
+    touching = [int(model.geom_type[i]) for i in range(model.ngeom) if model.geom_contype[i]]
+    assert touching == [int(mujoco.mjtGeom.mjGEOM_CAPSULE)]
+    before = digest(path)
+    (tmp_path / "arm/meshes/visual/link.obj").write_text(tetrahedron.format(0.2))
+    assert digest(path) != before  # the hash is of everything that the model names
+
+
+def test_chain_of_a_compiled_model_agrees_with_mujoco(small: Card) -> None:
+    arm = CardArm(small, action="joint", control_hz=10.0)
+    model = mujoco.MjModel.from_xml_string(arm.xml)
+    data = mujoco.MjData(model)
+    chain = Chain.of_model(model, model.site(TOOL).id)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        q = rng.uniform(-1.5, 1.5, 5)
+        data.qpos[:5] = q
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        position, rotation, jacobian = chain.jacobian(q[None])
+        linear, angular = np.zeros((3, model.nv)), np.zeros((3, model.nv))
+        mujoco.mj_jacSite(model, data, linear, angular, model.site(TOOL).id)
+        np.testing.assert_allclose(position[0], data.site(TOOL).xpos, atol=1e-9)
+        np.testing.assert_allclose(rotation[0].ravel(), data.site(TOOL).xmat, atol=1e-9)
+        np.testing.assert_allclose(jacobian[0], np.concatenate([linear, angular])[:, :5], atol=1e-9)
+
+
+def test_approach_goes_to_the_place_and_drifts_to_rest_without_leaving_it(small: Card) -> None:
+    arm = CardArm(small, action="ee", control_hz=10.0)
+    home = np.array(small.home)
+    wanted, _ = arm.chain.forward(home[None] + [[0.2, -0.1, 0.2, 0.0, 0.0]])
+    q = home[None] + [[0.0, 0.0, 0.0, 0.5, 1.0]]
+    for _ in range(60):
+        q = arm.chain.approach(q, arm.chain.jacobian(q), wanted, home)
+    np.testing.assert_allclose(arm.chain.forward(q)[0], wanted, atol=2e-3)
+    assert abs(q[0, 4]) < 0.1  # the roll, which moves nothing, is back at rest
+
+
+@both
+def test_reach_on_a_new_arm_keeps_the_contract_and_can_be_solved(small: Card, action: str) -> None:
+    env = make(3, 0, world=Reach(robot=small, action=action), num_threads=1)
+    assert check(env) == []
+    assert len(env.io.obs_names) == env.io.obs["state"][0][0]
+    env.close()
+    assert solved(small, action) == 1.0
+
+
+def test_starts_and_targets_are_free_of_contacts_and_in_the_workspace(small: Card) -> None:
+    env = make(50, 3, world=Reach(robot=small), num_threads=1)
+    env.reset()
+    model, data = env.physics.model, mujoco.MjData(env.physics.model)
+    assert small.workspace is not None
+    goals = np.asarray(env._view.task["goal"])
+    assert (goals >= np.array(small.workspace.lower) - 1e-9).all()
+    assert (goals <= np.array(small.workspace.upper) + 1e-9).all()
+    assert np.ptp(goals, axis=0).min() > 0.1
+    for qpos in env.physics.qpos:
+        data.qpos[:] = qpos
+        mujoco.mj_fwdPosition(model, data)
+        assert not (data.contact.dist[: data.ncon] < 0.0).any()
+    env.close()
+
+
+def test_arm_holds_against_gravity_where_it_starts(small: Card) -> None:
+    env = make(4, 0, world=Reach(robot=small, action="joint"), num_threads=1)
+    env.reset()
+    before = env.physics.qpos[:, :5].copy()
+    for _ in range(20):
+        env.step(np.zeros((4, 5), np.float32))
+    np.testing.assert_allclose(env.physics.qpos[:, :5], before, atol=2e-3)
+    env.close()
+
+
+def test_model_that_has_changed_is_told_and_one_that_is_gone_is_refused(
+    small: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "arm.urdf"
+    shutil.copy(SMALL, path)
+    moved = new_card(str(path), "moved")[0]
+    path.write_text(path.read_text().replace('mass value="1.2"', 'mass value="1.3"'))
+    Reach(robot=moved)
+    assert "has changed since its card was stored" in capsys.readouterr().err
+    path.unlink()
+    with pytest.raises(ValueError, match=r"there is no model .*arm\.urdf"):
+        Reach(robot=moved.model_copy(update={"name": "other"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tool": "nose"}, "has no site or body 'nose'"),
+        ({"workspace": None}, "has no workspace"),
+        ({"home": (0.0, -1.5, -2.0, 0.0, 0.0)}, "widen workspace"),
+    ],
+)
+def test_card_that_does_not_fit_its_model_is_refused_by_a_sentence(
+    small: Card, change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        Reach(robot=small.model_copy(update=change))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<robot", "is no XML"),
+        ("<sdf/>", "begins with <sdf>"),
+        ("<mujoco><worldbody><body><freejoint/><geom size='1'/></body></worldbody></mujoco>", "free base"),
+    ],
+)
+def test_file_that_is_no_arm_is_refused_by_a_sentence(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.xml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        new_card(str(path), "x")
+
+
+@real
+@pytest.mark.parametrize(
+    ("file", "count", "tool", "gripper"),
+    [
+        ("fr3/fr3.urdf", 7, "fr3_hand_tcp", ("fr3_finger_joint1",)),
+        ("xarm7/xarm7_nohand.xml", 7, "attachment_site", None),
+        pytest.param("xarm7/xarm7.xml", 7, "link_tcp", ("left_driver_joint", "right_driver_joint"), marks=slow),
+        pytest.param("so101/so101_new_calib.xml", 5, "gripperframe", ("gripper",), marks=slow),
+        pytest.param("so101/so101_new_calib.urdf", 5, "gripper_frame_link", ("gripper",), marks=slow),
+    ],
+)  # fmt: skip
+def test_robots_of_makers_reach(file: str, count: int, tool: str, gripper: tuple[str, ...] | None) -> None:
+    card, _ = new_card(str(ROBOTS / file), "it")
+    assert (len(card.joints), card.tool) == (count, tool)
+    assert (card.gripper.joints if card.gripper is not None else None) == gripper
+    for action in ("ee", "joint"):
+        assert solved(card, action, 20) == 1.0
+
+
+@real
+def test_legs_are_refused_by_a_sentence() -> None:
+    with pytest.raises(ValueError, match="several limbs"):
+        new_card(str(ROBOTS / "go2/go2.urdf"), "go2")
