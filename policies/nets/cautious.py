@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
 Combination = Literal["mean", "wco", "uwo"]
 
 
-def combine(reward: Tensor, how: Combination, *, caution: float = 0.1) -> Tensor:
+def combine(reward: Tensor, how: str, *, caution: float = 0.1) -> Tensor:
     """One reward out of E: "mean", "wco" (minimum) or "uwo" (mean - caution * variance over members).
 
     Args:
@@ -20,8 +20,14 @@ def combine(reward: Tensor, how: Combination, *, caution: float = 0.1) -> Tensor
     Returns:
         (...) never above the mean.
 
+    Raises:
+        ValueError: unknown combination or negative caution.
+
     Source: Coste et al., Reward Model Ensembles Help Mitigate Overoptimization (WCO, UWO, population variance).
     """
+    if how not in get_args(Combination) or caution < 0:
+        known = ", ".join(get_args(Combination))
+        raise ValueError(f"combination is '{how}' with caution {caution}; expected one of {known}")
     if how == "wco":
         return reward.amin(0)
     mean = reward.mean(0)

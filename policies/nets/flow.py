@@ -1,11 +1,10 @@
-"""A flow-matching network over chunks: cloning loss with its gradient, and sampling by Euler steps."""
+"""A flow-matching network over chunks: cloning loss, and sampling by Euler steps."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.mlp import Mlp
 from robot_rl.policies.nets.net import Net
 
 
@@ -13,7 +12,7 @@ class ChunkFlow:
     """v(s, x, t) whose integral from t = 0 (standard normal noise) to t = 1 is a chunk.
 
     Args:
-        net: one member; inputs S + H A + 1 (state, x, t), outputs H A.
+        net: inputs S + H A + 1 (state, x, t), outputs H A.
         horizon: H.
         action_dim: A.
         steps: Euler steps of a sample.
@@ -21,7 +20,7 @@ class ChunkFlow:
     Source: Lipman et al., Flow Matching for Generative Modeling; Park et al., Flow Q-Learning (straight paths, Euler).
     """
 
-    def __init__(self, net: Net | Mlp, horizon: int, action_dim: int, *, steps: int = 10) -> None:
+    def __init__(self, net: Net, horizon: int, action_dim: int, *, steps: int = 10) -> None:
         if steps < 1:
             raise ValueError(f"flow_steps is {steps}, expected at least 1")
         self.net, self.horizon, self.action_dim, self.steps = net, horizon, action_dim, steps
@@ -29,9 +28,7 @@ class ChunkFlow:
 
     def velocity(self, state: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """(B, H A) v of states (B, S), chunks (B, H A) and times (B, 1)."""
-        if isinstance(self.net, Net):
-            return self.net(state, x, t)
-        return self.net.forward(torch.cat([state, x, t], 1))[0]
+        return self.net(state, x, t)
 
     def clone_loss(self, state: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
         """() what trains v to lead from noise to the chunks.
@@ -45,25 +42,12 @@ class ChunkFlow:
             mask: (B, H) executed entries.
             generator: of noise and t.
         """
-        diff, count = self._misses(state, chunk, mask, generator)
-        return diff.square().sum() / count
-
-    @torch.no_grad()
-    def clone_grad(self, state: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-        """`clone_loss` (), with its gradient written into the kernel; for a bare `Mlp`."""
-        assert not isinstance(self.net, Net)
-        diff, count = self._misses(state, chunk, mask, generator)
-        self.net.backward((diff * (2.0 / count))[None])
-        return diff.square().sum() / count
-
-    def _misses(self, state: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(B, H A) what v lacks of the way, 0 where not executed, and () how many entries are."""
         flat = chunk.flatten(1)
         noise = torch.randn(flat.shape, generator=generator, device=flat.device)
         t = torch.rand(len(flat), 1, generator=generator, device=flat.device)
         valid = mask.to(flat.dtype).repeat_interleave(self.action_dim, dim=1)
         diff = (self.velocity(state, torch.lerp(noise, flat, t), t) - (flat - noise)) * valid
-        return diff, valid.sum().clamp_min(1.0)
+        return diff.square().sum() / valid.sum().clamp_min(1.0)
 
     @torch.no_grad()
     def sample(self, state: Tensor, noise: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from typing import Any
 
 _RLPD = {"critics": 10, "subset": 2, "layer_norm": True, "utd": 20, "actor_reduce": "mean", "target_entropy": "half"}
 _SMALL = {"hidden": (256, 256), "batch_size": 64}
+_BRANCHES = {"rollout_batch": 2000, "rollout_every": 10_000}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bc": ("offline.bc:Bc", {}),
     "bc gaussian": ("offline.bc:Bc", {"gaussian": True}),
@@ -60,6 +61,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rl100 judge": ("sequence.rl100:Rl100", {"clone_updates": 1, **_SMALL}),
     "rl100 improve": ("sequence.rl100:Rl100", {"clone_updates": 1, "judge_updates": 1, **_SMALL}),
     "demo_kl": ("offline.demo_kl:DemoKl", {}),
+    "mopo": ("offline.mopo:Mopo", {**_BRANCHES, "model_updates": 1}),
+    "mopo model": ("offline.mopo:Mopo", _BRANCHES),
+    "ravl": ("offline.ravl:Ravl", {**_BRANCHES, "model_updates": 1}),
+    "goal_bc": ("offline.goal_bc:GoalBc", {}),
+    "oer": ("offline.oer:Oer", {}),
+    "history_iql": ("offline.history_iql:HistoryIql", {}),
+    "fqe": ("offline.fqe:Fqe", {"valued": True}),
+    "model_value": ("offline.model_value:ModelValue", {"valued": True}),
     "ppo 1": ("loop:Ppo", {"num_envs": 1}),
     "ppo 8": ("loop:Ppo", {"num_envs": 8}),
 }
@@ -92,7 +101,7 @@ def _serve() -> None:
         extras = {"next_action": action[1], "next_action_valid": torch.ones(size), "return_to_go": number[1]}
         extras |= {"reward_task": number[0], "reward_rlif": -(number[1] > 1).float()}
         extras["source"] = torch.arange(size) * 2 // size
-        extras["boundary"] = torch.arange(size) % 100 == 99
+        extras |= {"boundary": torch.arange(size) % 100 == 99, "step": torch.arange(size) % 100, "goal": state[1]}
         discount, following = torch.full((size,), 0.99), {"state": state[1]}
         batch = Transitions(
             {"state": state[0]}, action[0], number[0], discount, following, no, no, no, ~no, extras=extras
@@ -123,8 +132,8 @@ def _serve() -> None:
                 module = module if here is not None else MOVED.get(module, module)
                 held = vars(importlib.import_module(f"robot_rl.policies.{module}"))
                 options, stated = {**options, **asked["options"]}, held.get(f"{kind}Options")
-                size = options.pop("rows", 0)
-                learner = held[kind](stated(**options), io) if stated else held[kind](io, **options)
+                size, given = options.pop("rows", 0), (io, _Still()) if options.pop("valued", False) else (io,)
+                learner = held[kind](stated(**options), *given) if stated else held[kind](*given, **options)
                 old = bool(learner.batch_size)  # it says so itself, not in what it needs
                 window = vars(learner).get("window", 1) if old else learner.need.window
                 batches = rows(size or learner.batch_size or learner.need.rows, window)
@@ -132,6 +141,15 @@ def _serve() -> None:
         for _ in range(asked["updates"]):
             learner.update(batches)
         print(json.dumps((time.process_time() - begin) / asked["updates"]), flush=True)  # noqa: T201
+
+
+class _Still:
+    """A policy whose values are estimated: it does nothing."""
+
+    def act(self, obs: Any, *, deterministic: bool = False) -> Any:
+        """Zeros for every row."""
+        types = importlib.import_module("robot_rl.types")
+        return types.Action(obs["state"].new_zeros(len(obs["state"]), ACTION))
 
 
 class _Loop:
