@@ -29,8 +29,9 @@ def groups(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], Group]:
     out: dict[tuple[str, int], Group] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for cell in sorted(found, key=lambda cell: cell["seed"]):
         out[cell["algorithm"], cell["steps"]][cell["task"]][cell["method"]].append(cell)
+    order = {algorithm: {task: i for i, task in enumerate(tasks)} for algorithm, tasks in TASKS.items()}
     return {
-        key: {task: dict(group[task]) for task in sorted(group, key=TASKS[key[0]].index)}
+        key: {task: dict(group[task]) for task in sorted(group, key=lambda task: order[key[0]].get(task, len(RANGE)))}
         for key, group in sorted(out.items())
     }
 
@@ -69,8 +70,8 @@ def _verdict(ours: list[float], peer: list[float]) -> str:
 
 
 def overall(group: Group) -> list[str]:
-    """The rule over all tasks that both sides have run, and seconds."""
-    tasks = [task for task in group if group[task].get("ours") and group[task].get("sb3")]
+    """The rule over all tasks of the matrix that both sides have run, and seconds."""
+    tasks = [task for task in group if task in RANGE and group[task].get("ours") and group[task].get("sb3")]
     if not tasks:
         return []
     ours, peer = ([normalised(task, of(group, task, method)) for task in tasks] for method in ("ours", "sb3"))
