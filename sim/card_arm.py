@@ -15,7 +15,7 @@ import numpy as np
 
 from robot_rl.sim.arm import TIMESTEP, Arm, check_command
 from robot_rl.sim.kinematics import Chain
-from robot_rl.sim.robot_model import digest, load, mujoco
+from robot_rl.sim.robot_model import add_floor, digest, load, mujoco
 from robot_rl.sim.robot_probe import Probe
 from robot_rl.sim.world import View
 from robot_rl.types import Array
@@ -209,8 +209,7 @@ def _surroundings(spec: Any, card: Card) -> None:
     option = spec.option
     option.timestep, option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     option.iterations, option.ls_iterations = 20, 10
-    ground = spec.worldbody.add_body(name="robot_rl_floor")
-    ground.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=[3.0, 3.0, 0.1], rgba=[0.87, 0.89, 0.91, 1.0])
+    add_floor(spec)
     spec.worldbody.add_light(pos=[1.0, -1.5, 3.0], dir=[-0.3, 0.45, -0.85], diffuse=[0.6, 0.6, 0.6])
     assert card.workspace is not None
     low, high = np.array(card.workspace.lower), np.array(card.workspace.upper)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.sim.arm import TIMESTEP
-from robot_rl.sim.robot_model import RobotModel, digest, find, load, mujoco
+from robot_rl.sim.robot_model import RobotModel, add_floor, digest, find, load, mujoco
 from robot_rl.sim.robot_probe import Probe, limits_of
 from robot_rl.types.card import DEFAULTS, OPEN, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
 
@@ -42,6 +42,7 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
     """
     path = find(path)
     made = load(path)
+    add_floor(made.spec)
     model = made.spec.compile()
     notes = list(made.notes)
     if any(int(kind) == int(mujoco.mjtJoint.mjJNT_FREE) for kind in model.jnt_type):

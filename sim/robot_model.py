@@ -89,6 +89,12 @@ def find(name: str) -> str:
         raise ValueError(f"{name} cannot be fetched: {error}") from error
 
 
+def add_floor(spec: Any) -> None:
+    """A plane at height 0, on a body of its own: what touches the robot's base does not speak for the floor."""
+    ground = spec.worldbody.add_body(name="robot_rl_floor")
+    ground.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=[3.0, 3.0, 0.1], rgba=[0.87, 0.89, 0.91, 1.0])
+
+
 def digest(path: str | Path) -> str:
     """SHA-256 of a model and of every file that it names and that is there; "" where the model itself is not."""
     path = Path(path)
