@@ -214,7 +214,7 @@ def _surroundings(spec: Any, card: Card) -> None:
     assert card.workspace is not None
     low, high = np.array(card.workspace.lower), np.array(card.workspace.upper)
     centre, size = 0.5 * (low + high) * np.array([0.7, 0.7, 0.85]), float(np.abs([low, high]).max())
-    away = np.array([0.95, -1.15, 0.75]) * 1.7 * size
+    away = np.array([0.95, -1.15, 0.75]) * 1.2 * size
     side = np.cross([0.0, 0.0, 1.0], away)
     up = np.cross(away, side)
     camera = spec.worldbody.add_camera(name="front", pos=centre + away, fovy=46.0)
