@@ -314,7 +314,9 @@ def _class_of(file: str) -> str:
     classes = re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     own = [name for name in classes if name.lower() == path.stem.replace("_", "").lower()] or classes
     if len(own) != 1:
-        raise Refused(f"say which class of {file} is the world: env={file}:<class>; it has {', '.join(classes) or 'none'}")
+        raise Refused(
+            f"say which class of {file} is the world: env={file}:<class>; it has {', '.join(classes) or 'none'}"
+        )
     return own[0]
 
 
