@@ -59,13 +59,6 @@ def slip(verb: str, items: Sequence[str], keys: Collection[str], groups: Collect
     return ""
 
 
-def first(verb: str, rest: Sequence[str], verbs: Collection[str]) -> str:
-    """What is meant by a line that does not begin with a verb, or ""."""
-    if "=" in verb and rest and rest[0] in verbs:
-        return f"the verb comes first: robot-rl {rest[0]} {verb} …"
-    return f"a line begins with a verb: robot-rl train {verb} …" if "=" in verb else ""
-
-
 def _flag(key: str, equals: str, value: str, rest: Sequence[str], keys: Collection[str]) -> str:
     name = key.lstrip("-").replace("-", "_")
     known = [*keys, *(flag.lstrip("-") for flag in FLAGS if flag.startswith("--"))]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.cli import unknown
+from robot_rl.verbs.start import unknown
 
 ROOT = Path(__file__).resolve().parents[2]
 
