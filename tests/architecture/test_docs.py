@@ -103,3 +103,17 @@ def test_results_have_no_cell_longer_than_a_line() -> None:
 )
 def test_readme_shows_every_verb(verb: str) -> None:
     assert f"robot-rl {verb}" in (ROOT / "README.md").read_text()
+
+
+def test_every_row_of_the_security_tables_names_a_test_that_there_is() -> None:
+    text = (ROOT / "docs/security.md").read_text()
+    heads = "\n".join(
+        line
+        for page in (ROOT / "tests").rglob("test_*.py")
+        for line in page.read_text().splitlines()
+        if "def test_" in line
+    )
+    for name in re.findall(r"`(test_\w+)…?`", text):
+        assert re.search(rf"def {name}", heads), name
+    for page in re.findall(r"`(tests/[\w/]+\.py)`", text):
+        assert (ROOT / page).is_file(), page
