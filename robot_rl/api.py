@@ -34,6 +34,7 @@ from robot_rl.verbs.build import (
     tracker_factory,
 )
 from robot_rl.verbs.compose import choices, compose_verb, plain, read_options
+from robot_rl.verbs.robot import seat
 from robot_rl.words import Refused
 
 EnvLike = str | VecEnv
@@ -68,7 +69,8 @@ def make(name: str, num_envs: int = 1, *, seed: int = 0, render: bool = False, *
         num_envs: N.
         seed: of everything random in it.
         render: whether `render()` draws RGB pictures.
-        options: of the environment; those of the world as `world={...}`, `engine="warp"` for another engine.
+        options: of the environment; those of the world as `world={...}`, `engine="warp"` for another engine,
+            `robot="my_arm"` for the robot of a card (`robot-rl robot new`).
 
     Returns:
         Observations are dicts of (N, ...) arrays, actions (N, A) in [-1, 1], episodes that end are reset in the same
@@ -258,6 +260,7 @@ def _composed(verb: str, policy: str, options: Mapping[str, Any] | None, values:
     cfg = compose_verb(verb, {"policy": policy}, {**values, "policy": dict(options or {})})
     _trust(cfg)
     read_options(verb, cfg)
+    seat(cfg)
     return cfg
 
 
@@ -278,11 +281,15 @@ def _policy_name(policy: str | type[Learner[Any, Any]]) -> str:
 def _env_node(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Engine, world and options that a name means."""
     gym = GYM_ID.fullmatch(name) and name not in choices("env")
-    values: dict[str, Any] = {"env": dict(options)}
+    values: dict[str, Any] = {"env": {key: value for key, value in options.items() if key != "robot"}}
+    if "robot" in options:
+        values["robot"] = str(options["robot"])
     if gym:
         extras.allow(name)  # "module:Name-v0" stands in the user's own program
         values["id"] = name
-    return plain(compose_verb("check", {"env": "gym" if gym else name}, values).env)
+    cfg = compose_verb("check", {"env": "gym" if gym else name}, values)
+    seat(cfg)
+    return plain(cfg.env)
 
 
 def _node_of(env: EnvLike) -> dict[str, Any]:

@@ -126,3 +126,17 @@ def test_the_package_alone_loads_nothing():
     code = "import sys, robot_rl; print(*[x for x in ('torch', 'hydra', 'gymnasium', 'mujoco') if x in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == ""
+
+
+def test_a_robot_of_ones_own_comes_by_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from robot_rl import cli
+
+    monkeypatch.chdir(tmp_path)
+    model = Path(__file__).resolve().parents[1] / "docs/howto/small_arm.urdf"
+    monkeypatch.setattr("sys.argv", ["robot-rl", "robot", "new", str(model), "name=mine"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    env = rr.make("reach", robot="mine")
+    run = rr.train("online/sac", env, steps=150, folder=tmp_path / "run", **QUICK)
+    assert rr.load(run).io.action_dim == env.io.action_dim
+    refused("takes any arm with a card", rr.make, "pendulum", robot="mine")

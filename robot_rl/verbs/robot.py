@@ -99,6 +99,7 @@ def _new(arguments: list[str]) -> None:
     joints = f"{len(made.joints)} joints" + (", a gripper" if made.gripper is not None else ", no gripper")
     print(f"{path}: {joints}, tool {made.tool}, home {' '.join(f'{x:g}' for x in made.home)}")
     left = made.open_keys()
+    answer.note(card=str(path), open=list(left))
     if left:
         print(f"  still ? (nothing is deployed before they are known): {_few(left)}")
 
@@ -157,6 +158,7 @@ def _show(arguments: list[str]) -> None:
     page.write_text(f"<!doctype html><meta charset=utf-8><style>{_STYLE}</style>{body}", encoding="utf-8")
     for line in told:
         print(f"  {line}")
+    answer.note(page=str(page))
     print(page)
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         webbrowser.open(page.resolve().as_uri())
@@ -167,6 +169,7 @@ def _safety(arguments: list[str]) -> None:
     found = _one(arguments, "safety")
     spec, parameters = build.tool("robot_spec")(found)
     table = {"robot_spec": spec, "safety_supervisor": parameters}
+    answer.note(**table)
     print(yaml.safe_dump(table, sort_keys=False, default_flow_style=None, width=120), end="")
 
 
