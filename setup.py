@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent  # colcon --symlink-install runs a link to this file, without the README
 ROOMS = ("sim", "real", "policies", "configs")
-VERSION = re.search(r'__version__ = "(.+?)"', Path("robot_rl/__init__.py").read_text()).group(1)
+VERSION = re.search(r'VERSION = "(.+?)"', Path("robot_rl/version.py").read_text()).group(1)
 
 # what training, evaluating and reporting in a world of ours, or in a Gymnasium task, needs; robot_rl/extras.py names
 # the modules of these lists

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from robot_rl.real.core.spec import SpecError
 from robot_rl.real.intervention import Driver, Press, Reading, Takeover, TakeoverSettings
 from robot_rl.real.teleop.mapping import Teleop
 from robot_rl.types import IOSpec, Obs
+from robot_rl.types.option_words import near
 
 
 @dataclass(frozen=True)
@@ -366,6 +367,10 @@ def simulated(
     """
     if env.num_envs != 1:
         raise ValueError(f"a person drives one robot, the environment has {env.num_envs} copies; use num_envs=1")
+    for name, kind, given in (("takeover", TakeoverSettings, takeover), ("safety", SafetyLimits, limits)):
+        known = [item.name for item in fields(kind)]
+        for key in (given or {}).keys() - set(known):
+            raise ValueError(f"{name}.{key} is no setting of {name}{near(key, known)}")
     if hasattr(env, "tool"):
         env.reset()  # a place to read limits from
     try:

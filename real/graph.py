@@ -16,8 +16,9 @@ from robot_rl import card
 from robot_rl.real.core.spec import of_card
 from robot_rl.tables import read_table
 from robot_rl.types.card import Card
-from robot_rl.types.options import Count, Positive, Whole
+from robot_rl.types.options import Bound, Count, Positive, Whole
 
+BOUNDS = ("action_low", "action_high")
 TELEOP = ("none", "joy", "twist", "leader")
 EXECUTABLES = {
     "sim_robot": "sim_robot_node",
@@ -51,6 +52,9 @@ class GraphArgs:
         model: MuJoCo model of the robot: simulation without a world, workspace and twists.
         policy_path: run or checkpoint folder; empty = no policy.
         policy_root: folder that policies must lie in.
+        action: normalised: -1 and +1 of the log that the policy comes from are the robot's own bounds.
+        action_low: lower bound of that log's actions where the checkpoint does not tell, a number or a list.
+        action_high: upper bound.
         teleop: none, joy, twist or leader.
         record: record the session.
         record_folder: folder that recordings go to.
@@ -75,6 +79,9 @@ class GraphArgs:
     model: str = ""
     policy_path: str = ""
     policy_root: str = ""
+    action: Literal["", "normalised"] = ""
+    action_low: Bound | None = None
+    action_high: Bound | None = None
     teleop: Literal["none", "joy", "twist", "leader"] = "none"
     record: bool = False
     record_folder: str = "runs/record"
@@ -202,6 +209,10 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         }
         if args.policy_root:
             policy["policy_root"] = str(Path(args.policy_root).expanduser().resolve())
+        if args.action:
+            policy["action"] = args.action
+        ends = {"action_low": args.action_low, "action_high": args.action_high}
+        policy |= {name: json.dumps(value) for name, value in ends.items() if value is not None}
         add("policy", policy)
     if args.teleop != "none":
         steering = {"mode": args.teleop, "realtime": priority, **({"model": args.model} if args.model else {})}
@@ -311,6 +322,8 @@ def _check(args: GraphArgs) -> None:
         )
     if args.teleop not in TELEOP:
         raise GraphError(f"teleop is {args.teleop!r}, expected one of {', '.join(TELEOP)}")
+    if (args.action_low is None) != (args.action_high is None):
+        raise GraphError(f"action_low is {args.action_low} and action_high {args.action_high}; give both or neither")
     if args.auto_arm and not args.sim:
         raise GraphError("auto_arm is for simulation only: a real robot is enabled by a person")
     if args.world and not args.sim:
@@ -334,6 +347,9 @@ def from_strings(values: Mapping[str, str]) -> GraphArgs:
     }
     made: dict[str, Any] = {}
     for name, text in values.items():
+        if name in BOUNDS:
+            made[name] = bound(name, text)
+            continue
         if name not in kinds:
             raise GraphError(f"{name} is no argument; they are {', '.join(kinds)}")
         kind = kinds[name]
@@ -346,6 +362,19 @@ def from_strings(values: Mapping[str, str]) -> GraphArgs:
             wanted = "true or false" if kind == "bool" else "a number"
             raise GraphError(f"{name} is {text!r}, expected {wanted}") from error
     return GraphArgs(**{"robot_spec": "", **made})
+
+
+def bound(name: str, text: str) -> float | tuple[float, ...] | None:
+    """A bound of actions from a text: a number, or a list [-1,-2] with one for each; None where it is empty.
+
+    Raises:
+        GraphError: it is neither.
+    """
+    try:
+        value = json.loads(text or "null")
+        return tuple(float(x) for x in value) if isinstance(value, list) else None if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"{name} is {text!r}, expected a number or a list such as [-1.0,-2.0]") from error
 
 
 def _literal(value: Any) -> str:

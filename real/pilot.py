@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from robot_rl.real.core.spec import POSITION
-from robot_rl.real.port import Port
-from robot_rl.types import IOSpec, Policy
+from robot_rl.data.units import in_units, meaning_of
+from robot_rl.real.core.spec import POSITION, RobotSpec
+from robot_rl.real.port import Port, SpecPort, ported
+from robot_rl.types import Loaded, Policy
 
 
 class Unfit(ValueError):
@@ -154,23 +155,46 @@ class Pilot:
         return Setpoints(times, np.concatenate([values, np.tile(self._to, (behind, 1))]), True)
 
 
-def prove(policy: Policy, port: Port, io: IOSpec, joints: int, *, passes: int = 50) -> None:
-    """Check a policy before it may drive: interface, warm-up, finite output of the right shape.
+def fitted(
+    loaded: Loaded, spec: RobotSpec, said: Mapping[str, object], say: Callable[[str], object]
+) -> tuple[Policy, Port]:
+    """A policy in the units of a robot, proven, and the port that it sees and moves the robot through.
+
+    What it commands is what its training meant in physical units: where the robot's range is another one its actions
+    are scaled, and clipped to what the robot can do.
 
     Args:
-        policy: to check.
+        loaded: as its loader gave it.
+        spec: of the robot.
+        said: what a person says of its actions: `action`, `action_low`, `action_high`, where given (docs/data.md).
+        say: is told once that an action was clipped.
+
+    Raises:
+        Unfit: it fits neither the robot nor itself, or nobody knows what its actions mean; says what is wrong.
+    """
+    try:
+        io, known = meaning_of(loaded.io, loaded.known, said)
+        port = SpecPort(spec, io.control_hz) if loaded.make_port is None else loaded.make_port(spec.names)
+        port = ported(port, io, spec.cameras)
+        policy = in_units(loaded.policy, io, port.io, known, say)
+    except ValueError as error:
+        raise Unfit(f"the policy does not fit the robot: {error}") from error
+    prove(policy, port)
+    return policy, port
+
+
+def prove(policy: Policy, port: Port, *, passes: int = 50) -> None:
+    """Check a policy before it may drive: warm-up, finite output of the right shape.
+
+    Args:
+        policy: to check, in the robot's units.
         port: of the robot.
-        io: of the checkpoint.
-        joints: J.
         passes: calls to warm up.
 
     Raises:
         Unfit: says what is wrong.
     """
-    try:
-        io.check(port.io)
-    except ValueError as error:
-        raise Unfit(f"the policy does not fit the robot: {error}") from error
+    io = port.io
     rng = np.random.default_rng(0)
     for k in range(passes + 1):
         obs = {

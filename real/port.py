@@ -12,7 +12,7 @@ from robot_rl.real.cameras import resized
 from robot_rl.real.core.spec import POSITION, RobotSpec, check_mapping
 from robot_rl.types import IOSpec
 
-UNITS = {"absolute": "rad", "delta": "rad", "velocity": "rad/s", "effort": "N m"}
+UNITS = {"absolute": "rad", "delta": "rad", "velocity": "rad/s", "effort": "N*m"}
 _PARTS = ("joint_positions", "joint_velocities", "last_action")
 IMAGE = "image."
 """Begin of the observation keys that are pictures; the camera's name follows."""

@@ -208,6 +208,11 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
         extras.check_hash(name, node.get("sha256"))
     maker = find(kind, name)
     inner = {key: values.pop(key) for key in NESTED if kind == "engine" and isinstance(values.get(key), Mapping)}
+    for key in NESTED if kind == "engine" else ():
+        if isinstance(values.get(key), str):
+            raise Refused(
+                f"{where}.{key} is '{values[key]}', and holds options; a world is chosen with {where}={values[key]}"
+            )
     for key, child in inner.items():
         values[key] = make(NESTED[key], child, where=f"{where}.{key}")
     if kind == "policy" and isinstance(values.get("method"), Mapping):
@@ -266,7 +271,7 @@ def check(model: type[M], values: Mapping[str, Any], where: str, name: str) -> M
             option = f"{where}.{key}" if where else key
             raise Refused(f"{option} is {str(value).lower()}, expected {expected(field)}")
     try:
-        return model(**{str(key): value for key, value in values.items()})
+        return model.model_validate({str(key): value for key, value in values.items()})
     except ValidationError as error:
         raise Refused(option_error(error, model, where, name)) from error
 
@@ -288,7 +293,9 @@ def options_of(kind: str, maker: Callable[..., Any]) -> type[BaseModel]:
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
             field = Field(default, description=lines.get(parameter.name))
             fields[parameter.name] = (_checkable(hints.get(parameter.name, Any)), field)
-    config = ConfigDict(extra=cast(Any, extra), arbitrary_types_allowed=True, frozen=True, protected_namespaces=())
+    config = ConfigDict(
+        extra=cast(Any, extra), arbitrary_types_allowed=True, frozen=True, protected_namespaces=(), allow_inf_nan=False
+    )
     return create_model(f"{maker.__name__}Options", __config__=config, **fields)
 
 
@@ -351,9 +358,10 @@ def _takes_options(maker: Callable[..., Any]) -> bool:
 
 
 def _stated(maker: Any) -> type[BaseModel] | None:
-    """The `Options` class in `class X(LogLearner[XOptions])`, of the nearest base that states one."""
+    """The `Options` in `class X(LogLearner[XOptions])`, of the nearest base that states them; else of `options=`."""
     if not (isinstance(maker, type) and issubclass(maker, Learner)):
-        return None
+        asked = get_type_hints(maker.__init__ if isinstance(maker, type) else maker).get("options")
+        return asked if isinstance(asked, type) and issubclass(asked, Options) else None
     for kind in maker.__mro__:
         for base in kind.__dict__.get("__orig_bases__", ()):  # getattr would give a subclass its parent's
             for argument in get_args(base):

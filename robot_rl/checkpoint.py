@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl import __version__
 from robot_rl.types import IOSpec
+from robot_rl.version import VERSION
 
 _TEMPORARY = ".partial-"
 
@@ -184,9 +184,7 @@ def save(
         earlier = complete(root)
         for part, write in (stores or {}).items():
             write(temporary / part, earlier[-1] / part if earlier else None)
-        write_json(
-            temporary / "meta.json", {"version": __version__, "git_commit": git_commit(), "step": int(step), **meta}
-        )
+        write_json(temporary / "meta.json", {"version": VERSION, "git_commit": git_commit(), "step": int(step), **meta})
         _sync(temporary)
         if final.exists():  # the same step again, e.g. after a resume: replace it whole
             old = root / f"{_TEMPORARY}old-{final.name}-{os.getpid()}"

@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from robot_rl import __version__
 from robot_rl.checkpoint import git_commit, write_json
+from robot_rl.version import VERSION
 
 FILE = "lineage.json"
 _CHUNK = 2**20
@@ -41,7 +41,7 @@ def begin(folder: Path, sources: Mapping[str, Mapping[str, Any]]) -> None:
     facts = {
         "run": folder.name,
         "begun": _now(),
-        "version": __version__,
+        "version": VERSION,
         "git_commit": git_commit(),
         "from": {kind: dict(facts) for kind, facts in sources.items()},
     }

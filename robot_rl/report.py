@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from robot_rl import __version__
 from robot_rl.checkpoint import git_commit, write_bytes
 from robot_rl.extras import require
+from robot_rl.version import VERSION
 
 CURVES = (
     *("eval/success", "rollout/success", "rollout/intervention_rate", "eval/score", "eval/return", "rollout/return"),
@@ -214,7 +214,7 @@ def write_report(
 
 def versions() -> dict[str, str]:
     """Versions that matter for repeating a run."""
-    found = {"robot_rl": __version__, "python": platform.python_version(), "commit": git_commit() or "not a checkout"}
+    found = {"robot_rl": VERSION, "python": platform.python_version(), "commit": git_commit() or "not a checkout"}
     for package in ("torch", "numpy", "gymnasium", "mujoco", "stable-baselines3", "hydra-core", "numba"):
         try:
             found[package] = metadata.version(package)

@@ -6,6 +6,7 @@ contracts, so that a worker starts quickly.
 
 from __future__ import annotations
 
+import difflib
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
@@ -87,11 +88,15 @@ def make_one(id: str, kwargs: Mapping[str, Any], render_mode: str | None) -> gym
     options = dict(kwargs)
     if render_mode is not None:
         options["render_mode"] = render_mode
+    if ":" not in id and id not in gymnasium.registry:  # also an id without its version, which would be the newest one
+        short = id.split("-")[0].split("/")[-1][:5].lower()
+        close = [name for name in gymnasium.registry if short in name.lower()]
+        shown = ", ".join(difflib.get_close_matches(id, close, 6, cutoff=0.0)) or "none that are installed"
+        raise ValueError(f"no Gymnasium environment '{id}'; similar: {shown}")
     try:
         env = gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **options)
     except gymnasium.error.UnregisteredEnv as error:
-        close = [name for name in gymnasium.registry if id.split("-")[0].split("/")[-1][:5].lower() in name.lower()]
-        raise ValueError(f"no Gymnasium environment '{id}'; similar: {sorted(close)[:12]}") from error
+        raise ValueError(f"no Gymnasium environment '{id}': {error}") from error
     return env.env if type(env) is gymnasium.wrappers.OrderEnforcing else env
 
 
@@ -144,15 +149,18 @@ def _picture(shape: tuple[int, ...], name: str) -> tuple[str, tuple[int, int, in
 
 
 def action_box(space: spaces.Space, id: str) -> spaces.Box:
-    """The action space, proved to be a bounded box of one axis.
+    """The action space as a bounded box of one axis; the choices of a Discrete space are its whole numbers.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is neither.
     """
+    if isinstance(space, spaces.Discrete):
+        first = int(space.start)
+        return spaces.Box(first, first + int(space.n) - 1, (1,), np.int64)
     if not isinstance(space, spaces.Box):
         raise ValueError(
-            f"'{id}' takes actions from {space}; expected a Box. Policies here act with continuous numbers in [-1, 1]; "
-            "pick a continuous variant of the task or wrap the environment"
+            f"'{id}' takes actions from {space}; expected a Box or a Discrete space. Wrap the environment so that it "
+            "takes one of them"
         )
     if len(space.shape) != 1:
         raise ValueError(f"'{id}' takes actions of shape {space.shape}, expected (A,); wrap it to flatten them")
@@ -189,7 +197,8 @@ class Copies:
         self.parts = layout(first.observation_space).parts
         box = action_box(first.action_space, id)
         low, high = box.low.astype(np.float64), box.high.astype(np.float64)
-        self._unit = bool((low == -1.0).all() and (high == 1.0).all())
+        self._choose = isinstance(first.action_space, spaces.Discrete)
+        self._unit = not self._choose and bool((low == -1.0).all() and (high == 1.0).all())
         self._scale, self._offset, self._dtype = (high - low) / 2.0, (high + low) / 2.0, box.dtype
         self._steps = [env.step for env in self.envs]
         self._plain = len(self.parts) == 1 and self.parts[0].kind == "vector" and not self.parts[0].path
@@ -217,7 +226,9 @@ class Copies:
             Whether any ended.
         """
         ended = False
-        if not self._unit:
+        if self._choose:
+            actions = np.rint(actions * self._scale + self._offset).astype(self._dtype)[:, 0]
+        elif not self._unit:
             actions = (actions * self._scale + self._offset).astype(self._dtype)
         elif actions.dtype != self._dtype:
             actions = actions.astype(self._dtype)

@@ -3,8 +3,8 @@
 Observations: a plain box becomes "state"; a Dict is flattened into "state" in the order of its space (goal
 environments: "observation", then "desired_goal"; "achieved_goal" is left out); uint8 boxes (H, W, 3), (H, W, 1) or
 (3, H, W) become "image.<key>" as (H, W, 3), without a leading "pixels." in the key; Discrete leaves become one-hot
-columns. Actions: the environment's finite box is mapped from [-1, 1] once, here; Discrete and other action spaces are
-refused with the reason.
+columns. Actions: the environment's finite box is mapped from [-1, 1] once, here; the n choices of a Discrete space lie
+evenly in [-1, 1] (`IOSpec.action_choices`); other action spaces are refused with the reason.
 
 Episodes that end are reset within the same step; `info` holds what `mujoco_env` describes. Environment i is seeded with
 `seeds(seed, num_envs)[i]`, or with the i-th of a sequence of seeds as it is.
@@ -21,12 +21,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, gym_copies, interface
 from robot_rl.sim.interface import checked
-from robot_rl.types import IOSpec, Obs
+from robot_rl.types import IOSpec, Obs, action_of, choice_of
 from robot_rl.types.data import all_finite
 from robot_rl.types.options import Count, Positive, Whole
 
@@ -128,6 +129,7 @@ class GymVectorEnv(VectorEnv):
             action_units=("1",) * actions,
             control_hz=control_hz or _control_hz(first),
             obs_names=layout.state_names,
+            action_choices=(int(box.high[0] - box.low[0]) + 1,) if isinstance(first.action_space, Discrete) else (),
         )
         self.single_observation_space, self.single_action_space = interface.spaces(self.io)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -188,6 +190,8 @@ class GymVectorEnv(VectorEnv):
         if not self._started:
             raise RuntimeError("step() before the first reset(); call reset() once")
         action = checked(actions, self.num_envs, self.io)
+        for count in self.io.action_choices:  # what is recorded is what is done
+            action = action_of(choice_of(action, count), count)
         arrays = self._arrays
         if self._copies is not None:
             ended = self._copies.step(action)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from robot_rl.sim import interface
 from robot_rl.types import IOSpec, Obs
+from robot_rl.types.options import Positive
 
 _APPS: list[Any] = []
 """The running Omniverse application: one per process, and it must outlive every environment."""
@@ -32,7 +33,7 @@ def make(
     device: str = "cuda",
     *,
     id: str,
-    action_scale: float = 1.0,
+    action_scale: Positive = 1.0,
     group: str = "policy",
     overrides: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
@@ -97,7 +98,7 @@ class IsaacLabVectorEnv(VectorEnv):
         ValueError: the group is absent or no vector.
     """
 
-    def __init__(self, env: Any, *, action_scale: float = 1.0, group: str = "policy") -> None:
+    def __init__(self, env: Any, *, action_scale: Positive = 1.0, group: str = "policy") -> None:
         self.env, self._scale, self._group = env, float(action_scale), group
         inner: Any = env.unwrapped
         self._inner = inner

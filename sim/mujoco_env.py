@@ -26,6 +26,7 @@ from robot_rl.sim.view_rows import flags, select
 from robot_rl.sim.world import Reset, View, World
 from robot_rl.types import IOSpec, Obs
 from robot_rl.types.data import all_finite
+from robot_rl.types.options import Count, Pixels
 
 
 def make(
@@ -34,15 +35,15 @@ def make(
     device: str = "cpu",
     *,
     world: World,
-    num_threads: int | None = None,
+    num_threads: Count | None = None,
     cameras: Sequence[str] = (),
-    camera_size: Sequence[int] = (84, 84),
+    camera_size: Pixels = (84, 84),
     camera_quality: str = "full",
-    camera_every: int = 1,
+    camera_every: Count = 1,
     state: bool = True,
     randomize: Randomize | Mapping[str, Any] | None = None,
     render_mode: str | None = None,
-    render_size: Sequence[int] = (480, 640),
+    render_size: Pixels = (480, 640),
     render_camera: str | None = None,
     crash_dir: str | None = None,
 ) -> MujocoVectorEnv:

@@ -1,11 +1,18 @@
-"""One torch thread per process; for tests about time a witness that tells whether the machine itself stood still."""
+"""One torch thread per process; the command line in this process; a witness of stalls for tests about time."""
 
+import contextlib
+import io
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -15,6 +22,89 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 torch.set_num_threads(1)  # fastest for small networks, and waiting threads stall busy machines
+
+
+@pytest.fixture(scope="session")
+def robot_rl_in() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command line in this process: to start a new one takes 2.5 s of processor time.
+
+    (folder, *arguments, path=None) -> what a process would have answered; `path` is a folder of modules.
+    """
+
+    def run(folder: Path, *arguments: object, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+        from robot_rl import cli, extras
+        from robot_rl.verbs import build
+
+        words = ["robot-rl", *(str(item) for item in arguments)]
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        out, error, code = io.StringIO(), io.StringIO(), 0
+        with pytest.MonkeyPatch.context() as patch:  # all that a process takes with it
+            patch.chdir(folder)
+            patch.setattr(sys, "argv", words)
+            for name, value in (("_allowed", set()), ("_all", False), ("_changed", False)):
+                patch.setattr(extras, name, value)
+            patch.setattr(build, "_planned", [])
+            for name in ("PYTHONSAFEPATH", "HYDRA_FULL_ERROR"):
+                patch.setenv(name, os.environ.get(name, ""))
+            if path is not None:
+                patch.syspath_prepend(path)
+            try:
+                with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+                    cli.main()
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            finally:
+                torch.set_num_threads(1)
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+        return subprocess.CompletedProcess(words, code, out.getvalue(), error.getvalue())
+
+    return run
+
+
+@pytest.fixture
+def robot_rl(tmp_path: Path, robot_rl_in: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Any]:
+    """`robot_rl_in` the scratch folder: (*arguments, path=None)."""
+    return partial(robot_rl_in, tmp_path)
+
+
+class Fork:
+    """A copy of this process that runs a function, without a new start: it can be killed, crash, and set its limits.
+
+    Args:
+        work: (say) -> anything; `say` writes words as one line to `stdout`.
+    """
+
+    def __init__(self, work: Callable[[Callable[..., Any]], object]):
+        into, out = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                work(lambda *words: os.write(out, f"{' '.join(map(str, words))}\n".encode()))
+                code = 0
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(out)
+        self.stdout = open(into)  # noqa: SIM115
+
+    def wait(self, number: int = 0) -> tuple[int, str]:
+        """Send a signal if one is given; exit code as `subprocess` has it, and what is left to read."""
+        if number:
+            os.kill(self.pid, number)
+        with self.stdout:
+            said = self.stdout.read()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), said
+
+
+@pytest.fixture
+def fork() -> type[Fork]:
+    return Fork
+
 
 STALL = 0.05
 """A plain thread that wakes up later than this [s] shows that the machine stood still."""

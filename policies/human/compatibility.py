@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+from robot_rl.policies.nets.net import Net, NetShape, mean_rows
+from robot_rl.types import Options
 from robot_rl.types.options import Count, NotNegative, Part, Rate
 
 KINDS = ("redundant", "conflicting", "extension", "coverage")
@@ -40,6 +40,25 @@ class Assessment:
     windows: np.ndarray
 
 
+class CompatibilityOptions(Options):
+    """Of an ensemble of clones that judges demonstrations."""
+
+    members: Count = 5
+    """Networks; with one novelty is unknown and every state counts as known."""
+    hidden: tuple[Count, ...] = (64, 64)
+    """Widths."""
+    steps: Count = 600
+    """Of fitting."""
+    batch_size: Count = 128
+    """Rows per step and member."""
+    lr: Rate = 1e-3
+    """Of Adam."""
+    held_out: Part = 0.3
+    """Share of the demonstrations that the limits are taken from."""
+    tolerance: NotNegative = 0.15
+    """How far below the base's own mean a demonstration may lie before it conflicts."""
+
+
 class Compatibility:
     """Compatibility of state-action pairs with a base of demonstrations.
 
@@ -57,33 +76,21 @@ class Compatibility:
 
     def __init__(
         self,
+        options: CompatibilityOptions,
         states: Sequence[np.ndarray],
         actions: Sequence[np.ndarray],
         *,
         control_hz: float,
         seed: int = 0,
-        members: Count = 5,
-        hidden: tuple[Count, ...] = (64, 64),
-        steps: Count = 600,
-        batch_size: Count = 128,
-        lr: Rate = 1e-3,
-        held_out: Part = 0.3,
-        tolerance: NotNegative = 0.15,
     ) -> None:
         """Fit the ensemble on the base.
 
         Args:
+            options: of the ensemble.
             states: (T, S) of each demonstration.
             actions: (T, A) of each.
             control_hz: decisions per second, for the windows.
             seed: of weights, split and batches.
-            members: networks; with one novelty is unknown and every state counts as known.
-            hidden: widths.
-            steps: of fitting.
-            batch_size: rows per step and member.
-            lr: of Adam.
-            held_out: share of the demonstrations that the limits are taken from.
-            tolerance: see above.
 
         Raises:
             ValueError: fewer than four demonstrations.
@@ -92,14 +99,13 @@ class Compatibility:
             raise ValueError(
                 f"{len(states)} demonstrations as a base, expected at least 4: some are fitted, some are held out"
             )
-        if members < 1 or steps < 1 or not 0.0 < held_out < 1.0:
-            raise ValueError("members and steps must be at least 1 and held_out in (0, 1)")
-        if members == 1:
+        o = options
+        if o.members == 1:
             warnings.warn("one clone has no spread: every state counts as known", stacklevel=2)
-        self._hz, self.tolerance = control_hz, tolerance
+        self._hz, self.tolerance = control_hz, o.tolerance
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(states), generator=generator).tolist()
-        out = max(1, round(held_out * len(states)))
+        out = max(1, round(o.held_out * len(states)))
         kept = order[out:]
         x, a = np.concatenate([states[i] for i in kept]), np.concatenate([actions[i] for i in kept])
         self._shift, scale = x.mean(0), x.std(0)
@@ -109,20 +115,12 @@ class Compatibility:
         if not len(self._used):
             raise ValueError("the demonstrations' actions never change; there is nothing to compare")
         self._spread = spread[self._used]
-        shape = MlpShape(members, x.shape[1], tuple(hidden), len(self._used), False, "clone.")
-        params = FlatParams(shape.shapes())
-        shape.initialise(params, generator)
-        self._net = build_mlp(shape, params, kernel="auto", matmul="float32")
-        self._members = members
-        tensors = self._states(x), self._actions(a)
-        for _ in range(steps):
-            # (E, B): every member has batches of its own
-            rows = torch.randint(len(x), (members, min(batch_size, len(x))), generator=generator)
-            with torch.no_grad():
-                made = self._net.forward(tensors[0][rows])
-                self._net.backward((made - tensors[1][rows]) * (2.0 / made[0].numel()))
-                params.adam(lr)
-                self._net.refresh()
+        sizes = NetShape(x.shape[1], len(self._used), o.hidden, seeds=o.members)  # each has batches of its own
+        self._net, self._members = Net("clone", sizes, lr=o.lr, generator=generator), o.members
+        seen, shown = self._states(x), self._actions(a)
+        for _ in range(o.steps):
+            rows = torch.randint(len(x), (o.members, min(o.batch_size, len(x))), generator=generator)
+            self._net.step(mean_rows((self._net(seen[rows]) - shown[rows]).square().mean(-1)))
         self.eta = self.limit = 1.0
         self.own: list[float] = []
         """Scores of the base's own held-out demonstrations."""
@@ -131,7 +129,7 @@ class Compatibility:
         """Novelty above which a state is new."""
         self.limit = max(float(np.quantile(np.concatenate([e for _, e in pairs]), 0.95)), 1e-9)
         """Error at which an action is incompatible: lambda."""
-        if members == 1:
+        if o.members == 1:
             self.eta = np.inf
         matches = [self.assess(states[i], actions[i]).compatibility for i in order[:out]]
         self.own = [float(match.mean()) for match in matches]
@@ -171,7 +169,7 @@ class Compatibility:
     def _measure(self, states: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(T,) novelty and (T,) error."""
         with torch.no_grad():
-            made = self._net.forward(self._states(states))
+            made = self._net(self._states(states).expand(self._members, -1, -1))
         error = (made - self._actions(actions)).square().sum(-1).mean(0)
         novelty = made.std(0, correction=0).mean(-1) if self._members > 1 else torch.zeros(len(states))
         return novelty.double().numpy(), error.double().numpy()

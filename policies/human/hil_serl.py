@@ -17,7 +17,7 @@ from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Positive
+from robot_rl.types.options import Count, Number, Positive
 
 CHOICES = (-1.0, 0.0, 1.0)
 """Gripper command of each choice: close, stay, open."""
@@ -34,7 +34,7 @@ class HilSerlOptions(SacOptions):
     """Over the critics in the actor's loss."""
     init_alpha: Positive = 0.01
     """Temperature at the start."""
-    target_entropy: float | Literal["auto", "half"] = "half"
+    target_entropy: Number | Literal["auto", "half"] = "half"
     """Of the continuous actions alone: a number, auto (minus their number) or half of that."""
     backup_entropy: bool = False
     """Whether the target contains the entropy term."""

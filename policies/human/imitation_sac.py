@@ -16,7 +16,7 @@ from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.nets.rows import valid_rows
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
 from robot_rl.types import Metrics, Obs, Transitions
-from robot_rl.types.options import Count, NotNegative, Positive
+from robot_rl.types.options import Count, NotNegative, Number, Positive
 
 Updates = Annotated[int, Field(ge=0)]
 
@@ -36,7 +36,7 @@ class ImitationSacOptions(SacOptions):
     """Over the critics in the actor's loss."""
     init_alpha: Positive = 0.01
     """Temperature at the start."""
-    target_entropy: float | Literal["auto", "half"] = "half"
+    target_entropy: Number | Literal["auto", "half"] = "half"
     """A number, auto (-A) or half (-A / 2)."""
     backup_entropy: bool = False
     """Whether the target contains the entropy term."""

@@ -8,11 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.policies.nets.start_frame import StartFrame
-from robot_rl.types import Action, IOSpec, Metrics, Obs, OuterLearner, Transitions
+from robot_rl.policies.human.relative_frame_start import StartFrame
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, OuterLearner, Transitions
 
 
-class RelativeFrame(OuterLearner):
+class RelativeFrameOptions(Options):
+    """Of a method in the frame of the start."""
+
+    method: Callable[..., Any]
+    """(io, seed=, device=, gamma=) -> learner."""
+
+
+class RelativeFrame(OuterLearner[RelativeFrameOptions, Transitions]):
     """Gives a method observations and actions as seen from the tool's pose at the start of the episode.
 
     Log, safety layer and person stay in the robot's base: batches are turned on their way to the method, its actions on
@@ -23,25 +30,20 @@ class RelativeFrame(OuterLearner):
     """
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        method: Callable[..., Any],
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.97,
+        self, options: RelativeFrameOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.97
     ) -> None:
         """Build the method for the turned interface.
 
         Args:
+            options: the method.
             io: interface of the robot; its state tells the start (`env.world.start_pose=true`).
-            method: (io, seed=, device=, gamma=) -> learner.
             seed: of the method.
             device: of the method.
             gamma: discount per step.
         """
+        super().__init__(options, io, seed=seed, device=device)
         self.frame = StartFrame(io)
-        self.learner = method(self.frame.io, seed=seed, device=device, gamma=gamma)
+        self.learner = options.method(self.frame.io, seed=seed, device=device, gamma=gamma)
         self.policy = RelativePolicy(io, self.frame, self.learner.policy)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:

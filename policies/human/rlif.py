@@ -16,9 +16,9 @@ from robot_rl.types.options import NotNegative
 class RlifOptions(ImitationSacOptions):
     """Of RLIF; those of `ImitationSac` with what is published as defaults."""
 
-    w_task: float = 0.0
+    w_task: NotNegative = 0.0
     """Weight of the task reward."""
-    w_rlif: float = 1.0
+    w_rlif: NotNegative = 1.0
     """Weight of the reward from interventions."""
     terminal_on_takeover: bool = False
     """The step before a takeover does not bootstrap."""

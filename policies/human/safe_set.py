@@ -5,19 +5,37 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions, mlp
 from robot_rl.policies.nets.imitation import human_rows
-from robot_rl.policies.nets.safe_set import SafeSet, mlp
 from robot_rl.types import Action, IOSpec, Metrics, Obs, OuterLearner, Transitions
-from robot_rl.types.options import Count, Rate, Whole
+from robot_rl.types.options import Count, Whole
 
 
-class SafeExploration(OuterLearner):
+class SafeExplorationOptions(SafeSetOptions):
+    """Of exploration inside a safe set."""
+
+    method: Callable[..., Any]
+    """Whose actions are kept there, with `values`: (io, seed=, device=, gamma=) -> learner."""
+    delta: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Least P(safe); 0 switches the filter off."""
+    horizon: Count = 2
+    """Predicted steps."""
+    candidates: Count = 16
+    """Samples tried in place of an action that does not pass."""
+    set_steps: Whole = 500
+    """Updates of set, model and clone on the demonstrations before the first own step."""
+    metrics_every: Count = 100
+    """Updates between measured metrics."""
+
+
+class SafeExploration(OuterLearner[SafeExplorationOptions, Transitions]):
     """Keeps a method's actions where the predicted next states are probably safe.
 
     An action passes when min over the next `horizon` predicted states of P(safe) is at least `delta`. Else
@@ -31,85 +49,44 @@ class SafeExploration(OuterLearner):
     """
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        method: Callable[..., Any],
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.97,
-        delta: float = 0.5,
-        horizon: Count = 2,
-        candidates: Count = 16,
-        set_steps: Whole = 500,
-        decay: float = 0.8,
-        spread: tuple[float, float] = (1.0, 4.0),
-        hidden: tuple[Count, ...] = (128, 128),
-        lr: Rate = 1e-3,
-        metrics_every: Whole = 100,
+        self, options: SafeExplorationOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.97
     ) -> None:
         """Build method, set, model and clone.
 
         Args:
+            options: of the filter, and the method.
             io: interface of the robot; observation "state" only.
-            method: (io, seed=, device=, gamma=) -> learner with `values`.
             seed: of everything.
             device: of everything.
             gamma: discount per step, of the method.
-            delta: least P(safe), in [0, 1); 0 switches the filter off.
-            horizon: predicted steps, at least 1.
-            candidates: samples tried in place of an action that does not pass.
-            set_steps: updates of set, model and clone on the demonstrations before the first own step.
-            decay: see `SafeSet`.
-            spread: see `SafeSet`.
-            hidden: widths of set, model and clone.
-            lr: of set, model and clone.
-            metrics_every: updates between measured metrics.
 
         Raises:
-            ValueError: an option outside its range, pictures, or a method whose critics cannot be asked.
+            ValueError: pictures, or a method whose critics cannot be asked.
         """
+        super().__init__(options, io, seed=seed, device=device)
+        o = options
         if set(io.obs) != {"state"}:
             raise ValueError(f"the safe set reads observation 'state' alone, this robot gives {', '.join(io.obs)}")
-        if not 0.0 <= delta < 1.0 or not 0.0 <= decay < 1.0 or not 0.0 < spread[0] <= spread[1]:
-            raise ValueError(
-                f"delta is {delta}, decay {decay}, spread {tuple(spread)}; expected numbers in [0, 1) and two "
-                "distances that rise"
-            )
-        if horizon < 1 or candidates < 1 or set_steps < 0:
-            raise ValueError(
-                f"horizon is {horizon}, candidates {candidates}, set_steps {set_steps}; expected at least 1, 1 and 0"
-            )
-        self.learner = method(io, seed=seed, device=device, gamma=gamma)
+        self.learner = o.method(io, seed=seed, device=device, gamma=gamma)
         if not self.learner.judges:
             raise ValueError(
                 f"{type(self.learner).__name__} has no critics that can be asked; use human/imitation_sac or human/rlif"
             )
         self._generator = torch.Generator(device).manual_seed(seed + 7919)
         states = io.obs["state"][0][0]
-        self.safe = SafeSet(
-            states,
-            io.action_dim,
-            generator=self._generator,
-            hidden=tuple(hidden),
-            decay=decay,
-            spread=(float(spread[0]), float(spread[1])),
-            lr=lr,
-        )
+        self.safe = SafeSet(o, states, io.action_dim, generator=self._generator)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.clone = nn.Sequential(mlp(states, tuple(hidden), io.action_dim), nn.Tanh()).to(device)
-        self._clone_optimiser = torch.optim.Adam(self.clone.parameters(), lr)
-        self._set_steps, self._every, self._updates = set_steps, metrics_every, 0
+            self.clone = nn.Sequential(mlp(states, o.hidden, io.action_dim), nn.Tanh()).to(device)
+        self._clone_optimiser = torch.optim.Adam(self.clone.parameters(), o.lr)
+        self._updates = 0
         self._metrics: Metrics = {}
-        self.policy = SafePolicy(
-            io, self.learner.policy, self.safe, self.clone, self.learner.values, delta, horizon, candidates
-        )
+        self.policy = SafePolicy(o, io, self.learner.policy, self.safe, self.clone, self.learner.values)
 
     def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
         """The method's own where it has one, then set, model and clone on demonstrations."""
         found = self.learner.pretrain(batches)
-        for _ in range(self._set_steps):
+        for _ in range(self.o.set_steps):
             self._metrics = self._learn(next(batches))
         return {**found, **self._metrics}
 
@@ -125,7 +102,7 @@ class SafeExploration(OuterLearner):
         found = self.learner.update(tapped())
         self._updates += 1
         metrics = self._learn(last[0])
-        if self._updates % self._every == 0:
+        if self._updates % self.o.metrics_every == 0:
             self._metrics = metrics
         return {**found, **self._metrics, **self.policy.metrics()}
 
@@ -168,29 +145,25 @@ class SafePolicy:
     """A policy behind the filter of a safe set.
 
     Args:
+        options: of the filter.
         io: interface.
         policy: of the method.
         safe: set and model.
         clone: scaled state -> action of the demonstrator.
         values: critics.
-        delta: least P(safe).
-        horizon: predicted steps.
-        candidates: samples tried.
     """
 
     def __init__(
         self,
+        options: SafeExplorationOptions,
         io: IOSpec,
         policy: Any,
         safe: SafeSet,
         clone: nn.Module,
         values: Callable[[Obs, np.ndarray], np.ndarray],
-        delta: float,
-        horizon: int,
-        candidates: int,
     ) -> None:
+        self.o = options
         self.io, self._policy, self._safe, self._clone, self._values = io, policy, safe, clone, values
-        self._delta, self._horizon, self._candidates = delta, horizon, candidates
         self._counts = {"asked": 0, "replaced": 0, "fallback": 0}
 
     def reset(self, rows: Any = None) -> None:
@@ -200,7 +173,7 @@ class SafePolicy:
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """The policy's action, another of its samples, or the demonstrator's; one decision per row."""
         found = self._policy.act(obs, deterministic=deterministic)
-        if self._delta == 0.0 or not self._safe.known:
+        if self.o.delta == 0.0 or not self._safe.known:
             return found
         state = torch.as_tensor(np.asarray(obs["state"], np.float32), device=self._device)
         value = np.array(found.value, np.float32)
@@ -212,9 +185,9 @@ class SafePolicy:
         return replace(found, value=value)
 
     def _other(self, obs: Obs, state: Tensor, row: int) -> np.ndarray:
-        many = {key: np.repeat(np.asarray(item)[row : row + 1], self._candidates, 0) for key, item in obs.items()}
+        many = {key: np.repeat(np.asarray(item)[row : row + 1], self.o.candidates, 0) for key, item in obs.items()}
         tried = np.asarray(self._policy.act(many).value, np.float32)
-        here = state[row : row + 1].expand(self._candidates, -1)
+        here = state[row : row + 1].expand(self.o.candidates, -1)
         good = self._passes(here, torch.as_tensor(tried, device=self._device)).cpu().numpy()
         if good.any():
             self._counts["replaced"] += 1
@@ -224,7 +197,7 @@ class SafePolicy:
         return self._demonstrator(state[row : row + 1]).cpu().numpy()[0]
 
     def _passes(self, state: Tensor, action: Tensor) -> Tensor:
-        return self._safe.ahead(state, action, self._demonstrator, self._horizon) >= self._delta
+        return self._safe.ahead(state, action, self._demonstrator, self.o.horizon) >= self.o.delta
 
     def _demonstrator(self, state: Tensor) -> Tensor:
         with torch.no_grad():

@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robot_rl.advantage import Pipeline, Stage, policy_loss, presets, value_loss_rows
+from robot_rl.advantage import FusedOptions, Pipeline, Stage, fused_policy_loss, policy_loss, presets, value_loss_rows
 from robot_rl.advantage.registry import entry
-from robot_rl.policies.language.agent_model import Conversation, LanguageModel, Tokenizer, local_model, tiny_model
+from robot_rl.policies.language.agent_model import LanguageModel, Tokenizer, local_model, tiny_model
+from robot_rl.policies.language.agent_policy import LanguagePolicy
 from robot_rl.policies.language.agent_rollout import Dialogue, expert_dialogues, play, to_batch, token_logp
 from robot_rl.policies.language.agent_words import ModelTokenizer, WordTokenizer
-from robot_rl.types import Action, Array, IOSpec, Learner, Metrics, Obs
-from robot_rl.types.options import Count, NotNegative, Rate, Whole
+from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options
+from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
-Build = Callable[[tuple[str, ...]], tuple[LanguageModel, Tokenizer]]
 BETAS = (0.9, 0.95)
 """Of Adam in the policy updates. A nearly certain policy has tiny gradients until a rare failure brings a large one;
 with the usual memory of 1000 steps (0.999) that step is up to 32 times the learning rate, with 20 steps at most 4.5."""
@@ -34,104 +34,106 @@ PER_TURN = ("turn_gae", "bilevel", "gigpo", "trloo", "mapo")
 """Stages whose `gamma` counts turns; they receive the learner's."""
 
 
-class LanguageAgent(Learner):
+class TalkOptions(Options):
+    """Of the model that talks."""
+
+    model: str | None = None
+    """Folder of a local transformers model; null: a tiny one from scratch over the words of the world."""
+    hidden: Count = 64
+    """Width of the tiny model."""
+    layers: Count = 2
+    """Its blocks."""
+    heads: Count = 4
+    """Of its attention."""
+    context: Count = 320
+    """Tokens of a dialogue at most."""
+    longest: Count = 4
+    """Tokens of an utterance at most, the stop included."""
+
+
+class ImitationOptions(Options):
+    """Of the imitation of the expert before anything else."""
+
+    warmup_dialogues: Whole = 32
+    """Dialogues of the expert to imitate."""
+    warmup_steps: Whole = 100
+    """Optimiser steps of imitation."""
+    warmup_lr: Rate = 2e-3
+    """Their learning rate."""
+    warmup_stop: NotNegative = 0.0
+    """End the imitation early when its loss (nats per token, running mean of 10 steps) falls below this. A certain
+    policy explores nothing: stop before it repeats the expert word for word."""
+
+
+class LanguageAgentOptions(TalkOptions, ImitationOptions):
+    """Of a language agent."""
+
+    advantage: str | Pipeline = "gigpo"
+    """Name of a preset ("gigpo", "grpo", "trloo", ...) or of a registered estimator ("turn_gae", "rloo", "gae", ...),
+    or a pipeline. Estimators that need values train the value head."""
+    advantage_options: Mapping[str, Any] = {}
+    """Options of the estimator or preset."""
+    groups: Count = 8
+    """Tasks per round."""
+    group_size: Count = 8
+    """Dialogues per task and round."""
+    group_by: Literal["task", "prompt"] = "task"
+    """Which dialogues of a round are compared: task: those of one task seed; prompt: those with the same prompt, for
+    worlds that hide what differs (among dialogues with one secret, a lucky guess is the best turn there is; only the
+    average over secrets says otherwise)."""
+    minibatch: Count = 32
+    """Dialogues per optimiser step."""
+    epochs: Count = 2
+    """Passes over a round."""
+    lr: Rate = 3e-4
+    """Learning rate of the policy updates."""
+    lr_warmup: Whole = 30
+    """Optimiser steps over which the learning rate rises to `lr`. Adam's first steps move every weight by the whole
+    learning rate whatever its gradient; without a slow start they undo part of the imitation."""
+    anneal: bool = False
+    """Let the learning rate fall linearly to 0 over the turns of `run`."""
+    clip_low: Positive = 0.2
+    """Lower width of the ratio clip, for estimators that are no preset."""
+    clip_high: Positive = 0.28
+    """Upper width."""
+    value_coef: NotNegative = 0.5
+    """Weight of the value loss."""
+    entropy_coef: NotNegative = 0.0
+    """Weight of the entropy of the next token."""
+    max_grad_norm: Positive = 0.2
+    """Gradient clip of the policy updates; typical norms are 0.1 to 0.3, those of rare failures 5."""
+
+
+class LanguageAgent(Learner[LanguageAgentOptions, Any]):
     """Learner of dialogues; it brings its own loop.
 
     `attach` a text environment, then `run`: first the imitation of the scripted expert, then rounds of dialogues and
     policy updates. One environment step is one turn of the policy; turns of the expert are not counted.
 
     Args:
+        options: of model, imitation and updates.
         io: interface of the environment: one observation "text", one action "utterance".
-        advantage: name of a preset ("gigpo", "grpo", "trloo", ...) or of a registered estimator ("turn_gae", "rloo",
-            "gae", ...), or a pipeline. Estimators that need values train the value head.
-        advantage_options: options of the estimator or preset.
-        model: folder of a local transformers model; None = a tiny one from scratch over the words of the world.
-        hidden, layers, heads: size of the tiny model.
-        context: tokens of a dialogue at most.
-        longest: tokens of an utterance at most, the stop included.
-        groups: tasks per round.
-        group_size: dialogues per task and round.
-        group_by: which dialogues of a round are compared: "task" = those of one task seed; "prompt" = those with the
-            same prompt, for worlds that hide what differs (among dialogues with one secret, a lucky guess is the best
-            turn there is; only the average over secrets says otherwise).
-        minibatch: dialogues per optimiser step.
-        epochs: passes over a round.
-        lr: learning rate of the policy updates.
-        lr_warmup: optimiser steps over which the learning rate rises to `lr`. Adam's first steps move every weight by
-            the whole learning rate whatever its gradient; without a slow start they undo part of the imitation.
-        anneal: let the learning rate fall linearly to 0 over the turns of `run`.
-        clip_low, clip_high: widths of the ratio clip, for estimators that are no preset.
-        value_coef: weight of the value loss.
-        entropy_coef: weight of the entropy of the next token.
-        max_grad_norm: gradient clip of the policy updates; typical norms are 0.1 to 0.3, those of rare failures 5.
-        warmup_dialogues: dialogues of the expert to imitate.
-        warmup_steps: optimiser steps of imitation.
-        warmup_lr: their learning rate.
-        warmup_stop: end the imitation early when its loss (nats per token, running mean of 10 steps) falls below
-            this. A certain policy explores nothing: stop before it repeats the expert word for word.
         seed: of weights, tasks and samples.
         device: torch device.
         gamma: discount per turn, used by turn-level estimators; estimators of whole outcomes have none by definition,
             and "gae", which counts tokens, takes its own from `advantage_options`.
 
     Raises:
-        ValueError: an unknown advantage, or a size below 1.
+        ValueError: an unknown advantage.
         ImportError: transformers is not installed (when an environment is attached).
     """
 
     consumes = "environment"
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        advantage: str | Pipeline = "gigpo",
-        advantage_options: Mapping[str, Any] | None = None,
-        model: str | None = None,
-        hidden: Count = 64,
-        layers: Count = 2,
-        heads: Count = 4,
-        context: Count = 320,
-        longest: Count = 4,
-        groups: Count = 8,
-        group_size: Count = 8,
-        group_by: str = "task",
-        minibatch: Count = 32,
-        epochs: Count = 2,
-        lr: Rate = 3e-4,
-        lr_warmup: Whole = 30,
-        anneal: bool = False,
-        clip_low: float = 0.2,
-        clip_high: float = 0.28,
-        value_coef: NotNegative = 0.5,
-        entropy_coef: NotNegative = 0.0,
-        max_grad_norm: NotNegative = 0.2,
-        warmup_dialogues: Whole = 32,
-        warmup_steps: Whole = 100,
-        warmup_lr: Rate = 2e-3,
-        warmup_stop: NotNegative = 0.0,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
+        self, options: LanguageAgentOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
-        sizes = {"longest": longest, "groups": groups, "group_size": group_size, "minibatch": minibatch}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} is {size}, expected 1 or more")
-        if group_by not in ("task", "prompt"):
-            raise ValueError(f"group_by is {group_by!r}, expected 'task' or 'prompt'")
-        self._group_by = group_by
-        options = {"clip": (clip_low, clip_high), "aggregation": "token_mean"}
-        self.pipeline = pipeline_of(advantage, dict(advantage_options or {}), gamma=gamma, loss=options)
+        super().__init__(options, io, seed=seed, device=device)
+        o = options
+        loss = {"clip": (o.clip_low, o.clip_high), "aggregation": "token_mean"}
+        self.pipeline = pipeline_of(o.advantage, dict(o.advantage_options), gamma=gamma, loss=loss)
         self.critic = any("value" in found.needs for _, found in self.pipeline.estimators)
-        self._io, self._device, self._seed = io, device, seed
-        self._path, self._tiny = model, {"hidden": hidden, "layers": layers, "heads": heads, "context": context}
-        self._context, self._longest = context, longest
-        self._groups, self._group_size, self._minibatch, self._epochs = groups, group_size, minibatch, epochs
-        self._lr, self._lr_warmup, self._updates = lr, lr_warmup, 0
-        self._anneal, self._progress = anneal, 0.0
-        self._value_coef, self._entropy_coef, self._norm = value_coef, entropy_coef, max_grad_norm
-        self._warm, self._warm_stop = (warmup_dialogues, warmup_steps, warmup_lr), warmup_stop
+        self._device, self._seed, self._updates, self._progress = device, seed, 0, 0.0
         self._draw = np.random.default_rng([seed, 1])
         self._samples = torch.Generator().manual_seed(seed)
         self._saved: dict[str, Any] | None = None
@@ -141,7 +143,7 @@ class LanguageAgent(Learner):
         self.tokenizer: Tokenizer
         self.env_steps = 0
         self.warmed = False
-        self.policy = LanguagePolicy(io, longest=longest, context=context, build=self._make)
+        self.policy = LanguagePolicy(io, longest=o.longest, context=o.context, build=self._make)
 
     def attach(self, env: Any) -> None:
         """Set the text environment that `run` trains on, and make the model over its words.
@@ -149,7 +151,7 @@ class LanguageAgent(Learner):
         Raises:
             ValueError: the environment has another interface, or is no text environment.
         """
-        self._io.check(env.io)
+        self.io.check(env.io)
         if not hasattr(env, "begin"):
             raise ValueError(f"{type(env).__name__} is no text environment, expected env=text/guess, maze or tools")
         self._env = env
@@ -160,16 +162,22 @@ class LanguageAgent(Learner):
     def _build(self, vocabulary: tuple[str, ...]) -> None:
         self.model, self.tokenizer = self._make(vocabulary)
         self._optimiser = torch.optim.AdamW(
-            self.model.parameters(), lr=self._lr, betas=BETAS, eps=EPS, weight_decay=0.0
+            self.model.parameters(), lr=self.o.lr, betas=BETAS, eps=EPS, weight_decay=0.0
         )
         self.policy.follow(self.model, self.tokenizer, vocabulary)
 
     def _make(self, vocabulary: tuple[str, ...]) -> tuple[LanguageModel, Tokenizer]:
-        if self._path is not None:
-            model, inner = local_model(self._path)
+        if self.o.model is not None:
+            model, inner = local_model(self.o.model)
             return model.to(self._device), ModelTokenizer(inner)
         words = WordTokenizer(vocabulary)
-        return tiny_model(words.size, seed=self._seed, **self._tiny).to(self._device), words
+        return self._tiny(words.size), words
+
+    def _tiny(self, size: int) -> LanguageModel:
+        o = self.o
+        return tiny_model(size, seed=self._seed, hidden=o.hidden, layers=o.layers, heads=o.heads, context=o.context).to(
+            self._device
+        )
 
     def run(
         self,
@@ -194,7 +202,7 @@ class LanguageAgent(Learner):
             self.warm_up()
         while self.env_steps < total_steps:
             begin, self._progress = time.perf_counter(), self.env_steps / total_steps
-            seeds = np.repeat(self._draw.integers(2**31, size=self._groups), self._group_size)
+            seeds = np.repeat(self._draw.integers(2**31, size=self.o.groups), self.o.group_size)
             dialogues = self.collect(seeds)
             turns = sum(len(one.spans) for one in dialogues)
             self.env_steps += turns
@@ -209,22 +217,22 @@ class LanguageAgent(Learner):
         Returns:
             The last loss, and the expert's turns.
         """
-        count, steps, lr = self._warm
-        self.warmed = True
+        o, self.warmed = self.o, True
+        count, steps = o.warmup_dialogues, o.warmup_steps
         if not count or not steps:
             return {}
         seeds = self._draw.integers(2**31, size=count)
         data = expert_dialogues(self._env, self.tokenizer, [int(seed) for seed in seeds])
-        optimiser = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
+        optimiser = torch.optim.AdamW(self.model.parameters(), lr=o.warmup_lr, weight_decay=0.0)
         loss, recent = torch.zeros(()), deque[float](maxlen=10)
         for _ in range(steps):
-            chosen = [data[int(i)] for i in self._draw.integers(count, size=min(self._minibatch, count))]
+            chosen = [data[int(i)] for i in self._draw.integers(count, size=min(o.minibatch, count))]
             logp, _, _ = token_logp(self.model, chosen)
             written = torch.tensor([flag for one in chosen for flag in one.written], device=logp.device)
             loss = -logp[written].mean()
             self._step(optimiser, loss, WARMUP_NORM)
             recent.append(float(loss.detach()))
-            if len(recent) == 10 and sum(recent) / 10 < self._warm_stop:
+            if len(recent) == 10 and sum(recent) / 10 < o.warmup_stop:
                 break
         return {"warmup/loss": float(loss.detach()), "warmup/turns": float(sum(len(one.spans) for one in data))}
 
@@ -235,8 +243,8 @@ class LanguageAgent(Learner):
             self.model,
             self.tokenizer,
             [int(seed) for seed in seeds],
-            longest=self._longest,
-            context=self._context,
+            longest=self.o.longest,
+            context=self.o.context,
             generator=None if deterministic else self._samples,
         )
 
@@ -246,7 +254,7 @@ class LanguageAgent(Learner):
         Raises:
             ValueError: the model says something else of the dialogues than it said when it played them.
         """
-        batch = to_batch(dialogues, critic=self.critic, group_by=self._group_by)
+        batch = to_batch(dialogues, critic=self.critic, group_by=self.o.group_by)
         credit = self.pipeline(batch)
         columns = {
             "advantage": credit.advantage,
@@ -261,10 +269,10 @@ class LanguageAgent(Learner):
         rows = {name: torch.as_tensor(np.asarray(x)).to(self._device) for name, x in columns.items()}
         start, end = batch.episodes.start, batch.episodes.end
         metrics: list[dict[str, float]] = []
-        for _ in range(self._epochs):
+        for _ in range(self.o.epochs):
             order = self._draw.permutation(len(dialogues))
-            for first in range(0, len(order), self._minibatch):
-                part = order[first : first + self._minibatch]
+            for first in range(0, len(order), self.o.minibatch):
+                part = order[first : first + self.o.minibatch]
                 index = torch.from_numpy(np.concatenate([np.arange(start[i], end[i] + 1) for i in part]))
                 chosen = {name: x[index] for name, x in rows.items()}
                 metrics.append(self._update([dialogues[i] for i in part], chosen, fresh=not metrics))
@@ -280,26 +288,22 @@ class LanguageAgent(Learner):
         if not bool(mask.any()):
             nothing = dict.fromkeys(("policy_loss", "entropy", "kl", "gradient_norm"), 0.0)
             return {**nothing, **({"value_loss": 0.0} if self.critic else {})}
-        options = dict(self.pipeline.loss_options)
-        options.pop("decoupled", None)  # dialogues are fresh: the proximal policy is the one that acted
-        policy = policy_loss(
-            logp, rows["old"], rows["advantage"], mask=mask, turn=rows["turn"], episode=rows["episode"], **options
-        )
+        found, policy = policy_term(logp, rows, self.pipeline.loss_options)
         uncertainty = entropy[mask].mean()
-        total = policy - self._entropy_coef * uncertainty
-        out = {"policy_loss": float(policy.detach()), "entropy": float(uncertainty.detach())}
+        total = policy - self.o.entropy_coef * uncertainty
+        out = {"policy_loss": found, "entropy": float(uncertainty.detach())}
         out["kl"] = float((rows["old"] - logp.detach())[mask].mean())
         if self.critic:
             weight = rows["weight"].to(value.dtype)
             row_loss = value_loss_rows(value, rows["target"], clip=None, weight=weight)
             value_loss = row_loss.sum() / weight.sum().clamp_min(1.0)
-            total = total + self._value_coef * value_loss
+            total = total + self.o.value_coef * value_loss
             out["value_loss"] = float(value_loss.detach())
         self._updates += 1
         for group in self._optimiser.param_groups:
-            group["lr"] = self._lr * min(1.0, self._updates / max(1, self._lr_warmup))
-            group["lr"] *= 1.0 - self._progress if self._anneal else 1.0
-        out["gradient_norm"] = self._step(self._optimiser, total, self._norm)
+            group["lr"] = self.o.lr * min(1.0, self._updates / max(1, self.o.lr_warmup))
+            group["lr"] *= 1.0 - self._progress if self.o.anneal else 1.0
+        out["gradient_norm"] = self._step(self._optimiser, total, self.o.max_grad_norm)
         return out
 
     def _step(self, optimiser: torch.optim.Optimizer, loss: Tensor, norm: float) -> float:
@@ -332,7 +336,7 @@ class LanguageAgent(Learner):
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Inverse of `state_dict`; before `attach` it is kept until then."""
         self.env_steps, self.warmed = int(state["env_steps"]), bool(state["warmed"])
-        self._updates = int(state.get("updates", self._lr_warmup))
+        self._updates = int(state.get("updates", self.o.lr_warmup))
         if self._env is None:
             self._saved = state
             return
@@ -343,92 +347,34 @@ class LanguageAgent(Learner):
         _set_words(self._draw, [int(x, 16) for x in state["draw"]])
         self._saved = None
 
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Its own loop."""
+        return Needs(feeds=cls.consumes)
 
-class LanguagePolicy:
-    """Acts in a text environment: one dialogue per row, remembered in a key-value cache.
+
+def policy_term(logp: Tensor, rows: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[float, Tensor]:
+    """The policy loss of a minibatch, and a () term whose gradient is the loss's.
+
+    A clipped ratio per token, averaged over tokens, is computed in one pass with its gradient, as robots' PPO does;
+    every other kind of loss by `policy_loss`.
 
     Args:
-        io: interface.
-        longest: tokens of an utterance at most.
-        context: tokens of a dialogue at most; a longer one goes on from its last observation alone.
-        build: (words) -> (model, tokenizer), for a state that is loaded before there is a model.
+        logp: (N,) of the tokens, with gradient.
+        rows: (N,) "old", "advantage", "mask", "turn" and "episode".
+        options: of the loss, as a pipeline states them.
     """
-
-    def __init__(self, io: IOSpec, *, longest: int, context: int, build: Build) -> None:
-        self.io, self._longest, self._context, self._make = io, longest, context, build
-        self._model: LanguageModel | None = None
-        self._tokenizer: Tokenizer | None = None
-        self._words: tuple[str, ...] = ()
-        self._history: list[list[int]] = []
-        self._talk: Conversation | None = None
-        self._samples = torch.Generator().manual_seed(0)
-
-    def follow(self, model: LanguageModel, tokenizer: Tokenizer, words: tuple[str, ...]) -> None:
-        """Speak with this model from now on."""
-        self._model, self._tokenizer, self._words = model, tokenizer, words
-        self.reset()
-
-    def reset(self, rows: Array | None = None) -> None:
-        """Forget the dialogues of these rows ((N,) bool), or all."""
-        self._talk = None  # the next act feeds the remembered dialogues anew, with the weights of that moment
-        if rows is None:
-            self._history = []
-        else:
-            for row in np.flatnonzero(np.asarray(rows)):
-                if row < len(self._history):
-                    self._history[row] = []
-
-    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
-        """One utterance per row.
-
-        Args:
-            obs: {"text": (N,) array of str}.
-            deterministic: likeliest tokens instead of samples.
-
-        Returns:
-            (N, 1) array of str, with the log-probability of each utterance.
-
-        Raises:
-            ValueError: there is no model yet; attach an environment or load a state.
-        """
-        if self._model is None or self._tokenizer is None:
-            raise ValueError("the policy has no model yet; attach an environment to its learner first")
-        heard = [self._tokenizer.observation(str(text)) for text in np.asarray(obs["text"])]
-        if len(self._history) != len(heard):
-            self._history, self._talk = [[] for _ in heard], None
-        for row, ids in enumerate(heard):
-            if len(self._history[row]) + len(ids) + self._longest > self._context:
-                self._history[row], self._talk = [], None
-            self._history[row] += ids
-        if self._talk is None:
-            self._talk = Conversation(self._model, len(heard))
-            heard = self._history
-        self._talk.feed(heard)
-        said = self._talk.write(self._tokenizer.stop, self._longest, None if deterministic else self._samples)
-        missing = [[] if stopped else [self._tokenizer.stop] for stopped in said.stopped]
-        self._talk.append(missing)
-        value = np.empty((len(heard), 1), object)
-        for row, ids in enumerate(said.ids):
-            self._history[row] += [*ids, *missing[row]]
-            value[row, 0] = self._tokenizer.text(ids)
-        return Action(value, logp=np.array([sum(logp) for logp in said.logp], np.float32))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Weights, and the words as their bytes."""
-        if self._model is None:
-            return {}
-        words = torch.tensor(list("\n".join(self._words).encode()), dtype=torch.uint8)
-        return {"words": words, **{f"model.{name}": x for name, x in self._model.state_dict().items()}}
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Inverse of `state_dict`; a policy without a model makes one over the saved words."""
-        if self._model is None:
-            words = tuple(bytes(torch.as_tensor(state["words"]).tolist()).decode().split("\n"))
-            self.follow(*self._make(words), words)
-        assert self._model is not None
-        weights = {name.removeprefix("model."): x for name, x in state.items() if name.startswith("model.")}
-        self._model.load_state_dict(weights)
-        self.reset()
+    given = dict(options)
+    given.pop("decoupled", None)  # dialogues are fresh: the proximal policy is the one that acted
+    if given.keys() <= {"clip", "dual_clip", "aggregation"} and given.get("aggregation", "token_mean") == "token_mean":
+        fused = FusedOptions(given.get("clip", 0.2), given.get("dual_clip"))
+        batch = {"logp": rows["old"], "advantage": rows["advantage"], "mask": rows["mask"]}
+        found = fused_policy_loss({"logp": logp}, batch, fused)
+        return float(found.loss), (logp * found.gradients["logp"]).sum()
+    loss = policy_loss(
+        logp, rows["old"], rows["advantage"], mask=rows["mask"], turn=rows["turn"], episode=rows["episode"], **given
+    )
+    return float(loss.detach()), loss
 
 
 def pipeline_of(

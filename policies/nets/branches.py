@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,23 @@ from robot_rl.types import Transitions
 
 Model = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
 """(state (B, n), action (B, A)) -> next_state, reward (B,), aleatoric (B,), disagreement (B,)."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """How simulated rewards are lowered.
+
+    Attributes:
+        penalty: lambda of reward - lambda * uncertainty.
+        uncertainty: "aleatoric" or "disagreement".
+        drop_top: share of the rows of every step with the highest predicted reward that is thrown away; the policy is
+            then trained on the lower tail.
+    """
+
+    penalty: float = 0.0
+    uncertainty: str = "aleatoric"
+    drop_top: float = 0.0
+
 
 TERMINATIONS = ("never", "halfcheetah", "hopper", "walker2d", "ant")
 
@@ -66,9 +84,7 @@ class Branches:
         model: Model,
         *,
         horizon: int,
-        penalty: float = 0.0,
-        uncertainty: str = "aleatoric",
-        drop_top: float = 0.0,
+        doubt: Doubt,
     ) -> dict[str, Tensor]:
         """Add branches of at most `horizon` steps.
 
@@ -77,10 +93,7 @@ class Branches:
             act: states -> actions, sampled from the current policy.
             model: of the world.
             horizon: steps per branch.
-            penalty: lambda of reward - lambda * uncertainty.
-            uncertainty: "aleatoric" or "disagreement".
-            drop_top: share of the rows of every step with the highest predicted reward that is thrown away; the
-                policy is then trained on the lower tail.
+            doubt: what lowers the rewards.
 
         Returns:
             Metrics: mean predicted reward, mean uncertainty, share of edges.
@@ -90,16 +103,16 @@ class Branches:
         for i in range(horizon):
             action = act(state)
             after, reward, aleatoric, disagreement = model(state, action)
-            doubt = aleatoric if uncertainty == "aleatoric" else disagreement
+            unsure = aleatoric if doubt.uncertainty == "aleatoric" else disagreement
             done = terminated(self._termination, after)
             rewards.append(reward.mean())
-            doubts.append(doubt.mean())
-            reward = reward - penalty * doubt
+            doubts.append(unsure.mean())
+            reward = reward - doubt.penalty * unsure
             discount = self._gamma * (~done).to(reward.dtype)
             edge = torch.full_like(reward, float(i == horizon - 1))
             rows = torch.cat([state, action, after, reward[:, None], discount[:, None], edge[:, None]], dim=1)
-            if drop_top > 0.0:
-                keep = max(1, round((1.0 - drop_top) * len(rows)))
+            if doubt.drop_top > 0.0:
+                keep = max(1, round((1.0 - doubt.drop_top) * len(rows)))
                 rows = rows[reward.argsort()[:keep]]
             self._add(rows)
             alive.append(len(rows))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from torch import Tensor
 
-COMBINATIONS = ("mean", "wco", "uwo")
+Combination = Literal["mean", "wco", "uwo"]
 
 
 def combine(reward: Tensor, how: str, *, caution: float = 0.1) -> Tensor:
@@ -23,8 +25,9 @@ def combine(reward: Tensor, how: str, *, caution: float = 0.1) -> Tensor:
 
     Source: Coste et al., Reward Model Ensembles Help Mitigate Overoptimization (WCO, UWO, population variance).
     """
-    if how not in COMBINATIONS or caution < 0:
-        raise ValueError(f"combination is '{how}' with caution {caution}; expected one of {', '.join(COMBINATIONS)}")
+    if how not in get_args(Combination) or caution < 0:
+        known = ", ".join(get_args(Combination))
+        raise ValueError(f"combination is '{how}' with caution {caution}; expected one of {known}")
     if how == "wco":
         return reward.amin(0)
     mean = reward.mean(0)

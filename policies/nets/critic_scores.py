@@ -10,21 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """(n,) ranks from 1; equal values share the mean of their ranks."""
-    values = np.asarray(values, np.float64)
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return ((last - counts + 1 + last) / 2.0)[inverse]
-
-
-def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Correlation of the ranks; NaN where either side is constant."""
-    a, b = ranks(x), ranks(y)
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale > 0 else float("nan")
+from robot_rl.stats import rank_correlation
 
 
 def voc(values: np.ndarray, *, ties: str = "ranks") -> float:
@@ -44,7 +30,7 @@ def voc(values: np.ndarray, *, ties: str = "ranks") -> float:
     if len(values) < 2:
         raise ValueError(f"{len(values)} values, expected at least 2")
     order = np.arange(len(values))
-    return spearman(np.argsort(values, kind="stable") if ties == "argsort" else values, order)
+    return rank_correlation(np.argsort(values, kind="stable") if ties == "argsort" else values, order)
 
 
 def voc_f1(forward: float, reverse: float) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from robot_rl import parallel
@@ -12,9 +13,54 @@ from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.value_heads import hl_gauss_head
+from robot_rl.types import Options
+from robot_rl.types.options import Count, NotNegative, Support
 
-HEADS = ("c51", "hlgauss")
-REDUCE = ("min", "mean")
+AUTO_RANGE = 5.0
+"""Values live in [-5, 5] when the support is automatic."""
+
+
+class DeviceCriticOptions(Options):
+    """Of distributional critics on a device."""
+
+    critics: Count = 2
+    """How many."""
+    critic_hidden: tuple[Count, ...] = (1024, 512, 256)
+    """Widths of their hidden layers."""
+    activation: Literal["relu", "silu", "elu", "tanh"] = "relu"
+    """Of the hidden layers of actor and critics."""
+    layer_norm: bool = False
+    """Normalise hidden layers of actor and critics."""
+    reduce: Literal["min", "mean"] = "min"
+    """How critics agree on a value: min (of the target distributions, the one with the smallest mean) or mean."""
+    value_head: Literal["c51", "hlgauss"] = "c51"
+    """Project the target distribution, or blur the target's mean."""
+    value_range: Support | Literal["auto"] = "auto"
+    """Support of the critics in units of return; auto: rewards are divided by a running scale so that values fit
+    [-5, 5]."""
+    bins: Annotated[int, Field(ge=2)] = 101
+    """Of the support."""
+    lr: NotNegative = 3e-4
+    """Step size of the critics."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Of AdamW."""
+    weight_decay: NotNegative = 0.0
+    """Of AdamW, for all parameters of actor and critics."""
+    max_grad_norm: NotNegative = 0.0
+    """Largest norm of a gradient; 0 for no limit."""
+
+    @field_validator("value_range")
+    @classmethod
+    def check_range(cls, value: tuple[float, float] | str) -> tuple[float, float] | str:
+        """Refuse an empty support."""
+        if not isinstance(value, str) and not value[0] < value[1]:
+            raise ValueError("expected two numbers, the smaller one first, or auto")
+        return value
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """Its two ends."""
+        return (-AUTO_RANGE, AUTO_RANGE) if isinstance(self.value_range, str) else self.value_range
 
 
 def project(atoms: Tensor, probability: Tensor, low: float, high: float) -> Tensor:
@@ -94,56 +140,25 @@ class DeviceCritic:
     """
 
     def __init__(
-        self,
-        features: int,
-        actions: int,
-        hidden: tuple[int, ...],
-        *,
-        generator: torch.Generator,
-        members: int = 2,
-        activation: str = "relu",
-        layer_norm: bool = False,
-        head: str = "c51",
-        bins: int = 101,
-        low: float = -10.0,
-        high: float = 10.0,
-        reduce: str = "min",
+        self, options: DeviceCriticOptions, features: int, actions: int, *, generator: torch.Generator
     ) -> None:
         """Build and initialise.
 
         Args:
+            options: of the critics.
             features: width of the observation.
             actions: action dimensions.
-            hidden: widths of the hidden layers.
             generator: of the initial weights; its device is theirs.
-            members: E.
-            activation: of the hidden layers.
-            layer_norm: normalise hidden layers.
-            head: "c51" (project the target distribution) or "hlgauss" (blur the target's mean).
-            bins: M.
-            low: lower end of the support.
-            high: upper end.
-            reduce: how members agree on a value: "min" (of the target distributions, the one with the smallest mean)
-                or "mean".
-
-        Raises:
-            ValueError: an option out of its range.
         """
-        for name, value, options in (("value_head", head, HEADS), ("reduce", reduce, REDUCE)):
-            if value not in options:
-                raise ValueError(f"{name} is '{value}', expected one of {', '.join(options)}")
-        if not low < high or bins < 2:
-            raise ValueError(f"value_range is [{low}, {high}] with {bins} bins; expected low < high and bins >= 2")
-        device = generator.device
-        self.tower = Tower(
-            MlpShape(members, features + actions, tuple(hidden), bins, layer_norm, "critic."), activation
-        )
-        self.params = FlatParams(self.tower.shape.shapes(), device=device)
-        self.tower.shape.initialise(self.params, generator)
+        o, device = options, generator.device
+        shape = MlpShape(o.critics, features + actions, o.critic_hidden, o.bins, o.layer_norm, "critic.")
+        self.o, self.tower = o, Tower(shape, o.activation)
+        self.params = FlatParams(shape.shapes(), device=device)
+        shape.initialise(self.params, generator)
         self.target = self.params.twin()
-        self.low, self.high, self._reduce = low, high, reduce
-        self._blur = hl_gauss_head(low, high, bins, device=device) if head == "hlgauss" else None
-        grid = torch.linspace(low, high, bins, device=device)
+        low, high = self.low, self.high = o.support
+        self._blur = hl_gauss_head(low, high, o.bins, device=device) if o.value_head == "hlgauss" else None
+        grid = torch.linspace(low, high, o.bins, device=device)
         self.atoms = grid if self._blur is None else self._blur.centres
         self._leaf, self._frozen, self._aim = leaves(self.params), frozen(self.params), frozen(self.target)
 
@@ -165,8 +180,8 @@ class DeviceCritic:
         moved = torch.addcmul(reward[:, None], discount[:, None], atoms)  # (B, M)
         if self._blur is not None:
             value = (p * moved).sum(-1)
-            return self._blur.spread(value.amin(0) if self._reduce == "min" else value.mean(0))
-        if self._reduce == "mean":
+            return self._blur.spread(value.amin(0) if self.o.reduce == "min" else value.mean(0))
+        if self.o.reduce == "mean":
             return project(moved, p.mean(0), self.low, self.high)
         spread = project(moved.expand_as(p), p, self.low, self.high)
         least = self._mean(spread).argmin(0)  # (B,)
@@ -183,7 +198,7 @@ class DeviceCritic:
         """(B,) what an actor climbs: the critics' mean or minimum; gradients flow to the action alone."""
         logits = self.tower(self._frozen, torch.cat([feature, action], dim=-1)).float()
         value = self._mean(logits.softmax(-1))
-        return value.amin(0) if self._reduce == "min" else value.mean(0)
+        return value.amin(0) if self.o.reduce == "min" else value.mean(0)
 
     def _mean(self, probability: Tensor) -> Tensor:
         """Mean of distributions (..., M); no matrix product, which autocast would round to bfloat16."""
@@ -204,16 +219,23 @@ class DeviceCritic:
 
 
 @torch.no_grad()
-def descend(params: FlatParams, *, lr: float, beta2: float, weight_decay: float, max_grad_norm: float) -> None:
+def descend(params: FlatParams, lr: float, options: DeviceCriticOptions, *, weight_decay: float | None = None) -> None:
     """One AdamW step with the gradient in `params.grad`, averaged over processes; the gradient is zeroed.
+
+    Args:
+        params: values, gradient and moments.
+        lr: step size.
+        options: say beta2, decay and the largest norm of the gradient.
+        weight_decay: in place of the options'.
 
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, algorithm 2. Decay covers all parameters.
     """
     parallel.mean_(params.grad)
-    if max_grad_norm:
+    if options.max_grad_norm:
         norm = torch.linalg.vector_norm(params.grad)
-        params.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-    if weight_decay:
-        params.flat.mul_(1.0 - lr * weight_decay)
-    params.adam(lr, beta2=beta2)
+        params.grad.mul_((options.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+    decay = options.weight_decay if weight_decay is None else weight_decay
+    if decay:
+        params.flat.mul_(1.0 - lr * decay)
+    params.adam(lr, beta2=options.beta2)
     params.grad.zero_()

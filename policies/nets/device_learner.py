@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from robot_rl import parallel
-from robot_rl.policies.nets.device_critic import DeviceCritic, DeviceRewardScale, descend
-from robot_rl.policies.nets.device_mlp import Tower
+from robot_rl.policies.nets.device_critic import (
+    AUTO_RANGE,
+    DeviceCritic,
+    DeviceCriticOptions,
+    DeviceRewardScale,
+    descend,
+)
+from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
 from robot_rl.policies.nets.device_policy import DevicePolicy, restore
 from robot_rl.policies.nets.device_step import (
     DeviceMetrics,
@@ -24,78 +30,95 @@ from robot_rl.policies.nets.device_step import (
     resolve_amp,
 )
 from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import IOSpec, Metrics, Obs, OffPolicyDeviceLearner, Transitions
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, OffPolicyDeviceLearner, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative
 
-AUTO_RANGE = 5.0  # values live in [-5, 5] when the support is automatic
 _METRICS = ("critic_loss", "q", "target_edge_mass", "actor_loss", "alpha", "entropy")
 
 
-class DeviceLearner(OffPolicyDeviceLearner, ABC):
-    """The frame of a method; see the methods for their options.
+class DeviceOptions(DeviceCriticOptions):
+    """What every off-policy learner on a device may be told."""
+
+    batch_size: Count = 8192
+    """Rows per critic step, over all processes."""
+    updates: Count = 2
+    """Critic steps per step of all environments."""
+    actor_delay: Count = 2
+    """The actor learns in every n-th critic step."""
+    actor_hidden: tuple[Count, ...] = (512, 256, 128)
+    """Widths of the actor's hidden layers."""
+    actor_lr: NotNegative | None = None
+    """Step size of the actor; null means lr."""
+    tau: Mixing = 0.1
+    """Polyak rate per critic step."""
+    normalize_obs: bool = True
+    """Standardise observations with running moments."""
+    amp: Literal["auto", "bf16", "float32"] = "auto"
+    """Type of the matrix products, all else is float32; auto: bf16 on CUDA."""
+    accelerate: Literal["auto", "eager", "compile", "graph", "compile_graph"] = "auto"
+    """Compiled and captured steps; auto: compile_graph on CUDA, eager on the CPU."""
+
+
+D_co = TypeVar("D_co", bound=DeviceOptions, covariant=True)
+
+
+class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
+    """The frame of a method.
 
     Attributes:
-        io: what the policy sees and does.
         device: of all tensors.
-        batch_size: rows per critic step.
+        batch_size: rows per critic step of this process.
         updates: critic steps so far.
-        low: lower end of the support.
-        high: upper end.
+        critic: online and averaged critics.
     """
 
     consumes = "device_transitions"
     policy: DevicePolicy
 
-    def __init__(
-        self,
-        name: str,
-        io: IOSpec,
-        *,
-        seed: int,
-        device: str,
-        batch_size: int,
-        updates: int,
-        actor_delay: int,
-        tau: float,
-        critic_lr: float,
-        beta2: float,
-        weight_decay: float,
-        max_grad_norm: float,
-        value_range: tuple[float, float] | str,
-        normalize_obs: bool,
-        amp: str,
-        accelerate: str,
-    ) -> None:
-        if min(batch_size, updates, actor_delay) < 1:
-            raise ValueError(
-                f"batch_size, updates and actor_delay are {batch_size}, {updates}, {actor_delay}; expected >= 1"
-            )
-        if not 0.0 < tau <= 1.0:
-            raise ValueError(f"tau is {tau}, expected a number in (0, 1]")
-        if isinstance(value_range, str) and value_range != "auto":
-            raise ValueError(f"value_range is '{value_range}', expected 'auto' or two numbers")
-        self.io, self.device, self.name = io, torch.device(device), name
+    def __init__(self, options: D_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        """Build what methods share.
+
+        Args:
+            options: of the method.
+            io: vectors of floats in, actions out.
+            seed: of weights, noise and sampling.
+            device: torch device; with "cuda" steps are compiled and captured.
+
+        Raises:
+            ValueError: an observation that is no vector.
+        """
+        super().__init__(options, io, seed=seed, device=device)
+        o, self.seed, self.device = options, seed, torch.device(device)
         # Every process has the same share of one joint batch.
-        self.batch_size, self.updates_per_step = parallel.shard(batch_size), updates
-        self._delay, self._tau = actor_delay, tau
-        self._step = {"beta2": beta2, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
-        self._critic_lr = critic_lr
+        self.batch_size = parallel.shard(o.batch_size)
+        self._actor_lr = o.lr if o.actor_lr is None else o.actor_lr
         self.features = vector_size(io)
         self._keys = sorted(io.obs)
         self.generator = torch.Generator(self.device).manual_seed(seed)  # weights: the same on every process
         self._noise = torch.Generator(self.device).manual_seed(seed + 1 + 7919 * parallel.rank())
-        auto = isinstance(value_range, str)
-        self.low, self.high = (-AUTO_RANGE, AUTO_RANGE) if auto else (float(value_range[0]), float(value_range[1]))
-        self.norm = RunningNorm(self.features, device=self.device) if normalize_obs else None
-        self.reward_scale = DeviceRewardScale(AUTO_RANGE, device=self.device) if auto else None
-        self.amp = resolve_amp(amp, self.device)
-        self._compile, self._graph = resolve_accelerate(accelerate, self.device)
+        self.norm = RunningNorm(self.features, device=self.device) if o.normalize_obs else None
+        scaled = isinstance(o.value_range, str)
+        self.reward_scale = DeviceRewardScale(AUTO_RANGE, device=self.device) if scaled else None
+        self.critic = DeviceCritic(o, self.features, io.action_dim, generator=self.generator)
+        self.amp = resolve_amp(o.amp, self.device)
+        self._compile, self._graph = resolve_accelerate(o.accelerate, self.device)
         self.metrics = DeviceMetrics(_METRICS, self.device)
         self.updates = 0
-        self._parts: dict[str, Any] = {"norm": self.norm, "reward_scale": self.reward_scale}
+        self._parts: dict[str, Any] = {
+            "norm": self.norm,
+            "reward_scale": self.reward_scale,
+            "critic": self.critic,
+        }
         self._source: Iterator[Transitions] | None = None
         self._latest: Metrics = {}
         self._explorer: Repeated | None = None
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Replayed rows on the device, of all processes together."""
+        return Needs(feeds=cls.consumes, rows=options.batch_size)
 
     # What a method brings -------------------------------------------------------------------------------------------
 
@@ -114,12 +137,24 @@ class DeviceLearner(OffPolicyDeviceLearner, ABC):
     def explore_action(self, feature: Tensor, ended: Tensor) -> Tensor:
         """(N, A) actions to learn from, of normalised features (N, S); `ended` (N,) bool: an episode begins here."""
 
+    @abstractmethod
+    def rule(self, raw: Tensor, noise: Tensor | None) -> Tensor:
+        """(B, A) actions in [-1, 1] from what the actor puts out and noise (B, A); None for none."""
+
     # The frame ------------------------------------------------------------------------------------------------------
 
-    def attach(self, critic: DeviceCritic, tower: Tower, actor: FlatParams, policy: DevicePolicy, lr: float) -> None:
-        """Take the method's networks."""
-        self.critic, self._tower, self._actor, self.policy, self._actor_lr = critic, tower, actor, policy, lr
-        self._parts |= {"critic": critic, "actor": actor, "policy": policy}
+    def add_actor(self, outputs: int, init_scale: float) -> None:
+        """An actor of so many outputs, with first output weights of deviation `init_scale`; it acts by `rule`."""
+        o = self.o
+        shape = MlpShape(1, self.features, o.actor_hidden, outputs, o.layer_norm, "actor.")
+        self._tower, self._actor = Tower(shape, o.activation), FlatParams(shape.shapes(), device=self.device)
+        shape.initialise(self._actor, self.generator)
+        self._tower.small_outputs(self._actor, self.generator, init_scale)
+        self._leaf, self._still = leaves(self._actor), frozen(self._actor)
+        self.policy = DevicePolicy(
+            self.io, self._tower, self._actor, self.rule, seed=self.seed + 2, normalizer=self.norm
+        )
+        self._parts |= {"actor": self._actor, "policy": self.policy}
         self._critic_part = maybe_compiled(self._critic_loss, self._compile)
         self._actor_part = maybe_compiled(self._actor_loss, self._compile)
 
@@ -136,9 +171,9 @@ class DeviceLearner(OffPolicyDeviceLearner, ABC):
             self._source = batches
             self._critic_only = Repeated(lambda: self._draw(batches, False), graph=self._graph, generators=generators)
             self._with_actor = Repeated(lambda: self._draw(batches, True), graph=self._graph, generators=generators)
-        for _ in range(self.updates_per_step):
+        for _ in range(self.o.updates):
             self.updates += 1
-            (self._critic_only if self.updates % self._delay else self._with_actor)()
+            (self._critic_only if self.updates % self.o.actor_delay else self._with_actor)()
         return dict(self._latest)
 
     def _draw(self, batches: Iterator[Transitions], with_actor: bool) -> None:
@@ -163,15 +198,15 @@ class DeviceLearner(OffPolicyDeviceLearner, ABC):
             feature, batch.action, next_feature, reward, batch.discount, weight, noise[0]
         )
         loss.backward()
-        descend(self.critic.params, lr=self._critic_lr, **self._step)
+        descend(self.critic.params, self.o.lr, self.o)
         self.after_critic(known)
         self.metrics.add(critic_loss=loss, q=q, target_edge_mass=edge)
         if with_actor:
             loss, entropy = self._actor_part(feature, noise[1])
             loss.backward()
-            descend(self._actor, lr=self._actor_lr, **self._step)
+            descend(self._actor, self._actor_lr, self.o)
             self.metrics.add(actor_loss=loss, entropy=entropy)
-        self.critic.target.blend(self.critic.params, self._tau)
+        self.critic.target.blend(self.critic.params, self.o.tau)
 
     def _critic_loss(
         self,
@@ -238,7 +273,7 @@ class DeviceLearner(OffPolicyDeviceLearner, ABC):
         Raises:
             FloatingPointError: a loss is not finite.
         """
-        self._latest = self.metrics.read(self.name, self.updates)
+        self._latest = self.metrics.read(self.method, self.updates)
         if self.reward_scale is not None and self.updates:
             self._latest["train/reward_scale"] = float(self.reward_scale.scale)
         return dict(self._latest)
@@ -260,7 +295,9 @@ class DeviceLearner(OffPolicyDeviceLearner, ABC):
         parts = {name: part for name, part in self._parts.items() if part is not None}
         missing = sorted(parts.keys() - state.keys())
         if missing:
-            raise ValueError(f"the saved state lacks {', '.join(missing)}; it is not of {self.name} with these options")
+            raise ValueError(
+                f"the saved state lacks {', '.join(missing)}; it is not of {self.method} with these options"
+            )
         for name, part in parts.items():
             part.load_state_dict(state[name])
         restore(self._noise, state["noise"])

@@ -1,18 +1,18 @@
-"""A flow-matching network over chunks: cloning loss with its gradient, and sampling by Euler steps."""
+"""A flow-matching network over chunks: cloning loss, and sampling by Euler steps."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.mlp import Mlp
+from robot_rl.policies.nets.net import Net
 
 
 class ChunkFlow:
     """v(s, x, t) whose integral from t = 0 (standard normal noise) to t = 1 is a chunk.
 
     Args:
-        net: one member; inputs S + H A + 1 (state, x, t), outputs H A.
+        net: inputs S + H A + 1 (state, x, t), outputs H A.
         horizon: H.
         action_dim: A.
         steps: Euler steps of a sample.
@@ -20,15 +20,18 @@ class ChunkFlow:
     Source: Lipman et al., Flow Matching for Generative Modeling; Park et al., Flow Q-Learning (straight paths, Euler).
     """
 
-    def __init__(self, net: Mlp, horizon: int, action_dim: int, *, steps: int = 10) -> None:
+    def __init__(self, net: Net, horizon: int, action_dim: int, *, steps: int = 10) -> None:
         if steps < 1:
             raise ValueError(f"flow_steps is {steps}, expected at least 1")
         self.net, self.horizon, self.action_dim, self.steps = net, horizon, action_dim, steps
         self.width = horizon * action_dim
 
-    @torch.no_grad()
-    def clone_grad(self, state: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-        """Write the gradient of the cloning loss into the network; returns the loss ().
+    def velocity(self, state: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """(B, H A) v of states (B, S), chunks (B, H A) and times (B, 1)."""
+        return self.net(state, x, t)
+
+    def clone_loss(self, state: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+        """() what trains v to lead from noise to the chunks.
 
         x_t = (1 - t) x_0 + t chunk, loss = mean over the executed entries of (v - (chunk - x_0))^2. The mean is over
         sum(mask) entries: dividing by all of them would weaken batches with many ends.
@@ -42,12 +45,9 @@ class ChunkFlow:
         flat = chunk.flatten(1)
         noise = torch.randn(flat.shape, generator=generator, device=flat.device)
         t = torch.rand(len(flat), 1, generator=generator, device=flat.device)
-        x = torch.lerp(noise, flat, t)
         valid = mask.to(flat.dtype).repeat_interleave(self.action_dim, dim=1)
-        diff = (self.net.forward(torch.cat([state, x, t], 1))[0] - (flat - noise)) * valid
-        count = valid.sum().clamp_min(1.0)
-        self.net.backward((diff * (2.0 / count))[None])
-        return diff.square().sum() / count
+        diff = (self.velocity(state, torch.lerp(noise, flat, t), t) - (flat - noise)) * valid
+        return diff.square().sum() / valid.sum().clamp_min(1.0)
 
     @torch.no_grad()
     def sample(self, state: Tensor, noise: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class ChunkFlow:
         x = noise
         for i in range(self.steps):
             t = x.new_full((len(x), 1), i / self.steps)
-            x = x + self.net.forward(torch.cat([state, x, t], 1))[0] / self.steps
+            x = x + self.velocity(state, x, t) / self.steps
         return x.clamp(-1.0, 1.0)
 
     def noise(self, rows: int, generator: torch.Generator) -> Tensor:

@@ -10,40 +10,39 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.mlp import AutogradMlp
+from robot_rl.policies.nets.net import Leaves, Net
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.types import Action, IOSpec, Obs
 
 
-class HistoryEncoder:
+class HistoryEncoder(Leaves):
     """z_i = GRU over (o_0, 0), (o_1, a_0), ... (o_i, a_{i-1}); what came before o_0 is not known.
 
     Args:
         state: n.
         actions: A.
         width: of z.
-        device: torch device.
+        lr: step size.
         generator: of the initial weights (uniform within 1 / sqrt(width), as torch.nn.GRU).
     """
 
-    def __init__(self, state: int, actions: int, width: int, *, device: str, generator: torch.Generator) -> None:
-        self.width = width
+    def __init__(self, state: int, actions: int, width: int, *, lr: float, generator: torch.Generator) -> None:
+        self.width, device = width, generator.device
         size = state + actions
         shapes = {"gate_in": (3 * width, size), "gate_hidden": (3 * width, width)}
-        self.params = FlatParams({**shapes, "in_bias": (3 * width,), "hidden_bias": (3 * width,)}, device=device)
+        params = FlatParams({**shapes, "in_bias": (3 * width,), "hidden_bias": (3 * width,)}, device=device)
         bound = 1.0 / math.sqrt(width)
-        with torch.no_grad():
-            for view in self.params.view.values():
-                view.copy_(torch.rand(view.shape, generator=generator, device=device) * (2 * bound) - bound)
-        self.params.require_grad()
+        for view in params.view.values():
+            view.copy_(torch.rand(view.shape, generator=generator, device=device) * (2 * bound) - bound)
+        super().__init__("encoder", params, lr=lr, free=list(params.shapes))
 
     def __call__(self, state: Tensor, previous: Tensor) -> Tensor:
         """(B, L, width) of states (B, L, n) and the actions before them (B, L, A)."""
-        p = self.params.view
+        weights = [self[name] for name in ("gate_in", "gate_hidden", "in_bias", "hidden_bias")]
         x, out = torch.cat([state, previous], -1), []
         h = x.new_zeros(len(x), self.width)
         for i in range(x.shape[1]):
-            h = torch.gru_cell(x[:, i], h, p["gate_in"], p["gate_hidden"], p["in_bias"], p["hidden_bias"])
+            h = torch.gru_cell(x[:, i], h, *weights)
             out.append(h)
         return torch.stack(out, 1)
 
@@ -109,7 +108,7 @@ class HistoryPolicy:
         self,
         io: IOSpec,
         encoder: HistoryEncoder,
-        actor: AutogradMlp,
+        actor: Net,
         *,
         history: int,
         norm: FixedNorm | None,
@@ -121,7 +120,7 @@ class HistoryPolicy:
         Args:
             io: interface.
             encoder: of the history.
-            actor: (1, B, width) -> (1, B, A).
+            actor: (B, width) -> (B, A).
             history: observations that are remembered.
             norm: of states, or None.
             noise: standard deviation when it acts stochastically.
@@ -151,7 +150,7 @@ class HistoryPolicy:
         longest = int(place.max()) + 1
         rows = torch.arange(len(state), device=self._device)
         z = self._encoder(self.memory.state[:, :longest], self.memory.previous[:, :longest])[rows, place]
-        action = self._actor.compute(z[None])[0].tanh()
+        action = self._actor(z).tanh()
         if self._noise and not deterministic:
             noise = torch.randn(action.shape, generator=self._generator, device=self._device)
             action = (action + self._noise * noise).clamp(-1.0, 1.0)
@@ -181,6 +180,7 @@ class HistoryPolicy:
             raise ValueError("the saved policy has other sizes; build it with the configuration that it was saved with")
         self._encoder.params.flat.copy_(state["encoder"])
         self._actor.params.flat.copy_(state["actor"])
+        self._actor.kernel.refresh()
         if self._norm is not None:
             self._norm.load_state_dict(state["normalizer"])
         self._generator.set_state(state["generator"].cpu())

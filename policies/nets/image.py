@@ -163,10 +163,3 @@ class ImageEncoder(Leaves):
             x = linear(x.flatten(1), view[f"{name}project"], view[f"{name}project_bias"])
             features.append(layer_norm(x, (shape.latent,), view[f"{name}scale"], view[f"{name}shift"]).tanh())
         return features[0] if len(features) == 1 else torch.cat(features, dim=1)
-
-    def backward(self, features: Tensor, d_features: Tensor) -> None:
-        """Write the parameter gradients of a loss whose gradient by `features` is given (overwriting)."""
-        grads = torch.autograd.grad(features, self.leaves, d_features)
-        with torch.no_grad():
-            for name, grad in zip(self.names, grads):
-                self.params.grad_view[name].copy_(grad)

@@ -75,20 +75,6 @@ def human_rows(batch: Transitions, *, switch_weight: float | None = None) -> Ten
     return torch.where(switched, torch.full_like(weight, switch_weight), weight)
 
 
-def check_cloning(min_std: float, edge: float, switch_weight: float) -> None:
-    """Refuse options of imitation losses that are out of range.
-
-    Raises:
-        ValueError: names the option.
-    """
-    if not min_std > 0.0:
-        raise ValueError(f"the floor of the standard deviation is {min_std}, it must be above 0")
-    if not 0.0 < edge < 1.0:
-        raise ValueError(f"the edge of cloned actions is {edge}, it must lie between 0 and 1; 0.05 is usual")
-    if not switch_weight >= 0.0:
-        raise ValueError(f"switch_weight is {switch_weight}, it must not be negative; 1 treats all rows alike")
-
-
 def demonstrated(batch: Transitions) -> Tensor:
     """(B,) 1 for demonstrations: all rows of a log (extras "step"); else those that `human_rows` tells.
 
@@ -121,14 +107,3 @@ def imitation_loss(raw: Tensor, action: Tensor, weight: Tensor, *, min_std: floa
     if float(total) <= 0.0:
         return raw.sum() * 0.0
     return -(weight * log_density(raw, action, min_std=min_std, edge=edge)).sum() / total
-
-
-def imitation_grad(
-    raw: Tensor, action: Tensor, weight: Tensor, *, min_std: float, edge: float = CLONE_EDGE
-) -> tuple[Tensor, Tensor]:
-    """Gradient of `imitation_loss` by `raw` (B, 2A), and the loss (); arguments as there."""
-    with torch.enable_grad():
-        leaf = raw.detach().requires_grad_(True)
-        loss = imitation_loss(leaf, action, weight, min_std=min_std, edge=edge)
-        (grad,) = torch.autograd.grad(loss, leaf)
-    return grad, loss.detach()

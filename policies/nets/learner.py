@@ -23,21 +23,31 @@ from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Obs, Optio
 from robot_rl.types.options import Count, Mixing, Rate, Whole
 
 
-class NetOptions(Options):
-    """What every learner of this kind may be told."""
+class StateOptions(Options):
+    """What every learner with a saved state may be told."""
+
+    lr: Rate = 3e-4
+    """Step size of everything that has none of its own."""
+    metrics_every: Whole = 100
+    """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
+
+
+class RowOptions(StateOptions):
+    """What every learner of rows may be told."""
 
     batch_size: Count = 256
     """Rows per update of one seed; of one critic step where an update makes several."""
+
+
+class NetOptions(RowOptions):
+    """What every learner of perceptrons may be told."""
+
     hidden: tuple[Count, ...] = (256, 256)
     """Widths of the hidden layers of all networks."""
-    lr: Rate = 3e-4
-    """Step size of everything that has none of its own."""
     matmul: Literal["float32", "bf16", "auto"] = "float32"
     """Type of the square products; auto: bf16 where native."""
     kernel: Literal["auto", "explicit", "autograd"] = "auto"
     """Gradients written out, or by torch's own operators (the reference)."""
-    metrics_every: Whole = 100
-    """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
 
 
 class LogOptions(NetOptions):
@@ -72,15 +82,16 @@ class TdOptions(NetOptions):
     """Random-shift augmentation of images in pixels; 0 for none."""
 
 
+P_co = TypeVar("P_co", bound=StateOptions, covariant=True)
+R_co = TypeVar("R_co", bound=RowOptions, covariant=True)
+Data_contra = TypeVar("Data_contra", contravariant=True)
 O_co = TypeVar("O_co", bound=NetOptions, covariant=True)
 L_co = TypeVar("L_co", bound=LogOptions, covariant=True)
 T_co = TypeVar("T_co", bound=TdOptions, covariant=True)
 
 
-class NetLearner(Learner[O_co, Transitions]):
-    """Base of learners whose networks are `Net`s.
-
-    A method says in `build` which networks it has and what acts (`self.policy`), and writes `update`.
+class StateLearner(Learner[P_co, Data_contra]):
+    """Base of learners with one generator, one saved state of named parts, metrics when they are due.
 
     Attributes:
         actions: number of actions.
@@ -90,11 +101,68 @@ class NetLearner(Learner[O_co, Transitions]):
 
     method = "this method"
 
-    def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: P_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(options, io, seed=seed, device=device)
         self.seed, self.actions = seed, io.action_dim
         self.generator = torch.Generator(device=device).manual_seed(seed)
         self.state = LearnerState(self.method, metrics_every=options.metrics_every, parts={"generator": self.generator})
+
+    def noise(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal numbers of the learner's own generator."""
+        return torch.randn(shape, generator=self.generator, device=self.generator.device)
+
+    @property
+    def next_update(self) -> int:
+        """Number of the update that is being made, from 1."""
+        return self.state.updates + 1
+
+    @property
+    def due(self) -> bool:
+        """Whether this update's metrics are read."""
+        every = self.o.metrics_every
+        return every > 0 and self.next_update % every == 0
+
+    def metrics(self, **values: Tensor) -> Metrics:
+        """Count the update; the means of what it gives as train/<name>, computed when they are due.
+
+        Raises:
+            FloatingPointError: a value is not finite, or "q" is beyond what the rewards allow.
+        """
+        due = self.state.tick()
+        return self.state.report(
+            {name: value.detach().float().mean() for name, value in values.items()} if due else None
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Networks, optimisers, generators and counters: tensors and numbers."""
+        return self.state.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state belongs to a learner of other sizes.
+        """
+        self.state.load_state_dict(state)
+
+
+class RowLearner(StateLearner[R_co, Transitions]):
+    """Base of learners of rows."""
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rows, as many as a batch has."""
+        return Needs(rows=options.batch_size)
+
+
+class NetLearner(RowLearner[O_co]):
+    """Base of learners whose networks are `Net`s.
+
+    A method says in `build` which networks it has and what acts (`self.policy`), and writes `update`.
+    """
+
+    def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(options, io, seed=seed, device=device)
         self._leaves: list[Leaves] = []
 
     def build(self) -> None:
@@ -154,48 +222,10 @@ class NetLearner(Learner[O_co, Transitions]):
         self._leaves.append(part)
         return part
 
-    def noise(self, shape: tuple[int, ...]) -> Tensor:
-        """Standard normal numbers of the learner's own generator."""
-        return torch.randn(shape, generator=self.generator, device=self.generator.device)
-
     def calm(self) -> None:
         """Halve all step sizes: after a divergence."""
         for part in self._leaves:
             part.halve_lr()
-
-    @property
-    def next_update(self) -> int:
-        """Number of the update that is being made, from 1."""
-        return self.state.updates + 1
-
-    @property
-    def due(self) -> bool:
-        """Whether this update's metrics are read."""
-        every = self.o.metrics_every
-        return every > 0 and self.next_update % every == 0
-
-    def metrics(self, **values: Tensor) -> Metrics:
-        """Count the update; the means of what it gives as train/<name>, computed when they are due.
-
-        Raises:
-            FloatingPointError: a value is not finite, or "q" is beyond what the rewards allow.
-        """
-        due = self.state.tick()
-        return self.state.report(
-            {name: value.detach().float().mean() for name, value in values.items()} if due else None
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Networks, optimisers, generators and counters: tensors and numbers."""
-        return self.state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        self.state.load_state_dict(state)
 
 
 LeavesT = TypeVar("LeavesT", bound=Leaves)
@@ -298,6 +328,9 @@ class TdLearner(NetLearner[T_co]):
             raise ValueError(f"{self.method} reads 'state' and 'image.<camera>', got only {sorted(io.obs)}")
         auto = all(name.endswith("]") for name in io.obs_names)
         wanted = auto if options.normalize_obs == "auto" else options.normalize_obs
+        if options.normalize_obs == "auto" and size:
+            chosen = "standardised: its components have no names" if auto else "taken as it is: its world has scaled it"
+            self.notes = (f"normalize_obs=auto: the state is {chosen}",)
         self.norm = RunningNorm(size, device=device) if wanted and size else None
         self.eye: EncoderShape | None = None
         self.encoders: list[ImageEncoder] = []
@@ -313,11 +346,6 @@ class TdLearner(NetLearner[T_co]):
         self.features = size + (self.eye.outputs if self.eye else 0)
         self.build()
         self.state.include({"policy": self.policy})
-
-    @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
-        """Replayed rows."""
-        return Needs(rows=options.batch_size)
 
     def gaussian_policy(self, params: FlatParams, actor: Net) -> SquashedGaussianPolicy:
         """What acts by weights of the actor's sizes."""

@@ -36,7 +36,10 @@ class MlpShape:
 
     def __post_init__(self) -> None:
         if not self.hidden or min(self.members, self.inputs, self.outputs, *self.hidden) < 1:
-            raise ValueError(f"{self} is no network; expected at least one hidden layer and positive sizes")
+            raise ValueError(
+                f"a network of {self.inputs} inputs, layers of {list(self.hidden)} and {self.outputs} outputs is none; "
+                "expected at least one hidden layer, and no size below 1, such as hidden=[256,256]"
+            )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameter name -> shape: weights (E, in, out), biases (E, out), LayerNorm scale and shift (E, out)."""

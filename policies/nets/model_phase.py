@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.branches import Branches, Model
+from robot_rl.policies.nets.branches import Branches, Doubt, Model
 from robot_rl.policies.nets.dynamics import Dynamics
-from robot_rl.types import Obs, Policy, Transitions
+from robot_rl.policies.nets.learner import LogLearner, LogOptions
+from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Policy, Transitions
+from robot_rl.types.options import Count, Rate, Share, Whole
+
+_VALIDATE_EVERY, _PATIENCE = 250, 5
+"""Updates between validations of the models, and validations without an improvement that end their fit."""
+
+
+class ModelOptions(LogOptions):
+    """Of learners that act in a learnt model."""
+
+    horizon: Count = 5
+    """Steps per branch; 5, walker2d medium-replay and medium-expert 1."""
+    real_ratio: Share = 0.05
+    """Share of logged rows in a batch."""
+    rollout_every: Count = 1000
+    """Updates between rollouts."""
+    rollout_batch: Count = 50_000
+    """Branches begun at once."""
+    keep_rollouts: Count = 5
+    """How many rollouts the store holds."""
+    termination: Literal["never", "halfcheetah", "hopper", "walker2d", "ant"] | None = None
+    """Rule of simulated episodes; null refuses logs with terminations."""
+    model_updates: Whole = 50_000
+    """Most updates of the model, before those of the policy."""
+    model_members: Count = 7
+    """Models."""
+    model_elites: Count = 5
+    """Those that predict."""
+    model_hidden: tuple[Count, ...] = (200, 200, 200, 200)
+    """Widths of the models."""
+    model_lr: Rate = 1e-3
+    """Step size of the models."""
 
 
 class ModelPhase:
@@ -20,97 +53,52 @@ class ModelPhase:
     data set and is the same in every run.
 
     Attributes:
+        dynamics: what is fitted, or None where the true model was given.
+        branches: where simulated rows go.
         ready: the model is fitted (or given); policy updates may begin.
+        latest: metrics of the newest branches.
     """
 
     def __init__(
         self,
-        dynamics: Dynamics | None,
-        branches: Branches,
-        *,
-        model: Model | None,
-        horizon: int,
-        rollout_batch: int,
-        rollout_every: int,
-        model_updates: int,
-        validate_every: int = 250,
-        patience: int = 5,
-        penalty: float = 0.0,
-        uncertainty: str = "aleatoric",
-        drop_top: float = 0.0,
-    ) -> None:
-        """Join model and store.
-
-        Args:
-            dynamics: what is fitted, or None with `model`.
-            branches: where rows go.
-            model: true dynamics in place of a fitted model.
-            horizon: steps per branch.
-            rollout_batch: branches begun at once.
-            rollout_every: updates between renewals.
-            model_updates: most updates of the fit.
-            validate_every: updates between validations.
-            patience: validations without an improvement that end the fit.
-            penalty: of the uncertainty; see `Branches.roll`.
-            uncertainty: see `Branches.roll`.
-            drop_top: see `Branches.roll`.
-        """
-        self.dynamics, self.branches, self._given = dynamics, branches, model
-        self._roll = {"horizon": horizon, "penalty": penalty, "uncertainty": uncertainty, "drop_top": drop_top}
-        self._batch, self._every, self._limit = rollout_batch, rollout_every, model_updates
-        self._validate_every, self._patience = validate_every, patience
-        self.ready = model is not None
-        self._steps, self._stale, self._since, self._terminal = 0, 0, 0, False
-        self._held: list[tuple[Tensor, ...]] = []
-        self._latest: dict[str, Tensor] = {}
-
-    @classmethod
-    def build(
-        cls,
-        size: int,
-        actions: int,
+        options: ModelOptions,
+        io: IOSpec,
         *,
         generator: torch.Generator,
         gamma: float,
-        keep_rollouts: int,
-        rollout_batch: int,
-        horizon: int,
-        termination: str | None,
-        model: Model | None,
-        members: int,
-        elites: int,
-        hidden: tuple[int, ...],
-        lr: float,
-        kernel: str,
-        **options: Any,
-    ) -> ModelPhase:
-        """Dynamics, unless `model` is given, and a store for `keep_rollouts` rollouts, joined.
+        model: Model | None = None,
+        doubt: Doubt | None = None,
+    ) -> None:
+        """Models, unless `model` is given, and a store for the rollouts.
 
         Args:
-            size: of a state.
-            actions: of an action.
+            options: of the learner.
+            io: one vector observation "state".
             generator: of weights and samples.
-            gamma: discount of simulated rows.
-            keep_rollouts: how many rollouts the store holds.
-            rollout_batch: branches begun at once.
-            horizon: steps per branch.
-            termination: rule of simulated episodes; None never ends one.
-            model: true dynamics in place of learnt ones.
-            members: of the ensemble.
-            elites: members that predict.
-            hidden: widths of a member.
-            lr: step size of the models.
-            kernel: see `Dynamics`.
-            options: further ones of the class.
+            gamma: discount of simulated rows; logged ones bring their own.
+            model: true dynamics in place of the models, to separate model errors from everything else.
+            doubt: what lowers simulated rewards; None for nothing.
         """
-        dynamics = None
+        o, size, actions = options, io.obs["state"][0][0], io.action_dim
+        self.o, self._given, self._doubt = o, model, doubt or Doubt()
+        self.dynamics: Dynamics | None = None
         if model is None:
-            dynamics = Dynamics(
-                size, actions, generator=generator, members=members, elites=elites, hidden=hidden, lr=lr, kernel=kernel
+            self.dynamics = Dynamics(
+                size,
+                actions,
+                generator=generator,
+                members=o.model_members,
+                elites=o.model_elites,
+                hidden=o.model_hidden,
+                lr=o.model_lr,
+                kernel=o.kernel,
             )
-        rows = keep_rollouts * rollout_batch * horizon
-        store = Branches(size, actions, rows, gamma=gamma, generator=generator, termination=termination or "never")
-        return cls(dynamics, store, model=model, horizon=horizon, rollout_batch=rollout_batch, **options)
+        rows, rule = o.keep_rollouts * o.rollout_batch * o.horizon, o.termination or "never"
+        self.branches = Branches(size, actions, rows, gamma=gamma, generator=generator, termination=rule)
+        self.ready = model is not None
+        self._steps, self._stale, self._since, self._terminal = 0, 0, 0, False
+        self._held: list[tuple[Tensor, ...]] = []
+        self.latest: dict[str, Tensor] = {}
 
     def fit(self, batches: Iterator[Transitions]) -> dict[str, Tensor]:
         """One update of the dynamics: every member on the training rows of a batch of its own."""
@@ -132,32 +120,34 @@ class ModelPhase:
                 model.observe(*group)
         error = model.fit(*(torch.stack(parts) for parts in zip(*groups)))
         self._steps += 1
-        if self._steps % self._validate_every == 0 or self._steps >= self._limit:
+        last = self._steps >= self.o.model_updates
+        if last or self._steps % _VALIDATE_EVERY == 0:
             held = self._held or groups[:1]  # a log too small to hold anything out
             better = model.validate(*(torch.cat(parts) for parts in zip(*held)))
             self._stale = 0 if better else self._stale + 1
-            if self._stale >= self._patience or self._steps >= self._limit:
+            if last or self._stale >= _PATIENCE:
                 model.settle()
                 self.ready = True
         about = {"model_error": error}
-        if self._steps >= min(self._validate_every, self._limit):
+        if last or self._steps >= _VALIDATE_EVERY:
             about["model_best"] = model.best.min()
         return about
 
-    def renew(self, policy: Policy, batches: Iterator[Transitions], known_end: bool) -> dict[str, Tensor]:
-        """Add branches when they are due; metrics of the newest.
+    def mixed(self, policy: Policy, batches: Iterator[Transitions]) -> Iterator[Transitions]:
+        """Batches of logged and simulated rows; branches are renewed first when they are due.
 
         Raises:
             ValueError: the log holds terminations and no rule says when the model's episodes end.
         """
-        if self._terminal and not known_end:
+        o = self.o
+        if self._terminal and o.termination is None:
             raise ValueError(
                 "the log holds terminations, so simulated episodes must end too: name the rule, "
                 "policy.termination=hopper, walker2d or ant (halfcheetah and never end nothing)"
             )
-        if self._since % self._every == 0:
+        if self._since % o.rollout_every == 0:
             start = []
-            while sum(map(len, start)) < self._batch:
+            while sum(map(len, start)) < o.rollout_batch:
                 start.append(next(batches).obs["state"])
 
             def act(state: Tensor) -> Tensor:
@@ -166,21 +156,15 @@ class ModelPhase:
 
             model = self._given or (self.dynamics.step if self.dynamics is not None else None)
             assert model is not None
-            self._latest = self.branches.roll(torch.cat(start)[: self._batch], act, model, **self._roll)  # type: ignore[arg-type]
+            first = torch.cat(start)[: o.rollout_batch]
+            self.latest = self.branches.roll(first, act, model, horizon=o.horizon, doubt=self._doubt)
         self._since += 1
-        return self._latest
+        return self.branches.mixed(batches, o.batch_size, o.real_ratio)
 
     def parts(self) -> dict[str, Any]:
         """What a learner saves of it."""
         own: dict[str, Any] = {"phase": self, "branches": self.branches}
-        if self.dynamics is not None:
-            own |= {**self.dynamics.parts(), "model_rank": self.dynamics}
-        return own
-
-    def refresh(self) -> None:
-        """Tell the network that its parameters changed."""
-        if self.dynamics is not None:
-            self.dynamics.net.refresh()
+        return own if self.dynamics is None else {**own, "model": self.dynamics}
 
     def state_dict(self) -> dict[str, Any]:
         """Counters and held-out rows."""
@@ -188,21 +172,81 @@ class ModelPhase:
         return {
             "counts": [self._steps, self._stale, self._since, int(self._terminal), int(self.ready)],
             "held": held,
-            "latest": dict(self._latest),
+            "latest": dict(self.latest),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the saved phase was."""
         self._steps, self._stale, self._since, terminal, ready = (int(x) for x in state["counts"])
         self._terminal, self.ready = bool(terminal), bool(ready)
-        self._held = [
-            tuple(row[str(j)] for j in range(len(row))) for _, row in sorted(state["held"].items(), key=_number)
-        ]
-        self._latest = dict(state["latest"])
+        rows = [state["held"][str(i)] for i in range(len(state["held"]))]
+        self._held = [tuple(row[str(j)] for j in range(len(row))) for row in rows]
+        self.latest = dict(state["latest"])
 
 
-def _number(item: tuple[str, Any]) -> int:
-    return int(item[0])
+M_co = TypeVar("M_co", bound=ModelOptions, covariant=True)
+
+
+class ModelBased(LogLearner[M_co]):
+    """What turns a learner from logs into one that also learns from branches of a learnt model.
+
+    The first updates fit the models; every later one is an update of the learner behind it in the order of bases, on
+    batches that mix logged and simulated rows.
+
+    Metrics: train/model_error and train/model_best while the models are fitted; then those of the learner behind it and
+    train/model_reward, train/model_doubt, train/edge_share.
+
+    Attributes:
+        phase: models and branches.
+    """
+
+    def __init__(
+        self,
+        options: M_co,
+        io: IOSpec,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        gamma: float = 0.99,
+        model: Model | None = None,
+    ) -> None:
+        """Build networks and models for `io`.
+
+        Args:
+            options: of the method.
+            io: one vector observation "state".
+            seed: of weights, noise and branches.
+            device: torch device.
+            gamma: discount of simulated rows; logged ones bring their own.
+            model: true dynamics in place of the models, to separate model errors from everything else.
+        """
+        super().__init__(options, io, seed=seed, device=device)
+        self.phase = ModelPhase(options, io, generator=self.generator, gamma=gamma, model=model, doubt=self.doubt)
+        self.state.include(self.phase.parts())
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """What lowers simulated rewards; None for nothing."""
+        return None
+
+    def prepare(self, facts: LogFacts) -> None:
+        """Take over the data's moments; the model may promise more than the data, so values are not bounded by it."""
+        super().prepare(facts)
+        self.state.bound = math.inf
+
+    def update(self, batches: Iterator[Transitions], /) -> Metrics:
+        """One step of the models, or, once they are fitted, one of the learner.
+
+        Raises:
+            ValueError: the log holds terminations and no rule was named.
+        """
+        if not self.phase.ready:
+            return self.metrics(**self.phase.fit(batches))
+        return super().update(self.phase.mixed(self.policy, batches))
+
+    def metrics(self, **values: Tensor) -> Metrics:
+        """As `NetLearner`, and of the newest branches."""
+        return super().metrics(**values, **self.phase.latest)
 
 
 def _held_out(action: Tensor) -> Tensor:

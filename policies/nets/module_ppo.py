@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from robot_rl.advantage import policy_loss, rollout_gae
-from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types.options import Count, NotNegative, Positive, Rate, Share, Whole
 
 _LOG_TAU = math.log(2 * math.pi)
 
@@ -31,75 +31,71 @@ def gaussian_sample(mean: Tensor, std: Tensor, generator: torch.Generator, deter
     return mean + std * torch.randn(mean.shape, generator=generator, device=mean.device)
 
 
-@dataclass(frozen=True)
-class UpdateOptions:
-    """Numbers of an update.
+class ModulePpoOptions(StateOptions):
+    """What these methods may be told."""
 
-    Attributes:
-        gamma: discount per step.
-        rollout_steps: steps of every environment per update.
-        epochs: passes over a rollout.
-        minibatch: rows of one gradient.
-        clip: width of the ratio's clip.
-        gae_lambda: of the advantages.
-        entropy_weight: of an entropy bonus.
-        value_weight: of the value's loss.
-        lr: step size (AdamW without decay).
-        grad_clip: bound of the gradient's norm.
-        metrics_every: metrics are computed in every n-th update.
-    """
-
-    gamma: float
-    rollout_steps: int
-    epochs: int
-    minibatch: int
-    clip: float
-    gae_lambda: float
-    entropy_weight: float
-    value_weight: float
-    lr: float
-    grad_clip: float
-    metrics_every: int
-
-    def __post_init__(self) -> None:
-        if min(self.rollout_steps, self.epochs, self.minibatch) < 1:
-            raise ValueError(
-                f"rollout_steps, epochs, minibatch are {self.rollout_steps}, {self.epochs}, {self.minibatch}; expected "
-                "at least 1 each"
-            )
+    rollout_steps: Count = 40
+    """Steps of every environment per update."""
+    epochs: Count = 5
+    """Passes over a rollout."""
+    minibatch: Count = 320
+    """Rows of one gradient."""
+    clip: Positive = 0.2
+    """Width of the ratio's clip."""
+    gae_lambda: Share = 0.95
+    """Of the advantages."""
+    entropy_weight: NotNegative = 0.0
+    """Of an entropy bonus."""
+    value_weight: NotNegative = 0.5
+    """Of the value's loss."""
+    lr: Rate = 2e-3
+    """Step size (AdamW without decay)."""
+    grad_clip: NotNegative = 0.5
+    """Bound of the gradient's norm."""
+    metrics_every: Whole = 1
+    """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
 
 
-class ModulePpo(OnPolicyLearner):
+M_co = TypeVar("M_co", bound=ModulePpoOptions, covariant=True)
+
+
+class ModulePpo(StateLearner[M_co, Rollout], OnPolicyLearner[M_co, Rollout]):
     """The learner; a method names its network, its policy and how a row is cut.
 
-    The value is learnt in units of the returns' running moments, because trunk and gradient bound are shared with the
-    policy.
+    A method states its network and what acts with it in `build`. The value is learnt in units of the returns' running
+    moments, because trunk and gradient bound are shared with the policy.
     """
 
-    consumes = "rollout"
     method = "PPO"
 
-    def __init__(
-        self, io: IOSpec, net: nn.Module, policy: Any, options: UpdateOptions, generator: torch.Generator
-    ) -> None:
-        """Bind.
+    def __init__(self, options: M_co, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99) -> None:
+        """Build for `io`.
 
         Args:
+            options: of the method.
             io: what the world shows and takes.
-            net: rows (B, ...) -> means (B, ...), standard deviations (A,), values (B,).
-            policy: what acts with `net`.
-            options: see there.
-            generator: of minibatches.
+            seed: of weights, samples and minibatches.
+            device: torch device.
+            gamma: discount per step.
+
+        Raises:
+            ValueError: a world that the network cannot read.
         """
-        self.io, self.net, self.policy, self._options = io, net, policy, options
-        self.rollout_steps, self._generator = options.rollout_steps, generator
-        self._step = ModuleStep(net, lr=options.lr, clip=options.grad_clip)
-        self.moments = RunningNorm(1, max_scale=1e6, device=generator.device)
-        self._state = LearnerState(
-            self.method,
-            metrics_every=options.metrics_every,
-            parts={"net": self._step, "policy": policy, "moments": self.moments, "generator": generator},
-        )
+        super().__init__(options, io, seed=seed, device=device)
+        self.gamma = gamma
+        self.net, self.policy = self.build()
+        self.net_step = ModuleStep(self.net, lr=options.lr, clip=options.grad_clip)
+        self.moments = RunningNorm(1, max_scale=1e6, device=device)
+        self.state.include({"net": self.net_step, "policy": self.policy, "moments": self.moments})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rollouts."""
+        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps)
+
+    def build(self) -> tuple[nn.Module, Any]:
+        """The network, (B, ...) -> means (B, ...), standard deviations (A,), values (B,), and what acts with it."""
+        raise NotImplementedError(f"{type(self).__name__}.build is missing")
 
     def _cut(self, x: Tensor) -> Tensor:
         """(..., D) as the network reads and gives it: as it is, unless a method says otherwise."""
@@ -112,7 +108,7 @@ class ModulePpo(OnPolicyLearner):
     @torch.no_grad()
     def value(self, obs: Obs) -> Tensor:
         """(B,) the value."""
-        state = torch.as_tensor(obs["state"]).to(self._generator.device, torch.float32)
+        state = torch.as_tensor(obs["state"]).to(self.generator.device, torch.float32)
         return self.net(self._cut(state))[2] / self.moments.scale + self.moments.shift
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
@@ -125,11 +121,10 @@ class ModulePpo(OnPolicyLearner):
         Raises:
             FloatingPointError: a metric is not finite.
         """
-        wanted, options = self._state.tick(), self._options
-        rollout = next(batches)
+        o, rollout = self.o, next(batches)
         advantage, target = rollout_gae(
             rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary,
-            gamma=options.gamma, gae_lambda=options.gae_lambda, valid=rollout.valid,
+            gamma=self.gamma, gae_lambda=o.gae_lambda, valid=rollout.valid,
         )  # fmt: skip
         keep = rollout.valid.flatten()
         state = self._cut(rollout.obs["state"]).flatten(0, 1)[keep]
@@ -139,39 +134,26 @@ class ModulePpo(OnPolicyLearner):
         target = self.moments(target[:, None])[:, 0]
         advantage = (advantage - advantage.mean()) / advantage.std(correction=0).clamp_min(1e-8)
         found: dict[str, Tensor] = {}
-        for _ in range(options.epochs):
-            order = torch.randperm(len(state), generator=self._generator, device=state.device)
-            for part in order.split(options.minibatch):
+        for _ in range(o.epochs):
+            order = torch.randperm(len(state), generator=self.generator, device=state.device)
+            for part in order.split(o.minibatch):
                 found = self._fit(state[part], action[part], old[part], advantage[part], target[part])
-        return self._state.report(found if wanted else None)
+        return self.metrics(**found)
 
     def _ratio_logp(self, logp: Tensor) -> Tensor:
         """Log-densities whose differences are clipped."""
         return logp
 
     def _fit(self, state: Tensor, action: Tensor, old: Tensor, advantage: Tensor, target: Tensor) -> dict[str, Tensor]:
-        options = self._options
+        o = self.o
         mean, std, value = self.net(state)
         logp, old = self._ratio_logp(gaussian_logp(action, mean, std)), self._ratio_logp(old)
         spread = advantage if logp.dim() == 1 else advantage[:, None].expand_as(logp)
-        actor = policy_loss(logp, old, spread, clip=options.clip)
+        actor = policy_loss(logp, old, spread, clip=o.clip)
         error = (value - target).square().mean()
         entropy = (std.log() + 0.5 * (1 + _LOG_TAU)).sum()
-        self._step(actor + options.value_weight * error - options.entropy_weight * entropy)
-        outside = ((logp - old).exp() - 1.0).abs() > options.clip
+        self.net_step(actor + o.value_weight * error - o.entropy_weight * entropy)
+        outside = ((logp - old).exp() - 1.0).abs() > o.clip
         return {
-            "policy_loss": actor.detach(), "value_loss": error.detach(), "entropy": entropy.detach(),
-            "ratio_off": outside.float().mean(), "value": value.detach().mean(),
+            "policy_loss": actor, "value_loss": error, "entropy": entropy, "ratio_off": outside.float(), "value": value,
         }  # fmt: skip
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser, generators and counters: tensors and numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        self._state.load_state_dict(state)

@@ -76,6 +76,39 @@ class ModuleStep:
         self._steps = int(state["steps"])
 
 
+class SlowCopy:
+    """A copy of a module that follows it slowly and that no loss trains; saved and loaded as one part of a learner.
+
+    Args:
+        source: what it follows.
+    """
+
+    def __init__(self, source: nn.Module) -> None:
+        self._source, self.module = source, copy.deepcopy(source).requires_grad_(False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """What the copy puts out."""
+        return self.module(x)
+
+    @torch.no_grad()
+    def soft_update(self, tau: float) -> None:
+        """weights <- (1 - tau) weights + tau weights of the source."""
+        for mine, theirs in zip(self.module.parameters(), self._source.parameters()):
+            mine.lerp_(theirs, tau)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the weights."""
+        return module_state(self.module)
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the weights are of other sizes.
+        """
+        load_module(self.module, state)
+
+
 def module_state(module: nn.Module) -> dict[str, Tensor]:
     """Copies of a module's weights: what a later update leaves alone."""
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
@@ -93,8 +126,8 @@ def load_module(module: nn.Module, state: dict[str, Tensor]) -> None:
         raise ValueError(f"saved weights do not fit; build it as it was saved: {error}") from error
 
 
-class Dropout:
-    """Dropout that draws from its owner's generator.
+class DrawnDropout:
+    """DrawnDropout that draws from its owner's generator.
 
     Args:
         rate: share that is dropped.

@@ -77,7 +77,12 @@ class Leaves:
         lr: step size, or what gives it at each step.
         wanted: whether a backward pass is to write this network's gradients now.
         leaves: what autograd differentiates by.
+        max_norm: largest norm of a gradient; None for no limit.
+        beta1: of Adam.
     """
+
+    max_norm: float | None = None
+    beta1: float = 0.9
 
     def __init__(self, name: str, params: FlatParams, *, lr: Rate, free: Sequence[str]) -> None:
         """Bind to parameters.
@@ -115,7 +120,9 @@ class Leaves:
 
     def apply(self) -> None:
         """Adam, with the gradients that the backward pass wrote."""
-        self.params.adam(self.lr() if callable(self.lr) else self.lr)
+        if self.max_norm is not None:
+            self.params.grad.mul_((self.max_norm / (self.params.grad.norm() + 1e-12)).clamp(max=1.0))
+        self.params.adam(self.lr() if callable(self.lr) else self.lr, beta1=self.beta1)
 
     def halve_lr(self) -> None:
         """From now on steps are half as long: after a divergence."""

@@ -4,27 +4,116 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from robot_rl.policies.nets.chain import Chain
-from robot_rl.policies.nets.chain_fit import ChainFit, find_driven, open_loop
-from robot_rl.policies.nets.chain_log import MARGIN, Layout, Signals, Windows, signals
-from robot_rl.policies.nets.chain_policy import ChainPolicy
-from robot_rl.policies.nets.chain_trials import Variants, best_rest, fit_reward, lowest_rest, trials, worth
-from robot_rl.policies.nets.cross_entropy import CrossEntropy
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import IOSpec, Learner, Metrics, Transitions
-from robot_rl.types.options import Count, NotNegative, Part, Positive, Whole
+from robot_rl.policies.offline.chain_search_parts.cross_entropy import CrossEntropy
+from robot_rl.policies.offline.chain_search_parts.fit import ChainFit, find_driven, open_loop
+from robot_rl.policies.offline.chain_search_parts.log import MARGIN, Signals, StateLayout, Windows, signals
+from robot_rl.policies.offline.chain_search_parts.mechanics import HingeChain
+from robot_rl.policies.offline.chain_search_parts.policy import ChainPolicy
+from robot_rl.policies.offline.chain_search_parts.trials import (
+    Trial,
+    Variants,
+    best_rest,
+    fit_reward,
+    lowest_rest,
+    worth,
+)
+from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Part, Positive, Share, Whole
+
+Several = Annotated[int, Field(ge=2)]
 
 _CHECKS = (0.2, 0.5, 1.0)
 """Seconds after which the model's prediction is compared with held-out recordings."""
 
 
-class ChainSearch(Learner):
+class ChainModelOptions(Options):
+    """What of the log is read, and how the mechanics are fitted."""
+
+    batch_size: Count = 64
+    """Windows per batch while the log is read."""
+    sine: tuple[Whole, ...] | None = None
+    """Columns of sin q_i; null for [sin q1, cos q1, ..., sin qn, cos qn, v1 ... vn]."""
+    cosine: tuple[Whole, ...] | None = None
+    """Columns of cos q_i."""
+    speed: tuple[Whole, ...] | None = None
+    """Columns of the speeds, in any unit."""
+    driven: tuple[Whole, ...] | None = None
+    """Joint of every action, from 0; null finds the assignment that explains the log best."""
+    assist: tuple[str, ...] = ()
+    """Columns of the log's info with the torques of the other joints, in the unit of the action."""
+    windows: Several = 640
+    """How many windows are kept."""
+    window: Count = 115
+    """Steps of each; over 1 s so that predictions of 1 s can be judged."""
+    reach: Several = 30
+    """Steps of the simulated stretches that the model is fitted on."""
+    hold_out: Whole = 5
+    """Every so-maniest recording judges the model and is not fitted; 0 for none."""
+    fit_steps: Count = 16
+    """Gauss-Newton steps of the model."""
+    members: Whole = 4
+    """Bootstrap models besides it."""
+    member_steps: Count = 3
+    """Gauss-Newton steps of each."""
+    metrics_every: Whole = 1
+    """Metrics are computed in every n-th update."""
+
+
+class ChainSearchOptions(ChainModelOptions):
+    """Of the search of a policy in the fitted mechanics."""
+
+    population: Several = 96
+    """Candidates of a generation."""
+    variants: Several = 16
+    """Of the robot that each candidate is tried in."""
+    elites: Part = 0.125
+    """Share of the candidates that the search moves to."""
+    smooth: Mixing = 0.5
+    """How far it moves."""
+    first_std: Positive = 1.0
+    """Deviation of the weights while screening."""
+    screens: Count = 8
+    """Generations that only screen: as many trials, but of more candidates in `screen_variants` of the robot; the
+    search then begins at the best of theirs."""
+    screen_variants: Count = 2
+    """See `screens`."""
+    second_std: Positive = 0.3
+    """Deviation with which the search begins there."""
+    region: Annotated[tuple[float, ...], Field(min_length=1)] = (3.0, 0.0)
+    """First guesses of where the regulator acts, one search after the other: log of the cost-to-go at the border, less
+    that at which it asks for full torque."""
+    generations: Count = 40
+    """Of one search. It is judged then in four times as many variants, the best search so far is what acts, and another
+    begins with screening."""
+    trial_s: Positive = 6.0
+    """Seconds of a trial."""
+    start_spread: NotNegative = 0.05
+    """Trials begin at the lowest rest, every angle [rad] and speed [rad/s] up to this much off."""
+    spread: NotNegative = 0.05
+    """Relative deviation of inertia and gravity between variants, besides that of the members."""
+    friction_range: tuple[NotNegative, NotNegative] = (0.1, 0.8)
+    """Variants have a random recording's dry friction times a number from this range."""
+    most_delay: Whole = 1
+    """Variants have 0 ... this many steps between command and torque."""
+    angle_noise: NotNegative = 0.001
+    """Of measured angles [rad]."""
+    speed_noise: NotNegative = 0.03
+    """Of measured speeds [rad/s]."""
+    hold_level: Share = 0.95
+    """How good a step has to be to count as held: 0 is the reward of the lowest rest, 1 of the goal."""
+    regulator: tuple[Positive, Positive, Positive] = (100.0, 1.0, 25.0)
+    """Costs of squared angles [rad^-2], speeds [s^2/rad^2] and actions."""
+
+
+class ChainSearch(Learner[ChainSearchOptions, Transitions]):
     """Model-based policy search for planar chains of hinges (pendulum, cart-less double pendulum, acrobot, pendubot).
 
     Every update is one of: a batch of windows read from the log; a step of fitting the mechanics (inertia, gravity,
@@ -38,144 +127,44 @@ class ChainSearch(Learner):
     ours.
     """
 
-    consumes = "transitions"
+    method = "chain search"
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 64,
-        sine: tuple[int, ...] | None = None,
-        cosine: tuple[int, ...] | None = None,
-        speed: tuple[int, ...] | None = None,
-        driven: tuple[int, ...] | None = None,
-        assist: tuple[str, ...] = (),
-        windows: Count = 640,
-        window: Count = 115,
-        reach: Count = 30,
-        hold_out: Whole = 5,
-        fit_steps: Count = 16,
-        members: Count = 4,
-        member_steps: Count = 3,
-        population: Count = 96,
-        variants: Count = 16,
-        elites: Part = 0.125,
-        smooth: NotNegative = 0.5,
-        first_std: Positive = 1.0,
-        screens: Count = 8,
-        screen_variants: Count = 2,
-        second_std: Positive = 0.3,
-        region: tuple[float, ...] = (3.0, 0.0),
-        generations: Count = 40,
-        trial_s: Positive = 6.0,
-        start_spread: NotNegative = 0.05,
-        spread: NotNegative = 0.05,
-        friction_range: tuple[float, float] = (0.1, 0.8),
-        most_delay: Whole = 1,
-        angle_noise: NotNegative = 0.001,
-        speed_noise: NotNegative = 0.03,
-        hold_level: float = 0.95,
-        regulator: tuple[float, float, float] = (100.0, 1.0, 25.0),
-        metrics_every: Whole = 1,
-    ) -> None:
+    def __init__(self, options: ChainSearchOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Prepare for logs of `io`.
 
         Args:
+            options: of fit and search.
             io: one vector observation "state" with sine and cosine of every joint angle and the joint speeds.
             seed: of bootstrap, variants and search.
             device: "cpu"; the problem is too small for another.
-            gamma: part of every learner's signature; trials are undiscounted.
-            batch_size: windows per batch while the log is read.
-            sine: columns of sin q_i; None for [sin q1, cos q1, ..., sin qn, cos qn, v1 ... vn].
-            cosine: columns of cos q_i.
-            speed: columns of the speeds, in any unit.
-            driven: joint of every action, from 0; None finds the assignment that explains the log best.
-            assist: columns of the log's info with the torques of the other joints, in the unit of the action.
-            windows: how many windows are kept.
-            window: steps of each; over 1 s so that predictions of 1 s can be judged.
-            reach: steps of the simulated stretches that the model is fitted on.
-            hold_out: every so-maniest recording judges the model and is not fitted; 0 for none.
-            fit_steps: Gauss-Newton steps of the model.
-            members: bootstrap models besides it.
-            member_steps: Gauss-Newton steps of each.
-            population: candidates of a generation.
-            variants: of the robot that each candidate is tried in.
-            elites: share of the candidates that the search moves to.
-            smooth: how far it moves.
-            first_std: deviation of the weights while screening.
-            screens: generations that only screen: as many trials, but of more candidates in `screen_variants` of the
-                robot; the search then begins at the best of theirs.
-            screen_variants: see `screens`.
-            second_std: deviation with which the search begins there.
-            region: first guesses of where the regulator acts, one search after the other: log of the cost-to-go at the
-                border, less that at which it asks for full torque.
-            generations: of one search. It is judged then in four times as many variants, the best search so far is
-                what acts, and another begins with screening.
-            trial_s: seconds of a trial.
-            start_spread: trials begin at the lowest rest, every angle [rad] and speed [rad/s] up to this much off.
-            spread: relative deviation of inertia and gravity between variants, besides that of the members.
-            friction_range: variants have a random recording's dry friction times a number from this range.
-            most_delay: variants have 0 ... this many steps between command and torque.
-            angle_noise: of measured angles [rad].
-            speed_noise: of measured speeds [rad/s].
-            hold_level: how good a step has to be to count as held: 0 is the reward of the lowest rest, 1 of the goal.
-            regulator: costs of squared angles [rad^-2], speeds [s^2/rad^2] and actions.
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
-            ValueError: an option outside its range, or no such columns.
+            ValueError: options that do not fit together or the interface, or no such columns.
         """
-        size = state_size(io, "chain search")
-        layout = Layout.of(size, sine, cosine, speed)
-        joints = layout.joints
-        counts = {"windows": windows, "reach": reach, "population": population, "variants": variants}
-        if not region or generations < 1:
-            raise ValueError(f"region is {region} and generations {generations}; expected one or more of each")
-        wrong = [f"{name}={value}" for name, value in counts.items() if value < 2]
-        if wrong or window < reach + 3 * MARGIN or not 0.0 < elites < 1.0 or not 0.0 < smooth <= 1.0:
-            raise ValueError(
-                f"{', '.join(wrong) or f'window={window}, reach={reach}, elites={elites}, smooth={smooth}'}: expected "
-                f"at least 2 of each, windows of at least reach + {3 * MARGIN} steps, elites in (0, 1), smooth in "
-                "(0, 1]"
-            )
-        if io.action_dim > joints or (
-            driven is not None
-            and (
-                len(driven) != io.action_dim or len(set(driven)) != len(driven) or not set(driven) <= set(range(joints))
-            )
-        ):
-            raise ValueError(
-                f"driven is {driven} for {io.action_dim} actions and {joints} joints; expected one joint of 0 ... "
-                f"{joints - 1} for every action, or null"
-            )
-        if len(assist) > joints - io.action_dim:
-            raise ValueError(
-                f"assist names {len(assist)} columns, but only {joints - io.action_dim} joints are not driven"
-            )
-        self.io, self.batch_size, self.window, self.reads = io, batch_size, window, ("episode", *assist)
-        self._layout, self._driven, self._reach, self._hold_out = layout, driven, reach, hold_out
-        self._fit_steps, self._members, self._member_steps = fit_steps, members, member_steps
-        self._population, self._variants, self._steps = population, variants, max(10, round(trial_s * io.control_hz))
-        self._start, self._spread, self._friction, self._delay = start_spread, spread, friction_range, most_delay
-        self._noise, self._level, self._costs = (angle_noise, speed_noise), hold_level, tuple(regulator)
-        self._search_options = (first_std, second_std, elites, smooth)
-        self._regions, self._generations = tuple(region), generations
-        self._screens = (screens, max(1, min(screen_variants, variants)))
+        super().__init__(options, io, seed=seed, device=device)
+        o, layout = options, StateLayout.of(state_size(io, self.method), options.sine, options.cosine, options.speed)
+        if o.window < o.reach + 3 * MARGIN:
+            raise ValueError(f"policy.window is {o.window}, expected at least policy.reach + {3 * MARGIN} steps")
+        _check_joints(o, io.action_dim, layout.joints)
+        self._layout, self._driven = layout, o.driven
+        self._trial_steps = max(10, round(o.trial_s * io.control_hz))
         self._generator = torch.Generator().manual_seed(seed)
-        self._windows = Windows(io, layout, tuple(assist), windows, window)
+        self._windows = Windows(io, layout, o.assist, o.windows, o.window)
         self.policy = ChainPolicy(io, layout, io.action_dim)
         self._log: Signals | None = None
         self._fits: list[ChainFit] = []
         self._search: CrossEntropy | None = None
         self._task: dict[str, Any] = {}
         self._state = LearnerState(
-            "chain search",
-            metrics_every=metrics_every,
+            self.method,
+            metrics_every=o.metrics_every,
             parts={"policy": self.policy, "generator": self._generator, "windows": self._windows, "work": _Work(self)},
         )
+
+    @classmethod
+    def needs(cls, options: ChainSearchOptions, io: IOSpec) -> Needs:
+        """Windows of a log, and the torques that its info names."""
+        return Needs(rows=options.batch_size, window=options.window, extras=("episode", *options.assist))
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """Read, fit or search, whichever is next.
@@ -196,14 +185,14 @@ class ChainSearch(Learner):
             metrics = {"windows": float(sum(len(part["episode"]) for part in self._windows.rows))}
         else:
             fitted = sum(f.steps for f in self._fits)
-            if fitted < self._fit_steps or len(self._fits) <= self._members or self._behind():
+            if fitted < self.o.fit_steps or len(self._fits) <= self.o.members or self._behind():
                 metrics = {"model_loss": self._fit()}
             else:
                 metrics = self._generation()
         return self._state.report({k: torch.tensor(v) for k, v in metrics.items()} if wanted else None)
 
     def _behind(self) -> bool:
-        return len(self._fits) > 1 and self._fits[-1].steps < self._member_steps
+        return len(self._fits) > 1 and self._fits[-1].steps < self.o.member_steps
 
     @property
     def _signals(self) -> Signals:
@@ -214,9 +203,9 @@ class ChainSearch(Learner):
     def _judges(self) -> Tensor:
         """(E,) bool: recordings that are not fitted."""
         index = torch.arange(len(self._signals.episodes))
-        if self._hold_out < 1 or len(index) < 2:
+        if self.o.hold_out < 1 or len(index) < 2:
             return torch.zeros(len(index), dtype=torch.bool)
-        return index % self._hold_out == self._hold_out - 1 if len(index) >= self._hold_out else index == 0
+        return index % self.o.hold_out == self.o.hold_out - 1 if len(index) >= self.o.hold_out else index == 0
 
     def _fit(self) -> float:
         """One step of the model, or of the bootstrap model that is next."""
@@ -231,8 +220,8 @@ class ChainSearch(Learner):
                     )
             self._fits.append(self._new_fit((~judges).double()))
         whole = self._fits[0]
-        if whole.steps < self._fit_steps:
-            if whole.steps in (self._fit_steps // 3, 2 * self._fit_steps // 3):
+        if whole.steps < self.o.fit_steps:
+            if whole.steps in (self.o.fit_steps // 3, 2 * self.o.fit_steps // 3):
                 whole.choose_delays()
             return whole.step()
         if not self._behind():
@@ -244,7 +233,7 @@ class ChainSearch(Learner):
 
     def _new_fit(self, weight: Tensor) -> ChainFit:
         assert self._driven is not None
-        return ChainFit(self._signals, self._driven, weight, reach=self._reach)
+        return ChainFit(self._signals, self._driven, weight, reach=self.o.reach)
 
     def _equip(self) -> None:
         """Reward, goal and regulator of the fitted model, and the first Gaussian of the search."""
@@ -267,7 +256,7 @@ class ChainSearch(Learner):
             goal=goal,
             driven=self._driven,
             speed=spread,
-            costs=self._costs,  # type: ignore[arg-type]
+            costs=self.o.regulator,
         )
         low = lowest_rest(whole.chain())
         high, ground = worth(reward, goal, actions), worth(reward, low, actions)
@@ -282,16 +271,16 @@ class ChainSearch(Learner):
         self._task = {
             "reward": reward,
             "low": torch.tensor(low, dtype=torch.float64),
-            "bar": ground + self._level * (high - ground),
+            "bar": ground + self.o.hold_level * (high - ground),
             "fastest": 1.2 * float(log.v.abs().max()),
             "about": about,
         }
 
     def _new_search(self) -> CrossEntropy:
-        first, _, elites, smooth = self._search_options
+        o = self.o
         mean = torch.zeros_like(self.policy.constants["weights"])
-        mean[-1] = self._regions[int(self._task.get("searches", 0)) % len(self._regions)]
-        return CrossEntropy(mean, torch.full_like(mean, first), self._generator, elites=elites, smooth=smooth)
+        mean[-1] = self.o.region[int(self._task.get("searches", 0)) % len(self.o.region)]
+        return CrossEntropy(mean, torch.full_like(mean, o.first_std), self._generator, elites=o.elites, smooth=o.smooth)
 
     def _drawn(self, count: int) -> Variants:
         """Random variants of the models."""
@@ -302,28 +291,32 @@ class ChainSearch(Learner):
         known = [f.friction[(f.weight > 0) & ~judges] for f in self._fits]
         rows = [int(torch.randint(len(known[i]), (), generator=g)) for i in which]
         friction = torch.stack([known[i][row] for i, row in zip(which, rows)], 1)
-        low, high = self._friction
+        low, high = self.o.friction_range
         friction = friction * (low + (high - low) * torch.rand(joints, count, generator=g, dtype=double))
-        offset = (2.0 * torch.rand(2 * joints, count, generator=g, dtype=double) - 1.0) * self._start
+        offset = (2.0 * torch.rand(2 * joints, count, generator=g, dtype=double) - 1.0) * self.o.start_spread
         rest = self._task["low"][:, None]
-        delay = torch.randint(self._delay + 1, (count,), generator=g)
-        return Variants(Chain.vary(numbers, self._spread, g), friction, rest + offset[:joints], offset[joints:], delay)
+        delay = torch.randint(self.o.most_delay + 1, (count,), generator=g)
+        return Variants(
+            HingeChain.vary(numbers, self.o.spread, g), friction, rest + offset[:joints], offset[joints:], delay
+        )
 
     def _tried(self, candidates: Tensor, variants: int) -> tuple[Tensor, Tensor]:
         """(P,) mean reward per step and share held of (D, P) candidates."""
         assert self._driven is not None
-        single, pilot = candidates.float()[:, None, :], self.policy.bound(torch.float32)
-        total, held = trials(
-            lambda q, v: pilot.command(q, v, single),
-            self._drawn(variants).to(torch.float32),
+        single, swing = candidates.float()[:, None, :], self.policy.bound(torch.float32)
+        trial = Trial(
             self._task["reward"],
             self._driven,
-            policies=candidates.shape[1],
-            steps=self._steps,
+            steps=self._trial_steps,
             period=1.0 / self.io.control_hz,
             fastest=self._task["fastest"],
             level=self._task["bar"],
-            noise=self._noise,  # type: ignore[arg-type]
+            noise=(self.o.angle_noise, self.o.speed_noise),
+        )
+        total, held = trial.run(
+            lambda q, v: swing.command(q, v, single),
+            self._drawn(variants).to(torch.float32),
+            policies=candidates.shape[1],
             generator=self._generator,
         )
         return total.mean(0).nan_to_num(-1e9).double(), held.mean(0).double()
@@ -331,16 +324,16 @@ class ChainSearch(Learner):
     def _screen(self) -> Tensor:
         """Best of many candidates in few variants; after the last time, the search begins at the best of all."""
         assert self._search is not None
-        screens, few = self._screens
-        many = self._search.ask(max(self._population, self._population * self._variants // few))
+        screens, few = self.o.screens, min(self.o.screen_variants, self.o.variants)
+        many = self._search.ask(max(self.o.population, self.o.population * self.o.variants // few))
         total, held = self._tried(many, few)
-        kept = many[:, (total + held).topk(max(2, self._population // max(1, screens))).indices]
+        kept = many[:, (total + held).topk(max(2, self.o.population // screens)).indices]
         pool = torch.cat([self._task["pool"], kept], 1) if "pool" in self._task else kept
         self._task |= {"pool": pool, "screened": self._task.get("screened", 0) + 1}
         if self._task["screened"] >= screens:
-            total, held = self._tried(pool, self._variants)
+            total, held = self._tried(pool, self.o.variants)
             self._search.mean.copy_(pool[:, int((total + held).argmax())])
-            self._search.restart(self._search_options[1])
+            self._search.restart(self.o.second_std)
         return kept[:, :1]
 
     def _generation(self) -> dict[str, float]:
@@ -349,14 +342,14 @@ class ChainSearch(Learner):
             self._equip()
         assert self._search is not None
         kept = self._task.get("kept")
-        if self._task.get("screened", 0) < self._screens[0]:
+        if self._task.get("screened", 0) < self.o.screens:
             best = self._screen()
-            total, held = self._tried(best, self._variants)
+            total, held = self._tried(best, self.o.variants)
             if kept is None:
                 self.policy.constants["weights"].copy_(best[:, 0])
             return {**self._task["about"], "trial_return": float(total), "trial_held": float(held)}
-        candidates = self._search.ask(self._population)
-        total, held = self._tried(candidates, self._variants)
+        candidates = self._search.ask(self.o.population)
+        total, held = self._tried(candidates, self.o.variants)
         about = {"trial_return": float(total[0]), "trial_held": float(held[0])}
         best = int((total + held).argmax())
         about |= {"best_return": float(total[best]), "best_held": float(held[best])}
@@ -365,14 +358,14 @@ class ChainSearch(Learner):
         if kept is None:
             self.policy.constants["weights"].copy_(self._search.mean)
         self._task["generation"] = int(self._task.get("generation", 0)) + 1
-        if self._task["generation"] >= self._generations:
+        if self._task["generation"] >= self.o.generations:
             about |= self._judged()
         return {**self._task["about"], **about}
 
     def _judged(self) -> dict[str, float]:
         """Keep the best search so far, and begin another."""
         assert self._search is not None
-        total, held = self._tried(self._search.mean[:, None], 4 * self._variants)
+        total, held = self._tried(self._search.mean[:, None], 4 * self.o.variants)
         score = float(total + held)
         kept = self._task.get("kept")
         if kept is None or score > kept["score"]:
@@ -399,6 +392,18 @@ class ChainSearch(Learner):
             ValueError: the state belongs to a learner of other sizes.
         """
         self._state.load_state_dict(state)
+
+
+def _check_joints(o: ChainModelOptions, actions: int, joints: int) -> None:
+    """Raises ValueError where `driven` or `assist` does not fit a chain of so many joints."""
+    named = joints if o.driven is None else len(set(o.driven) & set(range(joints)))
+    if actions > joints or (o.driven is not None and not named == len(o.driven) == actions):
+        raise ValueError(
+            f"driven is {o.driven} for {actions} actions and {joints} joints; expected one joint of 0 ... "
+            f"{joints - 1} for every action, or null"
+        )
+    if len(o.assist) > joints - actions:
+        raise ValueError(f"assist names {len(o.assist)} columns, but only {joints - actions} joints are not driven")
 
 
 class _Work:

@@ -18,7 +18,7 @@ from robot_rl.policies.nets.net import Net, mean_rows
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.policies.nets.soft_learner import SoftLogLearner, SoftLogOptions
 from robot_rl.types import Metrics, Transitions
-from robot_rl.types.options import Count, NotNegative, Positive
+from robot_rl.types.options import Count, NotNegative, Number, Positive
 
 
 class CqlOptions(SoftLogOptions):
@@ -36,12 +36,12 @@ class CqlOptions(SoftLogOptions):
     """Of the logsumexp."""
     importance: bool = True
     """Subtract the log-density of each sampled action (CQL(H)); else also Q(s, a) is in the logsumexp."""
-    lagrange_gap: float | None = None
+    lagrange_gap: Number | None = None
     """Wanted size of the conservative difference, reached by a dual variable (0.8 AntMaze, 5 Maze2d); null for a fixed
     weight."""
-    clip_low: float | None = None
+    clip_low: Number | None = None
     """Lower limit of the difference; -200 AntMaze."""
-    clip_high: float | None = None
+    clip_high: Number | None = None
     """Upper limit."""
     max_target_backup: bool = False
     """The target takes the best of the sampled next actions."""

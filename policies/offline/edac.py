@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from pydantic import ValidationInfo, field_validator
 from torch import Tensor
 
@@ -45,15 +47,14 @@ class EdacOptions(SacNOptions):
         return eta
 
 
-class Edac(EnsembleActorCritic[EdacOptions]):
-    """Ensemble-diversified actor-critic: SAC-N plus eta times the cosine between the critics' action gradients.
+D_co = TypeVar("D_co", bound=EdacOptions, covariant=True)
+
+
+class DiverseCritics(EnsembleActorCritic[D_co]):
+    """SAC-N plus eta times the cosine between the critics' action gradients.
 
     Metrics: those of SAC-N, train/diversity.
-
-    Source: An et al., Uncertainty-Based Offline RL with Diversified Q-Ensemble, algorithm 1; CORL edac.py.
     """
-
-    method = "EDAC"
 
     def step_critics(self, b: Rows, target: Tensor) -> dict[str, Tensor]:
         """One step of the critics towards targets (S, B), and away from each other."""
@@ -63,3 +64,12 @@ class Edac(EnsembleActorCritic[EdacOptions]):
         critic_loss, diversity = (q - target).square(), diversity_loss(slope)
         self.critic.step(mean_rows(critic_loss) + self.o.eta * diversity)
         return {**self.measured(q, critic_loss), "diversity": diversity}
+
+
+class Edac(DiverseCritics[EdacOptions]):
+    """Ensemble-diversified actor-critic.
+
+    Source: An et al., Uncertainty-Based Offline RL with Diversified Q-Ensemble, algorithm 1; CORL edac.py.
+    """
+
+    method = "EDAC"

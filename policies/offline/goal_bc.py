@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.learner import LogLearner, LogOptions
 from robot_rl.policies.nets.mean_policy import MeanPolicy
-from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Rate, Share, Whole
+from robot_rl.policies.nets.rows import split, state_size
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types.options import Count, Number, Rate, Share, Whole
 
 
 class GoalPolicy:
@@ -54,19 +54,19 @@ class GoalPolicy:
         )
 
     def joined(self, state: Tensor, goal: Tensor | None = None) -> Tensor:
-        """(B, n + G) of states (B, n) and goals (B, G); the policy's own goal when None."""
+        """(..., n + G) of states (..., n) and goals (..., G); the policy's own goal when None."""
         if goal is None and self._desired:
-            goal = state[:, self._desired]
+            goal = state[..., self._desired]
         if goal is None:
             if self.goal is None:
                 raise ValueError(
                     "no goal is set: give policy.goal=[...] (values of the components in policy.achieved), or "
                     "policy.desired=[...] where the observation holds the goal"
                 )
-            goal = self.goal.to(state).expand(len(state), -1)
+            goal = self.goal.to(state).expand(*state.shape[:-1], -1)
         if self._desired:
             state = state.clone()
-            state[:, self._desired] = 0.0
+            state[..., self._desired] = 0.0
         return torch.cat([state, goal], -1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,7 +78,45 @@ class GoalPolicy:
         self._inner.load_state_dict(state)
 
 
-class GoalBc(Learner):
+class GoalBcOptions(LogOptions):
+    """Of goal-conditioned cloning."""
+
+    hidden: tuple[Count, ...] = (1024, 1024)
+    """Widths of the hidden layers."""
+    achieved: tuple[Whole, ...] | None = None
+    """Components of the state that goals are made of; null for all."""
+    desired: tuple[Whole, ...] = ()
+    """Components of the state that hold the wanted goal, in the order of `achieved`."""
+    goal: tuple[Number, ...] | None = None
+    """Values to reach in evaluation, where the observation does not hold them."""
+    stitch: Share = 0.5
+    """Probability of a goal beyond another episode; 0 is plain goal cloning."""
+    clusters: Count = 40
+    """Of the states, for the former."""
+    lr: Rate = 1e-3
+    """Step size."""
+    explore: Share = 0.0
+    """Noise of the policy when it acts stochastically."""
+    seeds: Annotated[int, Field(ge=1, le=1)] = 1
+    """One run per learner."""
+
+    def parts(self, size: int) -> tuple[int, ...]:
+        """Components of a state of so many that goals are made of.
+
+        Raises:
+            ValueError: a component beyond the state, or goal, desired and achieved disagree in number.
+        """
+        achieved = tuple(range(size)) if self.achieved is None else self.achieved
+        beyond = [i for i in (*achieved, *self.desired) if i >= size]
+        if beyond:
+            raise ValueError(f"policy.achieved or policy.desired names {beyond}, expected components 0 to {size - 1}")
+        for name, given in (("goal", self.goal), ("desired", self.desired or None)):
+            if given is not None and len(given) != len(achieved):
+                raise ValueError(f"policy.{name} has {len(given)} entries, expected {len(achieved)}, one per goal")
+        return achieved
+
+
+class GoalBc(LogLearner[GoalBcOptions]):
     """Cloning of pi(a | s, g), g reached later in the episode or, with probability `stitch`, beyond another one's
     state in the same cluster.
 
@@ -86,124 +124,45 @@ class GoalBc(Learner):
     augmentation shows it such pairs. It assumes that states of one cluster can follow one another: coarse clusters join
     what no robot can.
 
+    Metrics: train/loss, the mean squared error.
+
     Source: Ghugare et al., Closing the Gap between TD Learning and Supervised Learning, algorithm 1; defaults of
     RajGhugare19/stitching-is-combinatorial-generalisation.
     """
 
-    consumes = "transitions"
-    rewardless = True
-    reads = ("episode", "step")
+    method = "goal cloning"
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 256,
-        hidden: tuple[Count, ...] = (1024, 1024),
-        achieved: tuple[int, ...] | None = None,
-        desired: tuple[int, ...] = (),
-        goal: tuple[float, ...] | None = None,
-        stitch: Share = 0.5,
-        clusters: Count = 40,
-        lr: Rate = 1e-3,
-        explore: Share = 0.0,
-        normalize: bool = True,
-        matmul: str = "float32",
-        kernel: str = "auto",
-        metrics_every: Whole = 100,
-    ) -> None:
-        """Build the network for `io`.
+    @classmethod
+    def needs(cls, options: GoalBcOptions, io: IOSpec) -> Needs:
+        """Rows with goals: a log without rewards will do."""
+        o, achieved = options, options.parts(state_size(io, cls.method))
+        goals = {"achieved": achieved, "stitch": o.stitch, "clusters": o.clusters}
+        return Needs(rows=o.batch_size, extras=("episode", "step"), rewardless=True, goals=goals)
 
-        Args:
-            io: one vector observation "state".
-            seed: of initial weights.
-            device: torch device.
-            gamma: part of every learner's signature; not used.
-            batch_size: rows per update.
-            hidden: widths of the hidden layers.
-            achieved: components of the state that goals are made of; None for all.
-            desired: components of the state that hold the wanted goal, in the order of `achieved`.
-            goal: values to reach in evaluation, where the observation does not hold them.
-            stitch: probability of a goal beyond another episode; 0 is plain goal cloning.
-            clusters: of the states, for the former.
-            lr: step size.
-            explore: noise of the policy when it acts stochastically.
-            normalize: standardise states and goals by the data's moments.
-            matmul: "float32", "bf16" or "auto".
-            kernel: "auto", "explicit" or "autograd".
-            metrics_every: metrics are computed in every n-th update.
-
-        Raises:
-            ValueError: goal, desired and achieved disagree in number, or there is neither goal nor desired to act on.
-        """
-        size, actions = state_size(io, "goal cloning"), io.action_dim
-        self._achieved = tuple(range(size)) if achieved is None else tuple(achieved)
-        for name, given in (("goal", goal), ("desired", desired or None)):
-            if given is not None and len(given) != len(self._achieved):
-                raise ValueError(
-                    f"policy.{name} has {len(given)} entries, expected {len(self._achieved)}, one per goal"
-                )
-        self.io, self.batch_size, self._lr = io, batch_size, lr
-        self.relabel_goals = {"achieved": self._achieved, "stitch": stitch, "clusters": clusters}
-        generator = torch.Generator(device=device).manual_seed(seed)
-        wide = size + len(self._achieved)
-        self.norm = FixedNorm(wide, device=device) if normalize else None
-        shape = MlpShape(1, wide, tuple(hidden), actions, False, "actor.")
-        self._params = FlatParams(shape.shapes(), device=device)
-        shape.initialise(self._params, generator)
-        self._actor = build_mlp(shape, self._params, kernel=kernel, matmul=matmul)
-        inner = MeanPolicy(io, shape, self._params, seed=seed + 1, normalizer=self.norm, noise=explore)
-        self.policy = GoalPolicy(inner, io, goal, tuple(desired))
-        self._state = LearnerState(
-            "goal cloning",
-            metrics_every=metrics_every,
-            parts={"actor": self._params, "policy": self.policy},
-            networks=(self._actor,),
-        )
+    def build(self) -> None:
+        """An actor of [state, goal]."""
+        o, self.goals = self.o, list(self.o.parts(self.size))
+        wide = self.size + len(self.goals)
+        self.norm = FixedNorm(wide, device=self.generator.device) if o.normalize else None
+        self.actor = self.net("actor", wide, self.actions, decay=o.actor_decay)
+        self.policy = GoalPolicy(self.mean_policy(self.actor, noise=o.explore), self.io, o.goal, o.desired)
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the data's moments; called once, before the first update."""
         if self.norm is not None:
-            goals = list(self._achieved)
             mean, std = facts.state_mean, facts.state_std
-            self.norm.set(np.concatenate([mean, mean[goals]]), np.concatenate([std, std[goals]]))
+            self.norm.set(*(np.concatenate([moment, moment[self.goals]]) for moment in (mean, std)))
 
-    @torch.no_grad()
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One gradient step on one batch with goals.
 
-        Returns:
-            The latest metrics: train/loss, the mean squared error.
-
         Raises:
-            FloatingPointError: a metric is not finite.
             ValueError: the batch has no goals.
         """
-        wanted = self._state.tick()
-        batch = next(batches)
-        if "goal" not in batch.extras:
+        b = split(next(batches), 1, None)
+        if "goal" not in b.extras:
             raise ValueError("the batch has no extras['goal']: draw it from robot_rl.data.goals.GoalDataset")
-        x = self.policy.joined(batch.obs["state"], batch.extras["goal"])
-        mean = self._actor.forward((x if self.norm is None else self.norm(x))[None]).tanh_()
-        share = batch.mask.to(mean)[:, None] / batch.mask.sum().clamp_min(1)
-        diff = mean - torch.where(batch.mask[:, None], batch.action, mean[0])
-        self._actor.backward((diff * (2.0 / diff.shape[-1]) * share).mul_(1.0 - mean.square()))
-        self._params.adam(self._lr)
-        self._actor.refresh()
-        loss = (diff.square().mean(-1, keepdim=True) * share).sum()
-        return self._state.report({"loss": loss} if wanted else None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser and counters: tensors and numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        self._state.load_state_dict(state)
+        x = self.policy.joined(b.state, b.extras["goal"])
+        error = (self.actor(x if self.norm is None else self.norm(x)).tanh() - b.action).square().mean(-1)
+        self.actor.step(mean_rows(error))
+        return self.metrics(loss=error)

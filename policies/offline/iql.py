@@ -16,7 +16,7 @@ from robot_rl.policies.nets.mlp import Dropout
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.rows import Rows
 from robot_rl.types import Metrics, Transitions
-from robot_rl.types.options import Positive, Share
+from robot_rl.types.options import Number, Positive, Share
 
 
 def expectile_loss(diff: Tensor, expectile: float) -> Tensor:
@@ -44,7 +44,7 @@ class ImplicitOptions(LogOptions):
     """Updates over which the actor's step size falls to 0 as a cosine; 0 keeps it."""
     order: Literal["jax", "corl"] = "jax"
     """jax: value, actor, critics, each with the newest value; corl: the value before its own step serves all."""
-    log_std_min: float = -5.0
+    log_std_min: Number = -5.0
     """Lower limit of the log standard deviation."""
     value_norm: bool = False
     """LayerNorm in the value network."""

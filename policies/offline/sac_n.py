@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from typing import TypeVar
@@ -53,10 +52,6 @@ class EnsembleActorCritic(SoftLogLearner[N_co]):
         self.critic = self.net("critic", s + a, members=o.critics, draw=small[1])
         self.target = self.target_copy("target", self.critic)
         self.soften(self.actor, init_alpha=o.init_alpha, lr=o.lr)
-
-    def unbounded(self) -> None:
-        """Values may exceed what the log's rewards allow (rows from a model)."""
-        self.state.bound = math.inf
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step of temperature, actor, critics and targets, in this order, on one batch."""

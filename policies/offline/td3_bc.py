@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 from pydantic import Field
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from robot_rl.policies.nets.learner import LogLearner, LogOptions
 from robot_rl.policies.nets.net import mean_rows
+from robot_rl.policies.nets.rows import Rows
 from robot_rl.types import Metrics, Transitions
 from robot_rl.types.options import Count, Share
 
@@ -34,19 +35,17 @@ class Td3BcOptions(LogOptions):
     """Noise of the policy when it acts stochastically (online fine-tuning)."""
 
 
-class Td3Bc(LogLearner[Td3BcOptions]):
-    """TD3 with a behaviour-cloning term.
+T_co = TypeVar("T_co", bound=Td3BcOptions, covariant=True)
+
+
+class NearLog(LogLearner[T_co]):
+    """TD3 with a behaviour-cloning term: what TD3+BC shares with the method that teaches by it.
 
     Target y = r + discount min_i Q'_i(s', clip(pi'(s') + noise)); the actor, every second update, minimises
     -lambda Q_1(s, pi(s)) + (pi(s) - a)^2 with lambda = alpha / mean |Q_1|. Targets move with the actor's steps.
 
     Metrics: train/q, train/target, train/critic_loss, train/actor_loss, train/clone_error.
-
-    Source: Fujimoto and Gu, A Minimalist Approach to Offline RL, equations 3 to 5; order and defaults of CORL
-    td3_bc.py.
     """
-
-    method = "TD3+BC"
 
     def build(self) -> None:
         """Twin critics, an actor, and a target of each."""
@@ -58,8 +57,12 @@ class Td3Bc(LogLearner[Td3BcOptions]):
         self.policy = self.mean_policy(self.actor, noise=self.o.explore)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
-        """One critic step, and every `policy_every`-th time one of the actor and the targets."""
-        o, b = self.o, self.rows(next(batches))
+        """One step on one batch."""
+        return self.metrics(**self.learn(self.rows(next(batches))))
+
+    def learn(self, b: Rows) -> dict[str, Tensor]:
+        """One critic step, and every `policy_every`-th time one of the actor and the targets; what is measured."""
+        o = self.o
         with torch.no_grad():
             action = self.actor_target(b.next_state).tanh_()
             noise = torch.randn(action.shape, generator=self.generator, device=action.device)
@@ -73,7 +76,7 @@ class Td3Bc(LogLearner[Td3BcOptions]):
             metrics |= self.improve(b.state, b.action)
             self.critic_target.soft_update(self.critic, o.tau)
             self.actor_target.soft_update(self.actor, o.tau)
-        return self.metrics(**metrics)
+        return metrics
 
     def improve(self, state: Tensor, data: Tensor) -> dict[str, Tensor]:
         """One step of the actor."""
@@ -86,3 +89,13 @@ class Td3Bc(LogLearner[Td3BcOptions]):
             loss = clone - weight * q
         self.actor.step(mean_rows(loss))
         return {"clone_error": clone, "actor_loss": loss}
+
+
+class Td3Bc(NearLog[Td3BcOptions]):
+    """TD3 with a behaviour-cloning term.
+
+    Source: Fujimoto and Gu, A Minimalist Approach to Offline RL, equations 3 to 5; order and defaults of CORL
+    td3_bc.py.
+    """
+
+    method = "TD3+BC"

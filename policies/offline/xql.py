@@ -40,7 +40,7 @@ class XqlOptions(ImplicitOptions):
     gumbel: Positive = 2.0
     """Temperature of the regression; 1 halfcheetah, 2 to 5 hopper, 2 to 10 walker2d, 0.55 to 2 AntMaze, 2 to 8 kitchen.
     Too small for the scale of the values, it diverges."""
-    gumbel_clip: float = 7.0
+    gumbel_clip: Positive = 7.0
     """Upper limit of (Q - V) / gumbel; 5 or 7."""
     random_actions: Annotated[int, Field(ge=0)] = 0
     """Uniform actions per row that join the value batch."""

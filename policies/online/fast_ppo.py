@@ -26,7 +26,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyDeviceLearner, Options, Rollout
-from robot_rl.types.options import Count, NotNegative, Positive, Share
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Share
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
@@ -61,7 +61,7 @@ class FastPpoOptions(Options):
     """First step size."""
     desired_kl: Positive | None = 0.01
     """The step size falls above twice this divergence and rises below half of it; null keeps it fixed."""
-    log_std_init: float = 0.0
+    log_std_init: Number = 0.0
     """First log standard deviation of the action."""
     hidden: tuple[Count, ...] = (512, 256, 128)
     """Widths of the hidden layers of actor and critic."""

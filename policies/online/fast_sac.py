@@ -3,152 +3,84 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from robot_rl.policies.nets.device_critic import DeviceCritic, descend
-from robot_rl.policies.nets.device_learner import DeviceLearner
-from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
-from robot_rl.policies.nets.device_policy import DevicePolicy
+from robot_rl.policies.nets.device_critic import descend
+from robot_rl.policies.nets.device_learner import DeviceLearner, DeviceOptions
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.types import IOSpec
+from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 _LOG_2 = math.log(2.0)
 
 
-class FastSac(DeviceLearner):
+class FastSacOptions(DeviceOptions):
+    """Of FastSAC; numbers of the source's code."""
+
+    batch_size: Count = 8192
+    """Rows per critic step, over all processes."""
+    updates: Count = 8
+    """Critic steps per step of all environments."""
+    actor_delay: Count = 4
+    """The actor learns in every n-th critic step."""
+    critic_hidden: tuple[Count, ...] = (768, 384, 192)
+    """Widths of the critics' hidden layers."""
+    activation: Literal["relu", "silu", "elu", "tanh"] = "silu"
+    """Of the hidden layers of actor and critics."""
+    layer_norm: bool = True
+    """Normalise hidden layers of actor and critics."""
+    reduce: Literal["min", "mean"] = "mean"
+    """How critics agree on a value."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Of AdamW."""
+    weight_decay: NotNegative = 0.001
+    """Of AdamW, for all parameters of actor and critics."""
+    tau: Mixing = 0.125
+    """Polyak rate per critic step."""
+    alpha_lr: NotNegative | None = None
+    """Step size of the temperature; null means lr, 0 keeps it fixed."""
+    init_alpha: Positive = 0.001
+    """Temperature at the start."""
+    target_entropy: Number | Literal["auto"] = 0.0
+    """Entropy that the temperature holds; auto: -A."""
+    log_std_min: Number = -5.0
+    """Lower limit of the log standard deviation, before the squashing."""
+    log_std_max: Annotated[Number, Field(validate_default=True)] = 0.0
+    """Upper limit."""
+
+    @field_validator("log_std_max")
+    @classmethod
+    def check_log_std(cls, value: float, info: ValidationInfo) -> float:
+        """Refuse an empty range."""
+        if not info.data.get("log_std_min", value - 1.0) < value:
+            raise ValueError(f"expected more than log_std_min ({info.data['log_std_min']})")
+        return value
+
+
+class FastSac(DeviceLearner[FastSacOptions]):
     """SAC with large batches, distributional critics without a minimum, and few, large steps per environment step.
-
-    Args:
-        io: vectors of floats in, actions out.
-        seed: of weights, noise and sampling.
-        device: torch device; with "cuda" steps are compiled and captured.
-        gamma: part of every learner's signature; the data's `discount` is what is used.
-        batch_size: rows per critic step, over all processes.
-        updates: critic steps per step of all environments.
-        actor_delay: the actor learns in every n-th critic step.
-        actor_hidden: widths of the actor's hidden layers.
-        critic_hidden: widths of the critics' hidden layers.
-        activation: "silu", "relu", "elu" or "tanh".
-        layer_norm: normalise hidden layers of actor and critics.
-        critics: how many.
-        reduce: how critics agree: "mean" or "min".
-        value_head: "c51" or "hlgauss".
-        value_range: support of the critics in units of return, or "auto": rewards are divided by a running scale so
-            that values fit [-5, 5].
-        bins: of the support.
-        lr: step size of the critics.
-        actor_lr: of the actor; None means `lr`.
-        alpha_lr: of the temperature; None means `lr`, 0 keeps it fixed.
-        beta2: of Adam.
-        weight_decay: of AdamW.
-        max_grad_norm: largest norm of a gradient; 0 for no limit.
-        tau: Polyak rate per critic step.
-        init_alpha: temperature at the start.
-        target_entropy: entropy that the temperature holds, a number or "auto" (-A).
-        log_std_min: lower limit of the log standard deviation before the squashing.
-        log_std_max: upper limit.
-        normalize_obs: standardise observations with running moments.
-        amp: "bf16", "float32" or "auto" (bf16 on CUDA): type of the matrix products; all else is float32.
-        accelerate: "eager", "compile", "graph", "compile_graph" or "auto" (compile_graph on CUDA, eager on the CPU).
-
-    Raises:
-        ValueError: an option out of its range, or an observation that is no vector.
 
     Source: Seo et al., Learning Sim-to-Real Humanoid Locomotion in 15 Minutes (2025), with the defaults of its code
     (amazon-far/holosoma, FastSACConfig); Haarnoja et al. for SAC. Where we differ: twin target distributions are
     averaged after one projection, and the support can be automatic.
     """
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: int = 8192,
-        updates: int = 8,
-        actor_delay: int = 4,
-        actor_hidden: tuple[int, ...] = (512, 256, 128),
-        critic_hidden: tuple[int, ...] = (768, 384, 192),
-        activation: str = "silu",
-        layer_norm: bool = True,
-        critics: int = 2,
-        reduce: str = "mean",
-        value_head: str = "c51",
-        value_range: tuple[float, float] | str = "auto",
-        bins: int = 101,
-        lr: float = 3e-4,
-        actor_lr: float | None = None,
-        alpha_lr: float | None = None,
-        beta2: float = 0.95,
-        weight_decay: float = 0.001,
-        max_grad_norm: float = 0.0,
-        tau: float = 0.125,
-        init_alpha: float = 0.001,
-        target_entropy: float | str = 0.0,
-        log_std_min: float = -5.0,
-        log_std_max: float = 0.0,
-        normalize_obs: bool = True,
-        amp: str = "auto",
-        accelerate: str = "auto",
-    ) -> None:
-        if isinstance(target_entropy, str) and target_entropy != "auto":
-            raise ValueError(f"target_entropy is '{target_entropy}', expected a number or 'auto'")
-        if not log_std_min < log_std_max or init_alpha <= 0:
-            raise ValueError(
-                f"log_std_min {log_std_min}, log_std_max {log_std_max}, init_alpha {init_alpha}: expected "
-                "log_std_min < log_std_max and init_alpha > 0"
-            )
-        super().__init__(
-            "FastSAC",
-            io,
-            seed=seed,
-            device=device,
-            batch_size=batch_size,
-            updates=updates,
-            actor_delay=actor_delay,
-            tau=tau,
-            critic_lr=lr,
-            beta2=beta2,
-            weight_decay=weight_decay,
-            max_grad_norm=max_grad_norm,
-            value_range=value_range,
-            normalize_obs=normalize_obs,
-            amp=amp,
-            accelerate=accelerate,
-        )
-        self._log_std = (log_std_min, log_std_max)
-        self._entropy = -float(io.action_dim) if isinstance(target_entropy, str) else float(target_entropy)
-        self._alpha_lr, self._beta2 = lr if alpha_lr is None else alpha_lr, beta2
-        critic = DeviceCritic(
-            self.features,
-            io.action_dim,
-            tuple(critic_hidden),
-            generator=self.generator,
-            members=critics,
-            activation=activation,
-            layer_norm=layer_norm,
-            head=value_head,
-            bins=bins,
-            low=self.low,
-            high=self.high,
-            reduce=reduce,
-        )
-        shape = MlpShape(1, self.features, tuple(actor_hidden), 2 * io.action_dim, layer_norm, "actor.")
-        tower, actor = Tower(shape, activation), FlatParams(shape.shapes(), device=self.device)
-        shape.initialise(actor, self.generator)
-        tower.small_outputs(actor, self.generator, 0.01)
-        self._leaf, self._still = leaves(actor), frozen(actor)
+    method = "FastSAC"
+
+    def __init__(self, options: FastSacOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(options, io, seed=seed, device=device)
+        o = options
+        self._entropy = -float(io.action_dim) if isinstance(o.target_entropy, str) else o.target_entropy
+        self._alpha_lr = o.lr if o.alpha_lr is None else o.alpha_lr
+        self.add_actor(2 * io.action_dim, 0.01)
         self._log_alpha = FlatParams({"log_alpha": (1,)}, device=self.device)
-        self._log_alpha.view["log_alpha"].fill_(math.log(init_alpha))
+        self._log_alpha.view["log_alpha"].fill_(math.log(o.init_alpha))
         self._parts["alpha"] = self._log_alpha
-        policy = DevicePolicy(io, tower, actor, self._rule, seed=seed + 2, normalizer=self.norm)
-        self.attach(critic, tower, actor, policy, lr if actor_lr is None else actor_lr)
 
     @property
     def alpha(self) -> Tensor:
@@ -167,7 +99,7 @@ class FastSac(DeviceLearner):
         self.metrics.add(alpha=self.alpha)
         if self._alpha_lr:
             self._log_alpha.grad_view["log_alpha"].copy_(-(known.mean() + self._entropy)[None])
-            descend(self._log_alpha, lr=self._alpha_lr, beta2=self._beta2, weight_decay=0.0, max_grad_norm=0.0)
+            descend(self._log_alpha, self._alpha_lr, self.o, weight_decay=0.0)
 
     def actor_loss(self, feature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Mean of alpha log pi(a|s) - Q(s, a)."""
@@ -177,12 +109,12 @@ class FastSac(DeviceLearner):
 
     def explore_action(self, feature: Tensor, ended: Tensor) -> Tensor:
         """A sample of the policy."""
-        return self._rule(self.policy.raw(feature), self.policy.noise(len(feature)))
+        return self.rule(self.policy.raw(feature), self.policy.noise(len(feature)))
 
     def _split(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation; the latter squashed smoothly into its limits."""
         mean, wide = raw.chunk(2, dim=-1)
-        low, high = self._log_std
+        low, high = self.o.log_std_min, self.o.log_std_max
         return mean, low + 0.5 * (high - low) * (wide.tanh() + 1.0)
 
     def _sample(self, raw: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,6 +128,7 @@ class FastSac(DeviceLearner):
         squash = 2.0 * (_LOG_2 - u - torch.nn.functional.softplus(-2.0 * u))
         return u.tanh(), (inner - squash).sum(-1)
 
-    def _rule(self, raw: Tensor, noise: Tensor | None) -> Tensor:
+    def rule(self, raw: Tensor, noise: Tensor | None) -> Tensor:
+        """tanh of a sample, or of the mean."""
         mean, log_std = self._split(raw)
         return mean.tanh() if noise is None else (mean + log_std.exp() * noise).tanh()

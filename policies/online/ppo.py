@@ -27,9 +27,10 @@ from robot_rl.policies.nets.actor_critic import (
     gaussian_logp,
     torch_outputs,
 )
+from robot_rl.policies.online.ppo_choices import ChoicePolicy, choice_loss
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
 from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Options, Rollout
-from robot_rl.types.options import Count, NotNegative, Positive, Share
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Share
 
 REWARD_LIMIT = 10.0
 
@@ -63,7 +64,7 @@ class PpoOptions(Options):
     """The update ends when the mean KL divergence from the acting policy exceeds 1.5 times this."""
     log_std: Literal["free", "state"] = "free"
     """One vector of log standard deviations, or a head of the actor."""
-    log_std_init: float = 0.0
+    log_std_init: Number = 0.0
     """Initial log standard deviation of the action."""
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers of actor and critic."""
@@ -71,6 +72,8 @@ class PpoOptions(Options):
     """Of the hidden layers."""
     normalize_obs: bool = True
     """Shift and scale observations by running moments, updated between rollouts."""
+    obs_spread: Positive | None = 2.0
+    """Components that deviate more than this are shrunk to it, others are only shifted; null: all deviate by 1."""
     normalize_reward: bool = True
     """Divide rewards by the running standard deviation of the discounted return; values are in those units."""
     normalize_advantage: bool = True
@@ -106,14 +109,20 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         if o.kernel == "explicit" and not on_cpu:
             raise ValueError(f"kernel=explicit runs on the CPU only, got device {device!r}; use kernel=autograd there")
         init, shuffle, act = np.random.SeedSequence(seed).spawn(3)
-        self._layout = ActorCriticLayout(obs_dim(io), io.action_dim, o.hidden, o.log_std == "state")
+        if io.action_choices and (o.log_std != "free" or o.log_std_init):
+            raise ValueError("log_std and log_std_init have no effect where an action is a choice; leave them out")
+        width = io.action_choices[0] if io.action_choices else io.action_dim
+        self._layout = ActorCriticLayout(obs_dim(io), width, o.hidden, o.log_std == "state")
         weights = np.empty(self._layout.size, np.float32)
         self._layout.fill(weights, np.random.default_rng(init), o.activation, o.log_std_init)
         self._params = torch.from_numpy(weights).to(device)
         self._explicit = on_cpu and o.kernel != "autograd"
+        if o.kernel == "auto":
+            self.notes = (f"kernel=auto: gradients are {'written out' if self._explicit else 'left to torch'}",)
         self._net: Any = build_actor_critic(self._layout, self._params, o.activation, explicit=self._explicit)
         self._adam = Adam(self._params, o.lr, o.max_grad_norm)
         self._loss = FusedOptions(o.clip, o.dual_clip, o.value_clip, o.value_coef, o.entropy_coef)
+        self._fused = choice_loss if io.action_choices else fused_policy_loss
         self._normalize_parts = o.normalize_advantage  # advantages of a minibatch; else a method's rows are as they are
         self._pipeline = Pipeline([Stage("gae", options={"gamma": gamma, "gae_lambda": o.gae_lambda})])
         self._shuffle = np.random.default_rng(shuffle)
@@ -207,7 +216,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
                 part = slice(start, start + o.minibatch)
                 batch = {name: x[part] for name, x in shuffled.items()}
                 outputs = net(batch["obs"])
-                _, gradients, log_ratio[part] = fused_policy_loss(outputs, batch, self._loss)
+                _, gradients, log_ratio[part] = self._fused(outputs, batch, self._loss)
                 value[part], seen = outputs["value"], min(start + o.minibatch, count)
                 stop = o.target_kl is not None and _kl(log_ratio[part]) > 1.5 * o.target_kl
                 if stop:
@@ -240,8 +249,10 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
 
     def _make_policy(self, params: Tensor, seed: int, *, fast: bool = True) -> PpoPolicy:
         o = self.o
-        options = {"activation": o.activation, "normalize_obs": o.normalize_obs, "fast": fast and self._explicit}
-        return PpoPolicy(self.io, self._layout, params, seed=seed, **options)
+        options = {"activation": o.activation, "normalize_obs": o.normalize_obs, "obs_spread": o.obs_spread}
+        options["fast"] = fast and self._explicit
+        kind = ChoicePolicy if self.io.action_choices else PpoPolicy
+        return kind(self.io, self._layout, params, seed=seed, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, moments, Adam, generators, reward scale, counters."""
@@ -329,9 +340,13 @@ def _kl(log_ratio: Array) -> float:
 class Ppo(PpoLearner[PpoOptions]):
     """Proximal policy optimisation.
 
+    The policy is a Gaussian, or a softmax over the choices where an action is one of several.
+
     L = -mean min(rho A, clip(rho, 1 - c, 1 + c) A) + value_coef mean (V - target)^2 - entropy_coef mean entropy, with
     rho = pi(a | s) / pi_old(a | s) of the sample before it was clipped to [-1, 1].
 
     Source: Schulman et al., Proximal Policy Optimization Algorithms; truncated episodes bootstrap from their true
     successor (Pardo et al., Time Limits in Reinforcement Learning).
     """
+
+    chooses = True

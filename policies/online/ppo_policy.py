@@ -81,6 +81,7 @@ class PpoPolicy:
         activation: "tanh", "relu" or "elu".
         seed: seed of the action noise.
         normalize_obs: observations are shifted and scaled by `moments` and clipped to [-10, 10].
+        obs_spread: components that deviate more are shrunk to this deviation, others only shifted; None: all to 1.
         fast: act compiled on a few rows at a time, where numba is installed.
     """
 
@@ -93,10 +94,12 @@ class PpoPolicy:
         activation: str,
         seed: int,
         normalize_obs: bool,
+        obs_spread: float | None = None,
         fast: bool = True,
     ) -> None:
         self.io, self.moments = io, Moments(obs_dim(io))
-        self._layout, self._params, self._activation, self._normalize = layout, params, activation, normalize_obs
+        self._layout, self._params, self._activation = layout, params, activation
+        self._normalize, self._spread = normalize_obs, obs_spread
         self._keys, self._code = sorted(io.obs), ACTIVATIONS.index(activation)
         self._shared = params.device.type == "cpu"
         self._mirror = params.numpy() if self._shared else params.cpu().numpy()
@@ -219,7 +222,8 @@ class PpoPolicy:
             self._std = np.exp(log_std)
             self._log_norm = np.float32(log_std.sum() + 0.5 * self._layout.action_dim * _LOG_2PI)
         self._mean = self.moments.mean.astype(np.float32)
-        self._scale = (1.0 / np.sqrt(self.moments.var + 1e-8)).astype(np.float32)
+        scale = (self._spread or 1.0) / np.sqrt(self.moments.var + 1e-8)
+        self._scale = (scale if self._spread is None else np.minimum(scale, 1.0)).astype(np.float32)
         self._scaling = np.stack([self._mean, self._scale])
         device = self._params.device
         self._device_mean = torch.from_numpy(self._mean).to(device)

@@ -3,25 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from robot_rl.advantage import group_advantage, policy_loss
-from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
-from robot_rl.types import Action, IOSpec, Metrics, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 _GRAVITY_SIDE = 4.9  # m/s^2 sideways that tyres hold
 _NAMES = ("forward_speed/4", "offset/half_width", "sin_heading_error", "cos_heading_error")
 
 
-class Rift(OnPolicyLearner):
+class RiftOptions(StateOptions):
+    """Of RIFT."""
+
+    offsets: Annotated[tuple[float, ...], Field(min_length=1)] = (-0.5, 0.0, 0.5)
+    """Lines to hold, over half the track's width, positive left."""
+    speeds: Annotated[tuple[float, ...], Field(min_length=1)] = (1.0, 2.0, 3.0, 4.0)
+    """Speeds to hold [m/s]."""
+    half_width: Positive = 0.6
+    """Of the track [m]."""
+    wheelbase: Positive = 0.3
+    """Of the car [m]."""
+    horizon: Count = 20
+    """Simulated control steps."""
+    off_track: NotNegative = 5.0
+    """What leaving the track costs, in metres of progress."""
+    discomfort: NotNegative = 0.05
+    """Cost per step of more lateral acceleration than tyres hold, likewise."""
+    rollout_steps: Count = 20
+    """Steps of every environment per update."""
+    hidden: tuple[Count, ...] = (64, 64)
+    """Widths."""
+    epochs: Count = 3
+    """Steps on each rollout."""
+    clip: Positive = 0.2
+    """Width of the ratio's clip."""
+    dual_clip: Annotated[float, Field(gt=1)] = 3.0
+    """c: for A < 0 the loss of a candidate is at most c |A|."""
+    lr: Rate = 1e-3
+    """Step size (Adam)."""
+    metrics_every: Whole = 1
+    """Metrics are computed in every n-th update."""
+
+
+class Rift(StateLearner[RiftOptions, Rollout], OnPolicyLearner[RiftOptions, Rollout]):
     """A softmax over R lines x M speeds, trained on the simulated returns of all of them.
 
     In a state, each of R x M candidates - hold this offset from the centre line at that speed - is driven for `horizon`
@@ -37,72 +71,31 @@ class Rift(OnPolicyLearner):
     fine-tunes the mode head of a pre-trained planner among recorded traffic.
     """
 
-    consumes = "rollout"
     method = "RIFT"
-    rollout_extras = ("logits",)
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        offsets: tuple[float, ...] = (-0.5, 0.0, 0.5),
-        speeds: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0),
-        half_width: Positive = 0.6,
-        wheelbase: Positive = 0.3,
-        horizon: Count = 20,
-        off_track: NotNegative = 5.0,
-        discomfort: NotNegative = 0.05,
-        rollout_steps: Count = 20,
-        hidden: tuple[Count, ...] = (64, 64),
-        epochs: Count = 3,
-        clip: Positive = 0.2,
-        dual_clip: float = 3.0,
-        lr: Rate = 1e-3,
-        metrics_every: Whole = 1,
-    ) -> None:
+    def __init__(self, options: RiftOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the network for `io`.
 
         Args:
+            options: of the method.
             io: "state" with the names of world `race`; actions steering [rad] and wheel speed [m/s].
             seed: of weights and samples.
             device: torch device.
-            gamma: part of every learner's signature; candidates' returns are undiscounted over `horizon`.
-            offsets: lines to hold, over half the track's width, positive left.
-            speeds: speeds to hold [m/s].
-            half_width: of the track [m].
-            wheelbase: of the car [m].
-            horizon: simulated control steps.
-            off_track: what leaving the track costs, in metres of progress.
-            discomfort: cost per step of more lateral acceleration than tyres hold, likewise.
-            rollout_steps: steps of every environment per update.
-            hidden: widths.
-            epochs: steps on each rollout.
-            clip: width of the ratio's clip.
-            dual_clip: c > 1.
-            lr: step size (Adam).
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
-            ValueError: an option out of range, or a world without these names.
+            ValueError: a world without these names.
         """
-        if not offsets or not speeds or min(horizon, rollout_steps, epochs) < 1:
-            raise ValueError("offsets, speeds: at least one; horizon, rollout_steps, epochs: at least 1")
-        self.io, self.rollout_steps = io, rollout_steps
-        self._epochs, self._clip, self._dual = epochs, clip, dual_clip
-        self.model = Candidates(
-            io, offsets, speeds, half_width=half_width, wheelbase=wheelbase, horizon=horizon, off_track=off_track,
-            discomfort=discomfort,
-        )  # fmt: skip
-        generator = torch.Generator(device=device).manual_seed(seed)
-        self.net = _Scores(io.obs["state"][0][0], tuple(hidden), self.model.count, generator).to(device)
-        self._step = ModuleStep(self.net, lr=lr)
+        super().__init__(options, io, seed=seed, device=device)
+        self.model = Candidates(options, io)
+        self.net = _Scores(io.obs["state"][0][0], options.hidden, self.model.count, self.generator).to(device)
+        self.net_step = ModuleStep(self.net, lr=options.lr)
         self.policy = CandidatePolicy(io, self.net, self.model, seed + 1, device)
-        self._state = LearnerState(
-            self.method, metrics_every=metrics_every, parts={"net": self._step, "policy": self.policy}
-        )
+        self.state.include({"net": self.net_step, "policy": self.policy})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rollouts with the scores of all candidates."""
+        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps, record=("logits",))
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) zeros: there is no critic."""
@@ -118,8 +111,7 @@ class Rift(OnPolicyLearner):
         Raises:
             FloatingPointError: a metric is not finite.
         """
-        wanted = self._state.tick()
-        rollout = next(batches)
+        o, rollout = self.o, next(batches)
         keep = rollout.valid.flatten()
         state = rollout.obs["state"].flatten(0, 1)[keep]
         old = log_softmax(rollout.extras["logits"].flatten(0, 1)[keep], -1)
@@ -128,31 +120,21 @@ class Rift(OnPolicyLearner):
         group = torch.arange(len(state), device=state.device).repeat_interleave(count)
         advantage = group_advantage(returns.flatten(), group, eps=1e-5, std_floor=0.0).view(-1, count)
         logp, loss = old, torch.zeros(())
-        for _ in range(self._epochs):
+        for _ in range(o.epochs):
             logp = log_softmax(self.net(state), -1)
             loss = policy_loss(
-                logp.flatten(), old.flatten(), advantage.flatten(), clip=self._clip, dual_clip=self._dual,
+                logp.flatten(), old.flatten(), advantage.flatten(), clip=o.clip, dual_clip=o.dual_clip,
                 episode=group,
             )  # fmt: skip
-            self._step(loss)
-        if not wanted:
-            return self._state.report(None)
+            self.net_step(loss)
         share = logp.detach().exp()
-        found = {"loss": loss.detach(), "entropy": -(share * logp.detach()).sum(-1).mean()}
-        found |= {"model_return": (share * returns).sum(-1).mean(), "best_return": returns.amax(-1).mean()}
-        return self._state.report({**found, "off_track": left.float().mean()})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser, generator and counters: tensors and numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        self._state.load_state_dict(state)
+        return self.metrics(
+            loss=loss,
+            entropy=-(share * logp.detach()).sum(-1),
+            model_return=(share * returns).sum(-1),
+            best_return=returns.amax(-1),
+            off_track=left.float(),
+        )
 
 
 class Candidates:
@@ -163,10 +145,7 @@ class Candidates:
     kappa s'.
     """
 
-    def __init__(
-        self, io: IOSpec, offsets: tuple[float, ...], speeds: tuple[float, ...], *, half_width: float,
-        wheelbase: float, horizon: int, off_track: float, discomfort: float,
-    ) -> None:  # fmt: skip
+    def __init__(self, options: RiftOptions, io: IOSpec) -> None:
         names = list(io.obs_names)
         ahead = [name for name in names if name.startswith("curvature_")]
         missing = [name for name in _NAMES if name not in names]
@@ -178,11 +157,10 @@ class Candidates:
         self._place = [names.index(name) for name in _NAMES]
         self._curves = [names.index(name) for name in ahead]
         self._at = torch.tensor([float(name.removeprefix("curvature_").removesuffix("m")) for name in ahead])
-        lines = torch.tensor(offsets) * half_width
-        pairs = torch.cartesian_prod(lines, torch.tensor(speeds)).view(-1, 2)
+        self.o = o = options
+        pairs = torch.cartesian_prod(torch.tensor(o.offsets) * o.half_width, torch.tensor(o.speeds)).view(-1, 2)
         self.count, self._line, self._speed = len(pairs), pairs[:, 0], pairs[:, 1]
-        self._half_width, self._base, self._horizon = half_width, wheelbase, horizon
-        self._off_track, self._discomfort, self._dt = off_track, discomfort, 1.0 / io.control_hz
+        self._dt = 1.0 / io.control_hz
         low, high = io.bounds
         self._steer = high[0]
         self._slow, self._fast = low[1], high[1]
@@ -190,7 +168,7 @@ class Candidates:
     def _read(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """speed, offset, heading error (B,), and curvatures (B, C)."""
         speed, offset, sine, cosine = (state[:, i] for i in self._place)
-        return speed * 4.0, offset * self._half_width, torch.atan2(sine, cosine), state[:, self._curves]
+        return speed * 4.0, offset * self.o.half_width, torch.atan2(sine, cosine), state[:, self._curves]
 
     def _curve(self, curves: Tensor, along: Tensor) -> Tensor:
         """(B, K) curvature at distances (B, K) ahead, linear between the known ones, the last behind them."""
@@ -205,7 +183,7 @@ class Candidates:
         look = 0.5 + 0.25 * speed.clamp_min(0.0)
         back = torch.atan((self._line - offset) / look)
         bend = curve + 2.0 * torch.sin(back - error) / look
-        return torch.atan(self._base * bend).clamp(-self._steer, self._steer)
+        return torch.atan(self.o.wheelbase * bend).clamp(-self._steer, self._steer)
 
     def simulate(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Returns (B, K) of all candidates in metres of progress, and (B, K) bool which leave the track."""
@@ -214,22 +192,22 @@ class Candidates:
         along = torch.zeros_like(offset)
         left = torch.zeros_like(offset, dtype=torch.bool)
         cost, dt = torch.zeros_like(offset), self._dt
-        for _ in range(self._horizon):
+        for _ in range(self.o.horizon):
             curve = self._curve(curves, along)
             steer = self._steering(curve, offset, error, speed)
             speed = speed + (self._speed - speed).clamp(-4.0 * dt, 4.0 * dt)
             # tyres hold so much: beyond it the car turns less than it is steered
-            turn = speed * steer.tan() / self._base
+            turn = speed * steer.tan() / self.o.wheelbase
             held = _GRAVITY_SIDE / speed.abs().clamp_min(0.1)
-            cost = cost + torch.where(~left & (turn.abs() > held), self._discomfort, 0.0)
+            cost = cost + torch.where(~left & (turn.abs() > held), self.o.discomfort, 0.0)
             turn = torch.maximum(torch.minimum(turn, held), -held)
             ahead = speed * error.cos() / (1.0 - offset * curve).clamp_min(0.2)
             moved = torch.where(left, 0.0, ahead * dt)
             along = along + moved
             offset = offset + speed * error.sin() * dt
             error = error + (turn - curve * ahead) * dt
-            left = left | (offset.abs() > 0.8 * self._half_width)  # the footprint reaches beyond its middle
-        return along - cost - self._off_track * left, left
+            left = left | (offset.abs() > 0.8 * self.o.half_width)  # the footprint reaches beyond its middle
+        return along - cost - self.o.off_track * left, left
 
     def drive(self, state: Tensor, choice: Tensor) -> Tensor:
         """(B, 2) actions in [-1, 1] of the chosen candidates (B,)."""

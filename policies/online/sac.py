@@ -15,7 +15,7 @@ from robot_rl.policies.nets.learner import TdLearner, TdOptions, TdRows
 from robot_rl.policies.nets.net import mean_rows, step
 from robot_rl.policies.nets.value_heads import RewardScale, build_head
 from robot_rl.types import Metrics, Transitions
-from robot_rl.types.options import Count, NotNegative, Positive
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Support
 
 AUTO_RANGE = 5.0
 """Categorical values live in [-5, 5] when the support is automatic."""
@@ -42,13 +42,13 @@ class SacOptions(TdOptions):
     """Step size of the temperature; null means lr, 0 keeps it fixed."""
     init_alpha: Positive = 1.0
     """Temperature at the start."""
-    target_entropy: float | Literal["auto", "half"] = "auto"
+    target_entropy: Number | Literal["auto", "half"] = "auto"
     """A number, auto (-A) or half (-A / 2)."""
     backup_entropy: bool = True
     """Whether the target contains the entropy term."""
     value_head: Literal["mse", "twohot", "hlgauss", "c51", "quantile"] = "mse"
     """How a critic says a value."""
-    value_range: tuple[float, float] | Literal["auto"] = "auto"
+    value_range: Support | Literal["auto"] = "auto"
     """Support of the categorical heads in units of return; auto: rewards are divided by a running scale so that values
     fit [-5, 5], and temperature counts in scaled reward."""
     bins: Annotated[int, Field(ge=2)] = 101

@@ -139,7 +139,7 @@ class AsyncLabelReward:
 
     def __init__(
         self, key_fn: Any, labeler: VisionModel | None, *, mode: str = "retrieval", goal: str = "", scale: float = 0.4,
-        beta: float = 3.0, keep: float = 1.0, queue: int = 256, inline: bool = False, fit_every: int = 32,
+        beta: float = 3.0, keep: NotNegative = 1.0, queue: int = 256, inline: bool = False, fit_every: int = 32,
         quantile: float = 0.5, save: str | None = None, replay: str | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         if mode not in MODES:
@@ -341,13 +341,13 @@ def annotator(
     model: str | None = None,
     model_options: Mapping[str, Any] | None = None,
     names: Sequence[str] = (),
-    size: float = 0.5,
+    size: Positive = 0.5,
     messages: str | None = None,
     mode: str = "retrieval",
     goal: str = "",
     scale: Positive = 0.4,
     beta: NotNegative = 3.0,
-    keep: float = 1.0,
+    keep: NotNegative = 1.0,
     queue: Whole = 256,
     inline: bool = False,
     fit_every: Count = 32,

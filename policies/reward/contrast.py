@@ -10,7 +10,7 @@ import numpy as np
 from robot_rl.policies.nets.expression import Expression, observables
 from robot_rl.policies.vla.picture_text import PictureTextEncoder, open_encoder
 from robot_rl.types import IOSpec
-from robot_rl.types.options import Count, Whole
+from robot_rl.types.options import Count, NotNegative, Number, Whole
 
 
 class ContrastReward:
@@ -43,9 +43,9 @@ class ContrastReward:
     """
 
     def __init__(
-        self, encoder: PictureTextEncoder, *, good: str, bad: str, camera: str = "front", z_max: float | None = None,
-        every: int = 1, terms: Sequence[str] = (), speed: str | None = None, v_max: float = 1.0,
-        keep_below: float | None = None, calibration: int = 200,
+        self, encoder: PictureTextEncoder, *, good: str, bad: str, camera: str = "front", z_max: Number | None = None,
+        every: int = 1, terms: Sequence[str] = (), speed: str | None = None, v_max: NotNegative = 1.0,
+        keep_below: Number | None = None, calibration: int = 200,
     ) -> None:  # fmt: skip
         if every < 1 or v_max <= 0 or calibration < 1 or (z_max is not None and not z_max > 0):
             raise ValueError(f"every, v_max, calibration, z_max are {every}, {v_max}, {calibration}, {z_max}")
@@ -136,8 +136,8 @@ class ContrastReward:
 
 
 def contrast(
-    *, encoder: str, good: str, bad: str, camera: str = "front", z_max: float | None = None, every: Count = 1,
-    terms: Sequence[str] = (), speed: str | None = None, v_max: float = 1.0, keep_below: float | None = None,
+    *, encoder: str, good: str, bad: str, camera: str = "front", z_max: Number | None = None, every: Count = 1,
+    terms: Sequence[str] = (), speed: str | None = None, v_max: NotNegative = 1.0, keep_below: Number | None = None,
     calibration: Whole = 200,
 ) -> ContrastReward:  # fmt: skip
     """`ContrastReward` from plain values; `encoder` is a CLIP model's folder or a file of `TinyEncoder.save`."""

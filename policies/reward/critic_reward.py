@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.policies.nets.progress import U_MIN
-from robot_rl.types.options import Count, NotNegative, Share
+from robot_rl.types.options import Count, NotNegative, Number, Share
 
 MODES = ("potential", "delta", "dlogw", "absolute")
 CAVEATS = {
@@ -74,7 +74,7 @@ def progress_reward(
 
 
 def done_events(
-    done: np.ndarray, values: np.ndarray, *, threshold: float = 0.9, held: int = 3, value: float = 0.8
+    done: np.ndarray, values: np.ndarray, *, threshold: float = 0.9, held: int = 3, value: Share = 0.8
 ) -> np.ndarray:
     """Where a goal counts as met: P(done) above `threshold` for `held` answers on end, and progress above `value`.
 
@@ -137,11 +137,11 @@ class CriticReward:
         every: Count = 2,
         mode: str = "potential",
         kappa: NotNegative = 1.0,
-        done_reward: float = 1.0,
+        done_reward: Number = 1.0,
         on_done: str = "end",
         threshold: Share = 0.9,
         held: Count = 3,
-        value: float = 0.8,
+        value: Share = 0.8,
         anchor: Share = 0.2,
     ) -> None:
         if mode not in MODES:

@@ -13,7 +13,8 @@ from robot_rl.policies.nets.history import Memory
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.preferences import Pairs
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, LogFacts, Obs
+from robot_rl.types import Action, IOSpec, LogFacts, Obs, Options
+from robot_rl.types.options import Count, NotNegative, Positive, Rate
 
 
 def triplet_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:
@@ -109,6 +110,35 @@ class CodePolicy:
             self._norm.load_state_dict(state["normalizer"])
 
 
+class OppoOptions(Options):
+    """Of offline preference-guided policy optimisation."""
+
+    length: Count
+    """Steps of the segments, and of the policy's memory."""
+    batch_size: Count = 64
+    """Pairs per update."""
+    code: Count = 8
+    """Width of z."""
+    width: Count = 128
+    """Of the transformers."""
+    layers: Count = 3
+    """Of each."""
+    triplet_weight: NotNegative = 0.1
+    """Of the preference term."""
+    norm_weight: NotNegative = 0.1
+    """Of the term that keeps codes near the unit sphere."""
+    margin: NotNegative = 1.0
+    """Of the triplets."""
+    lr: Rate = 1e-4
+    """Step size of the networks (AdamW, weight decay 1e-4)."""
+    wanted_lr: Rate = 1e-3
+    """Step size of w."""
+    clip: Positive = 0.25
+    """Bound of the gradient's norm."""
+    normalize: bool = True
+    """Standardise states by the data's moments."""
+
+
 class Oppo:
     """Preferences without a reward: segments are encoded so that the preferred lie near one wanted code.
 
@@ -121,67 +151,29 @@ class Oppo:
     not tell; the code is a mean over tokens.
     """
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        length: int,
-        seed: int = 0,
-        device: str = "cpu",
-        batch_size: int = 64,
-        code: int = 8,
-        width: int = 128,
-        layers: int = 3,
-        triplet_weight: float = 0.1,
-        norm_weight: float = 0.1,
-        margin: float = 1.0,
-        lr: float = 1e-4,
-        wanted_lr: float = 1e-3,
-        clip: float = 0.25,
-        normalize: bool = True,
-    ) -> None:
+    def __init__(self, options: OppoOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build encoder, decoder and the wanted code.
 
         Args:
+            options: of the method.
             io: one vector observation "state".
-            length: steps of the segments, and of the policy's memory.
             seed: of weights and batches.
             device: torch device.
-            batch_size: pairs per update.
-            code: width of z.
-            width: of the transformers.
-            layers: of each.
-            triplet_weight: of the preference term.
-            norm_weight: of the term that keeps codes near the unit sphere.
-            margin: of the triplets.
-            lr: step size of the networks (AdamW, weight decay 1e-4).
-            wanted_lr: step size of w.
-            clip: bound of the gradient's norm.
-            normalize: standardise states by the data's moments.
-
-        Raises:
-            ValueError: an option outside its range.
         """
-        if min(length, batch_size, code, layers) < 1 or min(triplet_weight, norm_weight, margin) < 0:
-            raise ValueError(
-                f"length, batch_size, code, layers are {length}, {batch_size}, {code}, {layers}; weights and margin "
-                f"{triplet_weight}, {norm_weight}, {margin}; expected at least 1 and at least 0"
-            )
-        size = state_size(io, "OPPO")
-        self.io, self.batch_size, self.updates = io, batch_size, 0
-        self._triplet, self._norm_weight, self._margin, self._clip = triplet_weight, norm_weight, margin, clip
+        o = options
+        self.o, self.io, self.updates, size = o, io, 0, state_size(io, "OPPO")
         self._generator = torch.Generator(device=device).manual_seed(seed)
-        self.norm = FixedNorm(size, device=device) if normalize else None
-        sizes = (size, io.action_dim, length, width, layers, code)
+        self.norm = FixedNorm(size, device=device) if o.normalize else None
+        sizes = (size, io.action_dim, o.length, o.width, o.layers, o.code)
         self._encoder, self._decoder = _Encoder(*sizes).to(device), _Decoder(*sizes).to(device)
         draw_weights(self._encoder, self._generator)
         draw_weights(self._decoder, self._generator)
-        wanted = 2.0 * torch.randn(code, generator=self._generator, device=device)
+        wanted = 2.0 * torch.randn(o.code, generator=self._generator, device=device)
         self._wanted = nn.Parameter(wanted)
         self._weights = [*self._encoder.parameters(), *self._decoder.parameters()]
-        self._optimiser = torch.optim.AdamW(self._weights, lr=lr, weight_decay=1e-4)
-        self._wanted_optimiser = torch.optim.AdamW([self._wanted], lr=wanted_lr)
-        self.policy = CodePolicy(io, self._decoder, self._wanted.data, length, self.norm)
+        self._optimiser = torch.optim.AdamW(self._weights, lr=o.lr, weight_decay=1e-4)
+        self._wanted_optimiser = torch.optim.AdamW([self._wanted], lr=o.wanted_lr)
+        self.policy = CodePolicy(io, self._decoder, self._wanted.data, o.length, self.norm)
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the data's moments."""
@@ -195,7 +187,7 @@ class Oppo:
             "loss" of the reconstruction, "triplet", and "accuracy": how often w lies nearer to the preferred segment.
         """
         self.updates += 1
-        drawn = pairs.draw(self.batch_size, self._generator)
+        drawn = pairs.draw(self.o.batch_size, self._generator)
         state, action = drawn.state.flatten(0, 1), drawn.action.flatten(0, 1)
         state = state if self.norm is None else self.norm(state)
         z = self._encoder(state, action)
@@ -206,14 +198,14 @@ class Oppo:
         worse = torch.where(second[:, None], codes[:, 0], codes[:, 1])
         decided = (drawn.preferred != 0.5).to(error)
         share = decided / decided.sum().clamp_min(1.0)
-        triplet = (triplet_loss(self._wanted.detach(), better, worse, self._margin) * share).sum()
+        triplet = (triplet_loss(self._wanted.detach(), better, worse, self.o.margin) * share).sum()
         sphere = (z.norm(dim=-1) - 1.0).square().mean()
         self._optimiser.zero_grad()
-        (error + self._triplet * triplet + self._norm_weight * sphere).backward()
-        nn.utils.clip_grad_norm_(self._weights, self._clip)
+        (error + self.o.triplet_weight * triplet + self.o.norm_weight * sphere).backward()
+        nn.utils.clip_grad_norm_(self._weights, self.o.clip)
         self._optimiser.step()
         self._wanted_optimiser.zero_grad()
-        (triplet_loss(self._wanted, better.detach(), worse.detach(), self._margin) * share).sum().backward()
+        (triplet_loss(self._wanted, better.detach(), worse.detach(), self.o.margin) * share).sum().backward()
         self._wanted_optimiser.step()
         with torch.no_grad():
             near = (self._wanted - better).norm(dim=-1) < (self._wanted - worse).norm(dim=-1)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
 
+from robot_rl.policies.nets.cautious import Combination, combine
 from robot_rl.policies.nets.image import random_shift
 from robot_rl.policies.nets.module_step import ModuleStep
-from robot_rl.policies.reward.preference import combine
+from robot_rl.types import Options
 from robot_rl.types.options import Count, NotNegative, Rate, Whole
 
 _CHUNK = 512
@@ -38,21 +40,51 @@ class PicturePairs:
         return len(self.preferred)
 
 
+class PictureOptions(Options):
+    """Of a reward learnt from pairs of pictures."""
+
+    members: Count = 3
+    """Networks."""
+    channels: tuple[Count, ...] = (16, 32, 64, 128)
+    """Of the convolutions."""
+    kernels: tuple[Count, ...] = (5, 3, 3, 3)
+    """Their widths in pixels."""
+    strides: tuple[Count, ...] = (3, 2, 2, 2)
+    """Their steps in pixels."""
+    batch_size: Count = 64
+    """Pairs per update and member."""
+    lr: Rate = 3e-4
+    """Step size."""
+    shift_pad: Whole = 1
+    """Largest shift of training pictures, pixels."""
+    combination: Combination = "mean"
+    """Of the members: their mean, their least (wco), or the mean less `caution` times their variance (uwo)."""
+    caution: NotNegative = 0.1
+    """Of "uwo"."""
+
+    @model_validator(mode="after")
+    def check_layers(self) -> PictureOptions:
+        """Refuse convolutions that are told in part."""
+        if not len(self.channels) == len(self.kernels) == len(self.strides):
+            raise ValueError(
+                f"channels, kernels and strides have {len(self.channels)}, {len(self.kernels)} and "
+                f"{len(self.strides)} entries, expected one each for every convolution"
+            )
+        return self
+
+
 class _Net(nn.Module):
     """Convolutions without padding, then one number for each goal."""
 
-    def __init__(
-        self, side: tuple[int, int], goals: int, channels: tuple[int, ...], kernels: tuple[int, ...],
-        strides: tuple[int, ...],
-    ) -> None:  # fmt: skip
+    def __init__(self, o: PictureOptions, side: tuple[int, int], goals: int) -> None:
         super().__init__()
         layers, before, height, width = [], 3, *side
-        for channel, kernel, stride in zip(channels, kernels, strides):
+        for channel, kernel, stride in zip(o.channels, o.kernels, o.strides):
             layers += [nn.Conv2d(before, channel, kernel, stride), nn.ReLU()]
             before, height, width = channel, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         if min(height, width) < 1:
             least = 1
-            for kernel, stride in zip(reversed(kernels), reversed(strides)):
+            for kernel, stride in zip(reversed(o.kernels), reversed(o.strides)):
                 least = (least - 1) * stride + kernel
             raise ValueError(f"pictures are {side[0]} x {side[1]}, expected {least} or more a side for these kernels")
         self.body = nn.Sequential(*layers, nn.Flatten())
@@ -76,55 +108,37 @@ class PictureReward:
 
     def __init__(
         self,
+        options: PictureOptions,
         goals: Sequence[str],
         image_size: tuple[int, int],
         *,
         seed: int = 0,
         device: str = "cpu",
-        members: Count = 3,
-        channels: tuple[Count, ...] = (16, 32, 64, 128),
-        kernels: tuple[Count, ...] = (5, 3, 3, 3),
-        strides: tuple[Count, ...] = (3, 2, 2, 2),
-        batch_size: Count = 64,
-        lr: Rate = 3e-4,
-        shift_pad: Whole = 1,
-        combination: str = "mean",
-        caution: NotNegative = 0.1,
     ) -> None:
         """Build the networks.
 
         Args:
+            options: of the reward.
             goals: sentences, one head each.
             image_size: (height, width) of the pictures.
             seed: of weights, batches and shifts.
             device: torch device.
-            members: networks.
-            channels, kernels, strides: of the convolutions.
-            batch_size: pairs per update and member.
-            lr: of Adam.
-            shift_pad: largest shift of training pictures, pixels.
-            combination: "mean", "wco" or "uwo", see `combine`.
-            caution: of "uwo".
 
         Raises:
-            ValueError: an option outside its range, no goals, or pictures too small for the kernels.
+            ValueError: no goals, or pictures too small for the kernels.
         """
-        combine(torch.zeros(1, 1), combination, caution=caution)
         if not goals or len(set(goals)) != len(goals):
             raise ValueError(f"goals are {list(goals)}, expected one or more that differ")
-        if members < 1 or batch_size < 1 or shift_pad < 0 or not len(channels) == len(kernels) == len(strides):
-            raise ValueError("members and batch_size must be 1 or more, shift_pad 0 or more, and kernels fit channels")
-        self.goals, self.members, self.batch_size = list(goals), members, batch_size
-        self._size, self._how, self._caution, self._pad = tuple(image_size), combination, caution, shift_pad
-        self._device = torch.device(device)
+        self.o, self.goals, self.members = options, list(goals), options.members
+        self._size, self._device = tuple(image_size), torch.device(device)
         self._generator = torch.Generator().manual_seed(seed)
-        shape = (image_size[0], image_size[1]), len(goals), tuple(channels), tuple(kernels), tuple(strides)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._nets = nn.ModuleList([_Net(*shape) for _ in range(members)]).to(self._device)
-        self._step = ModuleStep(self._nets, lr=lr)
-        self._mean = torch.zeros(members, len(goals))
-        self._std = torch.ones(members, len(goals))
+            nets = [_Net(options, (image_size[0], image_size[1]), len(goals)) for _ in range(self.members)]
+        self._nets = nn.ModuleList(nets).to(self._device)
+        self._step = ModuleStep(self._nets, lr=options.lr)
+        self._mean = torch.zeros(self.members, len(goals))
+        self._std = torch.ones(self.members, len(goals))
 
     def update(self, pairs: PicturePairs) -> dict[str, float]:
         """One step of every member.
@@ -132,13 +146,13 @@ class PictureReward:
         Returns:
             loss (mean cross-entropy) and accuracy (share of decided pairs that are ordered as labelled).
         """
-        losses, right, decided = [], 0.0, 0.0
+        losses, right, decided, size = [], 0.0, 0.0, self.o.batch_size
         for net in self._nets:
-            rows = torch.randint(len(pairs), (self.batch_size,), generator=self._generator)
+            rows = torch.randint(len(pairs), (size,), generator=self._generator)
             label, goal = pairs.preferred[rows].to(self._device), pairs.goal[rows].to(self._device)
             pictures = pairs.pictures[torch.cat([pairs.first[rows], pairs.second[rows]])]
-            pictures = random_shift(pictures, self._pad, self._generator).to(self._device)
-            score = net(pictures).view(2, self.batch_size, -1).gather(2, goal[None, :, None].expand(2, -1, 1))[..., 0]
+            pictures = random_shift(pictures, self.o.shift_pad, self._generator).to(self._device)
+            score = net(pictures).view(2, size, -1).gather(2, goal[None, :, None].expand(2, -1, 1))[..., 0]
             logit = score[1] - score[0]
             losses.append(nn.functional.binary_cross_entropy_with_logits(logit, label))
             clear = label != 0.5
@@ -175,7 +189,7 @@ class PictureReward:
             raise ValueError(f"the reward knows no goal '{goal}'; it was trained for: {'; '.join(self.goals)}")
         i = self.goals.index(goal)
         every = (self._raw(pictures)[..., i] - self._mean[:, i, None]) / self._std[:, i, None]
-        return combine(every, self._how, caution=self._caution)
+        return combine(every, self.o.combination, caution=self.o.caution)
 
     def _raw(self, pictures: Tensor) -> Tensor:
         """(E, N, G) on the CPU."""

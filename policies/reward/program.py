@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_rl.policies.nets.expression import Expression, ProgramError, observables
 from robot_rl.types import IOSpec
-from robot_rl.types.options import Positive, Share
+from robot_rl.types.options import NotNegative, Positive, Share
 
 
 class ProgramReward:
@@ -39,7 +39,7 @@ class ProgramReward:
         *,
         only: Collection[str] | None = None,
         limit: Positive = 10.0,
-        keep: float = 0.0,
+        keep: NotNegative = 0.0,
         most_bad: Share = 0.05,
     ) -> None:
         if not limit > 0:

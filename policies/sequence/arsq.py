@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from robot_rl.policies.nets.action_codes import ActionCodes
-from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.imitation import demonstrated
 from robot_rl.policies.nets.initial import orthogonal
-from robot_rl.policies.nets.learner_state import LearnerState
-from robot_rl.policies.nets.mlp import MlpShape, build_mlp
+from robot_rl.policies.nets.learner import NetLearner, NetOptions
+from robot_rl.policies.nets.net import mean_rows, step
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import Action, IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Whole
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
-KINDS = ("cql", "margin", "none")
+_INF = math.inf
 
 
-class Arsq(Learner):
+class ArsqOptions(NetOptions):
+    """Of ARSQ."""
+
+    batch_size: Count = 512
+    """Rows per update."""
+    levels: Count = 2
+    """L."""
+    bins: Annotated[int, Field(ge=2)] = 7
+    """B."""
+    alpha: Positive = 0.01
+    """Temperature, in units of return."""
+    hidden: tuple[Count, ...] = (512, 512, 512)
+    """Widths of the networks of V and of u."""
+    layer_norm: bool = False
+    """In both."""
+    decay: Whole = 0
+    """Updates over which the step size falls to 0 as a cosine (ours; the last iterate is a settled one); 0 keeps it."""
+    tau: Mixing = 0.005
+    """Polyak rate of the target of V."""
+    bellman_weight: NotNegative = 1.0
+    """Of the squared error of Q."""
+    demo_kind: Literal["cql", "margin", "none"] = "cql"
+    """Which term pulls demonstrated digits above the others."""
+    demo_weight: NotNegative = 2.0
+    """Of that term."""
+    demo_low: Number | None = None
+    """A digit's term is not pushed below this: -1 pushes until the demonstrated bin leads by 1, 0 until it ties; null:
+    without end, which lets values drift on noisy logs."""
+    demo_high: Number | None = None
+    """No gradient where the term is above this; null for no limit."""
+    demo_temperature: Positive = 1.0
+    """Of the logsumexp of "cql"."""
+    normalize: bool = True
+    """Standardise states by the data's moments."""
+
+
+class Arsq(NetLearner[ArsqOptions]):
     """Soft Q-learning over codes from coarse to fine.
 
     An action is L levels of D digits. Digit n has raw advantages u_n (B bins) given the state and the digits before it,
@@ -39,107 +76,41 @@ class Arsq(Learner):
     successful online episodes as demonstrations.
     """
 
-    consumes = "transitions"
-    reads = ("step",)  # a column that only logs have: all their rows are demonstrations
     method = "ARSQ"
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 512,
-        levels: Count = 2,
-        bins: int = 7,
-        alpha: NotNegative = 0.01,
-        hidden: tuple[Count, ...] = (512, 512, 512),
-        layer_norm: bool = False,
-        lr: Rate = 3e-4,
-        decay: Whole = 0,
-        tau: Mixing = 0.005,
-        bellman_weight: NotNegative = 1.0,
-        demo_kind: str = "cql",
-        demo_weight: NotNegative = 2.0,
-        demo_low: float | None = None,
-        demo_high: float | None = None,
-        demo_temperature: Positive = 1.0,
-        normalize: bool = True,
-        metrics_every: Whole = 100,
-    ) -> None:
+    def __init__(self, options: ArsqOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build networks for `io`.
 
         Args:
+            options: of the method.
             io: one vector observation "state".
             seed: of initial weights and of actions.
             device: torch device.
-            gamma: discount per control step; the data's `discount` is what is used.
-            batch_size: rows per update.
-            levels: L.
-            bins: B.
-            alpha: temperature, in units of return.
-            hidden: widths of the networks of V and of u.
-            layer_norm: in both.
-            lr: step size.
-            decay: updates over which it falls to 0 as a cosine (ours; the last iterate is a settled one); 0 keeps it.
-            tau: Polyak rate of the target of V.
-            bellman_weight: of the squared error of Q.
-            demo_kind: "cql", "margin" or "none".
-            demo_weight: of that term.
-            demo_low: a digit's term is not pushed below this: -1 pushes until the demonstrated bin leads by 1, 0 until
-                it ties; None = without end, which lets values drift on noisy logs.
-            demo_high: no gradient where the term is above this; None = no limit.
-            demo_temperature: of the logsumexp of "cql".
-            normalize: standardise states by the data's moments.
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
-            ValueError: an option outside its range.
+            ValueError: images, or no "state".
         """
-        if demo_kind not in KINDS:
-            raise ValueError(f"demo_kind is '{demo_kind}', expected one of {', '.join(KINDS)}")
-        if decay < 0:
-            raise ValueError(f"decay is {decay}, expected a number of updates, or 0 for none")
-        if alpha <= 0 or demo_temperature <= 0:
-            raise ValueError(f"alpha, demo_temperature are {alpha}, {demo_temperature}; expected above 0")
-        size, actions = state_size(io, self.method), io.action_dim
-        self.io, self.batch_size, self.alpha = io, batch_size, alpha
-        self.codes, self._digits = ActionCodes(levels, bins), levels * actions
-        self._lr, self._decay, self._tau, self._bellman = lr, decay, tau, bellman_weight
-        self._kind, self._weight, self._temperature = demo_kind, demo_weight, demo_temperature
-        self._low = -float("inf") if demo_low is None else demo_low
-        self._high = float("inf") if demo_high is None else demo_high
-        generator = torch.Generator(device=device).manual_seed(seed)
-        self.norm = FixedNorm(size, device=device) if normalize else None
-        value = MlpShape(2, size, tuple(hidden), 1, layer_norm, "value.")
-        advantage = MlpShape(2, size + actions, tuple(hidden), bins * self._digits, layer_norm, "advantage.")
-        self._value_params, self._params = (FlatParams(x.shapes(), device=device) for x in (value, advantage))
-        orthogonal(value, self._value_params, generator)
-        orthogonal(advantage, self._params, generator)
-        self._target_params = self._value_params.twin()
-        self._value = build_mlp(value, self._value_params, matmul="float32")
-        self._target = build_mlp(value, self._target_params, matmul="float32")
-        self._advantage = build_mlp(advantage, self._params, matmul="float32")
+        super().__init__(options, io, seed=seed, device=device)
+        o, size = options, state_size(io, self.method)
+        self.codes, self.digits = ActionCodes(o.levels, o.bins), o.levels * self.actions
+        self.norm = FixedNorm(size, device=device) if o.normalize else None
+        wide = {"members": 2, "layer_norm": o.layer_norm, "decay": o.decay, "draw": orthogonal}
+        self.value = self.net("value", size, **wide)
+        self.advantage = self.net("advantage", size + self.actions, o.bins * self.digits, **wide)
+        self.target = self.target_copy("target", self.value)
         self.policy = ArsqPolicy(self, seed + 1)
-        self._state = LearnerState(
-            self.method,
-            metrics_every=metrics_every,
-            parts={
-                "value": self._value_params,
-                "target": self._target_params,
-                "advantage": self._params,
-                "policy": self.policy,
-                **({} if self.norm is None else {"norm": self.norm}),
-            },
-            networks=(self._value, self._target, self._advantage),
-        )
+        self.state.include({"policy": self.policy, **({} if self.norm is None else {"norm": self.norm})})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rows, and a column that only logs have: all their rows are demonstrations."""
+        return Needs(rows=options.batch_size, extras=("step",))
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the data's moments and bounds; called once, before the first update on a log."""
         if self.norm is not None:
             self.norm.set(facts.state_mean, facts.state_std)
-        self._state.bound = facts.return_bound
+        self.state.bound = facts.return_bound
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step of V and u on one batch.
@@ -151,82 +122,56 @@ class Arsq(Learner):
         Raises:
             FloatingPointError: a metric is not finite or the values diverge.
         """
-        wanted = self._state.tick()
-        batch = next(batches)
-        demo = demonstrated(batch)
-        rows = split(batch, 1, self.norm)
-        state, after = rows.state[0], rows.next_state[0]
+        o, batch = self.o, next(batches)
+        demo, rows = demonstrated(batch), split(batch, 1, self.norm)
+        state = rows.state[0]
         with torch.no_grad():
-            ahead = self._target.forward(after)[..., 0].amin(0)
-            target = rows.reward[0] + rows.discount[0] * ahead
-            code = self.codes.encode(rows.action[0])
-            value = self._value.forward(state)[..., 0]
-            raw = self.raw(state, self.codes.contexts(code))
-        raw.requires_grad_(True)
+            target = rows.reward[0] + rows.discount[0] * self.target(rows.next_state[0]).amin(0)
+        code = self.codes.encode(rows.action[0])
         digit = code.flatten(1)
-        gain = normalised(raw, self.alpha)  # (2, B, N, bins)
-        chosen = gain.gather(-1, digit[None, ..., None].expand(2, -1, -1, 1))[..., 0]
-        error = value + chosen.sum(-1) - target
-        bellman = self._bellman * error.square().mean(1).sum()
-        imitation = raw.new_zeros(())
-        if self._kind != "none" and bool(demo.any()):
-            per_row = demo_term(gain, digit, self._kind, self._low, self._high, self._temperature)
-            imitation = self._weight * ((per_row * demo).sum(1) / demo.sum()).sum()
-        (d_raw,) = torch.autograd.grad(bellman + imitation, raw)
-        self._step(d_raw, 2.0 * self._bellman * error.detach() / len(state))
-        if not wanted:
-            return self._state.report(None)
-        log_policy = gain.detach() / self.alpha
-        return self._state.report(
-            {
-                "q": (value + chosen.detach().sum(-1)).mean(),
-                "target": target.mean(),
-                "bellman_loss": bellman.detach(),
-                "demo_loss": imitation.detach(),
-                "demo_rows": demo.mean(),
-                "entropy": -(log_policy.exp() * log_policy).sum(-1).mean(),
-            }
+        gain = normalised(self.raw(state, self.codes.contexts(code)), o.alpha)  # (2, B, N, bins)
+        q = self.value(state) + gain.gather(-1, digit[None, ..., None].expand(2, -1, -1, 1))[..., 0].sum(-1)
+        bellman_loss = o.bellman_weight * mean_rows((q - target).square())
+        demo_loss = gain.new_zeros(())
+        if o.demo_kind != "none" and bool(demo.any()):
+            low, high = (edge if limit is None else limit for limit, edge in ((o.demo_low, -_INF), (o.demo_high, _INF)))
+            per_row = demo_term(gain, digit, o.demo_kind, low, high, o.demo_temperature)
+            demo_loss = o.demo_weight * ((per_row * demo).sum(1) / demo.sum()).sum()
+        step(bellman_loss + demo_loss, self.advantage, self.value)
+        self.target.soft_update(self.value, o.tau)
+        log_policy = gain.detach() / o.alpha
+        return self.metrics(
+            q=q,
+            target=target,
+            bellman_loss=bellman_loss,
+            demo_loss=demo_loss,
+            demo_rows=demo,
+            entropy=-(log_policy.exp() * log_policy).sum(-1),
         )
 
-    @torch.no_grad()
-    def _step(self, d_raw: Tensor, d_value: Tensor) -> None:
-        bins, digits = self.codes.bins, self._digits
-        d = d_raw.new_zeros(2, d_raw.shape[1], digits, digits, bins)
-        d.diagonal(dim1=2, dim2=3).copy_(d_raw.transpose(-1, -2))  # only slot n of the pass with context n is read
-        self._advantage.backward(d.view(2, -1, digits * bins))
-        rate = self._state.falling(self._lr, self._decay)
-        self._params.adam(rate)
-        self._advantage.refresh()
-        self._value.backward(d_value[..., None])
-        self._value_params.adam(rate)
-        self._value.refresh()
-        self._target_params.blend(self._value_params, self._tau)
-        self._target.refresh()
-
-    @torch.no_grad()
     def raw(self, state: Tensor, contexts: Tensor) -> Tensor:
         """(2, B, N, bins): u_n of every digit, state (B, S), contexts (B, N, D)."""
         rows, digits = contexts.shape[:2]
         x = torch.cat([state[:, None].expand(-1, digits, -1), contexts], -1).flatten(0, 1)
-        out = self._advantage.forward(x).view(2, rows, digits, digits, self.codes.bins)
-        return out.diagonal(dim1=2, dim2=3).transpose(-1, -2).contiguous()
+        out = self.advantage(x).view(2, rows, digits, digits, self.codes.bins)
+        return out.diagonal(dim1=2, dim2=3).transpose(-1, -2)  # only slot n of the pass with context n is read
 
     @torch.no_grad()
     def choose(self, state: Tensor, generator: torch.Generator | None) -> Tensor:
         """(B, A): digit by digit, from the smaller of the two advantages; the largest without a generator."""
         rows, dims = len(state), self.io.action_dim
         code = torch.zeros(rows, self.codes.levels, dims, dtype=torch.int64, device=state.device)
-        for n in range(self._digits):
+        for n in range(self.digits):
             level, dim = divmod(n, dims)
             fine, coarse = self.codes.decode(code[:, : level + 1]), self.codes.decode(code[:, :level])
             known = torch.arange(dims, device=state.device) < dim
             x = torch.cat([state, torch.where(known, fine, coarse)], 1)
-            slot = self._advantage.forward(x).view(2, rows, self._digits, -1)[:, :, n]
-            gain = normalised(slot, self.alpha).amin(0)
+            slot = self.advantage(x).view(2, rows, self.digits, -1)[:, :, n]
+            gain = normalised(slot, self.o.alpha).amin(0)
             if generator is None:
                 code[:, level, dim] = gain.argmax(-1)
             else:
-                p = (gain / self.alpha).softmax(-1)
+                p = (gain / self.o.alpha).softmax(-1)
                 code[:, level, dim] = torch.multinomial(p, 1, generator=generator)[:, 0]
         return self.codes.decode(code)
 
@@ -234,25 +179,13 @@ class Arsq(Learner):
         """Normalised state."""
         return state if self.norm is None else self.norm(state)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, target, optimisers, generator and counters: tensors and numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        self._state.load_state_dict(state)
-
 
 class ArsqPolicy:
     """Chooses digit by digit; shares the learner's parameters."""
 
     def __init__(self, learner: Arsq, seed: int) -> None:
         self.io, self._learner = learner.io, learner
-        self._generator = torch.Generator(device=learner._params.flat.device).manual_seed(seed)
+        self._generator = torch.Generator(device=learner.generator.device).manual_seed(seed)
 
     def reset(self, rows: Any = None) -> None:
         """Nothing to forget: the policy has no memory."""
@@ -268,7 +201,7 @@ class ArsqPolicy:
         """Weights, moments and generator."""
         own = self._learner
         state: dict[str, Any] = {
-            "advantage": own._params.flat.detach().clone(),
+            "advantage": own.advantage.params.flat.detach().clone(),
             "generator": self._generator.get_state(),
         }
         return state if own.norm is None else {**state, "norm": own.norm.state_dict()}
@@ -280,14 +213,16 @@ class ArsqPolicy:
             ValueError: the state belongs to a policy of other sizes.
         """
         own = self._learner
-        if "advantage" not in state or state["advantage"].shape != own._params.flat.shape:
-            raise ValueError(f"the saved policy is not one of {own._params.flat.numel()} parameters; build it alike")
+        if "advantage" not in state or state["advantage"].shape != own.advantage.params.flat.shape:
+            raise ValueError(
+                f"the saved policy is not one of {own.advantage.params.flat.numel()} parameters; build it alike"
+            )
         with torch.no_grad():
-            own._params.flat.copy_(state["advantage"])
+            own.advantage.params.flat.copy_(state["advantage"])
         self._generator.set_state(state["generator"].cpu())
         if own.norm is not None:
             own.norm.load_state_dict(state["norm"])
-        own._advantage.refresh()
+        own.advantage.kernel.refresh()
 
 
 def normalised(raw: Tensor, alpha: float) -> Tensor:

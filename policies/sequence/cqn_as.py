@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 from torch.nn import functional
 
@@ -15,14 +16,13 @@ from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan, chunk_rows
 from robot_rl.policies.nets.action_codes import ActionCodes
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.imitation import demonstrated
-from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, first_steps, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
-from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, NotNegative, Rate, Share, Whole
+from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Rate, Share, Support, Whole
 
-SEMANTICS = ("chunk", "nstep")
 _FLAT = 1e-4  # values closer than this say nothing: a random bin is taken
 
 
@@ -30,22 +30,26 @@ class SequenceCritic:
     """Values (B, T, D, bins, outputs) of one level: [Linear, LayerNorm, SiLU] x 2, GRU over the T steps, zero head.
 
     Args:
+        options: width and T.
         state: S.
         actions: D.
-        steps: T.
         codes: levels and bins.
-        hidden: width.
         outputs: of the value head.
-        device: torch device.
         generator: of the initial weights.
     """
 
     def __init__(
-        self, state: int, actions: int, steps: int, codes: ActionCodes, hidden: int, outputs: int, device: str,
+        self,
+        options: CqnAsOptions,
+        state: int,
+        actions: int,
+        codes: ActionCodes,
+        outputs: int,
         generator: torch.Generator,
-    ) -> None:  # fmt: skip
-        self.steps, self.codes, self.shape = steps, codes, (actions, codes.bins, outputs)
-        inputs, last = state + actions + steps + codes.levels, actions * codes.bins * outputs
+    ) -> None:
+        hidden, device = options.hidden, generator.device
+        self.codes, self.shape = codes, (actions, codes.bins, outputs)
+        inputs, last = state + actions + options.horizon + codes.levels, actions * codes.bins * outputs
         weights = {
             "first": (hidden, inputs), "second": (hidden, hidden), "gate_in": (3 * hidden, hidden),
             "gate_hidden": (3 * hidden, hidden), "head": (last, hidden),
@@ -88,7 +92,56 @@ class SequenceCritic:
         return out.view(rows, steps, *self.shape)
 
 
-class CqnAs(Learner):
+class CqnAsOptions(RowOptions):
+    """Of CQN-AS."""
+
+    horizon: Count = 4
+    """T."""
+    levels: Count = 3
+    """L."""
+    bins: Annotated[int, Field(ge=2)] = 5
+    """B."""
+    hidden: Count = 512
+    """Width."""
+    value_semantics: Literal["chunk", "nstep"] = "chunk"
+    """Whether a value is that of the whole chunk, or bootstraps after `n_step` steps."""
+    n_step: Annotated[int, Field(ge=1, validate_default=True)] = 3
+    """Steps before the bootstrap of "nstep", at most T."""
+    value_head: Literal["mse", "twohot", "hlgauss", "c51", "quantile"] = "mse"
+    """How the critic says a value."""
+    value_range: Support = (-2.0, 2.0)
+    """Support of the categorical heads, in units of return."""
+    atoms: Count = 51
+    """Outputs of the heads other than mse."""
+    demo_weight: NotNegative = 1.0
+    """Of the term that holds demonstrated bins above the others; 0 for none."""
+    demo_margin: NotNegative = 0.01
+    """By so much."""
+    dominance: bool = True
+    """With "c51" the demonstrated distribution shall also dominate the others."""
+    explore: Share = 0.01
+    """Standard deviation of noise on actions that are not deterministic."""
+    lr: Rate = 5e-5
+    """Step size."""
+    decay: Whole = 0
+    """Updates over which it falls to 0 as a cosine (ours; the last iterate is a settled one); 0 keeps it."""
+    tau: Mixing = 0.02
+    """Polyak rate of the target."""
+    normalize: bool = True
+    """Standardise states by the data's moments."""
+    mode: str = "open"
+    """How chunks are played, see `robot_rl.chunks.Execution`; the source ensembles."""
+
+    @field_validator("n_step")
+    @classmethod
+    def check_steps(cls, value: int, info: ValidationInfo) -> int:
+        """Refuse more steps than a window holds."""
+        if info.data.get("value_semantics") == "nstep" and value > info.data.get("horizon", value):
+            raise ValueError(f"expected 1 ... horizon = {info.data['horizon']}: windows hold no more steps")
+        return value
+
+
+class CqnAs(RowLearner[CqnAsOptions]):
     """Q-learning of every (level, step, dimension) slot by itself; T = 1 is CQN.
 
     The slot of level l, step t and dimension d has B values given the state and the midpoints of the level before. All
@@ -106,106 +159,43 @@ class CqnAs(Learner):
     above; states are vectors; Adam without weight decay; Polyak targets.
     """
 
-    consumes = "transitions"
-    reads = ("step",)  # a column that only logs have: all their rows are demonstrations
     method = "CQN-AS"
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 256,
-        horizon: Count = 4,
-        levels: Count = 3,
-        bins: int = 5,
-        hidden: Count = 512,
-        value_semantics: str = "chunk",
-        n_step: Count = 3,
-        value_head: str = "mse",
-        value_range: tuple[float, float] = (-2.0, 2.0),
-        atoms: Count = 51,
-        demo_weight: NotNegative = 1.0,
-        demo_margin: NotNegative = 0.01,
-        dominance: bool = True,
-        explore: Share = 0.01,
-        lr: Rate = 5e-5,
-        decay: Whole = 0,
-        tau: Mixing = 0.02,
-        normalize: bool = True,
-        mode: str = "open",
-        metrics_every: Whole = 100,
-    ) -> None:
+    def __init__(self, options: CqnAsOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build networks for `io`.
 
         Args:
+            options: of the method.
             io: one vector observation "state".
             seed: of initial weights and exploration.
             device: torch device.
-            gamma: discount per control step; the data's `discount` is what is used.
-            batch_size: windows per update.
-            horizon: T.
-            levels: L.
-            bins: B.
-            hidden: width.
-            value_semantics: "chunk" or "nstep".
-            n_step: steps before the bootstrap of "nstep", at most T.
-            value_head: "mse", "twohot", "hlgauss", "c51" or "quantile".
-            value_range: support of the categorical heads, in units of return.
-            atoms: outputs of the heads other than mse.
-            demo_weight: of the term that holds demonstrated bins above the others; 0 = none.
-            demo_margin: by so much.
-            dominance: with "c51" the demonstrated distribution shall also dominate the others.
-            explore: standard deviation of noise on actions that are not deterministic.
-            lr: step size.
-            decay: updates over which it falls to 0 as a cosine (ours; the last iterate is a settled one); 0 keeps it.
-            tau: Polyak rate of the target.
-            normalize: standardise states by the data's moments.
-            mode: how chunks are played, see `robot_rl.chunks.Execution`; the source ensembles.
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
-            ValueError: an option outside its range.
+            ValueError: images, or no "state".
         """
-        if value_semantics not in SEMANTICS:
-            raise ValueError(f"value_semantics is '{value_semantics}', expected one of {', '.join(SEMANTICS)}")
-        if value_semantics == "nstep" and not 1 <= n_step <= horizon:
-            raise ValueError(f"n_step is {n_step}, expected 1 ... horizon = {horizon}: windows hold no more steps")
-        if decay < 0:
-            raise ValueError(f"decay is {decay}, expected a number of updates, or 0 for none")
-        size, actions = state_size(io, self.method), io.action_dim
-        self.io, self.batch_size, self.window = io, batch_size, horizon
-        self.codes = ActionCodes(levels, bins)
-        self._ahead = horizon if value_semantics == "chunk" else n_step
-        self._demo, self._dominance = (demo_weight, demo_margin), dominance and value_head == "c51"
-        self._explore, self._lr, self._decay, self._tau = explore, lr, decay, tau
-        self._generator = torch.Generator(device=device).manual_seed(seed)
-        self.norm = FixedNorm(size, device=device) if normalize else None
-        low, high = value_range
-        self._head = build_head(value_head, low=low, high=high, bins=atoms, device=device)
-        outputs = self._head.outputs
-        self.critic = SequenceCritic(size, actions, horizon, self.codes, hidden, outputs, device, self._generator)
-        play = Execution(Horizons(horizon, horizon, self._ahead), actions, mode=mode)
+        super().__init__(options, io, seed=seed, device=device)
+        o, size = options, state_size(io, self.method)
+        self.codes = ActionCodes(o.levels, o.bins)
+        self._ahead = o.horizon if o.value_semantics == "chunk" else o.n_step
+        self.norm = FixedNorm(size, device=device) if o.normalize else None
+        low, high = o.value_range
+        self.head = build_head(o.value_head, low=low, high=high, bins=o.atoms, device=device)
+        self.critic = SequenceCritic(o, size, self.actions, self.codes, self.head.outputs, self.generator)
+        play = Execution(Horizons(o.horizon, o.horizon, self._ahead), self.actions, mode=o.mode)
         self.policy = ChunkedPolicy(io, _Planner(self, seed + 1), play)
-        self._state = LearnerState(
-            self.method,
-            metrics_every=metrics_every,
-            parts={
-                "critic": self.critic.params,
-                "target": self.critic.target,
-                "policy": self.policy,
-                "generator": self._generator,
-                **({} if self.norm is None else {"norm": self.norm}),
-            },
-        )
+        parts = {"critic": self.critic.params, "target": self.critic.target, "policy": self.policy}
+        self.state.include({**parts, **({} if self.norm is None else {"norm": self.norm})})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Windows, and a column that only logs have: all their rows are demonstrations."""
+        return Needs(rows=options.batch_size, window=options.horizon, extras=("step",))
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the data's moments and bounds; called once, before the first update on a log."""
         if self.norm is not None:
             self.norm.set(facts.state_mean, facts.state_std)
-        self._state.bound = facts.return_bound
+        self.state.bound = facts.return_bound
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step on one batch of windows.
@@ -217,13 +207,12 @@ class CqnAs(Learner):
             ValueError: windows of another length.
             FloatingPointError: a metric is not finite or the values diverge.
         """
-        wanted = self._state.tick()
-        batch = windowed(next(batches), self.window)
+        o, batch = self.o, windowed(next(batches), self.o.horizon)
         demo = demonstrated(batch)
         whole = chunk_rows(batch)
-        rows = whole if self._ahead == self.window else chunk_rows(first_steps(batch, self._ahead))
+        rows = whole if self._ahead == o.horizon else chunk_rows(first_steps(batch, self._ahead))
         state, after = self.seen(whole.obs["state"]), self.seen(rows.next_obs["state"])
-        action, mask = beyond_the_end(whole, self._generator)
+        action, mask = beyond_the_end(whole, self.generator)
         target = self._targets(after, rows.reward, rows.discount)
         code = self.codes.encode(action).transpose(1, 2)  # (B, L, T, D)
         out = torch.stack(
@@ -237,24 +226,17 @@ class CqnAs(Learner):
         chosen = out.gather(-2, index).squeeze(-2)
         valid = mask[:, None, :, None].expand(code.shape).to(out.dtype)
         flat = chosen.reshape(1, -1, out.shape[-1])
-        with torch.no_grad():
-            share = valid.reshape(-1) * (valid.numel() / valid.sum().clamp_min(1.0))
-            slope = self._head.loss_grad(flat, target) * share[None, :, None]
-        loss = (flat * slope).sum()  # its gradient is that of the head's loss
+        share = valid.reshape(-1) * (valid.numel() / valid.sum().clamp_min(1.0))
+        loss = self.head.loss(flat, target, share)
         imitation = self._demo_loss(out, code, valid * demo[:, None, None, None])
-        rate = self._state.falling(self._lr, self._decay)
-        _step(self.critic.params, loss + self._demo[0] * imitation, rate)
-        self.critic.target.blend(self.critic.params, self._tau)
-        if not wanted:
-            return self._state.report(None)
+        _step(self.critic.params, loss + o.demo_weight * imitation, self.state.falling(o.lr, o.decay, first=0))
+        self.critic.target.blend(self.critic.params, o.tau)
         with torch.no_grad():
-            return self._state.report(
-                {
-                    "q": (self._head.value(flat)[0] * share).mean(),
-                    "target": self._head.scalar(target).mean(),
-                    "td_loss": self._head.loss(flat, target),
-                    "demo_loss": imitation,
-                }
+            return self.metrics(
+                q=self.head.value(flat)[0] * share,
+                target=self.head.scalar(target),
+                td_loss=loss,
+                demo_loss=imitation,
             )
 
     def _middle(self, code: Tensor) -> Tensor:
@@ -273,17 +255,19 @@ class CqnAs(Learner):
         ahead = torch.stack(slots, 1)
         each = ahead[0].numel() // ahead.shape[-1]
         flat = ahead.reshape(1, -1, ahead.shape[-1])
-        return self._head.backup(flat, reward.repeat_interleave(each), discount.repeat_interleave(each))
+        return self.head.backup(flat, reward.repeat_interleave(each), discount.repeat_interleave(each))
 
     def _demo_loss(self, out: Tensor, code: Tensor, weight: Tensor) -> Tensor:
         """Mean over demonstrated slots of how far other bins come within the margin of the demonstrated one."""
-        if not self._demo[0] or not bool((weight > 0).any()):
+        if not self.o.demo_weight or not bool((weight > 0).any()):
             return out.new_zeros(())
-        value = self._head.value(out)
-        lead = self._demo[1] - value.gather(-1, code[..., None]) + value
+        value = self.head.value(out)
+        lead = self.o.demo_margin - value.gather(-1, code[..., None]) + value
         others = torch.ones_like(value).scatter(-1, code[..., None], 0.0)
         per_slot = (lead.clamp_min(0.0) * others).sum(-1) / (self.codes.bins - 1)
-        if self._dominance:  # the demonstrated return is above any threshold at least as often
+        if (
+            self.o.dominance and self.o.value_head == "c51"
+        ):  # the demonstrated return is above any threshold at least as often
             below = out.softmax(-1).cumsum(-1)
             index = code[..., None, None].expand(*code.shape, 1, out.shape[-1])
             above = (below.gather(-2, index) - below).clamp_min(0.0).sum(-1)
@@ -293,10 +277,10 @@ class CqnAs(Learner):
     @torch.no_grad()
     def greedy(self, state: Tensor, generator: torch.Generator | None) -> Tensor:
         """(B, L, T, D) best bins, level by level; where all bins are alike a random one, given a generator."""
-        rows, steps, dims = len(state), self.window, self.io.action_dim
+        rows, steps, dims = len(state), self.o.horizon, self.actions
         code = torch.zeros(rows, 0, steps, dims, dtype=torch.int64, device=state.device)
         for level in range(self.codes.levels):
-            value = self._head.value(self.critic.compute(self.critic.params, state, self._middle(code), level))
+            value = self.head.value(self.critic.compute(self.critic.params, state, self._middle(code), level))
             best = value.argmax(-1)
             if generator is not None:
                 any_ = torch.randint(0, self.codes.bins, best.shape, generator=generator, device=state.device)
@@ -307,18 +291,14 @@ class CqnAs(Learner):
     def choose(self, state: Tensor, generator: torch.Generator, *, explore: bool) -> Tensor:
         """(B, T, D) actions."""
         action = self._middle(self.greedy(state, generator))
-        if explore and self._explore:
+        if explore and self.o.explore:
             noise = torch.randn(action.shape, generator=generator, device=action.device)
-            action = (action + self._explore * noise).clamp(-1.0, 1.0)
+            action = (action + self.o.explore * noise).clamp(-1.0, 1.0)
         return action
 
     def seen(self, state: Tensor) -> Tensor:
         """Normalised state."""
         return state if self.norm is None else self.norm(state)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, target, optimiser, generators and counters: tensors and numbers."""
-        return self._state.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Copy in place.
@@ -326,8 +306,8 @@ class CqnAs(Learner):
         Raises:
             ValueError: the state belongs to a learner of other sizes.
         """
-        with torch.no_grad():
-            self._state.load_state_dict(state)
+        with torch.no_grad():  # the critic's weights are leaves of autograd
+            super().load_state_dict(state)
 
 
 class _Planner:
@@ -335,7 +315,7 @@ class _Planner:
 
     def __init__(self, learner: CqnAs, seed: int) -> None:
         self._learner = learner
-        device = learner._generator.device
+        device = learner.generator.device
         self._noise = [torch.Generator(device=device).manual_seed(seed + i) for i in range(2)]
 
     def plan(self, obs: Obs, *, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:

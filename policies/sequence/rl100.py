@@ -4,25 +4,100 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from robot_rl.advantage import rollout_gae, to_turns
 from robot_rl.chunks import Execution, Plan, chunk_rows
-from robot_rl.policies.nets.chunk_judge import ChunkJudge
-from robot_rl.policies.nets.denoising_chain import Chain, chain_loss
 from robot_rl.policies.nets.diffusion import denoise_clip, time_features
-from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.rows import beyond_the_end, first_steps
-from robot_rl.policies.sequence.diffusion import TIME, Diffusion, DiffusionPlanner, DiffusionPolicy
-from robot_rl.types import IOSpec, Metrics, Obs, Rollout, Transitions
-from robot_rl.types.options import Count, Discount, Mixing, NotNegative, Part, Rate, Share, Whole
+from robot_rl.policies.sequence.diffusion import (
+    TIME,
+    ChunkDiffusion,
+    ChunkDiffusionOptions,
+    DiffusionPlanner,
+    DiffusionPolicy,
+)
+from robot_rl.policies.sequence.rl100_chain import DenoisingChain, chain_loss
+from robot_rl.policies.sequence.rl100_judge import ChunkJudge, JudgeOptions
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, Options, Rollout, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive, Rate, Share, Whole
 
 
-class Rl100(Diffusion):
+class ChainPpoOptions(Options):
+    """Of PPO over the denoising chain of rollouts: stage 3."""
+
+    rollout_steps: Count = 128
+    """Control steps of every environment between online updates."""
+    epochs: Count = 5
+    """Passes over a rollout."""
+    minibatch: Count = 256
+    """Decisions per step."""
+    gae_lambda: Share = 0.95
+    """Trace decay per decision."""
+    clip_low: Positive = 0.001
+    """Online clip range of the noisiest step."""
+    clip_high: Positive = 0.01
+    """Of the cleanest."""
+    chain_discount: Share = 0.99
+    """Weight of a step's advantage per step before the last."""
+    online_lr: Rate = 1e-4
+    """Step size of the policy online."""
+    critic_warmup: Whole = 2
+    """Rollouts that only V learns from."""
+
+
+class Rl100Options(ChainPpoOptions, JudgeOptions, ChunkDiffusionOptions):
+    """Of RL-100."""
+
+    horizon_pred: Count = 8
+    """H actions predicted."""
+    horizon_exec: Count = 4
+    """k actions executed before the next call."""
+    clone_updates: Whole = 20_000
+    """Updates of stage 1."""
+    judge_updates: Whole = 10_000
+    """Updates of Q, V and models before the policy is improved."""
+    improve_updates: Annotated[int, Field(ge=0)] = 0
+    """Of the policy in stage 2; what is left of the run teaches the student, which lags behind a teacher that was let
+    through late. 0: to the end of the run."""
+    improve_lr: Rate = 1e-5
+    """Step size of the policy in stage 2."""
+    offline_clip: Positive = 0.25
+    """Clip range of stage 2, for every step of the chain."""
+    gate_every: Count = 50
+    """Updates between scores."""
+    gate_decisions: Count = 5
+    """Decisions of a model rollout of the score."""
+    gate_states: Count = 1024
+    """Logged states that it begins in."""
+    tuned_steps: Count = 10
+    """K', last denoising steps that learn."""
+    eta: NotNegative = 1.0
+    """Variance of the denoising steps while learning; evaluations have none."""
+    floor: Positive = 0.1
+    """Smallest deviation of a step, in samples and densities."""
+    reduce: Literal["mean", "sum"] = "mean"
+    """Of log-densities, over the executed entries."""
+    max_grad_norm: NotNegative = 0.5
+    """Of the policy's gradient in stages 2 and 3; 0 for no limit."""
+
+    @field_validator("improve_updates")
+    @classmethod
+    def check_student_follows(cls, value: int, info: ValidationInfo) -> int:
+        """Refuse an end of stage 2 behind which nobody learns."""
+        if value and not info.data.get("distill_from", 1):
+            raise ValueError("expected 0, or a student to teach behind them (distill_from above 0)")
+        return value
+
+
+class Rl100(ChunkDiffusion[Rl100Options]):
     """A diffusion policy in three stages.
 
     1. Imitation, `clone_updates` updates: as `Diffusion`.
@@ -39,154 +114,49 @@ class Rl100(Diffusion):
     whole chain; no entropy bonus, no adaptive KL.
     """
 
-    rewardless = False
-    fine_tunes = "rollout"
-    rollout_extras = ("chunk_start", "chain")
     method = "RL-100"
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 256,
-        horizon_pred: Count = 8,
-        horizon_exec: Count = 4,
-        hidden: tuple[Count, ...] = (512, 512, 512),
-        noise_steps: Count = 20,
-        sample_steps: Count = 10,
-        lr: Rate = 3e-4,
-        warmup: Whole = 500,
-        decay_updates: Whole = 0,
-        average_power: float = 0.75,
-        average_max: Share = 0.9999,
-        distill_from: Whole = 0,
-        distill_decay: Whole = 0,
-        distill_noise: NotNegative = 0.0,
-        student_acts: bool = False,
-        normalize: bool = True,
-        clone_updates: Whole = 20_000,
-        judge_updates: Whole = 10_000,
-        judge_hidden: tuple[Count, ...] = (256, 256),
-        members: Count = 7,
-        expectile: Part = 0.7,
-        judge_lr: Rate = 3e-4,
-        tau: Mixing = 0.005,
-        improve_updates: Whole = 0,
-        improve_lr: Rate = 1e-5,
-        offline_clip: float = 0.25,
-        gate_every: Whole = 50,
-        gate_decisions: Count = 5,
-        gate_states: Count = 1024,
-        tuned_steps: Count = 10,
-        eta: NotNegative = 1.0,
-        floor: NotNegative = 0.1,
-        reduce: str = "mean",
-        rollout_steps: Count = 128,
-        epochs: Count = 5,
-        minibatch: Count = 256,
-        gae_lambda: Discount = 0.95,
-        clip_low: float = 0.001,
-        clip_high: float = 0.01,
-        chain_discount: Discount = 0.99,
-        online_lr: Rate = 1e-4,
-        critic_warmup: Whole = 2,
-        max_grad_norm: NotNegative = 0.5,
-        metrics_every: Whole = 100,
+        self, options: Rl100Options, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
-        """As `Diffusion`, and:
+        """Build networks for `io`.
 
         Args:
-            io, seed, device, batch_size, horizon_pred, horizon_exec, hidden, noise_steps, sample_steps, lr, warmup,
-                decay_updates, average_power, average_max, distill_from, distill_decay, distill_noise, student_acts,
-                normalize, metrics_every: as in `Diffusion`.
+            options: of the three stages.
+            io: one vector observation "state".
+            seed: of initial weights, noise and times.
+            device: torch device.
             gamma: discount per control step.
-            clone_updates: updates of stage 1.
-            judge_updates: updates of Q, V and models before the policy is improved.
-            judge_hidden: their widths.
-            members: models of the ensemble.
-            expectile: of V.
-            judge_lr: step size of Q, V and models; of V online too.
-            tau: Polyak rate of the target of Q.
-            improve_updates: of the policy in stage 2; what is left of the run teaches the student, which lags behind a
-                teacher that was let through late. 0: to the end of the run.
-            improve_lr: step size of the policy in stage 2.
-            offline_clip: clip range of stage 2, for every step of the chain.
-            gate_every: updates between scores.
-            gate_decisions: decisions of a model rollout of the score.
-            gate_states: logged states that it begins in.
-            tuned_steps: K', last denoising steps that learn.
-            eta: variance of the denoising steps while learning; evaluations have none.
-            floor: smallest deviation of a step, in samples and densities.
-            reduce: "mean" or "sum" of log-densities over the executed entries.
-            rollout_steps: control steps of every environment between online updates.
-            epochs: passes over a rollout.
-            minibatch: decisions per step.
-            gae_lambda: trace decay per decision.
-            clip_low: online clip range of the noisiest step.
-            clip_high: of the cleanest.
-            chain_discount: weight of a step's advantage per step before the last.
-            online_lr: step size of the policy online.
-            critic_warmup: rollouts that only V learns from.
-            max_grad_norm: of the policy's gradient in stages 2 and 3; 0 = no limit.
 
         Raises:
-            ValueError: an option outside its range.
+            ValueError: images, no "state", or lengths that do not fit each other.
         """
-        super().__init__(
-            io,
-            seed=seed,
-            device=device,
-            gamma=gamma,
-            batch_size=batch_size,
-            kind="diffusion",
-            horizon_pred=horizon_pred,
-            horizon_exec=horizon_exec,
-            hidden=hidden,
-            noise_steps=noise_steps,
-            sample_steps=sample_steps,
-            lr=lr,
-            warmup=warmup,
-            decay_updates=decay_updates,
-            average_power=average_power,
-            average_max=average_max,
-            distill_from=distill_from,
-            distill_decay=distill_decay,
-            distill_noise=distill_noise,
-            student_acts=student_acts,
-            normalize=normalize,
-            metrics_every=metrics_every,
+        super().__init__(options, io, seed=seed, device=device)
+        o, self.gamma, size = options, gamma, io.obs["state"][0][0]
+        self.judge_from, self.improve_from = o.clone_updates, o.clone_updates + o.judge_updates
+        self.improve_until = self.improve_from + (o.improve_updates or math.inf)
+        self.chain = DenoisingChain(self.schedule, o.sample_steps, o.tuned_steps, o.eta, o.floor, o.reduce)
+        self._offline_clip = torch.full((o.tuned_steps,), o.offline_clip, device=device)
+        self._online_clip = denoise_clip(o.tuned_steps, smallest=o.clip_low, largest=o.clip_high).float().to(device)
+        self.judge = ChunkJudge(o, size, self.actions, o.horizon_exec, generator=self.generator)
+        self.memory = _Memory(torch.zeros(0, size, device=device))
+        self.state.include({"memory": self.memory, **self.judge.parts()})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Windows of a log at first, then rollouts with the chains of their chunks."""
+        return Needs(
+            rows=options.batch_size,
+            window=options.horizon_pred,
+            then="rollout",
+            rollout_steps=options.rollout_steps,
+            record=("chunk_start", "chain"),
         )
-        if min(gate_every, gate_decisions, gate_states, epochs, minibatch, rollout_steps, members) < 1:
-            raise ValueError("gate_every, gate_decisions, gate_states, epochs, minibatch, rollout_steps, members: >= 1")
-        if improve_updates < 0 or (improve_updates and not distill_from):
-            raise ValueError(
-                f"improve_updates is {improve_updates}, distill_from {distill_from}; expected 0 or more, and a student "
-                "to teach behind them (distill_from above 0)"
-            )
-        self.gamma, self.rollout_steps = gamma, rollout_steps
-        improve_from = clone_updates + judge_updates
-        self._until = (clone_updates, improve_from, improve_from + improve_updates if improve_updates else math.inf)
-        self._improve_lr, self._online_lr = improve_lr, online_lr
-        self._gate = (gate_every, gate_decisions, gate_states)
-        self._epochs, self._minibatch, self._lambda = epochs, minibatch, gae_lambda
-        self._chain_discount, self._warm, self._norm_limit = chain_discount, critic_warmup, max_grad_norm
-        self._executed = horizon_exec * io.action_dim
-        self.chain = Chain(self.schedule, sample_steps, tuned_steps, eta, floor, reduce)
-        self._offline_clip = torch.full((tuned_steps,), offline_clip, device=device)
-        self._online_clip = denoise_clip(tuned_steps, smallest=clip_low, largest=clip_high).float().to(device)
-        size = io.obs["state"][0][0]
-        self.judge = ChunkJudge(
-            size, io.action_dim, horizon_exec, hidden=tuple(judge_hidden), members=members, expectile=expectile,
-            lr=judge_lr, tau=tau, generator=self._generator,
-        )  # fmt: skip
-        self._memory = _Memory(torch.zeros(0, size, device=device))
-        play = Execution(self.horizons, io.action_dim, mode="receding")
-        self.policy = DiffusionPolicy(io, _ChainPlanner(self, seed + 1), play, student=student_acts)
-        parts = {"policy": self.policy, "memory": self._memory, **self.judge.parts()}
-        self._state.include(parts, self.judge.networks())
+
+    def make_policy(self, seed: int) -> DiffusionPolicy:
+        """What plays chunks drawn along the chain, or the student's."""
+        play = Execution(self.horizons, self.actions, mode="receding")
+        return DiffusionPolicy(self.io, _ChainPlanner(self, seed), play, student=self.o.student_acts)
 
     def update(self, batches: Iterator[Any], /) -> Metrics:
         """One update of the stage that is due: a batch of windows from a log, or a rollout.
@@ -201,96 +171,84 @@ class Rl100(Diffusion):
         item = next(batches)
         if isinstance(item, Rollout):
             return self._online(item)
-        if self._state.updates < self._until[0]:
+        o, number = self.o, self.next_update
+        if number <= self.judge_from:
             return super().update(iter([item]))
-        wanted = self._state.tick()
-        number = self._state.updates
-        if number == self._until[0] + 1:
-            self._restart()
-        window = chunk_rows(item)
-        state = self.seen(window.obs["state"])
-        if number <= self._until[1]:
-            found = self._judge_step(item)
-            return self._state.report(found if wanted else None)
-        if number > self._until[2]:
-            found = {"distill_loss": self._teach(state)}
-            return self._state.report(found if wanted else None)
-        if number == self._until[1] + 1:
-            self._restart()
-        self._memory.states = torch.cat([state, self._memory.states])[: self._gate[2]]
+        state, found = self.seen(chunk_rows(item).obs["state"]), dict[str, Tensor]()
+        if number == self.judge_from + 1:
+            self.restart()
+        if number <= self.improve_from:
+            return self.metrics(**self._judge_step(item))
+        if number > self.improve_until:
+            return self.metrics(distill_loss=self.distill(state))
+        if number == self.improve_from + 1:
+            self.restart()
+        self.memory.states = torch.cat([state, self.memory.states])[: o.gate_states]
         found = self._improve(state)
-        if (number - self._until[1]) % self._gate[0] == 0:
-            found |= self.consider(self._memory.states)
-        if self._distill:
-            found["distill_loss"] = self._teach(state)
-        counts = self._memory.counts
-        return self._state.report({**found, "accepted": counts[0], "refused": counts[1]} if wanted else None)
+        if (number - self.improve_from) % o.gate_every == 0:
+            found |= self.consider(self.memory.states)
+        if o.distill_from:
+            found["distill_loss"] = self.distill(state)
+        accepted, refused, _ = self.memory.counts
+        return self.metrics(**found, accepted=accepted, refused=refused)
 
     def _judge_step(self, batch: Transitions) -> dict[str, Tensor]:
         rows = chunk_rows(first_steps(batch, self.horizons.exec))
-        action, mask = beyond_the_end(rows, self._generator)
+        action, mask = beyond_the_end(rows, self.generator)
         state, after = self.seen(rows.obs["state"]), self.seen(rows.next_obs["state"])
         return self.judge.fit(state, action, mask, rows.reward, rows.discount, after)
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
         """The candidate begins at the policy that acts, its optimiser anew."""
-        self._params.flat.copy_(self._mean_params.flat)
-        for moment in (self._params.first, self._params.second, self._params.step):
+        params = self.teacher_net.params
+        with torch.no_grad():
+            params.flat.copy_(self.acting.params.flat)
+        for moment in (params.first, params.second, params.step):
             moment.zero_()
-        self._net.refresh()
+        self.teacher_net.kernel.refresh()
+
+    def accept(self) -> None:
+        """The candidate acts from now on."""
+        self.acting.soft_update(self.teacher_net, 1.0)
 
     def _improve(self, state: Tensor) -> dict[str, Tensor]:
         """One step of PPO on chunks that the acting policy proposes at logged states."""
         latents = self.propose(state)
-        chunk = latents[:, -1].clamp(-1.0, 1.0)
-        executed = torch.zeros_like(chunk)
-        executed[:, : self._executed] = 1.0
-        advantage = self.judge.advantage(state, chunk[:, : self._executed])
+        chunk, executed = latents[:, -1].clamp(-1.0, 1.0), self._mask(latents)
+        with torch.no_grad():
+            advantage = self.judge.advantage(state, chunk[:, : self.executed])
+            old = self.log_density(self.acting, state, latents, executed)
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-        old = self._log_density(self._acting, state, latents, executed)
-        return self._ppo_step(state, latents, executed, old, advantage, self._offline_clip, 1.0, self._improve_lr)
+        chains = Chains(state, latents, executed, old, advantage)
+        return self.ppo_step(chains, self._offline_clip, 1.0, self.o.improve_lr)
+
+    def _mask(self, latents: Tensor) -> Tensor:
+        """(B, F) 1 for the entries that are executed."""
+        executed = torch.zeros_like(latents[:, -1])
+        executed[:, : self.executed] = 1.0
+        return executed
 
     def propose(self, state: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """(B, K' + 1, F) latents of chunks that the acting policy draws at normalised states (B, S)."""
-        generator = generator or self._generator
-        start = torch.randn(len(state), self._flat, generator=generator, device=state.device)
-        return self.chain.sample(self._velocity, state, start, generator)
+        generator = generator or self.generator
+        start = torch.randn(len(state), self.flat, generator=generator, device=state.device)
+        return self.chain.sample(self.velocity, state, start, generator)
 
-    def _noise_rows(self, net: Any, state: Tensor, latents: Tensor) -> Tensor:
-        """(B, K', F) predicted noise at every tuned step; the pass is kept for a backward pass."""
+    def log_density(self, net: Net, state: Tensor, latents: Tensor, executed: Tensor) -> Tensor:
+        """(B, K') log-density of every tuned step of chains (B, K' + 1, F) under a network."""
         steps = self.chain.tuned
         t = time_features(torch.tensor(self.chain.times, device=state.device, dtype=state.dtype), TIME)
-        x = torch.cat(
-            [
-                state[:, None].expand(-1, steps, -1),
-                latents[:, :-1],
-                t.expand(len(state), -1, -1),
-            ],
-            -1,
-        )
-        return net.forward(x.flatten(0, 1))[0].view(len(state), steps, -1)
+        x = [state[:, None].expand(-1, steps, -1), latents[:, :-1], t.expand(len(state), -1, -1)]
+        predicted = net(torch.cat(x, -1).flatten(0, 1)).view(len(state), steps, -1)
+        return self.chain.log_density(predicted, latents, executed)
 
-    @torch.no_grad()
-    def _log_density(self, net: Any, state: Tensor, latents: Tensor, executed: Tensor) -> Tensor:
-        return self.chain.log_density(self._noise_rows(net, state, latents), latents, executed)
-
-    def _ppo_step(
-        self, state: Tensor, latents: Tensor, executed: Tensor, old: Tensor, advantage: Tensor, clip: Tensor,
-        discount: float, lr: float,
-    ) -> dict[str, Tensor]:  # fmt: skip
-        with torch.no_grad():
-            predicted = self._noise_rows(self._net, state, latents)
-        with torch.enable_grad():
-            predicted.requires_grad_(True)
-            logp = self.chain.log_density(predicted, latents, executed)
-            loss, facts = chain_loss(logp, old, advantage, clip, discount)
-            (d,) = torch.autograd.grad(loss, predicted)
-        self._net.backward(d.flatten(0, 1)[None])
-        if self._norm_limit:
-            size = self._params.grad.norm()
-            self._params.grad.mul_((self._norm_limit / (size + 1e-6)).clamp_max(1.0))
-        self._params.adam(lr)
-        self._net.refresh()
+    def ppo_step(self, chains: Chains, clip: Tensor, discount: float, lr: float) -> dict[str, Tensor]:
+        """One step of the candidate down the clipped loss of its chains."""
+        logp = self.log_density(self.teacher_net, chains.state, chains.latents, chains.executed)
+        loss, facts = chain_loss(logp, chains.old, chains.advantage, clip, discount)
+        net = self.teacher_net
+        net.lr, net.beta1, net.max_norm = lr, 0.9, self.o.max_grad_norm or None
+        net.step(loss)
         return facts
 
     @torch.no_grad()
@@ -300,68 +258,73 @@ class Rl100(Diffusion):
         Args:
             state: (B, S) normalised logged states.
         """
-        noise = torch.randn(len(state), self._flat, generator=self._generator, device=state.device)
+        noise = torch.randn(len(state), self.flat, generator=self.generator, device=state.device)
         scores = []
-        for params in (self._params, None):  # candidate, then the policy that acts
-            kept = self._mean_params.flat.clone()
-            if params is not None:
-                self._mean_params.flat.copy_(params.flat)
-            self._acting.refresh()
-            choose = lambda s: self.teacher(s, noise)[:, : self._executed]  # noqa: E731
-            scores.append(self.judge.score(state, choose, self._gate[1]))
-            self._mean_params.flat.copy_(kept)
-        self._acting.refresh()
+        for net in (self.teacher_net, self.acting):  # candidate, then the policy that acts
+            choose = lambda s, net=net: self.teacher(s, noise, net)[:, : self.executed]  # noqa: E731
+            scores.append(self.judge.score(state, choose, self.o.gate_decisions))
         if bool(scores[0] > scores[1]):
-            self._mean_params.flat.copy_(self._params.flat)
-            self._acting.refresh()
-            self._memory.counts[0] += 1
+            self.accept()
+            self.memory.counts[0] += 1
         else:
-            self._restart()
-            self._memory.counts[1] += 1
+            self.restart()
+            self.memory.counts[1] += 1
         return {"score": scores[1], "candidate_score": scores[0]}
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) V, for the on-policy loop."""
-        state = torch.as_tensor(obs["state"]).to(self._generator.device, torch.float32)
+        state = torch.as_tensor(obs["state"]).to(self.generator.device, torch.float32)
         return self.judge.value(self.seen(state))
 
     def _online(self, rollout: Rollout) -> Metrics:
         """PPO over the chains of one rollout; the next rollout begins with fresh chunks."""
-        self._state.tick()
-        rows = decisions(rollout, self.gamma, self._lambda)
-        device = self._generator.device
+        o, device = self.o, self.generator.device
+        rows = decisions(rollout, self.gamma, o.gae_lambda)
         state = self.seen(rows["state"].to(device, torch.float32))
         latents, advantage, target = (rows[name].to(device).float() for name in ("chain", "advantage", "target"))
-        entries = torch.arange(self._flat, device=device) // self.io.action_dim
+        entries = torch.arange(self.flat, device=device) // self.actions
         executed = (entries < rows["duration"].to(device)[:, None]).float()
-        self._memory.counts[2] += 1
-        old = self._log_density(self._acting, state, latents, executed)
-        if int(self._memory.counts[2]) == 1:
-            self._restart()
+        self.memory.counts[2] += 1
+        with torch.no_grad():
+            old = self.log_density(self.acting, state, latents, executed)
+        if int(self.memory.counts[2]) == 1:
+            self.restart()
         found: dict[str, Tensor] = {"advantage_std": advantage.std(correction=0)}
-        for _ in range(self._epochs):
-            order = torch.randperm(len(state), generator=self._generator, device=device)
-            for part in order.split(self._minibatch):
+        for _ in range(o.epochs):
+            for part in torch.randperm(len(state), generator=self.generator, device=device).split(o.minibatch):
                 found["value_loss"] = self.judge.fit_value(state[part], target[part])
-                if int(self._memory.counts[2]) <= self._warm:
+                if int(self.memory.counts[2]) <= o.critic_warmup:
                     continue
                 gain = advantage[part]
                 gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
-                found |= self._ppo_step(
-                    state[part], latents[part], executed[part], old[part], gain, self._online_clip,
-                    self._chain_discount, self._online_lr,
-                )  # fmt: skip
-        self._mean_params.flat.copy_(self._params.flat)
-        self._acting.refresh()
-        if self._distill:
-            for part in torch.randperm(len(state), generator=self._generator, device=device).split(self._minibatch):
-                found["distill_loss"] = self._teach(state[part], self._lr)
+                chains = Chains(state[part], latents[part], executed[part], old[part], gain)
+                found |= self.ppo_step(chains, self._online_clip, o.chain_discount, o.online_lr)
+        self.accept()
+        if o.distill_from:
+            self.student_net.lr = o.lr
+            for part in torch.randperm(len(state), generator=self.generator, device=device).split(o.minibatch):
+                found["distill_loss"] = self.distill(state[part])
         self.policy.reset()
-        return self._state.report(found)
+        return self.metrics(**found)
 
-    def acting_parts(self) -> dict[str, FlatParams]:
-        """Parameters that acting needs."""
-        return {"teacher": self._mean_params, "student": self._student_mean}
+
+@dataclass(frozen=True)
+class Chains:
+    """Denoising chains to learn from.
+
+    Attributes:
+        state: (B, S) normalised.
+        latents: (B, K' + 1, F).
+        executed: (B, F) 1 for entries that were executed.
+        old: (B, K') log-densities under the policy that acted.
+        advantage: (B,) of the decision.
+    """
+
+    state: Tensor
+    latents: Tensor
+    executed: Tensor
+    old: Tensor
+    advantage: Tensor
 
 
 class _Memory:
@@ -397,10 +360,9 @@ class _ChainPlanner(DiffusionPlanner):
         generator = self._noise[0]
         state = own.seen(torch.as_tensor(obs["state"]).to(generator.device, torch.float32))
         latents = own.propose(state, generator)
-        executed = torch.zeros_like(latents[:, -1])
-        executed[:, : own._executed] = 1.0
-        logp = own._log_density(own._acting, state, latents, executed).sum(1)
-        chunk = latents[:, -1].clamp(-1.0, 1.0).view(len(state), own.window, -1)
+        with torch.no_grad():
+            logp = own.log_density(own.acting, state, latents, own._mask(latents)).sum(1)
+        chunk = latents[:, -1].clamp(-1.0, 1.0).view(len(state), own.o.horizon_pred, -1)
         return Plan(chunk, logp, extras={"chain": latents})
 
 

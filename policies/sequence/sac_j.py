@@ -4,92 +4,75 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons, chunk_rows
 from robot_rl.policies.nets.rows import windowed
 from robot_rl.policies.online.sac import Sac, SacOptions
-from robot_rl.types import IOSpec, Learner, Metrics, Transitions
-from robot_rl.types.options import Count, Mixing, Positive, Rate, Whole
-
-DISCOUNTS = ("turn", "step")
+from robot_rl.types import IOSpec, Learner, Metrics, Needs, Transitions
+from robot_rl.types.options import Count
 
 
-class SacJ(Learner):
+class SacJOptions(SacOptions):
+    """Of SAC-j; those of SAC count decisions for steps."""
+
+    interval: Count = 4
+    """j control steps per decision; 1 is SAC."""
+    discounting: Literal["turn", "step"] = "turn"
+    """turn (the source's): plain sum of rewards, gamma per decision; step: sum gamma^i r_i and gamma^k, so that values
+    do not depend on j."""
+
+
+class SacJ(Learner[SacJOptions, Transitions]):
     """`Sac` on decisions of `interval` control steps.
 
     One transition per decision: the state where it began, the action held, the rewards summed, the state where it
     ended. Decisions that an episode's end cuts short are whole transitions of k < j steps.
 
     The replay keeps control steps and where decisions began. A batch is drawn as windows of j steps, of which those
-    that begin with a decision are used, so `batch_size` (what the loop draws) is j times `rows`.
+    that begin with a decision are used, so the loop draws j times `batch_size` of them.
 
     Source: the baseline of Patel and Siegelmann, Overcoming Slow Decision Frequencies in Continuous Control
     (dee0512/Sequence-Reinforcement-Learning): rewards summed without discount, gamma per decision. Where we differ:
     one update per control step by default, as for SRL, not per decision (updates_per_step=1/j is the source's work).
     """
 
-    consumes = "transitions"
     method = "SAC-j"
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        interval: Count = 4,
-        discounting: str = "turn",
-        rows: Count = 256,
-        hidden: tuple[Count, ...] = (256, 256),
-        lr: Rate = 3e-4,
-        tau: Mixing = 0.005,
-        init_alpha: Positive = 1.0,
-        target_entropy: float | str = "auto",
-        normalize_obs: bool | str = False,
-        metrics_every: Whole = 100,
+        self, options: SacJOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
         """Build networks for `io`.
 
         Args:
+            options: of the method.
             io: one vector observation "state".
             seed: of initial weights and noise.
             device: torch device.
             gamma: discount: per decision where `discounting` is "turn"; else the data's `discount` is what is used.
-            interval: j control steps per decision; 1 is SAC.
-            discounting: "turn" (the source's): plain sum of rewards, gamma per decision; "step": sum gamma^i r_i and
-                gamma^k, so that values do not depend on j.
-            rows: decisions per update.
-            hidden: widths of actor and critics.
-            lr: step size of everything.
-            tau: Polyak rate.
-            init_alpha: temperature at the start.
-            target_entropy: a number, "auto" (-A) or "half", per decision.
-            normalize_obs: see `Sac`.
-            metrics_every: metrics are computed in every n-th update.
-
-        Raises:
-            ValueError: an option outside its range.
         """
-        if min(interval, rows) < 1:
-            raise ValueError(f"interval, rows are {interval}, {rows}; expected at least 1")
-        if discounting not in DISCOUNTS:
-            raise ValueError(f"discounting is '{discounting}', expected one of {', '.join(DISCOUNTS)}")
-        options = {"init_alpha": init_alpha, "target_entropy": target_entropy, "normalize_obs": normalize_obs}
-        options |= {"hidden": hidden, "lr": lr, "tau": tau, "metrics_every": metrics_every}
-        self.sac = Sac(SacOptions(batch_size=rows, **options), io, seed=seed, device=device)
-        self.io, self.batch_size, self.window, self.decision_interval = io, rows * interval, interval, interval
-        self.keeps = {"decision_start": (1,)}
-        self._rows, self._turns, self._gamma = rows, discounting == "turn", gamma
-        self.policy = ChunkedPolicy(
-            io, Held(self.sac.policy, interval), Execution(Horizons(interval, interval, interval), io.action_dim)
+        super().__init__(options, io, seed=seed, device=device)
+        self.sac, self.gamma, j = Sac(options, io, seed=seed, device=device), gamma, options.interval
+        self.policy = ChunkedPolicy(io, Held(self.sac.policy, j), Execution(Horizons(j, j, j), io.action_dim))
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Windows of a decision, and where decisions began."""
+        return Needs(
+            rows=options.batch_size * options.interval,
+            window=options.interval,
+            columns={"decision_start": (1,)},
+            decision_interval=options.interval,
         )
 
+    def calm(self) -> None:
+        """Halve SAC's step sizes."""
+        self.sac.calm()
+
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
-        """One step of critics, actor and temperature on `rows` decisions.
+        """One step of critics, actor and temperature on `batch_size` decisions.
 
         Returns:
             Those of `Sac`.
@@ -101,7 +84,7 @@ class SacJ(Learner):
         return self.sac.update(iter([self.decisions(batches)]))
 
     def decisions(self, batches: Iterator[Transitions]) -> Transitions:
-        """`rows` decisions (action (B, A)) out of windows; where too few begin in one batch, out of several.
+        """`batch_size` decisions (action (B, A)) out of windows; where too few begin in one batch, out of several.
 
         Raises:
             ValueError: no "decision_start" in the batch, or hardly any decision in sixteen batches.
@@ -109,14 +92,14 @@ class SacJ(Learner):
         found: list[Transitions] = []
         count = 0
         for _ in range(16):
-            part = self._of(windowed(next(batches), self.window))
+            part = self._of(windowed(next(batches), self.o.interval))
             found.append(part)
             count += len(part.reward)
-            if count >= self._rows:
+            if count >= self.o.batch_size:
                 break
         if not count:
             raise ValueError("no decision begins in sixteen batches; the replay holds steps of another policy")
-        return _join(found, self._rows)
+        return _join(found, self.o.batch_size)
 
     def _of(self, window: Transitions) -> Transitions:
         start = window.extras.get("decision_start")
@@ -132,9 +115,9 @@ class SacJ(Learner):
         own = _take(dataclasses.replace(window, mask=mask, extras={}), keep)
         rows = chunk_rows(own)
         reward, discount = rows.reward, rows.discount
-        if self._turns:
+        if self.o.discounting == "turn":
             reward = rows.extras["rewards"].sum(1)
-            discount = torch.where(rows.terminated, torch.zeros_like(discount), torch.full_like(discount, self._gamma))
+            discount = torch.where(rows.terminated, torch.zeros_like(discount), torch.full_like(discount, self.gamma))
         return dataclasses.replace(
             rows, action=rows.action[:, 0], reward=reward, discount=discount, mask=rows.mask[:, 0], extras={}
         )

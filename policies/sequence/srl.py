@@ -4,28 +4,75 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.learner_state import LearnerState
+from robot_rl.policies.nets.learner import RowLearner
 from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.policies.nets.recall_model import LOSSES, RecallModel
-from robot_rl.policies.nets.recurrent_actor import RecurrentActor
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import IOSpec, Learner, Metrics, Obs, Transitions
-from robot_rl.types.options import Count, Mixing, Positive, Rate, Share, Whole
+from robot_rl.policies.sequence.srl_actor import RecurrentActor
+from robot_rl.policies.sequence.srl_model import RecallModel, RecallModelOptions
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, Transitions
+from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
-PLANS = ("recurrence", "model")
-"""How a decision of more than one step is played."""
+
+class SrlOptions(RecallModelOptions):
+    """Of SRL; without a word of ours the defaults are the source's."""
+
+    sequence: Count = 8
+    """J actions that a decision is trained on."""
+    hidden: Count = 256
+    """Width of actor (both layers and recurrence) and critics."""
+    actor_delay: Count = 1
+    """The actor learns in every n-th update."""
+    tau: Mixing = 0.005
+    """Polyak rate of target critics and target model."""
+    init_alpha: Positive = 1.0
+    """Temperature at the start."""
+    target_entropy: Number | Literal["auto"] = "auto"
+    """A number, or auto (-A), per step of the sequence."""
+    collect_steps: Count = 1
+    """Actions of a decision that are played while collecting and in plain evaluation."""
+    random_sequence: bool = False
+    """J uniform in 1 ... sequence per update (ours)."""
+    average: bool = False
+    """Divide the actor's loss by the weights of its steps; without, its step is J times larger (ours)."""
+    drop_previous: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability of zero in place of the previous action in the actor's update (ours)."""
+    clamp_states: bool = False
+    """Keep predicted states inside the batch's smallest and largest components (ours)."""
+    normalize: bool = False
+    """Actor and critics read states in units of their running deviations (ours)."""
+    recall: Literal["sample", "mean"] = "sample"
+    """sample: a sequence goes on from its own noisy actions; mean (ours): from its mean actions, as it is played at
+    test time; at each of its states an action is drawn and valued beside it."""
+    disagreement: NotNegative = 0.0
+    """A step weighs exp(-u / disagreement) times what the one before it weighs, u the members' deviation in units of
+    what a step changes (wants `model_normalize` and two members); 0: not at all (ours)."""
+    plan: Literal["recurrence", "model"] = "recurrence"
+    """How more than one step of a decision is played. recurrence: from the newest observation alone. model (ours): each
+    action by the actor's first step at the state that the model's slow copy says comes next."""
+    decay: Whole = 0
+    """Updates over which all step sizes fall to 0 as a cosine, so that the last iterate is a settled one; 0 keeps them
+    (ours)."""
+
+    @field_validator("disagreement")
+    @classmethod
+    def check_disagreement(cls, value: float, info: ValidationInfo) -> float:
+        """Refuse a disagreement without a unit, or of one member."""
+        if value and (info.data.get("members", 2) < 2 or not info.data.get("model_normalize", True)):
+            raise ValueError("expected 0, or members of at least 2 and model_normalize=true, which gives the unit")
+        return value
 
 
-class Srl(Learner):
+class Srl(RowLearner[SrlOptions]):
     """Sequence reinforcement learning.
 
     The critic is that of soft actor-critic on single steps: y = r + discount (min Q'(s', a') - alpha log pi), a' the
@@ -39,146 +86,41 @@ class Srl(Learner):
     collecting is our choice (`collect_steps`, 1).
     """
 
-    consumes = "transitions"
     method = "SRL"
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 256,
-        sequence: Count = 8,
-        hidden: Count = 256,
-        model_hidden: tuple[Count, ...] = (400, 300),
-        actor_delay: Count = 1,
-        lr: Rate = 3e-4,
-        tau: Mixing = 0.005,
-        init_alpha: Positive = 1.0,
-        target_entropy: float | str = "auto",
-        collect_steps: Count = 1,
-        model_delta: bool = False,
-        random_sequence: bool = False,
-        average: bool = False,
-        drop_previous: Share = 0.0,
-        clamp_states: bool = False,
-        normalize: bool = False,
-        recall: str = "sample",
-        model_normalize: bool = False,
-        members: Count = 1,
-        disagreement: float = 0.0,
-        end_head: bool = False,
-        model_smooth: bool = False,
-        model_loss: str = "mse",
-        plan: str = "recurrence",
-        decay: Whole = 0,
-        metrics_every: Whole = 100,
-    ) -> None:
-        """Build networks for `io`. The first defaults are the source's; from `model_delta` on, options are ours.
+    def __init__(self, options: SrlOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        """Build networks for `io`.
 
         Args:
+            options: of the method.
             io: one vector observation "state".
             seed: of initial weights and noise.
             device: torch device.
-            gamma: discount per step; the data's `discount` is what is used.
-            batch_size: rows per update.
-            sequence: J actions that a decision is trained on.
-            hidden: width of actor (both layers and recurrence) and critics.
-            model_hidden: widths of the model.
-            actor_delay: the actor learns in every n-th update.
-            lr: step size of everything.
-            tau: Polyak rate of target critics and target model.
-            init_alpha: temperature at the start.
-            target_entropy: a number, or "auto" (-A), per step of the sequence.
-            collect_steps: actions of a decision that are played while collecting and in plain evaluation.
-            model_delta: the model predicts s' - s.
-            random_sequence: J uniform in 1 ... sequence per update.
-            average: divide the actor's loss by the weights of its steps (J without any); its step is J times larger
-                without.
-            drop_previous: probability of zero in place of the previous action in the actor's update.
-            clamp_states: keep predicted states inside the batch's smallest and largest components.
-            normalize: actor and critics read states in units of their running deviations.
-            recall: "sample": a sequence goes on from its own noisy actions. "mean": from its mean actions, as it is
-                played at test time; at each of its states an action is drawn and valued beside it.
-            model_normalize: the model reads and predicts in units of running deviations; implies `model_delta`.
-            members: of an ensemble of models, whose mean goes on.
-            disagreement: a step weighs exp(-u / disagreement) times what the one before it weighs, u the members'
-                deviation in units of what a step changes (wants `model_normalize`); 0: not at all.
-            end_head: the model predicts true ends too, and a step weighs as much as the episode is likely to get there.
-            model_smooth: SiLU in place of ReLU and a linear path beside it in the model: most of what a short step of
-                physics changes is linear in state and action, the rest is smooth.
-            model_loss: of the model's errors: "mse", or "l1", which fits the many plain steps closely where the few
-                rough ones (a fall, a stop) would take up the squares.
-            plan: how more than one step of a decision is played. "recurrence": by the recurrence, from the newest
-                observation alone. "model": each action by the actor's first step at the state that the model (its
-                slowly following copy) says comes next; the model goes with the policy then.
-            decay: updates over which all step sizes fall to 0 as a cosine, so that the last iterate is a settled one;
-                0 keeps them.
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
-            ValueError: an option outside its range.
+            ValueError: images, or no "state".
         """
-        if min(sequence, collect_steps, batch_size, actor_delay) < 1:
-            raise ValueError(
-                f"sequence, collect_steps, batch_size, actor_delay are {sequence}, {collect_steps}, {batch_size}, "
-                f"{actor_delay}; expected at least 1"
-            )
-        if members < 1 or disagreement < 0 or (disagreement > 0 and (members < 2 or not model_normalize)):
-            raise ValueError(
-                f"members is {members}, disagreement {disagreement}, model_normalize {model_normalize}; expected "
-                "at least 1 member, and where they shall disagree at least 2 and model_normalize=true, which gives the "
-                "unit"
-            )
-        if decay < 0:
-            raise ValueError(f"decay is {decay}, expected a number of updates, or 0 for none")
-        if recall not in ("sample", "mean"):
-            raise ValueError(f"recall is '{recall}', expected sample or mean")
-        if plan not in PLANS or model_loss not in LOSSES:
-            raise ValueError(
-                f"plan is '{plan}', model_loss '{model_loss}'; expected one of {', '.join(PLANS)} and one of "
-                f"{', '.join(LOSSES)}"
-            )
-        if not 0.0 <= drop_previous < 1.0:
-            raise ValueError(f"drop_previous is {drop_previous}, expected a probability below 1")
-        if isinstance(target_entropy, str) and target_entropy != "auto":
-            raise ValueError(f"target_entropy is '{target_entropy}', expected a number or 'auto'")
-        size, actions = state_size(io, self.method), io.action_dim
-        self.io, self.batch_size, self.keeps = io, batch_size, {"previous_action": (actions,)}
-        self._sequence, self._random, self._average = sequence, random_sequence, average
-        self._delay, self._full, self._lr, self._tau, self._decay = actor_delay, lr, lr, tau, decay
-        self._entropy = -float(actions) if isinstance(target_entropy, str) else float(target_entropy)
-        self._drop, self._clamp, self._reference = drop_previous, clamp_states, disagreement
-        self._recall = recall
-        self._generator = generator = torch.Generator(device=device).manual_seed(seed)
-        self.actor = RecurrentActor(size, actions, hidden, device, generator, normalize=normalize)
-        critic = MlpShape(2, size + actions, (hidden, hidden), 1, False, "critic.")
+        super().__init__(options, io, seed=seed, device=device)
+        o, size, actions, draw = options, state_size(io, self.method), io.action_dim, self.generator
+        self._entropy = -float(actions) if isinstance(o.target_entropy, str) else o.target_entropy
+        self._lr = o.lr
+        self.actor = RecurrentActor(size, actions, o.hidden, device, draw, normalize=o.normalize)
+        critic = MlpShape(2, size + actions, (o.hidden, o.hidden), 1, False, "critic.")
         self._critic_params = FlatParams(critic.shapes(), device=device)
-        self.model = model = RecallModel(
-            *(size, actions, tuple(model_hidden), device),
-            members=members,
-            delta=model_delta,
-            normalize=model_normalize,
-            ends=end_head,
-            smooth=model_smooth,
-            loss=model_loss,
-        )
-        _xavier(self._critic_params, generator)
-        _xavier(model.params, generator)
+        self.model = model = RecallModel(o, size, actions, device)
+        _xavier(self._critic_params, draw)
+        _xavier(model.params, draw)
         model.freeze()
         self._critic_target = self._critic_params.twin()
         self._critic = AutogradMlp(critic, self._critic_params)
         self._critic_old = AutogradMlp(critic, self._critic_target)
         self._alpha_params = FlatParams({"log_alpha": (1,)}, device=device)
-        self._alpha_params.flat[0] = math.log(init_alpha)
-        planner = SrlPlanner(self.actor, collect_steps, seed + 1, model=model if plan == "model" else None)
+        self._alpha_params.flat[0] = math.log(o.init_alpha)
+        self._alpha_params.require_grad()
+        planner = SrlPlanner(self.actor, o.collect_steps, seed + 1, model=model if o.plan == "model" else None)
         self.policy = SrlPolicy(io, planner)
-        self._state = LearnerState(
-            self.method,
-            metrics_every=metrics_every,
-            parts={
+        self.state.include(
+            {
                 "actor": self.actor.params,
                 "critic": self._critic_params,
                 "critic_target": self._critic_target,
@@ -186,11 +128,15 @@ class Srl(Learner):
                 "model_target": model.target,
                 "alpha": self._alpha_params,
                 "policy": self.policy,
-                "generator": generator,
                 **({} if self.actor.norm is None else {"norm": self.actor.norm}),
                 **({} if model.norms is None else {"model_in": model.norms[0], "model_out": model.norms[1]}),
-            },
+            }
         )
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rows with the action executed before."""
+        return Needs(rows=options.batch_size, columns={"previous_action": (io.action_dim,)})
 
     @property
     def alpha(self) -> float:
@@ -211,9 +157,8 @@ class Srl(Learner):
             ValueError: the batch lacks the previous action.
             FloatingPointError: a metric is not finite.
         """
-        wanted = self._state.tick()
-        self._lr = self._state.falling(self._full, self._decay)
-        batch = next(batches)
+        o, batch = self.o, next(batches)
+        self._lr = self.state.falling(o.lr, o.decay, first=0)
         if "previous_action" not in batch.extras:
             raise ValueError(
                 f"SRL reads extras['previous_action'], the batch has {sorted(batch.extras)}; train it with robot-rl "
@@ -224,24 +169,21 @@ class Srl(Learner):
             self.actor.norm.observe(state)
         found = self._critic_step(batch, state, after, action)
         found["model_loss"] = self._model_step(state, after, action, batch.terminated)
-        if self._state.updates % self._delay == 0:
+        if self.next_update % o.actor_delay == 0:
             found |= self._actor_step(state, batch.extras["previous_action"])
-        self._critic_target.blend(self._critic_params, self._tau)
-        self.model.target.blend(self.model.params, self._tau)
-        return self._state.report({**found, "alpha": self._alpha_params.view["log_alpha"].exp()} if wanted else None)
-
-    def _noise(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self._generator, device=self._generator.device)
+        self._critic_target.blend(self._critic_params, o.tau)
+        self.model.target.blend(self.model.params, o.tau)
+        return self.metrics(**found, alpha=self._alpha_params.view["log_alpha"].exp())
 
     def _critic_step(self, batch: Transitions, state: Tensor, after: Tensor, action: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
-            chosen, density, _ = self.actor.unroll(after, action, self._noise(len(after), 1, action.shape[1]), 1)
+            chosen, density, _ = self.actor.unroll(after, action, self.noise((len(after), 1, self.actions)), 1)
             value = self._critic_old.compute(torch.cat([self.actor.seen(after), chosen[:, 0]], 1))[..., 0].amin(0)
             target = batch.reward + batch.discount * (value - self.alpha * density[:, 0])
         q = self._critic.compute(torch.cat([self.actor.seen(state), action], 1))[..., 0]
         loss = (q - target).square().mean(1).sum()
         _step(self._critic_params, loss, self._lr)
-        return {"q": q.detach().mean(), "target": target.mean(), "critic_loss": loss.detach()}
+        return {"q": q.detach(), "target": target, "critic_loss": loss.detach()}
 
     def _model_step(self, state: Tensor, after: Tensor, action: Tensor, ended: Tensor) -> Tensor:
         loss = self.model.loss(state, action, after, ended)
@@ -249,18 +191,17 @@ class Srl(Learner):
         return loss.detach()
 
     def _actor_step(self, state: Tensor, previous: Tensor) -> dict[str, Tensor]:
-        steps = self._sequence
-        if self._random:
-            steps = int(torch.randint(1, steps + 1, (1,), generator=self._generator, device=state.device))
-        if self._drop:
-            keep = torch.rand(len(state), 1, generator=self._generator, device=state.device) >= self._drop
+        o, steps = self.o, self.o.sequence
+        if o.random_sequence:
+            steps = int(torch.randint(1, steps + 1, (1,), generator=self.generator, device=state.device))
+        if o.drop_previous:
+            keep = torch.rand(len(state), 1, generator=self.generator, device=state.device) >= o.drop_previous
             previous = previous * keep
-        loss, density, weight = self.actor_loss(state, previous, self._noise(len(state), steps, previous.shape[1]))
+        loss, density, weight = self.actor_loss(state, previous, self.noise((len(state), steps, self.actions)))
         total = weight.mean(0).sum()
-        _step(self.actor.params, loss / total if self._average else loss, self._lr)
+        _step(self.actor.params, loss / total if o.average else loss, self._lr)
         mean = (weight * density.detach()).mean(0).sum() / total
-        self._alpha_params.grad[0] = -(mean + self._entropy)
-        self._alpha_params.adam(self._lr)
+        _step(self._alpha_params, -(self._alpha_params.view["log_alpha"] * (mean + self._entropy)).sum(), self._lr)
         return {"actor_loss": loss.detach() / total, "entropy": -mean, "recalled": total}
 
     def actor_loss(self, state: Tensor, previous: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -270,22 +211,18 @@ class Srl(Learner):
         gradient, then one pass of the critics values all steps.
         """
         steps = noise.shape[1]
-        actions, density, played = self.actor.unroll(state, previous, noise, steps, along=self._recall)
+        actions, density, played = self.actor.unroll(state, previous, noise, steps, along=self.o.recall)
         seen, weights = [state], [state.new_ones(len(state))]
         with torch.no_grad():
             low, high = state.amin(0), state.amax(0)
             for i in range(steps - 1):
-                ahead, kept = self.model.ahead(seen[-1], played[:, i].detach(), self._reference)
-                seen.append(ahead.clamp(low, high) if self._clamp else ahead)
+                ahead, kept = self.model.ahead(seen[-1], played[:, i].detach(), self.o.disagreement)
+                seen.append(ahead.clamp(low, high) if self.o.clamp_states else ahead)
                 weights.append(weights[-1] if kept is None else weights[-1] * kept)
         weight = torch.stack(weights, 1)
         x = torch.cat([self.actor.seen(torch.stack(seen, 1)), actions], -1).flatten(0, 1)
         q = self._critic.compute(x)[..., 0].amin(0).view(len(state), steps)
         return (weight * (self.alpha * density - q)).mean(0).sum(), density, weight
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, targets, optimisers, generators and counters: tensors and numbers."""
-        return self._state.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Copy in place.
@@ -293,8 +230,8 @@ class Srl(Learner):
         Raises:
             ValueError: the state belongs to a learner of other sizes.
         """
-        with torch.no_grad():
-            self._state.load_state_dict(state)
+        with torch.no_grad():  # the weights are leaves of autograd
+            super().load_state_dict(state)
 
 
 class SrlPlanner:

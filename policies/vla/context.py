@@ -125,7 +125,7 @@ class ContextLearner(CriticLearner):
         items: Count = 12,
         frames: Count = 4,
         goals: Count = 6,
-        other_goals: float = 0.5,
+        other_goals: Share = 0.5,
         width: Count = 128,
         readout: str = "pairwise",
         anchor: Share = 0.2,
@@ -134,7 +134,7 @@ class ContextLearner(CriticLearner):
         references: Whole = 2,
         frames_shown: Count = FRAMES,
         picture: NotNegative = 0.25,
-        shares: Sequence[float] = (0.25, 0.45, 0.2, 0.1),
+        shares: Sequence[NotNegative] = (0.25, 0.45, 0.2, 0.1),
         align_weight: NotNegative = 0.5,
     ) -> None:
         super().__init__(

@@ -234,7 +234,7 @@ class CriticLearner:
         goals: Count = 6,
         labels: str = "work",
         successes_only: bool = False,
-        other_goals: float = 0.5,
+        other_goals: Share = 0.5,
         conditioning: str = "maps",
         width: Count = 128,
         readout: str = "pairwise",

@@ -13,12 +13,12 @@ from robot_rl.policies.nets.critic_scores import (
     calibration_error,
     kendall,
     precision_recall,
-    spearman,
     voc,
     voc_f1,
 )
 from robot_rl.policies.nets.progress import FORMS, accumulate, log_delta, true_values
 from robot_rl.policies.vla.critic import Clips, TinyCritic
+from robot_rl.stats import rank_correlation
 
 
 def evaluate(
@@ -80,7 +80,7 @@ def evaluate(
             "absolute": float(path.absolute[-1]),
             "truth": float(truth[-1]),
             "done": float(path.done[-1]),
-            "order": spearman(path.values, truth),
+            "order": rank_correlation(path.values, truth),
             "flat": bool(np.std(path.deltas) < 0.01),
         }
         if good[c]:
@@ -161,7 +161,7 @@ def _failure(good: list[dict[str, Any]], bad: list[dict[str, Any]]) -> dict[str,
             "value_mae": _mean(abs(row["value"] - row["truth"]) for row in mine),
         }
     return {
-        "rank_end": spearman(value, truth),
+        "rank_end": rank_correlation(value, truth),
         "tau_a_end": kendall(value, truth),
         "rank_within": _mean(orders),
         "value_mae": float(np.mean(np.abs(value - truth))),

@@ -30,7 +30,7 @@ class CrossViewImitation(VlaImitation):
         device: str = "cpu",
         gamma: float = 0.99,
         goal_camera: str = "front",
-        last: float = 0.8,
+        last: Share = 0.8,
         cameras: Sequence[str] | None = None,
         batch_size: Count = 64,
         head: str = "gaussian",

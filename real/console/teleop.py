@@ -9,9 +9,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from robot_rl.extras import require
 from robot_rl.real.console.server import ConsoleServer
@@ -47,14 +48,14 @@ class BrowserTeleop(RemoteTeleop):
         io: IOSpec,
         *,
         host: str = "127.0.0.1",
-        port: int = 8765,
+        port: Annotated[int, Field(ge=0, le=65535)] = 8765,
         token: str | None = None,
         hosts: Sequence[str] = (),
         certificate: str | None = None,
         key: str | None = None,
         speed: float = 0.6,
         frame_every: int = 1,
-        quality: int = 75,
+        quality: Annotated[int, Field(ge=1, le=95)] = 75,
         clock: Clock | None = None,
         announce: bool = True,
     ) -> None:
@@ -197,14 +198,14 @@ def make(
     expert: Any = None,
     *,
     host: str = "127.0.0.1",
-    port: int = 8765,
+    port: Annotated[int, Field(ge=0, le=65535)] = 8765,
     token: str | None = None,
     hosts: Sequence[str] = (),
     certificate: str | None = None,
     key: str | None = None,
     speed: Positive = 0.6,
     frame_every: Count = 1,
-    quality: int = 75,
+    quality: Annotated[int, Field(ge=1, le=95)] = 75,
 ) -> BrowserTeleop:
     """The console; see `BrowserTeleop`."""
     return BrowserTeleop(

@@ -13,7 +13,7 @@ from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
 from robot_rl.real.ros.env import Ros2Env
 from robot_rl.types import Obs
-from robot_rl.types.options import Count, NotNegative, Positive, Whole
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Whole
 
 
 def make(
@@ -28,7 +28,7 @@ def make(
     reset_mode: str = "home",
     reset_service: str = "",
     reset_timeout: Positive = 20.0,
-    start: Sequence[float] | None = None,
+    start: Sequence[Number] | None = None,
     start_noise: NotNegative = 0.0,
     arm: bool = False,
     terminate_on_success: bool = False,

@@ -87,4 +87,6 @@ def action(node: NodeSpec) -> Any:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return ""
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)

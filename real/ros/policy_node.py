@@ -20,8 +20,9 @@ from std_srvs.srv import Trigger
 
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.pilot import Pilot, Setpoints, prove
-from robot_rl.real.port import IMAGE, Port, SpecPort, ported
+from robot_rl.real.graph import bound
+from robot_rl.real.pilot import Pilot, Setpoints, fitted
+from robot_rl.real.port import IMAGE, Port
 from robot_rl.real.ros.camera_inputs import CameraInputs
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import FIELDS, JointTrajectory, trajectory
@@ -41,6 +42,7 @@ from robot_rl.real.ros.node_base import (
     thaw_garbage,
 )
 from robot_rl.real.ros.parameters import declare
+from robot_rl.types import Loaded
 
 
 class PolicyNode(LifecycleNode):
@@ -59,6 +61,9 @@ class PolicyNode(LifecycleNode):
         declare(self, "threads", 1, "CPU threads of torch", low=1, high=256)
         declare(self, "rate", 100.0, "commands per second", low=1.0, high=1000.0)
         declare(self, "publish_phase", 0.3, "when in the period a command goes out", low=0.0, high=0.9)
+        declare(self, "action", "", "normalised: -1 and +1 of its log are the robot's bounds", read_only=False)
+        declare(self, "action_low", "", "lower bound of the actions of its log: a number or a list", read_only=False)
+        declare(self, "action_high", "", "upper bound", read_only=False)
         declare(self, "deterministic", True, "the policy's mean instead of a sample")
         declare(self, "interpolate", True, "go straight from target to target between decisions")
         declare(self, "chunk_steps", 1, "points per chunk, 1 = steps", low=1, high=1000)
@@ -184,12 +189,12 @@ class PolicyNode(LifecycleNode):
         if root and not where.is_relative_to(Path(root).expanduser().resolve()):
             raise ValueError(f"policy_path {where} lies outside policy_root {root}")
         module, _, name = str(self._value("loader")).partition(":")
-        policy, io, make_port, identity = getattr(importlib.import_module(module), name)(
+        loaded: Loaded = getattr(importlib.import_module(module), name)(
             str(where), device=self._value("device"), threads=int(self._value("threads"))
         )
-        port: Port = make_port(self.spec.names) if make_port is not None else SpecPort(self.spec, io.control_hz)
-        port = ported(port, io, self.spec.cameras)
-        prove(policy, port, io, len(self.spec.joints))
+        said = {key: bound(key, self._value(key)) for key in ("action_low", "action_high")}
+        said["action"] = self._value("action") or None
+        policy, port = fitted(loaded, self.spec, said, self.get_logger().warning)
         for task in port.external:
             if task not in self._task_topics:
                 self._task_topics[task] = self.create_subscription(
@@ -198,7 +203,7 @@ class PolicyNode(LifecycleNode):
         return Pilot(
             policy,
             port,
-            identity=f"{identity.replace('|', '_')}.{self._instance}",
+            identity=f"{loaded.identity.replace('|', '_')}.{self._instance}",
             rate=self._value("rate"),
             mode=self.spec.mode,
             deterministic=bool(self._value("deterministic")),

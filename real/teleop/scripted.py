@@ -53,7 +53,7 @@ class ScriptedHuman:
         skill: Share = 1.0,
         delay_s: NotNegative = 0.0,
         noise: NotNegative = 0.0,
-        bias: float = 0.0,
+        bias: NotNegative = 0.0,
         help: str = "disagreement",
         sees: str = "proposal",
         gap: str = "max",

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl import __version__, build
+from robot_rl import build
 from robot_rl.bench.curves import plot
 from robot_rl.checkpoint import write_json
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.stopwatch import Stopwatch
+from robot_rl.version import VERSION
 
 ENV = "robot_rl.sim.mujoco_env.make"
 METHODS = ("step_gae", "smdp_gae", "turn_gae", "hae", "grpo", "gigpo")
@@ -120,7 +121,7 @@ def run(
                         result = train(job)
                         last = result["curve"][-1]
                         sys.stderr.write(f"{path.stem}: return {last['return']:.1f}, {last['cpu_s']:.0f} s\n")
-                        write_json(path, {**result, "versions": {"robot_rl": __version__, "torch": torch.__version__}})
+                        write_json(path, {**result, "versions": {"robot_rl": VERSION, "torch": torch.__version__}})
     finally:
         torch.set_num_threads(before)
     return summarise(folder)
@@ -138,6 +139,7 @@ def train(job: Mapping[str, Any]) -> dict[str, Any]:
     task = WORLDS[job["world"]]
     env = _at(ENV)(task.num_envs, job["seed"], world=_at(task.world)(**task.options), num_threads=1)
     options = {"chunk": job["chunk"], "estimator": job["method"], **task.learner, **OPTIONS.get(job["method"], {})}
+    options["obs_spread"] = None  # as the results in docs/ppo_chunk.md were made
     learner = build.make("policy", {"name": "online/ppo_chunk", **options}, env.io, seed=job["seed"], device="cpu")
     watch, curve = Stopwatch(), []
 

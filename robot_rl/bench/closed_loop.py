@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl import __version__, child
+from robot_rl import child
 from robot_rl.bench.curves import plot
 from robot_rl.checkpoint import write_json
 from robot_rl.data import formats
 from robot_rl.types import Episode
+from robot_rl.version import VERSION
 
 REWARDS = ("truth", "critic", "success_only")
 _WORLD = ("env=tabletop", "env.world.layout=fixed", "env.world.hand_spread=0.3", "env.world.seconds=3.5")
@@ -115,7 +116,7 @@ def run(
                 online = [f"init={start}", f"log={log}", *_ONLINE, f"total_steps={steps}", *pays, *own]
                 last = _online(folder, f"{reward}_s{seed}", online)
             filmed = _film(folder, f"{reward}_s{seed}", world, last, judge, film, seed, gamma)
-            numbers = {"reward": reward, "seed": seed, "version": __version__, **_numbers(start, last), **filmed}
+            numbers = {"reward": reward, "seed": seed, "version": VERSION, **_numbers(start, last), **filmed}
             write_json(cell, numbers)
     result = summarise(folder)
     _picture(folder)

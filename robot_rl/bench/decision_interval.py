@@ -24,7 +24,7 @@ METHODS = ("srl4", "srl8", "sac1", "sac4", "sac8")
 """SRL with J, and SAC-j with j; j = 1 is SAC, its action held where decisions are rarer."""
 _SMALL = {
     "srl": ("policy.hidden=64", "policy.model_hidden=[64,64]", "policy.batch_size=64"),
-    "sac": ("policy.hidden=[64,64]", "policy.rows=64"),
+    "sac": ("policy.hidden=[64,64]", "policy.batch_size=64"),
 }
 
 

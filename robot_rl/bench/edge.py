@@ -167,16 +167,13 @@ def run(
     if task not in TASKS:
         raise ValueError(f"task is '{task}', expected one of {', '.join(TASKS)}")
     given = TASKS[task]
-    kind = importlib.import_module("robot_rl.policies.offline.ravl").Ravl
+    ravl = importlib.import_module("robot_rl.policies.offline.ravl")
     io = IOSpec({"state": ((2,), "float32")}, ("x", "y"), (-1.0, -1.0), (1.0, 1.0), ("1", "1"), 10.0)
     rows: list[dict[str, Any]] = []
     for case, number in itertools.product(given.cases, range(seed, seed + seeds)):
-        learner = kind(
-            io,
-            seed=number,
+        options = ravl.RavlOptions(
             critics=case.critics,
             eta=case.eta,
-            gamma=given.gamma,
             hidden=(64, 64),
             batch_size=128,
             lr=1e-3,
@@ -186,9 +183,9 @@ def run(
             real_ratio=0.0 if task == "bowl" else 0.05,
             rollout_every=200,
             rollout_batch=500,
-            model=given.world,
             metrics_every=every,
         )
+        learner = ravl.Ravl(options, io, seed=number, gamma=given.gamma, model=given.world)
         state = torch.cat([next(given.logged()).obs["state"] for _ in range(2)])
         learner.prepare(LogFacts(state.mean(0).numpy(), state.std(0).numpy(), -8.0, 0.0, given.gamma, 30))
         batches = given.logged()

@@ -168,19 +168,11 @@ def trained(
 def ours(device: str, size: str, accelerate: str) -> Go:
     """`online/fast_sac`; one item is one critic step, every second with an actor step, its batch included."""
     state, action, batch, actor, critic, _ = SIZES[size]
-    maker = importlib.import_module("robot_rl.policies.online.fast_sac").FastSac
-    learner = maker(
-        _io(state, action),
-        device=device,
-        batch_size=batch,
-        updates=1,
-        actor_delay=2,
-        actor_hidden=actor,
-        critic_hidden=critic,
-        value_range=(LOW, HIGH),
-        normalize_obs=False,
-        accelerate=accelerate,
-    )
+    options = {
+        "batch_size": batch, "updates": 1, "actor_delay": 2, "actor_hidden": actor, "critic_hidden": critic,
+        "value_range": (LOW, HIGH), "normalize_obs": False, "accelerate": accelerate,
+    }  # fmt: skip
+    learner = build.make("policy", {"name": "online/fast_sac", **options}, _io(state, action), device=device)
     batches = _memory(device, size).batches(batch)
 
     def go(items: int) -> None:

@@ -21,7 +21,7 @@ def run(quick: bool = False, *, winds: int = 25, strongest: float = 0.5, gamma: 
         {"rows": policy, value in the worst wind, the wind, value without wind; "iterations", "bound": the least of the
         optimal values of all winds, which no policy can beat in the worst case}.
     """
-    tables = importlib.import_module("robot_rl.policies.sequence.iwocs")
+    tables = importlib.import_module("robot_rl.policies.contrib.iwocs")
     strength = np.linspace(0.0, strongest, 5 if quick else winds)
     worlds, start = [tables.windy_walk(float(w)) for w in strength], tables.start_of()
     found = tables.iwocs(worlds, gamma=gamma, start=start)

@@ -191,7 +191,7 @@ class _Job:
     def __init__(self, folder: Path, options: dict[str, Any], box: dict[str, tuple[float, float]]) -> None:
         self.folder, self.options, self.box = folder, options, box
         self.nominal: Point = dict(options["nominal"] or {k: (low + high) / 2 for k, (low, high) in box.items()})
-        self._methods = importlib.import_module("robot_rl.policies.sequence.iwocs_deep")
+        self._methods = importlib.import_module("robot_rl.policies.contrib.iwocs_deep")
         self._array_env = importlib.import_module("robot_rl.sim.array_env")
         module, _, name = options["world"].rpartition(".")
         self._world = getattr(importlib.import_module(module), name)
@@ -202,9 +202,8 @@ class _Job:
 
     def learner(self, io: Any, seed: int) -> Any:
         o = self.options
-        return self._methods.Expert(
-            io, seed=seed, gamma=o["gamma"], hidden=tuple(o["hidden"]), lr=o["lr"], batch_size=o["batch_size"]
-        )
+        stated = self._methods.ExpertOptions(hidden=tuple(o["hidden"]), lr=o["lr"], batch_size=o["batch_size"])
+        return self._methods.Expert(stated, io, seed=seed)
 
     def train(self, title: str, dynamics: Mapping[str, Any], steps: int, seed: int) -> Any:
         """A learner from its file, or trained and written; with its dynamics model, which a default does not use."""
@@ -222,7 +221,8 @@ class _Job:
         job: Any = log  # stands in for the buffer where steps go in
         sizes = {"batch_size": o["batch_size"], "learning_starts": o["learning_starts"]}
         OffPolicy(env, learner, job, seed=seed, **sizes).run(steps, lambda _step, _metrics: False)
-        learner.fit_model(*log.tensors(), steps=o["model_steps"], quantile=o["quantile"], seed=seed)
+        how = self._methods.ModelFit(steps=o["model_steps"], quantile=o["quantile"])
+        learner.fit_model(*log.tensors(), how, seed=seed)
         kept = {**learner.kept(), "dynamics": {key: _plain(value) for key, value in dynamics.items()}}
         save_state(path.with_suffix(".tmp"), kept)
         path.with_suffix(".tmp").replace(path)

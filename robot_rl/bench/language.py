@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl import __version__
+from robot_rl import build
 from robot_rl.advantage import presets
 from robot_rl.bench.curves import plot
 from robot_rl.checkpoint import write_json
 from robot_rl.stopwatch import Stopwatch
+from robot_rl.version import VERSION
 
-AGENT = "robot_rl.policies.language.agent.LanguageAgent"
 ENV = "robot_rl.sim.text.TextVectorEnv"
 FIRST_TEST = 1_000_000
 """Task seeds of the evaluation begin here; training draws its own below 2^31 at random."""
@@ -154,7 +154,7 @@ def run(
                     job = {"world": world, "method": method, "seed": seed, "tasks": tasks}
                     job["turns"] = budget // 20 if quick else budget
                     result = train(job, max(1, job["turns"] // evaluations))
-                    write_json(path, {**result, "versions": {"robot_rl": __version__, "torch": torch.__version__}})
+                    write_json(path, {**result, "versions": {"robot_rl": VERSION, "torch": torch.__version__}})
     finally:
         torch.set_num_threads(before)
     return summarise(folder)
@@ -223,7 +223,8 @@ def make_agent(task: Task, env: Any, method: str, seed: int) -> Any:
     loss = {"clip_low": CLIP[0], "clip_high": CLIP[1], "aggregation": AGGREGATION}
     options = {**{name: x for name, x in loss.items() if name in known}, **task.tuned.get(method, {})}
     clip = {"clip_low": CLIP[0], "clip_high": CLIP[1]}
-    return _at(AGENT)(env.io, advantage=method, advantage_options=options, seed=seed, **clip, **task.agent)
+    node = {"name": "language/agent", "advantage": method, "advantage_options": options, **clip, **task.agent}
+    return build.make("policy", node, env.io, seed=seed)
 
 
 def share(dialogues: Sequence[Any]) -> float:

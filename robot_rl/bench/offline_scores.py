@@ -20,7 +20,7 @@ import numpy as np
 from robot_rl import __version__, child
 from robot_rl.checkpoint import write_bytes, write_json
 from robot_rl.data import d4rl, scores
-from robot_rl.ope.intervals import iqm, stratified
+from robot_rl.stats import iqm, stratified
 
 
 @dataclass(frozen=True)

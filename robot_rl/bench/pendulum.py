@@ -17,7 +17,8 @@ import numpy as np
 
 from robot_rl import __version__, child
 from robot_rl.checkpoint import write_json
-from robot_rl.ope.ranking import rank_correlation, regret_at_k
+from robot_rl.ope.ranking import regret_at_k
+from robot_rl.stats import rank_correlation
 
 CONTROLLERS = {
     "pendubot": ("ilqr_tvlqr_lqr", "mcpilco", "sac_lqr"),

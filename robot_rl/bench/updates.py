@@ -12,6 +12,7 @@ HalfCheetah-v5: one "update" is 2,048 steps of each.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -23,6 +24,8 @@ from statistics import median
 from typing import Any
 
 _RLPD = {"critics": 10, "subset": 2, "layer_norm": True, "utd": 20, "actor_reduce": "mean", "target_entropy": "half"}
+_SMALL = {"hidden": (256, 256), "batch_size": 64}
+_BRANCHES = {"rollout_batch": 2000, "rollout_every": 10_000}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bc": ("offline.bc:Bc", {}),
     "bc gaussian": ("offline.bc:Bc", {"gaussian": True}),
@@ -42,14 +45,35 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sac mean": ("online.sac:Sac", {"subset": 1, "actor_reduce": "mean", "normalize_obs": True}),
     "sac rlpd": ("online.sac:Sac", _RLPD),
     "sac hlgauss": ("online.sac:Sac", {"value_head": "hlgauss"}),
-    "crossq": ("online.crossq:CrossQ", {}),
-    "simba": ("online.simba:Simba", {}),
+    "crossq": ("contrib.crossq:CrossQ", {}),
+    "simba": ("contrib.simba:Simba", {}),
     "imitation_sac": ("human.imitation_sac:ImitationSac", {}),
     "rlif": ("human.rlif:Rlif", {}),
     "hil_serl": ("human.hil_serl:HilSerl", {}),
+    "hg_dagger": ("human.hg_dagger:HgDagger", {}),
+    "hil_ppo": ("human.hil_ppo:HilPpo", {"rows": 500}),
+    "arsq": ("sequence.arsq:Arsq", _SMALL),
+    "qc": ("sequence.qc:Qc", {"samples": 4, **_SMALL}),
+    "qc_fql": ("sequence.qc_fql:QcFql", _SMALL),
+    "fql": ("sequence.fql:Fql", _SMALL),
+    "diffusion": ("sequence.diffusion:Diffusion", _SMALL),
+    "diffusion student": ("sequence.diffusion:Diffusion", {"clone_updates": 1, "distill_from": 1, **_SMALL}),
+    "rl100 judge": ("sequence.rl100:Rl100", {"clone_updates": 1, **_SMALL}),
+    "rl100 improve": ("sequence.rl100:Rl100", {"clone_updates": 1, "judge_updates": 1, **_SMALL}),
+    "demo_kl": ("offline.demo_kl:DemoKl", {}),
+    "mopo": ("offline.mopo:Mopo", {**_BRANCHES, "model_updates": 1}),
+    "mopo model": ("offline.mopo:Mopo", _BRANCHES),
+    "ravl": ("offline.ravl:Ravl", {**_BRANCHES, "model_updates": 1}),
+    "goal_bc": ("offline.goal_bc:GoalBc", {}),
+    "oer": ("offline.oer:Oer", {}),
+    "history_iql": ("offline.history_iql:HistoryIql", {}),
+    "fqe": ("offline.fqe:Fqe", {"valued": True}),
+    "model_value": ("offline.model_value:ModelValue", {"valued": True}),
     "ppo 1": ("loop:Ppo", {"num_envs": 1}),
     "ppo 8": ("loop:Ppo", {"num_envs": 8}),
 }
+MOVED = {"contrib.crossq": "online.crossq", "contrib.simba": "online.simba"}
+"""Where methods stood in older checkouts."""
 STATE, ACTION = 17, 6
 
 
@@ -69,7 +93,7 @@ def _serve() -> None:
         10.0,
     )
 
-    def rows(size: int) -> Iterator[Transitions]:
+    def rows(size: int, window: int) -> Iterator[Transitions]:
         draw = torch.Generator().manual_seed(0)
         action = torch.rand(2, size, ACTION, generator=draw) * 1.8 - 0.9
         state = torch.randn(2, size, STATE, generator=draw)
@@ -77,10 +101,20 @@ def _serve() -> None:
         extras = {"next_action": action[1], "next_action_valid": torch.ones(size), "return_to_go": number[1]}
         extras |= {"reward_task": number[0], "reward_rlif": -(number[1] > 1).float()}
         extras["source"] = torch.arange(size) * 2 // size
+        extras |= {"boundary": torch.arange(size) % 100 == 99, "step": torch.arange(size) % 100, "goal": state[1]}
         discount, following = torch.full((size,), 0.99), {"state": state[1]}
         batch = Transitions(
             {"state": state[0]}, action[0], number[0], discount, following, no, no, no, ~no, extras=extras
         )
+        if window > 1:  # rows side by side
+            batch = Transitions(
+                *(
+                    {"state": x["state"][:, None].expand(-1, window, -1).clone()}
+                    if isinstance(x, dict)
+                    else x[:, None].expand(-1, window, *x.shape[1:]).clone()
+                    for x in (batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs, no, no, no, ~no)
+                ),
+            )
         while True:
             yield batch
 
@@ -94,14 +128,28 @@ def _serve() -> None:
             if module == "loop":
                 learner, batches = _ppo_loop(options["num_envs"]), iter(())
             else:
+                here = importlib.util.find_spec(f"robot_rl.policies.{module.partition('.')[0]}")
+                module = module if here is not None else MOVED.get(module, module)
                 held = vars(importlib.import_module(f"robot_rl.policies.{module}"))
                 options, stated = {**options, **asked["options"]}, held.get(f"{kind}Options")
-                learner = held[kind](stated(**options), io) if stated else held[kind](io, **options)
-                batches = rows(learner.batch_size or learner.need.rows)
+                size, given = options.pop("rows", 0), (io, _Still()) if options.pop("valued", False) else (io,)
+                learner = held[kind](stated(**options), *given) if stated else held[kind](*given, **options)
+                old = bool(learner.batch_size)  # it says so itself, not in what it needs
+                window = vars(learner).get("window", 1) if old else learner.need.window
+                batches = rows(size or learner.batch_size or learner.need.rows, window)
         begin = time.process_time()
         for _ in range(asked["updates"]):
             learner.update(batches)
         print(json.dumps((time.process_time() - begin) / asked["updates"]), flush=True)  # noqa: T201
+
+
+class _Still:
+    """A policy whose values are estimated: it does nothing."""
+
+    def act(self, obs: Any, *, deterministic: bool = False) -> Any:
+        """Zeros for every row."""
+        types = importlib.import_module("robot_rl.types")
+        return types.Action(obs["state"].new_zeros(len(obs["state"]), ACTION))
 
 
 class _Loop:

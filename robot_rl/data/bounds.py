@@ -174,6 +174,22 @@ def of_io(io: IOSpec, said: str | None = None) -> ActionBounds | None:
     return ActionBounds(None, None, None, normalised=True) if said == NORMALISED else None
 
 
+def check_ends(low: Any, high: Any) -> None:
+    """Refuse one bound without the other, and a lower one that is not below the upper one.
+
+    Raises:
+        ValueError: says both.
+    """
+    lengths = {len(x) for x in (low, high) if isinstance(x, Sequence)}
+    if low is None and high is None:
+        return
+    if low is None or high is None or len(lengths) > 1 or not (np.asarray(low, float) < np.asarray(high, float)).all():
+        raise ValueError(
+            f"action_low is {low} and action_high {high}, expected for both a number or lists of one length, the first "
+            "below the second"
+        )
+
+
 def stated(
     known: ActionBounds | None, size: int, *, action: str | None = None, low: Any = None, high: Any = None
 ) -> ActionBounds | None:

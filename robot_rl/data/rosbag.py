@@ -11,8 +11,9 @@ A map is a YAML file:
     reward: {topic: /reward, field: data}        # or a number per step; left out: zeros
     episode: {start: /episode_start, stop: /episode_stop, gap_s: 2.0}
     max_age_s: 0.1                               # default 2.5 periods of the clock
-    action_low: [-1.0]                           # physical bounds: they become -1 and +1
-    action_high: [1.0]
+    action_low: -2.0                             # physical bounds, a number or a list: they become -1 and +1
+    action_high: 2.0
+    action_units: N*m                            # or a list
 
 Joints are looked up by name in every message, because their order may change. Times are those of the headers; where a
 stamp is 0 or runs backwards the time of reception counts, and is reported. Commands and `kind: zoh` hold their last
@@ -33,13 +34,15 @@ import numpy as np
 
 from robot_rl import extras
 from robot_rl.data import bag_check, foreign, mcap_salvage
+from robot_rl.data.bounds import declared
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.data.lerobot import action_lag
 from robot_rl.data.tables import hold, interpolate
 from robot_rl.types import Episode, IOSpec
 
-_KEYS = {"clock", "observation", "action", "reward", "episode", "max_age_s", "action_low", "action_high"}
+_RANGE = ("action_low", "action_high", "action_units")
+_KEYS = {"clock", "observation", "action", "reward", "episode", "max_age_s", *_RANGE}
 _KINDS = ("linear", "zoh", "angle", "quaternion")
 _STORES = ("humble", "jazzy", "kilted", "iron", "foxy", "galactic", "dashing", "eloquent", "latest")
 
@@ -343,16 +346,18 @@ def _convert(path: Path, plan: Mapping[str, Any], topics: dict[str, _Topic], fin
         message = f"{path}: no two steps in a row have fresh observations (max_age_s {max_age:.3g})"
         raise BadData([*findings, error("no_rows", message, "raise max_age_s, or lower the clock's rate")])
     width = command_value.shape[1]
-    known = bool(plan.get("action_low") and plan.get("action_high"))
-    low = tuple(float(x) for x in plan["action_low"]) if known else (None,) * width
-    high = tuple(float(x) for x in plan["action_high"]) if known else (None,) * width
+    low, high, units = (plan.get(key) for key in _RANGE)
+    bounds = declared(low, high, width, units)
+    if bounds is None and not (low is None and high is None):
+        message = f"action_low is {low} and action_high {high}, expected for both a number or a list of {width}"
+        raise BadData([*findings, error("map", f"{path}: {message}, the first below the second")])
     names = tuple(command.get("joints") or (f"a{i}" for i in range(width)))
     obs = {key: (tuple(value.shape[1:]), "float32") for key, value in episodes[0].obs.items()}
-    io = IOSpec(obs, names, low, high, ("1",) * width, hz)
+    io = IOSpec(obs, names, (None,) * width, (None,) * width, ("1",) * width, hz)
     lag = action_lag(episodes)
     if lag is not None:
         findings.append(note("lag", f"states follow actions by {lag} steps ({lag / hz:.3g} s)"))
-    return Logs(episodes, findings, io, {"path": str(path), "format": "rosbag", "name": path.stem})
+    return Logs(episodes, findings, io, {"path": str(path), "format": "rosbag", "name": path.stem}, bounds=bounds)
 
 
 def _spans(
@@ -416,9 +421,6 @@ def _episode(
         )
     obs = {key: np.concatenate(value, 1).astype(np.float32) for key, value in parts.items()}
     action = hold(command_time, command, grid[:-1])
-    if plan.get("action_low") and plan.get("action_high"):
-        low, high = np.asarray(plan["action_low"], float), np.asarray(plan["action_high"], float)
-        action = (action - low) / (high - low) * 2.0 - 1.0
     action = action.astype(np.float32)
     reward, rule = np.zeros(len(action), np.float32), plan.get("reward")
     if isinstance(rule, Mapping):  # the reward of a step is the last one told by its end

@@ -1,12 +1,14 @@
-"""What training saw, as quantiles: of a log, a buffer, or the newest rollout. No generator is drawn from."""
+"""What training saw, as quantiles: of a log, a buffer, or all rollouts. No generator is drawn from."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from robot_rl.types import IOSpec, Seen
+from robot_rl.types import Array, IOSpec, Obs, Seen
 
 MOST = 50_000
 """Rows that quantiles are taken of, evenly spaced over those that are there."""
@@ -18,6 +20,67 @@ class Looked(Protocol):
     def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
         """Observations and actions of evenly spaced rows, at most `most`, and how many steps there are in all."""
         ...
+
+
+class RowSample:
+    """Rows of rollouts, evenly spread over all that there ever were, in little room.
+
+    Row i is kept where frac(i / golden ratio) is below a share that is halved whenever the room is full: a Weyl
+    sequence, which spreads evenly over time and over environments alike, whatever their number.
+
+    Args:
+        most: rows; fewer where they are wide, so that all of them take some 8 MB at most.
+
+    Source: Knuth, The Art of Computer Programming 3, section 6.4 (multiplicative hashing).
+    """
+
+    def __init__(self, most: int = 16_384) -> None:
+        self._most, self._count, self._share = most, 0, 1 << 32
+        self._mark = np.zeros(0, np.uint64)
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def add(self, obs: Obs, action: Array, valid: Array) -> None:
+        """A rollout: columns (T, N, ...) of observations (vectors are kept), of actions, and of which rows count."""
+        size = valid.shape[0] * valid.shape[1]
+        mark = (np.arange(self._count, self._count + size, dtype=np.uint64) * 2_654_435_769) & 0xFFFF_FFFF
+        self._count += size
+        kept = mark < self._share
+        columns = {f"obs.{key}": value for key, value in obs.items() if value.ndim == 3}
+        where = torch.as_tensor(np.flatnonzero(kept))
+        for key, value in {**columns, "action": action, "valid": valid}.items():
+            rows = torch.as_tensor(value).flatten(0, 1)
+            self._parts.setdefault(key, []).append(rows[where.to(rows.device)].float())
+        self._mark = np.concatenate([self._mark, mark[kept]])
+        width = sum(parts[0].shape[-1] for key, parts in self._parts.items() if key != "valid")
+        while len(self._mark) > min(self._most, max(2_000_000 // width, 1024)):
+            self._share //= 2
+            kept = self._mark < self._share
+            self._mark, where = self._mark[kept], torch.as_tensor(np.flatnonzero(kept))
+            self._parts = {key: [rows[where.to(rows.device)]] for key, rows in self._joined().items()}
+
+    def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
+        """See `Looked`."""
+        if not self._count:
+            return {}, None, 0
+        columns = self._joined()
+        valid = columns.pop("valid").bool()
+        rows = {key: value[valid].cpu() for key, value in columns.items()}
+        action = rows.pop("action").clamp(-1.0, 1.0)
+        return {key.removeprefix("obs."): value for key, value in rows.items()}, action, self._count
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows and where it stands."""
+        rows = {key: value.cpu() for key, value in self._joined().items()}
+        return {"count": self._count, "share": self._share, "mark": self._mark.astype(np.int64), "rows": rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the one that `state_dict` was taken of."""
+        self._count, self._share = int(state["count"]), int(state["share"])
+        self._mark = np.asarray(state["mark"]).astype(np.uint64)
+        self._parts = {key: [torch.as_tensor(value)] for key, value in state["rows"].items()}
+
+    def _joined(self) -> dict[str, Tensor]:
+        return {key: torch.cat([part.to(parts[-1].device) for part in parts]) for key, parts in self._parts.items()}
 
 
 def seen(source: Looked | None, io: IOSpec, *, count: int | None = None) -> Seen | None:

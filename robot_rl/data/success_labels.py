@@ -12,6 +12,7 @@ import numpy as np
 from robot_rl.data.hil_episode import to_steps
 from robot_rl.data.hil_log import episode_key
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource
+from robot_rl.stats import upper_bound
 from robot_rl.types import Episode, Obs
 
 
@@ -178,24 +179,12 @@ def quality(probability: np.ndarray, label: np.ndarray, threshold: float, bins: 
         "false_negatives": fn,
         "true_negatives": tn,
         "false_positive": fp / max(fp + tn, 1),
-        "false_positive_high": upper(fp, fp + tn),
+        "false_positive_high": upper_bound(fp, fp + tn),
         "recall": tp / max(tp + fn, 1),
         "brier": float(np.mean((p - y) ** 2)) if len(p) else math.nan,
         "ece": float(ece),
         "nll": float(-np.mean(np.where(y, np.log(safe), np.log(1 - safe)))) if len(p) else math.nan,
     }
-
-
-def upper(events: int, trials: int) -> float:
-    """95 % upper bound of a rate."""
-    if trials < 1:
-        return 1.0
-    if events == 0:
-        return 1.0 - 0.05 ** (1.0 / trials)
-    z, p = 1.6448536269514722, events / trials
-    square = z * z / trials
-    root = z * math.sqrt(p * (1 - p) / trials + square / (4 * trials))
-    return min(1.0, (p + square / 2 + root) / (1 + square))
 
 
 def false_alarms(probability: np.ndarray, data: Frames, threshold: float, in_a_row: int) -> tuple[int, int]:

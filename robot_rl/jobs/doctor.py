@@ -16,9 +16,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from robot_rl import __version__, child
+from robot_rl import child
 from robot_rl.checkpoint import git_commit
 from robot_rl.extras import PACKAGES, remedy
+from robot_rl.version import VERSION
 
 _RENDER = (
     "import mujoco; m = mujoco.MjModel.from_xml_string("
@@ -35,7 +36,7 @@ def diagnose() -> tuple[str, bool]:
         The text to print, and whether all that the base install needs is there.
     """
     lines = [
-        f"robot_rl {__version__}  commit {git_commit() or '- (not a checkout)'}",
+        f"robot_rl {VERSION}  commit {git_commit() or '- (not a checkout)'}",
         f"python {platform.python_version()}  {sys.executable}",
         f"system {platform.platform()}",
         f"memory {psutil.virtual_memory().total / 2**30:.1f} GiB  cores {os.cpu_count()}"

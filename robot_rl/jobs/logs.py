@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import model_validator
+from typing_extensions import Self
 
 from robot_rl.data import formats
 from robot_rl.data.actions import settle
-from robot_rl.data.bounds import HOW, NORMALISED, STATED, between, meaning, of_io, same, stated
+from robot_rl.data.bounds import NORMALISED, STATED, between, check_ends, meaning, of_io, same, stated
 from robot_rl.data.features import Reader, cache_path, features, moments
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import META, Store, earlier, open_store, store_from_d4rl, write_store
+from robot_rl.data.units import agree, span
 from robot_rl.types import IOSpec, LogFacts, Options
-from robot_rl.types.options import Discount, Mixing
+from robot_rl.types.options import Bound, Discount, Mixing, Number
 
 REWARDS = ("none", "minus_one", "scale_bias", "return_range")
 FEATURES = "features"
@@ -28,10 +30,15 @@ class ActionMeaning(Options):
 
     action: Literal["normalised"] | None = None
     """normalised: -1 and +1 of the log are the bounds of the robot."""
-    action_low: float | tuple[float, ...] | None = None
+    action_low: Bound | None = None
     """Lower bound of the log's actions, a number or a list."""
-    action_high: float | tuple[float, ...] | None = None
+    action_high: Bound | None = None
     """Upper bound."""
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        check_ends(self.action_low, self.action_high)
+        return self
 
 
 class LogSettings(ActionMeaning):
@@ -44,9 +51,9 @@ class LogSettings(ActionMeaning):
     reward: Literal["none", "minus_one", "scale_bias", "return_range"] = "none"
     """How rewards are changed: not, minus_one (r - 1: AntMaze), scale_bias (scale r + bias), or return_range (1000 r
     over the largest minus the smallest return of complete episodes: locomotion)."""
-    reward_scale: float = 1.0
+    reward_scale: Number = 1.0
     """Of reward=scale_bias."""
-    reward_bias: float = 0.0
+    reward_bias: Number = 0.0
     """Of reward=scale_bias."""
     top_fraction: Mixing = 1.0
     """Share of the best episodes that is kept (%BC)."""
@@ -240,61 +247,6 @@ def facts(data: LogDataset) -> LogFacts:
     return LogFacts(mean, std, low, high, data.gamma, data.horizon, *ends, data.reward_scale, data.reward_bias, made)
 
 
-def agree(log: IOSpec, env: IOSpec, said: str | None = None) -> IOSpec:
-    """What the actions of a log mean in an environment: its interface, with the log's own bounds.
-
-    A log that names nothing fits when sizes agree; any other has to agree in everything but the range of its actions.
-
-    Args:
-        log: interface of the log, or of a policy that was made from one.
-        env: of the environment.
-        said: what is known of the actions beside it, see `bounds.ActionBounds.said`.
-
-    Returns:
-        `env` itself where -1 and +1 are its own bounds, else a new interface; `bounds.between` it and `env` leads from
-        one scale to the other.
-
-    Raises:
-        ValueError: they do not fit, listing every difference; or nobody knows what the actions mean.
-    """
-    if log.action_names != tuple(f"a{i}" for i in range(log.action_dim)):
-        alike = log
-        if log.action_dim == env.action_dim:
-            alike = replace(log, action_low=env.action_low, action_high=env.action_high, action_units=_units(log, env))
-        alike.check(env)
-    mine = {key: tuple(shape) for key, (shape, _) in log.obs.items()}
-    theirs = {key: tuple(shape) for key, (shape, _) in env.obs.items()}
-    if mine != theirs or log.action_dim != env.action_dim:
-        raise ValueError(
-            f"the log has observations {mine} and {log.action_dim} actions, the environment {theirs} and "
-            f"{env.action_dim}; choose the environment that the log was made in"
-        )
-    here = _range(env)
-    one = env.knows_bounds and np.allclose(env.bounds, [[-1.0] * env.action_dim, [1.0] * env.action_dim])
-    if not log.knows_bounds:
-        if env.knows_bounds and (said == NORMALISED or one):  # in a world of [-1, 1] both answers are the same
-            return env
-        raise ValueError(
-            f"nothing says what the log's actions mean, and those of what is to run them go from {here}, so that the "
-            f"same number could be another action: {HOW}"
-        )
-    if not env.knows_bounds:
-        raise ValueError(f"the log's actions go from {_range(log)}, and nobody knows the environment's range")
-    if _units(log, env) != env.action_units:
-        wrong = [i for i, unit in enumerate(_units(log, env)) if unit != env.action_units[i]]
-        names = ", ".join(f"{env.action_names[i]} ({log.action_units[i]}, {env.action_units[i]})" for i in wrong)
-        raise ValueError(f"the log's actions are in other units than the environment's: {names}; convert the log")
-    if not between(log, env).changes:
-        return env
-    bare = np.allclose(log.bounds, [[-1.0] * log.action_dim, [1.0] * log.action_dim]) and set(log.action_units) == {"1"}
-    if bare and said != STATED and set(env.action_units) != {"1"}:
-        raise ValueError(
-            f"the log declares actions from -1 to 1 without a unit, and the environment's go from {here}: whether 1 is "
-            f"one unit or the whole range cannot be told; {HOW}"
-        )
-    return replace(env, action_low=log.action_low, action_high=log.action_high)
-
-
 def fit(store: Store, env: IOSpec) -> tuple[Store, list[str]]:
     """A log with its actions as an environment, or the policy that is judged, takes them, and what was done to them.
 
@@ -306,24 +258,8 @@ def fit(store: Store, env: IOSpec) -> tuple[Store, list[str]]:
         return store.scaled(same(env.action_dim), env, NORMALISED), []
     scale = between(meant, env)
     return store.scaled(scale, env, STATED), [
-        f"actions from {_range(meant)} in the log, scaled to the environment's, from {_range(env)}"
+        f"actions from {span(meant)} in the log, scaled to the environment's, from {span(env)}"
     ]
-
-
-def _units(log: IOSpec, env: IOSpec) -> tuple[str, ...]:
-    """Units of the log's actions; the environment's where one of them names none."""
-    return tuple(b if "1" in (a, b) else a for a, b in zip(log.action_units, env.action_units))
-
-
-def _range(io: IOSpec) -> str:
-    """For messages."""
-    if not io.knows_bounds:
-        return "nobody knows where to where"
-    units = {unit for unit in io.action_units if unit != "1"}
-    (low, *_), (high, *_) = io.bounds
-    alike = len(set(io.bounds[0])) == len(set(io.bounds[1])) == 1
-    ends = f"{low:.4g} to {high:.4g}" if alike else " to ".join(str([round(x, 4) for x in end]) for end in io.bounds)
-    return ends + (f" {units.pop()}" if len(units) == 1 else "")
 
 
 def _outside(store: Store) -> tuple[float, float]:

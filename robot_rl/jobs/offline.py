@@ -25,10 +25,10 @@ from robot_rl.jobs.offline_judge import Judges, judge, updates_of
 from robot_rl.jobs.train import film
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
-from robot_rl.ope.intervals import iqm, stratified
 from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
+from robot_rl.stats import iqm, stratified
 from robot_rl.track import Many
 from robot_rl.types import IOSpec, Learner, Metrics
 from robot_rl.types.options import Count, Whole

@@ -20,7 +20,7 @@ from robot_rl.jobs.logs import LogSettings
 from robot_rl.jobs.ope_policy import Judged, judged
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
-from robot_rl.ope.intervals import Interval, bootstrap, half_samples
+from robot_rl.stats import Interval, bootstrap, half_samples
 from robot_rl.types import IOSpec, Transitions
 from robot_rl.types.options import Count, Part, Positive, Share, Whole
 
@@ -119,6 +119,25 @@ class Report:
     judged: str
 
 
+def read(
+    settings: OpeSettings, io: IOSpec, alike: Callable[[Store], bool] = lambda store: False
+) -> tuple[Store, list[str]]:
+    """The log with its actions as the policy of this interface answers them, and what was done to them.
+
+    Args:
+        settings: name the log, and what a person says of its actions.
+        io: of the policy.
+        alike: as in `run`.
+
+    Raises:
+        ValueError: they do not fit, or nobody knows what the actions mean.
+    """
+    store = logs.read_log(settings)
+    if alike(store) and not store.io.knows_bounds and not io.knows_bounds:
+        return store, []
+    return logs.fit(store, io)
+
+
 def run(
     settings: OpeSettings,
     policy: Any,
@@ -158,9 +177,7 @@ def run(
             "the policy remembers: its action depends on more than the state, and these estimators judge policies of "
             "the state; evaluate it in an environment"
         )
-    store, scaled = logs.read_log(s), []
-    if not (alike(store) and not store.io.knows_bounds and not io.knows_bounds):
-        store, scaled = logs.fit(store, io)
+    store, scaled = read(s, io, alike)
     if scaled:
         s = s.model_copy(update={"action_clip": True})
     plain = LogSettings(**{name: getattr(s, name) for name in LogSettings.model_fields})
@@ -252,7 +269,7 @@ def _halves(data: LogDataset, inside: np.ndarray, s: OpeSettings, fqe: Any) -> t
         half = rng.permutation(inside)[: max(1, (len(inside) + 1) // 2)] if members > 1 else inside
         seen[member, half] = True
         parts.append(_pick(data, half, s, seed=s.seed + member))
-    streams = [part.batches(fqe.batch_size // members) for part in parts]
+    streams = [part.batches(fqe.need.rows // members) for part in parts]
 
     def joined() -> Iterator[Transitions]:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from robot_rl.data import d4rl
 from robot_rl.data.store import Store
 from robot_rl.extras import require
 from robot_rl.jobs.logs import open_log
+from robot_rl.stats import rank_correlation
 from robot_rl.types import Options
 from robot_rl.types.options import Count, NotNegative, Share, Whole
 
@@ -328,15 +330,9 @@ class PreferJob:
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Rank correlation, ties averaged; None where one side is constant."""
-    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
-        return None
-
-    def ranks(x: np.ndarray) -> np.ndarray:
-        _, where, count = np.unique(x, return_inverse=True, return_counts=True)
-        return (np.cumsum(count) - (count - 1) / 2.0)[where]
-
-    return float(np.corrcoef(ranks(a), ranks(b))[0, 1])
+    """Rank correlation; None where one side is constant."""
+    found = rank_correlation(a, b)
+    return found if math.isfinite(found) else None
 
 
 def read_answers(path: Path, store: Store, length: int) -> Answers:

@@ -198,7 +198,7 @@ class TrainJob:
                 config=config,
                 evaluate=self.evaluate,
             )
-            for line in self.notes:
+            for line in (*self.notes, *self.learner.notes):
                 self._run.note(line)
             if resume:
                 self._run.restore()
@@ -228,8 +228,9 @@ class TrainJob:
         )
 
     def _seen(self) -> Seen | None:
-        """What training saw: of the replay, or of the newest rollout; None with a learner that brings its own loop."""
-        source = self.buffer if self.buffer is not None else self.loop if isinstance(self.loop, OnPolicy) else None
+        """What training saw: of the replay, or of all rollouts; None with a learner that brings its own loop."""
+        on_policy = isinstance(self.loop, OnPolicy | AsyncOnPolicy | DeviceOnPolicy)
+        source = self.buffer if self.buffer is not None else self.loop.rows if on_policy else None
         return seen(source, self.env.io, count=int(self.loop.env_steps))
 
     def _sources(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from robot_rl import parallel
+from robot_rl.data.seen import RowSample
 from robot_rl.loops.contract import Due, Tick, every
 from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
 from robot_rl.types import Metrics, OnPolicyDeviceLearner, Rollout
@@ -35,6 +36,7 @@ class DeviceOnPolicy:
         self.env, self.learner, self.device = env, learner, learner.device
         self.env_steps, self.iterations = 0, 0
         self.stats = DeviceEpisodeStats(env.num_envs, self.device)
+        self.rows = RowSample()
         self._world: DeviceWorld = open_world(env, self.device, save_to)
         self._seed = seed + 100_003 * parallel.rank()
         steps, rows = learner.rollout_steps, env.num_envs
@@ -89,6 +91,7 @@ class DeviceOnPolicy:
             for name, column in self._flags.items():
                 column[t] = getattr(step, name)
             self.stats.add(step)
+        self.rows.add(self._obs, self._action, self._flags["valid"])
         self.env_steps += learner.rollout_steps * self.env.num_envs * parallel.size()
         # Every row's true successor is valued: nobody has to ask where an episode ended.
         flat = {key: value.flatten(0, 1) for key, value in self._next.items()}
@@ -123,6 +126,7 @@ class DeviceOnPolicy:
             "kind": "device_on_policy",
             "env_steps": self.env_steps,
             "iterations": self.iterations,
+            "rows": self.rows.state_dict(),
             "stats": self.stats.state_dict(),
             "world": self._world.state_dict(),
         }
@@ -137,4 +141,5 @@ class DeviceOnPolicy:
             raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected device_on_policy")
         self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
         self.stats.load_state_dict(state["stats"])
+        self.rows.load_state_dict(state["rows"])
         self._world.load_state_dict(state["world"], self._seed)

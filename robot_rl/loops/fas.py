@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons
+from robot_rl.data.units import InUnits
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.types import Policy
 
@@ -79,8 +80,11 @@ def at_interval(policy: Any, steps: int) -> tuple[Policy, bool]:
     """The policy asked every `steps` ticks, and whether it holds its action in between.
 
     A policy that can plan any number of steps does; a chunk policy plays its chunk and holds the last action behind
-    its end; any other holds its action.
+    its end; any other holds its action. One in other units than the environment's stays in its own.
     """
+    if isinstance(policy, InUnits):
+        played, holds = at_interval(policy.policy, steps)
+        return policy.around(played), holds
     if getattr(policy, "any_interval", False):
         return policy.at_interval(steps), False
     if isinstance(policy, ChunkedPolicy):

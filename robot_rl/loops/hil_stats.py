@@ -10,26 +10,8 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.hil_record import ControlStep
+from robot_rl.stats import wilson
 from robot_rl.types import Metrics
-
-
-def wilson(successes: int, trials: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Confidence interval of a success rate; (0, 1) without trials.
-
-    Args:
-        successes: of `trials`.
-        trials: n.
-        z: quantile; 1.96 is 95 %.
-
-    Source: Wilson, Probable Inference, the Law of Succession, and Statistical Inference.
-    """
-    if trials < 1:
-        return 0.0, 1.0
-    share, square = successes / trials, z * z
-    middle = (share + square / (2 * trials)) / (1 + square / trials)
-    half = z * math.sqrt(share * (1 - share) / trials + square / (4 * trials * trials)) / (1 + square / trials)
-    low = 0.0 if successes == 0 else max(0.0, middle - half)
-    return low, 1.0 if successes == trials else min(1.0, middle + half)
 
 
 @dataclass

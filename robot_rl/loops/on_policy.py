@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robot_rl.data.seen import RowSample
 from robot_rl.loops.contract import Due, Tick, learned
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
@@ -33,6 +34,7 @@ class OnPolicy:
         self.env_steps = 0
         self.iterations = 0
         self.stats = EpisodeStats(env.num_envs)
+        self.rows = RowSample()
         if hasattr(env, "io"):
             learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed
@@ -72,12 +74,6 @@ class OnPolicy:
             if now and tick is not None and tick(self.env_steps, metrics):
                 return
 
-    def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
-        """Observations and executed actions of the newest rollout, and how many steps there were; see `data.seen`."""
-        if self._storage is None:
-            return {}, None, 0
-        return (*self._storage.look(), self.env_steps)
-
     def state_dict(self) -> dict[str, Any]:
         """Environment, observation, statistics and counters; the learner saves itself."""
         return {
@@ -85,12 +81,14 @@ class OnPolicy:
             "episodes": self.stats.state_dict(),
             "env_steps": self.env_steps,
             "iterations": self.iterations,
+            "rows": self.rows.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken, given the learner's state of the same moment."""
         self.stats.load_state_dict(state["episodes"])
         self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
+        self.rows.load_state_dict(state["rows"])
         self._started = state["stepper"] is not None
         if self._started:  # else this environment cannot be restored: new episodes begin
             self._stepper.load_state_dict(state["stepper"])
@@ -99,6 +97,7 @@ class OnPolicy:
         if self._storage is None:
             self._storage = RolloutStorage(self._learner.rollout_steps)
         collect(self._stepper, self._learner.policy, self._storage, self.stats, self._learner.need.record)
+        self._storage.sample(self.rows)
         return self._storage.rollout(self._learner)
 
 
@@ -170,9 +169,9 @@ class RolloutStorage:
             self._ends.append((row, step.terminated | step.truncated, step.next_obs))
         return ended
 
-    def look(self) -> tuple[dict[str, Any], Any]:
-        """Columns of observations and of actions as they were executed."""
-        return self._obs, self._columns["action"].clip(-1.0, 1.0)
+    def sample(self, rows: RowSample) -> None:
+        """Leave some rows to the quantiles of what training saw."""
+        rows.add(self._obs, self._columns["action"], self._columns["valid"])
 
     def rollout(self, learner: OnPolicyLearner) -> Rollout:
         """The whole rollout as tensors that share these columns; values come in two batches."""

@@ -10,6 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from robot_rl.data.seen import RowSample
 from robot_rl.loops.contract import Due, Tick, learned
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.on_policy import RolloutStorage, collect
@@ -52,6 +53,7 @@ class AsyncOnPolicy:
         self.env_steps = 0
         self.iterations = 0
         self.stats = EpisodeStats(env.num_envs)
+        self.rows = RowSample()
         if hasattr(env, "io"):
             learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed
@@ -94,12 +96,14 @@ class AsyncOnPolicy:
                 "episodes": self.stats.state_dict(),
                 "env_steps": self.env_steps,
                 "iterations": self.iterations,
+                "rows": self.rows.state_dict(),
                 "past": [{"version": old.version, "state": old.state} for old in self._past],
                 "noise": self._actor.generator_state() if hasattr(self._actor, "generator_state") else None,
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken, given the learner's state of the same moment."""
+        self.rows.load_state_dict(state["rows"])
         self._started = state["stepper"] is not None
         if self._started:  # else this environment cannot be restored: new episodes begin
             self._stepper.load_state_dict(state["stepper"])
@@ -172,6 +176,7 @@ class AsyncOnPolicy:
     def _learn(self, item: _Finished, begin: float, look: Tick) -> bool:
         learner = self._learner
         got = time.perf_counter()
+        item.storage.sample(self.rows)
         rollout = item.storage.rollout(learner)
         staleness = learner.updates - item.version
         metrics = learned(learner, iter((rollout,)))

@@ -7,28 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def ranks(values: Sequence[float]) -> np.ndarray:
-    """Ranks from 1, ties averaged."""
-    x = np.asarray(values, np.float64)
-    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
-
-
-def rank_correlation(estimate: Sequence[float], truth: Sequence[float]) -> float:
-    """Spearman's correlation with averaged ties; NaN where either does not vary.
-
-    Raises:
-        ValueError: lengths differ, or fewer than two policies.
-    """
-    if len(estimate) != len(truth) or len(truth) < 2:
-        raise ValueError(f"got {len(estimate)} estimates of {len(truth)} policies, expected equal numbers, at least 2")
-    a, b = ranks(estimate), ranks(truth)
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum() / scale) if scale else float("nan")
-
-
 def regret_at_k(estimate: Sequence[float], truth: Sequence[float], k: int = 1) -> float:
     """Best true value minus the best true value among the k policies that were estimated highest."""
     top = np.argsort(-np.asarray(estimate), kind="stable")[:k]

@@ -5,7 +5,8 @@ observations (a `Policy`) takes either kind and returns the same kind; whatever 
 """
 
 from robot_rl.types.data import Array, Episode, LogFacts, Metrics, Obs, Rollout, Sampler, Step, Transitions
-from robot_rl.types.io import IOSpec, Seen
+from robot_rl.types.env import VecEnv
+from robot_rl.types.io import IOSpec, Seen, action_of, choice_of
 from robot_rl.types.learner import (
     Learner,
     Needs,
@@ -17,7 +18,7 @@ from robot_rl.types.learner import (
     StaleLearner,
 )
 from robot_rl.types.options import Options
-from robot_rl.types.policy import Action, Critic, Policy, ProgressCritic, TrainedPolicy
+from robot_rl.types.policy import Action, Critic, Loaded, Policy, ProgressCritic, TrainedPolicy
 from robot_rl.types.track import Stateful, Tracker
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Episode",
     "IOSpec",
     "Learner",
+    "Loaded",
     "LogFacts",
     "Metrics",
     "Needs",
@@ -48,4 +50,7 @@ __all__ = [
     "Tracker",
     "TrainedPolicy",
     "Transitions",
+    "VecEnv",
+    "action_of",
+    "choice_of",
 ]

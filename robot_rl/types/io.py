@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from torch import Tensor
 
+ArrayT = TypeVar("ArrayT", np.ndarray, Tensor)
 QUANTILES = (0.001, 0.01, 0.5, 0.99, 0.999)
 """Which ones `Seen` keeps."""
 
@@ -80,6 +82,7 @@ class IOSpec:
         control_hz: decisions per second.
         obs_names: names of the components of "state", or empty when unknown.
         obs_units: key -> units of the components of an observation, where known.
+        action_choices: (A,) how many choices each action has, spread evenly from -1 to 1; empty for continuous actions.
         seen: what training saw; no part of the interface, so that neither `check` nor equality looks at it.
     """
 
@@ -91,12 +94,15 @@ class IOSpec:
     control_hz: float
     obs_names: tuple[str, ...] = ()
     obs_units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    action_choices: tuple[int, ...] = ()
     seen: Seen | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         lengths = {
             name: len(getattr(self, name)) for name in ("action_names", "action_low", "action_high", "action_units")
         }
+        if self.action_choices:
+            lengths["action_choices"] = len(self.action_choices)
         if len(set(lengths.values())) != 1:
             raise ValueError(f"IOSpec action fields differ in length: {lengths}; expected one entry per action")
 
@@ -162,6 +168,9 @@ class IOSpec:
                     lines.append(f"action {i} ({name}) spans {here} here and {there} there")
                 elif not np.allclose(_ends(mine), _ends(theirs), rtol=1e-6, atol=1e-9):
                     lines.append(f"action {i} ({name}) spans {list(mine)} here and {list(theirs)} there")
+        if self.action_choices != other.action_choices:
+            here, there = (list(io.action_choices) or "any number" for io in (self, other))
+            lines.append(f"choices of the actions are {here} here and {there} there")
         if not np.isclose(self.control_hz, other.control_hz, rtol=1e-3):
             lines.append(f"control rate is {self.control_hz:g} Hz here and {other.control_hz:g} Hz there")
         return lines
@@ -187,6 +196,7 @@ class IOSpec:
             "action_high": list(self.action_high),
             "action_units": list(self.action_units),
             "control_hz": self.control_hz,
+            **({"action_choices": list(self.action_choices)} if self.action_choices else {}),
             **({} if self.seen is None else {"seen": self.seen.to_dict()}),
         }
 
@@ -207,10 +217,22 @@ class IOSpec:
                 action_high=_ends(raw["action_high"]),
                 action_units=tuple(raw["action_units"]),
                 control_hz=float(raw["control_hz"]),
+                action_choices=tuple(int(count) for count in raw.get("action_choices", ())),
                 seen=Seen.from_dict(raw["seen"]) if raw.get("seen") else None,
             )
         except KeyError as error:
             raise ValueError(f"io.json lacks the field {error}; expected the form written by IOSpec.to_dict") from error
+
+
+def choice_of(action: ArrayT, count: int) -> ArrayT:
+    """Which of `count` choices each action in [-1, 1] is nearest to: 0 to count - 1, whole numbers in its own dtype."""
+    index = (action + 1.0) * (0.5 * (count - 1))
+    return np.rint(index) if isinstance(index, np.ndarray) else index.round()
+
+
+def action_of(choice: ArrayT, count: int) -> ArrayT:
+    """The action in [-1, 1] that stands for a choice: the inverse of `choice_of`."""
+    return choice * (2.0 / max(count - 1, 1)) - 1.0
 
 
 def _spec(item: tuple[tuple[int, ...], str]) -> str:

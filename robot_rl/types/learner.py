@@ -115,12 +115,21 @@ class Learner(Generic[O_co, Data_contra]):
     decision_interval: int = 1
     method: str = ""
     """The method's name in messages."""
+    chooses: bool = False
+    """Acts where actions are choices (`IOSpec.action_choices`); other methods act with continuous numbers."""
     from_policy: bool = False
     """`robot-rl train init=...` starts from the policy of another method's run, not from this learner's own state."""
     reader: Any = None
     """A frozen network that makes columns of a log's pictures and sentences once, before training."""
+    notes: tuple[str, ...] = ()
+    """Lines that a run says at its start: what settings that say `auto` have chosen."""
 
     def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        if io.action_choices and not self.chooses:
+            raise ValueError(
+                f"{self.method or type(self).__name__} acts with continuous numbers, and here an action is one of "
+                f"{io.action_choices[0]} choices; use policy=online/ppo or policy=online/dqn"
+            )
         self.o, self.io = options, io
         self._need = self.needs(options, io)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -44,6 +44,25 @@ class Policy(Protocol):
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Choose actions for a batch; NumPy in, NumPy out, torch in, torch out."""
         ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained policy as the policy node of a robot gets it from its loader.
+
+    Attributes:
+        policy: in [-1, 1] of its own interface.
+        io: of the checkpoint.
+        make_port: (names of the joints) -> port of the world that it was trained in; None: in something else.
+        identity: for recordings, such as "reach_ros@15000".
+        known: what the checkpoint says of its actions beside the interface: "normalised", "stated" or nothing.
+    """
+
+    policy: Policy
+    io: IOSpec
+    make_port: Callable[[tuple[str, ...]], Any] | None
+    identity: str
+    known: str | None = None
 
 
 class TrainedPolicy(Policy, Protocol):

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
-from robot_rl.types import Options
+from robot_rl.types import Loaded, Options
 from robot_rl.verbs.compose import plain, read_options
 from robot_rl.words import Refused
 
@@ -31,6 +31,8 @@ S = TypeVar("S", bound=Options)
 def env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
     """(num_envs, seed, render) -> environment."""
     node = plain(cfg.env)
+    if node.get("engine") == "gym" and node.get("id") is None:
+        raise Refused("say which task: id=<Gymnasium id>, such as id=Pendulum-v1")
 
     def make(num_envs: int, seed: int, render: bool) -> Any:
         extra = {"render_mode": "rgb_array"} if render else {}
@@ -136,20 +138,19 @@ def foreign(cfg: DictConfig, path: str, io: Any) -> Any:
 def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any = None) -> Any:
     """The policy of a checkpoint, for its own interface or, where that names nothing, for `world`'s."""
     from robot_rl import checkpoint
-    from robot_rl.data.bounds import between
-    from robot_rl.jobs.logs import agree
-    from robot_rl.jobs.units import InUnits, meaning_of
+    from robot_rl.data.units import agree, in_units, meaning_of
 
-    io = checkpoint.read_io(path)
+    own, known = checkpoint.read_io(path), checkpoint.read_meta(path).get("action")
+    io = own
     if world is not None:  # a policy from a log that names nothing fits any world of its sizes
-        io, known = meaning_of(io, checkpoint.read_meta(path).get("action"), said_of_actions(cfg))
-        io = agree(io, world, known)
+        own, known = meaning_of(own, known, said_of_actions(cfg))
+        io = agree(own, world, known)
     made = OmegaConf.merge(run_config, {"device": cfg.device})
     learner = learner_factory(made)(io)  # type: ignore[arg-type]
     learner.policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
-    if world is None or io is world:
+    if world is None:
         return learner.policy
-    return InUnits(learner.policy, between(io, world), world, lambda line: print(line, file=sys.stderr))
+    return in_units(learner.policy, own, world, known, lambda line: print(line, file=sys.stderr))
 
 
 def said_of_actions(cfg: DictConfig) -> dict[str, Any]:
@@ -270,17 +271,13 @@ def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Any]:
     return make
 
 
-def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> tuple[Any, Any, Any, str]:
+def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> Loaded:
     """A trained policy for the robot: what the policy node runs.
 
     Args:
         path: run or checkpoint folder.
         device: where the policy computes.
         threads: CPU threads of torch.
-
-    Returns:
-        The policy; its IOSpec; (joints) -> port of the world that it was trained in, or None where it was trained in
-        something else; an identity such as "reach_ros@15000" for recordings.
 
     Raises:
         CheckpointError: no complete checkpoint there.
@@ -306,11 +303,5 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> tuple
         make_port = of_world
 
     run = folder.parent.parent.name if folder.parent.name == "checkpoints" else folder.parent.name
-    return policy, io, make_port, f"{run}@{checkpoint.read_meta(folder)['step']}".replace("/", "_")
-
-
-def table(rows: dict[str, Any]) -> None:
-    """Print names and values in two columns."""
-    width = max((len(name) for name in rows), default=0)
-    for name, value in rows.items():
-        print(f"  {name:<{width}}  {value:.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
+    meta = checkpoint.read_meta(folder)
+    return Loaded(policy, io, make_port, f"{run}@{meta['step']}".replace("/", "_"), meta.get("action"))

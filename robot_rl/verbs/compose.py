@@ -8,7 +8,7 @@ file is the method's options at their defaults, and a preset builds on `/method/
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -244,6 +244,37 @@ def wrong_name(config: str, items: Sequence[str]) -> str:
     return ""
 
 
+def compose_verb(verb: str, chosen: Mapping[str, str], values: Mapping[str, Any]) -> DictConfig:
+    """The configuration of a verb, as its command line would make it.
+
+    Args:
+        verb: name of its configuration.
+        chosen: group -> name.
+        values: what differs from the defaults; a group's value is a name, or a node that stands in its place.
+
+    Raises:
+        Refused: there is no such name in a group.
+    """
+    groups = set(groups_of(verb))
+    named = {key: value for key, value in values.items() if key in groups and isinstance(value, str)}
+    values = {key: value for key, value in values.items() if key not in named}
+    items = take_own([f"{group}={name}" for group, name in {**chosen, **named}.items()])
+    wrong = unreadable(items) or wrong_name(verb, items)
+    if wrong:
+        raise Refused(wrong)
+    replaced = [key for key in groups - set(chosen) if key in values]
+    with initialize_config_module("robot_rl.configs", version_base="1.3"):
+        cfg = compose(verb, overrides=items)
+    OmegaConf.set_struct(cfg, False)
+    for key in replaced:
+        cfg[key] = None
+    known = {*cfg, *VERBS[verb]().model_fields}
+    for key in values:
+        if key not in known:
+            raise Refused(f"robot_rl has no option '{key}' here{near(str(key), sorted(map(str, known)))}")
+    return OmegaConf.merge(cfg, OmegaConf.create(dict(values)))  # type: ignore[return-value]
+
+
 def groups_of(config: str) -> list[str]:
     """Groups that a verb's configuration chooses from."""
     return [name for name in (key.split("@")[0] for key in _chosen(file_of(config))) if name.isidentifier()]
@@ -293,6 +324,8 @@ def _wrong_option(node: Any, path: list[str]) -> str:
             if not len(node):  # names with values that anybody may add
                 return ""
             whole, where = node.get("name") or node.get("engine") or "", ".".join(path[:depth])
+            if not depth:  # a group of which nothing is chosen
+                return f"{'.'.join(path)}: there is no {part} here; choose one first with {part}=<name>"
             said = f"{where}.{part} is no option of {whole or where}"
             if part in ("gamma", "seed", "device"):
                 return f"{said}; {part}=… (without {where}.) sets it for the whole run"

@@ -10,7 +10,8 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
-from robot_rl.verbs.build import choice, load_critic, load_judge, run_folder, table, threads, with_reference
+from robot_rl.verbs import answer
+from robot_rl.verbs.build import choice, load_critic, load_judge, run_folder, threads, with_reference
 from robot_rl.verbs.compose import plain
 from robot_rl.words import Refused
 
@@ -55,7 +56,7 @@ def _clips(cfg: DictConfig) -> None:
         raise Refused(f"stopped after {made} of {cfg.count} clips; the same command continues")
     arrays, facts = job.load_clips(Path(cfg.out))
     kinds = np.bincount(arrays["kind"], minlength=len(facts["kinds"]))
-    table(
+    answer.table(
         {
             "folder": str(cfg.out),
             "clips": len(arrays["goal"]),
@@ -115,7 +116,7 @@ def _train(cfg: DictConfig) -> None:
         )
         return
     write_json(folder / "train.json", {"clips": str(cfg.data), "hash": facts["hash"], "trained_on": len(rows)})
-    table({"run": str(folder), "updates": learner.done_steps, "calibrated on": f"{len(kept_rows)} clips"})
+    answer.table({"run": str(folder), "updates": learner.done_steps, "calibrated on": f"{len(kept_rows)} clips"})
 
 
 def _eval(cfg: DictConfig) -> None:
@@ -147,7 +148,7 @@ def _eval(cfg: DictConfig) -> None:
         print(f"  {what:<{width}}  {measured:<22}  {wanted}")
     picture = folder / "clip.png"
     _plot(learner, clips, picture)
-    table({"numbers": str(folder / f"report_{cfg.phrasing}.json"), "plot": str(picture)})
+    answer.table({"numbers": str(folder / f"report_{cfg.phrasing}.json"), "plot": str(picture)})
 
 
 def _label(cfg: DictConfig) -> None:
@@ -206,7 +207,7 @@ def _label(cfg: DictConfig) -> None:
     if len(truths) == len(ends):
         rows["truly successful"] = float(np.mean(truths))
         rows["agreement"] = float(np.mean((done > 0.5) == np.array(truths)))
-    table(rows)
+    answer.table(rows)
 
 
 def _trained_hash(folder: Path) -> str:

@@ -10,7 +10,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build, extras
-from robot_rl.verbs.build import run_folder, saved_config, table
+from robot_rl.verbs import answer
+from robot_rl.verbs.build import run_folder, saved_config
 from robot_rl.verbs.compose import plain
 from robot_rl.words import Refused
 
@@ -51,7 +52,7 @@ def design(cfg: DictConfig) -> None:
             return str(error)
         return ""
 
-    print(f"run folder: {folder}")
+    answer.run_folder_is(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / "config.yaml", text.encode())
     attempts = job.design(
@@ -65,7 +66,7 @@ def design(cfg: DictConfig) -> None:
         on_attempt=lambda item: print(f"  {item.error or f'score {item.score}'}  {item.code}", flush=True),
     )
     print("best first:")
-    table(job.table_of(attempts))
+    answer.table(job.table_of(attempts))
 
 
 def _interface(overrides: list[str]) -> Any:

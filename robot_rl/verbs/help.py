@@ -93,4 +93,4 @@ def _wrap(line: str, indent: str) -> str:
 
 
 def _verb(config: str) -> str:
-    return f"eval {config}" if config in ("ope", "fas", "latency") else config
+    return f"eval {config}" if config in ("ope", "compare", "fas", "latency") else config

@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
+from robot_rl.verbs import answer
 from robot_rl.verbs.build import (
     choice,
     env_factory,
@@ -23,7 +24,6 @@ from robot_rl.verbs.build import (
     run_folder,
     said_of_actions,
     settings_of,
-    table,
     threads,
 )
 from robot_rl.verbs.compose import plain
@@ -48,6 +48,7 @@ def check(cfg: DictConfig) -> None:
         success = result.metrics().get("eval/success", float("nan"))
         print(f"expert: return {np.mean(result.returns):.4g}, success {success:.2f}")
     env.close()
+    answer.note(findings=list(findings))
     if findings:
         raise Refused(f"{choice('env')} breaks the contract of environments in {len(findings)} places")
     print(f"{choice('env')} keeps the contract of environments")
@@ -99,7 +100,7 @@ def evaluate(cfg: DictConfig) -> None:
         if not hasattr(policy, "aim"):
             raise Refused(
                 f"target_return={cfg.target_return} is for a policy that is conditioned on returns "
-                f"(policy=sequence/dt, sequence/modt), not {type(policy).__name__}"
+                f"(policy=contrib/dt, contrib/modt), not {type(policy).__name__}"
             )
         policy.aim(float(cfg.target_return))
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
@@ -127,11 +128,12 @@ def evaluate(cfg: DictConfig) -> None:
         )
     if result.successes:
         lines["success in all"] = _with_interval(sum(result.successes), len(result.successes))
-    table({**summary, **lines, "video": str(video), "numbers": str(folder / "evaluation.json")})
+    answer.note(returns=result.returns, successes=result.successes)
+    answer.table({**summary, **lines, "video": str(video), "numbers": str(folder / "evaluation.json")})
 
 
 def _with_interval(won: int, count: int) -> str:
-    from robot_rl.loops.hil_stats import wilson
+    from robot_rl.stats import wilson
 
     low, high = wilson(won, count)
     return f"{won}/{count} = {won / count:.2f} (95 %: {low:.2f} to {high:.2f})"
@@ -167,8 +169,9 @@ def evaluate_intervals(cfg: DictConfig) -> None:
         env.close()
         found[str(given)] = {**vars(result), "largest": largest, "offset": offset}
         lines.append((result.intervals, result.returns))
-        table({"run": given, "fas": result.fas, "fas_norm": result.fas_norm, "held": result.held})
-        table({f"return at {k}": value for k, value in zip(result.intervals, result.returns)})
+        answer.note(fas_of=found)
+        answer.table({"run": given, "fas": result.fas, "fas_norm": result.fas_norm, "held": result.held})
+        answer.table({f"return at {k}": value for k, value in zip(result.intervals, result.returns)})
     folder = run_folder(cfg, "fas", Path(paths[0]).name)
     folder.mkdir(parents=True, exist_ok=True)
     scores = [item["fas"] for item in found.values()]
@@ -178,7 +181,9 @@ def evaluate_intervals(cfg: DictConfig) -> None:
     curves.plot(
         folder / "fas.png", {"return at fewer decisions": {"policy": lines}}, x="control steps per decision", y="return"
     )
-    table({"fas_mean": mean, "fas_std": spread, "numbers": str(folder / "fas.json"), "plot": str(folder / "fas.png")})
+    answer.table(
+        {"fas_mean": mean, "fas_std": spread, "numbers": str(folder / "fas.json"), "plot": str(folder / "fas.png")}
+    )
 
 
 def _scale_of(cfg: Any) -> tuple[float, float]:
@@ -198,8 +203,8 @@ def evaluate_offline(cfg: DictConfig) -> None:
     from robot_rl import checkpoint
     from robot_rl.checkpoint import write_json
     from robot_rl.data.bounds import NORMALISED
+    from robot_rl.data.units import meaning_of
     from robot_rl.jobs import ope
-    from robot_rl.jobs.units import meaning_of
 
     threads(cfg)
     path = checkpoint.find(Path(cfg.path))
@@ -227,8 +232,13 @@ def evaluate_offline(cfg: DictConfig) -> None:
     folder = run_folder(cfg, "ope", path.parent.parent.name)
     write_json(folder / "ope.json", ope.plain_numbers(report))
     print(f"discounted value (gamma {cfg.gamma:g}), {cfg.confidence:.0%} intervals")
-    table({**ope.table(report), "numbers": str(folder / "ope.json")})
+    answer.table({**ope.table(report), "numbers": str(folder / "ope.json")})
+    answer.note(warnings=list(report.warnings))
     print("\n".join(f"  {warning}" for warning in report.warnings))
+
+
+FILES = {".csv", ".json", ".jsonl", ".mat", ".mcap", ".npy", ".npz", ".parquet", ".pkl", ".pickle", ".txt", ".zip"}
+"""Ends of names that say a format which `collect` does not write."""
 
 
 def collect(cfg: DictConfig) -> None:
@@ -241,6 +251,10 @@ def collect(cfg: DictConfig) -> None:
 
     threads(cfg)
     out = Path(cfg.out)
+    if out.suffix in FILES:
+        raise Refused(
+            f"out={out} is no name of what collect writes: a .hdf5 file, or a folder (data convert makes others)"
+        )
     if out.exists():
         raise Refused(f"{out} exists already; choose another name or remove it first (nothing is overwritten)")
     if cfg.path is not None and cfg.get("policy") is None:
@@ -293,7 +307,7 @@ def collect(cfg: DictConfig) -> None:
         (work / "state.json").unlink()
         work.rename(out)
     successes = [bool(episode.meta["success"]) for episode in episodes if "success" in episode.meta]
-    table(
+    answer.table(
         {
             "file": str(out),
             "episodes": len(episodes),
@@ -356,7 +370,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
     if summary.noise is not None:
         what = "truncated Gaussian noise" if cfg.medium_by == "noise" else "a fixed wrong function of the state"
         rows["medium is"] = f"the agent with {what} of {summary.noise:.3g} on its actions"
-    table(rows)
+    answer.table(rows)
 
 
 RESUMABLE = (
@@ -394,6 +408,8 @@ def bench(cfg: DictConfig) -> None:
         names = ", ".join(f"+{name}=" for name in [*(["out"] if given else []), *takes])
         raise Refused(f"bench {cfg.suite}: {error}; it takes {names or 'no options'}") from error
     result = run(**extra)
+    answer.note(result=result)
     print(bench_report.table(result))
     path = bench_report.write(folder, str(cfg.suite), result, versions())
+    answer.note(numbers=str(path))
     print(f"numbers: {path}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.verbs.build import choice, env_factory, foreign, load_policy, run_folder, table, threads
+from robot_rl.verbs import answer
+from robot_rl.verbs.build import choice, env_factory, foreign, load_policy, run_folder, threads
 from robot_rl.words import Refused
 
 
@@ -20,8 +20,9 @@ def evaluate_latency(cfg: DictConfig) -> None:
     from robot_rl import checkpoint
     from robot_rl.checkpoint import write_json
     from robot_rl.chunks import ChunkedPolicy, DelayedPolicy, Horizons, LatencyModel
+    from robot_rl.data.units import InUnits
     from robot_rl.loops.evaluate import evaluate
-    from robot_rl.loops.hil_stats import wilson
+    from robot_rl.stats import Paired, wilson
 
     threads(cfg)
     path = Path(cfg.path)
@@ -39,9 +40,10 @@ def evaluate_latency(cfg: DictConfig) -> None:
         policy: Any = foreign(cfg, str(path), env.io)
     else:
         policy = load_policy(cfg, run_config, path, env.io)
-    if not isinstance(policy, ChunkedPolicy):
-        raise Refused(f"{type(policy).__name__} decides at every step; latency is made up for by policies of chunks")
-    lengths = policy.execution.horizons
+    chunks = policy.policy if isinstance(policy, InUnits) else policy
+    if not isinstance(chunks, ChunkedPolicy):
+        raise Refused(f"{type(chunks).__name__} decides at every step; latency is made up for by policies of chunks")
+    lengths = chunks.execution.horizons
     if cfg.horizon_exec is not None:
         lengths = Horizons(lengths.pred, int(cfg.horizon_exec), int(cfg.horizon_exec))
     ways = [str(cfg.compensation)] if isinstance(cfg.compensation, str) else [str(way) for way in cfg.compensation]
@@ -56,12 +58,13 @@ def evaluate_latency(cfg: DictConfig) -> None:
             seed=int(cfg.seed),
         )
         acting = DelayedPolicy(
-            env.io, policy.planner, lengths, model,
-            compensation=way, idle=policy.execution.idle, margin=int(cfg.margin), blend=int(cfg.blend),
+            chunks.io, chunks.planner, lengths, model,
+            compensation=way, idle=chunks.execution.idle, margin=int(cfg.margin), blend=int(cfg.blend),
         )  # fmt: skip
+        played = policy.around(acting) if isinstance(policy, InUnits) else acting
         with tqdm(total=cfg.episodes, desc=name, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
             result = evaluate(
-                env, acting, episodes=cfg.episodes, seed=cfg.seed + 10_000,
+                env, played, episodes=cfg.episodes, seed=cfg.seed + 10_000,
                 on_episode=lambda done, bar=bar: bar.update(done - bar.n),
             )  # fmt: skip
         if not result.successes:
@@ -73,25 +76,15 @@ def evaluate_latency(cfg: DictConfig) -> None:
         if not first:
             first = result.successes
         else:
-            row |= paired(first, result.successes)
-            line += f", change {100 * row['change']:+.1f} points (95 %: {100 * row['change_low']:+.1f} to "
-            line += f"{100 * row['change_high']:+.1f}), dry {row['dry_share']:.1%}"
+            pairs = Paired.of(first, result.successes)
+            low, high = pairs.interval.low, pairs.interval.high
+            row |= {"change": pairs.change, "change_low": low, "change_high": high, "mcnemar_p": pairs.p}
+            line += f", change {100 * pairs.change:+.1f} points (95 %: {100 * low:+.1f} to {100 * high:+.1f}), "
+            line += f"dry {row['dry_share']:.1%}"
         found[name] = {**row, "line": line}
     env.close()
     folder = run_folder(cfg, "latency", path.name if run_config is None else path.parent.parent.name)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "latency.json", found)
     print(f"success of {lengths.exec} of {lengths.pred} actions per decision, {cfg.latency_ms:g} ms of latency")
-    table({**{name: row["line"] for name, row in found.items()}, "numbers": str(folder / "latency.json")})
-
-
-def paired(before: list[bool], after: list[bool]) -> dict[str, float]:
-    """Change of the success rate on the same episodes, with its normal 95 % interval and McNemar's exact p."""
-    gained = sum(b and not a for a, b in zip(before, after))
-    lost = sum(a and not b for a, b in zip(before, after))
-    count, odd = len(before), gained + lost
-    change = (gained - lost) / count
-    spread = 1.96 * math.sqrt(max(odd - (gained - lost) ** 2 / count, 0.0)) / count
-    fewer = min(gained, lost)
-    p = min(1.0, 2.0 * sum(math.comb(odd, k) for k in range(fewer + 1)) / 2.0**odd) if odd else 1.0
-    return {"change": change, "change_low": change - spread, "change_high": change + spread, "mcnemar_p": p}
+    answer.table({**{name: row["line"] for name, row in found.items()}, "numbers": str(folder / "latency.json")})

@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
+from robot_rl.verbs import answer
 from robot_rl.verbs.build import (
     begin,
     choice,
@@ -23,7 +24,6 @@ from robot_rl.verbs.build import (
     run_folder,
     saved_config,
     settings_of,
-    table,
     threads,
     tracker_factory,
 )
@@ -63,17 +63,17 @@ def train(cfg: DictConfig) -> None:
     )
     folder = job.folder
     if main:
-        print(f"run folder: {folder}", flush=True)
+        answer.run_folder_is(folder)
     try:
         summary = job.run()
     except KeyboardInterrupt:
         if main:
-            print(f"\ninterrupted and saved; continue with: robot-rl train resume={folder}")
+            answer.leave_interrupted("train", folder)
         sys.exit(130)
     finally:
         parallel.stop()
     if main:
-        table(summary)
+        answer.table(summary)
 
 
 def offline(cfg: DictConfig) -> None:
@@ -103,15 +103,14 @@ def offline(cfg: DictConfig) -> None:
         resume=cfg.resume is not None,
     )
     folder = job.folder
-    print(f"run folder: {folder}", flush=True)
+    answer.run_folder_is(folder)
     for line in job.findings:
         print(f"  log: {line}")
     try:
         summary = job.run()
     except KeyboardInterrupt:
-        print(f"\ninterrupted and saved; continue with: robot-rl offline resume={folder}")
-        sys.exit(130)
-    table(summary)
+        answer.leave_interrupted("offline", folder)
+    answer.table(summary)
     print("".join(f"  {line}\n" for line in job.warnings), end="")
 
 
@@ -125,7 +124,7 @@ def classify(cfg: DictConfig) -> None:
     if cfg.path is not None:
         model, report = load_classifier(Path(cfg.path), str(cfg.device))
         folder = run_folder(cfg, "classify", "scores")
-        table(rescore(model, report, logs, folder / "scores.jsonl"))
+        answer.table(rescore(model, report, logs, folder / "scores.jsonl"))
         return
     folder = run_folder(cfg, "classify", f"{choice('classifier').split('/')[-1]}_seed{cfg.seed}")
     settings = settings_of(ClassifySettings, cfg)
@@ -133,10 +132,10 @@ def classify(cfg: DictConfig) -> None:
     def make(io: Any) -> Any:
         return build.make("classifier", plain(cfg.classifier), io, seed=cfg.seed, device=str(cfg.device))
 
-    print(f"run folder: {folder}")
+    answer.run_folder_is(folder)
     report = train_classifier(settings, logs, folder, make, saved_config(cfg))
     hidden = ("advice", "hard_negatives", "hard_positives", "curve")
-    table({name: value for name, value in report.items() if name not in hidden})
+    answer.table({name: value for name, value in report.items() if name not in hidden})
     for kind in ("hard_negatives", "hard_positives"):
         found = [f"{row['episode']}@{row['step']} ({row['probability']:.2f})" for row in report[kind][:5]]
         print(f"  {kind.replace('_', ' ')}: {', '.join(found)}")
@@ -221,10 +220,9 @@ def hil(cfg: DictConfig) -> None:
             **({} if cfg.role == "both" else {"link": link, "policy": everything["policy"]}),
         )
     folder = job.folder
-    print(f"run folder: {folder}", flush=True)
+    answer.run_folder_is(folder)
     try:
         summary = job.run()
     except KeyboardInterrupt:
-        print(f"\ninterrupted and saved; continue with: robot-rl hil resume={folder}")
-        sys.exit(130)
-    table(summary)
+        answer.leave_interrupted("hil", folder)
+    answer.table(summary)

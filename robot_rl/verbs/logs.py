@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
+from robot_rl.verbs import answer
 from robot_rl.words import Refused
 
 _READING = (
@@ -22,8 +23,6 @@ _READING = (
 
 def data(cfg: DictConfig) -> None:
     """Look at a log, validate it, convert it, plot it."""
-    import json
-
     from robot_rl.data import convert as conversion
     from robot_rl.data import formats, info
     from robot_rl.data.findings import BadData, Finding, exit_code
@@ -43,19 +42,16 @@ def data(cfg: DictConfig) -> None:
     try:
         if cfg.what == "info":
             facts = info.info(cfg.path, **options)
-            print(
-                json.dumps(facts, indent=1, default=lambda number: number.item()) if cfg.as_json else info.report(facts)
-            )
+            answer.note(**facts)
+            print(info.report(facts))
         elif cfg.what == "validate":
             said = {"action": plain["action"], "low": plain["action_low"], "high": plain["action_high"]}
             findings = conversion.validate(cfg.path, batch=cfg.batch, said=said, **options)
-            if cfg.as_json:
-                print(json.dumps([item.to_dict() for item in findings], indent=1))
-            else:
-                print(cfg.path)
-                show(findings)
-                count = {kind: sum(f.severity == kind for f in findings) for kind in ("error", "warning", "note")}
-                print(f"  {count['error']} errors, {count['warning']} warnings, {count['note']} notes")
+            answer.note(findings=[item.to_dict() for item in findings])
+            print(cfg.path)
+            show(findings)
+            count = {kind: sum(f.severity == kind for f in findings) for kind in ("error", "warning", "note")}
+            print(f"  {count['error']} errors, {count['warning']} warnings, {count['note']} notes")
             sys.exit(exit_code(findings))
         elif cfg.what == "convert":
             if cfg.out is None:
@@ -65,14 +61,17 @@ def data(cfg: DictConfig) -> None:
             chosen = {field.name: plain[field.name] for field in fields(Repairs)}
             findings = conversion.convert(cfg.path, cfg.out, to=cfg.to, mend=Repairs(**chosen), **options)
             show(findings)
+            answer.note(findings=[item.to_dict() for item in findings], written=str(cfg.out))
             print(f"  written  {cfg.out} ({cfg.to or formats.guess_writer(cfg.out)})")
         else:
             from robot_rl.data import plot
 
             picture = plot.plot(formats.load(cfg.path, allow_nan=True, **options), cfg.out or "data.png")
+            answer.note(picture=str(picture))
             print(f"  picture  {picture}")
     except BadData as bad:
-        print(f"robot-rl: {cfg.path} cannot be used as it is:", file=sys.stderr)
+        answer.error(f"{cfg.path} cannot be used as it is:")
+        answer.note(findings=[str(item) for item in bad.findings])
         for item in bad.findings:
             print(f"  {item.severity:<8} {item}", file=sys.stderr)
         sys.exit(2)
@@ -96,9 +95,9 @@ def session(arguments: list[str]) -> int:
         tools = build.tool("session_tools")
         print(tools.main(arguments[0] if arguments else "", arguments[1:]))
     except (OSError, ValueError) as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
+        answer.error(str(error))
         return 2
     except ImportError as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
+        answer.error(str(error))
         return 1
     return 0

@@ -24,11 +24,13 @@ from robot_rl.jobs.train import TrainSettings
 from robot_rl.link import LinkSettings
 from robot_rl.types import Options
 from robot_rl.types.options import (
+    Bound,
     Count,
     Device,
     Discount,
     Meaning,
     NotNegative,
+    Number,
     Part,
     Pixels,
     Positive,
@@ -162,7 +164,7 @@ class EvalOptions(Machine, Env, ActionMeaning):
     """The policy's best action; false draws one."""
     student: bool | None = None
     """Whether the one-step student of a diffusion policy acts; null = as trained."""
-    target_return: float | None = None
+    target_return: Number | None = None
     """Return to ask for, of a decision transformer; null = as trained."""
     video_episodes: Whole = 1
     """Episodes in the film; 0 = no film."""
@@ -175,14 +177,14 @@ class OpeOptions(Machine, OpeSettings):
     """A run or checkpoint folder: the policy."""
 
 
-class FasOptions(Machine, Env):
+class FasOptions(Machine, Env, ActionMeaning):
     """robot-rl eval fas."""
 
     path: Folders
     """A run or checkpoint folder, or a list of them (one per seed)."""
-    largest: float | None = None
+    largest: Positive | None = None
     """Return that counts as 1; null = by the task's name (Pendulum, Hopper ...)."""
-    offset: float = 0.0
+    offset: Number = 0.0
     """Added to returns, with largest."""
     episodes: Count = 10
     """Per interval."""
@@ -192,11 +194,22 @@ class FasOptions(Machine, Env):
     """Discount per control step."""
 
 
+class CompareOptions(Machine, Env, ActionMeaning):
+    """robot-rl eval compare."""
+
+    path: Folders
+    """Run or checkpoint folders; each is compared with the first."""
+    episodes: Count = 50
+    """Of each run, on the same seeds."""
+    gamma: Discount = 0.99
+    """Discount per control step."""
+
+
 Way = Literal["queue", "naive", "wait", "rtc"]
 Ways = Annotated[tuple[Way, ...] | Way, Meaning("queue, naive, wait or rtc, or a list of them")]
 
 
-class LatencyOptions(Machine, Env):
+class LatencyOptions(Machine, Env, ActionMeaning):
     """robot-rl eval latency."""
 
     path: str
@@ -296,8 +309,6 @@ class DataOptions(VerbOptions):
     """convert: what to write; plot: the picture."""
     to: Literal["store", "d4rl", "minari", "lerobot", "recording"] | None = None
     """convert: the format; null = by the name of out."""
-    as_json: bool = False
-    """info, validate: print JSON."""
     batch: Count = 256
     """validate: rows per training batch."""
     dataset: str | None = None
@@ -320,7 +331,7 @@ class DataOptions(VerbOptions):
     """robomimic: observations to keep."""
     filter: str | None = None
     """robomimic: mask such as train."""
-    success_reward: float | None = None
+    success_reward: Number | None = None
     """robomimic: reward that means success."""
     map: str | None = None
     """CSV and rosbag2: YAML that says which columns or topics are what."""
@@ -338,9 +349,9 @@ class DataOptions(VerbOptions):
     """Run folder: only this many of the oldest steps of its replay buffer."""
     action: Literal["clip", "rescale", "keep", "normalised"] | None = None
     """convert: what is done to actions; normalised: -1 and +1 are the bounds of the robot (docs/data.md)."""
-    action_low: float | tuple[float, ...] | None = None
+    action_low: Bound | None = None
     """convert: lower bound of the actions where the log does not tell, a number or a list."""
-    action_high: float | tuple[float, ...] | None = None
+    action_high: Bound | None = None
     """convert: upper bound."""
     drop_bad_episodes: bool = False
     """convert: leave out episodes with NaN or infinity."""
@@ -401,7 +412,7 @@ class CriticOptions(Machine):
     """label: of the potential."""
     stride: Count = 1
     """label: control steps between the frames of a pair."""
-    done_reward: float = 1.0
+    done_reward: Number = 1.0
     """label: paid at every control step while the goal counts as met (done_events); 0 = shaping alone."""
     pictures: bool = True
     """label: keep them; false writes a log of the state alone."""
@@ -474,6 +485,7 @@ VERBS: dict[str, Callable[[], type[VerbOptions]]] = {
     "eval": lambda: EvalOptions,
     "ope": lambda: OpeOptions,
     "fas": lambda: FasOptions,
+    "compare": lambda: CompareOptions,
     "latency": lambda: LatencyOptions,
     "check": lambda: CheckOptions,
     "collect": lambda: CollectOptions,

@@ -9,7 +9,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
-from robot_rl.verbs.build import choice, run_folder, saved_config, settings_of, table, threads
+from robot_rl.verbs import answer
+from robot_rl.verbs.build import choice, run_folder, saved_config, settings_of, threads
 from robot_rl.verbs.compose import plain
 from robot_rl.words import Refused
 
@@ -21,7 +22,7 @@ def prefer(cfg: DictConfig) -> None:
         report = _pictures(cfg)
     else:
         report = _segments(cfg)
-    table(report)
+    answer.table(report)
     print(f"next: robot-rl offline data={report['relabelled']} policy=offline/iql")
 
 
@@ -47,7 +48,7 @@ def _segments(cfg: DictConfig) -> dict[str, Any]:
 
     tools = {"Pairs": build.tool("pairs"), "Scripted": build.tool("scripted_answers"), "query": build.tool("query")}
     job = PreferJob(settings, folder, make=make, tools=tools, config=saved_config(cfg))
-    print(f"run folder: {folder}")
+    answer.run_folder_is(folder)
     return job.run()
 
 
@@ -84,5 +85,5 @@ def _pictures(cfg: DictConfig) -> dict[str, Any]:
     job = PictureJob(
         settings, folder, make_reward=reward, make_labeller=labeller, tools=tools, config=saved_config(cfg)
     )
-    print(f"run folder: {folder}")
+    answer.run_folder_is(folder)
     return job.run()

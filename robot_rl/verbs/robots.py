@@ -6,10 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
-from robot_rl.verbs.compose import read_words
+from robot_rl.verbs import answer
+from robot_rl.verbs.compose import plain, read_words
 from robot_rl.verbs.options import IsaacDoctorOptions, RosDoctorOptions
 from robot_rl.words import Refused, near
 
@@ -26,7 +27,7 @@ def deploy(cfg: DictConfig) -> None:
         hint = near(str(cfg.robot_spec), ["desk_arm"])
         raise Refused(f"there is no robot '{cfg.robot_spec}'{hint} (or give robot_spec=<path of its YAML>)")
     fields = build.options_of("graph", build.find("graph", "processes")).model_fields
-    options = {"name": "processes", **{key: cfg[key] for key in fields}}
+    options = {"name": "processes", **plain(OmegaConf.masked_copy(cfg, list(fields)))}
     options["policy_path"] = options["policy_path"] or ""
     arguments = build.make("graph", options, seed=int(cfg.seed))
     status = build.tool("deploy")(arguments)
@@ -53,8 +54,9 @@ def doctor_ros(arguments: list[str]) -> int:
         examine = build.tool("examine_robot")
         found = examine(spec, namespace=options.namespace, listen=options.listen, wiggle=options.wiggle)
     except (Refused, OSError, ValueError, ImportError) as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
+        answer.error(str(error))
         return 2
+    answer.note(problems=list(found.problems), report=found.text())
     print(found.text())
     return 1 if found.problems else 0
 
@@ -65,8 +67,9 @@ def doctor_isaac(arguments: list[str]) -> int:
         options = read_words(IsaacDoctorOptions, arguments, "doctor isaac")
         build.find("world", options.world)
     except Refused as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
+        answer.error(str(error))
         return 2
     text, healthy = build.tool("diagnose_isaac")(**options.model_dump())
+    answer.note(healthy=healthy, report=text)
     print(text)
     return 0 if healthy else 1

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from robot_rl.verbs import answer
 from robot_rl.verbs.compose import read_words
 from robot_rl.verbs.options import SweepOptions
 from robot_rl.words import Refused
@@ -50,15 +51,16 @@ def sweep(arguments: list[str]) -> int:
             on_done=lambda row: print(_line(row), flush=True),
         )
     except (Refused, ValueError) as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
+        answer.error(str(error))
         return 2
     except ImportError as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
+        answer.error(str(error))
         return 1
     except KeyboardInterrupt:
         print(f"\ninterrupted; continue with the same command and --folder={folder}", file=sys.stderr)
         return 130
     failed = sum("error" in row for row in rows)
+    answer.note(folder=str(folder), trials=rows)
     print(f"{len(rows) - failed} of {len(rows)} trials done; numbers: {folder / 'sweep.json'}")
     return 1 if failed else 0
 

@@ -79,7 +79,7 @@ class DoublePendulum:
     obs_names: tuple[str, ...] = ("sin_q1", "cos_q1", "sin_q2", "cos_q2", "dq1/20", "dq2/20")
     cameras: tuple[str, ...] = ("front",)
 
-    def __init__(self, robot: str = "pendubot", spread: NotNegative = 0.05, compensation: float = 0.0) -> None:
+    def __init__(self, robot: str = "pendubot", spread: NotNegative = 0.05, compensation: NotNegative = 0.0) -> None:
         if robot not in _SWING_UP:
             raise ValueError(f"robot is {robot!r}, expected one of {sorted(_SWING_UP)}")
         if spread < 0:

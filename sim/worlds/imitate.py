@@ -19,7 +19,7 @@ from robot_rl.sim.arrays import constant
 from robot_rl.sim.motion_reward import Motion
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
-from robot_rl.types.options import NotNegative, Positive, Whole
+from robot_rl.types.options import Interval, NotNegative, Positive, Whole
 
 STARTS = ("clip", "first", "rest")
 REWARDS = ("additive", "product")
@@ -86,9 +86,9 @@ class Imitate:
         max_tilt: Positive | None = math.pi / 2,
         max_lag: NotNegative | None = None,
         episode: Whole = 0,
-        clip_start: float = 1.0,
+        clip_start: NotNegative = 1.0,
         clip_seconds: Positive | None = None,
-        period: Sequence[float] | None = (0.25, 1.5),
+        period: Interval | None = (0.25, 1.5),
     ) -> None:
         for label, value, known in (
             ("start", start, STARTS),

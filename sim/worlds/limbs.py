@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from robot_rl.types import IOSpec
-from robot_rl.types.options import Count, Positive
+from robot_rl.types.options import Count, Interval, Positive
 
 _LENGTH = 0.3
 _SWING, _BEND = 1.2, 2.0  # limits of the joint about the vertical and of the others [rad]
@@ -41,7 +40,7 @@ class Limbs:
     """
 
     def __init__(
-        self, links: Count = 3, heading: Sequence[float] = (-30.0, 30.0), sag: Positive = 0.5, seconds: Positive = 2.0
+        self, links: Count = 3, heading: Interval = (-30.0, 30.0), sag: Positive = 0.5, seconds: Positive = 2.0
     ) -> None:
         if links < 1 or len(heading) != 2 or heading[0] > heading[1] or seconds < 0.1:
             raise ValueError(

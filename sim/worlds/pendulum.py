@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from robot_rl.types import IOSpec
-from robot_rl.types.options import Count
+from robot_rl.types.options import Count, Number, Positive
 
 _DT, _TORQUE, _FASTEST = 0.05, 2.0, 8.0  # s, N*m, rad/s
 
@@ -33,9 +33,9 @@ class Pendulum:
 
     def __init__(
         self,
-        mass: float | Sequence[float] = 1.0,
-        length: float | Sequence[float] = 1.0,
-        wind: float | Sequence[float] = 0.0,
+        mass: Positive | Sequence[Positive] = 1.0,
+        length: Positive | Sequence[Positive] = 1.0,
+        wind: Number | Sequence[Number] = 0.0,
         steps: Count = 200,
     ) -> None:
         self.ranges = {"mass": _range("mass", mass), "length": _range("length", length), "wind": _range("wind", wind)}

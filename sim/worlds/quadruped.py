@@ -7,7 +7,6 @@ follow if it wants to.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
+from robot_rl.types.options import Interval
 
 LEGS = ("fl", "fr", "rl", "rr")
 NOMINAL = (0.0, 0.8, -1.6)
@@ -79,9 +79,9 @@ class Quadruped:
 
     def __init__(
         self,
-        forward: Sequence[float] = (0.3, 1.0),
-        side: Sequence[float] = (-0.2, 0.2),
-        turn: Sequence[float] = (-0.5, 0.5),
+        forward: Interval = (0.3, 1.0),
+        side: Interval = (-0.2, 0.2),
+        turn: Interval = (-0.5, 0.5),
     ) -> None:
         for label, pair in (("forward", forward), ("side", side), ("turn", turn)):
             if len(pair) != 2 or not pair[0] <= pair[1]:

@@ -7,7 +7,6 @@ software renderer.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -15,13 +14,9 @@ import array_api_compat
 
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.worlds.tabletop_text import BLOCKS, GOALS, PLATES, sentence_bytes
 from robot_rl.types import Array
 from robot_rl.types.options import NotNegative, Positive
-
-BLOCKS = ("red", "green", "blue")
-PLATES = ("yellow", "purple")
-GOALS = tuple(itertools.product(range(len(BLOCKS)), range(len(PLATES))))
-"""(block, plate) of every goal, in the order of the columns of all labels."""
 
 HALF = 0.02
 """Half the edge of a block, m."""
@@ -164,8 +159,6 @@ class Tabletop:
         self._spread = float(hand_spread)
         self._fixed, self._jitter, self._words = layout == "fixed", float(jitter), None
         if sentences is not None:
-            from robot_rl.sim.worlds.tabletop_text import sentence_bytes  # which names blocks and plates of this file
-
             self._words = sentence_bytes(sentences)
         self.instruction_bytes = 0 if self._words is None else self._words.shape[2]
         names = [f"{BLOCKS[i]} on {PLATES[j]}" for i, j in GOALS]

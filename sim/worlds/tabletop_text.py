@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
-from robot_rl.sim.worlds.tabletop import BLOCKS, GOALS, PLATES
+BLOCKS = ("red", "green", "blue")
+PLATES = ("yellow", "purple")
+GOALS = tuple(itertools.product(range(len(BLOCKS)), range(len(PLATES))))
+"""(block, plate) of every goal, in the order of the columns of all labels."""
 
 _TRAIN = (
     "put the {block} {noun} on the {plate} plate",

@@ -42,7 +42,7 @@ def test_tests_hold_no_init_files() -> None:
 
 def test_manifest_versions_agree() -> None:
     manifest = ElementTree.parse(ROOT / "package.xml").getroot()
-    version = re.search(r'__version__ = "(.+?)"', (ROOT / "robot_rl/__init__.py").read_text())
+    version = re.search(r'VERSION = "(.+?)"', (ROOT / "robot_rl/version.py").read_text())
     assert version is not None
     assert manifest.findtext("version") == version.group(1)
     assert manifest.get("format") == "3"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -14,39 +15,33 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from broken import d4rl_columns, hdf5
+from broken import d4rl_columns, episode, hdf5
 
+from robot_rl import cli
+from robot_rl.data import d4rl, minari, store_write
 from robot_rl.data.atomic import new_folder, new_hdf5
 from robot_rl.data.d4rl import read
-
-_FULL = """
-import resource, signal, sys
-from pathlib import Path
-from broken import episode
-from robot_rl.data import d4rl, minari
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-limit = int(sys.argv[2])
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-episodes = [episode(i, 4000, size=50) for i in range(4)]
-try:
-    if sys.argv[1] == "minari":
-        minari.write("x-v0", episodes, dataset_id="x-v0")
-    else:
-        d4rl.write("x.hdf5", episodes, compress=sys.argv[1] == "packed")
-except OSError as problem:
-    print("OSError", problem.errno)
-"""
 
 
 @pytest.mark.parametrize("limit", [4_000, 300_000, 1_000_000])
 @pytest.mark.parametrize("kind", ["packed", "plain", "minari"])
-def test_hdf5_that_the_disk_does_not_take_ends_in_its_error(tmp_path: Path, kind: str, limit: int) -> None:
+def test_hdf5_that_the_disk_does_not_take_ends_in_its_error(tmp_path: Path, fork, kind: str, limit: int) -> None:
     """Files of 3 MB, of which the system takes less: one error with the system's number, no crash, nothing left."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    line = [sys.executable, "-c", _FULL, kind, str(limit)]
-    env = {**os.environ, "PYTHONPATH": path}
-    child = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert (child.returncode, child.stdout) == (0, "OSError 27\n"), child.stderr  # EFBIG
+    episodes = [episode(i, 4000, size=50) for i in range(4)]
+
+    def write(say: Callable[..., None]) -> None:
+        os.chdir(tmp_path)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        try:
+            if kind == "minari":
+                minari.write("x-v0", episodes, dataset_id="x-v0")
+            else:
+                d4rl.write("x.hdf5", episodes, compress=kind == "packed")
+        except OSError as problem:
+            say("OSError", problem.errno)
+
+    assert fork(write).wait() == (0, "OSError 27\n")  # EFBIG
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,33 +57,28 @@ def test_hdf5_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["x.hdf5"]
 
 
-_KILLED = """
-import os, signal, sys
-from robot_rl.cli import main
-from robot_rl.data import store_write
-import h5py
-number = int(sys.argv.pop(1))
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background without
-def killed(*_, **__):
-    os.kill(os.getpid(), number)
-    signal.pause()
-store_write.StoreWriter._finish = killed
-h5py.Group.create_dataset = killed
-main()
-"""
-
-
 _KILLS = [(number, "x.store") for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL)]
 
 
 @pytest.mark.parametrize(("number", "out"), [*_KILLS, (signal.SIGKILL, "x.hdf5")])
-def test_killed_conversion_leaves_nothing(tmp_path: Path, number: signal.Signals, out: str) -> None:
+def test_killed_conversion_leaves_nothing(
+    tmp_path: Path, fork, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, out: str
+) -> None:
     hdf5(tmp_path / "log.hdf5", d4rl_columns())
-    line = ["data", "convert", "log.hdf5", f"out={out}"]
-    child = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(int(number)), *line], cwd=tmp_path, capture_output=True, timeout=120
-    )
-    assert child.returncode == (-number if number == signal.SIGKILL else 128 + number)
+
+    def killed(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), number)
+        signal.pause()
+
+    def convert(_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background without
+        cli.main()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["robot-rl", "data", "convert", "log.hdf5", f"out={out}"])
+    monkeypatch.setattr(store_write.StoreWriter, "_finish", killed)
+    monkeypatch.setattr(h5py.Group, "create_dataset", killed)
+    assert fork(convert).wait()[0] == (-number if number == signal.SIGKILL else 128 + number)
     limit = time.monotonic() + 10
     while len(list(tmp_path.iterdir())) > 1 and time.monotonic() < limit:
         time.sleep(0.01)  # the process that removes it outlives the killed one by a moment

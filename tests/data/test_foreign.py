@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
-import subprocess
+import resource
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from broken import d4rl_columns, episode, hdf5
 
 from robot_rl import plain_pickle
-from robot_rl.data import foreign, formats, lerobot_write, video
+from robot_rl.data import foreign, formats, lerobot_write, npz, video
 from robot_rl.data.convert import convert
 from robot_rl.data.findings import BadData
 from robot_rl.data.recorder import Recorder
@@ -92,13 +94,13 @@ def test_more_than_half_of_the_free_memory_is_refused(tmp_path: Path, monkeypatc
         foreign.room(path, 200 << 20, "x")
 
 
-def test_free_memory_knows_the_limit_of_the_process() -> None:
-    code = (
-        "import resource; from robot_rl.data import foreign;"
-        "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)); print(foreign.free_memory())"
-    )
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert 0 < int(child.stdout) < 8 << 30
+def test_free_memory_knows_the_limit_of_the_process(fork) -> None:
+    def limited(say: Callable[..., None]) -> None:
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (held + (1 << 30), -1))
+        say(foreign.free_memory())
+
+    assert 0 < int(fork(limited).wait()[1]) <= 1 << 30
 
 
 @pytest.mark.parametrize(
@@ -176,28 +178,21 @@ CLAIMS = (
     b"cnumpy\nndarray\n(I68719476736\nt\x81.",
     pickle.dumps(np.zeros(3)).replace(b"K\x03\x85", b"J\xff\xff\xff\x7f\x85"),
 )
-_LOAD = """
-import resource, sys
-from pathlib import Path
-from robot_rl.data import npz
-from robot_rl.data.findings import BadData
-for path in sys.argv[1:]:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        npz.read(path)
-    except BadData as bad:
-        assert Path(path).name in str(bad)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
 
 
-def test_pickles_that_claim_gigabytes_are_refused_within_little_memory(tmp_path: Path) -> None:
-    paths = [tmp_path / f"log{i}.pkl" for i in range(len(CLAIMS))]
-    for path, content in zip(paths, CLAIMS):
-        path.write_bytes(content)
-    line = [sys.executable, "-c", _LOAD, *map(str, paths)]
-    child = subprocess.run(line, capture_output=True, text=True, check=True, timeout=120)
-    grown = [int(line) for line in child.stdout.split()]  # kB
+def test_pickles_that_claim_gigabytes_are_refused_within_little_memory(tmp_path: Path, fork) -> None:
+    def load(say: Callable[..., None]) -> None:
+        for i, content in enumerate(CLAIMS):
+            path = tmp_path / f"log{i}.pkl"
+            path.write_bytes(content)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            with pytest.raises(BadData, match=path.name):
+                npz.read(path)
+            say(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+    code, said = fork(load).wait()
+    assert code == 0
+    grown = [int(line) for line in said.split()]  # kB
     assert len(grown) == len(CLAIMS)
     assert max(grown) < 50_000
 
@@ -314,12 +309,13 @@ def test_chunk_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path) -> N
     assert "stand for 268,435,456, told are 100" in refused(path)
 
 
-def test_command_line_answers_a_hostile_file_in_one_paragraph_with_code_2(tmp_path: Path, secret: Path) -> None:
+def test_command_line_answers_a_hostile_file_in_one_paragraph_with_code_2(
+    tmp_path: Path, secret: Path, robot_rl
+) -> None:
     path = hdf5(tmp_path / "log.hdf5", {**d4rl_columns(), "actions": None})
     with h5py.File(path, "r+") as file:
         file.create_dataset("actions", (600, 2), "<f4", external=[(str(secret), 0, 4800)])
-    line = [sys.executable, "-m", "robot_rl", "data", "convert", "log.hdf5", "out=x.store"]
-    child = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    child = robot_rl("data", "convert", "log.hdf5", "out=x.store")
     assert child.returncode == 2
     assert "Traceback" not in child.stderr
     assert len(child.stderr.splitlines()) <= 3

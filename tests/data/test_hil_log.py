@@ -1,12 +1,11 @@
 """Episodes on disk survive kills: nothing lost, nothing twice."""
 # pyright: reportArgumentType=false
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -168,42 +167,29 @@ def test_convert_keeps_ends_and_interventions_and_leaves_out_what_nobody_may_lea
     assert third.obs["state"][:, 0].tolist() == [33.0, 34.0]
 
 
-WRITER = """
-import sys
-sys.path.insert(0, {tests!r})
-import hil_traces as traces
-from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules
-from robot_rl.data.hil_log import HilLog
-from robot_rl.data.hil_record import EndReason
-log = HilLog(sys.argv[1], traces.io())
-while True:
-    key = log.begin()
-    out = EpisodeDraft(EpisodeRules(), 10.0)
-    for t in range(6):
-        out.add(traces.step(1000 * key.episode_id + t))
-        log.journal(out.steps[-1])
-        print(key.episode_id, t, flush=True)
-    out.close(EndReason.TIMEOUT)
-    log.commit(out)
-"""
+def write_until_killed(folder: Path, say: Callable[..., None]) -> None:
+    log = HilLog(folder, traces.io())
+    while True:
+        key = log.begin()
+        out = EpisodeDraft(EpisodeRules(), 10.0)
+        for t in range(6):
+            out.add(traces.step(1000 * key.episode_id + t))
+            log.journal(out.steps[-1])
+            say(key.episode_id, t)
+        out.close(EndReason.TIMEOUT)
+        log.commit(out)
 
 
-def test_killed_writers_lose_and_double_no_step(tmp_path):
+def test_killed_writers_lose_and_double_no_step(tmp_path, fork):
     """kill -9 at random moments: every step whose journalling was reported is there, once."""
     rng, reported = random.Random(0), set()
-    script = WRITER.format(tests=str(Path(__file__).parent))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for _ in range(4):
-        command = [sys.executable, "-c", script, str(tmp_path)]
-        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        for _ in range(rng.randint(3, 60)):
-            line = process.stdout.readline()
-            reported.add(tuple(int(x) for x in line.split()))
+        writer = fork(partial(write_until_killed, tmp_path))
+        lines = [writer.stdout.readline() for _ in range(rng.randint(3, 60))]
         time.sleep(rng.random() * 0.01)
-        process.send_signal(signal.SIGKILL)
-        reported |= {tuple(int(x) for x in line.split()) for line in process.stdout.read().splitlines() if " " in line}
-        process.wait()
+        code, rest = writer.wait(signal.SIGKILL)
+        assert code == -signal.SIGKILL
+        reported |= {tuple(int(x) for x in line.split()) for line in [*lines, *rest.splitlines()] if " " in line}
     log = HilLog(tmp_path, traces.io())
     found = []
     for episode in log.episodes():

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -100,28 +98,16 @@ def test_recording_cut_at_every_byte_has_all_complete_episodes(tmp_path: Path) -
             added.unlink()
 
 
-def test_recorder_killed_process_leaves_complete_episodes(tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from tests_data_episode import episode\n"
-        "from robot_rl.data.recorder import Recorder\n"
-        "recorder = Recorder(sys.argv[1])\n"
-        "for i in range(10**6):\n"
-        "    recorder.append(episode(i, steps=200, images=True))\n"
-        "    print(i, flush=True)\n"
-    )
-    shutil.copy(__file__, tmp_path / "tests_data_episode.py")
-    root = str(Path(recorder_module.__file__).parents[2])
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "rec"), str(tmp_path), root], stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    acknowledged = []
-    try:
-        acknowledged = [int(child.stdout.readline()) for _ in range(20)]
-    finally:
-        os.kill(child.pid, signal.SIGKILL)
-        acknowledged += [int(line) for line in child.communicate()[0].split()]
+def test_recorder_killed_process_leaves_complete_episodes(tmp_path: Path, fork) -> None:
+    def record(say: Callable[..., None]) -> None:
+        recorder = Recorder(tmp_path / "rec")
+        for i in range(10**6):
+            recorder.append(episode(i, steps=200, images=True))
+            say(i)
+
+    child = fork(record)
+    acknowledged = [int(child.stdout.readline()) for _ in range(20)]
+    acknowledged += [int(line) for line in child.wait(signal.SIGKILL)[1].split()]
     recording = Recording(tmp_path / "rec")
     assert len(recording) in (len(acknowledged), len(acknowledged) + 1)
     for i in range(len(recording)):

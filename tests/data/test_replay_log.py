@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,11 +50,6 @@ def filled(capacity: int, steps: int, pictures: bool = False) -> tuple[ReplayBuf
     return buffer, episodes + builder.flush()
 
 
-def call(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "robot_rl", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def assert_same(mine: Episode, other: Episode) -> None:
     for key in other.obs:
         np.testing.assert_array_equal(mine.obs[key], other.obs[key])
@@ -99,14 +92,15 @@ def test_rows_is_the_buffer_as_it_was() -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, robot_rl_in) -> Path:
     out = tmp_path_factory.mktemp("runs")
     options = ["total_steps=500", "learning_starts=490", "policy.hidden=[8,8]", "eval_every=0", "final_episodes=1"]
-    call("train", "env=gym", "id=Pendulum-v1", "policy=online/sac", *options, "video_episodes=0", f"output={out}")
-    return next((out / "train").iterdir())
+    done = robot_rl_in(out, "train", "env=gym", "id=Pendulum-v1", "policy=online/sac", *options, "video_episodes=0")
+    assert done.returncode == 0, done.stderr
+    return next((out / "runs/train").iterdir())
 
 
-def test_a_run_folder_is_a_log(run: Path, tmp_path: Path) -> None:
+def test_a_run_folder_is_a_log(run: Path, tmp_path: Path, robot_rl) -> None:
     assert formats.detect(run) == "replay"
     logs = formats.load(run)
     assert [len(e) for e in logs.episodes] == [200, 200, 100]
@@ -115,7 +109,7 @@ def test_a_run_folder_is_a_log(run: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.diff(logs.episodes[0].stamp), 0.05)
     assert [(f.case, f.count) for f in logs.findings] == [("cut", 1)]
     out = tmp_path / "pendulum.hdf5"
-    call("data", "convert", str(run), f"out={out}", "rows=300")
+    assert robot_rl("data", "convert", run, f"out={out}", "rows=300").returncode == 0
     back = d4rl.read(out).episodes
     assert [len(e) for e in back] == [200, 100]
     for one, other in zip(back, logs.episodes):

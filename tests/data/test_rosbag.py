@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from broken import hashes
 
 from robot_rl.data import rosbag
+from robot_rl.data.actions import settle
 from robot_rl.data.convert import validate
 from robot_rl.data.findings import BadData, exit_code
 
@@ -121,10 +122,13 @@ def test_stamps_of_zero_fall_back_to_reception(tmp_path: Path) -> None:
 
 
 def test_bounds_of_the_map_become_one(tmp_path: Path) -> None:
-    plan = {**MAP, "action_low": [0.0], "action_high": [0.5]}
-    logs = rosbag.read(bag(tmp_path / "b"), map=plan, ros_distro="humble")
+    plan = {**MAP, "action_low": 0.0, "action_high": [0.5], "action_units": "N*m"}
+    logs, _ = settle(rosbag.read(bag(tmp_path / "b"), map=plan, ros_distro="humble"))
     assert (logs.episodes[0].action[0, 0], logs.episodes[0].action[-1, 0]) == (-1.0, 1.0)
-    assert (logs.io.action_low, logs.io.action_high) == ((0.0,), (0.5,))
+    assert (logs.io.action_low, logs.io.action_high, logs.io.action_units) == ((0.0,), (0.5,), ("N*m",))
+    for ends in ({"action_low": 0.0}, {"action_low": 0.5, "action_high": 0.0}, {"action_low": "x", "action_high": 1}):
+        with pytest.raises(BadData, match="expected for both a number or a list of 1"):
+            rosbag.read(tmp_path / "b", map={**MAP, **ends}, ros_distro="humble")
 
 
 def test_slerp_aligns_signs_and_follows_the_arc() -> None:

@@ -13,7 +13,7 @@ from broken import episode
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.log_dataset import LogDataset
-from robot_rl.data.seen import seen
+from robot_rl.data.seen import RowSample, seen
 from robot_rl.data.store import write_store
 from robot_rl.types import IOSpec
 
@@ -54,3 +54,48 @@ def test_of_a_ring_that_went_round_is_that_of_the_rows_that_are_left() -> None:
 def test_of_nothing_is_none() -> None:
     assert seen(None, IO) is None
     assert seen(ReplayBuffer(IO, 50), IO) is None
+
+
+def rollouts(count: int) -> list[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]]:
+    """Of 32 steps in 8 environments; states drift from -1 to 1 over all of them, one row in eight counts not."""
+    rng, made = np.random.default_rng(0), []
+    for i in range(count):
+        state = rng.normal(2.0 * i / count - 1.0, 0.1, (32, 8, 3)).astype(np.float32)
+        obs = {"state": state, "image.front": np.zeros((32, 8, 2, 2, 3), np.uint8)}
+        made.append((obs, rng.normal(0.0, 0.8, (32, 8, 2)).astype(np.float32), rng.random((32, 8)) < 0.875))
+    return made
+
+
+def test_of_rollouts_is_that_of_all_of_them_and_not_of_the_newest() -> None:
+    rows = RowSample()
+    made = rollouts(400)  # 102,400 rows
+    for obs, action, valid in made:
+        rows.add(obs, action, valid)
+    found = seen(rows, IO)
+    assert found is not None
+    assert found.count == 102_400
+    state = np.concatenate([obs["state"][valid] for obs, _, valid in made])
+    action = np.concatenate([action[valid] for _, action, valid in made]).clip(-1.0, 1.0)
+    kept = rows.look(0)[1]
+    assert 6_000 < len(kept) < 16_384
+    np.testing.assert_allclose(found.obs["state"], np.quantile(state, AT, axis=0).T, atol=0.06)
+    np.testing.assert_allclose(found.action, np.quantile(action, AT, axis=0).T, atol=0.04)
+
+
+def test_rows_of_rollouts_are_of_every_environment_and_go_on_from_a_saved_state() -> None:
+    whole, cut = RowSample(most=64), RowSample(most=64)
+    column = np.tile(np.arange(8, dtype=np.float32), (32, 1))[..., None]
+    for i in range(100):
+        for rows in (whole, cut):
+            rows.add({"state": column}, column, np.ones((32, 8), bool))
+        if i == 50:
+            saved, cut = cut.state_dict(), RowSample(most=64)
+            cut.load_state_dict(saved)
+    kept = whole.look(0)[1]
+    assert torch.equal(kept, cut.look(0)[1])
+    assert 32 <= len(kept) <= 64
+    assert set(whole.look(0)[0]["state"][:, 0].tolist()) == set(range(8))
+    wide = RowSample()
+    for _ in range(20):
+        wide.add({"state": np.zeros((32, 8, 2000), np.float32)}, np.zeros((32, 8, 2), np.float32), np.ones((32, 8)))
+    assert len(wide.look(0)[1]) <= 1024  # 8 MB

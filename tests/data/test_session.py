@@ -1,10 +1,8 @@
 """Episode files of recorded sessions and rosbag2 bags: what is on the disk after a kill, a full disk, a join."""
 
 import os
+import resource
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from robot_rl.data import d4rl, session
 
 bag = pytest.importorskip("robot_rl.data.bag")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def table(rows=5, **changes):
@@ -93,39 +90,19 @@ def test_session_joined_episodes_are_one_d4rl_file(tmp_path) -> None:
         session.join([tmp_path / "s"], tmp_path / "all.hdf5")
 
 
-def test_session_write_on_a_full_disk_leaves_nothing(tmp_path) -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("no /dev/full here")
-    import resource
+def test_session_write_on_a_full_disk_leaves_nothing(tmp_path, fork) -> None:
+    long = table(2000)
+    session.write(tmp_path / "episode_000000.hdf5", long, {})
 
-    code = (
-        "import resource, sys, numpy as np; from robot_rl.data import session\n"
-        "import tests_table\n"
-        "session.write(sys.argv[1] + '/episode_000000.hdf5', tests_table.T, {})\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "try: session.write(sys.argv[1] + '/episode_000001.hdf5', tests_table.T, {})\n"
-        "except OSError as error: print('refused', type(error).__name__)\n"
-    )
-    assert resource.RLIMIT_FSIZE
-    (tmp_path / "tests_table.py").write_text(
-        "import numpy as np\nn=2000\nlast=np.arange(n)==n-1\nT={'observations':np.zeros((n,4),np.float32),"
-        "'actions':np.zeros((n,1),np.float32),'rewards':np.zeros(n,np.float32),'terminals':np.zeros(n,bool),"
-        "'timeouts':last}\n"
-    )
-    folder = tmp_path / "s"
-    folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
-        capture_output=True,
-        text=True,
-    )
-    assert "refused" in done.stdout, done.stderr
-    assert [path.name for path in folder.iterdir()] == ["episode_000000.hdf5"]
-    assert len(session.read(folder / "episode_000000.hdf5")[0]["actions"]) == 2000
+    def write(_: object) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        with pytest.raises(OSError, match=r"."):
+            session.write(tmp_path / "episode_000001.hdf5", long, {})
+
+    assert fork(write).wait() == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["episode_000000.hdf5"]
+    assert len(session.read(tmp_path / "episode_000000.hdf5")[0]["actions"]) == 2000
 
 
 def messages(count):
@@ -158,18 +135,16 @@ def test_bag_split_parts_read_as_one(tmp_path) -> None:
     assert [t for *_, t in bag.read(tmp_path / "b")] == list(range(1_000, 1_030))
 
 
-def test_bag_of_a_killed_writer_is_refused_and_recovered(tmp_path) -> None:
+def test_bag_of_a_killed_writer_is_refused_and_recovered(tmp_path, fork) -> None:
     pytest.importorskip("rosbags")
-    code = (
-        "import sys, os, signal; from robot_rl.data import bag\n"
-        "w = bag.BagWriter(sys.argv[1] + '/b')\n"
-        "raw = bytes(4) + bytes(8)\n"
-        "for i in range(200_000): w.write('/reward', 'std_msgs/msg/Float64', raw, 1000 + i)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, env=env)
-    assert done.returncode == -signal.SIGKILL
+
+    def write(_: object) -> None:
+        writer = bag.BagWriter(tmp_path / "b")
+        for i in range(200_000):
+            writer.write("/reward", "std_msgs/msg/Float64", bytes(12), 1000 + i)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert fork(write).wait()[0] == -signal.SIGKILL
     with pytest.raises(ValueError, match="data session recover"):
         list(bag.read(tmp_path / "b"))
     count = bag.recover(tmp_path / "b", tmp_path / "c")

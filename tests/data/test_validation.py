@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,8 +27,6 @@ from robot_rl.data.findings import BadData, Finding, exit_code
 from robot_rl.data.recorder import Recorder
 from robot_rl.data.repairs import Repairs
 from robot_rl.data.store import open_store
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def found(path: Path, pattern: str, code: int, **options: Any) -> Finding:
@@ -406,41 +403,31 @@ def test_convert_never_overwrites(tmp_path: Path) -> None:
         convert(mine(tmp_path), tmp_path / "o", to="zarr")
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        line = [sys.executable, "-m", "robot_rl", "data", *arguments]
-        return subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
-
-    return run
-
-
-def test_command_exit_codes_and_text(tmp_path: Path, command: Callable[..., Any]) -> None:
+def test_command_exit_codes_and_text(tmp_path: Path, robot_rl: Callable[..., Any]) -> None:
     mine(tmp_path, "clean.hdf5")
-    done = command("validate", "clean.hdf5")
+    done = robot_rl("data", "validate", "clean.hdf5")
     assert (done.returncode, "0 errors, 0 warnings" in done.stdout) == (0, True), done.stderr
     mine(tmp_path, "warn.hdf5", rewards=np.zeros(600, np.float32))
-    done = command("validate", "warn.hdf5", "as_json=true")
+    done = robot_rl("data", "validate", "warn.hdf5", "--json")
     assert done.returncode == 1, done.stderr
-    (item,) = json.loads(done.stdout)
+    (item,) = json.loads(done.stdout)["findings"]
     assert (item["severity"], item["case"], bool(item["repair"])) == ("warning", "constant_reward", True)
     data = d4rl_columns()
     data["rewards"][3] = np.nan
     mine(tmp_path, "bad.hdf5", **data)
     before = hashes(tmp_path)
-    done = command("validate", "bad.hdf5")
+    done = robot_rl("data", "validate", "bad.hdf5")
     assert done.returncode == 2
     assert "episode 0 step 3" in done.stdout
-    refused = command("convert", "bad.hdf5", "out=bad.store")
+    refused = robot_rl("data", "convert", "bad.hdf5", "out=bad.store")
     assert refused.returncode == 2
     assert "drop_bad_episodes=true" in refused.stderr
     assert hashes(tmp_path) == before
-    made = command("convert", "bad.hdf5", "out=bad.store", "drop_bad_episodes=true")
+    made = robot_rl("data", "convert", "bad.hdf5", "out=bad.store", "drop_bad_episodes=true")
     assert made.returncode == 0, made.stderr
     assert len(open_store(tmp_path / "bad.store")) == 5
-    shown = command("info", "bad.store")
+    shown = robot_rl("data", "info", "bad.store")
     assert "5 (0 terminated, 5 truncated, 0 cut), 500 steps" in shown.stdout
-    drawn = command("plot", "bad.store", "out=p.png")
+    drawn = robot_rl("data", "plot", "bad.store", "out=p.png")
     assert drawn.returncode == 0, drawn.stderr
     assert (tmp_path / "p.png").stat().st_size > 10_000

@@ -1,8 +1,5 @@
 """Build train jobs the way the command line does, small enough for tests."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from robot_rl.jobs.train import TrainJob, TrainSettings
 from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.compose import plain
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     "env=reach",
     "policy=online/sac",
@@ -37,7 +33,7 @@ TINY = [
     "threads=1",
 ]
 
-WITHOUT_REPLAY = ("policy=online/ppo", "policy=online/sb3", "policy=online/fast_ppo", "policy=online/set_ppo")
+WITHOUT_REPLAY = ("policy=online/ppo", "policy=online/sb3", "policy=online/fast_ppo", "policy=contrib/set_ppo")
 
 
 @pytest.fixture
@@ -71,16 +67,3 @@ def make_job() -> Callable[..., TrainJob]:
         )
 
     return make
-
-
-@pytest.fixture
-def robot_rl(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command line in a scratch folder."""
-
-    def run(*arguments: str, cwd: Path = tmp_path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-        found = os.pathsep.join([str(ROOT), *([str(path)] if path else [])])
-        env = {**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "robot_rl", *arguments]
-        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
-
-    return run

@@ -12,7 +12,7 @@ from robot_rl import checkpoint
 from robot_rl.data.store import write_store
 from robot_rl.jobs import logs, ope
 from robot_rl.jobs.logs import LogSettings
-from robot_rl.policies.sequence.qc_fql import QcFql
+from robot_rl.policies.sequence.qc_fql import QcFql, QcFqlOptions
 from robot_rl.types import Episode, IOSpec
 
 IO = IOSpec({"state": ((2,), "float32")}, ("a0",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -31,8 +31,8 @@ def store_of(folder: Path) -> Any:
 
 
 def test_log_gives_windows_to_a_learner_of_chunks(tmp_path: Path) -> None:
-    learner = QcFql(IO, hidden=(16,), batch_size=16, flow_steps=2, metrics_every=1)
-    data, _ = logs.sampler(store_of(tmp_path), LogSettings(data="x"), seed=0, window=learner.window)
+    learner = QcFql(QcFqlOptions(hidden=(16,), batch_size=16, flow_steps=2, metrics_every=1), IO)
+    data, _ = logs.sampler(store_of(tmp_path), LogSettings(data="x"), seed=0, window=learner.need.window)
     learner.prepare(logs.facts(data))
     batches = data.batches(16)
     metrics = [learner.update(batches) for _ in range(5)][-1]
@@ -42,7 +42,7 @@ def test_log_gives_windows_to_a_learner_of_chunks(tmp_path: Path) -> None:
 
 
 def test_estimators_from_logs_refuse_a_chunk_policy(tmp_path: Path) -> None:
-    learner = QcFql(IO, hidden=(16,), batch_size=16, flow_steps=2)
+    learner = QcFql(QcFqlOptions(hidden=(16,), batch_size=16, flow_steps=2), IO)
     none: Any = None
     settings = ope.OpeSettings(data=str(store_of(tmp_path).path))
     with pytest.raises(ValueError, match="plays chunks"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.cli import unknown
+from robot_rl.verbs.start import unknown
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
         ("eval ope", "model.members=3", ""),
         ("train", "env=reach", ""),
         ("train", "policy.lr=1e-3", ""),
-        ("train", "+new=1", ""),
+        ("train", "+new=1", "no key 'new'"),
+        ("train", "+policy.new=1", ""),
+        ("train", "~env", "choose another with env="),
         ("train", "~track", ""),
         ("train", "hydra.verbose=true", ""),
         ("train", "output=/tmp", ""),
@@ -38,19 +40,12 @@ def test_key_that_a_verb_has_not(verb: str, item: str, answer: str) -> None:
     assert answer in unknown(verb, [item]) if answer else not unknown(verb, [item])
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "robot_rl", *arguments], env=env, capture_output=True, text=True, timeout=120
-    )
-
-
-def test_check_tells_what_is_wrong_with_a_world_and_lets_the_expert_play() -> None:
-    fine = run("check", "env=reach", "num_envs=4")
+def test_check_tells_what_is_wrong_with_a_world_and_lets_the_expert_play(robot_rl) -> None:
+    fine = robot_rl("check", "env=reach", "num_envs=4")
     assert fine.returncode == 0, fine.stderr
     assert "success 1.00" in fine.stdout
     assert "reach keeps the contract" in fine.stdout
-    broken = run("check", "env=reach", "env.world.seconds=0")
+    broken = robot_rl("check", "env=reach", "env.world.seconds=0")
     assert broken.returncode == 2
     assert "env.world.seconds is 0, expected a number above 0" in broken.stderr
 
@@ -68,8 +63,8 @@ def test_check_tells_what_is_wrong_with_a_world_and_lets_the_expert_play() -> No
         (("bench", "edge", "+nothing=1"), "bench edge: got an unexpected keyword argument 'nothing'; it takes +"),
     ],
 )
-def test_options_that_have_to_be_given_are_named(tmp_path: Path, arguments: tuple[str, ...], answer: str) -> None:
-    said = run(*arguments, f"output={tmp_path}")
+def test_options_that_have_to_be_given_are_named(robot_rl, arguments: tuple[str, ...], answer: str) -> None:
+    said = robot_rl(*arguments)
     assert said.returncode == 2
     assert answer in said.stderr
     assert "Traceback" not in said.stderr
@@ -88,8 +83,8 @@ def test_reader_that_leaves_early_sees_no_traceback() -> None:
     assert "BrokenPipe" not in said
 
 
-def test_a_start_that_is_refused_leaves_no_run_behind(tmp_path: Path) -> None:
-    refused = run("train", "env=reach", "policy=sequence/sac_j", "n_step=3", f"output={tmp_path}")
+def test_a_start_that_is_refused_leaves_no_run_behind(robot_rl, tmp_path: Path) -> None:
+    refused = robot_rl("train", "env=reach", "policy=sequence/sac_j", "n_step=3", f"output={tmp_path}")
     assert refused.returncode == 2
     assert "use n_step=1" in refused.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -113,7 +113,7 @@ def test_collect_then_data_info_reads_both_formats(tmp_path: Path, robot_rl) -> 
         shown = robot_rl("data", "info", out)
         assert shown.returncode == 0, shown.stderr
         assert "episodes" in shown.stdout
-        assert json.loads(robot_rl("data", "info", out, "as_json=true").stdout)["episodes"] == 3
+        assert json.loads(robot_rl("data", "info", out, "--json").stdout)["episodes"] == 3
     assert len(Recording(tmp_path / "demos")) == 3
 
 
@@ -278,7 +278,7 @@ main()
 
 
 @pytest.mark.parametrize("name", ["demos.hdf5", "demos"])
-def test_killed_collect_keeps_its_episodes_and_goes_on(tmp_path: Path, name: str) -> None:
+def test_killed_collect_keeps_its_episodes_and_goes_on(tmp_path: Path, robot_rl, name: str) -> None:
     """SIGKILL when the third episode has ended; the same command line then writes all eight."""
     line = ["collect", "env=reach", "episodes=8", "num_envs=2", f"out={name}"]
     child = subprocess.run([sys.executable, "-c", _KILLED, *line], cwd=tmp_path, capture_output=True, timeout=200)
@@ -286,8 +286,7 @@ def test_killed_collect_keeps_its_episodes_and_goes_on(tmp_path: Path, name: str
     kept = {e.action.tobytes() for e in Recording(tmp_path / f".{name}.work")}
     assert len(kept) == 3
     assert not (tmp_path / name).exists()
-    again = [sys.executable, "-m", "robot_rl", *line]
-    subprocess.run(again, cwd=tmp_path, check=True, capture_output=True, timeout=200)
+    assert robot_rl(*line).returncode == 0
     episodes = formats.load(tmp_path / name).episodes
     assert len({e.action.tobytes() for e in episodes}) == len(episodes) == 8
     assert kept <= {e.action.tobytes() for e in episodes}

@@ -92,7 +92,7 @@ def test_hil_runs_reports_and_continues(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_killed_run_loses_nothing_that_was_reported(tmp_path):
+def test_killed_run_loses_nothing_that_was_reported(tmp_path, robot_rl):
     root = Path(__file__).resolve().parents[2]
     env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "robot_rl", "hil", *TINY[:3], "total_steps=100000", *TINY[4:]]
@@ -113,14 +113,7 @@ def test_killed_run_loses_nothing_that_was_reported(tmp_path):
     for key in ("role", "link", "judge", "elicit", "advise", "compatibility"):
         saved.pop(key)
     (run / "config.yaml").write_text(OmegaConf.to_yaml(saved))
-    resumed = subprocess.run(
-        [*command[:4], f"resume={run}", "total_steps=200"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    resumed = robot_rl("hil", f"resume={run}", "total_steps=200")
     assert resumed.returncode == 0, resumed.stderr
     after = read_manifest(run / "log")
     assert after[: len(before)] == before

@@ -11,8 +11,8 @@ import torch
 from robot_rl.data.store import write_store
 from robot_rl.jobs.ope import OpeSettings, run
 from robot_rl.policies.offline.bc import Bc, BcOptions
-from robot_rl.policies.offline.fqe import Fqe
-from robot_rl.policies.offline.model_value import ModelValue
+from robot_rl.policies.offline.fqe import Fqe, FqeOptions
+from robot_rl.policies.offline.model_value import ModelValue, ModelValueOptions
 from robot_rl.types import Action, Episode, IOSpec
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -73,11 +73,11 @@ def evaluate(log: Path, mean: float, **options: Any):
         Gaussian(mean),
         IO,
         make_fqe=lambda io, p, **how: Fqe(
-            io, p, gamma=GAMMA, hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=64, members=3, samples=2, **how
+            FqeOptions(hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=64, members=3, samples=2), io, p, **how
         ),
         make_behaviour=lambda io: Bc(BcOptions(gaussian=True, hidden=(32, 32), lr=2e-3), io),
         make_model=lambda io, p, **how: ModelValue(
-            io, p, gamma=GAMMA, hidden=(32, 32), batch_size=64, members=3, rollouts=4, **how
+            ModelValueOptions(hidden=(32, 32), batch_size=64, members=3, rollouts=4), io, p, gamma=GAMMA, **how
         ),
     )
 
@@ -153,7 +153,7 @@ def test_ope_all_estimators_judge_one_policy(log, methods, smooth, kind, name, e
 
     class Spy(Fqe):
         def __init__(self, io: IOSpec, policy: Any, **options: Any) -> None:
-            super().__init__(io, policy, gamma=GAMMA, hidden=(8,), batch_size=32, members=2, samples=1, **options)
+            super().__init__(FqeOptions(hidden=(8,), batch_size=32, members=2, samples=1), io, policy, **options)
             answer = policy.act({"state": torch.zeros(1, 1)}, deterministic=options["deterministic"])
             seen.append(float(answer.value[0, 0]))
 
@@ -163,7 +163,9 @@ def test_ope_all_estimators_judge_one_policy(log, methods, smooth, kind, name, e
     )  # fmt: skip
     report = run(
         settings, kind(0.0), IO, make_fqe=Spy, make_behaviour=lambda io: Bc(BcOptions(gaussian=True, hidden=(8,)), io),
-        make_model=lambda io, p, **how: ModelValue(io, p, gamma=GAMMA, hidden=(8,), members=2, rollouts=1, **how),
+        make_model=lambda io, p, **how: ModelValue(
+            ModelValueOptions(hidden=(8,), members=2, rollouts=1), io, p, gamma=GAMMA, **how
+        ),
     )  # fmt: skip
     assert report.judged == name
     assert seen == [expected]

@@ -14,8 +14,8 @@ import torch
 from robot_rl.data.store import write_store
 from robot_rl.jobs.ope import METHODS, OpeSettings, run
 from robot_rl.policies.offline.bc import Bc, BcOptions
-from robot_rl.policies.offline.fqe import Fqe
-from robot_rl.policies.offline.model_value import ModelValue
+from robot_rl.policies.offline.fqe import Fqe, FqeOptions
+from robot_rl.policies.offline.model_value import ModelValue, ModelValueOptions
 from robot_rl.types import Action, Episode, IOSpec
 
 IO = IOSpec({"state": ((2,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -97,12 +97,13 @@ def evaluate(log: Path, seed: int) -> Any:
         Linear(*TARGET),
         IO,
         make_fqe=lambda io, p, **how: Fqe(
-            io, p, gamma=GAMMA, hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=256, members=8, seed=seed, samples=3,
+            FqeOptions(hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=256, members=8, samples=3), io, p, seed=seed,
             **how,
         ),
         make_behaviour=lambda io: Bc(BcOptions(gaussian=True, hidden=(32, 32), lr=2e-3), io, seed=seed),
         make_model=lambda io, p, **how: ModelValue(
-            io, p, gamma=GAMMA, hidden=(32, 32), lr=2e-3, batch_size=256, members=8, rollouts=4, seed=seed, **how
+            ModelValueOptions(hidden=(32, 32), lr=2e-3, batch_size=256, members=8, rollouts=4), io, p, gamma=GAMMA,
+            seed=seed, **how,
         ),
     )  # fmt: skip
 

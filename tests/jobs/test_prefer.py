@@ -12,7 +12,7 @@ import pytest
 from robot_rl.data import d4rl
 from robot_rl.jobs.prefer import PreferJob, PreferSettings
 from robot_rl.policies.nets.preferences import Pairs, Scripted, query
-from robot_rl.policies.reward.preference import RewardEnsemble
+from robot_rl.policies.reward.preference import RewardEnsemble, RewardOptions
 from robot_rl.types import Episode
 
 TOOLS = {"Pairs": Pairs, "Scripted": Scripted, "query": query}
@@ -41,7 +41,7 @@ def job(log: Path, out: Path, **options: Any) -> PreferJob:
     return PreferJob(
         settings,
         out,
-        make=lambda state, action: RewardEnsemble(state, action, hidden=(32, 32), lr=3e-3, batch_size=32),
+        make=lambda *widths: RewardEnsemble(RewardOptions(hidden=(32, 32), lr=3e-3, batch_size=32), *widths),
         tools=TOOLS,
         config="",
         **({"ask": ask} if ask else {}),

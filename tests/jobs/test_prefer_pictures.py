@@ -14,7 +14,7 @@ from robot_rl.data import formats, recorder
 from robot_rl.jobs.prefer_pictures import PictureJob, PictureSettings
 from robot_rl.policies.nets.picture_labels import ScriptedJudge, TwoStage
 from robot_rl.policies.nets.preferences import query
-from robot_rl.policies.reward.picture_preference import PicturePairs, PictureReward
+from robot_rl.policies.reward.picture_preference import PictureOptions, PicturePairs, PictureReward
 from robot_rl.types import Episode, IOSpec
 
 IO = IOSpec({"state": ((1,), "float32"), "image.front": ((48, 48, 3), "uint8")}, ("dx",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -48,7 +48,7 @@ def job(log: Path, out: Path, model: Any = None, **options: Any) -> PictureJob:
     return PictureJob(
         PictureSettings(data=str(log), **values),
         out,
-        make_reward=lambda goals, size: PictureReward(goals, size, members=2, lr=2e-3, batch_size=32),
+        make_reward=lambda goals, size: PictureReward(PictureOptions(members=2, lr=2e-3, batch_size=32), goals, size),
         make_labeller=lambda truth: TwoStage(model or ScriptedJudge(truth, error=values.get("error", 0.0))),
         tools={"PicturePairs": PicturePairs, "query": query},
         config="",

@@ -175,7 +175,7 @@ def test_train_resume_into_another_world_lists_differences(make_job, tmp_path: P
 
 def test_train_killed_run_resumes_to_the_same_result(tmp_path: Path, robot_rl, make_job) -> None:
     """kill -9 in mid-run loses the time since the last checkpoint and nothing else."""
-    command = [*CLI_TINY, "total_steps=2000", "checkpoint_every=100", "name=killed"]
+    command = [*CLI_TINY, "total_steps=1000", "checkpoint_every=50", "updates_per_step=0.25", "name=killed"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "robot_rl", "train", *command], cwd=tmp_path, env=env, stderr=subprocess.DEVNULL
@@ -185,7 +185,7 @@ def test_train_killed_run_resumes_to_the_same_result(tmp_path: Path, robot_rl, m
         assert process.poll() is None, "the run ended before its first checkpoint"
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    time.sleep(0.3)
+    time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
     process.wait()
     run = next(tmp_path.glob("runs/train/*_killed"))

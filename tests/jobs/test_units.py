@@ -7,8 +7,8 @@ and an environment of +-4 N*m that writes down what it was commanded.
 from __future__ import annotations
 
 import itertools
-import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,94 +17,35 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-from broken import episode, robomimic  # pyright: ignore[reportMissingImports]
+sys.path.insert(0, str(Path(__file__).parent))
+from unit_logs import ENV, FORMATS, HIGH, LOW, TORQUE, physical, write  # pyright: ignore[reportMissingImports]
 
-from robot_rl.data import d4rl, formats, lerobot_write, minari
+from robot_rl import checkpoint, cli, extras
+from robot_rl.data import d4rl, formats
 from robot_rl.data.bounds import Scale, between
 from robot_rl.data.convert import convert
 from robot_rl.data.findings import BadData
-from robot_rl.data.recorder import Recorder
 from robot_rl.data.repairs import Repairs
-from robot_rl.jobs import logs
+from robot_rl.data.units import InUnits, agree
+from robot_rl.jobs import logs, ope
+from robot_rl.jobs.collect import keep_steps
 from robot_rl.jobs.logs import LogSettings
-from robot_rl.jobs.units import InUnits, meaning_of
-from robot_rl.types import Action, Episode, IOSpec
+from robot_rl.jobs.ope import OpeSettings
+from robot_rl.loops.evaluate import evaluate
+from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.pilot import Pilot, fitted
+from robot_rl.sim.array_env import ArrayVectorEnv
+from robot_rl.types import Action, IOSpec
+from robot_rl.verbs.build import load_for_robot, load_policy
 
-ENV = IOSpec({"state": ((3,), "float32")}, ("a", "b"), (-4.0, -4.0), (4.0, 4.0), ("N*m", "N*m"), 20.0)
-TORQUE = (0.5, -1.5)  # what the robot is to be commanded, N*m
-LOW, HIGH = -2.0, 2.0
-
-
-def physical() -> list[Episode]:
-    """Episodes whose actions are torques within +-2 N*m; the first of all is `TORQUE`."""
-    made = []
-    for i in range(3):
-        one = episode(i, 20)
-        action = (one.action * 2.0).astype(np.float32)
-        action[0], action[1], action[2] = TORQUE, (LOW, LOW), (HIGH, HIGH)
-        made.append(replace(one, action=action, proposed=action))
-    return made
-
-
-def _csv(path: Path, scale: float | None) -> tuple[Path, dict[str, Any]]:
-    rows = ["t,x,y,z,u,v"]
-    for number, one in enumerate(physical()[:1]):
-        for t, (s, a) in enumerate(zip(one.obs["state"], one.action)):
-            rows.append(",".join(f"{v:.9g}" for v in (number + t / 20, *s, *a)))
-        rows.append(",".join(f"{v:.9g}" for v in (number + 1.0, *one.obs["state"][-1], 0.0, 0.0)))
-    path.write_text("\n".join(rows) + "\n")
-    action: list[dict[str, Any]] = [{"column": c, "name": n, "unit": "N*m"} for c, n in ("ua", "vb")]
-    if scale is not None:
-        action = [{**item, "scale": scale} for item in action]
-    state = [{"column": c} for c in "xyz"]
-    return path, {"map": {"time": "t", "state": state, "action": action}}
-
-
-def write(kind: str, folder: Path, *, told: bool) -> tuple[Path, dict[str, Any]]:
-    """A log of torques in a format, with its range or without; and what its reader is told."""
-    episodes, io = physical(), replace(ENV, action_low=(LOW,) * 2, action_high=(HIGH,) * 2)
-    if kind == "csv":
-        return _csv(folder / "log.csv", 0.5 if told else None)
-    if kind == "minari":
-        minari.write(folder / "log-v0", episodes, dataset_id="log-v0")
-        if told:
-            file = folder / "log-v0/data/metadata.json"
-            facts = json.loads(file.read_text())
-            space = {**json.loads(facts["action_space"]), "low": [LOW] * 2, "high": [HIGH] * 2}
-            file.write_text(json.dumps({**facts, "action_space": json.dumps(space)}))
-        return folder / "log-v0", {}
-    if kind == "lerobot":
-        lerobot_write.write(folder / "log", episodes, fps=20)
-        file = folder / "log/meta/info.json"
-        facts = json.loads(file.read_text())
-        if told:  # as LeRobot's own writer: statistics alone
-            del facts["action_bounds"]
-        file.write_text(json.dumps(facts))
-        return folder / "log", {}
-    if kind == "npz":
-        one = episodes[0]
-        arrays: dict[str, Any] = {"obs": one.obs["state"][:-1], "next_obs": one.obs["state"][1:]}
-        arrays |= {"action": one.action, "reward": one.reward, "done": np.arange(20) == 19}
-        arrays |= {"action_low": LOW, "action_high": HIGH} if told else {}
-        np.savez(folder / "log.npz", **arrays)
-        return folder / "log.npz", {}
-    if kind == "recording":
-        scaled = [replace(e, action=e.action / 2, proposed=e.action / 2) if told else e for e in episodes]
-        with Recorder(folder / "log") as recorder:
-            for one in scaled:
-                recorder.append(replace(one, meta={**one.meta, "io": io}) if told else one)
-        return folder / "log", {}
-    path = folder / "log.hdf5"
-    if kind == "robomimic":
-        robomimic(path, episodes)
-    else:
-        d4rl.write(path, episodes)
-    if told:
-        with h5py.File(path, "r+") as file:
-            file.attrs.update({"action_low": LOW, "action_high": HIGH, "action_units": "N*m"})
-    return path, {}
+OWN = Path(__file__).parent / "constant.py"
+METHOD, CHUNKS, WORLD = (f"{OWN}:{name}" for name in ("Constant", "ConstantChunks", "Bench"))
+extras.allow(METHOD, CHUNKS, WORLD)
+Bench = extras.own(WORLD)
 
 
 class Constant:
@@ -119,33 +60,81 @@ class Constant:
         return Action(np.repeat(self.value[None], len(obs["state"]), 0))
 
 
+ROBOT = RobotSpec.from_dict(
+    {
+        "name": "bench",
+        "joints": [
+            {"name": n, "lower": -9.0, "upper": 9.0, "velocity": 9.0, "acceleration": 99.0, "effort": 4.0} for n in "ab"
+        ],
+        "command_mode": "forward_effort",
+        "action": {"mapping": "effort", "scale": [4.0]},
+    }
+)
+
+
 def in_units(io: IOSpec, action: Any) -> np.ndarray:
     """[-1, 1] to physical, by the interface's own definition."""
     low, high = np.array(io.action_low, float), np.array(io.action_high, float)
     return low + (np.asarray(action, float) + 1.0) / 2.0 * (high - low)
 
 
-def commanded(verb: str, path: Path, given: dict[str, Any]) -> np.ndarray:
-    """(2,) N*m that the environment is commanded by the log's first action, or by a policy that always answers it."""
+def made_from(log: Path, folder: Path, said: dict[str, Any], method: str = METHOD, *, bench: bool = False) -> Path:
+    """The checkpoint of `offline` without an environment, of a policy that always answers the log's first action.
+
+    Args:
+        log: any.
+        folder: of the run.
+        said: `action_low=… action_high=…` on its command line.
+        method: that answers it.
+        bench: whether it knows the environment.
+    """
+    store = logs.read_log(LogSettings(data=str(log), **said))
+    config: dict[str, Any] = {"policy": {"name": method}, "seed": 0, "gamma": 0.99, "device": "cpu"}
+    config |= {"env": {"engine": "array", "world": {"name": WORLD}}} if bench else {}
+    value = torch.tensor(np.array(store.column("action")[0], np.float32))
+    states, meta = {"policy": {"value": value}}, {"action": store.meta.get("action")}
+    text = yaml.safe_dump(config)
+    return checkpoint.save(folder / "checkpoints", 1, states=states, io=store.io, config=text, meta=meta)
+
+
+def commanded(verb: str, path: Path, given: dict[str, Any], folder: Path) -> np.ndarray:
+    """(2,) N*m that are commanded by the log's first action, or by a policy that always answers it.
+
+    Args:
+        verb: of `VERBS`; what is said of the log is told to it, or, in "given to offline", to the training.
+        path: of the log.
+        given: the range, where the log does not tell it.
+        folder: for the run.
+    """
     settings = LogSettings(data=str(path), action_clip=True, **given)
     if verb in ("offline", "train log="):  # the policy learns in the environment's units
         store, _ = logs.fit(logs.read_log(settings), ENV)
         data, _ = logs.sampler(store, settings, seed=0)
         return in_units(ENV, next(iter(data.ordered(1))).action[0].numpy())
-    # eval, collect, deploy: the policy was cloned without an environment, on the log's own scale
-    own, later = logs.open_log(path), given
-    if verb == "given to offline":
-        own, later = logs.said(own, **{name.removeprefix("action_"): value for name, value in given.items()}), {}
-    io, known = meaning_of(own.io, own.meta.get("action"), later)
-    meant = logs.agree(io, ENV, known)
-    policy = InUnits(Constant(meant, own.column("action")[0]), between(meant, ENV), ENV, pytest.fail)
-    obs = {"state": np.zeros((1, 3), np.float32)}
-    return in_units(ENV, policy.act(obs).value[0])
+    if verb == "ope":  # the log as a policy of +-4 N*m is judged on it
+        store, _ = ope.read(OpeSettings(data=str(path), **given), ENV)
+        return in_units(ENV, store.column("action")[0])
+    early, late = (given, {}) if verb == "given to offline" else ({}, given)
+    made = made_from(path, folder / "run", early)
+    if verb == "deploy":
+        policy, port = fitted(load_for_robot(str(made)), ROBOT, late, pytest.fail)
+        sent = Pilot(policy, port, identity="p", rate=20.0, mode=ROBOT.mode).tick(np.zeros(2), np.zeros(2), {})
+        assert sent is not None
+        return sent.values[0]
+    Bench.commanded.clear()
+    env = ArrayVectorEnv(Bench(), 2, 0)
+    config = OmegaConf.load(made / "config.yaml")
+    policy = load_policy(OmegaConf.create({"device": "cpu", **late}), config, made, env.io)  # type: ignore[arg-type]
+    if verb == "collect":  # what is recorded says the same as what is done
+        kept = keep_steps(env, policy, episodes=2, seed=0)
+        np.testing.assert_allclose(in_units(ENV, kept[0].action[0]), Bench.commanded[0], atol=1e-5)
+    else:
+        evaluate(env, policy, episodes=2, seed=0)
+    return Bench.commanded[0]
 
 
-FORMATS = ("d4rl", "minari", "robomimic", "lerobot", "csv", "npz", "recording")
 REPAIRS = (None, "clip", "rescale", "keep", "no conversion")
-VERBS = ("offline", "train log=", "eval", "given to offline")
+VERBS = ("offline", "train log=", "eval", "collect", "ope", "deploy", "given to offline")
 TOLD = ("by the file", "by the command line")
 ALL = list(itertools.product(FORMATS, REPAIRS, VERBS, TOLD))
 
@@ -183,7 +172,37 @@ def test_constant_policy_commands_the_torque_of_its_log(
         way: Any = None if repair == "no conversion" else repair
         convert(path, tmp_path / "made.store", mend=Repairs(action=way, **given), **reader)
         path, given = tmp_path / "made.store", {}
-    np.testing.assert_allclose(commanded(verb, path, given), TORQUE, atol=1e-3)
+    np.testing.assert_allclose(commanded(verb, path, given, tmp_path), TORQUE, atol=1e-3)
+
+
+LINES = (
+    ("eval episodes=2 video_episodes=0", METHOD),
+    ("eval fas largest=1 episodes=2 num_envs=2", METHOD),
+    ("eval latency episodes=4 num_envs=2 latency_ms=0 compensation=queue", CHUNKS),
+)
+
+
+@pytest.mark.parametrize(("line", "method"), LINES, ids=[line.split(" episodes")[0] for line, _ in LINES])
+def test_command_lines_take_the_range_of_a_log_that_does_not_tell_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, method: str
+) -> None:
+    """Half of every torque, so that as numbers they are within [-1, 1], which is what a policy answers."""
+    half = [replace(e, action=e.action / 2, proposed=e.action / 2) for e in physical()]
+    d4rl.write(tmp_path / "log.hdf5", half)
+    made = made_from(tmp_path / "log.hdf5", tmp_path / "run", {}, method, bench=True)
+    monkeypatch.chdir(tmp_path)
+    for said, code in (([], 2), (["action_low=-2", "action_high=2"], 0)):
+        Bench.commanded.clear()
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr("sys.argv", ["robot-rl", *line.split(), f"path={made}", *said])
+        with pytest.raises(SystemExit) if code else nullcontext():
+            cli.main()
+        if code:
+            assert "action_low=… action_high=…" in capsys.readouterr().err
+            assert not Bench.commanded
+            continue
+        np.testing.assert_allclose(Bench.commanded, np.tile(TORQUE, (len(Bench.commanded), 1)) / 2, atol=1e-3)
+        assert len(Bench.commanded) >= 2
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -200,7 +219,7 @@ def test_unknown_range_is_asked_for_and_nothing_is_guessed(tmp_path: Path, kind:
     np.testing.assert_allclose(parts.column("action")[0], TORQUE, atol=1e-6)
     # where the environment's range is [-1, 1] both are the same number
     plain = replace(ENV, action_low=(-1.0,) * 2, action_high=(1.0,) * 2)
-    assert logs.agree(store.io, plain) is plain
+    assert agree(store.io, plain) is plain
 
 
 def test_log_rescaled_by_its_own_range_commands_the_same_torque(tmp_path: Path) -> None:
@@ -209,7 +228,7 @@ def test_log_rescaled_by_its_own_range_commands_the_same_torque(tmp_path: Path) 
     convert(path, tmp_path / "made.store", mend=Repairs(action="rescale"))
     store = logs.open_log(tmp_path / "made.store")
     assert store.io.bounds == ((LOW, LOW), (HIGH, HIGH))
-    meant = logs.agree(store.io, ENV)
+    meant = agree(store.io, ENV)
     assert meant.bounds == ((LOW, LOW), (HIGH, HIGH))
     assert meant.action_names == ENV.action_names
     fitted, said = logs.fit(store, ENV)
@@ -223,22 +242,22 @@ def test_what_the_environment_cannot_do_is_clipped_and_told_once() -> None:
     wide = replace(ENV, action_low=(LOW,) * 2, action_high=(HIGH,) * 2)
     heard: list[str] = []
     policy = InUnits(Constant(wide, np.array([0.25, 0.75])), between(wide, small), small, heard.append)
-    obs = {"state": np.zeros((1, 3), np.float32)}
+    obs = {"state": np.zeros((1, 4), np.float32)}
     for _ in range(3):
         np.testing.assert_allclose(policy.act(obs).value, [[0.5, 1.0]])
     assert len(heard) == 1
-    assert "(b): clipped to its bounds" in heard[0]
+    assert "(b_effort): clipped to its bounds" in heard[0]
 
 
 def test_units_that_differ_and_bare_ones_are_refused() -> None:
     other = replace(ENV, action_units=("rad", "N*m"), action_low=(-2.0,) * 2, action_high=(2.0,) * 2)
     unnamed = replace(other, action_names=("a0", "a1"))
-    with pytest.raises(ValueError, match=r"other units .*a \(rad, N\*m\)"):
-        logs.agree(unnamed, ENV)
+    with pytest.raises(ValueError, match=r"other units .*a_effort \(rad, N\*m\)"):
+        agree(unnamed, ENV)
     bare = replace(unnamed, action_units=("1", "1"), action_low=(-1.0,) * 2, action_high=(1.0,) * 2)
     with pytest.raises(ValueError, match="whether 1 is one unit or the whole range cannot be told"):
-        logs.agree(bare, ENV)
-    assert logs.agree(bare, ENV, "stated").bounds == ((-1.0, -1.0), (1.0, 1.0))
+        agree(bare, ENV)
+    assert agree(bare, ENV, "stated").bounds == ((-1.0, -1.0), (1.0, 1.0))
 
 
 def test_densities_follow_the_scale(tmp_path: Path) -> None:
@@ -263,7 +282,7 @@ def test_tensors_are_mapped_as_arrays_are() -> None:
             return Action(torch.tensor(self.value)[None], torch.zeros(1))
 
     policy = InUnits(Torch(wide, np.array([0.5, -1.0])), between(wide, ENV), ENV, pytest.fail)
-    found = policy.act({"state": torch.zeros(1, 3)})
+    found = policy.act({"state": torch.zeros(1, 4)})
     torch.testing.assert_close(found.value, torch.tensor([[0.25, -0.5]]))
     assert found.logp is not None
     torch.testing.assert_close(found.logp, torch.full((1,), float(np.log(4.0))))
@@ -305,7 +324,7 @@ def test_cloned_policy_commands_the_torque_of_its_log(tmp_path: Path) -> None:
     batches = data.batches(64)
     for _ in range(5000):
         learner.update(batches)
-    meant = logs.agree(store.io, ENV)
+    meant = agree(store.io, ENV)
     policy = InUnits(learner.policy, between(meant, ENV), ENV, pytest.fail)
     for row in store.obs()[:20]:
         found = in_units(ENV, policy.act({"state": row[None]}, deterministic=True).value[0])

@@ -62,9 +62,9 @@ train policy=offline/iql policy.lr=0 -> expected a number in (0, 1)
 train policy=offline/iql policy.expectile=2 -> expected a number in (0, 1)
 train policy=offline/iql policy.hidden=[256,0] -> expected a list, each a whole number of at least 1
 train policy=offline/iql policy.kernel=fastest -> expected one of auto, explicit or autograd
-train policy=online/tdmpc2 policy.horizon=0 -> expected a whole number of at least 1
-train policy=online/simba policy.tau=0 -> expected a number in (0, 1]
-train policy=sequence/dt policy.dropout=-1 -> expected a number in [0, 1]
+train policy=contrib/tdmpc2 policy.horizon=0 -> expected a whole number of at least 1
+train policy=contrib/simba policy.tau=0 -> expected a number in (0, 1]
+train policy=contrib/dt policy.dropout=-1 -> expected a number in [0, 1)
 train advantage=gae -> policy.advantage is no option of online/sac
 train env.raech=3 -> env.raech is no option of mujoco
 train env.world.rewards=sparse -> did you mean reward?
@@ -95,6 +95,8 @@ eval path=none episodes=0 -> expected a whole number of at least 1
 eval policy=sb3 path=agent.zip -> add env=
 eval ope path=none data=none.hdf5 methods=[fqee] -> did you mean fqe?
 eval ope path=none data=none.hdf5 confidence=1 -> expected a number in (0, 1)
+eval compare path=none -> compare takes two runs or more
+eval compare path=[none,nowhere] episodes=0 -> expected a whole number of at least 1
 eval fas path=none episodes=0 -> expected a whole number of at least 1
 eval latency path=none latency_kind=normal -> expected one of const, uniform or lognormal
 eval latency path=none compensation=[queues] -> did you mean queue?
@@ -132,6 +134,59 @@ doctor isaac world=quadrupet -> did you mean quadruped?
 doctor isaac num_envs=0 -> expected a whole number of at least 1
 doctor ros desk_arm listen=0 -> expected a number above 0
 doctor ros fr4 -> there is no robot 'fr4'
+train --total_steps=5 -> written without dashes, as key=value: total_steps=5
+train -total_steps 5 -> written without dashes, as key=value: total_steps=5
+train --hepl -> did you mean --help?
+train total_steps=5,000 -> a number is written total_steps=5000
+train gamma=0,99 -> a number is written gamma=0.99
+train policy.hidden=256,256 -> a list is written policy.hidden=[256,256]
+train policy.hidden=256 -> expected a list, each a whole number
+train policy.hidden=[] -> such as hidden=[256,256]
+train env=reach,pick -> one run for each needs -m
+offline data=a.hdf5,b.hdf5 -> one run for each needs -m
+train ~policy -> choose another with policy=…
+train +foo=3 -> has no key 'foo'
+train +total_stepz=3 -> did you mean total_steps?
+env=reach train -> a line begins with a verb: robot-rl train env=reach
+trainenv=reach -> a line begins with a verb
+train policy@foo=online/sac -> policy=online/sac
+train total_steps:=5 -> here it is total_steps=5
+train total_steps = 5 -> did you mean train total_steps=<...>?
+train rewarder.keep=1 -> choose one first with rewarder=<name>
+train env.world=pick -> a world is chosen with env=pick
+train policy=SAC -> did you mean online/sac
+train policy=sac -> did you mean online/sac
+train env=gym -> id=<Gymnasium id>
+train env=gym id=Pendulum -> similar: Pendulum-v1
+train env.camera_size=84 -> [height,width]
+train policy.value_range=[1,-1] -> the first is not below the second
+train env=quadruped env.world.forward=[1,0] -> the first is above the second
+train env=pendulum env.world.mass=-1 -> env.world.mass is -1, expected a number above 0
+train policy=online/fast_td3 policy.bins=1 -> expected a whole number of at least 2
+train policy=offline/cql policy.clip_low=low -> expected a number or null
+train resume= -> resume= is empty
+train output=/proc/x total_steps=5 -> /proc/x
+hil judge=none -> belong together; give both or neither
+hil +takeover.hold=200 -> did you mean hold_ms
+eval path= -> path= is empty
+eval path=. -> expected a run folder
+eval runs/train/x -> did you mean eval path=runs/train/x?
+eval path=none action=normal -> did you mean normalised?
+eval fas path=none action_low=-1 -> expected for both
+eval latency path=none action_low=2 action_high=1 -> the first below the second
+eval fas path=none largest=-1 -> expected a number above 0
+offline log.hdf5 -> did you mean data=log.hdf5?
+offline data=/etc/hostname -> is not an HDF5 file
+collect env=reach out=x.csv -> a .hdf5 file, or a folder
+collect env=gym id=Pendulum-v1 out=x.hdf5 -> path=runs/train/<run>
+classify logs=runs/x -> expected a list
+deploy desk_arm.yaml -> did you mean robot_spec=desk_arm.yaml?
+deploy robot_spec=desk_arm sim=flase -> expected true or false
+deploy robot_spec=desk_arm action=raw -> expected nothing or normalised
+deploy robot_spec=desk_arm action_low=-1 -> give both or neither
+deploy robot_spec=desk_arm policy_path=runs/none -> policy_path is runs/none, which is no folder
+doctor ros desk_arm wigle=true -> did you mean wiggle?
+bench sac +foo=1 -> it takes no options
 """
 LINES = [tuple(line.split(" -> ")) for line in WRONG.strip().splitlines()]
 

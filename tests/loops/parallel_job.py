@@ -12,8 +12,8 @@ from robot_rl import parallel
 from robot_rl.bench.point_world import PointWorld
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.policies.online.fast_ppo import FastPpo, FastPpoOptions
-from robot_rl.policies.online.fast_sac import FastSac
-from robot_rl.policies.online.fast_td3 import FastTd3
+from robot_rl.policies.online.fast_sac import FastSac, FastSacOptions
+from robot_rl.policies.online.fast_td3 import FastTd3, FastTd3Options
 from robot_rl.types import IOSpec, Rollout, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x", "y"), (-1.0,) * 2, (1.0,) * 2, ("1",) * 2, 20.0)
@@ -25,10 +25,10 @@ def part(x: torch.Tensor, dim: int = 0) -> torch.Tensor:
     return x.chunk(parallel.size(), dim)[parallel.rank()].contiguous()
 
 
-def off_policy(kind: Any) -> dict[str, torch.Tensor]:
+def off_policy(kind: Any, options: Any) -> dict[str, torch.Tensor]:
     """Five updates on shares of joint batches, with shares of joint noise and observations."""
     draw = torch.Generator().manual_seed(0)
-    learner = kind(IO, **SMALL)
+    learner = kind(options(**SMALL), IO)
     for _ in range(5):
         state, after, action = (torch.randn(16, 2, generator=draw) for _ in range(3))
         reward, noise = torch.randn(16, generator=draw), torch.randn(2, 16, 2, generator=draw)
@@ -63,7 +63,9 @@ def on_policy() -> dict[str, torch.Tensor]:
 def loop() -> dict[str, torch.Tensor]:
     """A whole loop, every process with environments of its own."""
     world = PointWorld(8 // parallel.size(), 100 + parallel.rank())
-    run = DeviceOffPolicy(world, FastSac(world.io, **SMALL), learning_starts=16, seed=3, buffer_size=256)
+    run = DeviceOffPolicy(
+        world, FastSac(FastSacOptions.model_validate(SMALL), world.io), learning_starts=16, seed=3, buffer_size=256
+    )
     run.run(80)
     actor = run.learner.policy.state_dict()["actor"]
     return {"actor": actor, "steps": torch.tensor(run.env_steps), "seen": run.replay.record[0, :, :2]}
@@ -71,7 +73,12 @@ def loop() -> dict[str, torch.Tensor]:
 
 def everything() -> dict[str, dict[str, torch.Tensor]]:
     """All results by name."""
-    return {"sac": off_policy(FastSac), "td3": off_policy(FastTd3), "ppo": on_policy(), "loop": loop()}
+    return {
+        "sac": off_policy(FastSac, FastSacOptions),
+        "td3": off_policy(FastTd3, FastTd3Options),
+        "ppo": on_policy(),
+        "loop": loop(),
+    }
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from robot_rl.loops.device_on_policy import DeviceOnPolicy
 from robot_rl.loops.device_world import HostWorld, TensorWorld, open_world
 from robot_rl.loops.stepping import NonFiniteError
 from robot_rl.policies.online.fast_ppo import FastPpo, FastPpoOptions
-from robot_rl.policies.online.fast_sac import FastSac
-from robot_rl.policies.online.fast_td3 import FastTd3
+from robot_rl.policies.online.fast_sac import FastSac, FastSacOptions
+from robot_rl.policies.online.fast_td3 import FastTd3, FastTd3Options
 
 sys.path.insert(0, str(Path(__file__).parent))
 from device_guard import HostSyncError, no_host_sync
@@ -50,9 +50,9 @@ class NumpyPoints:
         self.world.load_state_dict(state)
 
 
-def off_policy(kind=FastSac, env=None, seed=0, **options):
+def off_policy(kind=FastSac, stated=FastSacOptions, env=None, seed=0, **options):
     env = env or PointWorld(4, 3, length=5)
-    learner = kind(env.io, seed=seed, **{**SMALL, **options})
+    learner = kind(stated.model_validate({**SMALL, **options}), env.io, seed=seed)
     return DeviceOffPolicy(env, learner, buffer_size=64, n_step=2, gamma=0.9, learning_starts=12, seed=seed)
 
 
@@ -64,9 +64,9 @@ def on_policy(env=None, seed=0, **options):
 
 
 LOOPS = {
-    "sac": lambda **o: off_policy(FastSac, **o),
-    "sac_hlgauss": lambda **o: off_policy(FastSac, value_head="hlgauss", reduce="min", amp="bf16", **o),
-    "td3": lambda **o: off_policy(FastTd3, **o),  # pyright: ignore[reportArgumentType]
+    "sac": off_policy,
+    "sac_hlgauss": lambda **o: off_policy(value_head="hlgauss", reduce="min", amp="bf16", **o),
+    "td3": lambda **o: off_policy(FastTd3, FastTd3Options, **o),  # pyright: ignore[reportArgumentType]
     "ppo": on_policy,
 }
 

@@ -17,12 +17,13 @@ from robot_rl.data.hil_record import EndReason, Invalid, Source
 from robot_rl.data.mix import Mix
 from robot_rl.loops.hil import HumanInTheLoop
 from robot_rl.loops.hil_options import HilOptions
-from robot_rl.loops.hil_stats import EpisodeFacts, HilStats, Trials, wilson
+from robot_rl.loops.hil_stats import EpisodeFacts, HilStats, Trials
 from robot_rl.loops.trials import trials
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.real.cockpit import simulated
 from robot_rl.real.intervention import Press, Reading
 from robot_rl.real.teleop.scripted import ScriptedHuman
+from robot_rl.stats import wilson
 from robot_rl.types import Learner
 from tests.loops.hil_world import LineEnv
 
@@ -372,16 +373,6 @@ def test_killed_run_keeps_what_was_driven_after_the_checkpoint(tmp_path):
 
 
 # ---------------------------------------------------------------- numbers
-
-
-def test_wilson_interval_against_published_bounds():
-    # all successes: lower bounds of 20, 50, 100 and 250 trials
-    for n, low in ((20, 0.84), (50, 0.93), (100, 0.96), (250, 0.985)):
-        assert wilson(n, n)[0] == pytest.approx(low, abs=0.005)
-        assert wilson(n, n)[1] == 1.0
-    assert wilson(0, 0) == (0.0, 1.0)
-    low, high = wilson(5, 10)
-    assert (low, high) == (pytest.approx(0.2366, abs=1e-4), pytest.approx(0.7634, abs=1e-4))
 
 
 def test_intervention_rate_counts_human_steps_over_all_steps():

@@ -9,7 +9,7 @@ import pytest
 from robot_rl.jobs.hil import HilJob
 from robot_rl.loops.hil_adviser import Adviser
 from robot_rl.loops.hil_options import HilOptions
-from robot_rl.policies.human.hg_dagger import HgDagger
+from robot_rl.policies.human.hg_dagger import HgDagger, HgDaggerOptions
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.real.teleop.scripted import ScriptedHuman
 from tests.loops.hil_world import LineEnv
@@ -124,7 +124,9 @@ def test_person_who_listens_helps_when_asked_and_only_then(tmp_path):
 
 
 def test_learner_without_critics_is_refused_with_what_to_choose():
-    job = SimpleNamespace(settings=SimpleNamespace(advise=0.1), learner=HgDagger(LineEnv().io, hidden=(8,)))
+    job = SimpleNamespace(
+        settings=SimpleNamespace(advise=0.1), learner=HgDagger(HgDaggerOptions(hidden=(8,)), LineEnv().io)
+    )
     with pytest.raises(ValueError, match="imitation_sac"):
         HilJob._make_adviser(job)
 

@@ -13,7 +13,7 @@ from robot_rl.loops.hil import HumanInTheLoop
 from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.hil_watch import Watch
 from robot_rl.loops.trials import trials
-from robot_rl.policies.human.hg_dagger import HgDagger
+from robot_rl.policies.human.hg_dagger import HgDagger, HgDaggerOptions
 from robot_rl.policies.human.rlif import Rlif, RlifOptions
 from robot_rl.real.cockpit import simulated
 from robot_rl.real.teleop.scripted import ScriptedHuman
@@ -38,7 +38,7 @@ def test_rlif_ends_above_hg_dagger_with_a_person_who_drives_badly(tmp_path):
             if kind == "rlif":
                 learner = Rlif(RlifOptions(critics=2, **common), env.io, seed=seed)
             else:
-                learner = HgDagger(env.io, seed=seed, **common)
+                learner = HgDagger(HgDaggerOptions(**common), env.io, seed=seed)
             memory = HilMemory(env.io, 5000, seed=seed, store_human="last" if kind == "rlif" else "all")
             views = memory.views
             parts = {"online": (views["online"], 0.5), "demo": (views["demo"], 0.5)}

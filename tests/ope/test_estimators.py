@@ -13,8 +13,8 @@ from robot_rl.ope.estimators import (
     weighted,
     weighted_per_decision,
 )
-from robot_rl.ope.intervals import bootstrap, half_samples, iqm, stratified
-from robot_rl.ope.ranking import mean_absolute_error, rank_correlation, recall_at_k, regret_at_k
+from robot_rl.ope.ranking import mean_absolute_error, recall_at_k, regret_at_k
+from robot_rl.stats import bootstrap
 
 ALL = (importance_sampling, weighted, per_decision, weighted_per_decision)
 GAMMA, STEPS = 0.9, 4
@@ -125,57 +125,8 @@ def test_doubly_robust_without_q_says_what_is_missing():
         doubly_robust(Logged(np.zeros((2, 2)), np.zeros((2, 2)), np.array([2, 2]), 0.9))
 
 
-def test_interval_of_half_samples_is_students():
-    """Members at 1, 2, 3 on alike units: 2 plus or minus t_2(.975) = 4.303 times their deviation 1."""
-    found = half_samples(np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]))
-    assert found.value == 2.0
-    assert found.low == pytest.approx(2 - 4.303, abs=0.08)
-    assert found.high == pytest.approx(2 + 4.303, abs=0.08)
-
-
-def test_interval_of_half_samples_of_one_member_is_the_units_own():
-    units = np.array([[0.0, 2.0] * 50])
-    found = half_samples(units)
-    width = 1.96 * units.std(ddof=1) / 10
-    assert (found.low, found.high) == (pytest.approx(1 - width, abs=0.01), pytest.approx(1 + width, abs=0.01))
-
-
-def test_interval_of_half_samples_covers_as_often_as_it_says():
-    """Mean of a normal sample from means of its random halves."""
-    rng, hits = np.random.default_rng(0), 0
-    for trial in range(400):
-        sample = rng.normal(size=60)
-        halves = [[sample[rng.permutation(60)[:30]].mean()] for _ in range(5)]
-        hits += 0.0 in half_samples(np.array(halves), seed=trial, draws=4000)
-    assert 360 <= hits <= 398
-
-
-def test_half_samples_without_values_are_refused():
-    with pytest.raises(ValueError, match=r"expected \(M, E\)"):
-        half_samples(np.zeros((0, 3)))
-
-
-def test_interquartile_mean_by_hand():
-    assert iqm(np.array([0.0, 1.0, 2.0, 99.0])) == pytest.approx(1.5)
-    assert iqm(np.arange(8.0)) == pytest.approx(3.5)
-    assert iqm(np.array([1.0, 4.0])) == pytest.approx(2.5)
-    # five values: weights 0, 0.75, 1, 0.75, 0
-    assert iqm(np.array([0.0, 1.0, 2.0, 4.0, 100.0])) == pytest.approx((0.75 + 2 + 3) / 2.5)
-
-
-def test_stratified_interval_contains_its_value_and_shrinks_with_seeds():
-    few = stratified([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])
-    many = stratified([list(np.linspace(1, 3, 40)), list(np.linspace(2, 4, 40))])
-    assert few.value in few
-    assert many.high - many.low < few.high - few.low
-
-
 def test_ranking_metrics_by_hand():
     estimate, truth = [3.0, 1.0, 2.0, 0.0], [10.0, 30.0, 20.0, 0.0]
-    # ranks 4 2 3 1 and 2 4 3 1: 1 - 6 * (4 + 4) / (4 * 15) = 0.2
-    assert rank_correlation(estimate, truth) == pytest.approx(0.2)
-    assert rank_correlation([1, 1, 2], [5, 5, 9]) == pytest.approx(1.0)
-    assert np.isnan(rank_correlation([1, 1], [0, 1]))
     assert regret_at_k(estimate, truth, 1) == 20.0
     assert regret_at_k(estimate, truth, 2) == 10.0
     assert recall_at_k(estimate, truth, 2) == 0.5

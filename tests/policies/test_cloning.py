@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.human.hg_dagger import HgDagger
-from robot_rl.policies.nets.imitation import human_rows, imitation_grad
+from robot_rl.policies.human.hg_dagger import HgDagger, HgDaggerOptions
+from robot_rl.policies.nets.imitation import human_rows, imitation_loss
 from robot_rl.types import IOSpec
 from tests.policies.test_human import batch
 
@@ -28,13 +28,17 @@ def test_rows_that_switch_a_gripper_weigh_the_same_at_a_handover_and_nothing_whe
 @pytest.mark.parametrize(("edge", "aim"), [(0.05, 0.5 * math.log(1.95 / 0.05)), (1e-4, 0.5 * math.log(1.9999 / 1e-4))])
 def test_command_at_the_bound_pulls_to_the_edge(edge, aim):
     # with standard deviation 1 and mean 0 the gradient of -log N(u; m, 1) by m is -u; u = atanh(1 - edge) = 1.83, 4.95
-    grad, loss = imitation_grad(RAW, torch.tensor([[1.0], [-1.0]]), torch.tensor([1.0, 3.0]), min_std=0.1, edge=edge)
+    actions = torch.tensor([[1.0], [-1.0]])
+    raw = RAW.clone().requires_grad_()
+    loss = imitation_loss(raw, actions, torch.tensor([1.0, 3.0]), min_std=0.1, edge=edge)
+    (grad,) = torch.autograd.grad(loss, raw)
     assert grad[:, 0].tolist() == pytest.approx([-aim / 4, 3 * aim / 4], rel=1e-4)
     # -log density of tanh(u): u^2 / 2 + log(2 pi) / 2 + log(1 - tanh(u)^2)
     density = 0.5 * aim**2 + 0.5 * math.log(2 * math.pi) + math.log(1 - (1 - edge) ** 2)
     assert float(loss) == pytest.approx(density, rel=1e-3)
-    there = torch.tensor([[aim, 0.0], [-aim, 0.0]])  # the pull ends there
-    still, _ = imitation_grad(there, torch.tensor([[1.0], [-1.0]]), torch.ones(2), min_std=0.1, edge=edge)
+    there = torch.tensor([[aim, 0.0], [-aim, 0.0]], requires_grad=True)  # the pull ends there
+    loss_there = imitation_loss(there, actions, torch.ones(2), min_std=0.1, edge=edge)
+    (still,) = torch.autograd.grad(loss_there, there)
     assert still[:, 0].abs().max() < 1e-3
     assert 1.0 - math.tanh(aim) ** 2 == pytest.approx(1 - (1 - edge) ** 2)  # the slope that is left: 0.0975, 0.0002
 
@@ -77,7 +81,7 @@ def demonstrations(count: int):
 def holds(**options) -> float:
     """Share of 50 new starts from which a clone holds the object within five seconds."""
     state, action, penalty = demonstrations(20)
-    learner = HgDagger(Claw.io, bc_steps=600, hidden=(64, 64), batch_size=128, lr=1e-3, **options)
+    learner = HgDagger(HgDaggerOptions(bc_steps=600, hidden=(64, 64), batch_size=128, lr=1e-3, **options), Claw.io)
     draw = torch.Generator().manual_seed(0)
     base = batch(128, actions=2, state=2)
 

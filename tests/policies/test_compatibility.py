@@ -5,7 +5,7 @@ import pytest
 
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.loops.hil_elicit import Elicitor
-from robot_rl.policies.human.compatibility import Compatibility
+from robot_rl.policies.human.compatibility import Compatibility, CompatibilityOptions
 from robot_rl.real.teleop.scripted import ScriptedHuman
 from tests.data import hil_traces as traces
 from tests.loops.hil_world import LineEnv
@@ -26,7 +26,7 @@ def person(seed, count=10, low=-1.0, high=1.0, turn=1.0, noise=0.05):
 
 @pytest.fixture(scope="module")
 def model():
-    return Compatibility(*person(0, 12), control_hz=10.0, seed=1, hidden=(32,), steps=300)
+    return Compatibility(CompatibilityOptions(hidden=(32,), steps=300), *person(0, 12), control_hz=10.0, seed=1)
 
 
 def test_formula_of_compatibility_per_step(model):
@@ -74,13 +74,13 @@ def test_dimension_that_never_changes_is_left_out(model):
 
 def test_one_clone_knows_no_novelty_and_says_so():
     with pytest.warns(UserWarning, match="no spread"):
-        single = Compatibility(*person(0), control_hz=10.0, members=1, hidden=(16,), steps=50)
+        single = Compatibility(CompatibilityOptions(members=1, hidden=(16,), steps=50), *person(0), control_hz=10.0)
     assert single.assess(*(x[0] for x in person(5, 1, 6.0, 9.0, -1.0))).kind == "conflicting"
 
 
 def test_too_few_demonstrations_are_refused():
     with pytest.raises(ValueError, match="at least 4"):
-        Compatibility(*person(0, 3), control_hz=10.0)
+        Compatibility(CompatibilityOptions(), *person(0, 3), control_hz=10.0)
 
 
 class Judge:

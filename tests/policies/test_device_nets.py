@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.nets.device_critic import DeviceCritic, DeviceRewardScale, descend, project
+from robot_rl.policies.nets.device_critic import DeviceCritic, DeviceCriticOptions, DeviceRewardScale, descend, project
 from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
 from robot_rl.policies.nets.device_step import DeviceMetrics, Repeated, resolve_accelerate, resolve_amp
 from robot_rl.policies.nets.flat import FlatParams
@@ -13,7 +13,9 @@ from robot_rl.policies.nets.value_heads import RewardScale
 
 
 def critic(**options):
-    return DeviceCritic(2, 1, (8,), generator=torch.Generator().manual_seed(0), **options)
+    return DeviceCritic(
+        DeviceCriticOptions(critic_hidden=(8,), **options), 2, 1, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def test_projection_by_hand():
@@ -43,21 +45,23 @@ def test_projection_keeps_mass_and_mean_and_equals_a_loop():
 
 
 def test_twin_target_takes_the_distribution_with_the_smaller_mean_of_every_row():
-    made = critic(bins=11, low=-5.0, high=5.0)
+    made = critic(bins=11, value_range=(-5.0, 5.0))
     feature, action = torch.randn(32, 2), torch.rand(32, 1)
     reward, discount = torch.zeros(32), torch.ones(32)
     logits = made.tower(frozen(made.target), torch.cat([feature, action], 1))
     means = logits.softmax(-1) @ made.atoms
     out = made.target_distribution(feature, action, reward, discount)
     torch.testing.assert_close(out @ made.atoms, means.amin(0))  # reward 0, discount 1: nothing moves
-    both = critic(bins=11, low=-5.0, high=5.0, reduce="mean").target_distribution(feature, action, reward, discount)
+    both = critic(bins=11, value_range=(-5.0, 5.0), reduce="mean").target_distribution(
+        feature, action, reward, discount
+    )
     torch.testing.assert_close(both @ made.atoms, means.mean(0))
     assert 0 < (means[0] < means[1]).sum() < 32  # both members win somewhere
 
 
 @pytest.mark.parametrize("head", ["c51", "hlgauss"])
 def test_target_is_reward_plus_discounted_value_minus_cost(head):
-    made = critic(head=head, bins=201, low=-5.0, high=5.0, reduce="mean")
+    made = critic(value_head=head, bins=201, value_range=(-5.0, 5.0), reduce="mean")
     feature, action = torch.randn(16, 2), torch.rand(16, 1)
     value = (made.tower(frozen(made.target), torch.cat([feature, action], 1)).softmax(-1) @ made.atoms).mean(0)
     reward, discount = torch.linspace(-1, 1, 16), torch.tensor([0.0, 0.5] * 8)
@@ -83,7 +87,7 @@ def test_tower_equals_torch_modules_and_backward_fills_the_flat_gradient():
     out.square().sum().backward()
     assert params.grad_view["x.weight0"].abs().sum() > 0
     before = params.flat.clone()
-    descend(params, lr=0.1, beta2=0.999, weight_decay=0.0, max_grad_norm=0.0)
+    descend(params, 0.1, DeviceCriticOptions())
     assert not params.grad.any()
     # the first step of Adam moves every parameter with a gradient by the step size
     moved = (params.flat - before).abs()
@@ -93,10 +97,10 @@ def test_tower_equals_torch_modules_and_backward_fills_the_flat_gradient():
 def test_weight_decay_shrinks_by_lr_times_decay_and_the_norm_of_a_gradient_is_limited():
     params = FlatParams({"a": (2,)})
     params.view["a"].fill_(1.0)
-    descend(params, lr=0.1, beta2=0.999, weight_decay=0.5, max_grad_norm=0.0)
+    descend(params, 0.1, DeviceCriticOptions(weight_decay=0.5))
     torch.testing.assert_close(params.view["a"], torch.full((2,), 0.95))
     params.grad_view["a"].copy_(torch.tensor([3.0, 4.0]))
-    descend(params, lr=0.0, beta2=0.999, weight_decay=0.0, max_grad_norm=1.0)
+    descend(params, 0.0, DeviceCriticOptions(max_grad_norm=1.0))
     torch.testing.assert_close(params.first[:2], 0.1 * torch.tensor([0.6, 0.8]))
 
 
@@ -124,8 +128,8 @@ def test_options_that_cannot_be_are_refused():
         resolve_accelerate("graph", cpu)
     with pytest.raises(ValueError, match="expected one of auto, eager"):
         resolve_accelerate("fast", cpu)
-    with pytest.raises(ValueError, match="low < high"):
-        critic(low=1.0, high=1.0)
+    with pytest.raises(ValueError, match="the smaller one first"):
+        critic(value_range=(1.0, 1.0))
 
 
 def test_repeated_step_runs_once_per_call():

@@ -8,13 +8,23 @@ from robot_rl.bench.point_world import PointWorld
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
 from robot_rl.policies.online.fast_ppo import FastPpo, FastPpoOptions
-from robot_rl.policies.online.fast_sac import FastSac
-from robot_rl.policies.online.fast_td3 import FastTd3
+from robot_rl.policies.online.fast_sac import FastSac, FastSacOptions
+from robot_rl.policies.online.fast_td3 import FastTd3, FastTd3Options
 from robot_rl.types import IOSpec, Transitions
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 20.0)
 SMALL = {"batch_size": 32, "updates": 1, "actor_delay": 1, "actor_hidden": (16,), "critic_hidden": (16,)}
-KINDS = {"sac": FastSac, "td3": FastTd3}
+
+
+def sac(io=IO, *, seed=0, **options):
+    return FastSac(FastSacOptions(**options), io, seed=seed)
+
+
+def td3(io=IO, *, seed=0, **options):
+    return FastTd3(FastTd3Options(**options), io, seed=seed)
+
+
+KINDS = {"sac": sac, "td3": td3}
 
 
 def rows(size=32, *, mask=None, seed=0, reward=None, discount=0.9):
@@ -46,7 +56,7 @@ def test_constant_reward_has_the_value_of_its_discount(name, discount, expected)
     # reward 1 for ever at gamma .8: 1 / (1 - .8) = 5; with a true end after every step: 1
     no_entropy = {"init_alpha": 1e-6, "alpha_lr": 0.0} if name == "sac" else {}
     plain = {"lr": 1e-2, "tau": 0.2, "weight_decay": 0.0, "value_range": (-2.0, 8.0)}
-    learner = KINDS[name](IO, **SMALL, **plain, **no_entropy)
+    learner = KINDS[name](**SMALL, **plain, **no_entropy)
     data = endless(reward=torch.ones(32), discount=discount)
     for _ in range(150):
         learner.update(data)
@@ -58,7 +68,7 @@ def test_constant_reward_has_the_value_of_its_discount(name, discount, expected)
 
 @pytest.mark.parametrize("name", KINDS)
 def test_gradients_reach_exactly_what_they_should(name):
-    learner = KINDS[name](IO, **SMALL, lr=0.0, actor_lr=0.0, weight_decay=0.0)
+    learner = KINDS[name](**SMALL, lr=0.0, actor_lr=0.0, weight_decay=0.0)
     learner.critic.params.adam = lambda *a, **k: None  # keep the gradients' readers away
     batch, noise = rows(), torch.zeros(2, 32, 1)
     feature = learner.feature(batch.obs)
@@ -78,7 +88,7 @@ def test_gradients_reach_exactly_what_they_should(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_rows_that_are_masked_out_change_nothing(name):
     mask = torch.arange(32) < 20
-    learners = [KINDS[name](IO, **SMALL) for _ in range(2)]
+    learners = [KINDS[name](**SMALL) for _ in range(2)]
     junk = torch.where(mask, rows().reward, 1e4)
     for learner, reward in zip(learners, (rows().reward, junk)):
         learner.learn(rows(mask=mask, reward=reward), torch.zeros(2, 32, 1), False)
@@ -87,7 +97,7 @@ def test_rows_that_are_masked_out_change_nothing(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_saved_learner_makes_the_same_next_update(name):
-    first, second = KINDS[name](IO, **SMALL), KINDS[name](IO, **SMALL, seed=4)
+    first, second = KINDS[name](**SMALL), KINDS[name](**SMALL, seed=4)
     data = endless()
     for _ in range(3):
         first.explore(rows().obs, torch.ones(32, dtype=torch.bool))
@@ -106,7 +116,7 @@ def test_saved_learner_makes_the_same_next_update(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_bf16_products_stay_near_float32_and_masters_stay_float32(name):
-    learners = [KINDS[name](IO, **SMALL, amp=amp) for amp in ("float32", "bf16")]
+    learners = [KINDS[name](**SMALL, amp=amp) for amp in ("float32", "bf16")]
     losses = []
     for learner in learners:
         batch = rows()
@@ -120,7 +130,7 @@ def test_bf16_products_stay_near_float32_and_masters_stay_float32(name):
 
 
 def test_fast_sac_density_is_that_of_the_squashed_gaussian():
-    learner = FastSac(IO, **SMALL)
+    learner = sac(**SMALL)
     raw = torch.tensor([[0.3, 0.2], [-1.0, -0.5]], dtype=torch.float64)
     noise = torch.tensor([[0.7], [-0.2]], dtype=torch.float64)
     action, logp = learner._sample(raw, noise)
@@ -128,17 +138,17 @@ def test_fast_sac_density_is_that_of_the_squashed_gaussian():
     base = torch.distributions.Normal(raw[:, :1], log_std.exp())
     made = torch.distributions.TransformedDistribution(base, torch.distributions.TanhTransform(cache_size=1))
     torch.testing.assert_close(logp, made.log_prob(action).sum(-1))
-    torch.testing.assert_close(action, learner._rule(raw, noise))
+    torch.testing.assert_close(action, learner.rule(raw, noise))
 
 
 def test_fast_sac_temperature_falls_while_entropy_is_above_its_target():
-    learner = FastSac(IO, **SMALL, target_entropy=-50.0, init_alpha=0.1, alpha_lr=0.01)
+    learner = sac(**SMALL, target_entropy=-50.0, init_alpha=0.1, alpha_lr=0.01)
     learner.update(endless())
     assert float(learner.alpha) == pytest.approx(0.1 * np.exp(-0.01), rel=1e-3)
 
 
 def test_fast_td3_noise_scales_are_drawn_anew_only_where_an_episode_begins():
-    learner = FastTd3(IO, **SMALL, std_min=0.1, std_max=0.3)
+    learner = td3(**SMALL, std_min=0.1, std_max=0.3)
     obs = {"state": torch.zeros(1000, 1)}
     learner.explore(obs, torch.ones(1000, dtype=torch.bool))
     before = learner._scales.clone()  # pyright: ignore[reportOptionalMemberAccess]
@@ -151,9 +161,9 @@ def test_fast_td3_noise_scales_are_drawn_anew_only_where_an_episode_begins():
     assert not same[begun].any()
 
 
-@pytest.mark.parametrize("kind", [FastSac, FastTd3, FastPpo])
+@pytest.mark.parametrize("kind", [sac, td3, lambda: FastPpo(FastPpoOptions(), IO)])
 def test_policy_answers_in_the_kind_of_its_observation(kind):
-    policy = (FastPpo(FastPpoOptions(), IO) if kind is FastPpo else kind(IO)).policy
+    policy = kind().policy
     one = policy.act({"state": np.zeros((1, 1), np.float32)}, deterministic=True).value
     assert isinstance(one, np.ndarray)
     assert one.dtype == np.float32
@@ -187,17 +197,18 @@ def test_fast_ppo_value_of_constant_reward_depends_on_truncation():
 
 def test_bad_options_say_what_is_expected():
     camera = IOSpec({"image.front": ((8, 8, 3), "uint8")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
-    for make in (FastSac, FastTd3, lambda io: FastPpo(FastPpoOptions(), io)):
+    for make in (sac, td3, lambda io: FastPpo(FastPpoOptions(), io)):
         with pytest.raises(ValueError, match="policy=online/sac"):
             make(camera)
-    with pytest.raises(ValueError, match="expected 'auto' or two numbers"):
-        FastSac(IO, value_range="wide")
-    with pytest.raises(ValueError, match="expected one of min, mean"):
-        FastTd3(IO, reduce="max")
-    with pytest.raises(ValueError, match="log_std_min < log_std_max"):
-        FastSac(IO, log_std_min=1.0)
-    with pytest.raises(ValueError, match="std_min <= std_max"):
-        FastTd3(IO, std_min=1.0)
+    for bad, told in (
+        ({"value_range": (1.0, 1.0)}, "the smaller one first"),
+        ({"reduce": "max"}, "'min' or 'mean'"),
+        ({"log_std_min": 1.0}, "log_std_max"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            FastSacOptions.model_validate(bad)
+    with pytest.raises(ValueError, match="at least std_min"):
+        FastTd3Options(std_min=1.0)
     with pytest.raises(ValueError, match="activation"):
         FastPpoOptions.model_validate({"activation": "gelu"})
 
@@ -205,7 +216,7 @@ def test_bad_options_say_what_is_expected():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_compiled_learner_makes_the_same_updates_as_the_plain_one(name):
-    learners = [KINDS[name](IO, **SMALL, accelerate=mode) for mode in ("eager", "compile")]
+    learners = [KINDS[name](**SMALL, accelerate=mode) for mode in ("eager", "compile")]
     for learner in learners:
         data = endless()
         for _ in range(20):
@@ -216,8 +227,8 @@ def test_compiled_learner_makes_the_same_updates_as_the_plain_one(name):
 
 
 LEARN = {
-    "sac": (FastSac, {"lr": 1e-3, "actor_delay": 2, "updates": 2, "layer_norm": False}),
-    "td3": (FastTd3, {"lr": 1e-3, "actor_delay": 2, "updates": 2, "weight_decay": 0.0}),
+    "sac": (sac, {"lr": 1e-3, "actor_delay": 2, "updates": 2, "layer_norm": False}),
+    "td3": (td3, {"lr": 1e-3, "actor_delay": 2, "updates": 2, "weight_decay": 0.0}),
 }
 
 

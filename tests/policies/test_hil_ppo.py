@@ -16,7 +16,7 @@ from robot_rl.loops.hil import HumanInTheLoop
 from robot_rl.loops.hil_episodes import NewSteps
 from robot_rl.loops.hil_options import HilOptions
 from robot_rl.loops.trials import trials
-from robot_rl.policies.human.hil_ppo import HilPpo
+from robot_rl.policies.human.hil_ppo import HilPpo, HilPpoOptions
 from robot_rl.real.cockpit import simulated
 from robot_rl.real.teleop.scripted import ScriptedHuman
 from robot_rl.types import IOSpec, Transitions
@@ -64,7 +64,7 @@ def mean_action(learner):
 
 
 def test_ppo_avoids_what_makes_people_take_over():
-    learner = HilPpo(IO, w_task=0.0, w_rlif=1.0, il_weight=0.0, lr=1e-3, **SMALL)
+    learner = HilPpo(HilPpoOptions(w_task=0.0, w_rlif=1.0, il_weight=0.0, lr=1e-3, **SMALL), IO)
     metrics = {}
     for _ in range(15):
         action = sampled(learner)
@@ -74,34 +74,34 @@ def test_ppo_avoids_what_makes_people_take_over():
 
 
 def test_steps_of_the_person_have_no_policy_gradient_and_teach_the_critic():
-    learner = HilPpo(IO, il_weight=0.0, lr=1e-2, **SMALL)
+    learner = HilPpo(HilPpoOptions(il_weight=0.0, lr=1e-2, **SMALL), IO)
     before = learner.policy.state_dict()["actor"]
     human = torch.ones(64, dtype=torch.bool)
     for _ in range(10):
         learner.update(iter([rows(torch.full((64,), 0.5), torch.ones(64), human=human)]))
     assert torch.equal(before, learner.policy.state_dict()["actor"])
-    value = learner._critic.forward(torch.zeros(1, 1))[0]
+    value = learner.critic(torch.zeros(1, 1))
     assert float(value) == pytest.approx(1.0, abs=0.15)
 
 
 def test_trace_stops_before_the_person():
     # own, person, end: what the person earned reaches the own step through the value of the state alone
-    learner = HilPpo(IO, il_weight=0.0, gamma=0.9, **SMALL)
+    learner = HilPpo(HilPpoOptions(il_weight=0.0, **SMALL), IO, gamma=0.9)
     ends = torch.tensor([False, True] * 2)
     human = torch.tensor([False, True] * 2)
     reward = torch.tensor([0.0, 1.0, 0.0, 0.0])
     data = learner._rows(rows(torch.zeros(4), reward, human=human, ends=ends))
-    value = float(learner._critic.forward(torch.zeros(1, 1))[0])
+    value = float(learner.critic(torch.zeros(1, 1)))
     assert data.target[[0, 2]].tolist() == pytest.approx([0.9 * value] * 2, abs=1e-6)
     assert data.target[[1, 3]].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
     assert data.own.tolist() == [True, False, True, False]
-    through = HilPpo(IO, il_weight=0.0, gamma=0.9, foreign_trace="keep", **SMALL)
+    through = HilPpo(HilPpoOptions(il_weight=0.0, foreign_trace="keep", **SMALL), IO, gamma=0.9)
     data = through._rows(rows(torch.zeros(4), reward, human=human, ends=ends))
     assert float(data.target[0] - data.target[2]) == pytest.approx(0.9 * 0.95, abs=1e-5)
 
 
 def test_imitation_pulls_towards_the_person_and_fades():
-    learner = HilPpo(IO, il_weight=1.0, il_fade=20, lr=1e-3, **SMALL)
+    learner = HilPpo(HilPpoOptions(il_weight=1.0, il_fade=20, lr=1e-3, **SMALL), IO)
     for _ in range(20):
         learner.update(iter([rows(sampled(learner, 64), torch.zeros(64), demos=64)]))
     assert mean_action(learner) == pytest.approx(0.6, abs=0.1)
@@ -109,10 +109,10 @@ def test_imitation_pulls_towards_the_person_and_fades():
 
 
 def test_saved_and_loaded_learner_makes_the_same_next_update():
-    first = HilPpo(IO, lr=1e-3, **SMALL)
+    first = HilPpo(HilPpoOptions(lr=1e-3, **SMALL), IO)
     data = rows(torch.linspace(-0.9, 0.9, 64), torch.linspace(0, 1, 64), demos=32)
     first.update(iter([data]))
-    second = HilPpo(IO, lr=1e-3, **{**SMALL}, seed=5)
+    second = HilPpo(HilPpoOptions(lr=1e-3, **{**SMALL}), IO, seed=5)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     for learner in (first, second):
         learner.update(iter([data]))
@@ -158,7 +158,9 @@ def line(folder, seed, steps, **options):
     env = LineEnv(seed=seed)
     human = ScriptedHuman(env.io, expert=env.expert, help="disagreement", patience_s=0.5, drive_s=0.5, seed=seed)
     learner = HilPpo(
-        env.io, hidden=(32, 32), bc_steps=0, rollout_steps=100, batch_size=16, lr=1e-3, seed=seed, **options
+        HilPpoOptions(hidden=(32, 32), bc_steps=0, rollout_steps=100, batch_size=16, lr=1e-3, **options),
+        env.io,
+        seed=seed,
     )
     memory = HilMemory(env.io, 20_000, seed=seed)
     loop = HumanInTheLoop(
@@ -170,7 +172,7 @@ def line(folder, seed, steps, **options):
         sampler=NewSteps(memory, 0.5),
         rules=EpisodeRules(gamma=0.97),
         options=HilOptions(learning_starts=10),
-        batch_size=learner.batch_size,
+        batch_size=learner.need.rows,
         seed=seed,
     )
     loop.run(steps, lambda *_: False)
@@ -180,7 +182,7 @@ def line(folder, seed, steps, **options):
 
 def test_loop_updates_between_episodes_from_what_the_same_weights_drove(tmp_path):
     loop, _ = line(tmp_path, 0, 450)
-    assert 2 <= loop.learner.updates <= 4  # one per 100 steps, at the end of an episode
+    assert 2 <= loop.learner.state.updates <= 4  # one per 100 steps, at the end of an episode
     episodes = list(loop.log.episodes())
     versions = [set(episode.meta["columns"]["policy_version"].tolist()) for episode in episodes]
     assert all(len(seen) == 1 for seen in versions)

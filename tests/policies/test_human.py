@@ -7,25 +7,29 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.human.hg_dagger import HgDagger
+from robot_rl.policies.human.hg_dagger import HgDagger, HgDaggerOptions
 from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions, choice_of, choices_of
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.policies.human.rlif import Rlif, RlifOptions
 from robot_rl.policies.nets.distributions import squash
-from robot_rl.policies.nets.imitation import human_rows, imitation_grad, log_density
+from robot_rl.policies.nets.imitation import human_rows, imitation_loss, log_density
 from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Transitions
 
 SMALL = {"batch_size": 32, "hidden": (16, 16)}
 
 
-OPTIONS = {Sac: SacOptions, ImitationSac: ImitationSacOptions, Rlif: RlifOptions, HilSerl: HilSerlOptions}
+OPTIONS = {
+    Sac: SacOptions,
+    ImitationSac: ImitationSacOptions,
+    Rlif: RlifOptions,
+    HilSerl: HilSerlOptions,
+    HgDagger: HgDaggerOptions,
+}
 
 
 def make(kind, io, *, seed=0, **options):
-    if kind in OPTIONS:
-        return kind(OPTIONS[kind](**options), io, seed=seed)
-    return kind(io, seed=seed, **options)
+    return kind(OPTIONS[kind](**options), io, seed=seed)
 
 
 def spec(actions=("a", "b"), state=3):
@@ -75,14 +79,15 @@ def test_log_density_agrees_with_torch():
     torch.testing.assert_close(log_density(raw, sample.action, edge=1e-12), sample.logp, rtol=1e-4, atol=1e-4)
 
 
-def test_imitation_grad_ignores_rows_without_weight_and_survives_the_edge():
-    raw, action = torch.randn(4, 4), torch.tensor([[1.0, -1.0], [0.5, 0.0], [1.0, 1.0], [0.0, 0.2]])
-    grad, loss = imitation_grad(raw, action, torch.tensor([0.0, 1.0, 1.0, 0.0]), min_std=0.1)
+def test_imitation_ignores_rows_without_weight_and_survives_the_edge():
+    raw, action = torch.randn(4, 4, requires_grad=True), torch.tensor([[1.0, -1.0], [0.5, 0.0], [1.0, 1.0], [0.0, 0.2]])
+    loss = imitation_loss(raw, action, torch.tensor([0.0, 1.0, 1.0, 0.0]), min_std=0.1)
+    (grad,) = torch.autograd.grad(loss, raw)
     assert (grad[[0, 3]] == 0).all()
     assert torch.isfinite(grad).all()
     assert torch.isfinite(loss)
-    nothing, loss = imitation_grad(raw, action, torch.zeros(4), min_std=0.1)
-    assert (nothing == 0).all()
+    loss = imitation_loss(raw, action, torch.zeros(4), min_std=0.1)
+    assert (torch.autograd.grad(loss, raw)[0] == 0).all()
     assert loss == 0
 
 
@@ -245,7 +250,7 @@ def test_rlif_avoids_what_makes_people_take_over():
 def test_hg_dagger_learns_from_human_rows_alone():
     weight = torch.zeros(32)
     weight[:16] = 1.0
-    learner = HgDagger(spec(), bc_steps=0, lr=3e-3, **SMALL)
+    learner = make(HgDagger, spec(), bc_steps=0, lr=3e-3, **SMALL)
 
     def data():
         for row in stream(imitate=weight):

@@ -5,6 +5,7 @@ import torch
 
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.image import EncoderShape, ImageEncoder, random_shift
+from robot_rl.policies.nets.net import step
 from robot_rl.policies.nets.normalizer import RunningNorm
 
 
@@ -38,7 +39,7 @@ def test_encoder_of_two_cameras_has_one_latent_each():
     shape = EncoderShape({"image.a": (16, 16, 3), "image.b": (12, 20, 3)}, (4, 4), (2, 2), 5)
     params = FlatParams(shape.shapes())
     shape.initialise(params, torch.Generator().manual_seed(0))
-    encoder = ImageEncoder(shape, params)
+    encoder = ImageEncoder(shape, params, lr=1e-3)
     images = {
         "image.a": torch.randint(0, 255, (3, 16, 16, 3), dtype=torch.uint8),
         "image.b": torch.randint(0, 255, (3, 12, 20, 3), dtype=torch.uint8),
@@ -46,7 +47,9 @@ def test_encoder_of_two_cameras_has_one_latent_each():
     features = encoder(images)
     assert features.shape == (3, 10)
     assert shape.outputs == 10
-    encoder.backward(features, torch.ones_like(features))
+    before = {name: view.clone() for name, view in params.view.items()}
+    step(features.sum(), encoder)
+    assert all(not torch.equal(view, before[name]) for name, view in params.view.items())
     assert all(float(params.grad_view[name].abs().sum()) > 0 for name in shape.shapes())
 
 

@@ -253,6 +253,24 @@ def test_moments_equal_those_of_all_rows():
     np.testing.assert_allclose(moments.var, rows.var(0))
 
 
+@pytest.mark.parametrize("kernel", ["numpy", "autograd"])
+def test_ppo_shrinks_what_is_large_and_does_not_magnify_what_hardly_varies(kernel):
+    """Components 9 and 11 (deviation 1), 0.9 and 1.1 (deviation 0.1), -4 and 4 (deviation 4), of 14, 1.3, 8."""
+    seen = torch.tensor([[9.0, 0.9, -4.0], [11.0, 1.1, 4.0]])
+    obs = {"state": torch.tensor([[14.0, 1.3, 8.0]])}
+    for spread, expected in ((1.0, [4.0, 0.3, 2.0]), (2.0, [4.0, 0.3, 4.0]), (None, [4.0, 3.0, 2.0])):
+        policy = make(make_io(obs=3), kernel=kernel, obs_spread=spread).policy
+        policy.observe(seen)
+        numpy = policy.normalized({"state": obs["state"].numpy()})
+        np.testing.assert_allclose(numpy, [expected], rtol=1e-5)
+        np.testing.assert_allclose(policy.normalized_on_device(obs), [expected], rtol=1e-5)
+
+
+def test_an_automatic_kernel_says_what_it_chose():
+    assert make().notes == ("kernel=auto: gradients are written out",)
+    assert make(kernel="autograd").notes == ()  # that was asked for
+
+
 def test_standardize_constant_and_single_entries_become_zero():
     advantage = np.array([1.0, 3.0, 5.0, 5.0, 7.0], np.float32)
     standardize(advantage, 2)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from robot_rl import build
-from robot_rl.policies.human.relative_frame import RelativeFrame
-from robot_rl.policies.nets.start_frame import StartFrame
+from robot_rl.policies.human.relative_frame import RelativeFrame, RelativeFrameOptions
+from robot_rl.policies.human.relative_frame_start import StartFrame
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.insert import Insert
 from robot_rl.sim.worlds.reach import Reach
@@ -82,7 +82,7 @@ def test_learner_behaves_the_same_in_a_moved_scene():
     small = build.prepare(
         "policy", {"name": "human/imitation_sac", "hidden": (16, 16), "batch_size": 32, "bc_steps": 20, "utd": 1}
     )
-    learner = RelativeFrame(IO, method=small, seed=0)
+    learner = RelativeFrame(RelativeFrameOptions(method=small), IO, seed=0)
     state, action = scenes(64)
     flag = torch.zeros(64, dtype=torch.bool)
     batch = Transitions(
@@ -107,7 +107,7 @@ def test_learner_behaves_the_same_in_a_moved_scene():
     assert corner.sum() > 20
     np.testing.assert_allclose(frame.from_base(seen, there)[corner], frame.from_base(here, state)[corner], atol=1e-4)
     assert learner.values({"state": state}, here).shape == (4, 64)
-    again = RelativeFrame(IO, method=small, seed=3)
+    again = RelativeFrame(RelativeFrameOptions(method=small), IO, seed=3)
     again.load_state_dict(learner.state_dict())
     again.update(iter([batch] * 4))
     learner.update(iter([batch] * 4))

@@ -10,7 +10,7 @@ import torch
 
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.on_policy import OnPolicy
-from robot_rl.policies.online.rift import Rift
+from robot_rl.policies.online.rift import Rift, RiftOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
 from robot_rl.types import IOSpec, Rollout
@@ -43,7 +43,7 @@ def rollout(learner: Rift, states: torch.Tensor) -> Rollout:
 
 def test_straight_ahead_a_candidate_earns_its_speed(io: IOSpec) -> None:
     """One second at 2 m/s from 2 m/s is 2 m; the faster one gains 4 m/s^2 until 4 m/s: 3 m after half a second more."""
-    learner = Rift(io, offsets=(0.0,), speeds=(2.0, 4.0), horizon=20)
+    learner = Rift(RiftOptions(offsets=(0.0,), speeds=(2.0, 4.0), horizon=20), io)
     returns, left = learner.model.simulate(state(io))
     assert not left.any()
     assert returns[0, 0].item() == pytest.approx(2.0, abs=1e-4)
@@ -53,7 +53,7 @@ def test_straight_ahead_a_candidate_earns_its_speed(io: IOSpec) -> None:
 
 def test_too_fast_for_the_bend_leaves_the_track(io: IOSpec) -> None:
     """Radius 1 m and 4.9 m/s^2 allow 2.2 m/s."""
-    learner = Rift(io, offsets=(0.0,), speeds=(1.5, 4.0), horizon=20, off_track=5.0)
+    learner = Rift(RiftOptions(offsets=(0.0,), speeds=(1.5, 4.0), horizon=20, off_track=5.0), io)
     bend = state(io, curvature_=1.0, **{"forward_speed/4": 0.4})
     returns, left = learner.model.simulate(bend)
     assert left.tolist() == [[False, True]]
@@ -64,7 +64,7 @@ def test_too_fast_for_the_bend_leaves_the_track(io: IOSpec) -> None:
 
 def test_lines_are_held(io: IOSpec) -> None:
     """After two seconds each candidate is near its own line, from the middle and from one side, in a gentle bend."""
-    learner = Rift(io, offsets=(-0.5, 0.0, 0.5), speeds=(2.0,), horizon=40)
+    learner = Rift(RiftOptions(offsets=(-0.5, 0.0, 0.5), speeds=(2.0,), horizon=40), io)
     model, found = learner.model, []
     kept = model._steering
     model._steering = lambda curve, offset, error, speed: (found.append(offset), kept(curve, offset, error, speed))[1]  # type: ignore[method-assign]
@@ -74,13 +74,13 @@ def test_lines_are_held(io: IOSpec) -> None:
 
 def test_dual_clip_bounds_what_a_bad_candidate_may_cost(io: IOSpec) -> None:
     """A candidate with A < 0 whose probability has grown tenfold: its loss is 3 |A|, and no gradient is left."""
-    learner = Rift(io, offsets=(0.0,), speeds=(1.5, 4.0))
+    learner = Rift(RiftOptions(offsets=(0.0,), speeds=(1.5, 4.0)), io)
     from robot_rl.advantage import policy_loss
 
     logp = torch.tensor([0.0, 0.0], requires_grad=True)
     old = torch.tensor([0.0, -np.log(10.0)])
     loss = policy_loss(
-        logp, old, torch.tensor([0.0, -1.0]), clip=0.2, dual_clip=learner._dual, episode=torch.zeros(2).long()
+        logp, old, torch.tensor([0.0, -1.0]), clip=0.2, dual_clip=learner.o.dual_clip, episode=torch.zeros(2).long()
     )
     loss.backward()
     assert loss.item() == pytest.approx(3.0 / 2)
@@ -93,14 +93,14 @@ def test_dual_clip_bounds_what_a_bad_candidate_may_cost(io: IOSpec) -> None:
 )
 def test_single_candidates_and_equal_returns_learn_nothing(io: IOSpec, options: dict[str, Any]) -> None:
     """One step with the same speed is the same progress whatever line is held."""
-    learner = Rift(io, **options)
+    learner = Rift(RiftOptions(**options), io)
     before = [p.clone() for p in learner.net.parameters()]
     learner.update(iter([rollout(learner, state(io).repeat(4, 1))]))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(before, learner.net.parameters()))
 
 
 def test_probability_moves_to_the_best_candidate_of_the_state(io: IOSpec) -> None:
-    learner = Rift(io, offsets=(0.0,), speeds=(1.5, 4.0), lr=1e-2)
+    learner = Rift(RiftOptions(offsets=(0.0,), speeds=(1.5, 4.0), lr=1e-2), io)
     states = torch.cat([state(io), state(io, curvature_=1.0, **{"forward_speed/4": 0.4})])
     for _ in range(60):
         learner.update(iter([rollout(learner, states)]))
@@ -108,7 +108,7 @@ def test_probability_moves_to_the_best_candidate_of_the_state(io: IOSpec) -> Non
 
 
 def test_save_load_update_equals_update(io: IOSpec) -> None:
-    one, other = Rift(io, seed=1), Rift(io, seed=2)
+    one, other = Rift(RiftOptions(), io, seed=1), Rift(RiftOptions(), io, seed=2)
     states = torch.cat([state(io, offset=x) for x in (-0.5, 0.0, 0.5)])
     for _ in range(2):
         one.update(iter([rollout(one, states)]))
@@ -121,12 +121,12 @@ def test_save_load_update_equals_update(io: IOSpec) -> None:
 
 def test_world_without_a_track_is_refused() -> None:
     with pytest.raises(ValueError, match="env=race"):
-        Rift(IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0))
+        Rift(RiftOptions(), IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0))
 
 
 def test_race_is_lapped_after_training() -> None:
     env = make(8, 0, world=Race(), num_threads=1)
-    learner = Rift(env.io)
+    learner = Rift(RiftOptions(), env.io)
     before = evaluate(make(8, 5, world=Race(), num_threads=1), learner.policy, episodes=8).returns
     OnPolicy(env, learner, seed=0).run(8 * 20 * 50)
     after = evaluate(make(8, 5, world=Race(), num_threads=1), learner.policy, episodes=8)

@@ -111,7 +111,8 @@ def test_policy_meets_the_contract():
 )
 def test_states_without_names_are_standardised_by_auto(names, standardised):
     io = replace(spec(), obs_names=names)
-    state = sac(io, hidden=(8, 8), normalize_obs="auto").policy.state_dict()
-    assert ("normalizer" in state) == standardised
+    learner = sac(io, hidden=(8, 8), normalize_obs="auto")
+    assert ("normalizer" in learner.policy.state_dict()) == standardised
+    assert ("standardised" in learner.notes[0]) == standardised
     with pytest.raises(ValueError, match="normalize_obs"):
         sac(io, normalize_obs="yes")

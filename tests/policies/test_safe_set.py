@@ -19,8 +19,8 @@ from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.mix import Mix
 from robot_rl.loops.hil import HumanInTheLoop
 from robot_rl.loops.hil_options import HilOptions
-from robot_rl.policies.human.safe_set import SafeExploration
-from robot_rl.policies.nets.safe_set import SafeSet
+from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
+from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions
 from robot_rl.real.cockpit import simulated
 from robot_rl.real.teleop.scripted import ScriptedHuman
 from robot_rl.types import Action, IOSpec, Learner, Transitions
@@ -67,7 +67,7 @@ def joined(*parts):
 
 def test_what_leads_into_the_set_belongs_to_it_by_the_decay_and_failures_do_not():
     rng = np.random.default_rng(0)
-    safe = SafeSet(2, 2, generator=torch.Generator().manual_seed(0), decay=0.8, spread=(20.0, 30.0), lr=3e-3)
+    safe = SafeSet(SafeSetOptions(spread=(20.0, 30.0), lr=3e-3), 2, 2, generator=torch.Generator().manual_seed(0))
     near, one, two, lost = np.array([0.0, 0.0]), np.array([2.0, 0.0]), np.array([4.0, 0.0]), np.array([0.0, 3.0])
     for _ in range(1500):
 
@@ -88,7 +88,7 @@ def test_what_leads_into_the_set_belongs_to_it_by_the_decay_and_failures_do_not(
 
 def test_a_success_belongs_to_the_set_and_noise_off_the_data_does_not():
     rng = np.random.default_rng(0)
-    safe = SafeSet(2, 2, generator=torch.Generator().manual_seed(0), lr=3e-3)
+    safe = SafeSet(SafeSetOptions(lr=3e-3), 2, 2, generator=torch.Generator().manual_seed(0))
     for _ in range(800):
         shown = rng.normal(0.0, 1.0, (32, 2)) * [1.0, 0.1]
         goal = np.array([1.5, 0.5]) + rng.normal(0.0, 0.02, (16, 2))
@@ -136,7 +136,7 @@ class Point(Learner):
 
 def on_a_line(**options):
     """A wrapper that has seen the segment -1 < x < 1, |y| < 0.05 and steps of 0.5."""
-    learner = SafeExploration(IO, method=Point, seed=0, horizon=1, spread=(1.0, 6.0), **options)
+    learner = SafeExploration(SafeExplorationOptions(method=Point, horizon=1, spread=(1.0, 6.0), **options), IO, seed=0)
     rng = np.random.default_rng(0)
 
     def batches():
@@ -196,7 +196,7 @@ def test_action_that_is_not_finite_reaches_the_supervisor(line):
 def test_learner_continues_bit_for_bit(line):
     learner, stream = line
     check_state(learner.state_dict(), "SafeExploration")
-    twin = SafeExploration(IO, method=Point, seed=5, horizon=1, spread=(1.0, 6.0))
+    twin = SafeExploration(SafeExplorationOptions(method=Point, horizon=1, spread=(1.0, 6.0)), IO, seed=5)
     twin.load_state_dict(learner.state_dict())
     batch = next(stream)
     learner.update(iter([batch]))
@@ -210,25 +210,26 @@ def test_learner_continues_bit_for_bit(line):
 
 def test_delta_zero_and_an_unknown_set_change_nothing():
     for options in ({"delta": 0.0}, {}):
-        learner = SafeExploration(IO, method=Point, seed=0, **options)
+        learner = SafeExploration(SafeExplorationOptions(method=Point, **options), IO, seed=0)
         learner.learner.says = np.float32([[1.0, 1.0]])
         np.testing.assert_array_equal(learner.policy.act(HERE).value, learner.learner.says)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"delta": 1.0}, "delta is 1.0"), ({"horizon": 0}, "horizon is 0"), ({"spread": (3, 1)}, "spread")],
+    [({"delta": 1.0}, "delta"), ({"horizon": 0}, "horizon"), ({"spread": (3, 1)}, "spread")],
 )
 def test_options_outside_their_range_are_named(options, words):
     with pytest.raises(ValueError, match=words):
-        SafeExploration(IO, method=Point, **options)
+        SafeExploration(SafeExplorationOptions(method=Point, **options), IO)
 
 
 def test_methods_without_critics_and_pictures_are_refused():
     with pytest.raises(ValueError, match="no critics"):
-        SafeExploration(IO, method=lambda io, **_: SimpleNamespace(judges=False))
+        SafeExploration(SafeExplorationOptions(method=lambda io, **_: SimpleNamespace(judges=False)), IO)
+    seeing = replace(IO, obs={"image.front": ((8, 8, 3), "uint8"), **IO.obs})
     with pytest.raises(ValueError, match=r"image\.front"):
-        SafeExploration(replace(IO, obs={"image.front": ((8, 8, 3), "uint8"), **IO.obs}), method=Point)
+        SafeExploration(SafeExplorationOptions(method=Point), seeing)
 
 
 # ---------------------------------------------------------------- a bridge
@@ -276,13 +277,15 @@ class Bridge:
         return np.stack([np.full(len(state), 0.6), -3.0 * state[:, 1]], 1).clip(-1, 1).astype(np.float32)
 
 
-def crossings(folder, delta, seed):
-    """(falls while 2,000 own steps were learned from, success of the last 20 episodes)."""
+def crossings(folder, delta, seed, steps=2000):
+    """(falls while so many own steps were learned from, success of the last 20 episodes)."""
     env = Bridge(seed)
     options = {"batch_size": 64, "hidden": (32, 32), "critics": 2, "utd": 3, "lr": 1e-3}
     options |= {"bc_steps": 0, "il_weight": 0.0, "init_alpha": 0.02}
     method = build.prepare("policy", {"name": "human/imitation_sac", **options})
-    learner = SafeExploration(env.io, method=method, seed=seed, delta=delta, set_steps=400, hidden=(64, 64))
+    learner = SafeExploration(
+        SafeExplorationOptions(method=method, delta=delta, set_steps=400, hidden=(64, 64)), env.io, seed=seed
+    )
     human = ScriptedHuman(env.io, expert=env.expert, noise=0.3, help="never", seed=seed)
     memory = HilMemory(env.io, 5000, seed=seed)
     views = memory.views
@@ -300,10 +303,17 @@ def crossings(folder, delta, seed):
     )
     loop.collect_demos(8)
     env.falls = 0
-    loop.run(2000, lambda *_: False)
+    loop.run(steps, lambda *_: False)
     return env.falls, loop.stats.metrics()["rollout/success"]
 
 
+def test_fewer_fall_from_a_bridge(tmp_path):
+    free, _ = crossings(tmp_path / "free", 0.0, 1, 200)
+    bounded, _ = crossings(tmp_path / "bounded", 0.5, 1, 200)
+    assert bounded < 0.5 * free
+
+
+@pytest.mark.slow
 def test_hardly_any_falls_from_a_bridge_and_no_less_success(tmp_path):
     free, unbounded = crossings(tmp_path / "free", 0.0, 1)
     bounded, success = crossings(tmp_path / "bounded", 0.5, 1)

@@ -5,6 +5,7 @@ import ast
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,9 @@ import pytest
 
 from robot_rl.real.graph import EXECUTABLES, ORDER, GraphArgs, GraphError, environment, find_file, from_strings, graph
 from robot_rl.real.operator import Edge, JointSteer, deadband
-from robot_rl.real.pilot import Pilot, Unfit, prove
+from robot_rl.real.pilot import Pilot, Unfit, fitted, prove
 from robot_rl.real.port import SpecPort
-from robot_rl.types import Action
+from robot_rl.types import Action, Loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +30,7 @@ class Constant:
         self.resets += 1
 
     def act(self, obs, *, deterministic=False):
+        self.seen = obs
         return Action(self.value[None])
 
 
@@ -78,14 +80,55 @@ def test_pilot_refuses_a_rate_that_does_not_fit(make_arm):
 
 def test_prove_refuses_what_must_not_drive(make_arm):
     port = SpecPort(make_arm(), 10.0)
-    prove(Constant(port.io, np.zeros(3)), port, port.io, 3)
+    prove(Constant(port.io, np.zeros(3)), port)
     with pytest.raises(Unfit, match="not finite"):
-        prove(Constant(port.io, [0.0, np.nan, 0.0]), port, port.io, 3)
+        prove(Constant(port.io, [0.0, np.nan, 0.0]), port)
     with pytest.raises(Unfit, match="shape"):
-        prove(Constant(port.io, [0.0]), port, port.io, 3)
-    other = SpecPort(make_arm(), 20.0).io
-    with pytest.raises(Unfit, match="20 Hz"):
-        prove(Constant(other, np.zeros(3)), port, other, 3)
+        prove(Constant(port.io, [0.0]), port)
+
+
+def loaded(io, value, *, port=None, known=None):
+    return Loaded(Constant(io, value), io, None if port is None else lambda joints: port, "p", known)
+
+
+def test_policy_of_another_robot_rate_or_unknown_range_is_refused(make_arm):
+    spec = make_arm()
+    port = SpecPort(spec, 10.0)
+    unnamed = replace(port.io, action_names=("a0", "a1", "a2"), obs_names=(), action_units=("1",) * 3)
+    unknown = replace(unnamed, action_low=(None,) * 3, action_high=(None,) * 3)
+    for io, wrong in (
+        (SpecPort(spec, 20.0).io, "20 Hz"),
+        (replace(port.io, action_names=("x", "y", "z")), "'x' here and 'j0_absolute' there"),
+        (replace(port.io, action_units=("m",) * 3), "in other units|is in m here and rad there"),
+        (replace(unnamed, obs={"state": ((5,), "float32")}), "observations"),
+        (unknown, "nothing says what the log's actions mean.*action_low=… action_high=…"),
+    ):
+        with pytest.raises(Unfit, match=wrong):
+            fitted(loaded(io, np.zeros(3), port=port), spec, {}, pytest.fail)
+    for said in ({"action": "normalised"}, {"action_low": -1.0, "action_high": 1.0}):
+        fitted(loaded(unknown, np.zeros(3), port=port), spec, said, pytest.fail)
+
+
+def test_policy_of_another_range_commands_what_its_own_numbers_say(make_arm):
+    # its 0.5 is 0.5 rad; the arm goes from -1.98 to 1.98 rad
+    spec, heard = make_arm(), []
+    io = replace(SpecPort(spec, 10.0).io, action_low=(-1.0, -1.0, -4.0), action_high=(1.0, 1.0, 4.0))
+    policy, port = fitted(loaded(io, [0.5, -0.25, 1.0]), spec, {}, heard.append)
+    made = Pilot(policy, port, identity="p", rate=10.0)
+    np.testing.assert_allclose(made.tick(np.zeros(3), np.zeros(3), {}).values[0], [0.5, -0.25, 1.98], atol=1e-6)
+    assert heard == [heard[0]]
+    assert "(j2_absolute): clipped" in heard[0]
+
+
+def test_policy_that_reads_its_last_action_reads_it_on_its_own_scale(make_arm):
+    spec = make_arm(observation=["joint_positions", "last_action"])
+    io = replace(SpecPort(spec, 10.0).io, action_low=(-1.0,) * 3, action_high=(1.0,) * 3)
+    inner = Constant(io, [0.5, 0.0, 0.0])
+    policy, port = fitted(Loaded(inner, io, None, "p"), spec, {}, pytest.fail)
+    made = Pilot(policy, port, identity="p", rate=10.0)
+    for _ in range(2):
+        made.tick(np.zeros(3), np.zeros(3), {})
+    np.testing.assert_allclose(inner.seen["state"][0, 3:], [0.5, 0.0, 0.0], atol=1e-6)
 
 
 @pytest.mark.parametrize(

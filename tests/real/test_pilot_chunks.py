@@ -76,6 +76,6 @@ def test_blend_takes_the_jump_out_of_late_and_missing_decisions(make_arm: Any) -
 def test_chunk_policy_passes_the_proof(make_arm: Any) -> None:
     port = SpecPort(make_arm(), 10.0)
     policy = ChunkedPolicy(port.io, Wavering(set()), Execution(Horizons(H, K, K), 3, mode="receding"))
-    prove(policy, port, port.io, 3, passes=5)
+    prove(policy, port, passes=5)
     assert policy.execution.count == 0  # nothing of the proof is left
     assert policy.planner.calls == pytest.approx(2)  # type: ignore[attr-defined]

@@ -5,9 +5,9 @@ import pytest
 
 from robot_rl.real.cameras import Camera, PictureError
 from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.pilot import Unfit, prove
+from robot_rl.real.pilot import Unfit, fitted, prove
 from robot_rl.real.port import SightedPort, SpecPort, ported
-from robot_rl.types import Action, IOSpec
+from robot_rl.types import Action, IOSpec, Loaded
 
 SPEC = RobotSpec.from_dict(
     {
@@ -43,7 +43,7 @@ def test_pictures_come_in_the_policys_size_beside_or_without_the_state(state) ->
     io = interface(state=state)
     port = SightedPort(SpecPort(SPEC, 50.0), io, SPEC.cameras)
     policy = Sees(io)
-    prove(policy, port, io, 1)
+    prove(policy, port)
     big = np.zeros((40, 60, 3), np.uint8)
     big[:, 30:] = 200
     port.reset(np.zeros(1), np.zeros(1), {})
@@ -68,12 +68,16 @@ def test_pictures_of_another_layout_are_refused(shape, dtype) -> None:
         SightedPort(SpecPort(SPEC, 50.0), interface(shape=shape, dtype=dtype), SPEC.cameras)
 
 
-def test_a_policy_that_does_not_look_keeps_its_port_and_one_that_looks_needs_one() -> None:
+def test_a_policy_that_does_not_look_keeps_its_port_and_one_that_looks_gets_one_that_sees() -> None:
     blind = SpecPort(SPEC, 50.0)
     assert ported(blind, blind.io, SPEC.cameras) is blind
-    io = interface()
-    with pytest.raises(Unfit, match=r"image\.wrist"):
-        prove(Sees(io), blind, io, 1)
+    for io, cameras in ((interface(), ("wrist",)), (blind.io, ())):
+        policy, port = fitted(Loaded(Sees(io), io, None, "p"), SPEC, {}, pytest.fail)
+        assert port.cameras == cameras
+        assert isinstance(policy, Sees)  # nothing to scale
+    top = interface(camera="top")
+    with pytest.raises(Unfit, match="looks through top"):
+        fitted(Loaded(Sees(top), top, None, "p"), SPEC, {}, pytest.fail)
 
 
 def test_eager_camera_decodes_on_receipt_and_never_when_asked() -> None:

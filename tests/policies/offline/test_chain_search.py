@@ -15,9 +15,9 @@ import torch
 
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import write_store
-from robot_rl.policies.nets.chain import Chain, linearise, regulator
-from robot_rl.policies.nets.chain_log import Layout
-from robot_rl.policies.offline.chain_search import ChainSearch
+from robot_rl.policies.offline.chain_search import ChainSearch, ChainSearchOptions
+from robot_rl.policies.offline.chain_search_parts.log import StateLayout
+from robot_rl.policies.offline.chain_search_parts.mechanics import HingeChain, linearise, regulator
 from robot_rl.sim.worlds.double_pendulum import DoublePendulum
 from robot_rl.types import Episode, IOSpec, Transitions
 
@@ -69,13 +69,13 @@ def log(episodes: int = 12, steps: int = 250, lag: float = 0.0, delay: int = 0, 
 
 def batches(folder: Path, episodes: list[Episode], learner: ChainSearch, io: IOSpec = IO) -> Iterator[Transitions]:
     store = write_store(folder / "log.store", episodes, io=io)
-    return LogDataset(store, window=learner.window, extras=learner.reads, seed=3).batches(learner.batch_size)
+    return LogDataset(store, window=learner.need.window, extras=learner.need.extras, seed=3).batches(learner.need.rows)
 
 
-def small(**options: Any) -> ChainSearch:
+def small(seed: int = 0, **options: Any) -> ChainSearch:
     settings: dict[str, Any] = {"windows": 128, "window": 70, "fit_steps": 9, "members": 1, "member_steps": 2}
     settings |= {"population": 32, "variants": 4, "trial_s": 5.0}
-    return ChainSearch(IO, **{**settings, **options})
+    return ChainSearch(ChainSearchOptions(**{**settings, **options}), IO, seed=seed)
 
 
 def fitted(learner: ChainSearch, data: Iterator[Transitions]) -> dict[str, float]:
@@ -157,7 +157,7 @@ def test_chain_moves_as_mujoco_says():
     inertia = [[torch.tensor(x, dtype=torch.float64) for x in row] for row in ((a11, a21), (a21, a22))]
     gravity = [torch.tensor(x, dtype=torch.float64) for x in (9.81 * (0.5234602302310271 + m2) * 0.2, 9.81 * m2 * r2)]
     zero = torch.zeros((), dtype=torch.float64)
-    chain = Chain(inertia, column, gravity, [zero + 0.001] * 2, [zero, zero])
+    chain = HingeChain(inertia, column, gravity, [zero + 0.001] * 2, [zero, zero])
     q, v = [zero + 2.0, zero - 1.0], [zero + 3.0, zero - 5.0]
     for _ in range(20):
         mujoco.mj_step(model, data, 5)  # type: ignore[attr-defined]
@@ -168,7 +168,7 @@ def test_chain_moves_as_mujoco_says():
 
 def test_dry_friction_stops_a_chain_and_holds_it():
     numbers = torch.tensor([math.log(0.33), 0.1, math.log(0.25), -6.0, 0.45, 0.3, -9.0, -9.0], dtype=torch.float64)
-    chain = Chain.unpack(numbers, [torch.tensor(0.05, dtype=torch.float64)] * 2)
+    chain = HingeChain.unpack(numbers, [torch.tensor(0.05, dtype=torch.float64)] * 2)
     q = [torch.tensor([0.03], dtype=torch.float64)] * 2  # where gravity pulls with 0.75 * 0.03 and less: it can hold
     v = [torch.tensor([0.05], dtype=torch.float64), torch.tensor([-0.05], dtype=torch.float64)]
     for _ in range(50):
@@ -179,7 +179,7 @@ def test_dry_friction_stops_a_chain_and_holds_it():
 
 def test_regulator_balances_the_linear_pendulum():
     numbers = torch.tensor([0.5 * math.log(0.25), 2.5, -9.0], dtype=torch.float64)
-    chain = Chain.unpack(numbers, [torch.zeros((), dtype=torch.float64)])
+    chain = HingeChain.unpack(numbers, [torch.zeros((), dtype=torch.float64)])
     a, b = linearise(chain, (math.pi,), (0,), 0.02)
     # upright: q'' = 10 q + 4 u, so that the unstable pole is exp(sqrt(10) 0.02) = 1.0653
     assert torch.linalg.eigvals(a).abs().max().item() == pytest.approx(1.0653, abs=1e-3)
@@ -196,8 +196,8 @@ def test_regulator_balances_the_linear_pendulum():
         ({"sine": (0,), "cosine": (1,), "speed": (7,)}, "sine, cosine and speed"),
         ({"driven": (1,)}, "driven is"),
         ({"assist": ("tau",)}, "assist names 1"),
-        ({"window": 30}, "windows of at least"),
-        ({"population": 1}, "population=1"),
+        ({"window": 30}, r"policy\.window is 30, expected at least policy\.reach"),
+        ({"population": 1}, "population\n  Input should be greater than or equal to 2"),
     ],
 )
 def test_wrong_options_are_refused(options, message):
@@ -207,7 +207,7 @@ def test_wrong_options_are_refused(options, message):
 
 def test_state_of_another_size_is_refused():
     with pytest.raises(ValueError, match="sine, cosine and speed"):
-        Layout.of(4)
+        StateLayout.of(4)
 
 
 def test_speeds_that_are_none_and_rewards_of_something_else_are_refused(tmp_path):
@@ -230,8 +230,8 @@ def test_batches_without_windows_or_recordings_are_refused(batch):
         small().update(iter([batch(8)]))
     learner = small()
     wide = batch(8)
-    long = {"state": torch.zeros(8, learner.window, 3)}
-    mask = torch.ones(8, learner.window, dtype=torch.bool)
+    long = {"state": torch.zeros(8, learner.need.window, 3)}
+    mask = torch.ones(8, learner.need.window, dtype=torch.bool)
     bad = Transitions(**{**wide.__dict__, "obs": long, "mask": mask})
     with pytest.raises(ValueError, match="extras episode"):
         learner.update(iter([bad]))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.offline.fqe import Fqe
+from robot_rl.policies.offline.fqe import Fqe, FqeOptions
 from robot_rl.types import Action, IOSpec, LogFacts, Transitions
 
 
@@ -55,19 +55,8 @@ def chain_batches(size: int, gamma: float, members: int, truncated_end: bool = F
 
 
 def fit(policy: Constant, updates: int = 2000, truncated_end: bool = False, deterministic: bool = True) -> Fqe:
-    learner = Fqe(
-        chain_io(),
-        policy,
-        gamma=0.9,
-        members=2,
-        hidden=(32, 32),
-        batch_size=64,
-        lr=2e-3,
-        tau=0.05,
-        deterministic=deterministic,
-        samples=4,
-        normalize=False,
-    )
+    options = FqeOptions(members=2, hidden=(32, 32), batch_size=64, lr=2e-3, tau=0.05, samples=4, normalize=False)
+    learner = Fqe(options, chain_io(), policy, deterministic=deterministic)
     learner.prepare(LogFacts(np.zeros(5), np.ones(5), 0.0, 1.0, 0.9, 20))
     batches = chain_batches(64, 0.9, 2, truncated_end)
     for _ in range(updates):
@@ -101,16 +90,15 @@ def test_fqe_of_a_stochastic_policy_averages_over_its_actions():
 
 
 def test_fqe_targets_stay_inside_what_rewards_allow():
-    learner = Fqe(chain_io(), Constant(chain_io(), 0.5), gamma=0.9, members=1, hidden=(8,), batch_size=4)
+    learner = Fqe(FqeOptions(members=1, hidden=(8,), batch_size=4), chain_io(), Constant(chain_io(), 0.5))
     learner.prepare(LogFacts(np.zeros(5), np.ones(5), -1.0, 2.0, 0.9, 20))
-    assert learner._limits == pytest.approx((-10.0, 20.0))
+    assert learner.limits == pytest.approx((-10.0, 20.0))
 
 
 def test_fqe_divergence_is_named():
-    learner = Fqe(
-        chain_io(), Constant(chain_io(), 0.5), gamma=0.9, members=1, hidden=(8,), batch_size=4, metrics_every=1
-    )
+    options = FqeOptions(members=1, hidden=(8,), batch_size=4, metrics_every=1)
+    learner = Fqe(options, chain_io(), Constant(chain_io(), 0.5))
     learner.prepare(LogFacts(np.zeros(5), np.ones(5), 0.0, 1.0, 0.9, 20))
-    learner._params.view["q.bias1"].fill_(1e5)
+    learner.q.params.view["bias1"].fill_(1e5)
     with pytest.raises(FloatingPointError, match="FQE diverged"):
         learner.update(chain_batches(4, 0.9, 1))

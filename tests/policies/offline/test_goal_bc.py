@@ -7,7 +7,7 @@ import torch
 from robot_rl.data.goals import GoalDataset, kmeans
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import write_store
-from robot_rl.policies.offline.goal_bc import GoalBc
+from robot_rl.policies.offline.goal_bc import GoalBc, GoalBcOptions
 from robot_rl.types import Episode, IOSpec
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x", "y"), (-1.0, -1.0), (1.0, 1.0), ("1", "1"), 10.0)
@@ -70,10 +70,10 @@ def test_augmented_goals_lead_from_west_to_east_only_through_the_crossing(crossi
 
 
 def test_policy_reaches_a_goal_that_no_episode_from_there_reached(crossing):
-    learner = GoalBc(IO, hidden=(64, 64), batch_size=128, goal=(1.0, 0.0), clusters=12, lr=3e-3)
+    learner = GoalBc(GoalBcOptions(hidden=(64, 64), batch_size=128, goal=(1.0, 0.0), clusters=12, lr=3e-3), IO)
     mean, std = crossing.moments()
     learner.prepare(type("Facts", (), {"state_mean": mean, "state_std": std})())  # type: ignore[arg-type]
-    batches = data(crossing, **{k: v for k, v in learner.relabel_goals.items() if k != "clusters"}).batches(128)
+    batches = data(crossing, **(learner.need.goals or {})).batches(128)
     for _ in range(600):
         learner.update(batches)
     x = np.array([[-1.0, 0.0]], np.float32)
@@ -84,7 +84,8 @@ def test_policy_reaches_a_goal_that_no_episode_from_there_reached(crossing):
 
 def test_resume_draws_the_same_goals_and_learns_the_same(crossing):
     one, other = data(crossing), data(crossing)
-    first, second = (GoalBc(IO, hidden=(16,), batch_size=8, seed=s, metrics_every=1) for s in (1, 2))
+    options = GoalBcOptions(hidden=(16,), batch_size=8, metrics_every=1)
+    first, second = (GoalBc(options, IO, seed=s) for s in (1, 2))
     stream = one.batches(8)
     for _ in range(3):
         first.update(stream)
@@ -97,13 +98,13 @@ def test_resume_draws_the_same_goals_and_learns_the_same(crossing):
 
 def test_goal_read_from_the_observation_is_hidden_from_the_network(crossing):
     io = IOSpec({"state": ((4,), "float32")}, ("x", "y"), (-1.0, -1.0), (1.0, 1.0), ("1", "1"), 10.0)
-    policy = GoalBc(io, hidden=(16,), achieved=(0, 1), desired=(2, 3), normalize=False).policy
+    policy = GoalBc(GoalBcOptions(hidden=(16,), achieved=(0, 1), desired=(2, 3), normalize=False), io).policy
     wide = policy.joined(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
     assert wide.tolist() == [[1.0, 2.0, 0.0, 0.0, 3.0, 4.0]]
     with pytest.raises(ValueError, match="no goal is set"):
-        GoalBc(IO, hidden=(16,)).policy.act({"state": np.zeros((1, 2), np.float32)})
+        GoalBc(GoalBcOptions(hidden=(16,)), IO).policy.act({"state": np.zeros((1, 2), np.float32)})
     with pytest.raises(ValueError, match="expected 2, one per goal"):
-        GoalBc(IO, goal=(1.0,))
+        GoalBc(GoalBcOptions(goal=(1.0,)), IO)
 
 
 def test_kmeans_finds_separate_heaps_and_no_more_clusters_than_points():

@@ -7,7 +7,7 @@ import torch
 
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import write_store
-from robot_rl.policies.offline.history_iql import HistoryIql, bisimulation_loss
+from robot_rl.policies.offline.history_iql import HistoryIql, HistoryIqlOptions, bisimulation_loss
 from robot_rl.types import Episode, IOSpec, LogFacts
 
 IO = IOSpec({"state": ((2,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -53,12 +53,13 @@ def score(policy) -> float:
 
 
 def train(store, history: int, updates: int = 700, **options) -> HistoryIql:
-    learner = HistoryIql(
-        IO, history=history, width=32, hidden=(32,), batch_size=64, lr=3e-3, beta=10.0, tau=0.05, gamma=0.9, **options
+    stated = HistoryIqlOptions(
+        history=history, width=32, hidden=(32,), batch_size=64, lr=3e-3, beta=10.0, tau=0.05, **options
     )
-    data = LogDataset(store, gamma=0.9, window=learner.window, seed=0)
+    learner = HistoryIql(stated, IO, gamma=0.9)
+    data = LogDataset(store, gamma=0.9, window=learner.need.window, seed=0)
     learner.prepare(LogFacts(*store.moments(), -1.0, 1.0, 0.9, STEPS))
-    batches = data.batches(learner.batch_size)
+    batches = data.batches(learner.need.rows)
     for _ in range(updates):
         learner.update(batches)
     return learner
@@ -84,7 +85,7 @@ def test_bisimulation_loss_by_hand():
 def test_resume_is_exact_and_zero_weight_still_measures_bisimulation(cue):
     data = LogDataset(cue, gamma=0.9, window=3, seed=0)
     drawn = [data.sample(8) for _ in range(5)]
-    one, other = (HistoryIql(IO, history=3, seed=s, bisimulation=0.0, **SMALL) for s in (1, 2))
+    one, other = (HistoryIql(HistoryIqlOptions(history=3, bisimulation=0.0, **SMALL), IO, seed=s) for s in (1, 2))
     for b in drawn[:3]:
         one.update(iter([b]))
     other.load_state_dict(one.state_dict())
@@ -100,7 +101,7 @@ def test_steps_behind_the_end_of_an_episode_change_nothing(cue):
     assert not batch.mask.all()
     losses = []
     for junk in (0.0, 1e3):
-        learner = HistoryIql(IO, history=3, seed=1, **SMALL)
+        learner = HistoryIql(HistoryIqlOptions(history=3, **SMALL), IO, seed=1)
         action = torch.where(batch.mask[..., None], batch.action, torch.full_like(batch.action, junk))
         after = torch.where(batch.mask[..., None], batch.next_obs["state"], torch.tensor(junk))
         changed = {**batch.__dict__, "action": action, "next_obs": {"state": after}}
@@ -109,7 +110,7 @@ def test_steps_behind_the_end_of_an_episode_change_nothing(cue):
 
 
 def test_policy_forgets_rows_that_reset_and_sees_no_further_than_its_history():
-    policy = HistoryIql(IO, history=2, seed=0, normalize=False, **SMALL).policy
+    policy = HistoryIql(HistoryIqlOptions(history=2, normalize=False, **SMALL), IO).policy
     rng = np.random.default_rng(0)
     first, second, third = (rng.normal(size=(2, 2)).astype(np.float32) for _ in range(3))
 
@@ -137,6 +138,6 @@ def test_policy_forgets_rows_that_reset_and_sees_no_further_than_its_history():
 
 
 def test_windows_of_another_length_are_refused(cue):
-    learner = HistoryIql(IO, history=3, **SMALL)
-    with pytest.raises(ValueError, match=r"expected \(B, 3\)"):
+    learner = HistoryIql(HistoryIqlOptions(history=3, **SMALL), IO)
+    with pytest.raises(ValueError, match=r"windows of 2 steps, expected 3"):
         learner.update(iter([LogDataset(cue, window=2).sample(4)]))

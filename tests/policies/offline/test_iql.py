@@ -105,7 +105,7 @@ def test_losses_equal_plain_torch(io, batch, make):
 def test_actor_step_size_falls_as_a_cosine(io, batch, monkeypatch, make, kind, actor, options):
     learner = make(kind, io, hidden=(8,), batch_size=4, actor_decay=4, **options)
     seen = []
-    monkeypatch.setattr(attrgetter(actor)(learner), "adam", lambda lr: seen.append(lr))
+    monkeypatch.setattr(attrgetter(actor)(learner), "adam", lambda lr, **_: seen.append(lr))
     for _ in range(6):
         learner.update(iter([batch(4)]))
     expected = [3e-4 * 0.5 * (1 + math.cos(math.pi * min(i / 4, 1))) for i in range(6)]

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from robot_rl.bench.edge import run
-from robot_rl.policies.nets.branches import Branches, terminated
+from robot_rl.policies.nets.branches import Branches, Doubt, terminated
 from robot_rl.policies.nets.dynamics import Dynamics
-from robot_rl.policies.offline.mopo import Mopo
-from robot_rl.policies.offline.ravl import Ravl
+from robot_rl.policies.offline.mopo import Mopo, MopoOptions
+from robot_rl.policies.offline.ravl import Ravl, RavlOptions
 
 SMALL = {"hidden": (16, 16), "batch_size": 16, "rollout_batch": 32, "rollout_every": 4, "horizon": 2}
 MODEL = {"model_members": 3, "model_elites": 2, "model_hidden": (16, 16), "model_updates": 6}
@@ -25,13 +25,13 @@ def test_dynamics_gradient_equals_autograd():
     model = Dynamics(3, 2, generator=g, members=2, elites=1, hidden=(8, 8))
     rows = [torch.randn(2, 6, k, generator=g) for k in (3, 2, 3)] + [torch.randn(2, 6, generator=g)]
     model.observe(*(part.flatten(0, 1) for part in rows))
-    before = {name: v.detach().clone().requires_grad_() for name, v in model.params.view.items()}
+    before = {name: v.detach().clone().requires_grad_() for name, v in model.net.params.view.items()}
     x = model.input_norm(torch.cat(rows[:2], -1))
     y = model.target_norm(torch.cat([rows[2] - rows[0], rows[3][..., None]], -1))
     h = x
     for i in range(2):
-        h = torch.relu(torch.bmm(h, before[f"model.weight{i}"]) + before[f"model.bias{i}"][:, None])
-    out = torch.bmm(h, before["model.weight2"]) + before["model.bias2"][:, None]
+        h = torch.relu(torch.bmm(h, before[f"weight{i}"]) + before[f"bias{i}"][:, None])
+    out = torch.bmm(h, before["weight2"]) + before["bias2"][:, None]
     mu, raw = out[..., :4], out[..., 4:]
     upper, lower = before["upper"][:, None], before["lower"][:, None]
     logvar = upper - torch.nn.functional.softplus(upper - raw)
@@ -39,11 +39,11 @@ def test_dynamics_gradient_equals_autograd():
     loss = (((mu - y).square() * (-logvar).exp()).mean((1, 2)) + logvar.mean((1, 2))).sum()
     loss = loss + 0.01 * (before["upper"].sum() - before["lower"].sum())
     for i, decay in enumerate((2.5e-5, 5e-5, 1e-4)):
-        loss = loss + decay * before[f"model.weight{i}"].square().sum()
+        loss = loss + decay * before[f"weight{i}"].square().sum()
     loss.backward()
     model.fit(*rows)
     for name, leaf in before.items():
-        torch.testing.assert_close(model.params.grad_view[name], leaf.grad, rtol=1e-3, atol=1e-5, msg=name)
+        torch.testing.assert_close(model.net.params.grad_view[name], leaf.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
 def test_dynamics_learn_a_linear_world_and_rank_their_members():
@@ -84,7 +84,7 @@ def test_branches_end_at_terminations_and_mark_their_edges():
         zero = torch.zeros(len(state))
         return after, torch.ones(len(state)), zero + 2.0, zero
 
-    about = store.roll(start, lambda s: torch.zeros(len(s), 3), model, horizon=2, penalty=0.25)
+    about = store.roll(start, lambda s: torch.zeros(len(s), 3), model, horizon=2, doubt=Doubt(penalty=0.25))
     assert len(store) == 15
     rows = store.rows[:15]
     assert rows[:10, -2].tolist() == pytest.approx([0.0] * 5 + [0.9] * 5)
@@ -111,22 +111,21 @@ def test_termination_rules(kind, state, done):
     assert bool(terminated(kind, torch.tensor([state]))[0]) == done
 
 
-def test_sample_dropout_discards_the_highest_rewards_and_zero_is_the_plain_method():
-    def filled(**options):
+def test_sample_dropout_discards_the_highest_rewards():
+    def filled(drop_top):
         g = torch.Generator().manual_seed(0)
         store = Branches(2, 2, 100, gamma=0.9, generator=g, termination="never")
         start = torch.linspace(-1, 1, 20)[:, None].expand(20, 2).contiguous()
-        store.roll(start, lambda s: torch.zeros(len(s), 2), point_model, horizon=1, **options)
+        store.roll(start, lambda s: torch.zeros(len(s), 2), point_model, horizon=1, doubt=Doubt(drop_top=drop_top))
         return store.rows[: len(store)]
 
-    everything, lower = filled(), filled(drop_top=0.2)
+    everything, lower = filled(0.0), filled(0.2)
     assert (len(everything), len(lower)) == (20, 16)
     assert lower[:, -3].max() == everything[:, -3].sort().values[15]
-    assert torch.equal(filled(drop_top=0.0), everything)
 
 
 def test_log_with_terminations_asks_for_the_rule(io, batch):
-    learner = Mopo(io, **SMALL, **MODEL)
+    learner = Mopo(MopoOptions(**SMALL, **MODEL), io)
     data = batch(16, terminated=torch.ones(16, dtype=torch.bool), discount=torch.zeros(16))
     for _ in range(6):
         learner.update(iter([data] * 99))  # the model is fitted all the same
@@ -136,9 +135,10 @@ def test_log_with_terminations_asks_for_the_rule(io, batch):
 
 @pytest.mark.parametrize("kind", [Mopo, Ravl])
 def test_model_based_resume_in_either_phase_is_exact(io, batch, kind):
-    options = {**SMALL, **MODEL, "metrics_every": 1, **({"critics": 3} if kind is Ravl else {})}
+    small = {**SMALL, **MODEL, "metrics_every": 1}
+    options = RavlOptions(**small, critics=3) if kind is Ravl else MopoOptions(**small)
     for cut in (3, 9):
-        one, other = kind(io, seed=1, **options), kind(io, seed=2, **options)
+        one, other = kind(options, io, seed=1), kind(options, io, seed=2)
         for i in range(12):
             if i == cut:
                 other.load_state_dict(one.state_dict())
@@ -148,9 +148,7 @@ def test_model_based_resume_in_either_phase_is_exact(io, batch, kind):
 
 
 def test_mopo_learns_to_walk_home_from_random_actions(point):
-    learner = Mopo(
-        point.io,
-        gamma=point.gamma,
+    options = MopoOptions(
         hidden=(32, 32),
         batch_size=128,
         lr=2e-3,
@@ -164,6 +162,7 @@ def test_mopo_learns_to_walk_home_from_random_actions(point):
         model_elites=2,
         model_updates=300,
     )
+    learner = Mopo(options, point.io, gamma=point.gamma)
     assert point.train(learner, 1000) > -3.5
 
 

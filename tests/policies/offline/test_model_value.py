@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from robot_rl.policies.offline.model_value import ModelValue
+from robot_rl.policies.offline.model_value import ModelValue, ModelValueOptions
 from robot_rl.types import Action, IOSpec, Transitions
 
 
@@ -36,10 +36,9 @@ def line_batches(size, gamma, ends):
 def test_value_of_a_straight_walk_is_the_sum_worked_by_hand(ends):
     gamma = 0.8
     io = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
-    learner = ModelValue(
-        io, Push(io, 0.5 if ends else 0.0), gamma=gamma, members=2, hidden=(32, 32), batch_size=64, rollouts=4, lr=3e-3
-    )
-    batches = line_batches(learner.batch_size, gamma, ends)
+    options = ModelValueOptions(members=2, hidden=(32, 32), batch_size=64, rollouts=4, lr=3e-3)
+    learner = ModelValue(options, io, Push(io, 0.5 if ends else 0.0), gamma=gamma)
+    batches = line_batches(learner.need.rows, gamma, ends)
     for _ in range(900):
         learner.update(batches)
     value = learner.state_values(torch.tensor([[0.5]]))
@@ -55,7 +54,8 @@ def test_same_seed_same_values_and_resume_is_exact():
     io = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
 
     def make():
-        return ModelValue(io, Push(io, 0.0), gamma=0.8, members=2, hidden=(8,), batch_size=16, rollouts=2)
+        options = ModelValueOptions(members=2, hidden=(8,), batch_size=16, rollouts=2)
+        return ModelValue(options, io, Push(io, 0.0), gamma=0.8)
 
     one, other = make(), make()
     batches = [next(line_batches(32, 0.8, True)) for _ in range(6)]

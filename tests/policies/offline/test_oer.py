@@ -8,7 +8,7 @@ import torch
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import write_store
 from robot_rl.ope.continual import continual
-from robot_rl.policies.offline.oer import Oer
+from robot_rl.policies.offline.oer import Oer, OerOptions
 from robot_rl.types import Episode, IOSpec, LogFacts
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x", "y"), (-1.0, -1.0), (1.0, 1.0), ("1", "1"), 10.0)
@@ -56,7 +56,7 @@ def batches(store):
 
 
 def learn(store, updates=160, **options) -> Oer:
-    learner = Oer(IO, updates=updates, **{**SMALL, **options})
+    learner = Oer(OerOptions(updates=updates, **{**SMALL, **options}), IO)
     learner.prepare(LogFacts(*store.moments(), -8.0, 0.0, 0.9, STEPS))
     stream = batches(store)
     for _ in range(updates):
@@ -82,7 +82,7 @@ def test_first_task_survives_the_second_with_replay_and_not_without(stores, tmp_
     assert distance(second.policy, 1) < 0.3
     assert distance(second.policy, 0) < 0.35
     assert len(second.kept) == 2
-    forgetful = Oer(IO, updates=160, previous=str(tmp_path / "learner.pt"), **SMALL)
+    forgetful = Oer(OerOptions(updates=160, previous=str(tmp_path / "learner.pt"), **SMALL), IO)
     forgetful.kept = []  # the same run without its memory
     forgetful.prepare(LogFacts(*stores[1].moments(), -8.0, 0.0, 0.9, STEPS))
     stream = batches(stores[1])
@@ -99,7 +99,7 @@ def test_kept_steps_are_logged_ones(stores):
 
 
 def test_resume_is_exact_and_an_unfinished_run_cannot_be_followed(stores, tmp_path):
-    one, other = (Oer(IO, updates=6, seed=s, **SMALL) for s in (1, 2))
+    one, other = (Oer(OerOptions(updates=6, **SMALL), IO, seed=s) for s in (1, 2))
     stream = batches(stores[0])
     drawn = [next(stream) for _ in range(6)]
     for b in drawn[:3]:
@@ -110,9 +110,9 @@ def test_resume_is_exact_and_an_unfinished_run_cannot_be_followed(stores, tmp_pa
         assert one.update(iter([b])) == other.update(iter([b]))
     assert torch.equal(one.kept[0], other.kept[0])
     with pytest.raises(ValueError, match="did not finish"):
-        Oer(IO, previous=str(tmp_path / "learner.pt"), **SMALL)
+        Oer(OerOptions(previous=str(tmp_path / "learner.pt"), **SMALL), IO)
     with pytest.raises(FileNotFoundError, match="expected the run of the task before"):
-        Oer(IO, previous=str(tmp_path / "nothing"), **SMALL)
+        Oer(OerOptions(previous=str(tmp_path / "nothing"), **SMALL), IO)
 
 
 def test_numbers_of_a_sequence_by_hand():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from robot_rl.policies.nets.preferences import Pairs
-from robot_rl.policies.reward.oppo import Oppo, triplet_loss
+from robot_rl.policies.reward.oppo import Oppo, OppoOptions, triplet_loss
 from robot_rl.types import IOSpec
 
 IO = IOSpec({"state": ((2,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -44,7 +44,7 @@ def mean_action(policy) -> float:
 
 
 def test_policy_has_the_style_that_the_teacher_likes():
-    learner, pairs = Oppo(IO, seed=0, wanted_lr=2e-2, **SMALL), styles(500, ties=0.2)
+    learner, pairs = Oppo(OppoOptions(wanted_lr=2e-2, **SMALL), IO), styles(500, ties=0.2)
     for _ in range(250):
         metrics = learner.update(pairs)
     assert metrics["accuracy"] > 0.85
@@ -55,7 +55,7 @@ def test_policy_has_the_style_that_the_teacher_likes():
 def test_ties_are_reconstructed_and_not_compared():
     pairs = styles(64)
     tied = Pairs(pairs.state, pairs.action, torch.full((64,), 0.5))
-    learner = Oppo(IO, seed=0, **SMALL)
+    learner = Oppo(OppoOptions(**SMALL), IO)
     before = learner.policy.state_dict()["wanted"]
     weights = copy.deepcopy(learner.policy.state_dict()["decoder"])
     metrics = learner.update(tied)
@@ -66,7 +66,7 @@ def test_ties_are_reconstructed_and_not_compared():
 
 
 def test_acting_equals_decoding_the_whole_segment():
-    learner = Oppo(IO, seed=0, **SMALL)
+    learner = Oppo(OppoOptions(**SMALL), IO)
     states = torch.randn(3, LENGTH, 2)
     taken = torch.zeros(3, LENGTH, 1)
     for t in range(LENGTH):
@@ -77,7 +77,7 @@ def test_acting_equals_decoding_the_whole_segment():
 
 def test_resume_is_exact():
     pairs = styles(64)
-    one, other = Oppo(IO, seed=0, **SMALL), Oppo(IO, seed=1, **SMALL)
+    one, other = (Oppo(OppoOptions(**SMALL), IO, seed=s) for s in (0, 1))
     for _ in range(3):
         one.update(pairs)
     other.load_state_dict(copy.deepcopy(one.state_dict()))

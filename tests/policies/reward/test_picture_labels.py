@@ -16,7 +16,7 @@ import torch
 
 from robot_rl import extras
 from robot_rl.policies.nets.picture_labels import ScriptedJudge, TwoStage, read_label
-from robot_rl.policies.reward.picture_preference import PicturePairs, PictureReward
+from robot_rl.policies.reward.picture_preference import PictureOptions, PicturePairs, PictureReward
 from robot_rl.policies.vla.text_models import ChatEndpoint, EndpointError, open_model, png
 
 GOAL = "make it bright"
@@ -121,7 +121,7 @@ def pairs_of(count: int, seed: int = 0) -> PicturePairs:
 
 
 def test_reward_learns_both_goals_and_is_standardised() -> None:
-    model = PictureReward(["right", "left"], (48, 48), lr=1e-3, members=2, seed=0)
+    model = PictureReward(PictureOptions(lr=1e-3, members=2), ["right", "left"], (48, 48))
     pairs, fresh = pairs_of(400), pairs_of(200, seed=0)
     for _ in range(80):
         model.update(pairs)
@@ -138,7 +138,7 @@ def test_reward_learns_both_goals_and_is_standardised() -> None:
 
 
 def test_probability_is_bradley_terry_and_members_are_on_one_scale() -> None:
-    model = PictureReward(["g"], (48, 48), members=3, combination="wco")
+    model = PictureReward(PictureOptions(members=3, combination="wco"), ["g"], (48, 48))
     pairs = pairs_of(10)
     one = PicturePairs(pairs.pictures, pairs.first, pairs.second, torch.zeros(10, dtype=torch.int64), pairs.preferred)
     raw = model._raw(pairs.pictures)[..., 0]
@@ -155,7 +155,7 @@ def test_probability_is_bradley_terry_and_members_are_on_one_scale() -> None:
 
 
 def test_reward_continues_exactly_and_refuses_what_does_not_fit() -> None:
-    one, other = (PictureReward(["right", "left"], (48, 48), members=2, seed=s) for s in (0, 1))
+    one, other = (PictureReward(PictureOptions(members=2), ["right", "left"], (48, 48), seed=s) for s in (0, 1))
     pairs = pairs_of(50)
     one.update(pairs)
     one.calibrate(pairs.pictures)
@@ -168,9 +168,9 @@ def test_reward_continues_exactly_and_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"expected \(N, 48, 48, 3\)"):
         one.reward(pairs.pictures[:, :20], "left")
     with pytest.raises(ValueError, match="expected 47 or more"):
-        PictureReward(["g"], (32, 32))
+        PictureReward(PictureOptions(), ["g"], (32, 32))
     with pytest.raises(ValueError, match="that differ"):
-        PictureReward(["g", "g"], (48, 48))
+        PictureReward(PictureOptions(), ["g", "g"], (48, 48))
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.policies.nets.cautious import combine
 from robot_rl.policies.nets.preferences import (
     TIE,
     Careful,
@@ -16,8 +17,8 @@ from robot_rl.policies.nets.preferences import (
     parse_answer,
     query,
 )
-from robot_rl.policies.reward.cpl import Cpl, contrastive_loss
-from robot_rl.policies.reward.preference import RewardEnsemble, combine
+from robot_rl.policies.reward.cpl import Cpl, CplOptions, contrastive_loss
+from robot_rl.policies.reward.preference import RewardEnsemble, RewardOptions
 from robot_rl.types import IOSpec
 
 IO = IOSpec({"state": ((2,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -25,24 +26,14 @@ IO = IOSpec({"state": ((2,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
 
 def test_cpl_equal_segments_cost_log_two_without_bias_and_alpha_zero():
     zero = torch.zeros(3)
-    loss, _, _ = contrastive_loss(zero, zero, torch.tensor([0.0, 0.5, 1.0]), 1.0)
+    loss = contrastive_loss(zero, zero, torch.tensor([0.0, 0.5, 1.0]), 1.0)
     torch.testing.assert_close(loss, torch.full((3,), math.log(2.0)))
 
 
 def test_cpl_ties_are_symmetric():
     a, b = torch.tensor([0.3]), torch.tensor([-1.2])
     half = torch.tensor([0.5])
-    torch.testing.assert_close(contrastive_loss(a, b, half, 0.5)[0], contrastive_loss(b, a, half, 0.5)[0])
-
-
-@pytest.mark.parametrize("bias", [0.5, 1.0])
-def test_cpl_slopes_equal_autograd(bias):
-    a, b = (torch.randn(5, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    label = torch.tensor([0.0, 0.5, 1.0, 0.2, 0.9], dtype=torch.float64)
-    loss, d_a, d_b = contrastive_loss(a, b, label, bias)
-    loss.sum().backward()
-    torch.testing.assert_close(d_a.detach(), a.grad)
-    torch.testing.assert_close(d_b.detach(), b.grad)
+    torch.testing.assert_close(contrastive_loss(a, b, half, 0.5), contrastive_loss(b, a, half, 0.5))
 
 
 def test_wco_and_uwo_never_exceed_the_mean():
@@ -56,8 +47,8 @@ def test_wco_and_uwo_never_exceed_the_mean():
 
 
 def test_constant_member_leaves_wco_finite_after_calibration():
-    model = RewardEnsemble(2, 1, members=2, hidden=(8,), combination="wco")
-    for view in model._params.view.values():
+    model = RewardEnsemble(RewardOptions(members=2, hidden=(8,), combination="wco"), 2, 1)
+    for view in model.net.params.view.values():
         view[0].zero_()
     state, action = torch.randn(100, 2), torch.randn(100, 1)
     model.calibrate(state, action)
@@ -83,7 +74,7 @@ def pairs(count: int = 400, **options) -> Pairs:
 
 
 def test_ensemble_learns_the_teachers_taste():
-    model = RewardEnsemble(2, 1, members=2, hidden=(32, 32), batch_size=64, lr=3e-3)
+    model = RewardEnsemble(RewardOptions(members=2, hidden=(32, 32), batch_size=64, lr=3e-3), 2, 1)
     metrics = model.fit(pairs(), updates=300)
     assert metrics["accuracy"] > 0.85
     state = torch.zeros(2, 2)
@@ -95,7 +86,7 @@ def test_ensemble_learns_the_teachers_taste():
 def test_ensemble_of_ties_learns_indifference():
     data = pairs(tie=1e9)
     assert bool((data.preferred == 0.5).all())
-    model = RewardEnsemble(2, 1, members=2, hidden=(16,), batch_size=64, lr=3e-3)
+    model = RewardEnsemble(RewardOptions(members=2, hidden=(16,), batch_size=64, lr=3e-3), 2, 1)
     for _ in range(100):
         metrics = model.update(data)
     assert metrics["loss"] == pytest.approx(math.log(2.0), abs=0.05)
@@ -103,7 +94,7 @@ def test_ensemble_of_ties_learns_indifference():
 
 def test_ensemble_saves_and_continues_exactly():
     data = pairs(50)
-    a, b = (RewardEnsemble(2, 1, seed=s, hidden=(8,), batch_size=8) for s in (1, 2))
+    a, b = (RewardEnsemble(RewardOptions(hidden=(8,), batch_size=8), 2, 1, seed=s) for s in (1, 2))
     a.update(data)
     b.load_state_dict(a.state_dict())
     assert a.update(data) == b.update(data)
@@ -112,7 +103,7 @@ def test_ensemble_saves_and_continues_exactly():
 def test_cpl_prefers_what_the_teacher_prefers_and_cloning_does_not():
     """Actions are uniform: cloning answers 0; the contrast has to find half of the state."""
     data = pairs(600)
-    learner = Cpl(IO, hidden=(32, 32), batch_size=96, lr=3e-3, alpha=1.0, bc_updates=100, normalize=False)
+    learner = Cpl(CplOptions(hidden=(32, 32), batch_size=96, lr=3e-3, alpha=1.0, bc_updates=100, normalize=False), IO)
     for _ in range(100):
         learner.update(data)
     x = torch.tensor([[-1.5, 0.0], [1.5, 0.0]])
@@ -127,10 +118,10 @@ def test_cpl_prefers_what_the_teacher_prefers_and_cloning_does_not():
 
 
 def test_cpl_optimiser_starts_anew_after_cloning():
-    learner = Cpl(IO, hidden=(8,), batch_size=8, bc_updates=3, normalize=False)
+    learner = Cpl(CplOptions(hidden=(8,), batch_size=8, bc_updates=3, normalize=False), IO)
     for _ in range(4):
         learner.update(pairs(20))
-    assert learner._params.step.item() == 1
+    assert learner.actor.params.step.item() == 1
 
 
 class Biased:

@@ -13,7 +13,7 @@ import torch
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.policies.nets.action_codes import ActionCodes
 from robot_rl.policies.nets.imitation import demonstrated
-from robot_rl.policies.sequence.arsq import Arsq, demo_term, normalised
+from robot_rl.policies.sequence.arsq import Arsq, ArsqOptions, demo_term, normalised
 from robot_rl.types import Episode, IOSpec, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x", "y"), (-1.0,) * 2, (1.0,) * 2, ("1",) * 2, 10.0)
@@ -68,11 +68,12 @@ def test_normalised_advantages_are_the_golden_numbers_and_a_policy() -> None:
 
 def test_value_is_the_soft_value_of_the_sum_over_all_actions() -> None:
     """V = alpha log sum_a exp(Q(s, a) / alpha) over the 81 actions of two dimensions: V needs no next action."""
-    learner = Arsq(IO, alpha=0.3, **SMALL)
-    learner._params.flat.copy_(torch.randn(learner._params.flat.shape, generator=torch.Generator().manual_seed(0)))
+    learner = Arsq(ArsqOptions(alpha=0.3, **SMALL), IO)
+    flat = learner.advantage.params.flat
+    flat.copy_(torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)))
     every = torch.tensor(list(itertools.product(range(3), repeat=4))).view(-1, 2, 2)
     state = torch.tensor([[0.3, -0.2]]).expand(len(every), -1)
-    gain = normalised(learner.raw(state, learner.codes.contexts(every)), 0.3)
+    gain = normalised(learner.raw(state, learner.codes.contexts(every)).detach(), 0.3)
     chosen = gain.gather(-1, every.flatten(1)[None, ..., None].expand(2, -1, -1, 1))[..., 0].sum(-1)
     soft = 0.3 * torch.logsumexp(chosen / 0.3, 1)  # Q - V of every action
     np.testing.assert_allclose(soft, [0.0, 0.0], atol=1e-5)
@@ -130,7 +131,7 @@ def test_windows_are_demonstrations_by_their_source_or_where_a_person_drove() ->
 
 
 def test_batches_without_demonstrations_have_no_demo_loss_and_bins_of_demonstrations_rise() -> None:
-    learner = Arsq(IO, **SMALL)
+    learner = Arsq(ArsqOptions(**SMALL), IO)
     assert learner.update(iter([rows(32, terminated=True)]))["train/demo_loss"] == 0.0
     batch = rows(32, terminated=True, source=[1] * 32)
     first = learner.update(iter([batch]))["train/demo_loss"]
@@ -142,7 +143,7 @@ def test_batches_without_demonstrations_have_no_demo_loss_and_bins_of_demonstrat
 @pytest.mark.parametrize(("terminated", "value"), [(True, 1.0), (False, 2.0)])
 def test_time_limit_bootstraps_and_a_true_end_does_not(terminated: bool, value: float) -> None:
     """Reward 1 at every step, discount 0.5: 1 at a true end, 2 for ever."""
-    learner = Arsq(IO, **SMALL, lr=3e-3, tau=0.1, demo_low=-1.0)
+    learner = Arsq(ArsqOptions(**SMALL, lr=3e-3, tau=0.1, demo_low=-1.0), IO)
     batch = rows(16, terminated=terminated, source=[1] * 16)
     batch = replace(batch, next_obs=batch.obs)
     for _ in range(400):
@@ -151,7 +152,7 @@ def test_time_limit_bootstraps_and_a_true_end_does_not(terminated: bool, value: 
 
 
 def test_save_load_update_equals_update() -> None:
-    one, other = Arsq(IO, seed=1, **SMALL), Arsq(IO, seed=2, **SMALL)
+    one, other = Arsq(ArsqOptions(**SMALL), IO, seed=1), Arsq(ArsqOptions(**SMALL), IO, seed=2)
     data = [rows(32, terminated=bool(i % 2), source=[i % 2] * 32, seed=i) for i in range(5)]
     for batch in data[:3]:
         one.update(iter([batch]))
@@ -164,17 +165,17 @@ def test_save_load_update_equals_update() -> None:
 
 
 def test_gradient_of_the_flat_networks_is_that_of_the_loss() -> None:
-    """The hand-made scatter into the output layer against autograd through the whole network."""
-    learner = Arsq(IO, **SMALL, alpha=0.5)
+    """The diagonal that is read of the output layer, against autograd through the whole network."""
+    learner = Arsq(ArsqOptions(**SMALL, alpha=0.5), IO)
     batch = rows(4, terminated=True, source=[1, 0, 1, 1])
-    kept = learner._params.flat.clone()
-    learner._lr = 0.0
+    kept = learner.advantage.params.flat.clone()
+    learner.advantage.lr = learner.value.lr = 0.0
     learner.update(iter([batch]))
-    found = learner._params.grad.clone()
+    found = learner.advantage.params.grad.clone()
     from robot_rl.policies.nets.mlp import AutogradMlp
 
-    assert torch.equal(kept, learner._params.flat)
-    net = AutogradMlp(learner._advantage.shape, learner._params)
+    assert torch.equal(kept, learner.advantage.params.flat)
+    net = AutogradMlp(learner.advantage.shape, learner.advantage.params)
     state, code = learner.seen(batch.obs["state"]), learner.codes.encode(batch.action)
     contexts = learner.codes.contexts(code)
     x = torch.cat([state[:, None].expand(-1, 4, -1), contexts], -1).flatten(0, 1)
@@ -182,11 +183,11 @@ def test_gradient_of_the_flat_networks_is_that_of_the_loss() -> None:
     gain = normalised(torch.stack([out[:, :, n, n] for n in range(4)], 2), 0.5)
     digit = code.flatten(1)
     chosen = gain.gather(-1, digit[None, ..., None].expand(2, -1, -1, 1))[..., 0].sum(-1)
-    error = learner._value.forward(state)[..., 0] + chosen - batch.reward
+    error = learner.value(state) + chosen - batch.reward
     demo = demo_term(gain, digit, "cql", -float("inf"), float("inf"), 1.0)[:, [0, 2, 3]].mean(1).sum()
     (error.square().mean(1).sum() + 2.0 * demo).backward()
-    for name, view in learner._params.view.items():
-        part = found[learner._params.slices[name]].view_as(view)
+    for name, view in learner.advantage.params.view.items():
+        part = found[learner.advantage.params.slices[name]].view_as(view)
         torch.testing.assert_close(part, view.grad, atol=1e-5, rtol=1e-4)
 
 
@@ -207,7 +208,7 @@ def two_ways(count: int = 600) -> list[Episode]:
 
 def test_two_ways_of_acting_are_kept_apart() -> None:
     """Values per dimension see a mean reward of 0.5 for every digit; digits that see those before them do not."""
-    learner = Arsq(IO, **SMALL, lr=3e-3, alpha=0.05, demo_weight=0.1, demo_low=0.0)
+    learner = Arsq(ArsqOptions(**SMALL, lr=3e-3, alpha=0.05, demo_weight=0.1, demo_low=0.0), IO)
     buffer = ReplayBuffer(IO, 1000, seed=0)
     for item in two_ways():
         buffer.add_episode(item)
@@ -222,13 +223,13 @@ def test_two_ways_of_acting_are_kept_apart() -> None:
 
 
 def test_step_size_falls_as_a_cosine_and_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner, seen = Arsq(IO, **SMALL, decay=4), []
-    monkeypatch.setattr(learner._params, "adam", seen.append)
-    monkeypatch.setattr(learner._value_params, "adam", seen.append)
+    learner, seen = Arsq(ArsqOptions(**SMALL, decay=4), IO), []
+    monkeypatch.setattr(learner.advantage.params, "adam", lambda lr, **_: seen.append(lr))
+    monkeypatch.setattr(learner.value.params, "adam", lambda lr, **_: seen.append(lr))
     for i in range(6):
         learner.update(iter([rows(8, terminated=True, source=[0] * 8, seed=i)]))
     cosine = [3e-4 * share for share in (1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0)]
     assert seen[::2] == pytest.approx(cosine, abs=1e-9)
     assert seen[1::2] == seen[::2]
-    with pytest.raises(ValueError, match="decay is -1"):
-        Arsq(IO, **SMALL, decay=-1)
+    with pytest.raises(ValueError, match="decay"):
+        Arsq(ArsqOptions(**SMALL, decay=-1), IO)

@@ -10,7 +10,7 @@ import torch
 
 from robot_rl.chunks import Execution, Horizons
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.policies.sequence.cqn_as import CqnAs
+from robot_rl.policies.sequence.cqn_as import CqnAs, CqnAsOptions
 from robot_rl.types import Episode, IOSpec
 
 SMALL: dict[str, Any] = {"hidden": 32, "batch_size": 32, "levels": 2, "bins": 3, "metrics_every": 1, "lr": 3e-3}
@@ -38,7 +38,7 @@ def buffer_of(io: IOSpec, window: int, episodes: list[Episode], gamma: float = 0
 
 
 def trained(learner: CqnAs, buffer: ReplayBuffer, updates: int) -> CqnAs:
-    batches = buffer.batches(learner.batch_size)
+    batches = buffer.batches(learner.need.rows)
     for _ in range(updates):
         learner.update(batches)
     return learner
@@ -52,7 +52,7 @@ def values(learner: CqnAs, state: np.ndarray, action: np.ndarray) -> np.ndarray:
         for level in range(learner.codes.levels):
             middle = learner._middle(code[:, :level])
             out = learner.critic.compute(learner.critic.params, learner.seen(torch.as_tensor(state)), middle, level)
-            value = learner._head.value(out)
+            value = learner.head.value(out)
             found.append(value.gather(-1, code[:, level, ..., None])[..., 0])
     return torch.stack(found, 1).numpy()
 
@@ -66,7 +66,7 @@ def test_every_slot_of_a_chain_is_valued_near_its_end_too(options: dict[str, Any
     """
     io, rng = interface(1), np.random.default_rng(0)
     logs = [episode(rng.uniform(-0.9, 0.9, (7, 1)), np.eye(7)[-1]) for _ in range(30)]
-    learner = CqnAs(io, **SMALL, horizon=3, tau=0.1, demo_weight=0.0, **options)
+    learner = CqnAs(CqnAsOptions(**SMALL, horizon=3, tau=0.1, demo_weight=0.0, **options), io)
     trained(learner, buffer_of(io, 3, logs), 300)
     start = np.arange(7)
     for seed in range(3):  # any chunk, also behind the end
@@ -81,7 +81,7 @@ def test_time_limit_bootstraps_and_a_true_end_does_not() -> None:
     io, found = interface(1), {}
     for terminated in (True, False):
         log = episode(np.zeros((4, 1)), np.ones(4), terminated=terminated)
-        learner = CqnAs(io, **SMALL, horizon=1, tau=0.1, demo_weight=0.0)
+        learner = CqnAs(CqnAsOptions(**SMALL, horizon=1, tau=0.1, demo_weight=0.0), io)
         trained(learner, buffer_of(io, 1, [log], gamma=0.8), 200)
         found[terminated] = values(learner, log.obs["state"][3:4], np.zeros((1, 1, 1))).mean()
     assert found[True] == pytest.approx(1.0, abs=0.15)
@@ -91,7 +91,7 @@ def test_time_limit_bootstraps_and_a_true_end_does_not() -> None:
 def test_nstep_bootstraps_before_the_chunk_ends_and_is_played_that_far() -> None:
     """Reward 1 per step, T = 4, n = 2, no bootstrap where the episode ends inside."""
     io = interface(1)
-    learner = CqnAs(io, **SMALL, horizon=4, value_semantics="nstep", n_step=2, demo_weight=0.0)
+    learner = CqnAs(CqnAsOptions(**SMALL, horizon=4, value_semantics="nstep", n_step=2, demo_weight=0.0), io)
     assert isinstance(learner.policy.execution, Execution)
     assert learner.policy.execution.horizons == Horizons(4, 4, 2)
     batch = next(buffer_of(io, 4, [episode(np.zeros((6, 1)), np.arange(6.0))]).batches(64))
@@ -109,7 +109,7 @@ def test_nstep_bootstraps_before_the_chunk_ends_and_is_played_that_far() -> None
     torch.testing.assert_close(seen["discount"], torch.where(inside, 0.81, 0.0))
     torch.testing.assert_close(seen["after"][inside][:, 0], ((t + 2) / 6)[inside])
     with pytest.raises(ValueError, match="windows hold no more steps"):
-        CqnAs(io, **SMALL, horizon=2, value_semantics="nstep", n_step=3)
+        CqnAs(CqnAsOptions(**SMALL, horizon=2, value_semantics="nstep", n_step=3), io)
 
 
 def test_actor_goes_where_the_reward_is() -> None:
@@ -119,7 +119,7 @@ def test_actor_goes_where_the_reward_is() -> None:
     for _ in range(400):
         action = rng.uniform(-1, 1, (2, 1))
         logs.append(episode(action, np.array([0.0, -2.0 * ((action - 0.66) ** 2).sum()])))
-    learner = CqnAs(io, **SMALL, horizon=2, demo_weight=0.0)
+    learner = CqnAs(CqnAsOptions(**SMALL, horizon=2, demo_weight=0.0), io)
     trained(learner, buffer_of(io, 2, logs, gamma=1.0), 250)
     acted = learner.policy.act({"state": np.array([[0.0, 1.0]], np.float32)}, deterministic=True).value
     assert acted[0, 0] == pytest.approx(0.66, abs=0.34)
@@ -132,7 +132,7 @@ def test_values_per_dimension_cannot_tell_two_ways_of_acting_apart() -> None:
     for _ in range(600):
         x, y = rng.choice([-0.66, 0.66], 2)
         logs.append(episode(np.array([[x, y]]), np.array([float(x == y)])))
-    learner = CqnAs(io, **SMALL, horizon=1, demo_weight=0.0)
+    learner = CqnAs(CqnAsOptions(**SMALL, horizon=1, demo_weight=0.0), io)
     trained(learner, buffer_of(io, 1, logs), 150)
     state = np.array([[0.0, 1.0]] * 2, np.float32)
     found = values(learner, state, np.array([[[0.66, 0.66]], [[0.66, -0.66]]]))[:, 0]
@@ -141,7 +141,7 @@ def test_values_per_dimension_cannot_tell_two_ways_of_acting_apart() -> None:
 
 def test_demonstrated_bins_lead_by_the_margin() -> None:
     io = interface(1)
-    learner = CqnAs(io, **SMALL, horizon=1, demo_margin=0.2, demo_weight=10.0)
+    learner = CqnAs(CqnAsOptions(**SMALL, horizon=1, demo_margin=0.2, demo_weight=10.0), io)
     batches = buffer_of(io, 1, [episode(np.full((1, 1), 0.66), np.zeros(1))]).batches(32)
     for _ in range(200):
         batch = next(batches)
@@ -155,7 +155,7 @@ def test_demonstrated_bins_lead_by_the_margin() -> None:
 @pytest.mark.parametrize("options", [{}, {"value_head": "c51"}, {"value_semantics": "nstep", "n_step": 1}])
 def test_save_load_update_equals_update(options: dict[str, Any]) -> None:
     io, rng = interface(1), np.random.default_rng(0)
-    one, other = (CqnAs(io, seed=i, **SMALL, horizon=3, **options) for i in (1, 2))
+    one, other = (CqnAs(CqnAsOptions(**SMALL, horizon=3, **options), io, seed=i) for i in (1, 2))
     batches = buffer_of(io, 3, [episode(rng.uniform(-1, 1, (9, 1)), np.ones(9)) for _ in range(4)]).batches(32)
     data = [next(batches) for _ in range(5)]
     for b in data[:3]:
@@ -171,9 +171,9 @@ def test_save_load_update_equals_update(options: dict[str, Any]) -> None:
 
 def test_step_size_falls_as_a_cosine_and_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     io, rng, seen = interface(1), np.random.default_rng(0), []
-    learner = CqnAs(io, **SMALL, horizon=3, decay=4)
+    learner = CqnAs(CqnAsOptions(**SMALL, horizon=3, decay=4), io)
     monkeypatch.setattr(learner.critic.params, "adam", seen.append)
     trained(learner, buffer_of(io, 3, [episode(rng.uniform(-1, 1, (9, 1)), np.ones(9)) for _ in range(4)]), 6)
     assert seen == pytest.approx([3e-3 * share for share in (1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0)], abs=1e-8)
-    with pytest.raises(ValueError, match="decay is -1"):
-        CqnAs(io, **SMALL, decay=-1)
+    with pytest.raises(ValueError, match="decay"):
+        CqnAs(CqnAsOptions(**SMALL, decay=-1), io)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.policies.nets.diffusion import Schedule, ddim_step, denoise_clip, step_log_density
-from robot_rl.policies.sequence.diffusion import Diffusion
+from robot_rl.policies.nets.diffusion import NoiseSchedule, ddim_step, denoise_clip, step_log_density
+from robot_rl.policies.sequence.diffusion import Diffusion, DiffusionOptions
 from robot_rl.types import Episode, IOSpec
 
 IO = IOSpec({"state": ((1,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
 
 
 def test_cosine_schedule_golden() -> None:
-    short, long = Schedule.cosine(20), Schedule.cosine(100)
+    short, long = NoiseSchedule.cosine(20), NoiseSchedule.cosine(100)
     assert float(short.beta[0]) == pytest.approx(0.007993, abs=1e-6)
     assert float(short.beta[19]) == pytest.approx(0.999)
     assert float(short.alpha_bar[0]) == pytest.approx(0.992007, abs=1e-6)
@@ -37,7 +37,7 @@ def test_denoise_clip_golden_and_a_chain_of_one() -> None:
 
 
 def test_ddim_with_the_true_noise_returns_the_clean_chunk() -> None:
-    schedule, g = Schedule.cosine(20), torch.Generator().manual_seed(0)
+    schedule, g = NoiseSchedule.cosine(20), torch.Generator().manual_seed(0)
     clean, noise = torch.rand(5, 3, generator=g) * 1.8 - 0.9, torch.randn(5, 3, generator=g)
     x = schedule.noised(clean, noise, torch.full((5,), 12))
     end = ddim_step(schedule, x, noise, 12, -1)
@@ -47,7 +47,7 @@ def test_ddim_with_the_true_noise_returns_the_clean_chunk() -> None:
 
 
 def test_ddim_eta_one_has_the_variance_of_ddpm() -> None:
-    schedule = Schedule.cosine(20)
+    schedule = NoiseSchedule.cosine(20)
     here, there, beta = float(schedule.alpha_bar[9]), float(schedule.alpha_bar[8]), float(schedule.beta[9])
     step = ddim_step(schedule, torch.zeros(1, 1), torch.zeros(1, 1), 9, 8, eta=1.0)
     assert step.std**2 == pytest.approx((1 - there) / (1 - here) * beta)
@@ -55,7 +55,7 @@ def test_ddim_eta_one_has_the_variance_of_ddpm() -> None:
 
 def test_clipping_recomputes_the_noise() -> None:
     """x, clean and noise stay one triple: sqrt(ab) clean + sqrt(1 - ab) noise = x."""
-    schedule = Schedule.cosine(20)
+    schedule = NoiseSchedule.cosine(20)
     x, wrong = torch.tensor([[2.0]]), torch.tensor([[-1.0]])
     step = ddim_step(schedule, x, wrong, 9, 8)
     assert step.clean.item() == 1.0
@@ -65,7 +65,7 @@ def test_clipping_recomputes_the_noise() -> None:
 
 
 def test_density_uses_the_floor_and_refuses_a_deterministic_step() -> None:
-    schedule = Schedule.cosine(20)
+    schedule = NoiseSchedule.cosine(20)
     step = ddim_step(schedule, torch.zeros(1, 1), torch.zeros(1, 1), 9, 8)
     with pytest.raises(ValueError, match="deterministic"):
         step_log_density(step, step.mean, floor=0.0)
@@ -89,7 +89,8 @@ def demos() -> ReplayBuffer:
 
 @pytest.mark.parametrize("kind", ["diffusion", "flow"])
 def test_two_modes_are_kept_and_the_student_copies_them(kind: str) -> None:
-    learner = Diffusion(IO, **{**SMALL, "kind": kind, "hidden": (64, 64), "lr": 3e-3, "distill_from": 250})
+    options = DiffusionOptions(**{**SMALL, "kind": kind, "hidden": (64, 64), "lr": 3e-3, "distill_from": 250})
+    learner = Diffusion(options, IO)
     batches = demos().batches(64)
     for _ in range(600):
         learner.update(batches)
@@ -104,13 +105,13 @@ def test_two_modes_are_kept_and_the_student_copies_them(kind: str) -> None:
 
 
 def test_behind_clone_updates_the_teacher_stays_and_the_student_learns_at_its_own_falling_rate() -> None:
-    learner = Diffusion(IO, **{**SMALL, "clone_updates": 3, "distill_from": 3, "distill_decay": 4})
+    learner = Diffusion(DiffusionOptions(**{**SMALL, "clone_updates": 3, "distill_from": 3, "distill_decay": 4}), IO)
     batches, teachers, moved = demos().batches(32), [], []
     for _ in range(8):
-        before = learner._student_params.flat.clone()
+        before = learner.student_net.params.flat.clone()
         learner.update(batches)
-        teachers.append(learner._mean_params.flat.clone())
-        moved.append((learner._student_params.flat - before).abs().max().item())
+        teachers.append(learner.acting.params.flat.clone())
+        moved.append((learner.student_net.params.flat - before).abs().max().item())
     assert not torch.equal(teachers[1], teachers[2])
     assert all(torch.equal(teachers[2], later) for later in teachers[3:])
     assert moved[:2] == [0.0, 0.0]
@@ -124,7 +125,7 @@ def test_noise_on_states_teaches_the_student_beside_the_logged_ones() -> None:
     errors = []
     for spread in (0.0, 3.0):
         options = {"hidden": (64, 64), "lr": 3e-3, "clone_updates": 300, "distill_from": 300, "distill_noise": spread}
-        learner = Diffusion(IO, **{**SMALL, **options, "normalize": False})
+        learner = Diffusion(DiffusionOptions(**{**SMALL, **options, "normalize": False}), IO)
         batches = demos().batches(64)
         for _ in range(1000):
             learner.update(batches)
@@ -144,7 +145,7 @@ def test_noise_on_states_teaches_the_student_beside_the_logged_ones() -> None:
     ],
 )
 def test_save_load_update_equals_update(options: dict[str, Any]) -> None:
-    one, other = (Diffusion(IO, seed=s, **{**SMALL, **options}) for s in (1, 2))
+    one, other = (Diffusion(DiffusionOptions(**{**SMALL, **options}), IO, seed=s) for s in (1, 2))
     stream = demos().batches(32)
     data = [next(stream) for _ in range(5)]
     for b in data[:3]:
@@ -158,14 +159,14 @@ def test_save_load_update_equals_update(options: dict[str, Any]) -> None:
 
 
 def test_teacher_is_a_function_of_the_noise() -> None:
-    learner = Diffusion(IO, **SMALL)
+    learner = Diffusion(DiffusionOptions(**SMALL), IO)
     learner.update(demos().batches(32))
     state, noise = torch.zeros(5, 1), torch.randn(5, 4)
     assert torch.equal(learner.teacher(state, noise), learner.teacher(state, noise))
 
 
 def test_student_decides_faster_than_its_teacher() -> None:
-    learner = Diffusion(IO, **{**SMALL, "distill_from": 1, "noise_steps": 20, "sample_steps": 20})
+    learner = Diffusion(DiffusionOptions(**{**SMALL, "distill_from": 1, "noise_steps": 20, "sample_steps": 20}), IO)
     state, noise = torch.zeros(1, 1), torch.randn(1, 4)
     spent = {}
     for name, call in (("teacher", learner.teacher), ("student", learner.student)):
@@ -179,7 +180,7 @@ def test_student_decides_faster_than_its_teacher() -> None:
 
 def test_realtime_flow_goes_on_from_the_running_chunk() -> None:
     options = {**SMALL, "kind": "flow", "horizon_pred": 4, "horizon_exec": 2, "mode": "realtime", "delay": 1}
-    learner = Diffusion(IO, **{**options, "hidden": (64, 64), "lr": 3e-3, "sample_steps": 10})
+    learner = Diffusion(DiffusionOptions(**{**options, "hidden": (64, 64), "lr": 3e-3, "sample_steps": 10}), IO)
     batches = demos().batches(64)
     for _ in range(400):
         learner.update(batches)
@@ -199,22 +200,22 @@ def test_wrong_options_are_refused() -> None:
         {"clone_updates": 5, "distill_from": 6}, {"clone_updates": 5},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"kind|student|sampling|horizon_exec|distill_noise|distill_from"):
-            Diffusion(IO, **{**SMALL, **options})
+            Diffusion(DiffusionOptions(**{**SMALL, **options}), IO)
 
 
 def test_a_student_that_never_learned_cannot_be_chosen() -> None:
-    learner = Diffusion(IO, horizon_pred=2, horizon_exec=1, hidden=(8,), noise_steps=4, sample_steps=2)
+    options = DiffusionOptions(horizon_pred=2, horizon_exec=1, hidden=(8,), noise_steps=4, sample_steps=2)
+    learner = Diffusion(options, IO)
     with pytest.raises(ValueError, match="never learned"):
         learner.policy.choose(student=True)
     learner.policy.choose(student=False)
 
 
 def test_student_in_numpy_is_the_student() -> None:
-    learner = Diffusion(
-        IO, horizon_pred=4, horizon_exec=2, hidden=(16, 8), noise_steps=4, sample_steps=2, distill_from=1
-    )
-    learner._student_mean.flat.copy_(torch.randn(learner._student_mean.flat.shape))
-    learner._student_acting.refresh()
+    options = {"horizon_pred": 4, "horizon_exec": 2, "hidden": (16, 8), "noise_steps": 4, "sample_steps": 2}
+    learner = Diffusion(DiffusionOptions.model_validate({**options, "distill_from": 1}), IO)
+    learner.student_acting.params.flat.copy_(torch.randn(learner.student_acting.params.flat.shape))
+    learner.student_acting.kernel.refresh()
     state, noise = torch.randn(5, 1), torch.randn(5, 4)
     found = learner.student_numpy(state.numpy(), noise.numpy())
     np.testing.assert_allclose(found.reshape(5, -1), learner.student(state, noise), atol=1e-5)

@@ -11,23 +11,22 @@ import torch
 
 from robot_rl.chunks import critic_action
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.flow import ChunkFlow
-from robot_rl.policies.nets.mlp import MlpShape, build_mlp
-from robot_rl.policies.sequence.fql import Fql
-from robot_rl.policies.sequence.qc import Qc
-from robot_rl.policies.sequence.qc_fql import QcFql
+from robot_rl.policies.nets.net import Net, NetShape
+from robot_rl.policies.sequence.fql import Fql, FqlOptions
+from robot_rl.policies.sequence.qc import Qc, QcOptions
+from robot_rl.policies.sequence.qc_fql import QcFql, QcFqlOptions
 from robot_rl.types import Episode, IOSpec, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
 SMALL: dict[str, Any] = {"hidden": (32, 32), "batch_size": 32, "flow_steps": 3, "metrics_every": 1}
 KINDS = {
-    "qc": (Qc, {"samples": 3}),
-    "qc hlgauss": (Qc, {"samples": 2, "value_head": "hlgauss"}),
-    "qc c51 min": (Qc, {"samples": 2, "value_head": "c51", "q_reduce": "min"}),
-    "qc_fql": (QcFql, {}),
-    "qc_fql quantile": (QcFql, {"value_head": "quantile", "bins": 8, "normalize_q": True}),
-    "fql": (Fql, {}),
+    "qc": (Qc, QcOptions, {"samples": 3}),
+    "qc hlgauss": (Qc, QcOptions, {"samples": 2, "value_head": "hlgauss"}),
+    "qc c51 min": (Qc, QcOptions, {"samples": 2, "value_head": "c51", "q_reduce": "min"}),
+    "qc_fql": (QcFql, QcFqlOptions, {}),
+    "qc_fql quantile": (QcFql, QcFqlOptions, {"value_head": "quantile", "bins": 8, "normalize_q": True}),
+    "fql": (Fql, FqlOptions, {}),
 }
 
 
@@ -56,8 +55,8 @@ def buffer_of(window: int, episodes: list[Episode], gamma: float = 0.9) -> Repla
 
 
 def build(name: str, seed: int = 0, **options: Any) -> Any:
-    kind, own = KINDS[name]
-    return kind(IO, seed=seed, **{**SMALL, **own, **options})
+    kind, stated, own = KINDS[name]
+    return kind(stated.model_validate({**SMALL, **own, **options}), IO, seed=seed)
 
 
 def differing(a: Any, b: Any, path: str = "") -> list[str]:
@@ -70,7 +69,7 @@ def differing(a: Any, b: Any, path: str = "") -> list[str]:
 @pytest.mark.parametrize("name", KINDS)
 def test_save_load_update_equals_update(name: str) -> None:
     one, other = build(name, 1), build(name, 2)
-    batches = buffer_of(one.window, [episode(9, terminated=True, seed=i) for i in range(4)]).batches(32)
+    batches = buffer_of(one.need.window, [episode(9, terminated=True, seed=i) for i in range(4)]).batches(32)
     data = [next(batches) for _ in range(5)]
     for b in data[:3]:
         one.update(iter([b]))
@@ -87,7 +86,7 @@ def test_save_load_update_equals_update(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_batch_of_one_and_actions_in_bounds(name: str) -> None:
     learner = build(name, batch_size=1)
-    batches = buffer_of(learner.window, [episode(3, terminated=True)]).batches(1)
+    batches = buffer_of(learner.need.window, [episode(3, terminated=True)]).batches(1)
     for _ in range(3):
         metrics = learner.update(batches)
     assert np.isfinite(list(metrics.values())).all()  # pyright: ignore[reportPossiblyUnboundVariable]
@@ -103,7 +102,7 @@ def test_window_of_another_length_is_refused() -> None:
 
 
 def trained(learner: Any, buffer: ReplayBuffer, updates: int) -> Any:
-    batches: Iterator[Transitions] = buffer.batches(learner.batch_size)
+    batches: Iterator[Transitions] = buffer.batches(learner.need.rows)
     for _ in range(updates):
         learner.update(batches)
     return learner
@@ -113,7 +112,7 @@ def values(learner: Any, states: np.ndarray, chunk: np.ndarray, mask: np.ndarray
     x = torch.cat(
         [learner.seen(torch.as_tensor(states)), critic_action(torch.as_tensor(chunk), torch.as_tensor(mask))], 1
     )
-    return learner._head.value(learner._critic.forward(x)).mean(0).numpy()
+    return learner.head.value(learner.critic(x)).detach().mean(0).numpy()
 
 
 def test_every_start_of_a_chain_is_valued_partial_chunks_too() -> None:
@@ -144,35 +143,36 @@ def test_best_of_many_samples_has_the_higher_value() -> None:
     learner = build("qc", samples=16)
     trained(learner, buffer_of(5, [episode(9, terminated=True, seed=i) for i in range(4)]), 5)
     state, generator = torch.rand(64, 2), torch.Generator().manual_seed(0)
-    best = learner._q(learner._critic, state, learner._choose(state, generator)).mean()
-    learner._samples = 1
-    plain = learner._q(learner._critic, state, learner._choose(state, generator)).mean()
-    assert best > plain
+    best = learner.choose(state, generator)
+    plain = learner.flow.sample(state, learner.flow.noise(64, generator))
+    value = [learner.head.value(learner.outputs(learner.critic, state, chunk)).mean() for chunk in (best, plain)]
+    assert value[0] > value[1]
 
 
 def test_critic_step_leaves_the_target_to_polyak_and_the_actor_alone() -> None:
     learner = build("qc_fql", tau=0.25)
     batches = buffer_of(5, [episode(9, terminated=True)]).batches(32)
-    before = learner._target_params.flat.clone()
+    before = learner.target.params.flat.clone()
     learner.update(batches)
-    expected = before + 0.25 * (learner._critic_params.flat - before)
-    torch.testing.assert_close(learner._target_params.flat, expected)
+    expected = before + 0.25 * (learner.critic.params.flat - before)
+    torch.testing.assert_close(learner.target.params.flat, expected)
     frozen = build("qc_fql")
-    kept = frozen._critic_params.flat.clone()
-    frozen._actor_step(torch.zeros(4, 2))
-    assert torch.equal(frozen._critic_params.flat, kept)  # the actor's step moves no critic
+    kept = frozen.critic.params.flat.clone()
+    frozen.actor_step(torch.zeros(4, 2))
+    assert torch.equal(frozen.critic.params.flat, kept)  # the actor's step moves no critic
 
 
 def test_clone_loss_is_the_mean_over_executed_entries() -> None:
     """One executed entry of four: the source divides by all four."""
-    shape = MlpShape(1, 2 + 4 + 1, (8,), 4, False, "flow.")
-    params = FlatParams(shape.shapes())  # zero weights: v = 0, so the loss is mean (chunk - noise)^2 of the entry
-    flow = ChunkFlow(build_mlp(shape, params, matmul="float32"), 4, 1)
+    sizes = NetShape(2 + 4 + 1, 4, (8,))
+    net = Net("flow", sizes, generator=torch.Generator(), draw=lambda shape, params, draw: None)
+    flow = ChunkFlow(net, 4, 1)  # zero weights: v = 0, so the loss is mean (chunk - noise)^2 of the entry
     chunk, mask = torch.tensor([[[0.5], [0.0], [0.0], [0.0]]]), torch.tensor([[True, False, False, False]])
     noise = torch.randn(1, 4, generator=torch.Generator().manual_seed(7))
-    loss = flow.clone_grad(torch.zeros(1, 2), chunk, mask, torch.Generator().manual_seed(7))
+    loss = flow.clone_loss(torch.zeros(1, 2), chunk, mask, torch.Generator().manual_seed(7))
+    net.step(loss)
     assert loss.item() == pytest.approx((0.5 - noise[0, 0].item()) ** 2, rel=1e-5)
-    bias = params.grad_view["flow.bias1"][0]
+    bias = net.params.grad_view["bias1"][0]
     assert bias[0].item() == pytest.approx(-2.0 * (0.5 - noise[0, 0].item()), rel=1e-5)
     assert bias[1:].abs().sum() == 0.0
 
@@ -198,9 +198,9 @@ def bandit(horizon: int, *, size: int = 400) -> list[Episode]:
 )
 def test_actor_goes_where_the_reward_is(name: str, options: dict[str, Any]) -> None:
     learner = build(name, lr=1e-3, tau=0.02, batch_size=64, **options)
-    trained(learner, buffer_of(learner.window, bandit(2), gamma=1.0), 400)
+    trained(learner, buffer_of(learner.need.window, bandit(2), gamma=1.0), 400)
     start = {"state": np.tile(np.array([[0.0, 1.0]], np.float32), (200, 1))}
-    actions = np.concatenate([learner.policy.act(start).value[:, 0] for _ in range(learner.window)])
+    actions = np.concatenate([learner.policy.act(start).value[:, 0] for _ in range(learner.need.window)])
     assert abs(float(actions.mean()) - 0.5) < 0.2
     assert float(actions.std()) < 0.35  # the data's is 0.52
 

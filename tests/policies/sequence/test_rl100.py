@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.policies.nets.denoising_chain import Chain, chain_loss
-from robot_rl.policies.nets.diffusion import Schedule
-from robot_rl.policies.sequence.rl100 import Rl100, decisions
+from robot_rl.policies.nets.diffusion import NoiseSchedule
+from robot_rl.policies.sequence.rl100 import Chains, Rl100, Rl100Options, decisions
+from robot_rl.policies.sequence.rl100_chain import DenoisingChain, chain_loss
 from robot_rl.types import Episode, IOSpec, Rollout
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -43,7 +43,7 @@ def mean_action(learner: Rl100, rows: int = 400) -> float:
 
 def test_what_is_left_behind_the_improvement_teaches_the_student_alone() -> None:
     options = {**SMALL, "clone_updates": 60, "judge_updates": 10, "improve_updates": 10, "distill_from": 1}
-    learner = Rl100(IO, seed=0, **options)
+    learner = Rl100(Rl100Options(**options), IO, seed=0)
     batches = log().batches(64)
     for _ in range(80):
         learner.update(batches)
@@ -51,23 +51,23 @@ def test_what_is_left_behind_the_improvement_teaches_the_student_alone() -> None
     def lag() -> float:
         state = learner.seen(torch.tensor([[0.0, 1.0]]).expand(400, -1))
         noise = torch.randn(400, 2, generator=torch.Generator().manual_seed(5))
-        student = learner._student.forward(torch.cat([state, noise], 1))[0]
+        student = learner.student_net(state, noise)
         return float((student - learner.teacher(state, noise)).square().mean().detach())
 
-    teacher, before, metrics = learner._mean_params.flat.clone(), lag(), {}
+    teacher, before, metrics = learner.acting.params.flat.clone(), lag(), {}
     for _ in range(150):
         metrics = learner.update(batches)
-    assert torch.equal(learner._mean_params.flat, teacher)
+    assert torch.equal(learner.acting.params.flat, teacher)
     assert "train/distill_loss" in metrics
     assert lag() < 0.5 * before
     with pytest.raises(ValueError, match="a student to teach"):
-        Rl100(IO, **{**options, "distill_from": 0})
+        Rl100(Rl100Options(**{**options, "distill_from": 0}), IO)
 
 
 def test_density_along_the_chain_is_that_of_the_draws() -> None:
     """A network that always predicts noise 0: every step is a Gaussian around a multiple of x, worked by hand."""
-    schedule = Schedule.cosine(4)
-    chain = Chain(schedule, 2, 1, eta=1.0, floor=0.1)
+    schedule = NoiseSchedule.cosine(4)
+    chain = DenoisingChain(schedule, 2, 1, eta=1.0, floor=0.1)
     state, draw = torch.zeros(3, 1), torch.Generator().manual_seed(0)
     start = torch.randn(3, 2, generator=draw) * 0.1
     latents = chain.sample(lambda s, x, t: torch.zeros_like(x), state, start, draw)
@@ -78,15 +78,17 @@ def test_density_along_the_chain_is_that_of_the_draws() -> None:
     expected = torch.distributions.Normal(mean, 0.1).log_prob(latents[:, 1]).clamp(-5, 2) * executed
     found = chain.log_density(torch.zeros(3, 1, 2), latents, executed)
     torch.testing.assert_close(found[:, 0], expected.sum(1) / executed.sum(1))
-    total = Chain(schedule, 2, 1, eta=1.0, floor=0.1, reduce="sum").log_density(torch.zeros(3, 1, 2), latents, executed)
+    total = DenoisingChain(schedule, 2, 1, eta=1.0, floor=0.1, reduce="sum").log_density(
+        torch.zeros(3, 1, 2), latents, executed
+    )
     torch.testing.assert_close(total[:, 0], expected.sum(1))
 
 
 def test_a_chain_without_density_is_refused() -> None:
     with pytest.raises(ValueError, match="no density"):
-        Chain(Schedule.cosine(4), 2, 2, floor=0.0)
+        DenoisingChain(NoiseSchedule.cosine(4), 2, 2, floor=0.0)
     with pytest.raises(ValueError, match="tuned is 3"):
-        Chain(Schedule.cosine(4), 2, 3)
+        DenoisingChain(NoiseSchedule.cosine(4), 2, 3)
 
 
 def test_loss_stops_at_the_clip_range_of_each_step_and_weighs_noisy_steps_less() -> None:
@@ -130,14 +132,14 @@ def test_decisions_of_a_rollout_have_the_golden_advantages(terminated: bool, adv
 @pytest.fixture(scope="module")
 def judged() -> tuple[Rl100, dict[str, Any]]:
     """A learner whose imitation and judge are done, and its state."""
-    learner, batches = Rl100(IO, gamma=1.0, **SMALL), log().batches(64)
+    learner, batches = Rl100(Rl100Options(**SMALL), IO, gamma=1.0), log().batches(64)
     for _ in range(400):
         learner.update(batches)
     return learner, learner.state_dict()
 
 
 def again(judged: tuple[Rl100, dict[str, Any]]) -> Rl100:
-    learner = Rl100(IO, gamma=1.0, **SMALL)
+    learner = Rl100(Rl100Options(**SMALL), IO, gamma=1.0)
     learner.load_state_dict(judged[1])
     return learner
 
@@ -168,22 +170,22 @@ def test_chunks_on_which_the_models_disagree_count_as_poor_ones(judged: tuple[Rl
 def test_gate_refuses_a_harmful_candidate_and_throws_it_away(judged: tuple[Rl100, dict[str, Any]]) -> None:
     """The candidate is pushed towards action -0.7, the worst of the log: the policy that acts stays, bit for bit."""
     learner = again(judged)
-    before = learner._mean_params.flat.clone()
+    before = learner.acting.params.flat.clone()
     state = learner.seen(torch.tensor([[0.0, 1.0]]).expand(64, -1))
-    learner._restart()
+    learner.restart()
     for _ in range(60):  # clone the worst action into the candidate
         latents = learner.propose(state)
         worst = -(latents[:, -1] + 0.7).square().mean(1)
         executed = torch.ones(64, 2)
-        old = learner._log_density(learner._net, state, latents, executed)
+        old = learner.log_density(learner.teacher_net, state, latents, executed).detach()
         gain = (worst - worst.mean()) / worst.std()
-        learner._ppo_step(state, latents, executed, old, gain, torch.full((4,), 10.0), 1.0, 3e-3)
-    assert not torch.equal(learner._params.flat, before)
+        learner.ppo_step(Chains(state, latents, executed, old, gain), torch.full((4,), 10.0), 1.0, 3e-3)
+    assert not torch.equal(learner.teacher_net.params.flat, before)
     found = learner.consider(state)
     assert found["candidate_score"] < found["score"]
-    assert learner._memory.counts.tolist() == [0, 1, 0]
-    assert torch.equal(learner._mean_params.flat, before)
-    assert torch.equal(learner._params.flat, before)
+    assert learner.memory.counts.tolist() == [0, 1, 0]
+    assert torch.equal(learner.acting.params.flat, before)
+    assert torch.equal(learner.teacher_net.params.flat, before)
 
 
 def test_offline_stage_improves_through_the_gate(judged: tuple[Rl100, dict[str, Any]]) -> None:
@@ -198,7 +200,8 @@ def test_offline_stage_improves_through_the_gate(judged: tuple[Rl100, dict[str, 
 
 def test_online_stage_goes_where_the_reward_is(judged: tuple[Rl100, dict[str, Any]]) -> None:
     """64 environments of one decision; PPO over the chain, V from the log as critic."""
-    learner = Rl100(IO, gamma=1.0, **{**SMALL, "online_lr": 1e-3, "clip_high": 0.05, "clip_low": 0.02, "epochs": 4})
+    fast = {"online_lr": 1e-3, "clip_high": 0.05, "clip_low": 0.02, "epochs": 4}
+    learner = Rl100(Rl100Options(**{**SMALL, **fast}), IO, gamma=1.0)
     learner.load_state_dict(judged[1])
     obs = {"state": np.array([[0.0, 1.0]] * 64, np.float32)}
     learner.policy.reset()
@@ -232,7 +235,7 @@ def test_online_stage_goes_where_the_reward_is(judged: tuple[Rl100, dict[str, An
 
 
 def test_save_load_update_equals_update(judged: tuple[Rl100, dict[str, Any]]) -> None:
-    one, other = again(judged), Rl100(IO, seed=3, gamma=1.0, **SMALL)
+    one, other = again(judged), Rl100(Rl100Options(**SMALL), IO, seed=3, gamma=1.0)
     batches = log(30).batches(64)
     data = [next(batches) for _ in range(24)]
     for b in data[:12]:
@@ -241,5 +244,5 @@ def test_save_load_update_equals_update(judged: tuple[Rl100, dict[str, Any]]) ->
     for b in data[12:]:
         one.update(iter([b]))
         other.update(iter([b]))
-    assert torch.equal(one._params.flat, other._params.flat)
-    assert torch.equal(one._mean_params.flat, other._mean_params.flat)
+    assert torch.equal(one.teacher_net.params.flat, other.teacher_net.params.flat)
+    assert torch.equal(one.acting.params.flat, other.acting.params.flat)

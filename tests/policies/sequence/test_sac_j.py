@@ -14,14 +14,16 @@ from robot_rl.loops.contract import every
 from robot_rl.loops.fas import at_interval
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.policies.online.sac import Sac, SacOptions
-from robot_rl.policies.sequence.sac_j import SacJ
+from robot_rl.policies.sequence.sac_j import SacJ, SacJOptions
 from robot_rl.types import IOSpec, Transitions
 
 IO = IOSpec({"state": ((1,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
 
 
 def build(**options: Any) -> SacJ:
-    return SacJ(IO, **{"hidden": (16, 16), "rows": 4, "interval": 3, "metrics_every": 1, "gamma": 0.5, **options})
+    gamma, seed = options.pop("gamma", 0.5), options.pop("seed", 0)
+    small = {"hidden": (16, 16), "batch_size": 4, "interval": 3, "metrics_every": 1}
+    return SacJ(SacJOptions.model_validate({**small, **options}), IO, seed=seed, gamma=gamma)
 
 
 def windows(start: list[list[int]], mask: list[list[int]], terminated: list[list[int]]) -> Transitions:
@@ -63,7 +65,7 @@ def test_decisions_are_what_was_held(discounting: str, reward: list[float], disc
 
 def test_interval_of_one_is_sac() -> None:
     options: dict[str, Any] = {"hidden": (16, 16), "metrics_every": 1}
-    one = build(interval=1, rows=8, gamma=0.9, **options, seed=3)
+    one = build(interval=1, batch_size=8, gamma=0.9, **options, seed=3)
     other = Sac(SacOptions(batch_size=8, **options), IO, seed=3)
     g = torch.Generator().manual_seed(0)
     no = torch.zeros(8, dtype=torch.bool)
@@ -100,7 +102,7 @@ class Five:
 def test_loop_marks_decisions_of_random_actions_and_of_the_policy() -> None:
     """Held for two ticks, anew after a reset; the policy takes over at tick 8, in the middle of a random decision."""
     env, learner = Five(), build(interval=2)
-    buffer = ReplayBuffer(IO, 100, window=2, extras=learner.keeps)
+    buffer = ReplayBuffer(IO, 100, window=2, extras=dict(learner.need.columns))
     loop = OffPolicy(env, learner, buffer, batch_size=8, learning_starts=50, random_steps=8)
     loop.run(15, lambda *_: False)
     column = buffer._layout.extras["decision_start"][1]
@@ -116,7 +118,11 @@ def test_loop_state_continues_a_random_decision() -> None:
     found = []
     for cut in (12, 3):
         env, learner = Five(), build(interval=4)
-        loops = [OffPolicy(env, learner, ReplayBuffer(IO, 100, window=4, extras=learner.keeps), learning_starts=50)]
+        loops = [
+            OffPolicy(
+                env, learner, ReplayBuffer(IO, 100, window=4, extras=dict(learner.need.columns)), learning_starts=50
+            )
+        ]
         loops[0].run(cut, lambda *_: False)
         if cut < 12:
             state = loops[0].state_dict()
@@ -168,9 +174,9 @@ def test_sac_j_swings_up_at_four_steps_per_decision() -> None:
     from robot_rl.sim import gym_env
 
     env = gym_env.make(1, 0, id="Pendulum-v1")
-    learner = SacJ(env.io, hidden=(64, 64), rows=64, interval=4, lr=1e-3)
-    buffer = ReplayBuffer(env.io, 20_000, window=4, extras=learner.keeps)
-    loop = OffPolicy(env, learner, buffer, batch_size=learner.batch_size, learning_starts=500, updates_per_step=0.5)
+    learner = SacJ(SacJOptions(hidden=(64, 64), batch_size=64, interval=4, lr=1e-3), env.io)
+    buffer = ReplayBuffer(env.io, 20_000, window=4, extras=dict(learner.need.columns))
+    loop = OffPolicy(env, learner, buffer, batch_size=learner.need.rows, learning_starts=500, updates_per_step=0.5)
     loop.run(7000, lambda *_: False, due=every(4000))
     result = evaluate(gym_env.make(10, 1, id="Pendulum-v1"), learner.policy, episodes=10)
     assert np.mean(result.returns) > -700.0  # at random: about -1200

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -421,10 +418,8 @@ def test_report_of_a_critic_that_knows_and_of_one_that_says_nothing() -> None:
         evaluate(TinyCritic(net), data.part(np.flatnonzero(data.succeeded())))
 
 
-def test_command_line_without_clips_is_one_line_and_leaves_no_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "robot_rl", "critic", "train", "data=nowhere"]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-    out = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+def test_command_line_without_clips_is_one_line_and_leaves_no_run(tmp_path: Path, robot_rl) -> None:
+    out = robot_rl("critic", "train", "data=nowhere")
     assert out.returncode == 2
     assert "nowhere holds no clips; make them with robot-rl critic clips out=nowhere" in out.stderr
     assert "Traceback" not in out.stderr

@@ -14,8 +14,6 @@ from robot_rl.policies.nets.critic_scores import (
     fit_platt,
     kendall,
     precision_recall,
-    ranks,
-    spearman,
     voc,
     voc_f1,
 )
@@ -31,6 +29,7 @@ from robot_rl.policies.nets.progress import (
 )
 from robot_rl.policies.nets.value_heads import hl_gauss_head
 from robot_rl.policies.reward.critic_reward import done_events, progress_reward
+from robot_rl.stats import rank_correlation, ranks
 
 
 def test_time_labels_of_ten_frames() -> None:
@@ -118,7 +117,7 @@ def test_constant_critic_has_no_order_and_no_f1() -> None:
 def test_auc_counts_ties_half() -> None:
     # pairs (.9,.1) (.9,.5) (.5,.1) win, (.5,.5) ties: 3.5 of 4
     assert auc(np.array([0.9, 0.5]), np.array([0.1, 0.5])) == pytest.approx(0.875)
-    assert spearman(np.array([1.0, 2, 3]), np.array([3.0, 2, 1])) == pytest.approx(-1.0)
+    assert rank_correlation(np.array([1.0, 2, 3]), np.array([3.0, 2, 1])) == pytest.approx(-1.0)
 
 
 def test_calibration_error_by_hand() -> None:

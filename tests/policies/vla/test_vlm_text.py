@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
-import transformers
-
 from robot_rl.policies.nets.picture_labels import TwoStage
 from robot_rl.policies.vla import vlm
 from robot_rl.policies.vla.text_models import open_model
 from robot_rl.policies.vla.vlm_text import LocalModel
+
+transformers = pytest.importorskip("transformers")
 
 
 def saved(family: str, folder: Path) -> Path:

@@ -17,7 +17,7 @@ START = 90.0  # seconds until a policy drives; importing torch takes long on a b
 
 
 def start(graph, processes, *parameters):
-    for name in ("good", "back", "slow", "corrupt", "wrong", "nan"):
+    for name in ("good", "back", "slow", "corrupt", "wrong", "nan", "narrow"):
         (processes.folder / name).mkdir(exist_ok=True)
     processes.start("policy_node", *TOY, f"policy_path:={processes.folder / 'good'}", *parameters)
     graph.wait_state("ACTIVE", limit=START)
@@ -67,6 +67,13 @@ def test_36_good_policy_is_swapped_in_between_ticks(driven, processes):
     wait(lambda: np.allclose(driven.last.value, -0.5, atol=0.02), limit=20.0, what="the second target")
     assert set(driven.states) <= {"ACTIVE"}
     assert driven.last.trace.startswith("back.")  # recordings know who acted
+    driven.check_limits()
+
+
+def test_policy_of_another_range_commands_its_own_radians(driven, processes):
+    swap(driven, processes, "narrow")
+    wait(lambda: np.allclose(driven.last.value, 0.25, atol=0.001), limit=20.0, what="a quarter of a radian")
+    assert driven.last.trace.startswith("narrow.")
     driven.check_limits()
 
 

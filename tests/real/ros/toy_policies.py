@@ -1,10 +1,11 @@
 """Loader of small policies for the policy node; the folder's name says what kind."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
-from robot_rl.types import Action, IOSpec
+from robot_rl.types import Action, IOSpec, Loaded
 
 RATE = 50.0
 
@@ -24,8 +25,8 @@ def io(joints=3, low=-2.0):
 class Toward:
     """Steps towards a target, at most 0.02 rad per decision from where the robot is."""
 
-    def __init__(self, target, bad=False):
-        self.io, self.target, self.bad = io(), target, bad
+    def __init__(self, target, bad=False, half=1.98):
+        self.io, self.target, self.bad, self.half = io(), target, bad, half
 
     def reset(self, rows=None):
         pass
@@ -33,7 +34,7 @@ class Toward:
     def act(self, obs, *, deterministic=False):
         place = np.asarray(obs["state"])[:, :3]
         goal = place + np.clip(self.target - place, -0.05, 0.05)
-        value = np.clip(goal / 1.98, -1.0, 1.0).astype(np.float32)
+        value = np.clip(goal / self.half, -1.0, 1.0).astype(np.float32)
         return Action(value * np.nan if self.bad else value)
 
 
@@ -44,9 +45,12 @@ def load(path, *, device, threads):
     if name == "corrupt":
         raise ValueError("policy.pt cannot be read as tensors and plain values")
     if name == "wrong":
-        return Toward(0.5), io(2), None, name
+        return Loaded(Toward(0.5), io(2), None, name)
+    if name == "narrow":  # its 1 is 1 rad, the robot's 1.98 rad
+        own = replace(io(), action_low=(-1.0,) * 3, action_high=(1.0,) * 3)
+        return Loaded(Toward(0.25, half=1.0), own, None, name)
     target = {"good": 0.5, "back": -0.5}.get(name, 0.0)
-    return Toward(target, bad=name == "nan"), io(), None, name
+    return Loaded(Toward(target, bad=name == "nan"), io(), None, name)
 
 
 class Looks:
@@ -77,7 +81,7 @@ def looks(path, *, device, threads):
     raw = SpecPort(spec, RATE).io.to_dict()
     raw["obs"] |= {f"image.{name}": {"shape": [24, 32, 3], "dtype": "uint8"} for name in spec.cameras}
     io = IOSpec.from_dict(raw)
-    return Looks(io), io, None, "looks"
+    return Loaded(Looks(io), io, None, "looks")
 
 
 class Expert:
@@ -98,4 +102,4 @@ def expert(path, *, device, threads):
 
     joints = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
     port = WorldPort("reach", joints)
-    return Expert(port.world, port.io), port.io, lambda names: WorldPort("reach", names, port.io), "expert"
+    return Loaded(Expert(port.world, port.io), port.io, lambda names: WorldPort("reach", names, port.io), "expert")

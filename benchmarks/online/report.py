@@ -1,0 +1,147 @@
+"""Draw what the matrix holds: tables with the rule's verdict, and learning curves, into docs/results.
+
+python -m benchmarks.online.report
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.online.matrix import CELLS, cells
+from benchmarks.online.tasks import RANGE, TASKS, TUNED
+from robot_rl.extras import require
+from robot_rl.stats import iqm, pair_wins, probability_of_improvement, stratified
+
+LEAST_WINS = 3 / 25
+"""Of all pairs of seeds of a task; a task that falls below is run with five more seeds and needs 20 of 100."""
+LEAST_SEEDS = 3
+"""Of every task and side, before intervals mean something."""
+Group = dict[str, dict[str, list[dict[str, Any]]]]
+"""task -> method -> cells of one algorithm and number of steps."""
+
+
+def groups(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], Group]:
+    """Cells by (algorithm, steps), tasks in the order of the matrix, each method's cells by seed."""
+    out: dict[tuple[str, int], Group] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for cell in sorted(found, key=lambda cell: cell["seed"]):
+        out[cell["algorithm"], cell["steps"]][cell["task"]][cell["method"]].append(cell)
+    order = {algorithm: {task: i for i, task in enumerate(tasks)} for algorithm, tasks in TASKS.items()}
+    return {
+        key: {task: dict(group[task]) for task in sorted(group, key=lambda task: order[key[0]].get(task, len(RANGE)))}
+        for key, group in sorted(out.items())
+    }
+
+
+def normalised(task: str, returns: Iterable[float]) -> list[float]:
+    """Returns as shares of the task's range."""
+    low, high = RANGE[task]
+    return [(value - low) / (high - low) for value in returns]
+
+
+def of(group: Group, task: str, method: str) -> list[float]:
+    """Final returns of a method on a task by seed."""
+    return [cell["return"] for cell in group[task].get(method, [])]
+
+
+def table(group: Group) -> list[str]:
+    """Mean return and that of each seed by task and method; the pairs that ours wins where the peer has run."""
+    methods = sorted({method for task in group.values() for method in task}, key=lambda m: (m != "ours", m))
+    head = [f"`{method}`" for method in methods] + (["pairs won"] if "sb3" in methods else [])
+    lines = [f"| task | {' | '.join(head)} |", "|---" * (len(head) + 1) + "|"]
+    for task in group:
+        row = [f"{task}{' (t)' if task in TUNED else ''}"]
+        for method in methods:
+            found = of(group, task, method)
+            row.append(f"{np.mean(found):.4g} ({', '.join(f'{x:.4g}' for x in found)})" if found else "")
+        ours, peer = of(group, task, "ours"), of(group, task, "sb3")
+        if "sb3" in methods:
+            row.append(_verdict(ours, peer) if ours and peer else "")
+        lines.append(f"| {' | '.join(row)} |")
+    return lines
+
+
+def _verdict(ours: list[float], peer: list[float]) -> str:
+    wins, pairs = pair_wins(ours, peer), len(ours) * len(peer)
+    return f"{wins:g} of {pairs}{'' if wins / pairs >= LEAST_WINS else ', **below the rule**'}"
+
+
+def overall(group: Group) -> list[str]:
+    """The rule over all tasks of the matrix that both sides have run, and seconds."""
+    tasks = [task for task in group if task in RANGE and group[task].get("ours") and group[task].get("sb3")]
+    if not tasks:
+        return []
+    ours, peer = ([normalised(task, of(group, task, method)) for task in tasks] for method in ("ours", "sb3"))
+    enough = min(map(len, (*ours, *peer))) >= LEAST_SEEDS
+    note = "95 % intervals, seeds resampled within tasks" if enough else "too few seeds for intervals"
+    shown = [stratified(ours), stratified(peer), probability_of_improvement(ours, peer)]
+    a, b, better = (f"{x.value:.2f}" + (f" ({x.low:.2f} to {x.high:.2f})" if enough else "") for x in shown)
+    lines = [
+        f"Over {len(tasks)} task{'s' * (len(tasks) > 1)} ({note}): normalised interquartile mean {a} of ours,",
+        f"{b} of stable-baselines3; probability of improvement {better}.",
+    ]
+    for name in ("wall_s", "cpu_s"):
+        share = [
+            np.mean([c[name] for c in group[task]["ours"]]) / np.mean([c[name] for c in group[task]["sb3"]])
+            for task in tasks
+        ]
+        word = {"wall_s": "wall-clock", "cpu_s": "processor"}[name]
+        lines.append(f"Our {word} time is {np.median(share):.2f} of the peer's (median over tasks).")
+    held = [task for task in tasks if task not in TUNED]
+    if held and len(held) < len(tasks):
+        a, b = ([normalised(task, of(group, task, method)) for task in held] for method in ("ours", "sb3"))
+        lines.append(f"On the held-out tasks alone: {iqm(np.concatenate(a)):.2f} and {iqm(np.concatenate(b)):.2f}.")
+    return ["", *lines]
+
+
+def draw(group: Group, path: Path) -> None:
+    """Learning curves: every seed thin, the mean thick, final returns over ten episodes as the last point."""
+    plt: Any = require("matplotlib.pyplot")
+    rows = (len(group) + 3) // 4
+    figure, axes = plt.subplots(rows, 4, figsize=(13, 2.8 * rows), squeeze=False)
+    for axis, task in zip(axes.flat, group):
+        for method, colour in (("ours", "C0"), ("sb3", "C1")):
+            found = group[task].get(method, [])
+            curves = [[*((p[0], p[1]) for p in cell["curve"]), (cell["steps"], cell["return"])] for cell in found]
+            for curve in curves:
+                axis.plot(*zip(*curve), color=colour, alpha=0.3, linewidth=0.8)
+            if curves:
+                axis.plot(*np.mean(curves, axis=0).T, color=colour, label=method)
+        axis.set_title(task, fontsize=9)
+        axis.tick_params(labelsize=7)
+    for axis in axes.flat[len(group) :]:
+        axis.set_visible(False)
+    axes.flat[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=70)
+    plt.close(figure)
+
+
+def write(folder: Path = CELLS) -> str:
+    """Write `<folder>.md` and its pictures; the text."""
+    lines = [
+        "# Online matrix",
+        "",
+        "Drawn by `python -m benchmarks.online.report` from the cells in `docs/results/online`, which",
+        "`python -m benchmarks.online.matrix` fills: mean deterministic return of ten episodes at the end, in brackets",
+        "that of each seed from 0 on; (t) marks the tasks that defaults were tuned on. A method is `ours` or `sb3`",
+        "with its defaults, and the options that it changes.",
+    ]
+    for (algorithm, steps), group in groups(cells(folder)).items():
+        lines += ["", f"## {algorithm.upper()}, {steps:,} steps", "", *table(group), *overall(group)]
+        if any("sb3" in methods and "ours" in methods for methods in group.values()):
+            picture = folder / f"{algorithm}_{steps}.png"
+            draw(group, picture)
+            lines += ["", f"![learning curves]({folder.name}/{picture.name})"]
+    text = "\n".join(lines) + "\n"
+    folder.with_suffix(".md").write_text(text)
+    return text
+
+
+if __name__ == "__main__":
+    sys.stdout.write(write())

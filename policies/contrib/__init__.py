@@ -1,0 +1,1 @@
+"""Methods whose pages show no result over three seeds yet."""

@@ -1,1 +1,0 @@
-"""Several agents, one reward."""

@@ -1,0 +1,1 @@
+"""Parts of chain search: mechanics of hinged chains, fitted to logs, tried and steered."""

@@ -1,0 +1,139 @@
+"""Double DQN: Q-learning where an action is one of n choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
+
+from robot_rl.policies.nets.learner import TdLearner, TdOptions, TdRows
+from robot_rl.policies.nets.net import Net, mean_rows
+from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions, action_of, choice_of
+from robot_rl.types.options import Count, Share
+
+
+class DqnOptions(TdOptions):
+    """Of double DQN."""
+
+    explore_start: Share = 1.0
+    """Share of random choices at first."""
+    explore_end: Share = 0.05
+    """The same at last."""
+    explore_steps: Count = 10_000
+    """Actions over which the share falls from one to the other."""
+
+
+class GreedyPolicy:
+    """The choice with the largest Q; a falling share of random ones where it explores.
+
+    Args:
+        io: one "state", one action of n choices.
+        critic: (B, S) -> (B, n), the learner's own.
+        norm: of states, or None.
+        options: of the method.
+        seed: of the random choices.
+    """
+
+    def __init__(self, io: IOSpec, critic: Net, norm: RunningNorm | None, options: DqnOptions, *, seed: int) -> None:
+        self.io, self._critic, self._norm, self._o = io, critic, norm, options
+        self._device = critic.params.flat.device
+        self._generator = torch.Generator().manual_seed(seed)
+        self._acted = 0
+
+    def reset(self, rows: Any = None) -> None:
+        """Nothing to forget: the policy has no memory."""
+
+    @property
+    def exploration(self) -> float:
+        """Share of random choices now."""
+        o = self._o
+        done = min(self._acted / o.explore_steps, 1.0)
+        return o.explore_start + (o.explore_end - o.explore_start) * done
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Choose: "state" (B, S) -> (B, 1) in [-1, 1], in the kind of the observation."""
+        state = torch.as_tensor(obs["state"]).to(self._device, torch.float32)
+        q = self._critic(state if self._norm is None else self._norm(state))
+        chosen = q.argmax(-1)
+        if not deterministic:
+            draw = torch.rand((2, len(chosen)), generator=self._generator).to(self._device)
+            chosen = torch.where(draw[0] < self.exploration, (draw[1] * q.shape[-1]).long(), chosen)
+            self._acted += len(chosen)
+        value = action_of(chosen[:, None].float(), q.shape[-1])
+        return Action(value.cpu().numpy() if isinstance(obs["state"], np.ndarray) else value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, moments, generator and how often it has acted."""
+        state = {"critic": self._critic.params.flat.detach().clone(), "generator": self._generator.get_state()}
+        state["acted"] = torch.tensor(self._acted)
+        return state | ({} if self._norm is None else {"normalizer": self._norm.state_dict()})
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place.
+
+        Raises:
+            ValueError: the state belongs to a policy of other sizes.
+        """
+        own = self._critic.params.flat
+        if state["critic"].shape != own.shape or ("normalizer" in state) != (self._norm is not None):
+            raise ValueError(
+                f"the saved policy has {state['critic'].numel()} weights, this one {own.numel()}; build it with the "
+                "configuration that it was saved with"
+            )
+        with torch.no_grad():
+            own.copy_(state["critic"])
+        if self._norm is not None:
+            self._norm.load_state_dict(state["normalizer"])
+        self._generator.set_state(state["generator"].cpu())
+        self._acted = int(state["acted"])
+
+
+class Dqn(TdLearner[DqnOptions]):
+    """Deep Q-learning whose own network chooses and whose target network judges.
+
+    y = r + discount Q'(s', argmax_a Q(s', a)); the loss of Q(s, a) - y is Huber's; targets follow by `tau`.
+
+    Metrics: train/q, train/target, train/critic_loss.
+
+    Source: van Hasselt, Guez and Silver, Deep Reinforcement Learning with Double Q-learning, equation 4; Mnih et al.,
+    Human-level control through deep reinforcement learning.
+    """
+
+    method = "DQN"
+    chooses = True
+
+    def build(self) -> None:
+        """One network with a value for each choice, and its target."""
+        if len(self.io.action_choices) != 1:
+            raise ValueError("DQN acts where an action is one of several choices, and here it is a number; use SAC")
+        if self.eye is not None:
+            raise ValueError("DQN reads 'state' alone; leave cameras out, or use policy=online/ppo on features")
+        (self._count,) = self.io.action_choices
+        self.critic = self.net("critic", self.features, self._count)
+        self.critic_target = self.target_copy("critic_target", self.critic)
+        self.policy = GreedyPolicy(self.io, self.critic, self.norm, self.o, seed=self.seed + 1)
+
+    def update(self, batches: Iterator[Transitions], /) -> Metrics:
+        """`utd` steps, each on a batch of its own."""
+        found: dict[str, Tensor] = {}
+        for _ in range(self.o.utd):
+            found = self.learn(self.rows(next(batches)))
+        return self.metrics(**found)
+
+    def learn(self, b: TdRows) -> dict[str, Tensor]:
+        """One step of the critic and its target."""
+        index = choice_of(b.action, self._count).long()
+        with torch.no_grad():
+            best = self.critic(b.next_state).argmax(-1, keepdim=True)
+            target = b.reward + b.discount * self.critic_target(b.next_target).gather(-1, best)[:, 0]
+        q = self.critic(b.state).gather(-1, index)[:, 0]
+        loss = smooth_l1_loss(q, target, reduction="none")
+        self.critic.step(mean_rows(loss))
+        self.follow(self.critic_target, self.critic)
+        return {"q": q, "target": target, "critic_loss": loss}

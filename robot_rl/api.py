@@ -1,0 +1,312 @@
+"""The verbs from Python: `make`, `train`, `offline`, `resume`, `load`, `evaluate`.
+
+Names, options, checks and run folders are those of the command line, so that what one door began the other goes on
+with: `robot-rl eval path=<folder>` evaluates what `train` returned. Bad input raises `robot_rl.words.Refused`, a
+ValueError with one readable sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl import build, checkpoint, extras
+from robot_rl.jobs.offline import OfflineJob, OfflineSettings
+from robot_rl.jobs.train import TrainJob, TrainSettings
+from robot_rl.loops.evaluate import Evaluation
+from robot_rl.loops.evaluate import evaluate as run_evaluation
+from robot_rl.types import Learner, Policy, VecEnv
+from robot_rl.verbs.build import (
+    env_factory,
+    learner_factory,
+    load_policy,
+    rewarded_factory,
+    saved_config,
+    settings_of,
+    tracker_factory,
+)
+from robot_rl.verbs.compose import choices, compose_verb, plain, read_options
+from robot_rl.words import Refused
+
+EnvLike = str | VecEnv
+"""A name, or an environment of `make`."""
+PathLike = str | os.PathLike[str]
+GYM_ID = re.compile(r".+-v\d+")
+
+_nodes: WeakKeyDictionary[VecEnv, dict[str, Any]] = WeakKeyDictionary()  # environment of `make` -> its options
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run left behind; stands for its folder wherever a path is asked for.
+
+    Attributes:
+        folder: the run folder.
+        summary: numbers of its end, "return" and "success" among them.
+    """
+
+    folder: Path
+    summary: Mapping[str, Any] = field(repr=False)
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+
+def make(name: str, num_envs: int = 1, *, seed: int = 0, render: bool = False, **options: Any) -> VecEnv:
+    """N copies of a world or a Gymnasium task behind Gymnasium's `VectorEnv`.
+
+    Args:
+        name: of a world (`robot-rl train --help` lists them), or a Gymnasium id such as "HalfCheetah-v5".
+        num_envs: N.
+        seed: of everything random in it.
+        render: whether `render()` draws RGB pictures.
+        options: of the environment; those of the world as `world={...}`, `engine="warp"` for another engine.
+
+    Returns:
+        Observations are dicts of (N, ...) arrays, actions (N, A) in [-1, 1], episodes that end are reset in the same
+        step; `.io` tells names, bounds and units.
+
+    Raises:
+        Refused: no such name or option.
+    """
+    node = _env_node(name, options)
+    extra = {"render_mode": "rgb_array"} if render else {}
+    env = build.make("engine", node, num_envs=num_envs, seed=seed, device="cpu", **extra)
+    _nodes[env] = node
+    return env
+
+
+def train(
+    policy: str | type[Learner[Any, Any]],
+    env: EnvLike,
+    *,
+    steps: int = 100_000,
+    options: Mapping[str, Any] | None = None,
+    folder: PathLike | None = None,
+    **settings: Any,
+) -> RunResult:
+    """Train a policy in simulation, with evaluations, checkpoints, learning curve, video and report in a run folder.
+
+    Args:
+        policy: a method or preset such as "online/sac", "./my_method.py:MyLearner", or a class of an importable module.
+        env: a name as `make` takes it, or an environment of `make`: the run makes its own copies with the same options,
+            as many as it has.
+        steps: environment steps (transitions) in all.
+        options: of the method.
+        folder: of the run; default: a new one below `output`.
+        settings: everything else that `robot-rl train` takes: seed, device, eval_every, demos, log, rewarder …
+
+    Raises:
+        Refused: an unknown name or option, or a value outside its range.
+        KeyboardInterrupt: after a Ctrl-C, once everything is saved; `resume` goes on.
+    """
+    if not isinstance(env, str):
+        settings.setdefault("num_envs", env.num_envs)
+    values = {**settings, "env": _node_of(env), "total_steps": steps}
+    cfg = _composed("train", _policy_name(policy), options, values)
+    return _train(cfg, _folder(folder, cfg, "train"), resumed=False)
+
+
+def offline(
+    policy: str | type[Learner[Any, Any]],
+    log: PathLike,
+    *,
+    updates: int = 1_000_000,
+    env: EnvLike | None = None,
+    options: Mapping[str, Any] | None = None,
+    folder: PathLike | None = None,
+    **settings: Any,
+) -> RunResult:
+    """Train a policy from a log.
+
+    Args:
+        policy: a method or preset such as "offline/iql"; see `train`.
+        log: a file or folder in any format that `robot-rl data` reads.
+        updates: of the learner, in all.
+        env: where it is evaluated; None: nowhere.
+        options: of the method.
+        folder: of the run; default: a new one below `output`.
+        settings: everything else that `robot-rl offline` takes.
+
+    Raises:
+        Refused: an unknown name or option, a value outside its range, or a log that cannot be used.
+        KeyboardInterrupt: after a Ctrl-C, once everything is saved; `resume` goes on.
+    """
+    settings.setdefault("estimate", 0)
+    values = {**settings, "env": None if env is None else _node_of(env), "data": str(log), "updates": updates}
+    cfg = _composed("offline", _policy_name(policy), options, values)
+    return _offline(cfg, _folder(folder, cfg, "offline"), resumed=False)
+
+
+def resume(run: PathLike, **settings: Any) -> RunResult:
+    """Go on with an interrupted run of `train` or `offline`, exactly where its newest checkpoint stands.
+
+    Args:
+        run: its folder.
+        settings: what changes, such as total_steps or updates.
+
+    Raises:
+        CheckpointError: there is nothing to resume from.
+        Refused: an unknown option, or a value outside its range.
+    """
+    folder = Path(run)
+    saved = folder / "config.yaml"
+    if not saved.is_file():
+        raise Refused(f"{folder} holds no config.yaml; expected the folder of a run")
+    cfg: Any = OmegaConf.load(saved)
+    verb = "offline" if "updates" in cfg else "train"
+    cfg = OmegaConf.merge(cfg, settings, {"resume": str(folder)})
+    _trust(cfg)
+    read_options(verb, cfg)
+    return (_offline if verb == "offline" else _train)(cfg, folder, resumed=True)
+
+
+def load(run: PathLike, *, env: VecEnv | None = None, device: str = "cpu", trust: bool = False) -> Policy:
+    """The policy of a run: `load(folder).act(obs)`.
+
+    Args:
+        run: run folder or checkpoint, or what `train` returned.
+        env: where it is to act; a policy that learned in other units of action commands the same physical action.
+        device: where it computes.
+        trust: run code that the folder names, with your rights.
+
+    Raises:
+        CheckpointError: no complete checkpoint there.
+        Refused: it names code that is not trusted, or does not fit `env`.
+    """
+    path = checkpoint.find(Path(run))
+    cfg: Any = OmegaConf.create({"device": device, "trust": trust})
+    _trust(cfg)
+    saved: Any = OmegaConf.load(path / "config.yaml")
+    return load_policy(cfg, saved, path, None if env is None else env.io)
+
+
+def evaluate(
+    run: PathLike | Policy,
+    env: EnvLike | None = None,
+    *,
+    episodes: int = 20,
+    seed: int = 0,
+    deterministic: bool = True,
+    trust: bool = False,
+) -> Evaluation:
+    """Returns, lengths and successes of whole episodes, the same ones for the same seed.
+
+    Args:
+        run: run folder, checkpoint or what `train` returned; or anything that acts.
+        env: a name, or an environment of `make`, which is reset; None: the one that the run was trained in.
+        episodes: in all.
+        seed: of the episodes; `robot-rl eval` with the same seed runs the same.
+        deterministic: the policy's mode instead of samples.
+        trust: run code that the folder names, with your rights.
+
+    Raises:
+        Refused: no environment is known, or policy and environment do not fit.
+    """
+    if env is not None and not isinstance(env, str):
+        world = env
+    else:
+        _trust(OmegaConf.create({"trust": trust}))
+        node = _trained_in(run) if env is None else _env_node(env, {})
+        world = build.make("engine", node, num_envs=1, seed=seed, device="cpu")
+    try:
+        policy = load(run, env=world, trust=trust) if isinstance(run, str | os.PathLike) else run
+        return run_evaluation(world, policy, episodes=episodes, seed=seed + 10_000, deterministic=deterministic)
+    finally:
+        if world is not env:
+            world.close()
+
+
+def _train(cfg: DictConfig, folder: Path, *, resumed: bool) -> RunResult:
+    job = TrainJob(
+        settings_of(TrainSettings, cfg),
+        folder,
+        make_env=rewarded_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_tracker=tracker_factory(cfg),
+        config=saved_config(cfg),
+        resume=resumed,
+        make_actor=learner_factory(cfg, device="cpu"),
+    )
+    return RunResult(job.folder, job.run())
+
+
+def _offline(cfg: DictConfig, folder: Path, *, resumed: bool) -> RunResult:
+    job = OfflineJob(
+        settings_of(OfflineSettings, cfg),
+        folder,
+        make_env=None if cfg.get("env") is None else env_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_tracker=tracker_factory(cfg),
+        config=saved_config(cfg),
+        env_name=str(cfg.id or ""),
+        resume=resumed,
+    )
+    return RunResult(job.folder, job.run())
+
+
+def _composed(verb: str, policy: str, options: Mapping[str, Any] | None, values: Mapping[str, Any]) -> DictConfig:
+    """The configuration that the command line would have made, checked."""
+    cfg = compose_verb(verb, {"policy": policy}, {**values, "policy": dict(options or {})})
+    _trust(cfg)
+    read_options(verb, cfg)
+    return cfg
+
+
+def _trust(cfg: DictConfig) -> None:
+    extras.allow(everything=cfg.get("trust") is True, changed=cfg.get("trust") == "changed")
+
+
+def _policy_name(policy: str | type[Learner[Any, Any]]) -> str:
+    if isinstance(policy, str):
+        return policy
+    if policy.__module__ == "__main__":  # a run folder has to find it again
+        raise Refused(
+            f"{policy.__qualname__} stands in the script itself; put it into a module of its own and import it"
+        )
+    return f"{policy.__module__}:{policy.__qualname__}"
+
+
+def _env_node(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine, world and options that a name means."""
+    gym = GYM_ID.fullmatch(name) and name not in choices("env")
+    values: dict[str, Any] = {"env": dict(options)}
+    if gym:
+        extras.allow(name)  # "module:Name-v0" stands in the user's own program
+        values["id"] = name
+    return plain(compose_verb("check", {"env": "gym" if gym else name}, values).env)
+
+
+def _node_of(env: EnvLike) -> dict[str, Any]:
+    if isinstance(env, str):
+        return _env_node(env, {})
+    if env not in _nodes:
+        raise Refused(
+            f"{type(env).__name__} was not made by robot_rl.make, so that a run could not make it again; give its name"
+        )
+    return _nodes[env]
+
+
+def _trained_in(run: PathLike | Policy) -> dict[str, Any]:
+    if not isinstance(run, str | os.PathLike):
+        raise Refused("say where: evaluate(policy, env)")
+    saved: Any = OmegaConf.load(checkpoint.find(Path(run)) / "config.yaml")
+    node = saved.get("env")
+    if node is None:
+        raise Refused(f"{os.fspath(run)} was trained without an environment; say where: evaluate(run, env)")
+    return plain(node)
+
+
+def _folder(given: PathLike | None, cfg: DictConfig, verb: str) -> Path:
+    if given is not None:
+        return Path(given)
+    method = re.sub(r"\W+", "-", str(cfg.name or cfg.policy.name).rpartition("/")[2])
+    return Path(cfg.output) / verb / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{method}_seed{cfg.seed}"

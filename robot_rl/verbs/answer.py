@@ -1,0 +1,76 @@
+"""What a verb answers: lines for people, and with --json one document on stdout, where all else goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any, NoReturn
+
+_runs: list[dict[str, Any]] = []  # one of every run that this process did; a sweep does several
+
+
+def begin() -> None:
+    """A verb, or the next run of a sweep, begins."""
+    _runs.append({})
+
+
+def note(**values: Any) -> None:
+    """Put values into the document; people see nothing of it."""
+    if not _runs:
+        begin()
+    _runs[-1].update(values)
+
+
+def table(rows: Mapping[str, Any]) -> None:
+    """Names and values in two columns, and in the document."""
+    note(**rows)
+    width = max((len(name) for name in rows), default=0)
+    for name, value in rows.items():
+        print(f"  {name:<{width}}  {value:.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
+
+
+def run_folder_is(folder: Path) -> None:
+    """Say where a run writes."""
+    note(folder=str(folder))
+    print(f"run folder: {folder}", flush=True)
+
+
+def leave_interrupted(verb: str, folder: Path) -> NoReturn:
+    """Say how a run that was stopped and saved goes on, and end with 130."""
+    again = f"robot-rl {verb} resume={folder}"
+    note(interrupted=True, **{"continue": again})
+    print(f"\ninterrupted and saved; continue with: {again}")
+    sys.exit(130)
+
+
+def error(text: str) -> None:
+    """Say what was wrong, on stderr and in the document."""
+    note(error=text)
+    print(f"robot-rl: {text}", file=sys.stderr)
+
+
+@contextmanager
+def document(verb: str) -> Iterator[None]:
+    """Everything that is printed inside goes to stderr; one JSON document follows on stdout, whatever happens."""
+    _runs.clear()
+    out = sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        found = [run for run in _runs if run]
+        content = {"runs": found} if len(found) > 1 else dict(*found)
+        json.dump({"verb": verb, **content}, out, indent=1, default=_plain, ensure_ascii=False)
+        out.write("\n")
+        out.flush()
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy and torch as numbers, everything else as text."""
+    try:
+        return value.tolist()
+    except AttributeError:
+        return str(value)

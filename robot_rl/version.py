@@ -1,0 +1,3 @@
+"""The version of the package; read by setup.py without importing it."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,128 @@
+"""The verbs from Python: the same names, checks and run folders as the command line."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import robot_rl as rr
+from robot_rl.types import Learner
+from robot_rl.words import Refused
+
+QUICK: dict[str, Any] = {"video_episodes": 0, "final_episodes": 1, "eval_every": 0}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> rr.RunResult:
+    env = rr.make("pendulum", num_envs=2)
+    return rr.train("online/sac", env, steps=300, folder=tmp_path_factory.mktemp("api") / "run", **QUICK)
+
+
+def test_five_lines_train_and_act(run: rr.RunResult):
+    env = rr.make("pendulum", num_envs=3, seed=5)
+    obs, _ = env.reset(seed=5)
+    policy = rr.load(run)
+    action = policy.act(obs, deterministic=True).value
+    assert action.shape == (3, 1)
+    assert np.abs(action).max() <= 1
+    assert (run.folder / "evaluation.json").is_file()
+    by_name, by_env = rr.evaluate(run, episodes=3), rr.evaluate(policy, env, episodes=3)
+    assert len(by_name.returns) == len(by_env.returns) == 3
+    assert np.isfinite(run.summary["return"])
+
+
+def test_the_run_is_the_one_that_the_command_line_makes(run: rr.RunResult, tmp_path: Path):
+    words = (
+        "train env=pendulum policy=online/sac num_envs=2 total_steps=300 video_episodes=0 final_episodes=1 eval_every=0"
+    )
+    command = [str(Path(sys.executable).with_name("robot-rl")), *words.split(), f"output={tmp_path}"]
+    subprocess.run(command, check=True, capture_output=True)
+    (other,) = (tmp_path / "train").iterdir()
+    ours, theirs = (yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run.folder, other))
+    assert {**ours, "output": None} == {**theirs, "output": None}
+    numbers = [yaml.safe_load((folder / "evaluation.json").read_text()) for folder in (run.folder, other)]
+    assert numbers[0]["returns"] == numbers[1]["returns"]  # the same bits
+    assert rr.evaluate(other, episodes=2).returns == rr.evaluate(run, episodes=2).returns
+
+
+def test_a_run_goes_on(run: rr.RunResult, tmp_path: Path):
+    first = rr.train("online/sac", "pendulum", steps=200, num_envs=2, folder=tmp_path / "part", **QUICK)
+    rest = rr.resume(first, total_steps=300)
+    assert rest.folder == first.folder
+    assert rr.evaluate(rest, episodes=2).returns == rr.evaluate(run, episodes=2).returns  # as never stopped
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/howto/python.md"])
+def test_the_code_on_the_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).resolve().parents[1] / page).read_text()
+    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        assert exec(code.replace("steps=10_000", "steps=150, video_episodes=0, final_episodes=1"), {}) is None
+
+
+def test_a_policy_from_a_log(tmp_path: Path):
+    import h5py
+
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=(200, 3)).astype(np.float32)
+    with h5py.File(tmp_path / "log.hdf5", "w") as file:
+        file["observations"], file["actions"] = state, np.tanh(state[:, :1])
+        file["rewards"] = np.zeros(200, np.float32)
+        file["terminals"] = np.zeros(200, bool)
+        file["timeouts"] = np.arange(1, 201) % 50 == 0
+    log = tmp_path / "log.hdf5"
+    found = rr.offline("offline/bc", log, updates=200, action="normalised", folder=tmp_path / "run", **QUICK)
+    action = rr.load(found).act({"state": state[:5]}, deterministic=True).value
+    np.testing.assert_allclose(action, np.tanh(state[:5, :1]), atol=0.25)
+    with pytest.raises(Refused, match="say where"):
+        rr.evaluate(found)
+
+
+def test_a_gymnasium_task_and_options():
+    env = rr.make("Pendulum-v1", num_envs=2)
+    assert env.io.action_high == (2.0,)
+    env.close()
+    small = rr.make("reach", cameras=["front"], camera_size=[16, 16], state=False)
+    assert small.io.obs["image.front"] == ((16, 16, 3), "uint8")
+    small.close()
+
+
+def refused(text: str, call, *args, **kwargs):
+    with pytest.raises(Refused, match=text):
+        call(*args, **kwargs)
+
+
+def test_wrong_words_are_one_sentence(tmp_path: Path):
+    folder = tmp_path / "run"
+    refused("did you mean.*reach", rr.make, "raech")
+    refused("camera_sizes", rr.make, "reach", camera_sizes=[3, 3])
+    refused("did you mean.*online/sac", rr.train, "online/sca", "reach", folder=folder)
+    refused("did you mean.*batch_size", rr.train, "online/sac", "reach", options={"batch_sizes": 3}, folder=folder)
+    refused("did you mean.*eval_every", rr.train, "online/sac", "reach", eval_evry=3, folder=folder)
+    refused("total_steps is -3", rr.train, "online/sac", "reach", steps=-3, folder=folder)
+    refused("holds no config.yaml", rr.resume, tmp_path)
+    assert not folder.exists()
+
+
+def test_an_environment_of_others_is_refused():
+    import gymnasium
+
+    refused("was not made by robot_rl.make", rr.train, "online/sac", gymnasium.make_vec("Pendulum-v1"))
+
+
+def test_a_class_in_a_script_is_refused():
+    class Mine(Learner):
+        __module__ = "__main__"
+
+    refused("stands in the script itself", rr.train, Mine, "reach")
+
+
+def test_the_package_alone_loads_nothing():
+    code = "import sys, robot_rl; print(*[x for x in ('torch', 'hydra', 'gymnasium', 'mujoco') if x in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""
