@@ -1,4 +1,5 @@
 """A robot of the user's own, rehearsed from its card alone: limits, e-stop, workspace and the world it stands in."""
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportArgumentType=false
 
 import os
 import shutil
