@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl import __version__, child
+from robot_rl import child
 from robot_rl.bench import curves
 from robot_rl.checkpoint import write_json
+from robot_rl.version import VERSION
 
 METHODS = ("srl4", "srl8", "sac1", "sac4", "sac8")
 """SRL with J, and SAC-j with j; j = 1 is SAC, its action held where decisions are rarer."""
@@ -111,7 +112,7 @@ def _cell(folder: Path, title: str, options: list[str], episodes: int) -> dict[s
     _call(["eval", "fas", f"path={trained}", f"episodes={episodes}", f"name={title}", out], log)
     found = json.loads((sorted((folder / "runs" / "fas").glob(f"*_{title}"))[-1] / "fas.json").read_text())
     numbers = next(iter(found["runs"].values()))
-    return {"options": options, "version": __version__, **numbers}
+    return {"options": options, "version": VERSION, **numbers}
 
 
 def summarise(folder: Path) -> list[dict[str, Any]]:

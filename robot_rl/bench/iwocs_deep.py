@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl import __version__
 from robot_rl.checkpoint import load_state, save_state, write_json
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.worst_case import Point, worst_case
 from robot_rl.types import Step
+from robot_rl.version import VERSION
 
 METHODS = ("iwocs", "randomised", "nominal")
 _CALIBRATION, _SEARCH, _TEST = 10_000, 20_000, 30_000
@@ -125,7 +125,7 @@ def run(
                 missing += 1
                 continue
             found = job.iwocs(seed) if name == "iwocs" else job.plain(name, seed)
-            write_json(cell, {"method": name, "seed": seed, "version": __version__, **found})
+            write_json(cell, {"method": name, "seed": seed, "version": VERSION, **found})
     return {"rows": summarise(folder), "open": missing}
 
 

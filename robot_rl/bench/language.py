@@ -223,8 +223,10 @@ def make_agent(task: Task, env: Any, method: str, seed: int) -> Any:
     loss = {"clip_low": CLIP[0], "clip_high": CLIP[1], "aggregation": AGGREGATION}
     options = {**{name: x for name, x in loss.items() if name in known}, **task.tuned.get(method, {})}
     clip = {"clip_low": CLIP[0], "clip_high": CLIP[1]}
-    node = {"name": "language/agent", "advantage": method, "advantage_options": options, **clip, **task.agent}
-    return build.make("policy", node, env.io, seed=seed)
+    agent = {key: value for key, value in task.agent.items() if key != "gamma"}
+    node = {"name": "language/agent", "advantage": method, "advantage_options": options, **clip, **agent}
+    discount = {"gamma": task.agent["gamma"]} if "gamma" in task.agent else {}
+    return build.make("policy", node, env.io, seed=seed, **discount)
 
 
 def share(dialogues: Sequence[Any]) -> float:

@@ -13,10 +13,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from robot_rl import __version__, child
+from robot_rl import child
 from robot_rl.checkpoint import write_json
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import read_metrics
+from robot_rl.version import VERSION
 
 PEER = {"sac": "SAC", "ppo": "PPO"}
 
@@ -106,7 +107,7 @@ def _train_ours(job: dict[str, Any], folder: Path, env: dict[str, str]) -> None:
             "curve": curve,
             "wall_s": last["time/train_s"],
             "cpu_s": last["time/train_cpu_s"],
-            "versions": {"robot_rl": __version__},
+            "versions": {"robot_rl": VERSION},
         },
     )
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl import __version__, child
+from robot_rl import child
 from robot_rl.checkpoint import write_bytes, write_json
 from robot_rl.data import d4rl, scores
 from robot_rl.stats import iqm, stratified
+from robot_rl.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ def _train(folder: Path, cell: str, name: str, options: list[str], clock: _Clock
             "returns": result["returns"],
             "curve": [[row["step"], row["eval/score"]] for row in rows if "eval/score" in row],
             "cpu_seconds": max(row.get("time/train_cpu_s", 0.0) for row in rows),
-            "version": __version__,
+            "version": VERSION,
         },
     )
     return True

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl import __version__, child
+from robot_rl import child
 from robot_rl.checkpoint import write_json
 from robot_rl.ope.ranking import regret_at_k
 from robot_rl.stats import rank_correlation
+from robot_rl.version import VERSION
 
 CONTROLLERS = {
     "pendubot": ("ilqr_tvlqr_lqr", "mcpilco", "sac_lqr"),
@@ -101,7 +102,7 @@ def run(
             numbers = _cell(
                 folder, robot, name, store, whole, shared, episodes, compensation, [f"gamma={gamma}", *estimate]
             )
-            write_json(result, {"robot": robot, "policy": name, "version": __version__, **numbers})
+            write_json(result, {"robot": robot, "policy": name, "version": VERSION, **numbers})
     return {"rows": summarise(folder), "open": missing}
 
 

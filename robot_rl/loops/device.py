@@ -67,7 +67,7 @@ class DeviceOffPolicy:
         self._seed = own_seed
         self._random = torch.Generator(self.device).manual_seed(own_seed + 1)
         self._ended = torch.ones(env.num_envs, dtype=torch.bool, device=self.device)
-        self._batches = self.replay.batches(learner.batch_size)
+        self._batches = self.replay.batches(learner.need.rows)
 
     def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
         """Train until `total_steps` transitions of all processes together, or until `tick` says stop.

@@ -39,7 +39,7 @@ class DeviceOnPolicy:
         self.rows = RowSample()
         self._world: DeviceWorld = open_world(env, self.device, save_to)
         self._seed = seed + 100_003 * parallel.rank()
-        steps, rows = learner.rollout_steps, env.num_envs
+        steps, rows = learner.need.rollout_steps, env.num_envs
         self._vectors = {key: shape[0] for key, (shape, _) in env.io.obs.items()}
 
         def column(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -81,7 +81,7 @@ class DeviceOnPolicy:
     def collect(self) -> Rollout:
         """One rollout; its tensors are this loop's own and are written again by the next one."""
         world, learner = self._world, self.learner
-        for t in range(learner.rollout_steps):
+        for t in range(learner.need.rollout_steps):
             raw, logp, value = learner.explore(world.obs)
             step = world.step(raw)
             for key in self._vectors:
@@ -92,7 +92,7 @@ class DeviceOnPolicy:
                 column[t] = getattr(step, name)
             self.stats.add(step)
         self.rows.add(self._obs, self._action, self._flags["valid"])
-        self.env_steps += learner.rollout_steps * self.env.num_envs * parallel.size()
+        self.env_steps += learner.need.rollout_steps * self.env.num_envs * parallel.size()
         # Every row's true successor is valued: nobody has to ask where an episode ended.
         flat = {key: value.flatten(0, 1) for key, value in self._next.items()}
         boundary = self._flags["terminated"] | self._flags["truncated"]

@@ -201,9 +201,9 @@ def test_reader_reads_a_vision_language_model() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"aggregate": "mean"}, "'min' or 'max'"),
-        ({"candidates": 1}, "greater than or equal to 2"),
-        ({"value_scale": 0.0}, "greater than 0"),
+        ({"aggregate": "mean"}, "expected min or max"),
+        ({"candidates": 1}, "expected a whole number of at least 2"),
+        ({"value_scale": 0.0}, "expected a number above 0"),
         ({"reader": {"kind": "cloud"}}, "expected one of tiny"),
         ({"cameras": ["side"]}, "no pictures of"),
         ({"cameras": []}, "needs a picture"),
