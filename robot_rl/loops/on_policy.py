@@ -95,7 +95,7 @@ class OnPolicy:
 
     def _collect(self) -> Rollout:
         if self._storage is None:
-            self._storage = RolloutStorage(self._learner.rollout_steps)
+            self._storage = RolloutStorage(self._learner.need.rollout_steps)
         collect(self._stepper, self._learner.policy, self._storage, self.stats, self._learner.need.record)
         self._storage.sample(self.rows)
         return self._storage.rollout(self._learner)

@@ -114,7 +114,7 @@ class AsyncOnPolicy:
             self._actor.load_generator_state(state["noise"])
 
     def _run_in_turns(self, total_steps: int, look: Tick) -> None:
-        storage = RolloutStorage(self._learner.rollout_steps)
+        storage = RolloutStorage(self._learner.need.rollout_steps)
         while self.env_steps < total_steps:
             begin = time.perf_counter()
             self._past.append(self._weights())
@@ -129,7 +129,7 @@ class AsyncOnPolicy:
         # Every storage is with one side at a time; the learner hands them back.
         free: queue.Queue[RolloutStorage] = queue.Queue()
         for _ in range(self._learner.queue + 2):
-            free.put(RolloutStorage(self._learner.rollout_steps))
+            free.put(RolloutStorage(self._learner.need.rollout_steps))
         self._newest, self._failure = self._weights(), None
         self._stop.clear()
         thread = threading.Thread(target=self._collect_forever, args=(free, finished), name="rollouts", daemon=True)
