@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.batched_mlp import BatchedMlp
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.gemm import affine, mask_by, resolve_precision, times_transposed, weight_grad
-from robot_rl.policies.nets.half_mlp import HalfMlp
+from robot_rl.policies.nets.kernels.batched_mlp import BatchedMlp
+from robot_rl.policies.nets.kernels.gemm import affine, mask_by, resolve_precision, times_transposed, weight_grad
+from robot_rl.policies.nets.kernels.half_mlp import HalfMlp
 from robot_rl.policies.nets.mlp_shape import LN_EPS, Dropout, MlpShape
 
 __all__ = ["KERNELS", "AutogradMlp", "BatchedMlp", "Dropout", "ExplicitMlp", "HalfMlp", "Mlp", "MlpShape", "build_mlp"]

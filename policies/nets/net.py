@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.batched_mlp import BatchedMlp
 from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.kernels.batched_mlp import BatchedMlp
 from robot_rl.policies.nets.mlp import Dropout, Mlp, MlpShape, build_mlp
 
 Rate = float | Callable[[], float]

@@ -106,15 +106,13 @@ def _serve() -> None:
         batch = Transitions(
             {"state": state[0]}, action[0], number[0], discount, following, no, no, no, ~no, extras=extras
         )
-        if window > 1:  # rows side by side
-            batch = Transitions(
-                *(
-                    {"state": x["state"][:, None].expand(-1, window, -1).clone()}
-                    if isinstance(x, dict)
-                    else x[:, None].expand(-1, window, *x.shape[1:]).clone()
-                    for x in (batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs, no, no, no, ~no)
-                ),
-            )
+        if window > 1:  # the same row in every step
+
+            def wide(x: Any) -> Any:
+                return x[:, None].expand(-1, window, *x.shape[1:]).clone()
+
+            parts = (wide(batch.action), wide(batch.reward), wide(batch.discount), {"state": wide(state[1])})
+            batch = Transitions({"state": wide(state[0])}, *parts, wide(no), wide(no), wide(no), wide(~no))
         while True:
             yield batch
 

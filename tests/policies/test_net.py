@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.half_mlp import HalfMlp
+from robot_rl.policies.nets.kernels.half_mlp import HalfMlp
 from robot_rl.policies.nets.mlp import AutogradMlp, Dropout
 from robot_rl.policies.nets.net import Leaves, Net, NetShape, mean_rows, step
 

@@ -7,11 +7,11 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from robot_rl.policies.nets import gemm
-from robot_rl.policies.nets.batched_mlp import BatchedMlp
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.gemm import affine, mask_by, resolve_precision, times_transposed, weight_grad
-from robot_rl.policies.nets.half_mlp import HalfMlp
+from robot_rl.policies.nets.kernels import gemm
+from robot_rl.policies.nets.kernels.batched_mlp import BatchedMlp
+from robot_rl.policies.nets.kernels.gemm import affine, mask_by, resolve_precision, times_transposed, weight_grad
+from robot_rl.policies.nets.kernels.half_mlp import HalfMlp
 from robot_rl.policies.nets.mlp import Dropout, ExplicitMlp, MlpShape, build_mlp
 
 needs_numba = pytest.mark.skipif(not find_spec("numba"), reason="needs numba (extra `fast`)")
@@ -391,7 +391,7 @@ class Same(Dropout):
 
 @needs_numba
 def test_compiled_rounding_is_torchs_and_nan_stays():
-    steps = importlib.import_module("robot_rl.policies.nets.half_numba")
+    steps = importlib.import_module("robot_rl.policies.nets.kernels.half_numba")
     z = torch.cat([torch.randn(7, 33) * 10.0 ** torch.randint(-30, 30, (7, 33)), torch.zeros(1, 33)])
     z[0, 0], z[0, 1], z[0, 2] = float("nan"), float("inf"), 1.00390625  # the last one is a tie
     out = torch.empty(8, 33, dtype=torch.bfloat16)

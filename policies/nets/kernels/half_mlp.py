@@ -8,7 +8,6 @@ are kept.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +104,9 @@ class HalfMlp:
     def __init__(self, shape: MlpShape, params: FlatParams) -> None:
         """Bind to float32 parameters on the CPU; arguments as in `ExplicitMlp`."""
         self.shape, self.params = shape, params
-        self._steps: Any = importlib.import_module(f"{__package__}.half_numba")
+        from robot_rl.policies.nets.kernels import half_numba  # needs numba, which only this kernel does
+
+        self._steps: Any = half_numba
         depth = len(shape.hidden)
 
         def parts(views: dict[str, Tensor], kind: str, count: int) -> list[Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.gemm import mask_by, relu_, resolve_precision
+from robot_rl.policies.nets.kernels.gemm import mask_by, relu_, resolve_precision
 from robot_rl.policies.nets.mlp_shape import LN_EPS, Dropout, MlpShape
 
 Index = slice | Tensor
