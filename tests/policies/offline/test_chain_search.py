@@ -197,7 +197,7 @@ def test_regulator_balances_the_linear_pendulum():
         ({"driven": (1,)}, "driven is"),
         ({"assist": ("tau",)}, "assist names 1"),
         ({"window": 30}, r"policy\.window is 30, expected at least policy\.reach"),
-        ({"population": 1}, "population\n  Input should be greater than or equal to 2"),
+        ({"population": 1}, "population is 1, expected a whole number of at least 2"),
     ],
 )
 def test_wrong_options_are_refused(options, message):

@@ -18,7 +18,7 @@ from robot_rl.data.store import write_store
 from robot_rl.policies.vla.critic import CriticLearner
 from robot_rl.policies.vla.digi_q import DigiQ, DigiQOptions, best_candidate
 from robot_rl.policies.vla.frozen import FrozenReader
-from robot_rl.policies.vla.imitation import VlaImitation
+from robot_rl.policies.vla.imitation import VlaImitation, VlaImitationOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.tabletop import Tabletop
 from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
@@ -177,7 +177,9 @@ def test_reader_reads_the_trunk_of_a_critic_and_of_a_policy(tmp_path: Path) -> N
     large = replace(IO, obs={**IO.obs, "image.top": ((32, 32, 3), "uint8")})
     with pytest.raises(ValueError, match="pictures of another size"):
         FrozenReader(large, {"kind": "critic", "path": str(tmp_path)})
-    imitation = VlaImitation(IO, backbone={"kind": "tiny", "width": 10}, proprio=["tip_*"], trunk=[16])
+    imitation = VlaImitation(
+        VlaImitationOptions(backbone={"kind": "tiny", "width": 10}, proprio=["tip_*"], trunk=[16]), IO
+    )
     imitation._actions = np.random.default_rng(0).uniform(-1, 1, (50, 2)).astype(np.float32)
     folder = imitation.export(tmp_path / "model")
     reader = FrozenReader(IO, {"kind": "policy", "path": str(folder)})
@@ -201,9 +203,9 @@ def test_reader_reads_a_vision_language_model() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"aggregate": "mean"}, "'min' or 'max'"),
-        ({"candidates": 1}, "greater than or equal to 2"),
-        ({"value_scale": 0.0}, "greater than 0"),
+        ({"aggregate": "mean"}, "expected min or max"),
+        ({"candidates": 1}, "at least 2"),
+        ({"value_scale": 0.0}, "above 0"),
         ({"reader": {"kind": "cloud"}}, "expected one of tiny"),
         ({"cameras": ["side"]}, "no pictures of"),
         ({"cameras": []}, "needs a picture"),
