@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from robot_rl import build
-from robot_rl.cli import VERBS as WORDS
 from robot_rl.verbs.options import VERBS
+from robot_rl.verbs.start import VERBS as WORDS
 from robot_rl.words import expected
 
 FOLDER = Path(__file__).with_name("reference")

@@ -1,45 +1,14 @@
-"""The command line: robot-rl <verb> [key=value ...]. This file and robot_rl/verbs are the only ones that know Hydra."""
+"""The command line: robot-rl <verb> [key=value ...]. What a verb needs is imported once its name was read."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import sys
-import traceback
-from collections.abc import Callable
-from typing import NoReturn
 
-import hydra
-from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
-
-from robot_rl import child, extras
-from robot_rl.verbs import answer, options
-from robot_rl.verbs.build import REFUSALS, clear_refused
-from robot_rl.verbs.compare import compare
-from robot_rl.verbs.compose import (
-    choices,
-    groups_of,
-    other_keys,
-    read_options,
-    take_own,
-    unreadable,
-    wrong_name,
-    wrong_of_sweep,
-)
-from robot_rl.verbs.critic import critic
-from robot_rl.verbs.design import design
-from robot_rl.verbs.help import page
-from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
-from robot_rl.verbs.latency import evaluate_latency
-from robot_rl.verbs.learn import classify, hil, offline, train
-from robot_rl.verbs.lines import first, slip
-from robot_rl.verbs.logs import data, positional, session
-from robot_rl.verbs.prefer import prefer
-from robot_rl.verbs.robot import robot, seat
-from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
-from robot_rl.verbs.sweep import sweep
+from robot_rl import child
+from robot_rl.verbs import answer
 from robot_rl.version import VERSION
-from robot_rl.words import Refused, near
 
 USAGE = """robot-rl <verb> [key=value ...]
 
@@ -71,135 +40,24 @@ USAGE = """robot-rl <verb> [key=value ...]
 
 robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error, --json answers in JSON."""
 
-
-VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
-    "train": ("train", train),
-    "hil": ("hil", hil),
-    "classify": ("classify", classify),
-    "offline": ("offline", offline),
-    "prefer": ("prefer", prefer),
-    "design": ("design", design),
-    "eval": ("eval", evaluate),
-    "eval ope": ("ope", evaluate_offline),
-    "eval compare": ("compare", compare),
-    "eval fas": ("fas", evaluate_intervals),
-    "eval latency": ("latency", evaluate_latency),
-    "check": ("check", check),
-    "collect": ("collect", collect),
-    "data": ("data", data),
-    "critic": ("critic", critic),
-    "deploy": ("deploy", deploy),
-    "bench": ("bench", bench),
-}
-
-
-def _guarded(verb: Callable[[DictConfig], None], config: str, debug: bool) -> Callable[[DictConfig], None]:
-    """Turn errors into one readable paragraph; --debug keeps the traceback."""
-
-    def task(cfg: DictConfig) -> None:
-        OmegaConf.set_struct(cfg, False)  # absent optional groups read as None, and a run's saved groups can be joined
-        answer.begin()
-        try:
-            if cfg.get("resume") is None:  # else with what the run was started with
-                read_options(config, cfg)
-                seat(cfg)
-            extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
-            verb(cfg)
-        except KeyboardInterrupt:
-            answer.note(interrupted=True)
-            print("\ninterrupted", file=sys.stderr)
-            sys.exit(130)
-        except Exception as error:
-            if debug or cfg.debug:
-                traceback.print_exc()
-            missing = left_open(cfg, error)
-            answer.error(missing or readable(error))
-            begun = clear_refused()  # what fails on the way is no wrong request
-            sys.exit(2 if missing or (isinstance(error, REFUSALS) and not begun) else 1)
-
-    return task
-
-
-def left_open(cfg: DictConfig, error: BaseException | None) -> str:
-    """Which options have to be given, where that is what the error is about, else ""."""
-    while error is not None and not isinstance(error, MissingMandatoryValue):
-        error = error.__cause__ or error.__context__
-    if error is None:
-        return ""
-    name = str(error.full_key or error.key)
-    found = [key for key in sorted(OmegaConf.missing_keys(cfg)) if key.split(".")[-1] == name.split(".")[-1]]
-    groups = {key.rpartition(".")[0] for key in found}
-    all_open = [key for key in sorted(OmegaConf.missing_keys(cfg)) if key.rpartition(".")[0] in groups] or [name]
-    verb = "this has" if len(all_open) == 1 else "these have"
-    return f"{verb} to be given: {' '.join(f'{key}=<...>' for key in all_open)}"
-
-
-def readable(error: BaseException) -> str:
-    """The message of the innermost error that speaks to the user, without Hydra's wrapping."""
-    while error.__cause__ is not None and type(error).__name__ == "InstantiationException":
-        error = error.__cause__
-    text = str(error).strip()
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror.lower()}"
-    if isinstance(error, OSError) and error.errno is None and text:
-        return text
-    return (
-        text
-        if isinstance(error, (Refused, ValueError, RuntimeError, ImportError)) and text
-        else (f"{type(error).__name__}: {text or 'no message'} (add --debug for the traceback)")
-    )
-
-
-def named(item: str) -> str:
-    """`advantage=NAME` as the option of the policy that it is, so that a policy without one refuses it."""
-    return f"policy.{item}" if item.startswith("advantage=") else item
-
-
-def handed_on(items: list[str]) -> list[str]:
-    """What stands behind "--" as one list, train=[...]; its brackets and equal signs are not Hydra's affair."""
-    if "--" not in items:
-        return items
-    at = items.index("--")
-    quoted = ["'" + item.replace("\\", "\\\\").replace("'", "\\'") + "'" for item in items[at + 1 :]]
-    return [*items[:at], f"train=[{','.join(quoted)}]"]
-
-
-SYNONYMS = {"total_steps": "updates", "updates": "total_steps", "steps": "total_steps", "task": "env"}
-
-
-def unknown(verb: str, overrides: list[str]) -> str:
-    """What is wrong with the first key that this verb has not, or with a group that is set to nothing, or "".
-
-    Hydra's advice would be to add the key; to a group's null it answers with a trace.
-    """
-    config = VERBS[verb][0]
-    groups = set(groups_of(config))
-    keys = {"hydra", "experiment", *groups, *other_keys(config), *options.VERBS[config]().model_fields}
-    written = slip(verb, overrides, keys, groups)
-    if written:
-        return written
-    for item in overrides:
-        if "=" not in item and item[:1] not in ("-", "~"):
-            word = f"; did you mean {verb} {item}=<...>?" if item in keys else ""
-            return f"'{item}' is no option, expected key=value{word or f'; all keys: robot-rl {verb} --help'}"
-        key = item.split("=")[0].split("@")[0]
-        top = key.replace("/", ".").split(".")[0]
-        if key in groups and item.partition("=")[2] in ("null", "true", "false"):
-            there = choices(key)
-            instead = "; estimate=0 for no estimate" if (verb, key) == ("offline", "ope") else ""
-            shown = ", ".join(there[:12]) + (" …" if len(there) > 12 else "")
-            return f"robot-rl {verb} {item}: {key} is one of {shown}{instead}"
-        if "=" not in item or not top.isidentifier() or top in keys:
-            continue  # a flag, "+key=", "~key", or known; what lies below a key Hydra knows better
-        found = [SYNONYMS[top]] if SYNONYMS.get(top) in keys else difflib.get_close_matches(top, sorted(keys), 2)
-        hint = f"; did you mean {' or '.join(found)}?" if found else ""
-        return f"robot-rl {verb} has no key '{top}'{hint or ';'} all keys: robot-rl {verb} --help"
-    return ""
-
-
-def _refuse(text: str) -> NoReturn:
-    answer.error(text)
-    sys.exit(2)
+NAMES = (
+    *(
+        "train",
+        "sweep",
+        "hil",
+        "classify",
+        "offline",
+        "prefer",
+        "design",
+        "eval",
+        "eval ope",
+        "eval compare",
+        "eval fas",
+        "eval latency",
+    ),
+    *("collect", "check", "data", "critic", "deploy", "robot", "bench", "doctor"),
+)
+"""Of all verbs."""
 
 
 def main() -> None:
@@ -230,75 +88,37 @@ def _main(arguments: list[str]) -> None:
     if verb in ("--version", "-V"):
         print(f"robot_rl {VERSION}")
         return
-    if verb == "doctor" and rest[:1] == ["ros"]:
-        sys.exit(doctor_ros(rest[1:]))
-    if verb == "doctor" and rest[:1] == ["isaac"]:
-        sys.exit(doctor_isaac(rest[1:]))
-    if verb == "doctor" and rest:
-        _refuse(f"there is no doctor '{rest[0]}'{near(rest[0], ['ros', 'isaac'])} (alone: this machine)")
-    if verb == "doctor":
-        from robot_rl.jobs.doctor import diagnose
-
-        text, healthy = diagnose()
-        answer.note(healthy=healthy, report=text)
-        print(text)
-        sys.exit(0 if healthy else 1)
-    if verb == "robot":
-        sys.exit(robot(rest))
-    if verb == "sweep":
-        sys.exit(sweep(rest))
-    if verb == "data" and rest[:1] == ["session"]:
-        sys.exit(session(rest[1:]))
     if verb == "eval" and rest[:1] in (["ope"], ["compare"], ["fas"], ["latency"]):
         verb, rest = f"eval {rest[0]}", rest[1:]
-    if verb == "eval" and rest and "=" not in rest[0] and rest[0][0] != "-":
-        hint = (
-            f"; did you mean eval path={rest[0]}?"
-            if "/" in rest[0]
-            else near(rest[0], ["ope", "compare", "fas", "latency"])
-        )
-        _refuse(f"there is no verb 'eval {rest[0]}'{hint}")
-    if verb not in VERBS:
-        if meant := first(verb, rest, [*VERBS, "sweep", "doctor"]):
-            _refuse(meant)
-        _refuse(
-            f"there is no verb '{verb}'{near(verb, [*VERBS, 'sweep', 'doctor', 'robot'])}; robot-rl --help says "
-            "what each does"
-        )
-    config_name, function = VERBS[verb]
-    if verb == "bench" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
-        rest[0] = f"suite={rest[0]}"
-    if verb == "critic" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
-        rest[0] = f"what={rest[0]}"
-    if verb == "data":
-        rest = positional(rest)
-    if verb == "train":
-        rest = [named(item) for item in rest]
-    if verb == "design":
-        rest = handed_on(rest)
-    if {"-h", "--help"} & set(rest):
-        print(page(config_name, [item for item in rest if "=" in item]))
-        return
-    try:
-        rest = take_own(rest)
-        wrong = (
-            unknown(verb, rest)
-            or unreadable(rest)
-            or wrong_of_sweep(config_name, rest)
-            or wrong_name(config_name, rest)
-        )
-    except (Refused, ValueError, ImportError) as error:
-        if debug:
-            raise
-        wrong = str(error)
+    wrong = _no_verb(verb, rest)
     if wrong:
-        _refuse(wrong)
-    if debug:
-        os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.argv = [f"robot-rl {verb}", *rest]
-    hydra.main(config_path="pkg://robot_rl.configs", config_name=config_name, version_base="1.3")(
-        _guarded(function, config_name, debug)
-    )()
+        answer.error(wrong)
+        sys.exit(2)
+    from robot_rl.verbs.start import start
+
+    start(verb, rest, debug=debug)
+
+
+def _no_verb(verb: str, rest: list[str]) -> str:
+    """What is wrong with the beginning of a line, or ""."""
+    kinds = {"eval": ("ope", "compare", "fas", "latency"), "doctor": ("ros", "isaac")}.get(verb, ())
+    if kinds and rest and "=" not in rest[0] and rest[0] not in kinds and (rest[0][0] != "-" or verb == "doctor"):
+        if "/" in rest[0]:
+            return f"there is no '{verb} {rest[0]}'; did you mean {verb} path={rest[0]}?"
+        if {"-h", "--help"} & set(rest):
+            return ""
+        return f"there is no '{verb} {rest[0]}'{_near(rest[0], kinds)}"
+    if verb in NAMES:
+        return ""
+    if "=" in verb:
+        first = rest[0] if rest and rest[0] in NAMES else "train"
+        return f"a line begins with a verb: robot-rl {first} {verb} …"
+    return f"there is no verb '{verb}'{_near(verb, NAMES)}; robot-rl --help says what each does"
+
+
+def _near(given: str, known: tuple[str, ...]) -> str:
+    found = difflib.get_close_matches(given.lower().lstrip("-"), known, 2)
+    return f"; did you mean {' or '.join(found)}?" if found else f"; expected one of {', '.join(known)}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy as np
 
 from robot_rl.sim.arm import TIMESTEP, Arm, check_command
 from robot_rl.sim.kinematics import Chain
-from robot_rl.sim.robot_model import digest, load, mujoco
+from robot_rl.sim.robot_model import add_floor, digest, load, mujoco
 from robot_rl.sim.robot_probe import Probe
 from robot_rl.sim.world import View
 from robot_rl.types import Array
@@ -209,13 +209,12 @@ def _surroundings(spec: Any, card: Card) -> None:
     option = spec.option
     option.timestep, option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     option.iterations, option.ls_iterations = 20, 10
-    ground = spec.worldbody.add_body(name="robot_rl_floor")
-    ground.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=[3.0, 3.0, 0.1], rgba=[0.87, 0.89, 0.91, 1.0])
+    add_floor(spec)
     spec.worldbody.add_light(pos=[1.0, -1.5, 3.0], dir=[-0.3, 0.45, -0.85], diffuse=[0.6, 0.6, 0.6])
     assert card.workspace is not None
     low, high = np.array(card.workspace.lower), np.array(card.workspace.upper)
     centre, size = 0.5 * (low + high) * np.array([0.7, 0.7, 0.85]), float(np.abs([low, high]).max())
-    away = np.array([0.95, -1.15, 0.75]) * 1.7 * size
+    away = np.array([0.95, -1.15, 0.75]) * 1.2 * size
     side = np.cross([0.0, 0.0, 1.0], away)
     up = np.cross(away, side)
     camera = spec.worldbody.add_camera(name="front", pos=centre + away, fovy=46.0)

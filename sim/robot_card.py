@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.sim.arm import TIMESTEP
-from robot_rl.sim.robot_model import RobotModel, digest, find, load, mujoco
+from robot_rl.sim.robot_model import FLOOR, RobotModel, add_floor, digest, find, load, mujoco
 from robot_rl.sim.robot_probe import Probe, limits_of
 from robot_rl.types.card import DEFAULTS, OPEN, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
 
@@ -42,6 +42,7 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
     """
     path = find(path)
     made = load(path)
+    add_floor(made.spec)
     model = made.spec.compile()
     notes = list(made.notes)
     if any(int(kind) == int(mujoco.mjtJoint.mjJNT_FREE) for kind in model.jnt_type):
@@ -194,7 +195,7 @@ def _effort(model: Any, joint: int) -> float | None:
 
 def _tool(model: Any, wanted: str) -> tuple[str, int]:
     """Name of the tool frame and the body that it is on."""
-    frames = {model.body(i).name: i for i in range(1, model.nbody)}
+    frames = {model.body(i).name: i for i in range(1, model.nbody) if model.body(i).name != FLOOR}
     frames |= {model.site(i).name: int(model.site_bodyid[i]) for i in range(model.nsite) if model.site(i).name}
     if wanted:
         if wanted not in frames:
@@ -202,6 +203,8 @@ def _tool(model: Any, wanted: str) -> tuple[str, int]:
         return wanted, frames[wanted]
     depth = {name: len(_chain(model, body, "")) for name, body in frames.items()}
     most = max(depth.values(), default=0)
+    if most < 2:
+        raise ValueError("the model has no chain of two joints, expected an arm (is it a part that others include?)")
     for pattern in _TOOLS:
         found = [name for name in frames if re.search(pattern, name.lower()) and depth[name] >= min(most - 2, 5)]
         if found:

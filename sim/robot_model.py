@@ -19,6 +19,8 @@ mujoco = require("mujoco")
 
 _MESHES = (".stl", ".obj", ".msh")
 """Forms of meshes that MuJoCo reads."""
+FLOOR = "robot_rl_floor"
+"""Body of the floor that `add_floor` puts in."""
 _PROXY = 0.03
 """Radius of the capsule that stands for a link whose shapes are all absent [m]."""
 
@@ -87,6 +89,12 @@ def find(name: str) -> str:
         return str(entry.xml(entry.default_model))
     except (menagerie.MenagerieError, OSError) as error:
         raise ValueError(f"{name} cannot be fetched: {error}") from error
+
+
+def add_floor(spec: Any) -> None:
+    """A plane at height 0, on a body of its own: what touches the robot's base does not speak for the floor."""
+    ground = spec.worldbody.add_body(name=FLOOR)
+    ground.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=[3.0, 3.0, 0.1], rgba=[0.87, 0.89, 0.91, 1.0])
 
 
 def digest(path: str | Path) -> str:

@@ -16,10 +16,12 @@ import numpy as np
 from benchmarks.online.matrix import CELLS, cells
 from benchmarks.online.tasks import RANGE, TASKS, TUNED
 from robot_rl.extras import require
-from robot_rl.stats import Interval, iqm, pair_wins, probability_of_improvement, stratified
+from robot_rl.stats import iqm, pair_wins, probability_of_improvement, stratified
 
 LEAST_WINS = 3 / 25
 """Of all pairs of seeds of a task; a task that falls below is run with five more seeds and needs 20 of 100."""
+LEAST_SEEDS = 3
+"""Of every task and side, before intervals mean something."""
 Group = dict[str, dict[str, list[dict[str, Any]]]]
 """task -> method -> cells of one algorithm and number of steps."""
 
@@ -29,8 +31,9 @@ def groups(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], Group]:
     out: dict[tuple[str, int], Group] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for cell in sorted(found, key=lambda cell: cell["seed"]):
         out[cell["algorithm"], cell["steps"]][cell["task"]][cell["method"]].append(cell)
+    order = {algorithm: {task: i for i, task in enumerate(tasks)} for algorithm, tasks in TASKS.items()}
     return {
-        key: {task: dict(group[task]) for task in sorted(group, key=TASKS[key[0]].index)}
+        key: {task: dict(group[task]) for task in sorted(group, key=lambda task: order[key[0]].get(task, len(RANGE)))}
         for key, group in sorted(out.items())
     }
 
@@ -69,16 +72,18 @@ def _verdict(ours: list[float], peer: list[float]) -> str:
 
 
 def overall(group: Group) -> list[str]:
-    """The rule over all tasks that both sides have run, and seconds."""
-    tasks = [task for task in group if group[task].get("ours") and group[task].get("sb3")]
+    """The rule over all tasks of the matrix that both sides have run, and seconds."""
+    tasks = [task for task in group if task in RANGE and group[task].get("ours") and group[task].get("sb3")]
     if not tasks:
         return []
     ours, peer = ([normalised(task, of(group, task, method)) for task in tasks] for method in ("ours", "sb3"))
-    better = probability_of_improvement(ours, peer)
+    enough = min(map(len, (*ours, *peer))) >= LEAST_SEEDS
+    note = "95 % intervals, seeds resampled within tasks" if enough else "too few seeds for intervals"
+    shown = [stratified(ours), stratified(peer), probability_of_improvement(ours, peer)]
+    a, b, better = (f"{x.value:.2f}" + (f" ({x.low:.2f} to {x.high:.2f})" if enough else "") for x in shown)
     lines = [
-        f"Over {len(tasks)} tasks (95 % intervals, seeds resampled within tasks): normalised interquartile mean "
-        f"{_shown(stratified(ours))} of ours, {_shown(stratified(peer))} of stable-baselines3; probability of "
-        f"improvement {_shown(better)}."
+        f"Over {len(tasks)} task{'s' * (len(tasks) > 1)} ({note}): normalised interquartile mean {a} of ours,",
+        f"{b} of stable-baselines3; probability of improvement {better}.",
     ]
     for name in ("wall_s", "cpu_s"):
         share = [
@@ -92,10 +97,6 @@ def overall(group: Group) -> list[str]:
         a, b = ([normalised(task, of(group, task, method)) for task in held] for method in ("ours", "sb3"))
         lines.append(f"On the held-out tasks alone: {iqm(np.concatenate(a)):.2f} and {iqm(np.concatenate(b)):.2f}.")
     return ["", *lines]
-
-
-def _shown(interval: Interval) -> str:
-    return f"{interval.value:.2f} ({interval.low:.2f} to {interval.high:.2f})"
 
 
 def draw(group: Group, path: Path) -> None:

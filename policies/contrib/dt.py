@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from robot_rl.policies.nets.attention import draw_weights
 from robot_rl.policies.nets.learner import RowLearner, RowOptions
-from robot_rl.policies.nets.module_step import Dropout, ModuleStep, load_module, module_state
+from robot_rl.policies.nets.module_step import DrawnDropout, ModuleStep, load_module, module_state
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
@@ -120,7 +120,7 @@ class ReturnConditioned(RowLearner[R_co]):
             math.nan if isinstance(o.target_return, str) else o.target_return,
             1.0 if isinstance(o.return_scale, str) else o.return_scale,
         )
-        self._drop = Dropout(o.dropout, self.generator)
+        self._drop = DrawnDropout(o.dropout, self.generator)
         self.net = self.build().to(device)
         draw_weights(self.net, self.generator)
         self.net_step = ModuleStep(self.net, lr=o.lr, weight_decay=o.weight_decay, warm_up=o.warm_up, clip=o.grad_clip)

@@ -12,7 +12,7 @@ _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
-class Schedule:
+class NoiseSchedule:
     """Noise levels of N steps.
 
     Attributes:
@@ -24,7 +24,7 @@ class Schedule:
     alpha_bar: Tensor
 
     @classmethod
-    def cosine(cls, steps: int, *, largest: float = 0.999) -> Schedule:
+    def cosine(cls, steps: int, *, largest: float = 0.999) -> NoiseSchedule:
         """beta_i = min(1 - f((i + 1) / N) / f(i / N), largest), f(u) = cos^2(((u + 0.008) / 1.008) pi / 2).
 
         Source: Nichol and Dhariwal, Improved DDPM (squaredcos_cap_v2).
@@ -73,7 +73,14 @@ class Denoised:
 
 
 def ddim_step(
-    schedule: Schedule, x: Tensor, noise: Tensor, index: int, following: int, *, eta: float = 0.0, clip: float = 1.0
+    schedule: NoiseSchedule,
+    x: Tensor,
+    noise: Tensor,
+    index: int,
+    following: int,
+    *,
+    eta: float = 0.0,
+    clip: float = 1.0,
 ) -> Denoised:
     """From step `index` to the less noisy step `following` (-1 = the end).
 

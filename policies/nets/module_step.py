@@ -126,8 +126,8 @@ def load_module(module: nn.Module, state: dict[str, Tensor]) -> None:
         raise ValueError(f"saved weights do not fit; build it as it was saved: {error}") from error
 
 
-class Dropout:
-    """Dropout that draws from its owner's generator.
+class DrawnDropout:
+    """DrawnDropout that draws from its owner's generator.
 
     Args:
         rate: share that is dropped.

@@ -35,10 +35,6 @@ class ValueHead(Protocol):
         """(E, B, O) outputs -> (E, B) values."""
         ...
 
-    def value_grad(self, out: Tensor, d_value: Tensor) -> Tensor:
-        """Gradient by the outputs (E, B, O) of a loss whose gradient by the values is `d_value` (E, B)."""
-        ...
-
     def backup(
         self, out: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None, reduce: str = "min"
     ) -> Tensor:
@@ -57,12 +53,9 @@ class ValueHead(Protocol):
         """(B,) mean of a target from `backup`."""
         ...
 
-    def loss_grad(self, out: Tensor, target: Tensor) -> Tensor:
-        """Gradient (E, B, O) of the sum over members of the batch-mean loss towards a target of `backup`, or (B,)."""
-        ...
-
-    def loss(self, out: Tensor, target: Tensor) -> Tensor:
-        """() the loss itself: mean over batch, sum over members."""
+    def loss(self, out: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+        """() loss of outputs (E, B, O) towards a target of `backup`, or (B,): mean over rows times their weights (B,),
+        sum over members."""
         ...
 
     def diagnostics(self, out: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -77,6 +70,11 @@ def _scalar_backup(value: Tensor, reward: Tensor, discount: Tensor, cost: Tensor
     return torch.addcmul(reward, discount, value)
 
 
+def _total(each: Tensor, weight: Tensor | None) -> Tensor:
+    """() mean over rows of losses (E, B), sum over members."""
+    return (each if weight is None else each * weight).mean(-1).sum()
+
+
 class MseHead:
     """One output is the value; half the squared error is the loss."""
 
@@ -88,10 +86,6 @@ class MseHead:
         """(E, B, 1) -> (E, B)."""
         return out[..., 0]
 
-    def value_grad(self, out: Tensor, d_value: Tensor) -> Tensor:
-        """(E, B) -> (E, B, 1)."""
-        return d_value[..., None]
-
     def backup(
         self, out: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None, reduce: str = "min"
     ) -> Tensor:
@@ -102,13 +96,9 @@ class MseHead:
         """The target itself."""
         return target
 
-    def loss_grad(self, out: Tensor, target: Tensor) -> Tensor:
-        """(out - target) / B."""
-        return (out - target[:, None]).mul_(1.0 / target.shape[0])
-
-    def loss(self, out: Tensor, target: Tensor) -> Tensor:
+    def loss(self, out: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """Sum over members of mean over the batch of half the squared error."""
-        return (out[..., 0] - target).square().mean(-1).sum() * 0.5
+        return _total(0.5 * (out[..., 0] - target).square(), weight)
 
     def diagnostics(self, out: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Nothing to warn of."""
@@ -154,14 +144,6 @@ class CategoricalHead:
         mean = out.softmax(-1) @ self.centres
         return symexp(mean) if self.symlog else mean
 
-    def value_grad(self, out: Tensor, d_value: Tensor) -> Tensor:
-        """p_i (c_i - value) times the incoming gradient."""
-        p = out.softmax(-1)
-        mean = p @ self.centres
-        if self.symlog:
-            d_value = d_value * mean.abs().exp()
-        return p * (self.centres - mean[..., None]) * d_value[..., None]
-
     def backup(
         self, out: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None, reduce: str = "min"
     ) -> Tensor:
@@ -175,13 +157,9 @@ class CategoricalHead:
     def _probabilities(self, target: Tensor) -> Tensor:
         return self.spread(target) if target.dim() == 1 else target
 
-    def loss_grad(self, out: Tensor, target: Tensor) -> Tensor:
-        """(softmax(out) - probabilities of the target) / B."""
-        return (out.softmax(-1) - self._probabilities(target)).mul_(1.0 / target.shape[0])
-
-    def loss(self, out: Tensor, target: Tensor) -> Tensor:
+    def loss(self, out: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """Cross-entropy: mean over the batch, sum over members."""
-        return -(self._probabilities(target) * out.log_softmax(-1)).sum(-1).mean(-1).sum()
+        return _total(-(self._probabilities(target) * out.log_softmax(-1)).sum(-1), weight)
 
     def diagnostics(self, out: Tensor, target: Tensor) -> dict[str, Tensor]:
         """`head_clamped`: fraction of targets outside the support; `head_edge_mass`: mass in the two end bins.
@@ -255,10 +233,6 @@ class QuantileHead:
         """Mean of the quantiles."""
         return out.mean(-1)
 
-    def value_grad(self, out: Tensor, d_value: Tensor) -> Tensor:
-        """An equal share for each quantile."""
-        return (d_value / self.outputs)[..., None].expand_as(out).contiguous()
-
     def backup(
         self, out: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None, reduce: str = "min"
     ) -> Tensor:
@@ -281,18 +255,12 @@ class QuantileHead:
         diff = goal[:, None, :] - out[..., None]
         return diff, (self.midpoint[:, None] - (diff < 0).to(out.dtype)).abs()
 
-    def loss_grad(self, out: Tensor, target: Tensor) -> Tensor:
-        """Gradient of `loss`."""
-        diff, weight = self._weighted(out, target)
-        slope = diff.clamp(-self.kappa, self.kappa) / self.kappa
-        return -(weight * slope).mean(-1).mul_(1.0 / target.shape[0])
-
-    def loss(self, out: Tensor, target: Tensor) -> Tensor:
+    def loss(self, out: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """Sum over quantiles of the mean over targets; mean over the batch, sum over members."""
-        diff, weight = self._weighted(out, target)
+        diff, slope = self._weighted(out, target)
         size = diff.abs()
         huber = torch.where(size <= self.kappa, 0.5 * diff.square(), self.kappa * (size - 0.5 * self.kappa))
-        return (weight * huber / self.kappa).mean(-1).sum(-1).mean(-1).sum()
+        return _total((slope * huber / self.kappa).mean(-1).sum(-1), weight)
 
     def diagnostics(self, out: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Nothing to warn of."""

@@ -72,7 +72,7 @@ class PpoChunk(PpoLearner[PpoChunkOptions]):
         super().__init__(options, wide_io(io, options.chunk), seed=seed, device=device, gamma=gamma)
         self._turn_gamma = gamma**options.chunk if options.turn_gamma is None else options.turn_gamma
         self._open: Tensor | None = None
-        self.policy: Any = ChunkPolicy(io, self._actor, options.chunk)
+        self.policy: Any = PpoChunkPolicy(io, self._actor, options.chunk)
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
         """As `Ppo`; the next rollout begins with fresh chunks."""
@@ -304,7 +304,7 @@ class _Inner:
         self.inner.load_state_dict(state)
 
 
-class ChunkPolicy(ChunkedPolicy):
+class PpoChunkPolicy(ChunkedPolicy):
     """Acts tick by tick from chunks of an inner policy; a row draws a new chunk when its old one is used up.
 
     `act` answers with logp (B,) of the whole chunk (None when deterministic) and extras "raw" (B, chunk A), the chunk

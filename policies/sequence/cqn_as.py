@@ -226,10 +226,8 @@ class CqnAs(RowLearner[CqnAsOptions]):
         chosen = out.gather(-2, index).squeeze(-2)
         valid = mask[:, None, :, None].expand(code.shape).to(out.dtype)
         flat = chosen.reshape(1, -1, out.shape[-1])
-        with torch.no_grad():
-            share = valid.reshape(-1) * (valid.numel() / valid.sum().clamp_min(1.0))
-            slope = self.head.loss_grad(flat, target) * share[None, :, None]
-        loss = (flat * slope).sum()  # its gradient is that of the head's loss
+        share = valid.reshape(-1) * (valid.numel() / valid.sum().clamp_min(1.0))
+        loss = self.head.loss(flat, target, share)
         imitation = self._demo_loss(out, code, valid * demo[:, None, None, None])
         _step(self.critic.params, loss + o.demo_weight * imitation, self.state.falling(o.lr, o.decay, first=0))
         self.critic.target.blend(self.critic.params, o.tau)
@@ -237,7 +235,7 @@ class CqnAs(RowLearner[CqnAsOptions]):
             return self.metrics(
                 q=self.head.value(flat)[0] * share,
                 target=self.head.scalar(target),
-                td_loss=self.head.loss(flat, target),
+                td_loss=loss,
                 demo_loss=imitation,
             )
 

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan, chunk_rows, guidance_weights, guided_flow
-from robot_rl.policies.nets.diffusion import Schedule, ddim_step, time_features
+from robot_rl.policies.nets.diffusion import NoiseSchedule, ddim_step, time_features
 from robot_rl.policies.nets.learner import NetLearner, NetOptions
 from robot_rl.policies.nets.mlp import AutogradMlp
 from robot_rl.policies.nets.net import Net
@@ -118,7 +118,7 @@ class ChunkDiffusion(NetLearner[D_co]):
         super().__init__(options, io, seed=seed, device=device)
         o, size = options, state_size(io, self.method)
         self.horizons = Horizons(o.horizon_pred, o.horizon_exec, o.horizon_exec)
-        self.schedule, self.flat = Schedule.cosine(o.noise_steps), o.horizon_pred * self.actions
+        self.schedule, self.flat = NoiseSchedule.cosine(o.noise_steps), o.horizon_pred * self.actions
         self.executed = o.horizon_exec * self.actions
         if self.kind == "diffusion":
             self.schedule.indices(o.sample_steps)  # refuse early

@@ -24,7 +24,7 @@ from robot_rl.policies.sequence.diffusion import (
     DiffusionPlanner,
     DiffusionPolicy,
 )
-from robot_rl.policies.sequence.rl100_chain import Chain, chain_loss
+from robot_rl.policies.sequence.rl100_chain import DenoisingChain, chain_loss
 from robot_rl.policies.sequence.rl100_judge import ChunkJudge, JudgeOptions
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, Options, Rollout, Transitions
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Share, Whole
@@ -135,7 +135,7 @@ class Rl100(ChunkDiffusion[Rl100Options]):
         o, self.gamma, size = options, gamma, io.obs["state"][0][0]
         self.judge_from, self.improve_from = o.clone_updates, o.clone_updates + o.judge_updates
         self.improve_until = self.improve_from + (o.improve_updates or math.inf)
-        self.chain = Chain(self.schedule, o.sample_steps, o.tuned_steps, o.eta, o.floor, o.reduce)
+        self.chain = DenoisingChain(self.schedule, o.sample_steps, o.tuned_steps, o.eta, o.floor, o.reduce)
         self._offline_clip = torch.full((o.tuned_steps,), o.offline_clip, device=device)
         self._online_clip = denoise_clip(o.tuned_steps, smallest=o.clip_low, largest=o.clip_high).float().to(device)
         self.judge = ChunkJudge(o, size, self.actions, o.horizon_exec, generator=self.generator)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.diffusion import Schedule, ddim_step, step_log_density
+from robot_rl.policies.nets.diffusion import NoiseSchedule, ddim_step, step_log_density
 
 Noise = Callable[[Tensor, Tensor, float], Tensor]
 """(state (B, S), x (B, F), t in [0, 1]) -> (B, F) predicted noise."""
@@ -17,7 +17,7 @@ _LOG_RANGE = (-5.0, 2.0)
 
 
 @dataclass(frozen=True)
-class Chain:
+class DenoisingChain:
     """K DDIM steps, the last K' of them open to learning.
 
     Attributes:
@@ -36,7 +36,7 @@ class Chain:
         log-densities clamped to [-5, 2] per element and averaged).
     """
 
-    schedule: Schedule
+    schedule: NoiseSchedule
     steps: int
     tuned: int
     eta: float = 1.0

@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 _RLPD = {"critics": 10, "subset": 2, "layer_norm": True, "utd": 20, "actor_reduce": "mean", "target_entropy": "half"}
+_SMALL = {"hidden": (256, 256), "batch_size": 64}
 _BRANCHES = {"rollout_batch": 2000, "rollout_every": 10_000}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bc": ("offline.bc:Bc", {}),
@@ -51,14 +52,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hil_serl": ("human.hil_serl:HilSerl", {}),
     "hg_dagger": ("human.hg_dagger:HgDagger", {}),
     "hil_ppo": ("human.hil_ppo:HilPpo", {"rows": 500}),
-    "arsq": ("sequence.arsq:Arsq", {}),
-    "qc": ("sequence.qc:Qc", {"samples": 4}),
-    "qc_fql": ("sequence.qc_fql:QcFql", {}),
-    "fql": ("sequence.fql:Fql", {}),
-    "diffusion": ("sequence.diffusion:Diffusion", {}),
-    "diffusion student": ("sequence.diffusion:Diffusion", {"clone_updates": 1, "distill_from": 1}),
-    "rl100 judge": ("sequence.rl100:Rl100", {"clone_updates": 1}),
-    "rl100 improve": ("sequence.rl100:Rl100", {"clone_updates": 1, "judge_updates": 1, "gate_every": 1000}),
+    "arsq": ("sequence.arsq:Arsq", _SMALL),
+    "qc": ("sequence.qc:Qc", {"samples": 4, **_SMALL}),
+    "qc_fql": ("sequence.qc_fql:QcFql", _SMALL),
+    "fql": ("sequence.fql:Fql", _SMALL),
+    "diffusion": ("sequence.diffusion:Diffusion", _SMALL),
+    "diffusion student": ("sequence.diffusion:Diffusion", {"clone_updates": 1, "distill_from": 1, **_SMALL}),
+    "rl100 judge": ("sequence.rl100:Rl100", {"clone_updates": 1, **_SMALL}),
+    "rl100 improve": ("sequence.rl100:Rl100", {"clone_updates": 1, "judge_updates": 1, **_SMALL}),
     "demo_kl": ("offline.demo_kl:DemoKl", {}),
     "mopo": ("offline.mopo:Mopo", {**_BRANCHES, "model_updates": 1}),
     "mopo model": ("offline.mopo:Mopo", _BRANCHES),
@@ -134,7 +135,7 @@ def _serve() -> None:
                 size, given = options.pop("rows", 0), (io, _Still()) if options.pop("valued", False) else (io,)
                 learner = held[kind](stated(**options), *given) if stated else held[kind](*given, **options)
                 old = bool(learner.batch_size)  # it says so itself, not in what it needs
-                window = learner.window if old else learner.need.window
+                window = vars(learner).get("window", 1) if old else learner.need.window
                 batches = rows(size or learner.batch_size or learner.need.rows, window)
         begin = time.process_time()
         for _ in range(asked["updates"]):

@@ -57,24 +57,21 @@ def run(
 
 
 def _learn(head_name: str, updates: int, seed: int, rare: float) -> tuple[list[float], list[float]]:
-    nets = {name: importlib.import_module(f"robot_rl.policies.nets.{name}") for name in ("mlp", "flat", "value_heads")}
+    nets = {name: importlib.import_module(f"robot_rl.policies.nets.{name}") for name in ("net", "value_heads")}
     head = nets["value_heads"].build_head(head_name, low=-1.0, high=11.0, bins=51)
-    shape = nets["mlp"].MlpShape(1, 8, (64, 64), head.outputs, False, "")
-    params = nets["flat"].FlatParams(shape.shapes())
     generator = torch.Generator().manual_seed(seed)
-    shape.initialise(params, generator)
-    net = nets["mlp"].build_mlp(shape, params, matmul="float32")
+    shape = nets["net"].NetShape(8, head.outputs, (64, 64), members=1)
+    net = nets["net"].Net("value", shape, lr=1e-3, generator=generator)
     probe = torch.rand(1024, 8, generator=torch.Generator().manual_seed(99)) * 2 - 1
     truth = 10.0 * rare * _probability(probe)
     at, error = [], []
     for i in range(1, updates + 1):
         x = torch.rand(128, 8, generator=generator) * 2 - 1
         target = 10.0 * (torch.rand(128, generator=generator) < rare * _probability(x)).float()
-        net.fit(x, lambda out, target=target: head.loss_grad(out, target))
-        params.adam(1e-3)
-        net.refresh()
+        net.step(head.loss(net(x), target))
         if i % max(updates // 30, 1) == 0:
-            value = head.value(net.forward(probe))[0]
+            with torch.no_grad():
+                value = head.value(net(probe))[0]
             at.append(float(i))
             error.append(float((value - truth).square().mean().sqrt()) / 10.0)
     return at, error

@@ -241,6 +241,7 @@ def begin(cfg: DictConfig, verb: str, groups: tuple[str, ...], method: str = "")
     if not saved.exists():
         raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/{verb}/<run>")
     changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
+    groups = (*groups, "robot")
     fixed = [item for item in changes if item.split("=")[0].lstrip("+~") in groups]
     if fixed:
         names = ", ".join(groups[:-1]) + " and " + groups[-1]

@@ -39,7 +39,8 @@ def slip(verb: str, items: Sequence[str], keys: Collection[str], groups: Collect
         if item.startswith("-"):
             found = "" if key in FLAGS else _flag(key, equals, value, items[place + 1 :], keys)
         elif item.startswith("~"):
-            found = f"{item}: nothing can be taken away from robot-rl {verb}; choose another with {key[1:]}=…"
+            needed = key[1:] in ("policy", "env") and key[1:] in groups
+            found = f"{item}: robot-rl {verb} needs one; choose another with {key[1:]}=…" if needed else ""
         elif not equals:
             found = "" if place and items[place - 1] in FLAGS else _word(verb, item, keys)
         elif key.endswith(":"):
@@ -57,13 +58,6 @@ def slip(verb: str, items: Sequence[str], keys: Collection[str], groups: Collect
         if found:
             return found
     return ""
-
-
-def first(verb: str, rest: Sequence[str], verbs: Collection[str]) -> str:
-    """What is meant by a line that does not begin with a verb, or ""."""
-    if "=" in verb and rest and rest[0] in verbs:
-        return f"the verb comes first: robot-rl {rest[0]} {verb} …"
-    return f"a line begins with a verb: robot-rl train {verb} …" if "=" in verb else ""
 
 
 def _flag(key: str, equals: str, value: str, rest: Sequence[str], keys: Collection[str]) -> str:

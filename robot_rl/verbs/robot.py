@@ -16,6 +16,7 @@ from robot_rl import build, card
 from robot_rl.types import Options
 from robot_rl.types.card import DEFAULTS, OPEN, Card, SensorCard
 from robot_rl.types.options import NotNegative, Positive
+from robot_rl.verbs import answer
 from robot_rl.verbs.compose import read_words
 from robot_rl.words import Refused, near
 
@@ -74,7 +75,7 @@ def robot(arguments: list[str]) -> int:
             raise Refused(f"robot-rl robot new|show|safety; there is no '{verb}'{near(verb, verbs)}")
         verbs[verb](arguments[1:])
     except (Refused, ValueError, OSError, ImportError) as error:
-        print(f"robot-rl: {error}", file=sys.stderr)
+        answer.error(str(error))
         return 2
     return 0
 

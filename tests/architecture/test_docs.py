@@ -30,7 +30,7 @@ def blocks(page: str) -> list[str]:
 def test_add_a_method_learner_on_the_page_learns_and_reloads() -> None:
     space: dict = {}
     exec(blocks("add_a_method.md")[0], space)
-    learner = space["Mean"](IO)
+    learner = space["Mean"](space["MeanOptions"](), IO)
     no = torch.zeros(4, dtype=torch.bool)
     batch = Transitions(
         obs={"state": torch.zeros(4, 3)},
@@ -46,7 +46,7 @@ def test_add_a_method_learner_on_the_page_learns_and_reloads() -> None:
     learner.update(iter([batch]))
     action = learner.policy.act({"state": np.zeros((2, 3), np.float32)}).value
     np.testing.assert_allclose(action, 0.05)  # one tenth of the way from 0 to 0.5
-    other = space["Mean"](IO)
+    other = space["Mean"](space["MeanOptions"](), IO)
     other.load_state_dict(learner.state_dict())
     assert torch.equal(other.policy.mean, learner.policy.mean)
 
@@ -103,3 +103,17 @@ def test_results_have_no_cell_longer_than_a_line() -> None:
 )
 def test_readme_shows_every_verb(verb: str) -> None:
     assert f"robot-rl {verb}" in (ROOT / "README.md").read_text()
+
+
+def test_every_row_of_the_security_tables_names_a_test_that_there_is() -> None:
+    text = (ROOT / "docs/security.md").read_text()
+    heads = "\n".join(
+        line
+        for page in (ROOT / "tests").rglob("test_*.py")
+        for line in page.read_text().splitlines()
+        if "def test_" in line
+    )
+    for name in re.findall(r"`(test_\w+)…?`", text):
+        assert re.search(rf"def {name}", heads), name
+    for page in re.findall(r"`(tests/[\w/]+\.py)`", text):
+        assert (ROOT / page).is_file(), page

@@ -105,7 +105,7 @@ OURS = {
     },
     "api": {"build", "checkpoint", "extras", "jobs", "loops", "types", "verbs", "words"},
     "envs": {"api", "types"},
-    "cli": {"verbs", "jobs", "words", "child", "extras"},
+    "cli": {"verbs", "child", "version"},
     "__main__": {"cli"},
     "configs": set(),
 }
@@ -122,8 +122,11 @@ THIRD = {
     "wandb": ("robot_rl/track.py",),
     "zenoh": ("robot_rl/link/",),
     "safetensors": ("robot_rl/link/",),
-    "hydra": ("robot_rl/cli.py", "robot_rl/verbs/"),
-    "omegaconf": ("robot_rl/cli.py", "robot_rl/api.py", "robot_rl/verbs/"),
+    "hydra": ("robot_rl/verbs/",),
+    "omegaconf": (
+        "robot_rl/api.py",
+        "robot_rl/verbs/",
+    ),
     "h5py": ("robot_rl/data/", "robot_rl/bench/"),
     "pyarrow": ("robot_rl/data/lerobot.py", "robot_rl/data/lerobot_write.py"),
     "rosbags": ("robot_rl/data/rosbag.py", "robot_rl/data/bag.py"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.cli import unknown
+from robot_rl.verbs.start import unknown
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
         ("eval ope", "model.members=3", ""),
         ("train", "env=reach", ""),
         ("train", "policy.lr=1e-3", ""),
-        ("train", "+new=1", ""),
+        ("train", "+new=1", "no key 'new'"),
+        ("train", "+policy.new=1", ""),
+        ("train", "~env", "choose another with env="),
         ("train", "~track", ""),
         ("train", "hydra.verbose=true", ""),
         ("train", "output=/tmp", ""),

@@ -71,18 +71,22 @@ def test_levels_are_ordered_and_say_what_they_are(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"{level}.hdf5" for level in levels.LEVELS)
 
 
-def test_replay_of_agents_rises_evenly_and_continues_after_an_interrupt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agents", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_replay_of_agents_rises_evenly_and_continues_after_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agents: int
+) -> None:
+    monkeypatch.setattr(levels, "_RUNGS", agents + 2)
     options = {"level": "medium-replay", "steps": 3000, "seed": 1, "medium_noise": 0.4, "replay_by": "agents"}
     env, policy = expert()
     notes: list[str] = []
     made = collect_level(env, policy, tmp_path / "whole.hdf5", on_note=notes.append, **options)  # pyright: ignore
-    assert len(notes) == 8 * 9
-    assert notes[0] == "finding agent 1 of 8: 1 of 9"
+    assert len(notes) == agents * 9
+    assert notes[0] == f"finding agent 1 of {agents}: 1 of 9"
     returns = np.array([mean for _, _, mean in made.parts.values()])
-    assert len(returns) == 10
-    wanted = np.linspace(returns[0], returns[-1], 10)
+    assert len(returns) == agents + 2
+    wanted = np.linspace(returns[0], returns[-1], agents + 2)
     assert np.abs(returns - wanted).max() < 0.25 * (returns[-1] - returns[0])
-    assert np.corrcoef(returns, np.arange(10))[0, 1] > 0.95
+    assert np.corrcoef(returns, np.arange(agents + 2))[0, 1] > 0.95
 
     def stop(count: int) -> None:
         if count > 1500:

@@ -1,15 +1,19 @@
 """A user's robot and a user's world from the command line: what is written, what is refused, what a run keeps."""
 
 import json
+import os
+import pty
 import re
+import select
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from robot_rl import cli
+from robot_rl import card, cli
 from robot_rl.real.core.spec import RobotSpec, SpecError
 from robot_rl.real.graph import GraphArgs, graph
 
@@ -85,6 +89,7 @@ def test_run_keeps_the_card_and_is_evaluated_without_its_file(folder: Path, caps
     assert io["action_names"][0] == "waist_delta"
     Path("my_arm.yaml").unlink()
     assert robot_rl("eval", f"path={run}", "episodes=2", "video_episodes=0") == 0
+    assert robot_rl("train", f"resume={run}", "robot=other") != 0  # what it was made for stays
     assert robot_rl("train", f"resume={run}", "total_steps=70") == 0
     Path("small_arm.urdf").write_text(text)
     capsys.readouterr()
@@ -100,6 +105,7 @@ def test_run_keeps_the_card_and_is_evaluated_without_its_file(folder: Path, caps
         (["robot", "nwe"], "did you mean new"),
         (["robot", "new", "name=x"], "say which model"),
         (["robot", "new", "nowhere.urdf", "name=x"], "there is no model"),
+        (["robot", "new", "menagerie:franka_fr3", "name=x"], "mujoco-menagerie"),
         (["robot", "new", "small_arm.urdf", "name=x", "tol=a"], "did you mean tool"),
         (["robot", "new", "small_arm.urdf", "name=x", "tool=nose"], "no site or body 'nose'"),
         (["robot", "new", "small_arm.urdf", "name=x", "estop=wait"], "brake, zero or halt"),
@@ -114,6 +120,39 @@ def test_line_that_cannot_be_carried_out_is_one_sentence(
     assert said in capsys.readouterr().err
     assert not Path("x.yaml").exists()
     assert not Path("runs").exists()
+
+
+def test_what_the_file_does_not_say_is_asked_at_a_terminal(folder: Path) -> None:
+    command = [sys.executable, "-m", "robot_rl", "robot", "new", "small_arm.urdf", "name=my_arm", "states=js"]
+    master, slave = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env, close_fds=True)
+    os.close(slave)
+    said = ""
+    answers = {
+        "acceleration": "7.5",
+        "controller:": "jtc",
+        "its topic": "",
+        "stops by itself": "0.5",
+        "emergency": "zero",
+    }
+    while process.poll() is None or select.select([master], [], [], 0)[0]:
+        try:
+            said += os.read(master, 4096).decode()
+        except OSError:  # the other side has closed
+            break
+        for question in list(answers):
+            if question in said and said.rstrip().endswith("[?]:"):
+                os.write(master, f"{answers.pop(question)}\n".encode())
+                said = ""
+                break
+    assert process.wait(20) == 0
+    os.close(master)
+    assert not answers
+    made = card.read("my_arm")
+    assert [joint.acceleration for joint in made.joints] == [7.5] * 5
+    assert (made.command_mode, made.controller_timeout, made.estop.action) == ("jtc", 0.5, "zero")
+    assert made.open_keys() == ["controller_topic"]  # nothing was answered
 
 
 def test_page_of_a_card_holds_pictures_and_limits(folder: Path) -> None:

@@ -147,7 +147,7 @@ offline data=a.hdf5,b.hdf5 -> one run for each needs -m
 train ~policy -> choose another with policy=…
 train +foo=3 -> has no key 'foo'
 train +total_stepz=3 -> did you mean total_steps?
-env=reach train -> the verb comes first: robot-rl train env=reach
+env=reach train -> a line begins with a verb: robot-rl train env=reach
 trainenv=reach -> a line begins with a verb
 train policy@foo=online/sac -> policy=online/sac
 train total_steps:=5 -> here it is total_steps=5

@@ -464,7 +464,7 @@ def test_wrong_use_is_refused():
         agent.policy.act({"text": np.array(["x"], object)})
     with pytest.raises(TypeError, match="own loop"):
         agent.update(iter(()))
-    with pytest.raises(ValueError, match="group_size is 0"):
+    with pytest.raises(ValueError, match="group_size"):
         LanguageAgent(LanguageAgentOptions(group_size=0), env.io)
 
 

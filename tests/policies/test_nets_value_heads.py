@@ -48,7 +48,8 @@ def test_categorical_target_far_outside_still_has_mass_one_and_a_gradient(kind):
     assert isinstance(head, CategoricalHead)
     p = head.spread(torch.tensor([1e6, -1e6, 0.5]))
     torch.testing.assert_close(p.sum(-1), torch.ones(3))
-    grad = head.loss_grad(torch.zeros(1, 3, 11), torch.tensor([1e6, -1e6, 0.5]))
+    out = torch.zeros(1, 3, 11, requires_grad=True)
+    (grad,) = torch.autograd.grad(head.loss(out, torch.tensor([1e6, -1e6, 0.5])), out)
     assert bool((grad.abs().sum(-1) > 0.1).all())
 
 
@@ -59,16 +60,13 @@ def test_hl_gauss_mean_is_nearly_unbiased_inside():
     assert float((head.spread(y) @ head.centres - y).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["mse", "twohot", "hlgauss"])
-def test_head_gradients_equal_autograd(kind):
+@pytest.mark.parametrize("kind", ["mse", "twohot", "hlgauss", "c51", "quantile"])
+def test_rows_weigh_in_the_loss(kind):
     head = build_head(kind, low=-3.0, high=3.0, bins=9)
-    out = torch.randn(2, 7, head.outputs, requires_grad=True)
-    target = torch.randn(7)
-    (expected,) = torch.autograd.grad(head.loss(out, target), out)
-    torch.testing.assert_close(head.loss_grad(out.detach(), target), expected, rtol=1e-4, atol=1e-6)
-    weight = torch.randn(2, 7)
-    (expected,) = torch.autograd.grad((head.value(out) * weight).sum(), out)
-    torch.testing.assert_close(head.value_grad(out.detach(), weight), expected, rtol=1e-4, atol=1e-6)
+    out, target = torch.randn(2, 6, head.outputs), torch.randn(6)
+    weight = torch.tensor([0.0, 2.0, 0.0, 0.0, 0.0, 4.0])
+    alone = [head.loss(out[:, i : i + 1], target[i : i + 1]) for i in (1, 5)]
+    torch.testing.assert_close(head.loss(out, target, weight), (2.0 * alone[0] + 4.0 * alone[1]) / 6)
 
 
 def test_cross_entropy_minimum_says_the_target():
@@ -160,22 +158,11 @@ def test_quantile_head_learns_the_quantiles_of_noise():
     generator = torch.Generator().manual_seed(0)
     theta = torch.zeros(5)
     for _ in range(3000):
-        grad = head.loss_grad(out + theta, torch.randn(256, generator=generator) * 10.0)
-        theta -= 0.5 * grad.sum((0, 1))
+        leaf = theta.clone().requires_grad_()
+        loss = head.loss(out + leaf, torch.randn(256, generator=generator) * 10.0)
+        theta -= 0.5 * torch.autograd.grad(loss, leaf)[0]
     normal = torch.distributions.Normal(0.0, 10.0)
     torch.testing.assert_close(theta, normal.icdf(head.midpoint), atol=1.0, rtol=0)
-
-
-@pytest.mark.parametrize("kind", ["c51", "quantile"])
-def test_distributional_gradients_equal_autograd(kind):
-    head = build_head(kind, low=-3.0, high=3.0, bins=9)
-    out = torch.randn(2, 7, head.outputs, requires_grad=True)
-    target = head.backup(torch.randn(2, 7, head.outputs), torch.randn(7), torch.full((7,), 0.9))
-    (expected,) = torch.autograd.grad(head.loss(out, target), out)
-    torch.testing.assert_close(head.loss_grad(out.detach(), target), expected, rtol=1e-4, atol=1e-6)
-    weight = torch.randn(2, 7)
-    (expected,) = torch.autograd.grad((head.value(out) * weight).sum(), out)
-    torch.testing.assert_close(head.value_grad(out.detach(), weight), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_symlog_golden_numbers_and_inverse():
@@ -185,11 +172,8 @@ def test_symlog_golden_numbers_and_inverse():
 
 
 @pytest.mark.parametrize("kind", ["twohot", "hlgauss"])
-def test_symlog_head_reads_back_large_values_and_its_gradient(kind):
+def test_symlog_head_reads_back_large_values(kind):
     head = build_head(kind, low=-10.0, high=10.0, bins=101, symlog=True)
     assert isinstance(head, CategoricalHead)
     y = torch.tensor([500.0, -3.0, 0.0])
     torch.testing.assert_close(head.value(head.spread(y).clamp_min(1e-30).log()[None])[0], y, rtol=2e-3, atol=2e-3)
-    out = torch.randn(1, 3, 101, requires_grad=True)
-    (expected,) = torch.autograd.grad(head.value(out).sum(), out)
-    torch.testing.assert_close(head.value_grad(out.detach(), torch.ones(1, 3)), expected, rtol=1e-3, atol=1e-5)

@@ -6,8 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import array_api_compat.numpy as numpy_xp
+import array_api_compat.torch as torch_xp
 import numpy as np
 import pytest
+import torch
 
 from robot_rl.sim.card_arm import TOOL, CardArm
 from robot_rl.sim.check import check
@@ -15,6 +18,7 @@ from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_card import new_card
 from robot_rl.sim.robot_model import digest, load, mujoco
+from robot_rl.sim.world import View
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types.card import OPEN, Card
 
@@ -136,6 +140,41 @@ def test_reach_on_a_new_arm_keeps_the_contract_and_can_be_solved(small: Card, ac
     assert len(env.io.obs_names) == env.io.obs["state"][0][0]
     env.close()
     assert solved(small, action) == 1.0
+
+
+class _TorchDraw:
+    def uniform(self, *shape: int, low: Any = 0.0, high: Any = 1.0) -> torch.Tensor:
+        return low + (high - low) * torch.rand(6, *shape, generator=torch.Generator().manual_seed(0))
+
+    def normal(self, *shape: int, std: Any = 1.0) -> torch.Tensor:
+        raise NotImplementedError
+
+
+@both
+def test_terms_are_the_same_in_numpy_and_torch_so_that_gpu_engines_run_them(small: Card, action: str) -> None:
+    world = Reach(robot=small, action=action)
+    start = world.reset(_TorchDraw(), 6, torch_xp)
+    numbers = {name: np.array(value) for name, value in vars(start).items() if name != "task"}
+    views: list[Any] = []
+    for xp, kind in ((numpy_xp, np.array), (torch_xp, lambda x: torch.tensor(np.array(x)))):
+        task = {key: kind(value) for key, value in start.task.items()}
+        zero = kind(np.zeros((6, len(world.action_names)), np.float32))
+        state = {name: kind(value) for name, value in numbers.items()}
+        views.append(
+            View(xp=xp, sensors={}, action=zero, previous_action=zero, step=kind(np.zeros(6)), task=task, **state)
+        )
+    view, other = views
+    wish = np.asarray(world.expert(np.asarray(world.observe(view))), np.float32)
+    for _ in range(3):
+        control = world.control(view, wish)
+        np.testing.assert_allclose(np.asarray(world.control(other, torch.tensor(wish))), control, atol=1e-9)
+        view.qpos[:, :5] = control[:, :5]  # an arm that follows at once
+        other.qpos[:, :5] = torch.tensor(control[:, :5])
+        for one in views:
+            world.update(one)
+    np.testing.assert_allclose(np.asarray(world.observe(other)), world.observe(view), atol=1e-5)
+    np.testing.assert_allclose(np.asarray(world.reward(other)), world.reward(view), atol=1e-6)
+    assert (np.asarray(world.reward(view)) > 0).all()
 
 
 def test_starts_and_targets_are_free_of_contacts_and_in_the_workspace(small: Card) -> None:

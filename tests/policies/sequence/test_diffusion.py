@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.policies.nets.diffusion import Schedule, ddim_step, denoise_clip, step_log_density
+from robot_rl.policies.nets.diffusion import NoiseSchedule, ddim_step, denoise_clip, step_log_density
 from robot_rl.policies.sequence.diffusion import Diffusion, DiffusionOptions
 from robot_rl.types import Episode, IOSpec
 
@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
 
 
 def test_cosine_schedule_golden() -> None:
-    short, long = Schedule.cosine(20), Schedule.cosine(100)
+    short, long = NoiseSchedule.cosine(20), NoiseSchedule.cosine(100)
     assert float(short.beta[0]) == pytest.approx(0.007993, abs=1e-6)
     assert float(short.beta[19]) == pytest.approx(0.999)
     assert float(short.alpha_bar[0]) == pytest.approx(0.992007, abs=1e-6)
@@ -37,7 +37,7 @@ def test_denoise_clip_golden_and_a_chain_of_one() -> None:
 
 
 def test_ddim_with_the_true_noise_returns_the_clean_chunk() -> None:
-    schedule, g = Schedule.cosine(20), torch.Generator().manual_seed(0)
+    schedule, g = NoiseSchedule.cosine(20), torch.Generator().manual_seed(0)
     clean, noise = torch.rand(5, 3, generator=g) * 1.8 - 0.9, torch.randn(5, 3, generator=g)
     x = schedule.noised(clean, noise, torch.full((5,), 12))
     end = ddim_step(schedule, x, noise, 12, -1)
@@ -47,7 +47,7 @@ def test_ddim_with_the_true_noise_returns_the_clean_chunk() -> None:
 
 
 def test_ddim_eta_one_has_the_variance_of_ddpm() -> None:
-    schedule = Schedule.cosine(20)
+    schedule = NoiseSchedule.cosine(20)
     here, there, beta = float(schedule.alpha_bar[9]), float(schedule.alpha_bar[8]), float(schedule.beta[9])
     step = ddim_step(schedule, torch.zeros(1, 1), torch.zeros(1, 1), 9, 8, eta=1.0)
     assert step.std**2 == pytest.approx((1 - there) / (1 - here) * beta)
@@ -55,7 +55,7 @@ def test_ddim_eta_one_has_the_variance_of_ddpm() -> None:
 
 def test_clipping_recomputes_the_noise() -> None:
     """x, clean and noise stay one triple: sqrt(ab) clean + sqrt(1 - ab) noise = x."""
-    schedule = Schedule.cosine(20)
+    schedule = NoiseSchedule.cosine(20)
     x, wrong = torch.tensor([[2.0]]), torch.tensor([[-1.0]])
     step = ddim_step(schedule, x, wrong, 9, 8)
     assert step.clean.item() == 1.0
@@ -65,7 +65,7 @@ def test_clipping_recomputes_the_noise() -> None:
 
 
 def test_density_uses_the_floor_and_refuses_a_deterministic_step() -> None:
-    schedule = Schedule.cosine(20)
+    schedule = NoiseSchedule.cosine(20)
     step = ddim_step(schedule, torch.zeros(1, 1), torch.zeros(1, 1), 9, 8)
     with pytest.raises(ValueError, match="deterministic"):
         step_log_density(step, step.mean, floor=0.0)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.policies.nets.diffusion import Schedule
+from robot_rl.policies.nets.diffusion import NoiseSchedule
 from robot_rl.policies.sequence.rl100 import Chains, Rl100, Rl100Options, decisions
-from robot_rl.policies.sequence.rl100_chain import Chain, chain_loss
+from robot_rl.policies.sequence.rl100_chain import DenoisingChain, chain_loss
 from robot_rl.types import Episode, IOSpec, Rollout
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -66,8 +66,8 @@ def test_what_is_left_behind_the_improvement_teaches_the_student_alone() -> None
 
 def test_density_along_the_chain_is_that_of_the_draws() -> None:
     """A network that always predicts noise 0: every step is a Gaussian around a multiple of x, worked by hand."""
-    schedule = Schedule.cosine(4)
-    chain = Chain(schedule, 2, 1, eta=1.0, floor=0.1)
+    schedule = NoiseSchedule.cosine(4)
+    chain = DenoisingChain(schedule, 2, 1, eta=1.0, floor=0.1)
     state, draw = torch.zeros(3, 1), torch.Generator().manual_seed(0)
     start = torch.randn(3, 2, generator=draw) * 0.1
     latents = chain.sample(lambda s, x, t: torch.zeros_like(x), state, start, draw)
@@ -78,15 +78,17 @@ def test_density_along_the_chain_is_that_of_the_draws() -> None:
     expected = torch.distributions.Normal(mean, 0.1).log_prob(latents[:, 1]).clamp(-5, 2) * executed
     found = chain.log_density(torch.zeros(3, 1, 2), latents, executed)
     torch.testing.assert_close(found[:, 0], expected.sum(1) / executed.sum(1))
-    total = Chain(schedule, 2, 1, eta=1.0, floor=0.1, reduce="sum").log_density(torch.zeros(3, 1, 2), latents, executed)
+    total = DenoisingChain(schedule, 2, 1, eta=1.0, floor=0.1, reduce="sum").log_density(
+        torch.zeros(3, 1, 2), latents, executed
+    )
     torch.testing.assert_close(total[:, 0], expected.sum(1))
 
 
 def test_a_chain_without_density_is_refused() -> None:
     with pytest.raises(ValueError, match="no density"):
-        Chain(Schedule.cosine(4), 2, 2, floor=0.0)
+        DenoisingChain(NoiseSchedule.cosine(4), 2, 2, floor=0.0)
     with pytest.raises(ValueError, match="tuned is 3"):
-        Chain(Schedule.cosine(4), 2, 3)
+        DenoisingChain(NoiseSchedule.cosine(4), 2, 3)
 
 
 def test_loss_stops_at_the_clip_range_of_each_step_and_weighs_noisy_steps_less() -> None:
