@@ -10,7 +10,7 @@ import numpy as np
 from robot_rl.data.units import in_units, meaning_of
 from robot_rl.real.core.spec import POSITION, RobotSpec
 from robot_rl.real.port import Port, SpecPort, ported
-from robot_rl.types import Loaded, Policy
+from robot_rl.types import Loaded, Policy, Seen
 
 
 class Unfit(ValueError):
@@ -49,6 +49,8 @@ class Pilot:
         interpolate: go straight to the next target; False commands it at once.
         chunk_steps: points per chunk, 1 = steps.
         blend_steps: decisions over which a swapped policy takes over.
+        seen: what its training saw; a first observation far from it is told before the robot moves.
+        say: is told so.
 
     Raises:
         Unfit: rates that do not fit.
@@ -66,6 +68,8 @@ class Pilot:
         interpolate: bool = True,
         chunk_steps: int = 1,
         blend_steps: int = 5,
+        seen: Seen | None = None,
+        say: Callable[[str], object] = print,
     ) -> None:
         ratio = rate / port.io.control_hz
         if abs(ratio - round(ratio)) > 1e-6 or ratio < 1.0 - 1e-6:
@@ -80,6 +84,7 @@ class Pilot:
         self._count = 0
         self._from = self._to = np.zeros(0)
         self._started = False
+        self._seen, self._say = seen, say
         self._blend_from: tuple[Policy, Port] | None = None
         self._blend_left = 0
 
@@ -143,7 +148,13 @@ class Pilot:
         velocity: np.ndarray,
         task: Mapping[str, np.ndarray],
     ) -> np.ndarray:
-        action = policy.act(port.observe(position, velocity, task), deterministic=self._deterministic).value
+        obs = port.observe(position, velocity, task)
+        if self._seen is not None and port is self.port:
+            strange, self._seen = self._seen.strange(obs, port.io.obs_names), None  # once: it is read in a control loop
+            if strange:
+                more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+                self._say(f"the robot is where training never was: {'; '.join(strange[:3])}{more}")
+        action = policy.act(obs, deterministic=self._deterministic).value
         return port.act(np.asarray(action, np.float32))
 
     def _as_chunk(self) -> Setpoints:

@@ -282,7 +282,7 @@ def test_weights_of_anything_else_are_refused():
         ({"endpoint": "nonsense"}, "endpoint"),
         ({"name": "a/*"}, "name"),
         ({"user": "me"}, "password"),
-        ({"lost_s": 0.0}, "greater than 0"),
+        ({"lost_s": 0.0}, "expected a number above 0"),
     ],
 )
 def test_settings_refuse_what_is_unsafe_or_nonsense(wrong, message):

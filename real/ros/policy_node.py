@@ -210,6 +210,8 @@ class PolicyNode(LifecycleNode):
             interpolate=bool(self._value("interpolate")),
             chunk_steps=int(self._value("chunk_steps")),
             blend_steps=int(self._value("blend_steps")),
+            seen=loaded.io.seen,
+            say=self.get_logger().warning,
         )
 
     def _watch(self, port: Port) -> None:

@@ -47,6 +47,26 @@ class Seen:
 
         return cls({key: quantiles(rows) for key, rows in obs.items()}, quantiles(action), int(count), float(rate))
 
+    def strange(self, obs: Mapping[str, np.ndarray], names: tuple[str, ...] = ()) -> list[str]:
+        """Components of vector observations that are far from all that training saw, one line each.
+
+        Far is beyond the outermost quantiles by more than they are apart.
+
+        Args:
+            obs: key -> (N, S).
+            names: of the components of "state", where known.
+        """
+        lines = []
+        for key in self.obs.keys() & obs.keys():
+            rows = np.asarray(obs[key], np.float64)
+            for i, (ends, column) in enumerate(zip(self.obs[key], rows.T)):
+                low, high = ends[0], ends[-1]
+                far = (column < low - (high - low)) | (column > high + (high - low))
+                if high > low and far.any():
+                    name = names[i] if key == "state" and names else f"{key}[{i}]"
+                    lines.append(f"{name} is {column[far][0]:.4g}, training saw {low:.4g} to {high:.4g}")
+        return lines
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready form."""
         return {

@@ -42,9 +42,9 @@ def test_an_unknown_side_or_word_is_refused():
 
 
 def test_the_report_counts_pairs_and_names_what_falls_below_the_rule(tmp_path):
-    """Hopper: 2 of 4 pairs and a tie; Swimmer: none of 4, which is below three of 25."""
+    """Hopper: 2 of 4 pairs and a tie, too few to judge; Swimmer: 2 and a tie of 25, which is below three."""
     wins = {("Hopper-v5", "ours"): (3, 1), ("Hopper-v5", "sb3"): (2, 1)}
-    losses = {("Swimmer-v5", "ours"): (0, 1), ("Swimmer-v5", "sb3"): (5, 6)}
+    losses = {("Swimmer-v5", "ours"): (0, 0, 0, 0, 6), ("Swimmer-v5", "sb3"): (5, 5, 6, 7, 7)}
     other = {("Pusher-v5", "ours"): (0,), ("Pusher-v5", "sb3"): (1,)}  # a user's own: no part of the mean over tasks
     for (task, method), values in (wins | losses | other).items():
         for seed, value in enumerate(values):
@@ -54,6 +54,6 @@ def test_the_report_counts_pairs_and_names_what_falls_below_the_rule(tmp_path):
     text = report.write(tmp_path / "online")
     assert (tmp_path / "online.md").read_text() == text
     assert "| Hopper-v5 (t) | 2 (3, 1) | 1.5 (2, 1) | 2.5 of 4 |" in text
-    assert "| Swimmer-v5 | 0.5 (0, 1) | 5.5 (5, 6) | 0 of 4, **below the rule** |" in text
-    assert "probability of improvement 0.31" in text  # (2.5 / 4 + 0) / 2
+    assert "| Swimmer-v5 | 1.2 (0, 0, 0, 0, 6) | 6 (5, 5, 6, 7, 7) | 2.5 of 25, **below the rule** |" in text
+    assert "probability of improvement 0.36" in text  # (2.5 / 4 + 2.5 / 25) / 2
     assert (tmp_path / "online" / "ppo_50.png").stat().st_size > 1000

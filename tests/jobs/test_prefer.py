@@ -97,7 +97,7 @@ def test_a_person_answers_and_stops(log, tmp_path):
     ("options", "message"),
     [
         ({"length": 21}, "no episode has 21 steps, the longest has 20"),
-        ({"rule": "best"}, "rule\n  Input should be 'uniform', 'disagreement' or 'entropy'"),
+        ({"rule": "best"}, "expected one of uniform, disagreement or entropy"),
         ({"labels": "ask", "ask": lambda _: "q"}, "0 answers"),
         ({"tie": 1e9}, "0 of them decided"),
         ({"labels": "nobody.jsonl"}, "expected return, ask, or a pairs.jsonl"),

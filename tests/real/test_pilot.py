@@ -15,7 +15,7 @@ from robot_rl.real.graph import EXECUTABLES, ORDER, GraphArgs, GraphError, envir
 from robot_rl.real.operator import Edge, JointSteer, deadband
 from robot_rl.real.pilot import Pilot, Unfit, fitted, prove
 from robot_rl.real.port import SpecPort
-from robot_rl.types import Action, Loaded
+from robot_rl.types import Action, Loaded, Seen
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,6 +118,21 @@ def test_policy_of_another_range_commands_what_its_own_numbers_say(make_arm):
     np.testing.assert_allclose(made.tick(np.zeros(3), np.zeros(3), {}).values[0], [0.5, -0.25, 1.98], atol=1e-6)
     assert heard == [heard[0]]
     assert "(j2_absolute): clipped" in heard[0]
+
+
+def test_robot_that_is_where_training_never_was_is_told_once(make_arm):
+    port, heard = SpecPort(make_arm(), 10.0), []
+    rows = np.random.default_rng(0).uniform(-0.5, 0.5, (1000, 6))
+    rows[:, 5] = 0.0  # what never moved tells nothing
+    seen = Seen.of({"state": rows}, rows[:, :3], count=1000, rate=10.0)
+    made = Pilot(Constant(port.io, np.zeros(3)), port, identity="p", rate=10.0, seen=seen, say=heard.append)
+    for _ in range(3):
+        made.tick(np.array([0.9, 1.8, -1.9]), np.array([0.0, 0.0, 1.0]), {})
+    assert len(heard) == 1
+    assert "joint_positions_1 is 1.8, training saw -0.4981 to 0.4989" in heard[0]
+    assert "joint_positions_2 is -1.9" in heard[0]
+    assert "joint_positions_0" not in heard[0]
+    assert "joint_velocities" not in heard[0]
 
 
 def test_policy_that_reads_its_last_action_reads_it_on_its_own_scale(make_arm):
