@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl import __version__, child
+from robot_rl import child
 from robot_rl.bench import curves
 from robot_rl.checkpoint import write_json
+from robot_rl.version import __version__
 
 METHODS = ("srl4", "srl8", "sac1", "sac4", "sac8")
 """SRL with J, and SAC-j with j; j = 1 is SAC, its action held where decisions are rarer."""

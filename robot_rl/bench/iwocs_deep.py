@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl import __version__
 from robot_rl.checkpoint import load_state, save_state, write_json
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.worst_case import Point, worst_case
 from robot_rl.types import Step
+from robot_rl.version import __version__
 
 METHODS = ("iwocs", "randomised", "nominal")
 _CALIBRATION, _SEARCH, _TEST = 10_000, 20_000, 30_000

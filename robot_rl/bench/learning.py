@@ -13,10 +13,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from robot_rl import __version__, child
+from robot_rl import child
 from robot_rl.checkpoint import write_json
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import read_metrics
+from robot_rl.version import __version__
 
 PEER = {"sac": "SAC", "ppo": "PPO"}
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl import __version__, child
+from robot_rl import child
 from robot_rl.checkpoint import write_json
 from robot_rl.ope.ranking import regret_at_k
 from robot_rl.stats import rank_correlation
+from robot_rl.version import __version__
 
 CONTROLLERS = {
     "pendubot": ("ilqr_tvlqr_lqr", "mcpilco", "sac_lqr"),
