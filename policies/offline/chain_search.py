@@ -18,7 +18,7 @@ from robot_rl.policies.offline.chain_search_parts.log import MARGIN, Signals, St
 from robot_rl.policies.offline.chain_search_parts.mechanics import HingeChain
 from robot_rl.policies.offline.chain_search_parts.policy import ChainPolicy
 from robot_rl.policies.offline.chain_search_parts.trials import (
-    Trial,
+    SwingTrial,
     Variants,
     best_rest,
     fit_reward,
@@ -304,7 +304,7 @@ class ChainSearch(Learner[ChainSearchOptions, Transitions]):
         """(P,) mean reward per step and share held of (D, P) candidates."""
         assert self._driven is not None
         single, swing = candidates.float()[:, None, :], self.policy.bound(torch.float32)
-        trial = Trial(
+        trial = SwingTrial(
             self._task["reward"],
             self._driven,
             steps=self._trial_steps,

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from robot_rl.policies.nets.expression import Expression, observables
-from robot_rl.policies.nets.label_worker import LabelWorker
 from robot_rl.policies.nets.picture_labels import VisionModel, read_label
+from robot_rl.policies.reward.annotator_worker import LabelWorker
 from robot_rl.policies.vla.text_models import open_model, user_object
 from robot_rl.types import IOSpec
 from robot_rl.types.options import Count, NotNegative, Part, Positive, Whole

@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from robot_rl.policies.nets.expression import Expression, observables
 from robot_rl.policies.vla.picture_text import PictureTextEncoder, open_encoder
-from robot_rl.types import IOSpec
-from robot_rl.types.options import Count, NotNegative, Number, Whole
+from robot_rl.types import IOSpec, Options
+from robot_rl.types.options import Count, Number, Positive
+
+
+class ContrastOptions(Options):
+    """Of a reward from two sentences."""
+
+    good: str
+    """What should be seen."""
+    bad: str
+    """What should not."""
+    camera: str = "front"
+    """Which pictures."""
+    z_max: Positive | None = None
+    """Where r_clg is 0; null: `calibrate` finds it."""
+    every: Count = 1
+    """Control steps between looks; r_clg is held in between."""
+    terms: tuple[str, ...] = ()
+    """Programs, see `Expression`."""
+    speed: str | None = None
+    """Program, or null."""
+    v_max: Positive = 1.0
+    """Largest wanted speed."""
+    keep_below: Number | None = None
+    """Reward of the environment at and below which it is kept; null: never."""
+    calibration: Count = 200
+    """Random steps for `calibrate`."""
+
+
+class OpenedContrastOptions(ContrastOptions):
+    """The same, and what reads pictures and sentences."""
+
+    encoder: str
+    """A CLIP model's folder or a file of `TinyEncoder.save`."""
 
 
 class ContrastReward:
@@ -24,37 +56,24 @@ class ContrastReward:
     collision), that is paid in place of the product.
 
     Args:
+        options: of the reward.
         encoder: see `PictureTextEncoder`.
-        good, bad: sentences.
-        camera: which pictures.
-        z_max: where r_clg is 0; None: `calibrate` finds it.
-        every: control steps between looks; r_clg is held in between.
-        terms: programs, see `Expression`.
-        speed: program, or None.
-        v_max: largest wanted speed.
-        keep_below: reward of the environment at and below which it is kept; None: never.
-        calibration: random steps for `calibrate`.
 
     Raises:
-        ValueError: an option out of range, or sentences that the encoder cannot tell apart.
+        ValueError: sentences that the encoder cannot tell apart.
 
     Source: VLM-RL: contrasting language goal as reward, z_max .03 and 25 km/h there. z_max as the 95th percentile on
     random frames, and the lower bound of r_speed, are ours.
     """
 
-    def __init__(
-        self, encoder: PictureTextEncoder, *, good: str, bad: str, camera: str = "front", z_max: Number | None = None,
-        every: int = 1, terms: Sequence[str] = (), speed: str | None = None, v_max: NotNegative = 1.0,
-        keep_below: Number | None = None, calibration: int = 200,
-    ) -> None:  # fmt: skip
-        if every < 1 or v_max <= 0 or calibration < 1 or (z_max is not None and not z_max > 0):
-            raise ValueError(f"every, v_max, calibration, z_max are {every}, {v_max}, {calibration}, {z_max}")
-        self._encoder, self._every, self._v_max, self._keep = encoder, every, v_max, keep_below
-        self.cameras, self.image_size, self.z_max, self.calibration = (camera,), encoder.image_size, z_max, calibration
+    def __init__(self, options: ContrastOptions, encoder: PictureTextEncoder) -> None:
+        self._encoder, self._every, self._v_max = encoder, options.every, options.v_max
+        self._keep, self.cameras, self.image_size = options.keep_below, (options.camera,), encoder.image_size
+        self.z_max, self.calibration, good, bad = options.z_max, options.calibration, options.good, options.bad
         self._texts = encoder.texts([good, bad])
         if float(self._texts[0] @ self._texts[1]) > 1 - 1e-6:
             raise ValueError(f"the encoder cannot tell '{good}' from '{bad}'; say it otherwise")
-        self._codes, self._speed_code = list(terms), speed
+        self._codes, self._speed_code = list(options.terms), options.speed
         self._terms: list[Expression] = []
         self._speed: Expression | None = None
         self._places: dict[str, list[int]] = {}
@@ -135,13 +154,6 @@ class ContrastReward:
         self._age, self._held, self.z_max = np.array(state["age"]), np.array(state["held"]), state["z_max"]
 
 
-def contrast(
-    *, encoder: str, good: str, bad: str, camera: str = "front", z_max: Number | None = None, every: Count = 1,
-    terms: Sequence[str] = (), speed: str | None = None, v_max: NotNegative = 1.0, keep_below: Number | None = None,
-    calibration: Whole = 200,
-) -> ContrastReward:  # fmt: skip
-    """`ContrastReward` from plain values; `encoder` is a CLIP model's folder or a file of `TinyEncoder.save`."""
-    return ContrastReward(
-        open_encoder(encoder), good=good, bad=bad, camera=camera, z_max=z_max, every=every, terms=terms, speed=speed,
-        v_max=v_max, keep_below=keep_below, calibration=calibration,
-    )  # fmt: skip
+def contrast(options: OpenedContrastOptions) -> ContrastReward:
+    """`ContrastReward` from plain values."""
+    return ContrastReward(options, open_encoder(options.encoder))

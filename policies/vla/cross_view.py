@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from pydantic import field_validator
 
-from robot_rl.policies.vla.imitation import PROPRIO, VlaImitation
-from robot_rl.types import IOSpec
-from robot_rl.types.options import Count, NotNegative, Positive, Rate, Share, Whole
+from robot_rl.policies.vla.imitation import ChunkCloning, VlaImitationOptions
+from robot_rl.types import IOSpec, Needs
+from robot_rl.types.options import Share
 
 
-class CrossViewImitation(VlaImitation):
+class CrossViewOptions(VlaImitationOptions):
+    """Of imitation under goals that another camera shows; `cameras` are the policy's own."""
+
+    goal_camera: str = "front"
+    """Whose pictures are goals."""
+    last: Share = 0.8
+    """Share of goals that are the last picture of an episode; the rest is any later one."""
+
+    @field_validator("weights")
+    @classmethod
+    def check_weights(cls, weights: str) -> str:
+        """Refuse weights: a goal that was reached is a good one."""
+        if weights != "none":
+            raise ValueError("expected none: every chunk leads to the picture that was seen behind it")
+        return weights
+
+
+class CrossViewImitation(ChunkCloning[CrossViewOptions]):
     """`VlaImitation` whose goal is a picture by a camera that is not among its own.
 
     The log has both cameras. In training "image.<goal_camera>" of every row is replaced by what that camera saw at the
@@ -22,61 +38,19 @@ class CrossViewImitation(VlaImitation):
     another camera, of another scene, and the network (one set of convolutions for all views) are ours.
     """
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        goal_camera: str = "front",
-        last: Share = 0.8,
-        cameras: Sequence[str] | None = None,
-        batch_size: Count = 64,
-        head: str = "gaussian",
-        head_options: dict[str, Any] | None = None,
-        horizon_pred: Count = 10,
-        horizon_exec: Count = 5,
-        proprio: Sequence[str] = PROPRIO,
-        backbone: dict[str, Any] | None = None,
-        trunk: Sequence[Count] = (256, 256),
-        lr: Rate = 1e-3,
-        warmup: Whole = 50,
-        decay_updates: Whole = 0,
-        weight_decay: NotNegative = 1e-4,
-        grad_norm: Positive = 1.0,
-        average: Share = 0.99,
-        metrics_every: Whole = 50,
-    ) -> None:
+    def __init__(self, options: CrossViewOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the policy for `io`.
 
         Args:
+            options: of the method.
             io: with "image.<goal_camera>" and "instruction".
-            seed: see `VlaImitation`, as for everything that is not named below.
+            seed: of weights and draws.
             device: torch device.
-            gamma: part of every learner's signature.
-            goal_camera: whose pictures are goals.
-            last: share of goals that are the last picture of an episode; the rest is any later one.
-            cameras: own pictures; None = all but the goal's, [] = none (own state and goal picture alone).
-            batch_size: windows per update.
-            head: "gaussian", "token" or "flow".
-            head_options: of the head.
-            horizon_pred: H actions in a chunk.
-            horizon_exec: actions executed before the next decision.
-            proprio: components of "state" that the policy sees.
-            backbone: see `Recipe`; one set of weights reads all pictures, the goal's too.
-            trunk: widths of the layers behind it.
-            lr: step size.
-            warmup: updates over which it rises.
-            decay_updates: updates at which a cosine brings it to 0; 0 keeps it.
-            weight_decay: of AdamW.
-            grad_norm: gradients are cut at this norm.
-            average: decay of the average of the weights that acts.
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
             ValueError: the goal's camera is missing, or is among the policy's own.
         """
+        goal_camera, cameras = options.goal_camera, options.cameras
         there = [key.removeprefix("image.") for key in io.obs if key.startswith("image.")]
         if goal_camera not in there:
             raise ValueError(
@@ -86,11 +60,17 @@ class CrossViewImitation(VlaImitation):
         own = tuple(name for name in there if name != goal_camera) if cameras is None else tuple(cameras)
         if goal_camera in own:
             raise ValueError(f"'{goal_camera}' shows the goal and cannot show the scene; cameras are {list(own)}")
-        super().__init__(
-            io, seed=seed, device=device, gamma=gamma, batch_size=batch_size, head=head, head_options=head_options,
-            horizon_pred=horizon_pred, horizon_exec=horizon_exec, cameras=(*own, goal_camera), proprio=proprio,
-            backbone=backbone, trunk=trunk, lr=lr, warmup=warmup, decay_updates=decay_updates,
-            weight_decay=weight_decay, grad_norm=grad_norm, average=average, metrics_every=metrics_every,
-        )  # fmt: skip
-        self.reads = ("episode", "step")
-        self.goal_pictures = {"camera": goal_camera, "last": last}
+        seen = options.model_copy(update={"cameras": (*own, goal_camera)})
+        super().__init__(seen, io, seed=seed, device=device)
+
+    @classmethod
+    def needs(cls, options: CrossViewOptions, io: IOSpec) -> Needs:
+        """Windows with a picture of a goal each: a log without rewards will do."""
+        pictures = {"camera": options.goal_camera, "last": options.last}
+        return Needs(
+            rows=options.batch_size,
+            window=options.horizon_pred,
+            extras=("episode", "step"),
+            rewardless=True,
+            goal_pictures=pictures,
+        )

@@ -6,10 +6,11 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from robot_rl.advantage import gae, group_advantage, policy_loss, row_weight, value_loss_rows
@@ -17,14 +18,59 @@ from robot_rl.advantage.weights import drop_zero_variance
 from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
 from robot_rl.policies.vla.grpo_waves import Wave, moments, play
 from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, save_folder
-from robot_rl.types import IOSpec, Learner, Metrics
-from robot_rl.types.options import Count, Discount, NotNegative, Positive, Rate, Share, Whole
+from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options
+from robot_rl.types.options import Count, Discount, NotNegative, Part, Positive, Rate, Share, Whole
 
 DRIFT = 0.02
 """Largest difference of a log-probability between acting and learning that counts as the same."""
 
 
-class VlaGrpo(Learner):
+class VlaGrpoOptions(Options):
+    """Of group-relative learning of a vision-language-action policy."""
+
+    groups: Count = 8
+    """With different outcomes, wanted in a round."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Episodes from one start; must divide num_envs."""
+    refills: Whole = 3
+    """Further waves in a round while groups are missing."""
+    advantage: Literal["grpo", "gae"] = "grpo"
+    """gae: over turns with the policy's value head (no groups are dropped then)."""
+    gae_lambda: Discount = 0.95
+    """Of gae, per turn."""
+    progress: Literal["none", "srpo"] = "none"
+    """Whether failures score by how near they came to successes."""
+    progress_scale: Part = 0.8
+    """Largest score of a failure, which never counts as much as a success."""
+    demos: Whole = 0
+    """Of the scripted expert, for each sentence, that the memory of srpo begins with."""
+    minibatch: Count = 256
+    """Decisions per optimiser step."""
+    epochs: Count = 2
+    """Passes over a round, at most; see `target_kl`."""
+    lr: Rate = 3e-4
+    """Of trunk, head and value."""
+    backbone_lr: NotNegative = 1e-4
+    """Of the backbone; 0 leaves it as it is."""
+    lr_warmup: Whole = 5
+    """Optimiser steps over which both rise."""
+    clip: tuple[Share, NotNegative] = (0.2, 0.28)
+    """Widths of the ratio clip below and above 1, per logp entry (action of a chunk, or token)."""
+    target_kl: NotNegative = 0.1
+    """The round's updates stop once the estimated KL per entry is above this; 0 = never."""
+    entropy_coef: NotNegative = 0.0
+    """Weight of the entropy (heads that know it)."""
+    value_coef: NotNegative = 0.5
+    """Weight of the value loss, for gae."""
+    explore: Share = 0.0
+    """Smallest deviation of a gaussian head at the start; imitation leaves too little to try."""
+    grad_norm: Positive = 1.0
+    """Gradients are cut at this norm."""
+    scratch: dict[str, Any] | None = None
+    """Recipe of a fresh policy (see `Recipe`), to begin without init=."""
+
+
+class VlaGrpo(Learner[VlaGrpoOptions, Any]):
     """Learner of whole episodes; it brings its own loop. One decision (chunk) is one turn.
 
     Each round plays waves of episodes, `group_size` from each start (the same state and sentence), until `groups`
@@ -43,105 +89,47 @@ class VlaGrpo(Learner):
     """`robot-rl train init=<run>` begins with that run's policy, and keeps the learner that policy= names."""
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        groups: Count = 8,
-        group_size: Count = 8,
-        refills: Whole = 3,
-        advantage: str = "grpo",
-        gae_lambda: Discount = 0.95,
-        progress: str = "none",
-        progress_scale: Positive = 0.8,
-        demos: Whole = 0,
-        minibatch: Count = 256,
-        epochs: Count = 2,
-        lr: Rate = 3e-4,
-        backbone_lr: NotNegative = 1e-4,
-        lr_warmup: Whole = 5,
-        clip_low: Share = 0.2,
-        clip_high: NotNegative = 0.28,
-        target_kl: NotNegative = 0.1,
-        entropy_coef: NotNegative = 0.0,
-        value_coef: NotNegative = 0.5,
-        explore: Share = 0.0,
-        grad_norm: Positive = 1.0,
-        scratch: dict[str, Any] | None = None,
+        self, options: VlaGrpoOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
         """Wait for a policy to begin with.
 
         Args:
+            options: of the method.
             io: with the observation "instruction".
             seed: of starts and draws.
             device: torch device.
             gamma: discount per control step, for advantage "gae"; outcomes of groups have none.
-            groups: with different outcomes, wanted in a round.
-            group_size: episodes from one start; must divide num_envs.
-            refills: further waves in a round while groups are missing.
-            advantage: "grpo", or "gae" over turns with the policy's value head (no groups are dropped then).
-            gae_lambda: of "gae", per turn.
-            progress: "none" or "srpo".
-            progress_scale: largest score of a failure, below 1.
-            demos: of the scripted expert, for each sentence, that the memory of "srpo" begins with.
-            minibatch: decisions per optimiser step.
-            epochs: passes over a round, at most; see `target_kl`.
-            lr: of trunk, head and value.
-            backbone_lr: of the backbone; 0 leaves it as it is.
-            lr_warmup: optimiser steps over which both rise.
-            clip_low, clip_high: widths of the ratio clip, per logp entry (action of a chunk, or token).
-            target_kl: the round's updates stop once the estimated KL per entry is above this; 0 = never.
-            entropy_coef: weight of the entropy (heads that know it).
-            value_coef: weight of the value loss, for "gae".
-            explore: smallest deviation of a "gaussian" head at the start; imitation leaves too little to try.
-            grad_norm: gradients are cut at this norm.
-            scratch: recipe of a fresh policy (see `Recipe`), to begin without init=.
-
-        Raises:
-            ValueError: an option out of range.
         """
-        if min(groups, group_size - 1, minibatch, epochs) < 1:
-            raise ValueError(
-                f"groups, group_size, minibatch, epochs are {groups}, {group_size}, {minibatch}, {epochs}; expected 1 "
-                "or more, and groups of at least 2"
-            )
-        if advantage not in ("grpo", "gae") or progress not in ("none", "srpo") or not 0 < progress_scale < 1:
-            raise ValueError(
-                f"advantage, progress, progress_scale are '{advantage}', '{progress}', {progress_scale}; expected grpo "
-                "or gae, none or srpo, and a number in (0, 1): a failure never counts as much as a success"
-            )
-        self._io, self._device, self._seed, self._gamma = io, device, seed, gamma
-        self._groups, self._size, self._refills = groups, group_size, refills
-        self._advantage, self._lambda = advantage, gae_lambda
-        self._progress, self._scale, self._demos = progress, progress_scale, demos
-        self._minibatch, self._epochs, self._clip = minibatch, epochs, (clip_low, clip_high)
-        self._rates, self._warm, self._kl = (lr, backbone_lr), lr_warmup, target_kl
-        self._coefs, self._norm, self._explore = (entropy_coef, value_coef), grad_norm, explore
+        super().__init__(options, io, seed=seed, device=device)
+        self._device, self._seed, self._gamma = device, seed, gamma
         self._starts, self._samples = np.random.default_rng([seed, 5]), torch.Generator(device=device).manual_seed(seed)
-        recipe = Recipe.from_dict(scratch) if scratch else Recipe((), (8, 8), (), 1, 1, "gaussian")
+        recipe = Recipe.from_dict(options.scratch) if options.scratch else Recipe((), (8, 8), (), 1, 1, "gaussian")
         self.policy = VlaPlayer(io, VlaPlanner(io, recipe, seed=seed, device=device))
         self.memory = SuccessMemory()
         self._env: Any = None
-        self._ready, self._steps = scratch is not None, 0
+        self._ready, self._steps = options.scratch is not None, 0
         self._first: Any = None  # as it began: its readings are what clips are compared by
         self.env_steps = 0
         if self._ready:
-            self._begin()
+            self._begin(options.explore)
+
+    @classmethod
+    def needs(cls, options: VlaGrpoOptions, io: IOSpec) -> Needs:
+        """An environment: it brings its own loop."""
+        return Needs(feeds="environment")
 
     @property
     def planner(self) -> VlaPlanner:
         """Of the policy."""
         return self.policy.planner
 
-    def _begin(self) -> None:
+    def _begin(self, explore: float) -> None:
         model = self.planner.model
-        if self._explore and self.planner.recipe.head == "gaussian":
+        if explore and self.planner.recipe.head == "gaussian":
             with torch.no_grad():
-                model.head.log_std.clamp_min_(float(np.log(self._explore)))
+                model.head.log_std.clamp_min_(float(np.log(explore)))
         self._first = copy.deepcopy(model)
-        roles, (lr, slow) = model.parameters_by_role(), self._rates
+        roles, lr, slow = model.parameters_by_role(), self.o.lr, self.o.backbone_lr
         trained = [{"params": [*roles["action"], *roles["value"]], "rate": lr}]
         if slow:
             trained.append({"params": [*roles["vision"], *roles["language"]], "rate": slow})
@@ -154,9 +142,9 @@ class VlaGrpo(Learner):
         Raises:
             ValueError: its copies are no multiple of the group size.
         """
-        self._io.check(env.io)
-        if env.num_envs % self._size:
-            raise ValueError(f"num_envs is {env.num_envs}, expected a multiple of group_size = {self._size}")
+        self.io.check(env.io)
+        if env.num_envs % self.o.group_size:
+            raise ValueError(f"num_envs is {env.num_envs}, expected a multiple of group_size = {self.o.group_size}")
         self._env = env
 
     def run(
@@ -175,7 +163,7 @@ class VlaGrpo(Learner):
             raise ValueError("VlaGrpo has no environment to learn in; call attach(env) first")
         if not self._ready:
             raise ValueError("this learner improves a policy: add init=<run of policy=vla/imitation>")
-        if self._progress == "srpo" and self._demos and not self.env_steps:
+        if self.o.progress == "srpo" and self.o.demos and not self.env_steps:
             self._remember_expert()
         while self.env_steps < total_steps:
             begun = time.perf_counter()
@@ -189,21 +177,21 @@ class VlaGrpo(Learner):
 
     def collect(self) -> tuple[list[Wave], Metrics]:
         """Waves of one round: as many as it takes for `groups` groups with spread, `refills` + the least at most."""
-        per_wave = self._env.num_envs // self._size
-        least = -(-self._groups // per_wave)
+        per_wave = self._env.num_envs // self.o.group_size
+        least = -(-self.o.groups // per_wave)
         waves: list[Wave] = []
         useful = 0
-        while len(waves) < least or (len(waves) < least + self._refills and useful < self._groups):
-            seeds = np.repeat(self._starts.integers(2**31, size=per_wave), self._size)
+        while len(waves) < least or (len(waves) < least + self.o.refills and useful < self.o.groups):
+            seeds = np.repeat(self._starts.integers(2**31, size=per_wave), self.o.group_size)
             wave = play(self._env, self.planner, seeds, generator=self._samples)
             waves.append(wave)
-            if self._advantage == "gae":
+            if self.o.advantage == "gae":
                 useful += per_wave
             else:
                 kept = np.asarray(drop_zero_variance(self.scores(wave), wave.group))
-                useful += int(kept.sum()) // self._size
+                useful += int(kept.sum()) // self.o.group_size
         won = np.concatenate([wave.success for wave in waves])
-        failed = np.concatenate([wave.success.reshape(-1, self._size).sum(1) == 0 for wave in waves])
+        failed = np.concatenate([wave.success.reshape(-1, self.o.group_size).sum(1) == 0 for wave in waves])
         return waves, {
             "rollout/success": float(won.mean()),
             "rollout/return": float(np.mean([wave.reward.sum(0).mean() for wave in waves])),
@@ -215,7 +203,7 @@ class VlaGrpo(Learner):
     def scores(self, wave: Wave) -> np.ndarray:
         """(N,) outcomes: 1 for success, else 0 or the progress of `srpo`."""
         score = wave.success.astype(np.float64)
-        if self._progress == "none":
+        if self.o.progress == "none":
             return score
         clips, still = self.clips(wave)
         goals = np.array(wave.goal)
@@ -225,7 +213,7 @@ class VlaGrpo(Learner):
                 self.memory.add_idle(text, still[i])
             lost = rows[~wave.success[rows]]
             if len(lost):
-                score[lost] = self._scale * np.nan_to_num(self.memory.progress(text, clips[lost]))
+                score[lost] = self.o.progress_scale * np.nan_to_num(self.memory.progress(text, clips[lost]))
         return score
 
     def clips(self, wave: Wave) -> tuple[np.ndarray, np.ndarray]:
@@ -249,7 +237,7 @@ class VlaGrpo(Learner):
     def learn(self, waves: Sequence[Wave]) -> Metrics:
         """Updates on the waves of one round."""
         rows = self._rows(waves)
-        if self._progress == "srpo":
+        if self.o.progress == "srpo":
             for wave in waves:  # only now: an episode is not compared with itself
                 clips, _ = self.clips(wave)
                 for i in np.flatnonzero(wave.success):
@@ -259,11 +247,11 @@ class VlaGrpo(Learner):
             return {"train/decisions": 0.0}
         found: list[dict[str, float]] = []
         generator = np.random.default_rng([self._seed, 9, self._steps])
-        for _ in range(self._epochs):
+        for _ in range(self.o.epochs):
             order = torch.as_tensor(generator.permutation(count), device=self._device)
-            for part in order.split(self._minibatch):
+            for part in order.split(self.o.minibatch):
                 found.append(self._update(rows, part, count))
-            if self._kl and found[-1]["kl"] > self._kl:
+            if self.o.target_kl and found[-1]["kl"] > self.o.target_kl:
                 break
         out = {f"train/{name}": float(np.mean([x[name] for x in found])) for name in found[0]}
         return {**out, "train/decisions": float(count), "train/updates": float(len(found))}
@@ -298,7 +286,7 @@ class VlaGrpo(Learner):
     def _credit(self, wave: Wave, score: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
         """(K, N) advantages and value targets, and (N,) bool episodes that teach."""
         count, episodes = wave.executed.shape[:2]
-        if self._advantage == "grpo":
+        if self.o.advantage == "grpo":
             kept = np.asarray(drop_zero_variance(score, wave.group))
             flat = np.asarray(group_advantage(score, wave.group))
             advantage = torch.as_tensor(flat, dtype=torch.float32, device=self._device).expand(count, episodes)
@@ -309,7 +297,7 @@ class VlaGrpo(Learner):
         value = wave.value.T.cpu()
         following = torch.cat([value[:, 1:], torch.zeros(episodes, 1)], 1)
         discount = (self._gamma ** wave.executed.sum(-1).T.cpu().float()) * (alive & ~last)  # the outcome ends it all
-        found, target = gae(reward, discount, value, following, discount * self._lambda)
+        found, target = gae(reward, discount, value, following, discount * self.o.gae_lambda)
         inside = found[alive]
         found = (found - inside.mean()) / (inside.std() + 1e-8)
         return found.T.to(self._device), target.T.to(self._device), np.ones(episodes, bool)
@@ -324,24 +312,24 @@ class VlaGrpo(Learner):
             self._check(logp.detach(), old, mask)
         weight = rows["weight"][part] * (count / len(part))
         advantage = rows["advantage"][part][:, None].expand_as(logp)
-        loss = policy_loss(logp, old, advantage, mask=mask, clip=self._clip, row_weights=weight)
+        loss = policy_loss(logp, old, advantage, mask=mask, clip=self.o.clip, row_weights=weight)
         total = loss
-        if self._coefs[0] and not bool(torch.isnan(entropy).any()):
-            total = total - self._coefs[0] * (entropy * mask).sum() / mask.sum().clamp_min(1)
-        if self._advantage == "gae":
-            total = total + self._coefs[1] * value_loss_rows(value, rows["target"][part], clip=None).mean()
+        if self.o.entropy_coef and not bool(torch.isnan(entropy).any()):
+            total = total - self.o.entropy_coef * (entropy * mask).sum() / mask.sum().clamp_min(1)
+        if self.o.advantage == "gae":
+            total = total + self.o.value_coef * value_loss_rows(value, rows["target"][part], clip=None).mean()
         self._steps += 1
         for group in self._optimiser.param_groups:
-            group["lr"] = group["rate"] * min(1.0, self._steps / max(1, self._warm))
+            group["lr"] = group["rate"] * min(1.0, self._steps / max(1, self.o.lr_warmup))
         self._optimiser.zero_grad(set_to_none=True)
         total.backward()
-        norm = float(nn.utils.clip_grad_norm_(self.planner.model.parameters(), self._norm))
+        norm = float(nn.utils.clip_grad_norm_(self.planner.model.parameters(), self.o.grad_norm))
         if not np.isfinite(norm):
             raise FloatingPointError("the gradient is not finite; lower lr, or begin from an earlier checkpoint")
         self._optimiser.step()
         with torch.no_grad():
             gap = (logp - old)[mask]
-            kl, clipped = (gap.exp() - 1.0 - gap).mean(), ((gap.exp() - 1.0).abs() > self._clip[0]).float().mean()
+            kl, clipped = (gap.exp() - 1.0 - gap).mean(), ((gap.exp() - 1.0).abs() > self.o.clip[0]).float().mean()
         return {
             "policy_loss": float(loss.detach()), "kl": float(kl), "clipped": float(clipped), "gradient_norm": norm,
             **({} if bool(torch.isnan(entropy).any()) else {"entropy": float(entropy[mask].mean())}),
@@ -366,10 +354,10 @@ class VlaGrpo(Learner):
             wave = play(self._env, self.planner, seeds, generator=self._samples, expert=self._env.expert)
             clips, still = self.clips(wave)
             for i, text in enumerate(wave.goal):
-                if wave.success[i] and self.memory.count(text) < self._demos:
+                if wave.success[i] and self.memory.count(text) < self.o.demos:
                     self.memory.add(text, clips[i])
                     self.memory.add_idle(text, still[i])
-            if all(self.memory.count(text) >= self._demos for text in set(wave.goal)):
+            if all(self.memory.count(text) >= self.o.demos for text in set(wave.goal)):
                 return
 
     def update(self, batches: Iterator[Any], /) -> Metrics:
@@ -416,11 +404,9 @@ class VlaGrpo(Learner):
         self.policy.load_state_dict(state["policy"])
         self._ready = True
         if state["kind"] == "vla_imitation":
-            self._begin()
+            self._begin(self.o.explore)
             return
-        explore, self._explore = self._explore, 0.0
-        self._begin()
-        self._explore = explore
+        self._begin(0.0)
         assert self._first is not None
         self._first.load_state_dict(state["first"])
         self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from robot_rl.advantage.regression import awr_weight
 from robot_rl.chunks import chunk_rows
-from robot_rl.policies.nets.row_weights import KINDS, mean_one, progress_weights, top_share
+from robot_rl.policies.vla.imitation_weights import mean_one, progress_weights, top_share
 from robot_rl.policies.vla.player import PROPRIO, Recipe, VLAObs, VlaPlanner, VlaPlayer, limit_stats, save_folder
-from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Transitions
-from robot_rl.types.options import Count, NotNegative, Positive, Rate, Share, Whole
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Options, Transitions
+from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 _SEEN = 20_000
 MARKS = (", advantage negative", ", advantage positive")
@@ -25,118 +26,97 @@ MARKS = (", advantage negative", ", advantage positive")
 _SHARE, _DROPPED = 0.3, 0.1
 
 
-class VlaImitation(Learner):
-    """Clones chunks of demonstrations.
+class VlaImitationOptions(Options):
+    """Of imitation by a vision-language-action policy."""
 
-    Losses: "gaussian" minus log-likelihood, "token" cross-entropy, "flow" squared error of the velocity, each over the
-    existing entries of the chunk. The policy that acts has an average of the weights.
+    batch_size: Count = 64
+    """Windows per update."""
+    head: Literal["gaussian", "token", "flow"] = "gaussian"
+    """What puts out a chunk."""
+    head_options: dict[str, Any] | None = None
+    """Of the head, see `policies.nets.vla_heads`."""
+    horizon_pred: Count = 10
+    """H actions in a chunk."""
+    horizon_exec: Count = 5
+    """Actions executed before the next decision."""
+    cameras: tuple[str, ...] | None = None
+    """Names; null = all that there are, [] = none."""
+    proprio: tuple[str, ...] = PROPRIO
+    """Components of "state" that the policy sees; "lag_*" means all that begin so."""
+    backbone: dict[str, Any] | None = None
+    """See `Recipe`; null is the small one of this repository, which knows the places of features."""
+    trunk: tuple[Count, ...] = (256, 256)
+    """Widths of the layers behind it."""
+    lr: Rate = 1e-3
+    """Step size."""
+    warmup: Whole = 50
+    """Updates over which it rises."""
+    decay_updates: Whole = 0
+    """Updates at which a cosine brings it to 0; 0 keeps it."""
+    weight_decay: NotNegative = 1e-4
+    """Of AdamW."""
+    grad_norm: Positive = 1.0
+    """Gradients are cut at this norm."""
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Decay of the average of the weights that acts; 0 = the weights themselves."""
+    weights: Literal["none", "awr", "ra_bc", "recap"] = "none"
+    """awr: min(exp(A / (beta std A)), 20); ra_bc: by the progress made during the chunk; recap: the best 30 % of
+    advantages are marked in the sentence, the rest are marked too, one mark in ten is left out, and the policy acts on
+    the good one. A = return to go - V(o), V a head on the reading."""
+    beta: Positive = 1.0
+    """Of awr."""
+    kappa: NotNegative = 0.01
+    """Of ra_bc: progress from which a chunk counts whole."""
+    progress: str = "critic_progress"
+    """Of ra_bc: column of the log with the progress after each step (robot-rl critic label writes it)."""
+    metrics_every: Whole = 50
+    """Metrics are computed in every n-th update."""
 
-    On a log of mixed quality `weights` says which chunks are copied: "awr", "ra_bc" and "recap" differ only in a weight
-    for each row or in words behind its sentence; heads, losses and policies are the same.
 
-    Source: Zhao et al., ACT (chunks); Kim et al., OpenVLA-OFT (tokens in parallel); Black et al., pi0 (flow); Peng et
-    al., Advantage-Weighted Regression; huggingface/lerobot (RA-BC); Physical Intelligence, pi*0.6 (RECAP). Backbone and
-    sizes are ours, for a CPU.
-    """
+V_co = TypeVar("V_co", bound=VlaImitationOptions, covariant=True)
 
-    consumes = "transitions"
 
-    def __init__(
-        self,
-        io: IOSpec,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        batch_size: Count = 64,
-        head: str = "gaussian",
-        head_options: dict[str, Any] | None = None,
-        horizon_pred: Count = 10,
-        horizon_exec: Count = 5,
-        cameras: Sequence[str] | None = None,
-        proprio: Sequence[str] = PROPRIO,
-        backbone: dict[str, Any] | None = None,
-        trunk: Sequence[Count] = (256, 256),
-        lr: Rate = 1e-3,
-        warmup: Whole = 50,
-        decay_updates: Whole = 0,
-        weight_decay: NotNegative = 1e-4,
-        grad_norm: Positive = 1.0,
-        average: Share = 0.99,
-        weights: str = "none",
-        beta: NotNegative = 1.0,
-        kappa: NotNegative = 0.01,
-        progress: str = "critic_progress",
-        metrics_every: Whole = 50,
-    ) -> None:
+class ChunkCloning(Learner[V_co, Transitions]):
+    """What `VlaImitation` shares with the method whose goals are pictures."""
+
+    def __init__(self, options: V_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the policy for `io`.
 
         Args:
+            options: of the method.
             io: with the observation "instruction"; "image.<camera>" for the cameras.
             seed: of weights and draws.
             device: torch device.
-            gamma: part of every learner's signature; cloning does not discount.
-            batch_size: windows per update.
-            head: "gaussian", "token" or "flow".
-            head_options: of the head, see `policies.nets.vla_heads`.
-            horizon_pred: H actions in a chunk.
-            horizon_exec: actions executed before the next decision.
-            cameras: names; None = all that `io` has, [] = none.
-            proprio: components of "state" that the policy sees; "lag_*" means all that begin so.
-            backbone: see `Recipe`; None is the small one of this repository, which knows the places of features.
-            trunk: widths of the layers behind it.
-            lr: step size.
-            warmup: updates over which it rises.
-            decay_updates: updates at which a cosine brings it to 0; 0 keeps it.
-            weight_decay: of AdamW.
-            grad_norm: gradients are cut at this norm.
-            average: decay of the average of the weights that acts; 0 = the weights themselves.
-            weights: "none"; "awr", min(exp(A / (beta std A)), 20); "ra_bc", by the progress made during the chunk;
-                "recap", the best 30 % of advantages are marked in the sentence, the rest are marked too, one mark in
-                ten is left out, and the policy acts on the good one. A = return to go - V(o), V a head on the reading.
-            beta: of awr.
-            kappa: of ra_bc: progress from which a chunk counts whole.
-            progress: of ra_bc: column of the log with the progress after each step (robot-rl critic label writes it).
-            metrics_every: metrics are computed in every n-th update.
 
         Raises:
-            ValueError: an option out of range, or something that `io` lacks.
+            ValueError: something that `io` lacks.
         """
-        if weights not in KINDS or beta <= 0:
-            raise ValueError(f"weights, beta are '{weights}', {beta}; expected one of {', '.join(KINDS)}, and above 0")
-        valued = weights in ("awr", "recap")
-        self.rewardless, self.reads = not valued, ("return_to_go",) if valued else ()
-        self.progress = progress if weights == "ra_bc" else None
-        self._weights, self._beta, self._kappa = weights, beta, kappa
+        super().__init__(options, io, seed=seed, device=device)
+        o = options
         self._scale, self._skipped = 1.0, 0
-        if batch_size < 1 or not 0 <= average < 1:
-            raise ValueError(f"batch_size, average are {batch_size}, {average}; expected 1 or more, and [0, 1)")
         there = tuple(key.removeprefix("image.") for key in io.obs if key.startswith("image."))
-        seen = there if cameras is None else tuple(cameras)
+        seen = there if o.cameras is None else o.cameras
         size = io.obs[f"image.{seen[0]}"][0][:2] if seen and f"image.{seen[0]}" in io.obs else (8, 8)
         recipe = Recipe(
             cameras=seen,
             image_size=(int(size[0]), int(size[1])),
-            proprio=tuple(proprio),
-            horizon=horizon_pred,
-            exec_len=horizon_exec,
-            head=head,
-            head_options=dict(head_options or {}),
-            trunk=tuple(trunk),
-            backbone=dict(backbone or {"kind": "tiny", "places": bool(seen)}),
-            suffix=MARKS[1] if weights == "recap" else "",
+            proprio=o.proprio,
+            horizon=o.horizon_pred,
+            exec_len=o.horizon_exec,
+            head=o.head,
+            head_options=dict(o.head_options or {}),
+            trunk=o.trunk,
+            backbone=dict(o.backbone or {"kind": "tiny", "places": bool(seen)}),
+            suffix=MARKS[1] if o.weights == "recap" else "",
         )
         planner = VlaPlanner(io, recipe, seed=seed, device=device)
         recipe = Recipe.from_dict({**recipe.to_dict(), "proprio": list(planner.sight.proprio)})
         planner = VlaPlanner(io, recipe, seed=seed, device=device)
-        self.io, self.batch_size, self.window = io, batch_size, horizon_pred
         self.policy = VlaPlayer(io, planner)
         self.model = copy.deepcopy(planner.model)
         """What is trained; the policy's own is its average."""
-        self._rate = (lr, warmup, decay_updates)
-        self._norm, self._average, self._every = grad_norm, average, metrics_every
         self._draw = torch.Generator(device=device).manual_seed(seed + 1)
-        self._optimiser = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=weight_decay)
+        self._optimiser = torch.optim.AdamW(self.model.parameters(), lr=o.lr, weight_decay=o.weight_decay)
         self._device, self._updates = device, 0
         self._actions = np.zeros((0, io.action_dim), np.float32)
         self._metrics: Metrics = {}
@@ -160,8 +140,8 @@ class VlaImitation(Learner):
             FloatingPointError: the loss is not finite.
         """
         rows = chunk_rows(next(batches))
-        if rows.mask.shape[1] != self.window:
-            raise ValueError(f"the batch holds windows of {rows.mask.shape[1]} steps, expected {self.window}")
+        if rows.mask.shape[1] != self.o.horizon_pred:
+            raise ValueError(f"the batch holds windows of {rows.mask.shape[1]} steps, expected {self.o.horizon_pred}")
         if len(self._actions) < _SEEN:
             first = rows.action[:, 0].cpu().numpy()
             self._actions = np.concatenate([self._actions, first])[:_SEEN]
@@ -180,10 +160,11 @@ class VlaImitation(Learner):
             return dict(self._metrics)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self._norm)
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.o.grad_norm)
         self._optimiser.step()
         self._follow()
-        if self._every and self._updates % self._every == 0:
+        every = self.o.metrics_every
+        if every and self._updates % every == 0:
             value = float(loss.detach())
             if not math.isfinite(value):
                 raise FloatingPointError(f"imitation diverged at update {self._updates}: lower lr, or look at the data")
@@ -198,20 +179,20 @@ class VlaImitation(Learner):
         self, rows: Transitions, seen: VLAObs, goal: list[str]
     ) -> tuple[Tensor | None, list[str], Tensor | None, Metrics]:
         """Weights (B,) of the rows with mean 1 or None, sentences, the loss of the value or None, and metrics."""
-        if self._weights == "none":
+        if self.o.weights == "none":
             return None, goal, None, {}
         there = rows.mask.any(1)
-        if self._weights == "ra_bc":
+        if self.o.weights == "ra_bc":
             gained = (rows.next_obs["progress"] - rows.obs["progress"])[:, 0].to(there.device)
-            raw = progress_weights(gained, there, kappa=self._kappa)
+            raw = progress_weights(gained, there, kappa=self.o.kappa)
             return mean_one(raw, there), goal, None, self._said(raw, there)
         value = self.model.critic(self.model.read(seen, goal).detach())[:, 0]
         target = rows.extras["return_to_go"].to(value) / self._scale
         error = (value - target).square()[there].mean()
         advantage = (target - value).detach()
-        if self._weights == "awr":
+        if self.o.weights == "awr":
             spread = advantage[there].std(unbiased=False).clamp_min(1e-6)
-            raw = awr_weight(advantage / spread, beta=self._beta, mask=there)
+            raw = awr_weight(advantage / spread, beta=self.o.beta, mask=there)
             return (
                 mean_one(raw, there),
                 goal,
@@ -232,14 +213,14 @@ class VlaImitation(Learner):
         }  # fmt: skip
 
     def _lr(self) -> float:
-        lr, warmup, decay = self._rate
+        lr, warmup, decay = self.o.lr, self.o.warmup, self.o.decay_updates
         rate = lr * min(1.0, self._updates / max(1, warmup))
         return rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, self._updates / decay))) if decay else rate
 
     @torch.no_grad()
     def _follow(self) -> None:
         """Move the acting weights towards the trained ones."""
-        keep = min(self._average, self._updates / (self._updates + 10.0))
+        keep = min(self.o.average, self._updates / (self._updates + 10.0))
         for mean, own in zip(self.policy.planner.model.parameters(), self.model.parameters()):
             mean.lerp_(own, 1.0 - keep)
 
@@ -289,3 +270,30 @@ class VlaImitation(Learner):
         self._scale, skipped = (float(x) for x in state.get("weights", (1.0, 0.0)))
         self._skipped = int(skipped)
         self._metrics = {name: float(value) for name, value in state["metrics"].items()}
+
+
+class VlaImitation(ChunkCloning[VlaImitationOptions]):
+    """Clones chunks of demonstrations.
+
+    Losses: "gaussian" minus log-likelihood, "token" cross-entropy, "flow" squared error of the velocity, each over the
+    existing entries of the chunk. The policy that acts has an average of the weights.
+
+    On a log of mixed quality `weights` says which chunks are copied: "awr", "ra_bc" and "recap" differ only in a weight
+    for each row or in words behind its sentence; heads, losses and policies are the same.
+
+    Source: Zhao et al., ACT (chunks); Kim et al., OpenVLA-OFT (tokens in parallel); Black et al., pi0 (flow); Peng et
+    al., Advantage-Weighted Regression; huggingface/lerobot (RA-BC); Physical Intelligence, pi*0.6 (RECAP). Backbone and
+    sizes are ours, for a CPU.
+    """
+
+    @classmethod
+    def needs(cls, options: VlaImitationOptions, io: IOSpec) -> Needs:
+        """Windows; returns or a column of progress where rows are weighed by them."""
+        o, valued = options, options.weights in ("awr", "recap")
+        return Needs(
+            rows=o.batch_size,
+            window=o.horizon_pred,
+            extras=("return_to_go",) if valued else (),
+            rewardless=not valued,
+            progress=o.progress if o.weights == "ra_bc" else None,
+        )

@@ -88,7 +88,7 @@ class Variants:
 
 
 @dataclass(frozen=True)
-class Trial:
+class SwingTrial:
     """What every candidate has to do.
 
     Attributes:

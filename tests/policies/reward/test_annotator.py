@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.policies.nets.label_worker import LabelWorker
 from robot_rl.policies.reward.annotator import AsyncLabelReward, Cells, ProgramAnnotator, annotator, read_table
+from robot_rl.policies.reward.annotator_worker import LabelWorker
 from robot_rl.types import IOSpec
 
 IO = IOSpec(

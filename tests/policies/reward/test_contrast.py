@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.reward.contrast import ContrastReward, contrast
+from robot_rl.policies.reward.contrast import ContrastOptions, ContrastReward, OpenedContrastOptions, contrast
 from robot_rl.policies.vla.picture_text import ClipEncoder, TinyEncoder, open_encoder
 from robot_rl.types import IOSpec
 
@@ -43,7 +43,7 @@ def seen(levels: Sequence[int], state: Any = ((0, 0), (0, 0)), own: Sequence[flo
 
 
 def made(**options: Any) -> ContrastReward:
-    reward = ContrastReward(Grey(), good="clear", bad="crash", **{"z_max": 0.5, **options})
+    reward = ContrastReward(ContrastOptions(good="clear", bad="crash", **{"z_max": 0.5, **options}), Grey())
     reward.bind(IO)
     return reward
 
@@ -92,7 +92,7 @@ def test_z_max_is_the_95th_percentile_of_random_pictures() -> None:
     with pytest.raises(ValueError, match="find hardly any of them bad"):
         reward.calibrate(shown(0, 1, 2))
     with pytest.raises(ValueError, match="cannot tell"):
-        ContrastReward(Grey(), good="clear", bad="clear")
+        ContrastReward(ContrastOptions(good="clear", bad="clear"), Grey())
     with pytest.raises(ValueError, match="no observable 'height'"):
         made(terms=["height"])
 
@@ -120,7 +120,7 @@ def test_tiny_encoder_learns_captions_and_pays_for_the_good_one(tmp_path: Path) 
     again = open_encoder(str(tmp_path / "tiny.pt"))
     torch.testing.assert_close(again.pictures(fresh), encoder.pictures(fresh))
     options = {"good": "a red block on the left", "bad": "a blue block on the right"}
-    reward = contrast(encoder=str(tmp_path / "tiny.pt"), **options)
+    reward = contrast(OpenedContrastOptions(encoder=str(tmp_path / "tiny.pt"), **options))
     reward.calibrate(fresh)
     good, bad = (np.array([text == options[key] for text in captions]) for key in ("good", "bad"))
     share = 1 - np.clip(reward.gap(fresh), 0, reward.z_max) / reward.z_max

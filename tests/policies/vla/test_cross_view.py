@@ -11,7 +11,7 @@ import pytest
 from robot_rl.data.goal_pictures import GoalPictures, unsaid
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import Store, write_store
-from robot_rl.policies.vla.cross_view import CrossViewImitation
+from robot_rl.policies.vla.cross_view import CrossViewImitation, CrossViewOptions
 from robot_rl.types import Episode, IOSpec
 
 IO = IOSpec(
@@ -55,9 +55,9 @@ def log(folder: Path, episodes: int = 40) -> Store:
 
 
 def test_policy_does_what_the_picture_of_the_other_camera_shows(tmp_path: Path) -> None:
-    made = CrossViewImitation(IO, **SMALL)
-    data = LogDataset(log(tmp_path), window=made.window, extras=made.reads)
-    batches = GoalPictures(data, **made.goal_pictures).batches(made.batch_size)
+    made = CrossViewImitation(CrossViewOptions(**SMALL), IO)
+    data = LogDataset(log(tmp_path), window=made.need.window, extras=made.need.extras)
+    batches = GoalPictures(data, **(made.need.goal_pictures or {})).batches(made.need.rows)
     for _ in range(150):
         made.update(batches)
     rng = np.random.default_rng(7)
@@ -82,4 +82,4 @@ def test_policy_does_what_the_picture_of_the_other_camera_shows(tmp_path: Path) 
 )
 def test_bad_options_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        CrossViewImitation(IO, **{**SMALL, **changes})
+        CrossViewImitation(CrossViewOptions(**{**SMALL, **changes}), IO)

@@ -18,7 +18,7 @@ from robot_rl.data.store import write_store
 from robot_rl.policies.vla.critic import CriticLearner
 from robot_rl.policies.vla.digi_q import DigiQ, DigiQOptions, best_candidate
 from robot_rl.policies.vla.frozen import FrozenReader
-from robot_rl.policies.vla.imitation import VlaImitation
+from robot_rl.policies.vla.imitation import VlaImitation, VlaImitationOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.tabletop import Tabletop
 from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
@@ -177,7 +177,9 @@ def test_reader_reads_the_trunk_of_a_critic_and_of_a_policy(tmp_path: Path) -> N
     large = replace(IO, obs={**IO.obs, "image.top": ((32, 32, 3), "uint8")})
     with pytest.raises(ValueError, match="pictures of another size"):
         FrozenReader(large, {"kind": "critic", "path": str(tmp_path)})
-    imitation = VlaImitation(IO, backbone={"kind": "tiny", "width": 10}, proprio=["tip_*"], trunk=[16])
+    imitation = VlaImitation(
+        VlaImitationOptions(backbone={"kind": "tiny", "width": 10}, proprio=["tip_*"], trunk=[16]), IO
+    )
     imitation._actions = np.random.default_rng(0).uniform(-1, 1, (50, 2)).astype(np.float32)
     folder = imitation.export(tmp_path / "model")
     reader = FrozenReader(IO, {"kind": "policy", "path": str(folder)})

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from robot_rl.policies.vla.guard import WeightsError
-from robot_rl.policies.vla.imitation import VlaImitation
+from robot_rl.policies.vla.imitation import VlaImitation, VlaImitationOptions
 from robot_rl.policies.vla.player import from_folder
 from robot_rl.policies.vla.player_parts import idle_action, semantics_of
 from robot_rl.types import IOSpec, Transitions
@@ -71,7 +71,7 @@ def first(seed: int = 3, size: int = 2) -> dict[str, np.ndarray]:
 def test_policy_learns_to_listen_and_comes_back_from_its_folder(
     head: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    made, data = VlaImitation(IO, head=head, head_options=options, **SMALL), batches()
+    made, data = VlaImitation(VlaImitationOptions(head=head, head_options=options, **SMALL), IO), batches()
     metrics: dict[str, float] = {}
     for _ in range(150):
         metrics = made.update(data)
@@ -92,22 +92,22 @@ def test_policy_learns_to_listen_and_comes_back_from_its_folder(
 
 
 def test_continued_learner_is_the_learner_bit_for_bit() -> None:
-    one, data = VlaImitation(IO, head="flow", **SMALL), batches()
+    one, data = VlaImitation(VlaImitationOptions(head="flow", **SMALL), IO), batches()
     for _ in range(3):
         one.update(data)
-    other = VlaImitation(IO, head="flow", seed=5, **SMALL)
+    other = VlaImitation(VlaImitationOptions(head="flow", **SMALL), IO, seed=5)
     other.load_state_dict(one.state_dict())
     for made in (one, other):
         made.update(batches(7))
     for mine, theirs in ((one.model, other.model), (one.policy.planner.model, other.policy.planner.model)):
         assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters()))
     with pytest.raises(ValueError, match="built otherwise"):
-        VlaImitation(IO, head="gaussian", **SMALL).load_state_dict(one.state_dict())
+        VlaImitation(VlaImitationOptions(head="gaussian", **SMALL), IO).load_state_dict(one.state_dict())
 
 
 def test_policy_of_another_recipe_becomes_the_saved_one() -> None:
-    saved = VlaImitation(IO, head="token", head_options={"bins": 16}, **SMALL)
-    fresh = VlaImitation(IO, **{**SMALL, "horizon_exec": 4})
+    saved = VlaImitation(VlaImitationOptions(head="token", head_options={"bins": 16}, **SMALL), IO)
+    fresh = VlaImitation(VlaImitationOptions(**{**SMALL, "horizon_exec": 4}), IO)
     fresh.policy.load_state_dict(saved.policy.state_dict())
     assert fresh.policy.execution.horizons.exec == 2
     obs = first()
@@ -117,13 +117,13 @@ def test_policy_of_another_recipe_becomes_the_saved_one() -> None:
 
 
 def test_policy_sees_what_it_is_told_to_and_nothing_else() -> None:
-    made, obs = VlaImitation(IO, **SMALL), first()
+    made, obs = VlaImitation(VlaImitationOptions(**SMALL), IO), first()
     assert made.policy.planner.sight.proprio == ("tip_x", "tip_y")
     before = made.policy.act(obs, deterministic=True).value
     obs["state"][:, 2:] = 99.0
     made.policy.reset()
     np.testing.assert_array_equal(made.policy.act(obs, deterministic=True).value, before)
-    blind = VlaImitation(IO, **{**SMALL, "cameras": [], "backbone": None})
+    blind = VlaImitation(VlaImitationOptions(**{**SMALL, "cameras": [], "backbone": None}), IO)
     assert blind.policy.act(first(), deterministic=True).value.shape == (2, 3)
 
 
@@ -144,4 +144,4 @@ def test_semantics_come_from_names_and_ranges() -> None:
 )
 def test_bad_options_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        VlaImitation(IO, **{**SMALL, **changes})
+        VlaImitation(VlaImitationOptions(**{**SMALL, **changes}), IO)

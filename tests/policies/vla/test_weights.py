@@ -13,8 +13,8 @@ import torch
 
 from robot_rl.data.store import write_store
 from robot_rl.jobs import logs
-from robot_rl.policies.nets.row_weights import mean_one, progress_weights, top_share
-from robot_rl.policies.vla.imitation import MARKS, VlaImitation
+from robot_rl.policies.vla.imitation import MARKS, VlaImitation, VlaImitationOptions
+from robot_rl.policies.vla.imitation_weights import mean_one, progress_weights, top_share
 from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
 
 IO = IOSpec(
@@ -63,7 +63,8 @@ def test_weights_have_mean_one_over_the_rows_that_count() -> None:
 
 @pytest.mark.parametrize("kind", ["awr", "ra_bc", "recap"])
 def test_each_form_copies_the_good_half(kind: str) -> None:
-    plain, made = VlaImitation(IO, **SMALL), VlaImitation(IO, weights=kind, beta=0.3, **SMALL)
+    plain = VlaImitation(VlaImitationOptions(**SMALL), IO)
+    made = VlaImitation(VlaImitationOptions(weights=kind, beta=0.3, **SMALL), IO)
     facts = LogFacts(np.zeros(3), np.ones(3), 0.0, 1.0, 0.9, 10, 0.0, 1.0)
     metrics = {}
     for learner in (plain, made):
@@ -89,7 +90,7 @@ def test_best_share_is_marked_by_rank() -> None:
 
 
 def test_marks_are_heard_and_the_policy_acts_on_the_good_one(tmp_path: Path) -> None:
-    made = VlaImitation(IO, weights="recap", **SMALL)
+    made = VlaImitation(VlaImitationOptions(weights="recap", **SMALL), IO)
     assert made.policy.planner.recipe.suffix == MARKS[1]
     data = batches()
     for _ in range(250):
@@ -102,13 +103,13 @@ def test_marks_are_heard_and_the_policy_acts_on_the_good_one(tmp_path: Path) -> 
     ]
     assert means[0] < -0.1
     assert means[1] > 0.3
-    other = VlaImitation(IO, **SMALL)
+    other = VlaImitation(VlaImitationOptions(**SMALL), IO)
     other.policy.load_state_dict(made.policy.state_dict())  # the mark travels with the weights
     assert other.policy.planner.recipe.suffix == MARKS[1]
 
 
 def test_batch_without_progress_moves_nothing_and_is_counted() -> None:
-    made = VlaImitation(IO, weights="ra_bc", metrics_every=1, **SMALL)
+    made = VlaImitation(VlaImitationOptions(weights="ra_bc", metrics_every=1, **SMALL), IO)
     batch = next(batches())
     lost = replace(batch, next_obs={**batch.next_obs, "progress": batch.obs["progress"] - 0.1})
     before = [p.clone() for p in made.model.parameters()]
@@ -119,11 +120,11 @@ def test_batch_without_progress_moves_nothing_and_is_counted() -> None:
 
 @pytest.mark.parametrize("kind", ["awr", "ra_bc", "recap"])
 def test_continued_learner_is_the_learner_bit_for_bit(kind: str) -> None:
-    one, data = VlaImitation(IO, weights=kind, **SMALL), batches()
+    one, data = VlaImitation(VlaImitationOptions(weights=kind, **SMALL), IO), batches()
     one.prepare(LogFacts(np.zeros(3), np.ones(3), 0.0, 1.0, 0.9, 10, 0.0, 3.0))
     for _ in range(3):
         one.update(data)
-    other = VlaImitation(IO, weights=kind, seed=5, **SMALL)
+    other = VlaImitation(VlaImitationOptions(weights=kind, **SMALL), IO, seed=5)
     other.load_state_dict(one.state_dict())
     for learner in (one, other):
         learner.update(batches(7))
@@ -155,6 +156,6 @@ def test_progress_of_a_log_stands_at_its_observations(tmp_path: Path) -> None:
 
 def test_bad_options_are_refused() -> None:
     with pytest.raises(ValueError, match="expected one of none, awr"):
-        VlaImitation(IO, weights="best", **SMALL)
+        VlaImitation(VlaImitationOptions(weights="best", **SMALL), IO)
     with pytest.raises(ValueError, match="above 0"):
-        VlaImitation(IO, weights="awr", beta=0.0, **SMALL)
+        VlaImitation(VlaImitationOptions(weights="awr", beta=0.0, **SMALL), IO)

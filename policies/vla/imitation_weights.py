@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-KINDS = ("none", "awr", "ra_bc", "recap")
-
 
 def progress_weights(
     gained: Tensor, mask: Tensor | None = None, *, kappa: float = 0.01, moments: tuple[float, float] | None = None
