@@ -27,7 +27,7 @@ from robot_rl.verbs.compose import (
 )
 from robot_rl.verbs.critic import critic
 from robot_rl.verbs.design import design
-from robot_rl.verbs.help import page
+from robot_rl.verbs.help import doctor_page, page
 from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
 from robot_rl.verbs.latency import evaluate_latency
 from robot_rl.verbs.learn import classify, hil, offline, train
@@ -210,6 +210,9 @@ def _main() -> None:
         return
     if verb in ("--version", "-V"):
         print(f"robot_rl {__version__}")
+        return
+    if verb == "doctor" and {"-h", "--help"} & set(rest):
+        print(doctor_page(rest[0]))
         return
     if verb == "doctor" and rest[:1] == ["ros"]:
         sys.exit(doctor_ros(rest[1:]))
