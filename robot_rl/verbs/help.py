@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from robot_rl import build
 from robot_rl.verbs.compose import choices, file_of, groups_of
-from robot_rl.verbs.options import VERBS
+from robot_rl.verbs.options import VERBS, IsaacDoctorOptions, RosDoctorOptions
 from robot_rl.words import expected
 
 WIDTH = 100
@@ -41,6 +41,23 @@ def page(config: str, items: Sequence[str]) -> str:
         example = groups_of(config)[0]
         lines += ["", f"robot-rl {_verb(config)} {example}=<choice> --help lists the options of a choice as well."]
     return template.replace("$APP_CONFIG_GROUPS", "\n".join(shown)).replace("$OPTIONS", "\n".join(lines))
+
+
+def doctor_page(what: str) -> str:
+    """What a doctor looks at, and its options.
+
+    Args:
+        what: "ros", "isaac", or anything else for that of this machine.
+    """
+    if what == "ros":
+        head = "robot-rl doctor ros <robot> [key=value ...]    a robot's topics, QoS, clocks and state, by its YAML"
+        return "\n".join([head, "", "Options:", *rows(RosDoctorOptions, "")])
+    if what == "isaac":
+        head = "robot-rl doctor isaac [key=value ...]    Isaac Gym and Isaac Lab, checked"
+        return "\n".join([head, "", "Options:", *rows(IsaacDoctorOptions, "")])
+    return (
+        "robot-rl doctor    versions, devices, what is missing; robot-rl doctor ros and isaac have pages of their own"
+    )
 
 
 def rows(model: type[BaseModel], where: str, values: Mapping[str, Any] | None = None) -> Iterator[str]:

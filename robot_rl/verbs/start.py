@@ -28,7 +28,7 @@ from robot_rl.verbs.compose import (
 )
 from robot_rl.verbs.critic import critic
 from robot_rl.verbs.design import design
-from robot_rl.verbs.help import page
+from robot_rl.verbs.help import doctor_page, page
 from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
 from robot_rl.verbs.latency import evaluate_latency
 from robot_rl.verbs.learn import classify, hil, offline, train
@@ -173,6 +173,9 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         rest: the words behind it.
         debug: show tracebacks.
     """
+    if verb == "doctor" and {"-h", "--help"} & set(rest):
+        print(doctor_page(rest[0]))
+        return
     if verb == "doctor" and rest[:1] == ["ros"]:
         sys.exit(doctor_ros(rest[1:]))
     if verb == "doctor" and rest[:1] == ["isaac"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.verbs.start import unknown
+from robot_rl.verbs.start import VERBS, unknown
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,6 +81,25 @@ def test_reader_that_leaves_early_sees_no_traceback() -> None:
         assert process.wait(120) == 1
     assert "Traceback" not in said
     assert "BrokenPipe" not in said
+
+
+@pytest.mark.slow  # the other tests run the command line in their own process
+@pytest.mark.parametrize("verb", [*VERBS, "data session", "sweep", "doctor", "doctor ros", "doctor isaac"])
+def test_every_verb_starts_as_a_process(tmp_path: Path, verb: str) -> None:
+    command = [Path(sys.executable).with_name("robot-rl"), *verb.split(), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"robot-rl {verb}" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("doctor", "option"), [("doctor", "isaac"), ("doctor ros", "listen=3.0"), ("doctor isaac", "world=quadruped")]
+)
+def test_doctors_have_pages(robot_rl, doctor: str, option: str) -> None:
+    page = robot_rl(*doctor.split(), "--help")
+    assert page.returncode == 0, page.stderr
+    assert option in page.stdout
 
 
 def test_a_start_that_is_refused_leaves_no_run_behind(robot_rl, tmp_path: Path) -> None:

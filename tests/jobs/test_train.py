@@ -228,7 +228,13 @@ def test_train_full_disk_is_one_paragraph_and_keeps_the_last_checkpoint(tmp_path
         pytest.skip("mounting a tmpfs needs root")
     try:
         done = robot_rl(
-            "train", *CLI_TINY, "total_steps=20000", "checkpoint_every=200", "keep_checkpoints=1", f"output={disk}"
+            "train",
+            *CLI_TINY,
+            "total_steps=20000",
+            "updates_per_step=0.05",
+            "checkpoint_every=200",
+            "keep_checkpoints=1",
+            f"output={disk}",
         )
         assert done.returncode == 1
         assert "free space there" in done.stderr
