@@ -66,7 +66,7 @@ def of_table(table: Mapping[str, Any], where: str) -> Card:
         CardError: a key that is unknown, is missing or holds a wrong value.
     """
     try:
-        return Card(**{str(key): value for key, value in table.items()})
+        return Card.model_validate({str(key): value for key, value in table.items()})
     except ValidationError as error:
         raise CardError(f"{where}: {_sentence(error)}") from error
 

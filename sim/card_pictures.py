@@ -41,10 +41,13 @@ def pictures(card: Card) -> tuple[list[tuple[str, str]], list[str]]:
     try:
         from robot_rl.sim.render import open_context
 
-        open_context(_SIZE[1], _SIZE[0]).free()
-        renderer = mujoco.Renderer(model, *_SIZE)
+        context = open_context(_SIZE[1], _SIZE[0])
     except (RuntimeError, ImportError) as error:
         return [], [*told, f"no pictures: {str(error).splitlines()[0]}"]
+    scene = mujoco.MjvScene(model, maxgeom=10_000)
+    drawn = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
+    mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, drawn)
+    frame, pixels = mujoco.MjrRect(0, 0, _SIZE[1], _SIZE[0]), np.empty((*_SIZE, 3), np.uint8)
     made = []
     for name, angle in (("home from the front", 140.0), ("home from the side", 90.0)):
         view = mujoco.MjvCamera()
@@ -52,17 +55,20 @@ def pictures(card: Card) -> tuple[list[tuple[str, str]], list[str]]:
         view.distance, view.azimuth, view.elevation = 2.6 * reach, angle, -18.0
         option = mujoco.MjvOption()
         option.geomgroup[4] = 0
-        renderer.update_scene(data, view, option)
-        _box(renderer.scene, low, high)
+        mujoco.mjv_updateScene(model, data, option, None, view, mujoco.mjtCatBit.mjCAT_ALL.value, scene)
+        _box(scene, low, high)
         site = data.site(TOOL)
-        _axes(renderer.scene, np.array(site.xpos), np.array(site.xmat).reshape(3, 3), 0.15 * reach)
-        _axes(renderer.scene, np.zeros(3), np.eye(3), 0.25 * reach)
+        _axes(scene, np.array(site.xpos), np.array(site.xmat).reshape(3, 3), 0.15 * reach)
+        _axes(scene, np.zeros(3), np.eye(3), 0.25 * reach)
         for i in range(model.njnt):
             half = 0.16 * reach * data.xaxis[i]
-            _line(renderer.scene, data.xanchor[i] - half, data.xanchor[i] + half, 0.006 * reach, _ORANGE)
+            _line(scene, data.xanchor[i] - half, data.xanchor[i] + half, 0.006 * reach, _ORANGE)
         caption = f"{name}: workspace as a box, frames of world and tool, joint axes in orange"
-        made.append((caption, _png(renderer.render())))
-    renderer.close()
+        mujoco.mjr_render(frame, scene, drawn)
+        mujoco.mjr_readPixels(pixels, None, frame, drawn)
+        made.append((caption, _png(pixels[::-1])))
+    drawn.free()
+    context.free()
     return made, told
 
 

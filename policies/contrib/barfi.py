@@ -32,7 +32,7 @@ class BarfiOptions(StateOptions):
     """Weight of every component of the action; empty for none."""
     aux_distance: tuple[str | Whole, ...] = ()
     """Components of the state (names or numbers) whose length is subtracted."""
-    aux_scale: Positive = 1.0
+    aux_scale: Number = 1.0
     """Factor on r_aux; -1 turns a helpful one into a misleading one."""
     learn_reward: bool = True
     """False: phi stays (0, 1, 1), the naive sum."""

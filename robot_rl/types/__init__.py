@@ -4,22 +4,27 @@ Arrays: CPU simulators and robots hand over NumPy arrays, GPU simulators hand ov
 observations (a `Policy`) takes either kind and returns the same kind; whatever learns (a `Learner`) gets tensors.
 """
 
-from robot_rl.types.data import Array, Episode, LogFacts, Metrics, Obs, Rollout, Sampler, Step, Transitions
-from robot_rl.types.env import VecEnv
-from robot_rl.types.io import IOSpec, Seen, action_of, choice_of
-from robot_rl.types.learner import (
-    Learner,
-    Needs,
-    OffPolicyDeviceLearner,
-    OnPolicyDeviceLearner,
-    OnPolicyLearner,
-    OuterLearner,
-    OwnLoop,
-    StaleLearner,
-)
-from robot_rl.types.options import Options
-from robot_rl.types.policy import Action, Critic, Loaded, Policy, ProgressCritic, TrainedPolicy
-from robot_rl.types.track import Stateful, Tracker
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from robot_rl.types.data import Array, Episode, LogFacts, Metrics, Obs, Rollout, Sampler, Step, Transitions
+    from robot_rl.types.env import VecEnv
+    from robot_rl.types.io import IOSpec, Seen, action_of, choice_of
+    from robot_rl.types.learner import (
+        Learner,
+        Needs,
+        OffPolicyDeviceLearner,
+        OnPolicyDeviceLearner,
+        OnPolicyLearner,
+        OuterLearner,
+        OwnLoop,
+        StaleLearner,
+    )
+    from robot_rl.types.options import Options
+    from robot_rl.types.policy import Action, Critic, Loaded, Policy, ProgressCritic, TrainedPolicy
+    from robot_rl.types.track import Stateful, Tracker
 
 __all__ = [
     "Action",
@@ -54,3 +59,14 @@ __all__ = [
     "action_of",
     "choice_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A contract, loaded on first use: most name tensors, and the safety supervisor loads no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'robot_rl.types' has no attribute '{name}'")
+    from robot_rl.types import data, env, io, learner, options, policy, track
+
+    for module in (data, env, io, learner, options, policy, track):
+        globals().update({key: value for key, value in vars(module).items() if key in __all__})
+    return globals()[name]

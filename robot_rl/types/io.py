@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from torch import Tensor
 
-ArrayT = TypeVar("ArrayT", np.ndarray, Tensor)
+if TYPE_CHECKING:  # the safety supervisor reads interfaces and cards, and loads no torch
+    from torch import Tensor
+
+ArrayT = TypeVar("ArrayT", np.ndarray, "Tensor")
 QUANTILES = (0.001, 0.01, 0.5, 0.99, 0.999)
 """Which ones `Seen` keeps."""
 

@@ -128,7 +128,7 @@ def test_options_that_cannot_be_are_refused():
         resolve_accelerate("graph", cpu)
     with pytest.raises(ValueError, match="expected one of auto, eager"):
         resolve_accelerate("fast", cpu)
-    with pytest.raises(ValueError, match="the smaller one first"):
+    with pytest.raises(ValueError, match="the first is not below the second"):
         critic(value_range=(1.0, 1.0))
 
 

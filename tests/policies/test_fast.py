@@ -201,8 +201,8 @@ def test_bad_options_say_what_is_expected():
         with pytest.raises(ValueError, match="policy=online/sac"):
             make(camera)
     for bad, told in (
-        ({"value_range": (1.0, 1.0)}, "the smaller one first"),
-        ({"reduce": "max"}, "'min' or 'mean'"),
+        ({"value_range": (1.0, 1.0)}, "the first is not below the second"),
+        ({"reduce": "max"}, "reduce"),
         ({"log_std_min": 1.0}, "log_std_max"),
     ):
         with pytest.raises(ValueError, match=told):

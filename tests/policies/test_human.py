@@ -388,5 +388,5 @@ def test_saved_and_loaded_learner_makes_the_same_next_update(kind):
     ],
 )
 def test_options_out_of_range_are_refused(kind, wrong):
-    with pytest.raises(ValueError, match=r"must|needs|should be"):
+    with pytest.raises(ValueError, match=r"must|needs|expected"):
         make(kind, spec(), **wrong)

@@ -281,8 +281,8 @@ def test_not_a_number_is_reported():
     [
         ({"subset": 3}, "subset"),
         ({"utd": 0}, "utd"),
-        ({"actor_reduce": "max"}, "'min' or 'mean'"),
-        ({"target_entropy": "low"}, "'auto' or 'half'"),
+        ({"actor_reduce": "max"}, "expected min or mean"),
+        ({"target_entropy": "low"}, "expected a number or auto or half"),
         ({"value_range": "wide"}, "value_range"),
         ({"tau": 0.0}, "tau"),
     ],

@@ -155,7 +155,7 @@ def test_effort_commands_are_taken_only_in_their_field(make_arm):
 def test_effort_policy_needs_the_effort_mapping(make_arm):
     spec = effort_arm(make_arm, action={"mapping": "effort", "scale": [4.0]})
     port = SpecPort(spec, 50.0)
-    assert port.io.action_units == ("N m",) * 3
+    assert port.io.action_units == ("N*m",) * 3
     assert port.act(np.array([[0.5, -2.0, 0.0]])).tolist() == [2.0, -4.0, 0.0]
     with pytest.raises(SpecError, match=r"forward_effort takes effort"):
         SpecPort(effort_arm(make_arm), 50.0)

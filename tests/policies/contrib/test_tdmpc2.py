@@ -178,7 +178,7 @@ def test_save_load_update_equals_update() -> None:
     [
         ({"latent": 12}, "divisor of latent"),
         ({"elites": 20}, "elites <= samples"),
-        ({"critics": 1}, "equal to 2"),
+        ({"critics": 1}, "at least 2"),
     ],
 )
 def test_wrong_options_say_what_was_expected(options: dict[str, Any], said: str) -> None:
