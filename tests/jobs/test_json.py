@@ -57,7 +57,7 @@ def test_every_run_of_several_has_its_place(answer: Run):
         (("train", "env=pendulm"), "pendulum"),
         (("train", "env=pendulum", "total_steps=-3"), "total_steps"),
         (("eval", "path=nowhere"), "nowhere"),
-        (("trian",), "train"),
+        (("trxin",), "train"),
         (("data", "info", "nothing.hdf5"), "nothing.hdf5"),
     ],
 )

@@ -102,7 +102,7 @@ def test_run_keeps_the_card_and_is_evaluated_without_its_file(folder: Path, caps
     [
         (["check", "env=reach", "robot=nobody"], "there is no card 'nobody'"),
         (["check", "env=pick", "robot=my_arm"], "pick is made for one robot"),
-        (["robot", "nwe"], "did you mean new"),
+        (["robot", "neww"], "did you mean new"),
         (["robot", "new", "name=x"], "say which model"),
         (["robot", "new", "nowhere.urdf", "name=x"], "there is no model"),
         (["robot", "new", "menagerie:franka_fr3", "name=x"], "mujoco-menagerie"),
@@ -177,7 +177,7 @@ def test_world_in_the_users_folder_trains_and_is_code_to_others(
     for words, said in (
         (["env=./two.py"], "say which class of ./two.py is the world: env=./two.py:<class>; it has A, B"),
         (["env=./absent.py"], "there is no such file"),
-        (["env=./line.py", "env.world.forse=1"], "did you mean force"),
+        (["env=./line.py", "env.world.forcee=1"], "did you mean force"),
     ):
         assert robot_rl("check", *words) == 2
         assert said in capsys.readouterr().err

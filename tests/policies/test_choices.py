@@ -196,10 +196,9 @@ def test_a_discrete_task_does_what_was_chosen(workers: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(("method", "steps"), [("online/ppo", 40_000), ("online/dqn", 30_000)])
-def test_cart_pole_is_balanced(method: str, steps: int, seed: int, tmp_path: Any):
+def test_cart_pole_is_balanced(seed: int, tmp_path: Any):
     import robot_rl as rr
 
     settings: dict[str, Any] = {"video_episodes": 0, "eval_every": 5000, "stop_success": None, "seed": seed}
-    run = rr.train(method, "CartPole-v1", steps=steps, folder=tmp_path / "run", **settings)
+    run = rr.train("online/ppo", "CartPole-v1", steps=40_000, folder=tmp_path / "run", **settings)
     assert run.summary["return"] >= 475

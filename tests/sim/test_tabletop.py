@@ -294,9 +294,9 @@ def test_tabletop_mistaken_states_ask_for_another_goal_and_nothing_else_changes(
 
 def test_held_pictures_are_new_at_the_ends_of_an_episode() -> None:
     env = make(
-        2, 0, world=Tabletop(seconds=0.5), num_threads=1, cameras=["front"], camera_size=[16, 16], camera_every=3
+        2, 0, world=Tabletop(seconds=0.5), num_threads=1, cameras=["front"], camera_size=(16, 16), camera_every=3
     )
-    whole = make(2, 0, world=Tabletop(seconds=0.5), num_threads=1, cameras=["front"], camera_size=[16, 16])
+    whole = make(2, 0, world=Tabletop(seconds=0.5), num_threads=1, cameras=["front"], camera_size=(16, 16))
     for each in (env, whole):
         each.reset(seed=0)
     action = np.tile(np.array([1.0, 1.0, -1.0, 1.0], np.float32), (2, 1))

@@ -1,5 +1,7 @@
 """Dynamics, branches and the edge of reach."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -136,7 +138,7 @@ def test_log_with_terminations_asks_for_the_rule(io, batch):
 @pytest.mark.parametrize("kind", [Mopo, Ravl])
 def test_model_based_resume_in_either_phase_is_exact(io, batch, kind):
     small = {**SMALL, **MODEL, "metrics_every": 1}
-    options = RavlOptions(**small, critics=3) if kind is Ravl else MopoOptions(**small)
+    options: Any = RavlOptions(**small, critics=3) if kind is Ravl else MopoOptions(**small)
     for cut in (3, 9):
         one, other = kind(options, io, seed=1), kind(options, io, seed=2)
         for i in range(12):

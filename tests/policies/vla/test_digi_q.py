@@ -178,7 +178,7 @@ def test_reader_reads_the_trunk_of_a_critic_and_of_a_policy(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="pictures of another size"):
         FrozenReader(large, {"kind": "critic", "path": str(tmp_path)})
     imitation = VlaImitation(
-        VlaImitationOptions(backbone={"kind": "tiny", "width": 10}, proprio=["tip_*"], trunk=[16]), IO
+        VlaImitationOptions(backbone={"kind": "tiny", "width": 10}, proprio=("tip_*",), trunk=(16,)), IO
     )
     imitation._actions = np.random.default_rng(0).uniform(-1, 1, (50, 2)).astype(np.float32)
     folder = imitation.export(tmp_path / "model")
@@ -228,7 +228,7 @@ def test_what_the_networks_read_at_play_is_what_they_read_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same camera, size, held pictures and moments: an episode is played, recorded, and read again as a log."""
-    env = make(3, 0, world=Tabletop(sentences="plain", seconds=0.8), cameras=["top"], camera_size=[16, 16],
+    env = make(3, 0, world=Tabletop(sentences="plain", seconds=0.8), cameras=["top"], camera_size=(16, 16),
                camera_every=2, num_threads=1)  # fmt: skip
     learner = new(env.io, horizon=2, proprio=["tip_*", "opening"])
     rng, width = np.random.default_rng(0), learner.reader.width

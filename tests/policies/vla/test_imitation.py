@@ -69,7 +69,7 @@ def first(seed: int = 3, size: int = 2) -> dict[str, np.ndarray]:
     ("head", "options"), [("gaussian", {}), ("token", {"bins": 32}), ("flow", {"steps": 4})], ids=lambda x: str(x)
 )
 def test_policy_learns_to_listen_and_comes_back_from_its_folder(
-    head: str, options: dict[str, Any], tmp_path: Path
+    head: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     made, data = VlaImitation(VlaImitationOptions(head=head, head_options=options, **SMALL), IO), batches()
     metrics: dict[str, float] = {}

@@ -62,7 +62,7 @@ def test_weights_have_mean_one_over_the_rows_that_count() -> None:
 
 
 @pytest.mark.parametrize("kind", ["awr", "ra_bc", "recap"])
-def test_each_form_copies_the_good_half(kind: str) -> None:
+def test_each_form_copies_the_good_half(kind: Any) -> None:
     plain = VlaImitation(VlaImitationOptions(**SMALL), IO)
     made = VlaImitation(VlaImitationOptions(weights=kind, beta=0.3, **SMALL), IO)
     facts = LogFacts(np.zeros(3), np.ones(3), 0.0, 1.0, 0.9, 10, 0.0, 1.0)
@@ -119,7 +119,7 @@ def test_batch_without_progress_moves_nothing_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize("kind", ["awr", "ra_bc", "recap"])
-def test_continued_learner_is_the_learner_bit_for_bit(kind: str) -> None:
+def test_continued_learner_is_the_learner_bit_for_bit(kind: Any) -> None:
     one, data = VlaImitation(VlaImitationOptions(weights=kind, **SMALL), IO), batches()
     one.prepare(LogFacts(np.zeros(3), np.ones(3), 0.0, 1.0, 0.9, 10, 0.0, 3.0))
     for _ in range(3):
@@ -156,6 +156,6 @@ def test_progress_of_a_log_stands_at_its_observations(tmp_path: Path) -> None:
 
 def test_bad_options_are_refused() -> None:
     with pytest.raises(ValueError, match="expected one of none, awr"):
-        VlaImitation(VlaImitationOptions(weights="best", **SMALL), IO)
+        VlaImitation(VlaImitationOptions(**{**SMALL, "weights": "best"}), IO)
     with pytest.raises(ValueError, match="above 0"):
         VlaImitation(VlaImitationOptions(weights="awr", beta=0.0, **SMALL), IO)
