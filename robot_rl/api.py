@@ -19,21 +19,12 @@ from weakref import WeakKeyDictionary
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build, checkpoint, extras
-from robot_rl.jobs.offline import OfflineJob, OfflineSettings
-from robot_rl.jobs.train import TrainJob, TrainSettings
 from robot_rl.loops.evaluate import Evaluation
 from robot_rl.loops.evaluate import evaluate as run_evaluation
 from robot_rl.types import Learner, Policy, VecEnv
-from robot_rl.verbs.build import (
-    env_factory,
-    learner_factory,
-    load_policy,
-    rewarded_factory,
-    saved_config,
-    settings_of,
-    tracker_factory,
-)
+from robot_rl.verbs.build import load_policy, saved_config
 from robot_rl.verbs.compose import choices, compose_verb, plain, read_options
+from robot_rl.verbs.learn import learner_of_init, offline_job, train_job
 from robot_rl.verbs.robot import seat
 from robot_rl.words import Refused
 
@@ -114,7 +105,8 @@ def train(
         settings.setdefault("num_envs", env.num_envs)
     values = {**settings, "env": _node_of(env), "total_steps": steps}
     cfg = _composed("train", _policy_name(policy), options, values)
-    return _train(cfg, _folder(folder, cfg, "train"), resumed=False)
+    learner_of_init(cfg)
+    return _train(cfg, _folder(folder, cfg, "train"))
 
 
 def offline(
@@ -136,16 +128,15 @@ def offline(
         env: where it is evaluated; None: nowhere.
         options: of the method.
         folder: of the run; default: a new one below `output`.
-        settings: everything else that `robot-rl offline` takes.
+        settings: everything else that `robot-rl offline` takes; estimate=0 leaves out the estimate from the log alone.
 
     Raises:
         Refused: an unknown name or option, a value outside its range, or a log that cannot be used.
         KeyboardInterrupt: after a Ctrl-C, once everything is saved; `resume` goes on.
     """
-    settings.setdefault("estimate", 0)
     values = {**settings, "env": None if env is None else _node_of(env), "data": str(log), "updates": updates}
     cfg = _composed("offline", _policy_name(policy), options, values)
-    return _offline(cfg, _folder(folder, cfg, "offline"), resumed=False)
+    return _offline(cfg, _folder(folder, cfg, "offline"))
 
 
 def resume(run: PathLike, **settings: Any) -> RunResult:
@@ -168,7 +159,7 @@ def resume(run: PathLike, **settings: Any) -> RunResult:
     cfg = OmegaConf.merge(cfg, settings, {"resume": str(folder)})
     _trust(cfg)
     read_options(verb, cfg)
-    return (_offline if verb == "offline" else _train)(cfg, folder, resumed=True)
+    return (_offline if verb == "offline" else _train)(cfg, folder)
 
 
 def load(run: PathLike, *, env: VecEnv | None = None, device: str = "cpu", trust: bool = False) -> Policy:
@@ -227,31 +218,13 @@ def evaluate(
             world.close()
 
 
-def _train(cfg: DictConfig, folder: Path, *, resumed: bool) -> RunResult:
-    job = TrainJob(
-        settings_of(TrainSettings, cfg),
-        folder,
-        make_env=rewarded_factory(cfg),
-        make_learner=learner_factory(cfg),
-        make_tracker=tracker_factory(cfg),
-        config=saved_config(cfg),
-        resume=resumed,
-        make_actor=learner_factory(cfg, device="cpu"),
-    )
+def _train(cfg: DictConfig, folder: Path) -> RunResult:
+    job = train_job(cfg, folder, config=saved_config(cfg))
     return RunResult(job.folder, job.run())
 
 
-def _offline(cfg: DictConfig, folder: Path, *, resumed: bool) -> RunResult:
-    job = OfflineJob(
-        settings_of(OfflineSettings, cfg),
-        folder,
-        make_env=None if cfg.get("env") is None else env_factory(cfg),
-        make_learner=learner_factory(cfg),
-        make_tracker=tracker_factory(cfg),
-        config=saved_config(cfg),
-        env_name=str(cfg.id or ""),
-        resume=resumed,
-    )
+def _offline(cfg: DictConfig, folder: Path) -> RunResult:
+    job = offline_job(cfg, folder)
     return RunResult(job.folder, job.run())
 
 

@@ -76,11 +76,30 @@ def test_a_policy_from_a_log(tmp_path: Path):
         file["terminals"] = np.zeros(200, bool)
         file["timeouts"] = np.arange(1, 201) % 50 == 0
     log = tmp_path / "log.hdf5"
-    found = rr.offline("offline/bc", log, updates=200, action="normalised", folder=tmp_path / "run", **QUICK)
+    found = rr.offline(
+        "offline/bc", log, updates=200, action="normalised", estimate=0, folder=tmp_path / "run", **QUICK
+    )
     action = rr.load(found).act({"state": state[:5]}, deterministic=True).value
     np.testing.assert_allclose(action, np.tanh(state[:5, :1]), atol=0.25)
     with pytest.raises(Refused, match="say where"):
         rr.evaluate(found)
+
+
+def test_a_run_goes_on_from_a_log_with_the_learner_of_the_log(tmp_path: Path):
+    import h5py
+
+    env, rng = rr.make("pendulum"), np.random.default_rng(0)
+    with h5py.File(tmp_path / "log.hdf5", "w") as file:
+        file["observations"] = rng.normal(size=(300, 3)).astype(np.float32)
+        file["actions"] = rng.uniform(-1, 1, (300, 1)).astype(np.float32)
+        file["rewards"], file["terminals"] = rng.normal(size=300).astype(np.float32), np.zeros(300, bool)
+        file["timeouts"] = np.arange(1, 301) % 50 == 0
+    options = {"hidden": [16], "batch_size": 32}
+    how: dict[str, Any] = {"action": "normalised", "options": options, "folder": tmp_path / "first", **QUICK}
+    first = rr.offline("offline/iql", tmp_path / "log.hdf5", updates=50, env=env, estimate=20, **how)
+    assert "estimate" in yaml.safe_load((first.folder / "evaluation.json").read_text())
+    rest = rr.train("online/sac", env, steps=60, init=str(first.folder), folder=tmp_path / "rest", **QUICK)
+    assert yaml.safe_load((rest.folder / "config.yaml").read_text())["policy"]["name"] == "offline/iql"
 
 
 def test_a_gymnasium_task_and_options():

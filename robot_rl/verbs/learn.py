@@ -6,7 +6,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -30,29 +30,45 @@ from robot_rl.verbs.build import (
 from robot_rl.verbs.compose import plain, read_options
 from robot_rl.words import Refused
 
+if TYPE_CHECKING:
+    from robot_rl.jobs.offline import OfflineJob
+    from robot_rl.jobs.train import TrainJob
 
-def train(cfg: DictConfig) -> None:
-    """Train a policy; Ctrl-C saves and says how to go on."""
-    from robot_rl import checkpoint, parallel
-    from robot_rl.jobs.train import TrainJob, TrainSettings
 
-    device = parallel.start(str(cfg.device))
-    method = ""
+def learner_of_init(cfg: DictConfig) -> str:
+    """Where a run goes on from an offline run (`init`), that run's own learner takes the policy's place in `cfg`.
+
+    Returns:
+        The method's name, or "" where the chosen policy stays.
+
+    Raises:
+        CheckpointError: there is no such run.
+    """
+    from robot_rl import checkpoint
+
     own = build.find("policy", str(cfg.policy.name)) if cfg.init is not None and cfg.resume is None else None
     if own is not None and not getattr(own, "from_policy", False):  # the offline run's own learner goes on
         cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
         for name in ("actor_decay", "decay"):  # the schedule has ended with the log: nothing would move any more
             if cfg.policy.get(name):
                 cfg.policy[name] = 0
-        method = str(cfg.policy.name).rpartition("/")[2]
-    cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "rewarder", "track", "experiment"), method)
-    folder = parallel.agree(folder)  # its name holds the time, which differs between processes
-    config, cfg.device = saved_config(cfg), device
+        return str(cfg.policy.name).rpartition("/")[2]
+    return ""
+
+
+def train_job(cfg: DictConfig, folder: Path, *, config: str) -> TrainJob:
+    """A training run as its configuration says, new or resumed (`resume`).
+
+    Args:
+        cfg: checked.
+        folder: of the run.
+        config: what the run keeps of `cfg`.
+    """
+    from robot_rl.jobs.train import TrainJob, TrainSettings
+
     threads(cfg)
-    settings = settings_of(TrainSettings, cfg)
-    main = parallel.rank() == 0
-    job = TrainJob(
-        settings,
+    return TrainJob(
+        settings_of(TrainSettings, cfg),
         folder,
         make_env=rewarded_factory(cfg),
         make_learner=learner_factory(cfg),
@@ -61,6 +77,50 @@ def train(cfg: DictConfig) -> None:
         resume=cfg.resume is not None,
         make_actor=learner_factory(cfg, device="cpu"),
     )
+
+
+def offline_job(cfg: DictConfig, folder: Path) -> OfflineJob:
+    """An offline run as its configuration says, new or resumed (`resume`).
+
+    Args:
+        cfg: checked.
+        folder: of the run.
+    """
+    from robot_rl.jobs.offline import OfflineJob, OfflineSettings
+    from robot_rl.jobs.offline_judge import Judges
+
+    threads(cfg)
+    shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
+    judges = None
+    if cfg.get("ope") is not None and cfg.get("behaviour") is not None:  # else ~ope on the command line: no estimate
+        judges = Judges(
+            lambda io, policy, **how: build.make("ope", plain(cfg.ope), io, policy, **shared, **how),
+            lambda io: build.make("policy", plain(cfg.behaviour), io, where="behaviour", **shared),
+        )
+    return OfflineJob(
+        settings_of(OfflineSettings, cfg),
+        folder,
+        make_env=None if cfg.get("env") is None else env_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_tracker=tracker_factory(cfg),
+        config=saved_config(cfg),
+        env_name=str(cfg.id or ""),
+        judges=judges,
+        resume=cfg.resume is not None,
+    )
+
+
+def train(cfg: DictConfig) -> None:
+    """Train a policy; Ctrl-C saves and says how to go on."""
+    from robot_rl import parallel
+
+    device = parallel.start(str(cfg.device))
+    method = learner_of_init(cfg)
+    cfg, folder = begin(cfg, "train", ("env", "engine", "policy", "rewarder", "track", "experiment"), method)
+    folder = parallel.agree(folder)  # its name holds the time, which differs between processes
+    config, cfg.device = saved_config(cfg), device
+    main = parallel.rank() == 0
+    job = train_job(cfg, folder, config=config)
     folder = job.folder
     if main:
         answer.run_folder_is(folder)
@@ -78,30 +138,8 @@ def train(cfg: DictConfig) -> None:
 
 def offline(cfg: DictConfig) -> None:
     """Train a policy from a log; Ctrl-C saves and says how to go on."""
-    from robot_rl.jobs.offline import OfflineJob, OfflineSettings
-    from robot_rl.jobs.offline_judge import Judges
-
     cfg, folder = begin(cfg, "offline", ("env", "engine", "policy", "track"))
-    threads(cfg)
-    shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
-    settings = settings_of(OfflineSettings, cfg)
-    judges = None
-    if cfg.get("ope") is not None and cfg.get("behaviour") is not None:  # else ~ope on the command line: no estimate
-        judges = Judges(
-            lambda io, policy, **how: build.make("ope", plain(cfg.ope), io, policy, **shared, **how),
-            lambda io: build.make("policy", plain(cfg.behaviour), io, where="behaviour", **shared),
-        )
-    job = OfflineJob(
-        settings,
-        folder,
-        make_env=None if cfg.get("env") is None else env_factory(cfg),
-        make_learner=learner_factory(cfg),
-        make_tracker=tracker_factory(cfg),
-        config=saved_config(cfg),
-        env_name=str(cfg.id or ""),
-        judges=judges,
-        resume=cfg.resume is not None,
-    )
+    job = offline_job(cfg, folder)
     folder = job.folder
     answer.run_folder_is(folder)
     for line in job.findings:
