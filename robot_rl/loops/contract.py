@@ -20,7 +20,7 @@ def every(period: int) -> Due:
 
 
 def rows_per_batch(learner: Learner[Any, Any]) -> int:
-    """`learner.batch_size`, which learners of transitions have.
+    """Rows of one sample that a learner of transitions needs (`Needs.rows`).
 
     Raises:
         ValueError: it is absent or no positive number.
