@@ -128,7 +128,7 @@ class Learner(Generic[O_co, Data_contra]):
         if io.action_choices and not self.chooses:
             raise ValueError(
                 f"{self.method or type(self).__name__} acts with continuous numbers, and here an action is one of "
-                f"{io.action_choices[0]} choices; use policy=online/ppo or policy=online/dqn"
+                f"{io.action_choices[0]} choices; use policy=online/ppo or policy=contrib/dqn"
             )
         self.o, self.io = options, io
         self._need = self.needs(options, io)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from robot_rl.advantage import FusedOptions
+from robot_rl.policies.contrib.dqn import Dqn, DqnOptions
 from robot_rl.policies.nets.actor_critic import ActorCriticLayout
-from robot_rl.policies.online.dqn import Dqn, DqnOptions
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
 from robot_rl.policies.online.ppo_choices import ChoicePolicy, choice_loss
 from robot_rl.policies.online.sac import Sac, SacOptions
@@ -46,7 +46,7 @@ def test_the_passport_keeps_and_compares_them():
 
 
 def test_a_method_for_numbers_is_refused():
-    with pytest.raises(ValueError, match=r"one of 4 choices; use policy=online/ppo or policy=online/dqn"):
+    with pytest.raises(ValueError, match=r"one of 4 choices; use policy=online/ppo or policy=contrib/dqn"):
         Sac(SacOptions(), IO)
     with pytest.raises(ValueError, match="here it is a number"):
         Dqn(DqnOptions(), replace(IO, action_choices=()))
@@ -147,10 +147,13 @@ def test_double_dqn_is_its_equation():
     with torch.no_grad():
         own, judged = learner.critic(batch.next_obs["state"]), learner.critic_target(batch.next_obs["state"])
         values = learner.critic(batch.obs["state"])
-    best = own.argmax(-1)
-    assert (best != judged.argmax(-1)).any()  # else a plain DQN would pass
-    target = [float(r + d * judged[i, best[i]]) for i, (r, d) in enumerate(zip(batch.reward, batch.discount))]
-    error = [abs(float(values[i, i % 4]) - y) for i, y in enumerate(target)]
+    best = [int((own[0, i] + own[1, i]).argmax()) for i in range(6)]
+    assert best != judged.amin(0).argmax(-1).tolist()  # else a plain DQN would pass
+    target = [
+        float(r + d * min(judged[0, i, best[i]], judged[1, i, best[i]]))
+        for i, (r, d) in enumerate(zip(batch.reward, batch.discount))
+    ]
+    error = [abs(float(q[i, i % 4]) - y) for q in values for i, y in enumerate(target)]
     metrics = learner.update(iter([batch]))
     assert metrics["train/target"] == pytest.approx(np.mean(target), abs=1e-5)
     huber = [0.5 * e * e if e < 1 else e - 0.5 for e in error]

@@ -14,12 +14,14 @@ from robot_rl.policies.nets.learner import TdLearner, TdOptions, TdRows
 from robot_rl.policies.nets.net import Net, mean_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions, action_of, choice_of
-from robot_rl.types.options import Count, Share
+from robot_rl.types.options import Count, Rate, Share
 
 
 class DqnOptions(TdOptions):
     """Of double DQN."""
 
+    lr: Rate = 1e-3
+    """Step size."""
     explore_start: Share = 1.0
     """Share of random choices at first."""
     explore_end: Share = 0.05
@@ -33,7 +35,7 @@ class GreedyPolicy:
 
     Args:
         io: one "state", one action of n choices.
-        critic: (B, S) -> (B, n), the learner's own.
+        critic: (B, S) -> (2, B, n), the learner's own; their mean decides.
         norm: of states, or None.
         options: of the method.
         seed: of the random choices.
@@ -59,7 +61,7 @@ class GreedyPolicy:
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Choose: "state" (B, S) -> (B, 1) in [-1, 1], in the kind of the observation."""
         state = torch.as_tensor(obs["state"]).to(self._device, torch.float32)
-        q = self._critic(state if self._norm is None else self._norm(state))
+        q = self._critic(state if self._norm is None else self._norm(state)).mean(0)
         chosen = q.argmax(-1)
         if not deterministic:
             draw = torch.rand((2, len(chosen)), generator=self._generator).to(self._device)
@@ -97,25 +99,27 @@ class GreedyPolicy:
 class Dqn(TdLearner[DqnOptions]):
     """Deep Q-learning whose own network chooses and whose target network judges.
 
-    y = r + discount Q'(s', argmax_a Q(s', a)); the loss of Q(s, a) - y is Huber's; targets follow by `tau`.
+    y = r + discount min_i Q'_i(s', a*) with a* = argmax_a mean_i Q_i(s', a) of two networks; the loss of every
+    Q_i(s, a) - y is Huber's; targets follow by `tau`.
 
     Metrics: train/q, train/target, train/critic_loss.
 
     Source: van Hasselt, Guez and Silver, Deep Reinforcement Learning with Double Q-learning, equation 4; Mnih et al.,
-    Human-level control through deep reinforcement learning.
+    Human-level control through deep reinforcement learning; the minimum of two: Fujimoto et al.,
+    Addressing Function Approximation Error in Actor-Critic Methods.
     """
 
     method = "DQN"
     chooses = True
 
     def build(self) -> None:
-        """One network with a value for each choice, and its target."""
+        """Two networks with a value for each choice, and their targets."""
         if len(self.io.action_choices) != 1:
             raise ValueError("DQN acts where an action is one of several choices, and here it is a number; use SAC")
         if self.eye is not None:
             raise ValueError("DQN reads 'state' alone; leave cameras out, or use policy=online/ppo on features")
         (self._count,) = self.io.action_choices
-        self.critic = self.net("critic", self.features, self._count)
+        self.critic = self.net("critic", self.features, self._count, members=2)
         self.critic_target = self.target_copy("critic_target", self.critic)
         self.policy = GreedyPolicy(self.io, self.critic, self.norm, self.o, seed=self.seed + 1)
 
@@ -130,10 +134,11 @@ class Dqn(TdLearner[DqnOptions]):
         """One step of the critic and its target."""
         index = choice_of(b.action, self._count).long()
         with torch.no_grad():
-            best = self.critic(b.next_state).argmax(-1, keepdim=True)
-            target = b.reward + b.discount * self.critic_target(b.next_target).gather(-1, best)[:, 0]
-        q = self.critic(b.state).gather(-1, index)[:, 0]
-        loss = smooth_l1_loss(q, target, reduction="none")
+            best = self.critic(b.next_state).mean(0).argmax(-1, keepdim=True)
+            judged = self.critic_target(b.next_target).amin(0)
+            target = b.reward + b.discount * judged.gather(-1, best)[:, 0]
+        q = self.critic(b.state).gather(-1, index.expand(2, -1, -1))[..., 0]
+        loss = smooth_l1_loss(q, target.expand_as(q), reduction="none")
         self.critic.step(mean_rows(loss))
         self.follow(self.critic_target, self.critic)
         return {"q": q, "target": target, "critic_loss": loss}
