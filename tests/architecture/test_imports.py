@@ -106,6 +106,7 @@ OURS = {
     "api": {"build", "checkpoint", "extras", "jobs", "loops", "types", "verbs", "words"},
     "envs": {"api", "types"},
     "cli": {"verbs", "child", "version"},
+    "nodes": {"real", "sim", "types", "verbs"},
     "__main__": {"cli"},
     "configs": set(),
 }
