@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from robot_rl.jobs.hil import HilJob
 from robot_rl.loops.hil_adviser import Adviser
 from robot_rl.loops.hil_options import HilOptions
 from robot_rl.policies.human.hg_dagger import HgDagger, HgDaggerOptions
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.real.teleop.scripted import ScriptedHuman
+from robot_rl.verbs.hil_job import HilJob
 from tests.loops.hil_world import LineEnv
 from tests.loops.test_hil import build
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from robot_rl.jobs.hil import HilJob, HilSettings
 from robot_rl.loops.hil_trials import AttendedTrials
 from robot_rl.real.cockpit import simulated
 from robot_rl.real.console.teleop import BrowserTeleop
+from robot_rl.verbs.hil_job import HilJob, HilSettings
 from tests.loops.test_hil import Fixed
 from tests.real.console_stage import Page, Session, Stage, Wire, chromium
 from tests.real.test_console import connect, receive, server
