@@ -172,6 +172,24 @@ def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Any]:
     return make
 
 
+def in_env_of(cfg: DictConfig, run_config: Any) -> DictConfig:
+    """What was asked, in the environment of a run unless another one was chosen, perhaps on another engine.
+
+    Args:
+        cfg: of the verb.
+        run_config: of the run.
+
+    Raises:
+        Refused: the run was trained without an environment, and none is given.
+    """
+    if not choice("env"):
+        own = OmegaConf.merge(run_config.get("env") or {}, cfg.get("env") or {})
+        cfg = OmegaConf.merge(cfg, {"env": own if run_config.get("env") else None})  # type: ignore[assignment]
+    if cfg.get("env") is None:
+        raise Refused("this run was trained without an environment; add env=…, or use robot-rl eval ope")
+    return cfg
+
+
 def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: bool = False) -> Loaded:
     """A trained policy for the robot: what the policy node runs.
 
