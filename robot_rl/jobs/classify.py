@@ -14,9 +14,9 @@ from tqdm import tqdm
 from typing_extensions import Self
 
 from robot_rl.checkpoint import CheckpointError, load_state, save_state, write_bytes, write_json
-from robot_rl.data.hil_log import episode_key, read_corrections
 from robot_rl.data.recorder import Recording
-from robot_rl.data.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
+from robot_rl.human.log import episode_key, read_corrections
+from robot_rl.human.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.types import Episode, IOSpec, Obs, Options
 from robot_rl.types.options import Count, Part, Whole
 

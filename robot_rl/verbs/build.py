@@ -171,7 +171,7 @@ def load_classifier(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
 
 def judge_factory(cfg: DictConfig) -> Callable[[Any], Any]:
     """(io) -> the classifier named in the configuration, on duty."""
-    from robot_rl.loops.hil_judge import Judge
+    from robot_rl.human.judge import Judge
 
     def make(io: Any) -> Any:
         model, report = load_classifier(Path(cfg.judge), str(cfg.device))
