@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.arbiter import Arbiter, Driver, Press, Reading, TakeoverSettings
-from robot_rl.human.devices.mapping import Teleop
+from robot_rl.human.devices.teleop import Teleop
 from robot_rl.real.action_safety import ActionSafety, Axes, SafetyLimits
 from robot_rl.real.core.clock import Clock, ManualClock, SteadyClock
 from robot_rl.real.core.spec import SpecError
@@ -95,7 +95,7 @@ class Pilot:
     ) -> None:
         self.io, self.human = io, human
         self._seen: Axes | None = None
-        self.realtime = bool(getattr(human, "realtime", False))
+        self.realtime = human is not None and human.realtime
         self.simulates = teleports
         """The robot is a simulation: it may be put anywhere, and there may be several."""
         self.clock: Clock = clock or (SteadyClock() if self.realtime else ManualClock())
@@ -129,9 +129,7 @@ class Pilot:
             What stands against motion; empty when the episode may start.
         """
         if self.human is not None:
-            prepare = getattr(self.human, "prepare", None)
-            if prepare is not None:
-                prepare(demo)
+            self.human.prepare(demo)
             self.human.begin(self.clock.now())
         self.arbiter.begin()
         self._demo = demo
@@ -257,9 +255,8 @@ class Pilot:
 
     def advise(self, wanted: bool) -> None:
         """Tell a device that can hear it whether help is wanted; a screen shows it with the telemetry."""
-        advise = getattr(self.human, "advise", None)
-        if advise is not None:
-            advise(wanted)
+        if self.human is not None:
+            self.human.advise(wanted)
 
     def idle(self, obs: Obs) -> tuple[Press, ...]:
         """One tick in which the robot holds: keys are heard, the robot is watched, nothing moves.
@@ -312,9 +309,8 @@ class Pilot:
         views: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Hand telemetry, a picture and what the policy sees to a device that has a screen."""
-        show = getattr(self.human, "show", None)
-        if show is not None:
-            show(telemetry, frame, views)
+        if self.human is not None:
+            self.human.show(telemetry, frame, views)
 
     def close(self) -> None:
         """Stop, and release the device."""
@@ -325,9 +321,8 @@ class Pilot:
     def state_dict(self) -> dict[str, Any]:
         """Clock and a scripted person's generator; between episodes."""
         state: dict[str, Any] = {"now": None if self.realtime else self.clock.now()}
-        save = getattr(self.human, "state_dict", None)
-        if save is not None:
-            state["human"] = save()
+        if self.human is not None:
+            state["human"] = self.human.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -335,9 +330,8 @@ class Pilot:
         if state["now"] is not None and isinstance(self.clock, ManualClock):
             self.clock.sleep_until(float(state["now"]))
             self._next = self.clock.now()
-        load = getattr(self.human, "load_state_dict", None)
-        if load is not None and "human" in state:
-            load(state["human"])
+        if self.human is not None and "human" in state:
+            self.human.load_state_dict(state["human"])
 
     def _read(self, now: float, obs: Obs, proposal: np.ndarray) -> Reading:
         if self.human is None:

@@ -1,17 +1,22 @@
 """Devices: mapping of axes, keyboard, gamepad, remote, scripted person."""
 
 import math
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from robot_rl.human.devices.gamepad import GamepadTeleop
-from robot_rl.human.devices.keyboard import KeyboardTeleop
+from robot_rl.human.devices.keyboard import SEQUENCE, KeyboardTeleop
 from robot_rl.human.devices.mapping import ActionMap, axes_of
 from robot_rl.human.devices.remote import RemoteTeleop
 from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.pilot import simulated
 from robot_rl.real.core.clock import ManualClock
 from robot_rl.types import IOSpec
+from tests.human.line_world import LineEnv
+from tests.human.test_loop import build
 
 IO = IOSpec({"state": ((3,), "float32")}, ("dx", "dy"), (-1.0, -1.0), (1.0, 1.0), ("m", "m"), 10.0)
 
@@ -62,6 +67,50 @@ def test_keyboard_holds_keys_and_toggles():
     reading = keys.read(clock.advance(0.6), OBS, ZERO)
     assert reading.norm == 0.0  # no report for longer than the repeat delay: released
     assert reading.presses == ()
+
+
+def test_whoever_has_hands_is_waited_for_and_a_script_is_not():
+    """A keyboard that counted as a script drove before anybody said go, and was deaf in trials."""
+    hands = (KeyboardTeleop(io(), listen=False), GamepadTeleop(io(), pad=FakePad()), RemoteTeleop(io()))
+    env = LineEnv()
+    assert all(device.realtime for device in hands)
+    assert simulated(env, KeyboardTeleop(env.io, listen=False)).driver == "HOLD"
+    assert simulated(env, ScriptedHuman(env.io, expert=env.expert)).driver == "POLICY"
+
+
+def test_keyboard_session_holds_until_go_is_pressed_and_says_so(tmp_path):
+    lines, env = [], LineEnv()
+    keys = KeyboardTeleop(env.io, listen=False)
+    keys._say = lines.append
+    loop = build(tmp_path, keys, env=env)
+    worker = threading.Thread(target=loop.run, args=(10**6, lambda *_: False))
+    worker.start()
+    try:
+        until(lambda: bool(lines))
+        assert lines[0] == "HOLD, training; press g"
+        time.sleep(0.3)
+        assert loop.env_steps == 0
+        keys.press("g")
+        until(lambda: loop.env_steps > 2)
+        keys.press("\x1b")
+        until(lambda: loop.pilot.driver == "STOPPED")
+        until(lambda: lines[-1].startswith("STOPPED, training; unlock with u, then g"))
+    finally:
+        loop.stop()
+        worker.join(10.0)
+        loop.pilot.close()
+
+
+def until(what, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_arrow_keys_are_no_escape():
+    assert SEQUENCE.sub("", "w\x1b[Aa\x1bOB\x1b[3~1") == "wa1"
+    assert SEQUENCE.sub("", "\x1b") == "\x1b"
 
 
 def test_keyboard_without_a_terminal_says_what_to_do():

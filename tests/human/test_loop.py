@@ -15,6 +15,7 @@ from robot_rl.data.hil_episode import EpisodeRules, to_steps
 from robot_rl.data.hil_record import EndReason, Invalid, Source
 from robot_rl.data.mix import Mix
 from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.devices.teleop import Teleop
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
@@ -28,14 +29,13 @@ from robot_rl.types import Learner
 from tests.human.line_world import LineEnv
 
 
-class Script:
+class Script(Teleop):
     """A device that plays a list of readings, one per tick; then hands off."""
+
+    realtime = False
 
     def __init__(self, ticks):
         self.ticks, self.number = ticks, 0
-
-    def begin(self, now):
-        pass
 
     def read(self, now, obs, policy):
         wish = self.ticks[self.number] if self.number < len(self.ticks) else {}
@@ -45,9 +45,6 @@ class Script:
         value = np.full(1, wish.get("value", 0.0), np.float32)
         connected = wish.get("connected", True)
         return Reading(now - age, value, abs(float(value[0])), wish.get("enable", False), 0, presses, connected)
-
-    def close(self):
-        pass
 
 
 class Fixed(Learner):

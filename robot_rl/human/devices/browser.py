@@ -41,8 +41,6 @@ class BrowserTeleop(RemoteTeleop):
         announce: print the address.
     """
 
-    realtime = True
-
     def __init__(
         self,
         io: IOSpec,

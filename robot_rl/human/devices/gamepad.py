@@ -11,6 +11,7 @@ import numpy as np
 from robot_rl.arbiter import Press, Reading
 from robot_rl.extras import require
 from robot_rl.human.devices.mapping import ActionMap
+from robot_rl.human.devices.teleop import TerminalTeleop
 from robot_rl.types import IOSpec, Obs
 from robot_rl.types.options import Positive, Share, Whole
 
@@ -44,7 +45,7 @@ class Pad(Protocol):
         ...
 
 
-class GamepadTeleop:
+class GamepadTeleop(TerminalTeleop):
     """Right shoulder button enables, sticks move, the cross opens (up) and closes (down) the gripper.
 
     Args:
@@ -62,6 +63,7 @@ class GamepadTeleop:
     def __init__(
         self, io: IOSpec, *, pad: Pad | None = None, index: int = 0, dead_zone: float = 0.12, speed: float = 1.0
     ) -> None:
+        super().__init__(go="start", unlock="the guide button")
         self._map = ActionMap(io, dead_zone=dead_zone, speed=speed)
         self._game: Any = None
         if pad is None:
@@ -76,9 +78,6 @@ class GamepadTeleop:
         self._pad: Any = pad
         self._down: set[int] = set()
         self._lost = False
-
-    def begin(self, now: float) -> None:
-        """A new episode: nothing to forget."""
 
     def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
         """Sticks and buttons; a pad that was unplugged is not connected until it is opened again."""

@@ -6,6 +6,7 @@ Terminals report presses and repeats, never releases: a key counts as held until
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import threading
@@ -16,6 +17,7 @@ import numpy as np
 
 from robot_rl.arbiter import Press, Reading
 from robot_rl.human.devices.mapping import ActionMap
+from robot_rl.human.devices.teleop import TerminalTeleop
 from robot_rl.real.core.clock import Clock, SteadyClock
 from robot_rl.types import IOSpec, Obs
 from robot_rl.types.options import Positive
@@ -29,6 +31,10 @@ KEYS: dict[str, tuple[str, float]] = {
     "f": ("z", -1.0),
     "q": ("yaw", 1.0),
     "e": ("yaw", -1.0),
+    "j": ("roll", 1.0),
+    "l": ("roll", -1.0),
+    "i": ("pitch", 1.0),
+    "k": ("pitch", -1.0),
     "o": ("grip", 1.0),
     "c": ("grip", -1.0),
 }
@@ -37,18 +43,20 @@ PRESSES = {
     "0": "failure",
     "\x7f": "rerecord",
     "m": "mark",
+    "z": "undo",
     "\x1b": "estop",
     "u": "reset",
     "g": "resume",
     "h": "hold",
 }
+SEQUENCE = re.compile("\x1b[\\[O][0-9;]*[A-Za-z~]")
 HELP = (
-    "w/s forward/back, a/d left/right, r/f up/down, q/e turn, o/c open/close gripper; space take over or give back; "
-    "1 success, 0 failure, backspace re-record; escape STOP, then u unlock, g go; h hold"
+    "w/s forward/back, a/d left/right, r/f up/down, q/e turn, j/l roll, i/k pitch, o/c open/close gripper; space take "
+    "over or give back; 1 success, 0 failure, z undo, backspace re-record; escape STOP, then u unlock, g go; h hold"
 )
 
 
-class KeyboardTeleop:
+class KeyboardTeleop(TerminalTeleop):
     """Take over with the space bar, drive with letters.
 
     Args:
@@ -71,6 +79,7 @@ class KeyboardTeleop:
         speed: float = 0.6,
         listen: bool = True,
     ) -> None:
+        super().__init__(go="g", unlock="u")
         self._clock: Clock = clock or SteadyClock()
         self._map, self._hold = ActionMap(io, dead_zone=0.0, speed=speed), hold_s
         self._held: dict[str, float] = {}
@@ -82,6 +91,7 @@ class KeyboardTeleop:
         self._thread: threading.Thread | None = None
         if listen:
             self._restore = _raw_terminal()
+            self._say(f"keys: {HELP}")
             self._thread = threading.Thread(target=self._listen, daemon=True)
             self._thread.start()
 
@@ -125,7 +135,8 @@ class KeyboardTeleop:
         handle = sys.stdin.fileno()
         while not self._stop.is_set():
             if select.select([handle], [], [], 0.1)[0]:
-                for key in os.read(handle, 64).decode(errors="ignore"):
+                # an arrow key begins as the escape key does; STOP is the escape key alone
+                for key in SEQUENCE.sub("", os.read(handle, 64).decode(errors="ignore")):
                     self.press(key)
 
 

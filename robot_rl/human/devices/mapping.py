@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
-from robot_rl.arbiter import Reading
-from robot_rl.types import IOSpec, Obs
+from robot_rl.types import IOSpec
 
 AXES = ("x", "y", "z", "yaw", "pitch", "roll")
 _WORDS = (
@@ -24,28 +22,6 @@ _WORDS = (
     ("dy", "y"),
     ("dz", "z"),
 )
-
-
-class Teleop(Protocol):
-    """A device, read without blocking."""
-
-    def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
-        """The newest command.
-
-        Args:
-            now: [s].
-            obs: what the policy sees, without a batch axis (a scripted person looks at it; devices do not).
-            policy: (A,) what the policy proposes.
-        """
-        ...
-
-    def begin(self, now: float) -> None:
-        """A new episode starts."""
-        ...
-
-    def close(self) -> None:
-        """Release the device."""
-        ...
 
 
 class ActionMap:

@@ -10,11 +10,12 @@ import numpy as np
 
 from robot_rl.arbiter import LABELS, ORDERS, Press, Reading
 from robot_rl.human.devices.mapping import ActionMap
+from robot_rl.human.devices.teleop import Teleop
 from robot_rl.real.core.clock import Clock, SteadyClock
 from robot_rl.types import IOSpec, Obs
 
 
-class RemoteTeleop:
+class RemoteTeleop(Teleop):
     """Holds the newest message of a remote operator; its age is the age of the link.
 
     Args:
@@ -79,9 +80,6 @@ class RemoteTeleop:
             self._connected, self._enable, self._axes, self._sequence = False, False, {}, -1
             self._left = True
 
-    def begin(self, now: float) -> None:
-        """A new episode: nothing to forget."""
-
     def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
         """The newest message."""
         with self._lock:
@@ -89,6 +87,3 @@ class RemoteTeleop:
             presses, self._presses = tuple(self._presses), []
             there, self._left = self._connected and not self._left, False
             return Reading(self._stamp, value, norm, self._enable, self._toggles, presses, connected=there)
-
-    def close(self) -> None:
-        """Nothing to release."""

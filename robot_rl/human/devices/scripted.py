@@ -8,11 +8,12 @@ from collections.abc import Callable
 import numpy as np
 
 from robot_rl.arbiter import Press, Reading
+from robot_rl.human.devices.teleop import Teleop
 from robot_rl.types import IOSpec, Obs
 from robot_rl.types.options import NotNegative, Positive, Share
 
 
-class ScriptedHuman:
+class ScriptedHuman(Teleop):
     """Takes over when the policy has disagreed with the expert for a while, drives for a while, lets go.
 
     Args:
@@ -44,6 +45,8 @@ class ScriptedHuman:
     Raises:
         ValueError: names the argument.
     """
+
+    realtime = False
 
     def __init__(
         self,
@@ -151,9 +154,6 @@ class ScriptedHuman:
         if self._give_up is not None and self._tick == self._give_up:
             presses = (Press("failure", now),)
         return Reading(now, value, norm=norm, enable=driving, presses=presses)
-
-    def close(self) -> None:
-        """Nothing to release."""
 
     def state_dict(self) -> dict[str, object]:
         """The generator and what patience is left; between episodes nothing else matters."""
