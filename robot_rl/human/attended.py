@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from robot_rl.arbiter import Press
+from robot_rl.arbiter import Driver, Press
+from robot_rl.human.labels import WORDS
 from robot_rl.human.pilot import Driven
 from robot_rl.human.screen import telemetry, views
 from robot_rl.human.session import Session
@@ -15,6 +17,27 @@ from robot_rl.human.stats import Trials
 from robot_rl.human.trials import tell
 from robot_rl.loops.stepping import NonFiniteError, Stepper
 from robot_rl.types import Obs, Step
+
+
+@dataclass
+class Trial:
+    """One trial.
+
+    Attributes:
+        success: as it counts.
+        steps: driven.
+        touched: a person took over, held or stopped it, or the safety layer did: it has failed, whatever is said.
+        counts: False where it is driven once more.
+        recorded: success before anybody said anything.
+        label: key that ended it.
+    """
+
+    success: bool = False
+    steps: int = 0
+    touched: bool = False
+    counts: bool = True
+    recorded: bool = False
+    label: str = ""
 
 
 class AttendedTrials:
@@ -46,6 +69,7 @@ class AttendedTrials:
         self._session, self._pilot, self._env = session, session.pilot, env
         self._wanted, self._stopped, self._frame = episodes, stopped, frame
         self._stepper, self._seed, self._problem = Stepper(env), seed, ""
+        self._last: Trial | None = None
         self.found = Trials(deterministic=True)
 
     def run(self) -> Trials:
@@ -58,11 +82,12 @@ class AttendedTrials:
             if not own:
                 pilot.move_to(self._env)
             while len(found.successes) < self._wanted and self._ready():
-                outcome, steps = self._trial()
+                trial = self._trial()
                 pilot.end()
-                if outcome is not None:
-                    found.successes.append(outcome)
-                    found.steps.append(steps)
+                self._last = trial if trial.counts else None
+                if trial.counts:
+                    found.successes.append(trial.success)
+                    found.steps.append(trial.steps)
             return found
         finally:
             pilot.hold()
@@ -83,40 +108,29 @@ class AttendedTrials:
                 if not refused:
                     return True
             self._hear(pilot.idle(self._here()))
+            if pilot.driver == Driver.HUMAN.value:
+                pilot.hold()  # a hand on the device is no go
             self._show(None, "; ".join(refused))
             pilot.wait()
         return False
 
-    def _trial(self) -> tuple[bool | None, int]:
-        """(success, or None when it does not count; steps)."""
+    def _trial(self) -> Trial:
         session, pilot, policy = self._session, self._pilot, self._session.learner.policy
         policy.reset()
         session.watch.begin()
         if session.judge is not None:
             session.judge.begin()
-        steps, seen, ended = 0, {}, False
-        outcome: bool | None = False
-        while not self._stopped():
+        trial, seen, ended = Trial(), {}, False
+        while True:
+            if self._stopped():
+                trial.counts = False
+                break
             obs = self._here()
             proposal = np.asarray(policy.act(self._stepper.obs, deterministic=True).value[0], np.float32)
             driven = pilot.drive(obs, proposal, blind=session.watch.look(obs, seen))
             tell(policy, driven.executed)
             self._show(driven)
-            kinds = [press.kind for press in driven.presses]
-            if "success" in kinds and steps:
-                outcome = True
-                break
-            if "failure" in kinds or "abort" in kinds:
-                break
-            if driven.stopped:
-                self.found.stops += "estop" not in kinds
-                break
-            if driven.lost or session.watch.lost or "rerecord" in kinds:
-                outcome = None
-                pilot.hold()
-                break
-            if driven.human or driven.driver == "HOLD":
-                pilot.hold()
+            if self._person_ends(trial, driven):
                 break
             try:
                 row = self._stepper.step(driven.executed[None])
@@ -124,16 +138,40 @@ class AttendedTrials:
                 self._broken("the robot's observation is not finite", error)
                 break
             pilot.wait()
-            steps, seen = steps + 1, row.info
+            trial.steps, seen = trial.steps + 1, row.info
             ended = bool(row.terminated[0] or row.truncated[0])
-            outcome = self._success(row)
-            if outcome or ended:
+            trial.success = self._success(row)
+            if trial.success or ended:
                 break
-        else:
-            outcome = None
+        trial.recorded = trial.success
+        if trial.label:
+            trial.success = trial.label == "success"
+            session.labels.said = f"{trial.label}, trial {len(self.found.successes) + 1}"
         if not ended and self._stepper.obs:
             self._reset()
-        return outcome, steps
+        return trial
+
+    def _person_ends(self, trial: Trial, driven: Driven) -> bool:
+        """What happened to the robot goes before what was said in the same tick: a stop is never a success."""
+        words = [press for press in driven.presses if press.episode >= 0 or press.kind == "undo"]
+        self._hear(tuple(words))  # about what is over
+        kinds = [press.kind for press in driven.presses if press not in words]
+        if driven.stopped:
+            self.found.stops += "estop" not in kinds
+            trial.touched = True
+        elif driven.lost or self._session.watch.lost or "rerecord" in kinds:
+            trial.counts = False
+            self._pilot.hold()
+        elif driven.human or driven.driver == Driver.HOLD.value:
+            trial.touched = True
+            self._pilot.hold()
+        elif "failure" in kinds or "abort" in kinds:
+            trial.label = "failure"
+        elif "success" in kinds and trial.steps:
+            trial.label = "success"
+        else:
+            return False
+        return True
 
     def _success(self, row: Step) -> bool:
         judge = self._session.judge
@@ -147,11 +185,21 @@ class AttendedTrials:
     def _hear(self, presses: tuple[Press, ...]) -> None:
         """A word about the last trial, between two of them; one about an episode goes where it always goes."""
         for press in presses:
-            if press.episode >= 0 or press.kind not in ("success", "failure"):
+            if press.episode >= 0 or press.kind not in WORDS:
                 self._session.hear((press,))
-            elif self.found.successes:
-                self.found.successes[-1] = press.kind == "success"
-                self._session.labels.said = f"{press.kind}, trial {len(self.found.successes)}"
+                continue
+            last, said = self._last, WORDS[press.kind]
+            number = len(self.found.successes)
+            if last is None:
+                told = "nothing to label: " + ("the last trial is driven again" if number else "no trial yet")
+            elif said and last.touched:
+                told = f"trial {number} stays failed: it was stopped, held or taken over"
+            else:
+                last.success = last.recorded if said is None else said
+                self.found.successes[-1] = last.success
+                told = "label taken back" if said is None else press.kind
+                told += f", trial {number}"
+            self._session.labels.said = told
 
     def _here(self) -> Obs:
         return {name: np.array(value[0]) for name, value in self._stepper.obs.items()}

@@ -269,8 +269,9 @@ class Pilot:
         kinds = [press.kind for press in reading.presses]
         self.safety.watch(self._axes(), now)
         if "estop" in kinds:
+            self._unlock = False  # a stop takes back whatever was asked for before it, and with it
             self.safety.estop()
-        if "reset" in kinds:
+        elif "reset" in kinds:
             self._unlock = True
             self.safety.estop(pressed=False)
         stopped = self.safety.stopped
