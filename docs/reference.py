@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from robot_rl import build
-from robot_rl.verbs.options import VERBS
-from robot_rl.verbs.start import VERBS as WORDS
+from robot_rl.verbs.table import VERBS
 from robot_rl.words import expected
 
 FOLDER = Path(__file__).with_name("reference")
@@ -40,8 +39,8 @@ def table(title: str, model: type[BaseModel], text: str | None = None) -> list[s
 def verbs() -> list[str]:
     """Every verb that has a configuration."""
     lines = ["# Options of the verbs", "", "`robot-rl <verb> --help` prints the same. `???` has to be given.", ""]
-    for word, (config, _) in WORDS.items():
-        lines += table(word, VERBS[config]())
+    for word, verb in VERBS.items():
+        lines += table(word, verb.options())
     return lines
 
 

@@ -23,9 +23,12 @@ from robot_rl.loops.evaluate import Evaluation
 from robot_rl.loops.evaluate import evaluate as run_evaluation
 from robot_rl.types import Learner, Policy, VecEnv
 from robot_rl.verbs.build import load_policy, saved_config
-from robot_rl.verbs.compose import choices, compose_verb, plain, read_options
-from robot_rl.verbs.learn import learner_of_init, offline_job, train_job
+from robot_rl.verbs.compose import choices, compose_verb
+from robot_rl.verbs.offline import offline_job
+from robot_rl.verbs.reading import plain, read_options
 from robot_rl.verbs.robot import seat
+from robot_rl.verbs.table import OPTIONS
+from robot_rl.verbs.train import learner_of_init, train_job
 from robot_rl.words import Refused
 
 EnvLike = str | VecEnv
@@ -158,7 +161,7 @@ def resume(run: PathLike, **settings: Any) -> RunResult:
     verb = "offline" if "updates" in cfg else "train"
     cfg = OmegaConf.merge(cfg, settings, {"resume": str(folder)})
     _trust(cfg)
-    read_options(verb, cfg)
+    read_options(OPTIONS[verb](), cfg, verb)
     return (_offline if verb == "offline" else _train)(cfg, folder)
 
 
@@ -232,7 +235,7 @@ def _composed(verb: str, policy: str, options: Mapping[str, Any] | None, values:
     """The configuration that the command line would have made, checked."""
     cfg = compose_verb(verb, {"policy": policy}, {**values, "policy": dict(options or {})})
     _trust(cfg)
-    read_options(verb, cfg)
+    read_options(OPTIONS[verb](), cfg, verb)
     seat(cfg)
     return cfg
 

@@ -36,7 +36,7 @@ PLACES: dict[str, dict[str, str]] = {
         "isaac_lab": "robot_rl.sim.isaac_lab_env:make",
         "mujoco": "robot_rl.sim.mujoco_env:make",
         "ros2": "robot_rl.real.ros.env_vector:make",
-        "shown_goal": "robot_rl.jobs.shown_goal:make",
+        "shown_goal": "robot_rl.verbs.shown_goal:make",
         "text": "robot_rl.sim.text:make",
         "warp": "robot_rl.sim.warp_env:make",
     },

@@ -16,13 +16,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from benchmarks.online.tasks import EPISODES, GLANCE_EPISODES, GLANCES, OWN, make_env
 from robot_rl import build
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.jobs.train import TrainSettings
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.policies.online.sb3 import VectorEnvForSb3
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.types import Action, Array, IOSpec, Obs
+from robot_rl.verbs.train_job import TrainSettings
 
 PEERS = {"sb3": "stable_baselines3", "sbx": "sbx"}
 """Side -> module with SB3's interface. SBX needs an environment of its own, whose Python then runs the matrix."""

@@ -16,11 +16,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl import build
+from robot_rl import build, extras
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.types import Loaded, Options
-from robot_rl.verbs.compose import plain, read_options
+from robot_rl.verbs.reading import plain, read_options
 from robot_rl.words import Refused
 
 REFUSALS = (Refused, ValueError, FileNotFoundError, CheckpointError, InUse)
@@ -39,83 +39,6 @@ def env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
         return build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
 
     return make
-
-
-def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
-    """`env_factory`, with the reward of `rewarder=` where one is chosen; `.plain` makes it without, for evaluation."""
-    without = env_factory(cfg)
-    if cfg.get("rewarder") is None:
-        return without
-    options = plain(cfg.rewarder)
-    if "judge" not in options:
-        from robot_rl.verbs.rewarders import watched_factory
-
-        return watched_factory(cfg, options, without)
-    camera = options["camera"]
-    how, caution = options.pop("combine", "wco"), options.pop("caution", 1.0)
-    judge = load_judge(options.pop("judge"), how, caution, str(cfg.device))
-    reference, frames = options.pop("reference", None), options.pop("reference_frames", 6)
-    if reference is not None:
-        judge = with_reference(judge, str(reference), int(frames), camera)
-        options["instruction"] = options["instruction"] or ""  # the reference alone, not what the world asks
-    audit = build.tool("audit")
-
-    def make(num_envs: int, seed: int, render: bool) -> Any:
-        from robot_rl.loops.rewarded import Rewarded
-
-        node, extra = plain(cfg.env), {"render_mode": "rgb_array"} if render else {}
-        shown = cfg.env.get("cameras")
-        hide = shown is not None and camera not in shown
-        if hide:  # pictures for the critic alone, of its size, no more often than it looks
-            node |= {"cameras": [*(shown or ()), camera], "camera_size": list(judge.meta.image_size)}
-            if cfg.env.engine == "mujoco" and not shown:
-                node["camera_every"] = options["every"]
-        env = build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
-        reward = build.make("rewarder", options, judge, gamma=float(cfg.gamma))
-        return Rewarded(env, reward, camera=camera, hide=hide, instruction=reward.instruction, audit=audit())
-
-    make.plain = without  # type: ignore[attr-defined]
-    return make
-
-
-def load_critic(folder: Path, device: str) -> tuple[Any, DictConfig]:
-    """The learner of a run of robot-rl critic train, and the run's configuration."""
-    from robot_rl.checkpoint import load_state
-    from robot_rl.jobs import critic as job
-
-    if not (folder / job.STATE).exists():
-        raise Refused(f"{folder} holds no {job.STATE}; give path=<run folder of critic train>")
-    run: Any = OmegaConf.load(folder / "config.yaml")
-    learner = build.make("critic", plain(run.critic), seed=run.seed, device=device)
-    learner.load_state_dict(load_state(folder / job.STATE, device=device)["learner"])
-    if learner.done_steps < learner.steps:
-        print(f"  note: trained for {learner.done_steps} of {learner.steps} updates; done is not calibrated")
-    return learner, run
-
-
-def load_judge(folders: Any, how: str, caution: float, device: str) -> Any:
-    """The critic of a run, or of several runs as one cautious ensemble."""
-    folders = [folders] if isinstance(folders, str) else list(folders)
-    critics = [load_critic(Path(folder), device)[0].critic() for folder in folders]
-    if len(critics) == 1:
-        return critics[0]
-    ensemble = build.tool("critic_ensemble")
-    return ensemble(critics, how, caution)
-
-
-def with_reference(judge: Any, reference: str, frames: int, camera: str) -> Any:
-    """A critic that is shown its goal: `frames` frames of an episode, `<clips or log>:<episode>`.
-
-    Raises:
-        ValueError: the critic cannot be shown a goal, or the reference cannot be used; says why.
-    """
-    from robot_rl.jobs.reference import read
-
-    if not hasattr(judge, "shown"):
-        raise Refused(f"{type(judge).__name__} cannot be shown a goal; train one that can with critic=in_context")
-    pictures, source = read(reference, camera)
-    clip = build.tool("reference_clip")
-    return judge.shown(clip.of(pictures, frames, source=source))
 
 
 def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[Any], Any]:
@@ -157,30 +80,6 @@ def said_of_actions(cfg: DictConfig) -> dict[str, Any]:
     """What the command line says of the actions of a log: `action`, `action_low` and `action_high`."""
     names = [name for name in ("action", "action_low", "action_high") if cfg.get(name) is not None]
     return {name: OmegaConf.to_container(cfg, resolve=True)[name] for name in names}  # type: ignore[index]
-
-
-def load_classifier(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
-    """A success classifier of robot-rl classify, and its report."""
-    from robot_rl.jobs.classify import load
-
-    if not (folder / "config.yaml").exists():
-        raise Refused(f"{folder} holds no classifier; expected a folder of robot-rl classify")
-    made: Any = OmegaConf.load(folder / "config.yaml")
-    return load(folder, lambda io: build.make("classifier", plain(made.classifier), io, seed=made.seed, device=device))
-
-
-def judge_factory(cfg: DictConfig) -> Callable[[Any], Any]:
-    """(io) -> the classifier named in the configuration, on duty."""
-    from robot_rl.human.judge import Judge
-
-    def make(io: Any) -> Any:
-        model, report = load_classifier(Path(cfg.judge), str(cfg.device))
-        differences = [f"'{key}'" for key in model.keys if model.io.obs[key] != io.obs.get(key)]
-        if differences:
-            raise Refused(f"the classifier looks at {', '.join(differences)}, which this robot has not, or otherwise")
-        return Judge(model.probability, float(report["threshold"]), int(report["in_a_row"]))
-
-    return make
 
 
 _planned: list[Path] = []  # folders of runs that this process began; a refused one is taken away again
@@ -228,7 +127,9 @@ def threads(cfg: DictConfig) -> None:
         torch.set_num_threads(int(cfg.threads))
 
 
-def begin(cfg: DictConfig, verb: str, groups: tuple[str, ...], method: str = "") -> tuple[DictConfig, Path]:
+def begin(
+    cfg: DictConfig, verb: str, options: type[Options], groups: tuple[str, ...], method: str = ""
+) -> tuple[DictConfig, Path]:
     """Configuration and folder of a new run (`method` in its name instead of the chosen one), or of a resumed run."""
     if cfg.resume is None:
         world = [f"{choice('env')}{'-' + str(cfg.id) if cfg.id else ''}"] if choice("env") else []
@@ -247,7 +148,7 @@ def begin(cfg: DictConfig, verb: str, groups: tuple[str, ...], method: str = "")
         names = ", ".join(groups[:-1]) + " and " + groups[-1]
         raise Refused(f"{fixed[0]}: a resumed run keeps its {names}; start a new run")
     merged = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes), {"resume": str(folder)})
-    read_options(verb, merged)  # type: ignore[arg-type]
+    read_options(options, merged, verb)  # type: ignore[arg-type]
     return merged, folder  # type: ignore[return-value]
 
 
@@ -271,21 +172,24 @@ def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Any]:
     return make
 
 
-def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> Loaded:
+def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: bool = False) -> Loaded:
     """A trained policy for the robot: what the policy node runs.
 
     Args:
         path: run or checkpoint folder.
         device: where the policy computes.
         threads: CPU threads of torch.
+        trust: run a method of somebody's own that the folder names.
 
     Raises:
         CheckpointError: no complete checkpoint there.
+        ValueError: the folder names code, and it is not trusted.
     """
     from robot_rl import checkpoint
     from robot_rl.chunks import ChunkedPolicy
 
     torch.set_num_threads(threads)
+    extras.allow(everything=trust)
     folder = checkpoint.find(Path(path))
     run_config: Any = OmegaConf.load(folder / "config.yaml")
     policy = load_policy(OmegaConf.create({"device": device}), run_config, folder)

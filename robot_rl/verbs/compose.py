@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import torch
 from hydra import compose, initialize_config_module
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
@@ -26,8 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from robot_rl import build, extras
-from robot_rl.types import Options
-from robot_rl.verbs.options import VERBS
+from robot_rl.verbs.table import OPTIONS
 from robot_rl.words import Refused, expected, near
 
 BASES = {"method": "policy", "simulator": "engine", "task": "world"}
@@ -41,21 +39,7 @@ PLAIN = {
 
 VERB = "options"
 """Group of the options of verbs, on which their files build."""
-READ = (
-    "policy",
-    "human",
-    "track",
-    "compatibility",
-    "classifier",
-    "preference",
-    "pictures_reward",
-    "ope",
-    "critic",
-    "clips",
-)
-"""Groups whose options are read before anything is made; a world is made before anything is written."""
 OWN = "own"
-S = TypeVar("S", bound=Options)
 _own: dict[str, str] = {}  # the option of a group that stands for a class of the user's own -> its name
 
 
@@ -76,7 +60,7 @@ class ClassSource(ConfigSource):
         group, _, name = config_path.removesuffix(".yaml").partition("/")
         kind = BASES.get(group, group)
         if group == VERB:
-            return self._result(build.values_of(VERBS[name]()))
+            return self._result(build.values_of(OPTIONS[name]()))
         if group == "env" and name == OWN:
             world = _own[f"world={OWN}"]
             node = build.defaults("engine", "mujoco")
@@ -108,7 +92,7 @@ class ClassSource(ConfigSource):
         """Whether a name is one of the group."""
         group, _, name = config_path.removesuffix(".yaml").strip("/").partition("/")
         if group == VERB:
-            return name in VERBS
+            return name in OPTIONS
         if group == "env" and name == OWN:
             return f"world={OWN}" in _own
         if group not in BASES and (group not in PLAIN or _file(group, name)):
@@ -195,7 +179,7 @@ def unreadable(items: Sequence[str]) -> str:
 
 def wrong_of_sweep(config: str, items: Sequence[str]) -> str:
     """What is wrong with the first of several values of an option (-m seed=0,1), or ""; they would fail late."""
-    fields = VERBS[config]().model_fields
+    fields = OPTIONS[config]().model_fields
     for item in items if {"-m", "--multirun"} & set(items) else ():
         key, _, several = item.partition("=")
         if key not in fields or "," not in several or several[0] in "[{'\"":
@@ -268,7 +252,7 @@ def compose_verb(verb: str, chosen: Mapping[str, str], values: Mapping[str, Any]
     OmegaConf.set_struct(cfg, False)
     for key in replaced:
         cfg[key] = None
-    known = {*cfg, *VERBS[verb]().model_fields}
+    known = {*cfg, *OPTIONS[verb]().model_fields}
     for key in values:
         if key not in known:
             raise Refused(f"robot_rl has no option '{key}' here{near(str(key), sorted(map(str, known)))}")
@@ -361,64 +345,6 @@ def _resolve(name: str) -> str:
 
 def _file(group: str, name: str) -> bool:
     return resources.files("robot_rl.configs").joinpath(f"{group}/{name}.yaml").is_file()
-
-
-def read_words(model: type[S], words: Sequence[str], verb: str) -> S:
-    """Options of a verb without a configuration, from `key=value` words.
-
-    Raises:
-        Refused: a word without a value, an unknown name, or a value of another type or outside its range.
-    """
-    values: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise Refused(f"'{word}' is no option of {verb}, expected key=value; {_known(model)}")
-        values[key] = value
-    return build.check(model, values, "", verb)
-
-
-def _known(model: type[Options]) -> str:
-    return "its options are " + ", ".join(f"{key}=" for key in model.model_fields)
-
-
-def read_options(verb: str, cfg: DictConfig) -> None:
-    """Check the options of a verb, its groups aside, and keep them as they were read: 1e3 is 1000.
-
-    Args:
-        verb: name of its configuration.
-        cfg: composed; changed in place.
-
-    Raises:
-        Refused: a value of another type or outside its range, one that is missing, or a device that is not here.
-    """
-    model = VERBS[verb]()
-    given: Any = OmegaConf.to_container(cfg, resolve=False)
-    values = {key: given[key] for key in model.model_fields if given.get(key, "???") != "???"}
-    options = build.check(model, values, "", f"robot-rl {verb}")
-    for key, value in options:
-        cfg[key] = build.plain(value)
-    if "device" in values:
-        _check_device(str(values["device"]))
-    for kind in READ:
-        node = given.get(kind)
-        if isinstance(node, dict):
-            build.look(kind, plain(cfg[kind], missing=True))
-
-
-def _check_device(device: str) -> None:
-    kind, _, number = device.partition(":")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise Refused(f"device is '{device}', and torch sees no CUDA device here; use device=cpu (see robot-rl doctor)")
-    if kind == "cuda" and number and int(number) >= torch.cuda.device_count():
-        raise Refused(f"device is '{device}', and there are {torch.cuda.device_count()} here; they are counted from 0")
-
-
-def plain(cfg: Any, *, missing: bool = False) -> Any:
-    """Values without OmegaConf; `missing` leaves those out that have still to be given."""
-    if missing:
-        cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if not OmegaConf.is_missing(cfg, key)])
-    return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
 
 
 register()

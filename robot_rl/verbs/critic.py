@@ -4,16 +4,76 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
 
 from robot_rl import build
+from robot_rl.types.options import Count, Discount, NotNegative, Number, Part, Positive
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import choice, load_critic, load_judge, run_folder, threads, with_reference
-from robot_rl.verbs.compose import plain
+from robot_rl.verbs import critic_clips as job
+from robot_rl.verbs.build import choice, run_folder, threads
+from robot_rl.verbs.critic_clips import plot_clip
+from robot_rl.verbs.options import Folders, Machine
+from robot_rl.verbs.reading import plain
+from robot_rl.verbs.rewarders import load_critic, load_judge, with_reference
 from robot_rl.words import Refused
+
+SHARES = {
+    "success": 4, "pause": 1, "wrong_object": 2, "wrong_place": 2, "drop": 2, "stall": 2, "miss": 2, "regress": 2,
+    "undo": 1,
+}  # fmt: skip
+
+
+class CriticOptions(Machine):
+    """robot-rl critic."""
+
+    what: Literal["clips", "train", "eval", "label"]
+    """clips, train, eval or label."""
+    path: Folders | None = None
+    """eval, label: a critic's folder (label: a list is an ensemble); train: a run folder to resume."""
+    data: str | None = None
+    """train: folder of clips; eval: another; label: a log with pictures."""
+    out: str | None = None
+    """clips: folder to write; label: log to write."""
+    count: Count = 900
+    """Clips to make."""
+    chunk: Count = 60
+    """Clips in a file."""
+    shares: dict[str, NotNegative] = Field(default_factory=lambda: dict(SHARES))
+    """Of the kinds of clips, in parts."""
+    calibration: Part = 0.1
+    """Share of the clips kept from training, to calibrate done."""
+    save_every: Count = 500
+    """Updates between saved states."""
+    minutes: Positive | None = None
+    """train: stop and save after so many; give the run's path to continue."""
+    phrasing: Literal["held_out", "train"] = "held_out"
+    """eval: which sentences."""
+    combine: Literal["mean", "wco", "uwo"] = "wco"
+    """label: of an ensemble, the mean, the minimum (wco) or mean - caution * variance (uwo)."""
+    caution: NotNegative = 1.0
+    """label: of uwo."""
+    instruction: str | None = None
+    """label: the sentence; null takes that of each episode of the log."""
+    reference: str | None = None
+    """label: <clips or log>:<episode> that shows the goal; alone, or beside instruction=."""
+    reference_frames: Count = 6
+    """label: frames of it; 1 = its last one, a picture of the goal."""
+    camera: str = "front"
+    """label: which pictures."""
+    mode: Literal["reward", "potential", "delta", "dlogw", "absolute"] = "potential"
+    """label: how progress becomes reward."""
+    gamma: Discount = 0.99
+    """label: of the potential."""
+    stride: Count = 1
+    """label: control steps between the frames of a pair."""
+    done_reward: Number = 1.0
+    """label: paid at every control step while the goal counts as met (done_events); 0 = shaping alone."""
+    pictures: bool = True
+    """label: keep them; false writes a log of the state alone."""
 
 
 def critic(cfg: DictConfig) -> None:
@@ -33,8 +93,6 @@ def _need(cfg: DictConfig, **keys: str) -> None:
 
 def _clips(cfg: DictConfig) -> None:
     from tqdm import tqdm
-
-    from robot_rl.jobs import critic as job
 
     _need(cfg, out="folder to write")
     shares: Any = OmegaConf.to_container(cfg.shares)
@@ -71,7 +129,6 @@ def _train(cfg: DictConfig) -> None:
     from tqdm import tqdm
 
     from robot_rl.checkpoint import write_bytes, write_json
-    from robot_rl.jobs import critic as job
     from robot_rl.track import Jsonl
 
     if cfg.path is not None:
@@ -123,7 +180,6 @@ def _eval(cfg: DictConfig) -> None:
     from tqdm import tqdm
 
     from robot_rl.checkpoint import write_json
-    from robot_rl.jobs import critic as job
 
     _need(cfg, path="run of critic train", data="folder of clips")
     learner, run = load_critic(Path(cfg.path), str(cfg.device))
@@ -155,7 +211,6 @@ def _label(cfg: DictConfig) -> None:
     from tqdm import tqdm
 
     from robot_rl.data import formats, recorder
-    from robot_rl.jobs import critic as job
 
     _need(cfg, path="run of critic train", data="log with pictures", out="log to write")
     out = Path(cfg.out)
@@ -219,7 +274,6 @@ def _trained_hash(folder: Path) -> str:
 
 def _plot(learner: Any, clips: Any, path: Path) -> None:
     """A success under its own goal, under another block's and another plate's, against the truth."""
-    from robot_rl.jobs.critic import plot_clip
 
     judge = learner.critic()
     row = int(np.flatnonzero(clips.succeeded())[0])

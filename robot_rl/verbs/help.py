@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from robot_rl import build
 from robot_rl.verbs.compose import choices, file_of, groups_of
-from robot_rl.verbs.options import VERBS, IsaacDoctorOptions, RosDoctorOptions
+from robot_rl.verbs.doctor import IsaacDoctorOptions, RosDoctorOptions
+from robot_rl.verbs.table import OPTIONS
 from robot_rl.words import expected
 
 WIDTH = 100
@@ -29,7 +30,7 @@ def page(config: str, items: Sequence[str]) -> str:
     template = str(file_of(config).hydra.help.template)
     groups = [f"  {group}: {', '.join(choices(group))}" for group in dict.fromkeys(groups_of(config)) if choices(group)]
     shown = [_wrap(line, "    ") for line in groups]
-    lines = ["Options:", *rows(VERBS[config](), "")]
+    lines = ["Options:", *rows(OPTIONS[config](), "")]
     chosen = [item for item in items if item.split("=")[0] in groups_of(config)]
     with initialize_config_module("robot_rl.configs", version_base="1.3"):
         node: Any = OmegaConf.to_container(compose(config, overrides=chosen), resolve=False)

@@ -1,103 +1,271 @@
-"""Verbs about logs: data info, validate, convert, plot and session."""
+"""A log by any name as a store, and the sampler and facts that a learner gets of it."""
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import sys
-from dataclasses import fields
-from typing import Any
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
+import numpy as np
+from pydantic import model_validator
+from typing_extensions import Self
 
-from robot_rl import build
-from robot_rl.verbs import answer
-from robot_rl.words import Refused
+from robot_rl.data import formats
+from robot_rl.data.actions import settle
+from robot_rl.data.bounds import NORMALISED, STATED, between, check_ends, meaning, of_io, same, stated
+from robot_rl.data.features import Reader, cache_path, features, moments
+from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.store import META, Store, earlier, open_store, store_from_d4rl, write_store
+from robot_rl.data.units import agree, span
+from robot_rl.types import IOSpec, LogFacts, Options
+from robot_rl.types.options import Bound, Discount, Mixing, Number
 
-_READING = (
-    "episode_length", "antmaze_terminal", "maze2d_shift", "terminals", "shuffled", "salvage", "infos", "keys", "filter",
-    "success_reward", "map", "ros_distro", "reward", "videos", "image_size", "control_hz", "rows",
-)  # fmt: skip
+REWARDS = ("none", "minus_one", "scale_bias", "return_range")
+FEATURES = "features"
+_EDGE = 1e-5
 
 
-def data(cfg: DictConfig) -> None:
-    """Look at a log, validate it, convert it, plot it."""
-    from robot_rl.data import convert as conversion
-    from robot_rl.data import formats, info
-    from robot_rl.data.findings import BadData, Finding, exit_code
-    from robot_rl.data.repairs import Repairs
+class ActionMeaning(Options):
+    """What a person says of a log's actions where the log does not tell (docs/data.md)."""
 
-    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    options = {key: plain[key] for key in _READING if plain[key] not in (None, False)}
-    if plain["dataset"] is not None:
-        options["name"] = plain["dataset"]
+    action: Literal["normalised"] | None = None
+    """normalised: -1 and +1 of the log are the bounds of the robot."""
+    action_low: Bound | None = None
+    """Lower bound of the log's actions, a number or a list."""
+    action_high: Bound | None = None
+    """Upper bound."""
 
-    def show(findings: list[Finding]) -> None:
-        for item in findings:
-            print(f"  {item.severity:<8} {item.message}")
-            if item.repair:
-                print(f"  {'':<8}   -> {item.repair}")
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        check_ends(self.action_low, self.action_high)
+        return self
 
+
+class LogSettings(ActionMeaning):
+    """How a log is read."""
+
+    data: str
+    """A store, or a file or folder in any format that `robot-rl data info` reads."""
+    gamma: Discount = 0.99
+    """Discount per control step."""
+    reward: Literal["none", "minus_one", "scale_bias", "return_range"] = "none"
+    """How rewards are changed: not, minus_one (r - 1: AntMaze), scale_bias (scale r + bias), or return_range (1000 r
+    over the largest minus the smallest return of complete episodes: locomotion)."""
+    reward_scale: Number = 1.0
+    """Of reward=scale_bias."""
+    reward_bias: Number = 0.0
+    """Of reward=scale_bias."""
+    top_fraction: Mixing = 1.0
+    """Share of the best episodes that is kept (%BC)."""
+    top_unit: Literal["episodes", "steps"] = "episodes"
+    """What `top_fraction` counts."""
+    action_clip: bool = False
+    """Clip logged actions to [-1, 1] instead of refusing those outside."""
+
+
+def read_log(settings: LogSettings, path: str | None = None) -> Store:
+    """The log that settings name, or another one, with what they say of its actions.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: it cannot be read, or the bounds are none; says why.
+    """
+    s = settings
+    return said(open_log(s.data if path is None else path), action=s.action, low=s.action_low, high=s.action_high)
+
+
+def said(store: Store, *, action: str | None = None, low: Any = None, high: Any = None) -> Store:
+    """A store with what a person says of its actions; the same one where nothing is said."""
+    if action is None and low is None and high is None:
+        return store
+    bounds = stated(of_io(store.io, store.meta.get("action")), store.io.action_dim, action=action, low=low, high=high)
+    assert bounds is not None
+    io, scale = meaning(store.io, bounds)
+    return store.scaled(scale, io, bounds.said)
+
+
+def open_log(path: str | Path) -> Store:
+    """Open a store, or convert another format once: the store lies beside the source, with ".store" for its suffix.
+
+    Where the source's folder cannot be written, the store goes to runs/stores. Actions are scaled to [-1, 1] where the
+    log declares their range, which the store keeps.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: it cannot be read; says why.
+    """
+    path = Path(path)
+    if (path / META).is_file():
+        return open_store(path)
+    kind = formats.detect(path)
+    out = path.with_suffix(".store") if path.is_file() else path.with_name(path.name + ".store")
     try:
-        if cfg.what == "info":
-            facts = info.info(cfg.path, **options)
-            answer.note(**facts)
-            print(info.report(facts))
-        elif cfg.what == "validate":
-            said = {"action": plain["action"], "low": plain["action_low"], "high": plain["action_high"]}
-            findings = conversion.validate(cfg.path, batch=cfg.batch, said=said, **options)
-            answer.note(findings=[item.to_dict() for item in findings])
-            print(cfg.path)
-            show(findings)
-            count = {kind: sum(f.severity == kind for f in findings) for kind in ("error", "warning", "note")}
-            print(f"  {count['error']} errors, {count['warning']} warnings, {count['note']} notes")
-            sys.exit(exit_code(findings))
-        elif cfg.what == "convert":
-            if cfg.out is None:
-                raise Refused("convert needs out=<name>; a name without .hdf5 becomes a store, see --help")
-            for number in (signal.SIGTERM, signal.SIGHUP):  # what was begun vanishes, as it does on Ctrl-C
-                signal.signal(number, lambda number, _: sys.exit(128 + number))
-            chosen = {field.name: plain[field.name] for field in fields(Repairs)}
-            findings = conversion.convert(cfg.path, cfg.out, to=cfg.to, mend=Repairs(**chosen), **options)
-            show(findings)
-            answer.note(findings=[item.to_dict() for item in findings], written=str(cfg.out))
-            print(f"  written  {cfg.out} ({cfg.to or formats.guess_writer(cfg.out)})")
-        else:
-            from robot_rl.data import plot
-
-            picture = plot.plot(formats.load(cfg.path, allow_nan=True, **options), cfg.out or "data.png")
-            answer.note(picture=str(picture))
-            print(f"  picture  {picture}")
-    except BadData as bad:
-        answer.error(f"{cfg.path} cannot be used as it is:")
-        answer.note(findings=[str(item) for item in bad.findings])
-        for item in bad.findings:
-            print(f"  {item.severity:<8} {item}", file=sys.stderr)
-        sys.exit(2)
+        return _convert(path, kind, out)
+    except PermissionError:
+        mark = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
+        return _convert(path, kind, Path("runs/stores") / f"{path.stem}-{mark}.store")
 
 
-def positional(arguments: list[str]) -> list[str]:
-    """`info file key=value` as `what=info path=file key=value`."""
-    named = iter(("what", "path"))
-    found = []
-    for item in arguments:
-        free = not item.startswith("-") and (os.path.exists(item) or not re.match(r"[+~]*\w+=", item))
-        key = next(named, None) if free else None
-        # Hydra's grammar gives braces, commas and equals signs a meaning; quoted text has none
-        found.append(item if key is None else f"{key}='{item}'")
-    return found
+def _convert(path: Path, kind: str, out: Path) -> Store:
+    if kind == "d4rl":
+        return store_from_d4rl(path, out)
+    store = earlier(out, path)
+    if store is not None:
+        return store
+    logs, done = settle(formats.load(path))
+    return write_store(
+        out,
+        logs.episodes,
+        io=logs.io,
+        report=[str(finding) for finding in (*logs.findings, *done)],
+        sources=[path],
+        facts={
+            "name": str(logs.meta.get("name", path.stem)),
+            "action": None if logs.bounds is None else logs.bounds.said,
+        },
+    )
 
 
-def session(arguments: list[str]) -> int:
-    """Recorded robot sessions: robot-rl data session convert|join|recover …"""
-    try:
-        tools = build.tool("session_tools")
-        print(tools.main(arguments[0] if arguments else "", arguments[1:]))
-    except (OSError, ValueError) as error:
-        answer.error(str(error))
-        return 2
-    except ImportError as error:
-        answer.error(str(error))
-        return 1
-    return 0
+def sampler(
+    store: Store,
+    settings: LogSettings,
+    *,
+    seed: int,
+    seeds: int = 1,
+    reads: tuple[str, ...] = (),
+    window: int = 1,
+    return_gamma: float | None = None,
+    return_bootstrap: bool = False,
+    reader: Reader | None = None,
+    keys: tuple[str, ...] | None = None,
+    progress: str | None = None,
+) -> tuple[LogDataset, list[str]]:
+    """The data set that a learner draws from, and what was assumed, repaired or left out.
+
+    Args:
+        store: the log.
+        settings: how it is read.
+        seed: of the sampling.
+        seeds: independent streams in one batch.
+        reads: what the learner wants besides transitions: "next_action", "return_to_go", "episode", "step", or a
+            column of the log's info by name.
+        window: steps per sample.
+        return_gamma: discount of "return_to_go"; None: `settings.gamma`.
+        return_bootstrap: "return_to_go" goes on behind a cut, see `LogDataset`.
+        reader: frozen; its answers become the observation "features" of every batch, computed once and kept on disk.
+        keys: observations of the log that batches hold; None for all.
+        progress: a column of the log, progress after each step; it becomes the observation "progress" (M, 1), 0 at the
+            start of every episode.
+
+    Raises:
+        ValueError: an option out of range, or actions outside [-1, 1] without `action_clip`.
+    """
+    s = settings
+    if s.reward not in REWARDS:
+        raise ValueError(f"reward is '{s.reward}', expected one of {', '.join(REWARDS)}")
+    scale: float | str = {"scale_bias": s.reward_scale, "return_range": "return_range"}.get(s.reward, 1.0)
+    bias = {"scale_bias": s.reward_bias, "minus_one": -1.0}.get(s.reward, 0.0)
+    notes = [*store.report]
+    share, worst = _outside(store)
+    if worst > 1.0 + _EDGE:
+        text = f"{share:.1%} of the action components lie outside [-1, 1], worst {worst:.3g}"
+        if not s.action_clip:
+            raise ValueError(
+                f"{text}; add action_clip=true if the robot clipped them anyway, or say what they mean with "
+                "action_low=… action_high=…"
+            )
+        notes.append(f"{text}: clipped")
+    episodes = None
+    if s.top_fraction < 1.0:
+        episodes = store.top_episodes(s.top_fraction, unit=s.top_unit)
+        notes.append(f"{len(episodes)} of {len(store)} episodes kept (top_fraction={s.top_fraction:g} of {s.top_unit})")
+    data = LogDataset(
+        store,
+        seed=seed,
+        gamma=s.gamma,
+        seeds=seeds,
+        window=window,
+        episodes=episodes,
+        keys=keys,
+        derived={
+            **({} if reader is None else {FEATURES: features(store, reader)}),
+            **({} if progress is None else {"progress": _progress(store, progress)}),
+        },
+        next_action="next_action" in reads,
+        return_to_go="return_to_go" in reads,
+        return_gamma=return_gamma,
+        return_bootstrap=return_bootstrap,
+        extras=tuple(name for name in reads if name not in ("next_action", "return_to_go")),
+        reward_scale=scale,
+        reward_bias=bias,
+        action_clip=1.0 if s.action_clip else None,
+    )
+    if reader is not None:
+        notes.append(f"{reader.width} features of each observation, read once and kept in {cache_path(store, reader)}")
+    low, high = data.reward_range()
+    if low == high:
+        notes.append(f"every reward is {low:g}: only when an episode ends can tell good from bad")
+    return data, [*notes, *data.notes]
+
+
+def _progress(store: Store, name: str) -> np.ndarray:
+    """(M, 1) float32: a column of steps as one of observations."""
+    if f"info/{name}" not in store.names:
+        raise ValueError(
+            f"{store.path} has no column '{name}' of progress, its columns are {', '.join(store.names)}: write it with "
+            "robot-rl critic label"
+        )
+    rows = np.zeros((int((store.length + 1).sum()), 1), np.float32)
+    first = np.repeat(store.start_obs - store.start_step, store.length)
+    rows[np.arange(store.steps) + first + 1, 0] = store.column(f"info/{name}")
+    return rows
+
+
+def check_rewards(data: LogDataset) -> None:
+    """Refuse value learning where nothing could be learnt.
+
+    Raises:
+        ValueError: every reward is 0, or every one is the same and no episode ends by itself.
+    """
+    low, high = data.reward_range()
+    if low == high and (low == 0.0 or not data.store.column("terminal").any()):
+        raise ValueError(
+            f"every reward of the log is {low:g}, so there is no value to learn: say where the reward comes from when "
+            "converting it (robot-rl data convert … reward=column or reward=success_at_end), or clone the log with "
+            "policy=offline/bc"
+        )
+
+
+def facts(data: LogDataset) -> LogFacts:
+    """What `learner.prepare` gets."""
+    mean, std = data.moments("state")
+    low, high = data.reward_range()
+    returns = data.store.returns()[data.episodes] * data.reward_scale
+    returns = returns + data.reward_bias * data.store.length[data.episodes]
+    ends = float(returns.min()), float(returns.max())
+    made = {key: moments(rows) for key, rows in data.derived.items()}
+    return LogFacts(mean, std, low, high, data.gamma, data.horizon, *ends, data.reward_scale, data.reward_bias, made)
+
+
+def fit(store: Store, env: IOSpec) -> tuple[Store, list[str]]:
+    """A log with its actions as an environment, or the policy that is judged, takes them, and what was done to them.
+
+    Raises:
+        ValueError: they do not fit, or nobody knows what the actions mean; see `agree`.
+    """
+    meant = agree(store.io, env, store.meta.get("action"))
+    if meant is env:
+        return store.scaled(same(env.action_dim), env, NORMALISED), []
+    scale = between(meant, env)
+    return store.scaled(scale, env, STATED), [
+        f"actions from {span(meant)} in the log, scaled to the environment's, from {span(env)}"
+    ]
+
+
+def _outside(store: Store) -> tuple[float, float]:
+    """Share of the action components beyond 1, and the largest size; read in pieces."""
+    action, beyond, worst = store.column("action"), 0, 0.0
+    for begin in range(0, len(action), 1 << 20):
+        part = np.abs(action[begin : begin + (1 << 20)])
+        beyond, worst = beyond + int((part > 1.0).sum()), max(worst, float(part.max()))
+    return beyond / max(action.size, 1), worst

@@ -1,4 +1,4 @@
-"""The verb that turns preferences into rewards."""
+"""The verb prefer: preferences become rewards."""
 
 from __future__ import annotations
 
@@ -7,12 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
 
 from robot_rl import build
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import choice, run_folder, saved_config, settings_of, threads
-from robot_rl.verbs.compose import plain
+from robot_rl.verbs.options import Machine
+from robot_rl.verbs.prefer_pictures import PictureJob, PictureSettings
+from robot_rl.verbs.prefer_segments import PreferJob, PreferSettings
+from robot_rl.verbs.reading import plain
 from robot_rl.words import Refused
+
+
+class PreferOptions(Machine, PreferSettings, PictureSettings):
+    """robot-rl prefer."""
+
+    model: str | None = None
+    """labels=vlm: http://127.0.0.1:<port>/v1/chat/completions, a folder, python:<module>:<object>, or scripted."""
+    model_options: dict[str, Any] = Field(default_factory=dict)
+    """labels=vlm: options of the model, such as {timeout: 30}."""
 
 
 def prefer(cfg: DictConfig) -> None:
@@ -38,8 +51,6 @@ def _of_pictures(path: Path) -> bool:
 
 
 def _segments(cfg: DictConfig) -> dict[str, Any]:
-    from robot_rl.jobs.prefer import PreferJob, PreferSettings
-
     settings = settings_of(PreferSettings, cfg)
     folder = run_folder(cfg, "prefer", f"{choice('preference').split('/')[-1]}_seed{cfg.seed}")
 
@@ -53,8 +64,6 @@ def _segments(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _pictures(cfg: DictConfig) -> dict[str, Any]:
-    from robot_rl.jobs.prefer_pictures import PictureJob, PictureSettings
-
     settings = settings_of(PictureSettings, cfg)
     if settings.labels == "vlm" and cfg.model is None:
         raise Refused(

@@ -1,15 +1,56 @@
-"""Environments with a reward that is computed beside them: `rewarder=program` and its kind."""
+"""Environments with a reward of `rewarder=`: progress critics that watch, and programs that compute it beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
-from robot_rl.verbs.compose import plain
+from robot_rl.checkpoint import load_state
+from robot_rl.verbs import critic_reference
+from robot_rl.verbs.build import env_factory
+from robot_rl.verbs.critic_clips import STATE
+from robot_rl.verbs.reading import plain
+from robot_rl.words import Refused
+
+
+def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
+    """`env_factory`, with the reward of `rewarder=` where one is chosen; `.plain` makes it without, for evaluation."""
+    without = env_factory(cfg)
+    if cfg.get("rewarder") is None:
+        return without
+    options = plain(cfg.rewarder)
+    if "judge" not in options:
+        return watched_factory(cfg, options, without)
+    camera = options["camera"]
+    how, caution = options.pop("combine", "wco"), options.pop("caution", 1.0)
+    judge = load_judge(options.pop("judge"), how, caution, str(cfg.device))
+    reference, frames = options.pop("reference", None), options.pop("reference_frames", 6)
+    if reference is not None:
+        judge = with_reference(judge, str(reference), int(frames), camera)
+        options["instruction"] = options["instruction"] or ""  # the reference alone, not what the world asks
+    audit = build.tool("audit")
+
+    def make(num_envs: int, seed: int, render: bool) -> Any:
+        from robot_rl.loops.rewarded import Rewarded
+
+        node, extra = plain(cfg.env), {"render_mode": "rgb_array"} if render else {}
+        shown = cfg.env.get("cameras")
+        hide = shown is not None and camera not in shown
+        if hide:  # pictures for the critic alone, of its size, no more often than it looks
+            node |= {"cameras": [*(shown or ()), camera], "camera_size": list(judge.meta.image_size)}
+            if cfg.env.engine == "mujoco" and not shown:
+                node["camera_every"] = options["every"]
+        env = build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
+        reward = build.make("rewarder", options, judge, gamma=float(cfg.gamma))
+        return Rewarded(env, reward, camera=camera, hide=hide, instruction=reward.instruction, audit=audit())
+
+    make.plain = without  # type: ignore[attr-defined]
+    return make
 
 
 def watched_factory(
@@ -52,3 +93,38 @@ def random_pictures(env: Any, camera: str, steps: int, seed: int) -> np.ndarray:
         obs = env.step(rng.uniform(-1, 1, (env.num_envs, env.io.action_dim)).astype(np.float32))[0]
         found.append(np.array(obs[key]))
     return np.concatenate(found)
+
+
+def load_critic(folder: Path, device: str) -> tuple[Any, DictConfig]:
+    """The learner of a run of robot-rl critic train, and the run's configuration."""
+    if not (folder / STATE).exists():
+        raise Refused(f"{folder} holds no {STATE}; give path=<run folder of critic train>")
+    run: Any = OmegaConf.load(folder / "config.yaml")
+    learner = build.make("critic", plain(run.critic), seed=run.seed, device=device)
+    learner.load_state_dict(load_state(folder / STATE, device=device)["learner"])
+    if learner.done_steps < learner.steps:
+        print(f"  note: trained for {learner.done_steps} of {learner.steps} updates; done is not calibrated")
+    return learner, run
+
+
+def load_judge(folders: Any, how: str, caution: float, device: str) -> Any:
+    """The critic of a run, or of several runs as one cautious ensemble."""
+    folders = [folders] if isinstance(folders, str) else list(folders)
+    critics = [load_critic(Path(folder), device)[0].critic() for folder in folders]
+    if len(critics) == 1:
+        return critics[0]
+    ensemble = build.tool("critic_ensemble")
+    return ensemble(critics, how, caution)
+
+
+def with_reference(judge: Any, reference: str, frames: int, camera: str) -> Any:
+    """A critic that is shown its goal: `frames` frames of an episode, `<clips or log>:<episode>`.
+
+    Raises:
+        ValueError: the critic cannot be shown a goal, or the reference cannot be used; says why.
+    """
+    if not hasattr(judge, "shown"):
+        raise Refused(f"{type(judge).__name__} cannot be shown a goal; train one that can with critic=in_context")
+    pictures, source = critic_reference.read(reference, camera)
+    clip = build.tool("reference_clip")
+    return judge.shown(clip.of(pictures, frames, source=source))

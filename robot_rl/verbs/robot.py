@@ -17,7 +17,7 @@ from robot_rl.types import Options
 from robot_rl.types.card import DEFAULTS, OPEN, Card, SensorCard
 from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
-from robot_rl.verbs.compose import read_words
+from robot_rl.verbs.reading import read_words
 from robot_rl.words import Refused, near
 
 Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo"]

@@ -13,55 +13,21 @@ import hydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from robot_rl import extras
-from robot_rl.verbs import answer, options
+from robot_rl.verbs import answer
 from robot_rl.verbs.build import REFUSALS, clear_refused
-from robot_rl.verbs.compare import compare
-from robot_rl.verbs.compose import (
-    choices,
-    groups_of,
-    other_keys,
-    read_options,
-    take_own,
-    unreadable,
-    wrong_name,
-    wrong_of_sweep,
-)
-from robot_rl.verbs.critic import critic
-from robot_rl.verbs.design import design
+from robot_rl.verbs.compose import choices, groups_of, other_keys, take_own, unreadable, wrong_name, wrong_of_sweep
+from robot_rl.verbs.data import positional, session
+from robot_rl.verbs.doctor import diagnose, doctor_isaac, doctor_ros
 from robot_rl.verbs.help import doctor_page, page
-from robot_rl.verbs.judge import bench, check, collect, evaluate, evaluate_intervals, evaluate_offline
-from robot_rl.verbs.latency import evaluate_latency
-from robot_rl.verbs.learn import classify, hil, offline, train
 from robot_rl.verbs.lines import slip
-from robot_rl.verbs.logs import data, positional, session
-from robot_rl.verbs.prefer import prefer
+from robot_rl.verbs.reading import read_options
 from robot_rl.verbs.robot import robot, seat
-from robot_rl.verbs.robots import deploy, doctor_isaac, doctor_ros
 from robot_rl.verbs.sweep import sweep
+from robot_rl.verbs.table import VERBS, Verb
 from robot_rl.words import Refused
 
-VERBS: dict[str, tuple[str, Callable[[DictConfig], None]]] = {
-    "train": ("train", train),
-    "hil": ("hil", hil),
-    "classify": ("classify", classify),
-    "offline": ("offline", offline),
-    "prefer": ("prefer", prefer),
-    "design": ("design", design),
-    "eval": ("eval", evaluate),
-    "eval ope": ("ope", evaluate_offline),
-    "eval compare": ("compare", compare),
-    "eval fas": ("fas", evaluate_intervals),
-    "eval latency": ("latency", evaluate_latency),
-    "check": ("check", check),
-    "collect": ("collect", collect),
-    "data": ("data", data),
-    "critic": ("critic", critic),
-    "deploy": ("deploy", deploy),
-    "bench": ("bench", bench),
-}
 
-
-def _guarded(verb: Callable[[DictConfig], None], config: str, debug: bool) -> Callable[[DictConfig], None]:
+def _guarded(verb: Verb, debug: bool) -> Callable[[DictConfig], None]:
     """Turn errors into one readable paragraph; --debug keeps the traceback."""
 
     def task(cfg: DictConfig) -> None:
@@ -69,10 +35,10 @@ def _guarded(verb: Callable[[DictConfig], None], config: str, debug: bool) -> Ca
         answer.begin()
         try:
             if cfg.get("resume") is None:  # else with what the run was started with
-                read_options(config, cfg)
+                read_options(verb.options(), cfg, verb.config)
                 seat(cfg)
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
-            verb(cfg)
+            verb.run(cfg)
         except KeyboardInterrupt:
             answer.note(interrupted=True)
             print("\ninterrupted", file=sys.stderr)
@@ -140,9 +106,9 @@ def unknown(verb: str, overrides: list[str]) -> str:
 
     Hydra's advice would be to add the key; to a group's null it answers with a trace.
     """
-    config = VERBS[verb][0]
+    config = VERBS[verb].config
     groups = set(groups_of(config))
-    keys = {"hydra", "experiment", *groups, *other_keys(config), *options.VERBS[config]().model_fields}
+    keys = {"hydra", "experiment", *groups, *other_keys(config), *VERBS[verb].options().model_fields}
     written = slip(verb, overrides, keys, groups)
     if written:
         return written
@@ -181,8 +147,6 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
     if verb == "doctor" and rest[:1] == ["isaac"]:
         sys.exit(doctor_isaac(rest[1:]))
     if verb == "doctor":
-        from robot_rl.jobs.doctor import diagnose
-
         text, healthy = diagnose()
         answer.note(healthy=healthy, report=text)
         print(text)
@@ -193,7 +157,7 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         sys.exit(sweep(rest))
     if verb == "data" and rest[:1] == ["session"]:
         sys.exit(session(rest[1:]))
-    config_name, function = VERBS[verb]
+    config = VERBS[verb].config
     if verb == "bench" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
         rest[0] = f"suite={rest[0]}"
     if verb == "critic" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
@@ -205,16 +169,11 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
     if verb == "design":
         rest = handed_on(rest)
     if {"-h", "--help"} & set(rest):
-        print(page(config_name, [item for item in rest if "=" in item]))
+        print(page(config, [item for item in rest if "=" in item]))
         return
     try:
         rest = take_own(rest)
-        wrong = (
-            unknown(verb, rest)
-            or unreadable(rest)
-            or wrong_of_sweep(config_name, rest)
-            or wrong_name(config_name, rest)
-        )
+        wrong = unknown(verb, rest) or unreadable(rest) or wrong_of_sweep(config, rest) or wrong_name(config, rest)
     except (Refused, ValueError, ImportError) as error:
         if debug:
             raise
@@ -225,8 +184,8 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         os.environ["HYDRA_FULL_ERROR"] = "1"
     flags = [item for item in rest if item.startswith("-")]
     sys.argv = [f"robot-rl {verb}", *rest, *([] if flags else ["--run"])]  # else Hydra composes twice, to find its mode
-    hydra.main(config_path="pkg://robot_rl.configs", config_name=config_name, version_base="1.3")(
-        _guarded(function, config_name, debug)
+    hydra.main(config_path="pkg://robot_rl.configs", config_name=config, version_base="1.3")(
+        _guarded(VERBS[verb], debug)
     )()
 
 

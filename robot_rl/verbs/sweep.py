@@ -1,16 +1,186 @@
-"""The verb sweep: combinations of values, run at once."""
+"""Many runs at once on Ray, on this machine or a cluster: one process per trial, resumed where a machine was lost."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import re
+import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from robot_rl import child
+from robot_rl.checkpoint import write_json
+from robot_rl.extras import require
+from robot_rl.loops.cluster import start
+from robot_rl.types import Options
+from robot_rl.types.options import NotNegative, Positive, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.compose import read_words
-from robot_rl.verbs.options import SweepOptions
+from robot_rl.verbs.reading import read_words
 from robot_rl.words import Refused
+
+VERBS = ("train", "offline")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep.
+
+    Attributes:
+        name: of its folder, from the values that differ between trials.
+        arguments: key=value, without commas to choose from.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+def trials(arguments: list[str]) -> list[Trial]:
+    """Every combination of the comma-separated values.
+
+    Args:
+        arguments: key=value or key=a,b,c; commas inside of brackets, braces and quotes do not separate.
+
+    Raises:
+        ValueError: an argument that is no key=value, or a key twice.
+    """
+    keys, choices = [], []
+    for item in arguments:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise ValueError(f"'{item}' is no key=value; expected e.g. seed=0,1,2 or policy=online/sac,online/ppo")
+        if key in keys:
+            raise ValueError(f"'{key}' is given twice; give its values in one argument: {key}=a,b")
+        keys.append(key)
+        choices.append(_values(value))
+    many = [i for i, values in enumerate(choices) if len(values) > 1]
+    found = []
+    for combination in itertools.product(*choices):
+        pairs = [f"{key}={value}" for key, value in zip(keys, combination)]
+        name = re.sub(r"[^\w.=-]+", "-", "_".join(pairs[i] for i in many)) or "only"
+        found.append(Trial(name, tuple(pairs)))
+    return found
+
+
+def run_trial(verb: str, trial: Trial, folder: str, variables: dict[str, str]) -> dict[str, Any]:
+    """Run one trial in a process of its own, or what is left of it; returns its summary.
+
+    A trial that has finished is not run again, one that was interrupted is resumed from its newest checkpoint.
+
+    Raises:
+        RuntimeError: the run failed; the message holds the end of its log.
+    """
+    place = Path(folder) / trial.name
+    done = sorted(place.glob(f"{verb}/*/evaluation.json"))
+    if not done:
+        begun = sorted(path.parent for path in place.glob(f"{verb}/*/checkpoints") if any(path.glob("step_*")))
+        arguments = [f"resume={begun[-1]}"] if begun else [*trial.arguments, f"output={place}"]
+        place.mkdir(parents=True, exist_ok=True)
+        with (place / "log.txt").open("ab") as log:
+            code = subprocess.run(
+                child.command("robot_rl", verb, *arguments),
+                env={**os.environ, **variables},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            ).returncode
+        done = sorted(place.glob(f"{verb}/*/evaluation.json"))
+        if code or not done:
+            end = (place / "log.txt").read_text(errors="replace").strip()[-800:]
+            raise RuntimeError(f"trial {trial.name} ended with code {code}; the end of {place / 'log.txt'}:\n{end}")
+    summary = json.loads(done[-1].read_text())
+    return {"trial": trial.name, "folder": str(done[-1].parent), **{k: v for k, v in summary.items() if _plain(v)}}
+
+
+def run(
+    verb: str,
+    arguments: list[str],
+    folder: Path,
+    *,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+    retries: int = 2,
+    on_done: Callable[[dict[str, Any]], object] | None = None,
+) -> list[dict[str, Any]]:
+    """Run all trials, as many at once as the cluster has room for.
+
+    Args:
+        verb: "train" or "offline".
+        arguments: see `trials`.
+        folder: of the sweep, on a file system that all machines share; given again, only what is missing is run.
+        cpus: processors of a trial.
+        gpus: devices of a trial, also a fraction.
+        retries: how often a trial is begun again, elsewhere, when its machine is lost.
+        on_done: called with every result.
+
+    Returns:
+        One row per trial: its summary, or its name and "error".
+
+    Raises:
+        ImportError: Ray is not installed.
+        ValueError: a verb or an argument that a sweep cannot run.
+    """
+    if verb not in VERBS:
+        raise ValueError(f"a sweep runs {' or '.join(VERBS)}, not '{verb}'")
+    wanted = trials(arguments)
+    ray: Any = require("ray")
+    own = start(ray, 1)
+    folder.mkdir(parents=True, exist_ok=True)
+    variables = {"OMP_NUM_THREADS": str(max(int(cpus), 1))}
+    if "RAY_ADDRESS" not in os.environ:
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    settings = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": retries}
+    remote = ray.remote(**settings)(run_trial)
+    home = str(folder.absolute())
+    waiting = {remote.remote(verb, trial, home, variables): trial for trial in wanted}
+    results: list[dict[str, Any]] = []
+    try:
+        while waiting:
+            (reference,), _ = ray.wait(list(waiting), num_returns=1)
+            trial = waiting.pop(reference)
+            try:
+                row = ray.get(reference)
+            except Exception as error:  # one failed trial does not end the others
+                cause = getattr(error, "cause", None) or error
+                row = {"trial": trial.name, "error": str(cause).strip()}
+            results.append(row)
+            write_json(folder / "sweep.json", {"verb": verb, "arguments": arguments, "rows": results})
+            if on_done is not None:
+                on_done(row)
+    finally:
+        if own:
+            ray.shutdown()
+    order = {trial.name: i for i, trial in enumerate(wanted)}
+    return sorted(results, key=lambda row: order[row["trial"]])
+
+
+def _values(text: str) -> list[str]:
+    """Split at commas outside of brackets, braces and quotes."""
+    parts, depth, quote, current = [], 0, "", ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "[{(":
+            depth += 1
+        elif letter in "]})":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            parts.append(current)
+            current = ""
+            continue
+        current += letter
+    return [*parts, current]
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (int, float, str)) and not isinstance(value, bool)
+
 
 USAGE = """robot-rl sweep <train|offline> key=a,b,c [key=value ...] [options]    every combination, many at once
 
@@ -24,24 +194,35 @@ Runs on this machine, or on the cluster that RAY_ADDRESS names. Needs Ray: pip i
 Example: robot-rl sweep train env=reach policy=online/sac,online/ppo seed=0,1,2 total_steps=20000"""
 
 
+class SweepOptions(Options):
+    """robot-rl sweep, with two dashes each."""
+
+    folder: str | None = None
+    """Of the sweep (null: runs/sweeps/<date>); given again, finished trials are kept and interrupted ones resumed."""
+    cpus: Positive = 1
+    """Processors per trial."""
+    gpus: NotNegative = 0
+    """Devices per trial, also 0.5."""
+    retries: Whole = 2
+    """How often a trial is begun again when its machine is lost."""
+
+
 def sweep(arguments: list[str]) -> int:
     """Run a sweep from the command line; returns the exit code."""
-    from robot_rl.jobs import sweep as job
-
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
     folder = Path(f"runs/sweeps/{datetime.now():%Y-%m-%d_%H-%M-%S}")
     try:
-        if arguments[0] not in ("train", "offline"):
+        if arguments[0] not in VERBS:
             raise Refused(f"a sweep is of train or offline, not of '{arguments[0]}': robot-rl sweep train seed=0,1,2")
         given = [item[2:] for item in arguments if item.startswith("--")]
         options = read_words(SweepOptions, given, "sweep")
         folder = Path(options.folder or folder)
         plain = [item for item in arguments[1:] if not item.startswith("--")]
-        count = len(job.trials(plain))
+        count = len(trials(plain))
         print(f"sweep folder: {folder}   {count} trials")
-        rows = job.run(
+        rows = run(
             arguments[0],
             plain,
             folder,

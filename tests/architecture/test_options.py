@@ -8,12 +8,13 @@ import pytest
 from pydantic import BaseModel
 
 from robot_rl import build
-from robot_rl.jobs.offline import OfflineSettings
-from robot_rl.jobs.train import TrainSettings
 from robot_rl.link import LinkSettings
 from robot_rl.types import Options
 from robot_rl.types.options import Interval, Support
-from robot_rl.verbs.options import VERBS, HilOptions
+from robot_rl.verbs.hil import HilOptions
+from robot_rl.verbs.offline import OfflineSettings
+from robot_rl.verbs.table import VERBS
+from robot_rl.verbs.train_job import TrainSettings
 
 
 def bare(kind: Any) -> bool:
@@ -38,7 +39,7 @@ def test_numbers_among_the_options_of_everything_that_is_built_have_ranges(kind:
 
 
 def test_numbers_among_the_options_of_verbs_have_ranges() -> None:
-    assert {verb: found for verb, model in VERBS.items() if (found := unranged(model()))} == {}
+    assert {verb: found for verb, model in VERBS.items() if (found := unranged(model.options()))} == {}
 
 
 class Ends(Options):

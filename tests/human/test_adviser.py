@@ -9,9 +9,9 @@ import pytest
 from robot_rl.human.adviser import Adviser
 from robot_rl.human.devices.scripted import ScriptedHuman
 from robot_rl.human.options import HilOptions
-from robot_rl.jobs.hil import HilJob
 from robot_rl.policies.human.hg_dagger import HgDagger, HgDaggerOptions
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
+from robot_rl.verbs.hil_job import HilJob
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import build
 

@@ -222,9 +222,9 @@ def test_after_the_last_demonstration_the_policy_waits_for_go(tmp_path):
 def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(tmp_path, there):
     pytest.importorskip("zenoh", reason="needs Zenoh (extra `link`)")
     from robot_rl.human.pilot import simulated
-    from robot_rl.jobs.hil import HilSettings
-    from robot_rl.jobs.hil_link import HilActorJob
     from robot_rl.link import LearnerLink, LinkSettings
+    from robot_rl.verbs.hil_job import HilSettings
+    from robot_rl.verbs.hil_link import HilActorJob
     from tests.human.test_console_stop import Tracker
     from tests.test_link import free_port
 

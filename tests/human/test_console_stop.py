@@ -11,7 +11,7 @@ import pytest
 from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.devices.browser import BrowserTeleop
 from robot_rl.human.pilot import simulated
-from robot_rl.jobs.hil import HilJob, HilSettings
+from robot_rl.verbs.hil_job import HilJob, HilSettings
 from tests.human.console_stage import Page, Session, Stage, Wire, chromium
 from tests.human.test_console import connect, receive, server
 from tests.human.test_loop import Fixed

@@ -9,9 +9,9 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from robot_rl import build
-from robot_rl.jobs.train import TrainJob, TrainSettings
 from robot_rl.verbs.build import settings_of
-from robot_rl.verbs.compose import plain
+from robot_rl.verbs.reading import plain
+from robot_rl.verbs.train_job import TrainJob, TrainSettings
 
 TINY = [
     "env=reach",

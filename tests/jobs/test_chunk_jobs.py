@@ -10,10 +10,10 @@ import pytest
 
 from robot_rl import checkpoint
 from robot_rl.data.store import write_store
-from robot_rl.jobs import logs, ope
-from robot_rl.jobs.logs import LogSettings
 from robot_rl.policies.sequence.qc_fql import QcFql, QcFqlOptions
 from robot_rl.types import Episode, IOSpec
+from robot_rl.verbs import logs, ope
+from robot_rl.verbs.logs import LogSettings
 
 IO = IOSpec({"state": ((2,), "float32")}, ("a0",), (-1.0,), (1.0,), ("1",), 10.0)
 

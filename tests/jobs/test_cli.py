@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.verbs.start import VERBS, unknown
+from robot_rl.verbs.start import unknown
+from robot_rl.verbs.table import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,12 +14,12 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.data import formats
 from robot_rl.data.recorder import Recording
-from robot_rl.jobs.collect import BesidePictures, ExpertPolicy, begin_work, episodes_of, keep_steps
 from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.sim.worlds.tabletop import BLOCKS, PLATES, Tabletop
 from robot_rl.types import Action, Episode, IOSpec
+from robot_rl.verbs.collect_episodes import BesidePictures, ExpertPolicy, begin_work, episodes_of, keep_steps
 
 
 def test_keep_steps_successful_expert_episodes_only() -> None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from robot_rl.stats import Paired, pairs_to_tell
-from robot_rl.verbs.compare import against, alone, verdict
+from robot_rl.verbs.eval_compare import against, alone, verdict
 
 
 def test_a_run_alone_tells_success_and_return_with_intervals():

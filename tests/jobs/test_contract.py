@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from robot_rl import build, checkpoint
-from robot_rl.jobs.contract import check_learner
-from robot_rl.jobs.offline import OfflineSettings
-from robot_rl.jobs.train import TrainJob, TrainSettings
 from robot_rl.live_bar import LiveBar
 from robot_rl.track import Jsonl, files
 from robot_rl.types import Action, Learner
+from robot_rl.verbs.contract import check_learner
+from robot_rl.verbs.offline import OfflineSettings
+from robot_rl.verbs.train_job import TrainJob, TrainSettings
 from robot_rl.words import Refused
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.jobs.design import Attempt, by_person, by_score, design
 from robot_rl.policies.nets.expression import Expression, ProgramError
 from robot_rl.policies.reward.program_proposer import Listed, ModelProposer, programs
+from robot_rl.verbs.design import Attempt, by_person, by_score, search
 
 WIDTHS = {"x": 1, "v": 2}
 
@@ -48,7 +48,7 @@ class Writer:
 def test_loop_finds_the_reward_and_tells_the_model_what_came_of_it(tmp_path: Path) -> None:
     model = Writer()
     seen: list[Attempt] = []
-    found = design(
+    found = search(
         ModelProposer(model, "make x large", WIDTHS), check, train, by_score, tmp_path, rounds=2, each=1,
         on_attempt=seen.append,
     )  # fmt: skip
@@ -76,12 +76,12 @@ def test_programs_that_cannot_be_used_are_told_and_asked_for_again(tmp_path: Pat
             raise RuntimeError("the arm fell off")
         return train(code, name)
 
-    found = design(proposer, check, fails, by_score, tmp_path, rounds=2, each=1)
+    found = search(proposer, check, fails, by_score, tmp_path, rounds=2, each=1)
     assert "no observable 'y'" in found[-1].error or "no observable 'y'" in found[1].error
     assert proposer.asked[1][1] == 1
     assert {item.error for item in found if item.error} >= {"this program was tried before", "the arm fell off"}
     with pytest.raises(ValueError, match="none of 2 programs could be trained"):
-        design(Listed(["y", "z.w"]), check, train, by_score, tmp_path / "b", rounds=1, each=2)
+        search(Listed(["y", "z.w"]), check, train, by_score, tmp_path / "b", rounds=1, each=2)
 
 
 def test_search_continues_where_it_stopped(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_search_continues_where_it_stopped(tmp_path: Path) -> None:
 
     codes = Listed(["-x", "x", "x * 2", "1"])
     with pytest.raises(KeyboardInterrupt):
-        design(codes, check, stops, by_score, tmp_path, rounds=2, each=2)
-    found = design(codes, check, stops, by_score, tmp_path, rounds=2, each=2)
+        search(codes, check, stops, by_score, tmp_path, rounds=2, each=2)
+    found = search(codes, check, stops, by_score, tmp_path, rounds=2, each=2)
     assert count == 5  # the third once more, and the fourth
     assert [item.round for item in sorted(found, key=lambda item: item.run)] == [0, 0, 1, 1]
 
@@ -107,7 +107,7 @@ def test_a_person_ranks(tmp_path: Path) -> None:
     attempts = [Attempt("a", 0, run="r1"), Attempt("b", 0, run="r2")]
     assert by_person(lambda _: next(said))(attempts) == [1, 0]
     with pytest.raises(ValueError, match=r"ranking is \[1\], expected an order"):
-        design(Listed(["x"]), check, train, lambda _: [1], tmp_path, rounds=1, each=1)
+        search(Listed(["x"]), check, train, lambda _: [1], tmp_path, rounds=1, each=1)
 
 
 def test_programs_are_read_out_of_blocks() -> None:

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 from robot_rl import build
 from robot_rl.human.log import read_manifest
-from robot_rl.jobs.hil import HilJob, HilSettings
 from robot_rl.verbs.build import settings_of
-from robot_rl.verbs.compose import plain
+from robot_rl.verbs.hil_job import HilJob, HilSettings
+from robot_rl.verbs.reading import plain
 
 TINY = [
     "env=insert",

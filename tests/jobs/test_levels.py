@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from robot_rl.data import d4rl
-from robot_rl.jobs import levels
-from robot_rl.jobs.collect import ExpertPolicy
-from robot_rl.jobs.levels import Behaviour, calibrate, collect_level
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import Action
+from robot_rl.verbs import collect_levels as levels
+from robot_rl.verbs.collect_episodes import ExpertPolicy
+from robot_rl.verbs.collect_levels import Behaviour, calibrate, collect_level
 
 
 def expert() -> tuple[object, ExpertPolicy]:

@@ -16,13 +16,13 @@ from omegaconf import OmegaConf
 
 from robot_rl import build, checkpoint
 from robot_rl.data import d4rl
-from robot_rl.jobs.logs import LogSettings, open_log, sampler
-from robot_rl.jobs.offline import OfflineJob, OfflineSettings
-from robot_rl.jobs.offline_judge import Judges
 from robot_rl.track import read_metrics
 from robot_rl.types import Episode
 from robot_rl.verbs.build import settings_of
-from robot_rl.verbs.compose import plain
+from robot_rl.verbs.logs import LogSettings, open_log, sampler
+from robot_rl.verbs.offline import OfflineJob, OfflineSettings
+from robot_rl.verbs.offline_judge import Judges
+from robot_rl.verbs.reading import plain
 
 TINY = [
     *("policy.hidden=[16,16]", "policy.batch_size=16", "updates=200", "log_every=50", "eval_every=0", "eval_envs=2"),

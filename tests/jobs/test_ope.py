@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from robot_rl.data.store import write_store
-from robot_rl.jobs.ope import OpeSettings, run
 from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.policies.offline.fqe import Fqe, FqeOptions
 from robot_rl.policies.offline.model_value import ModelValue, ModelValueOptions
 from robot_rl.types import Action, Episode, IOSpec
+from robot_rl.verbs.ope import OpeSettings, run
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
 STEPS, GAMMA = 5, 0.9
@@ -172,7 +172,7 @@ def test_ope_all_estimators_judge_one_policy(log, methods, smooth, kind, name, e
 
 
 def test_smoothed_policy_samples_what_its_density_says():
-    from robot_rl.jobs.ope_policy import Smoothed
+    from robot_rl.verbs.ope_policy import Smoothed
 
     policy = Smoothed(Gaussian(0.2), 0.1, seed=0)
     obs = {"state": torch.zeros(4000, 1)}

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from robot_rl.data.store import write_store
-from robot_rl.jobs.ope import METHODS, OpeSettings, run
 from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.policies.offline.fqe import Fqe, FqeOptions
 from robot_rl.policies.offline.model_value import ModelValue, ModelValueOptions
 from robot_rl.types import Action, Episode, IOSpec
+from robot_rl.verbs.ope import METHODS, OpeSettings, run
 
 IO = IOSpec({"state": ((2,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
 STEPS, GAMMA, PUSH, NOISE = 10, 0.95, 0.3, 0.05

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from robot_rl.data import d4rl
-from robot_rl.jobs.prefer import PreferJob, PreferSettings
 from robot_rl.policies.nets.preferences import Pairs, Scripted, query
 from robot_rl.policies.reward.preference import RewardEnsemble, RewardOptions
 from robot_rl.types import Episode
+from robot_rl.verbs.prefer_segments import PreferJob, PreferSettings
 
 TOOLS = {"Pairs": Pairs, "Scripted": Scripted, "query": query}
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from robot_rl.data import formats, recorder
-from robot_rl.jobs.prefer_pictures import PictureJob, PictureSettings
 from robot_rl.policies.nets.picture_labels import ScriptedJudge, TwoStage
 from robot_rl.policies.nets.preferences import query
 from robot_rl.policies.reward.picture_preference import PictureOptions, PicturePairs, PictureReward
 from robot_rl.types import Episode, IOSpec
+from robot_rl.verbs.prefer_pictures import PictureJob, PictureSettings
 
 IO = IOSpec({"state": ((1,), "float32"), "image.front": ((48, 48, 3), "uint8")}, ("dx",), (-1.0,), (1.0,), ("1",), 10.0)
 GOALS = ("go right", "go left")

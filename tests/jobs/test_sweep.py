@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from robot_rl.jobs import sweep
+from robot_rl.verbs import sweep
 from robot_rl.verbs.sweep import sweep as verb
 
 

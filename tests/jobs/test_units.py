@@ -31,16 +31,16 @@ from robot_rl.data.convert import convert
 from robot_rl.data.findings import BadData
 from robot_rl.data.repairs import Repairs
 from robot_rl.data.units import InUnits, agree
-from robot_rl.jobs import logs, ope
-from robot_rl.jobs.collect import keep_steps
-from robot_rl.jobs.logs import LogSettings
-from robot_rl.jobs.ope import OpeSettings
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.pilot import Pilot, fitted
 from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.types import Action, IOSpec
+from robot_rl.verbs import logs, ope
 from robot_rl.verbs.build import load_for_robot, load_policy
+from robot_rl.verbs.collect_episodes import keep_steps
+from robot_rl.verbs.logs import LogSettings
+from robot_rl.verbs.ope import OpeSettings
 
 OWN = Path(__file__).parent / "constant.py"
 METHOD, CHUNKS, WORLD = (f"{OWN}:{name}" for name in ("Constant", "ConstantChunks", "Bench"))

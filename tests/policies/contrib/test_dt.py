@@ -266,8 +266,8 @@ def test_returns_to_go_behind_a_cut(tmp_path: Path) -> None:
 
 
 def test_job_reads_undiscounted_returns_whatever_the_run_discounts(tmp_path: Path) -> None:
-    from robot_rl.jobs import logs
-    from robot_rl.jobs.logs import LogSettings
+    from robot_rl.verbs import logs
+    from robot_rl.verbs.logs import LogSettings
 
     data = mixed_log(tmp_path)
     settings = LogSettings(data=str(data.store.path), gamma=0.5, reward="scale_bias", reward_scale=2.0, reward_bias=1.0)

@@ -13,9 +13,9 @@ from robot_rl.data.hil_record import EndReason, RewardSource
 from robot_rl.human.judge import Judge
 from robot_rl.human.log import HilLog, read_corrections
 from robot_rl.human.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
-from robot_rl.jobs.classify import ClassifySettings, load, rescore, train
 from robot_rl.policies.reward.success import SuccessClassifier, SuccessOptions
 from robot_rl.types import IOSpec
+from robot_rl.verbs.classify import ClassifySettings, load, rescore, train
 from tests.human import traces
 
 TICK = traces.TICK

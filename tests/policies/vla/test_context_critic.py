@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.jobs import critic as job
-from robot_rl.jobs.reference import read
 from robot_rl.policies.nets.reference import BOTH, SHOWN, TOLD, RefClip, announced, reference_indices
 from robot_rl.policies.vla.context import ContextCritic, ContextLearner
 from robot_rl.policies.vla.context_clips import ContextSampler
@@ -21,6 +19,8 @@ from robot_rl.policies.vla.critic import TinyCritic
 from robot_rl.policies.vla.critic_clips import Clips
 from robot_rl.policies.vla.critic_ensemble import CriticEnsemble
 from robot_rl.policies.vla.critic_net import CriticNet
+from robot_rl.verbs import critic_clips as job
+from robot_rl.verbs.critic_reference import read
 
 SIZE = 16
 FACTS: dict[str, Any] = {

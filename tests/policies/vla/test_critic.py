@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.jobs import critic as job
 from robot_rl.policies.nets.vla_words import HashedWords
 from robot_rl.policies.reward.critic_reward import progress_reward
 from robot_rl.policies.vla.critic import Clips, CriticLearner, TinyCritic
@@ -19,6 +18,7 @@ from robot_rl.policies.vla.critic_net import CriticNet
 from robot_rl.policies.vla.critic_report import evaluate, lines
 from robot_rl.policies.vla.guard import check_critic
 from robot_rl.types import Episode
+from robot_rl.verbs import critic_clips as job
 
 SIZE = 16
 FACTS: dict[str, Any] = {

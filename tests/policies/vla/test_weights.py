@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from robot_rl.data.store import write_store
-from robot_rl.jobs import logs
 from robot_rl.policies.vla.imitation import MARKS, VlaImitation, VlaImitationOptions
 from robot_rl.policies.vla.imitation_weights import mean_one, progress_weights, top_share
 from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
+from robot_rl.verbs import logs
 
 IO = IOSpec(
     {"state": ((3,), "float32"), "instruction": ((12,), "uint8")},

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data import formats
-from robot_rl.jobs.critic import FACTS, load_clips
+from robot_rl.verbs.critic_clips import FACTS, load_clips
 
 _AFTER = 6
 """Control steps of a log that are kept after its goal was met for the first time."""

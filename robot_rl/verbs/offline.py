@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from omegaconf import DictConfig
 
-from robot_rl import checkpoint, report
+from robot_rl import build, checkpoint, report
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data import scores
@@ -18,11 +19,6 @@ from robot_rl.data.goal_pictures import GoalPictures
 from robot_rl.data.goals import GoalDataset
 from robot_rl.data.mix import Mix
 from robot_rl.data.seen import seen
-from robot_rl.jobs import logs, ope
-from robot_rl.jobs.contract import check_learner
-from robot_rl.jobs.logs import LogSettings
-from robot_rl.jobs.offline_judge import Judges, judge, updates_of
-from robot_rl.jobs.train import film
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
 from robot_rl.parts import Parts
@@ -32,6 +28,22 @@ from robot_rl.stats import iqm, stratified
 from robot_rl.track import Many
 from robot_rl.types import IOSpec, Learner, Metrics
 from robot_rl.types.options import Count, Whole
+from robot_rl.verbs import answer, logs, ope
+from robot_rl.verbs.build import (
+    begin,
+    env_factory,
+    learner_factory,
+    saved_config,
+    settings_of,
+    threads,
+    tracker_factory,
+)
+from robot_rl.verbs.contract import check_learner
+from robot_rl.verbs.logs import LogSettings
+from robot_rl.verbs.offline_judge import Judges, judge, updates_of
+from robot_rl.verbs.options import Env, Machine, Resume
+from robot_rl.verbs.reading import plain
+from robot_rl.verbs.train_job import film
 
 
 class OfflineSettings(LogSettings):
@@ -330,3 +342,51 @@ class OfflineJob:
             "value of the logged policy": ope.line(ope.Estimate("", judged.behaviour)),
             "actions outside the data": f"{judged.outside:.1%}",
         }
+
+
+class OfflineOptions(Machine, Env, Resume, OfflineSettings):
+    """robot-rl offline."""
+
+
+def offline_job(cfg: DictConfig, folder: Path) -> OfflineJob:
+    """An offline run as its configuration says, new or resumed (`resume`).
+
+    Args:
+        cfg: checked.
+        folder: of the run.
+    """
+    threads(cfg)
+    shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
+    judges = None
+    if cfg.get("ope") is not None and cfg.get("behaviour") is not None:  # else ~ope on the command line: no estimate
+        judges = Judges(
+            lambda io, policy, **how: build.make("ope", plain(cfg.ope), io, policy, **shared, **how),
+            lambda io: build.make("policy", plain(cfg.behaviour), io, where="behaviour", **shared),
+        )
+    return OfflineJob(
+        settings_of(OfflineSettings, cfg),
+        folder,
+        make_env=None if cfg.get("env") is None else env_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_tracker=tracker_factory(cfg),
+        config=saved_config(cfg),
+        env_name=str(cfg.id or ""),
+        judges=judges,
+        resume=cfg.resume is not None,
+    )
+
+
+def offline(cfg: DictConfig) -> None:
+    """Train a policy from a log; Ctrl-C saves and says how to go on."""
+    cfg, folder = begin(cfg, "offline", OfflineOptions, ("env", "engine", "policy", "track"))
+    job = offline_job(cfg, folder)
+    folder = job.folder
+    answer.run_folder_is(folder)
+    for line in job.findings:
+        print(f"  log: {line}")
+    try:
+        summary = job.run()
+    except KeyboardInterrupt:
+        answer.leave_interrupted("offline", folder)
+    answer.table(summary)
+    print("".join(f"  {line}\n" for line in job.warnings), end="")

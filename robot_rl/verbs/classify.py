@@ -9,16 +9,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from omegaconf import DictConfig, OmegaConf
 from pydantic import model_validator
 from tqdm import tqdm
 from typing_extensions import Self
 
+from robot_rl import build
 from robot_rl.checkpoint import CheckpointError, load_state, save_state, write_bytes, write_json
 from robot_rl.data.recorder import Recording
+from robot_rl.human.judge import Judge
 from robot_rl.human.log import episode_key, read_corrections
 from robot_rl.human.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.types import Episode, IOSpec, Obs, Options
 from robot_rl.types.options import Count, Part, Whole
+from robot_rl.verbs import answer
+from robot_rl.verbs.build import choice, run_folder, saved_config, settings_of, threads
+from robot_rl.verbs.options import Machine
+from robot_rl.verbs.reading import plain
+from robot_rl.words import Refused
 
 
 class Classifier(Protocol):
@@ -276,3 +284,58 @@ def advice(data: Frames, measured: dict[str, float], length: int, settings: Clas
     if measured["recall"] < 0.9:
         out.append(f"only {measured['recall']:.0%} of the successes are seen: record them from more places")
     return out
+
+
+class ClassifyOptions(Machine, ClassifySettings):
+    """robot-rl classify."""
+
+    logs: tuple[str, ...] = ()
+    """Run folders of robot-rl hil."""
+    path: str | None = None
+    """A folder of this verb: judge the logs with it instead of training."""
+
+
+def load_classifier(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
+    """A success classifier of robot-rl classify, and its report."""
+    if not (folder / "config.yaml").exists():
+        raise Refused(f"{folder} holds no classifier; expected a folder of robot-rl classify")
+    made: Any = OmegaConf.load(folder / "config.yaml")
+    return load(folder, lambda io: build.make("classifier", plain(made.classifier), io, seed=made.seed, device=device))
+
+
+def judge_factory(cfg: DictConfig) -> Callable[[Any], Any]:
+    """(io) -> the classifier named in the configuration, on duty."""
+
+    def make(io: Any) -> Any:
+        model, report = load_classifier(Path(cfg.judge), str(cfg.device))
+        differences = [f"'{key}'" for key in model.keys if model.io.obs[key] != io.obs.get(key)]
+        if differences:
+            raise Refused(f"the classifier looks at {', '.join(differences)}, which this robot has not, or otherwise")
+        return Judge(model.probability, float(report["threshold"]), int(report["in_a_row"]))
+
+    return make
+
+
+def classify(cfg: DictConfig) -> None:
+    """Train a success classifier from recordings, or judge recordings with one."""
+    threads(cfg)
+    logs = [str(path) for path in cfg.logs]
+    if cfg.path is not None:
+        model, report = load_classifier(Path(cfg.path), str(cfg.device))
+        folder = run_folder(cfg, "classify", "scores")
+        answer.table(rescore(model, report, logs, folder / "scores.jsonl"))
+        return
+    folder = run_folder(cfg, "classify", f"{choice('classifier').split('/')[-1]}_seed{cfg.seed}")
+    settings = settings_of(ClassifySettings, cfg)
+
+    def make(io: Any) -> Any:
+        return build.make("classifier", plain(cfg.classifier), io, seed=cfg.seed, device=str(cfg.device))
+
+    answer.run_folder_is(folder)
+    report = train(settings, logs, folder, make, saved_config(cfg))
+    hidden = ("advice", "hard_negatives", "hard_positives", "curve")
+    answer.table({name: value for name, value in report.items() if name not in hidden})
+    for kind in ("hard_negatives", "hard_positives"):
+        found = [f"{row['episode']}@{row['step']} ({row['probability']:.2f})" for row in report[kind][:5]]
+        print(f"  {kind.replace('_', ' ')}: {', '.join(found)}")
+    print("".join(f"  next: {line}\n" for line in report["advice"]), end="")

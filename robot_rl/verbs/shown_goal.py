@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from robot_rl.jobs.logs import open_log
 from robot_rl.loops.shown_goal import ShownGoal, gallery
+from robot_rl.verbs.logs import open_log
 
 
 def make(

@@ -15,14 +15,14 @@ from tqdm import tqdm
 from robot_rl.chunks import ChunkedPolicy
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import Store
-from robot_rl.jobs import logs
-from robot_rl.jobs.logs import LogSettings
-from robot_rl.jobs.ope_policy import Judged, judged
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
 from robot_rl.stats import Interval, bootstrap, half_samples
 from robot_rl.types import IOSpec, Transitions
 from robot_rl.types.options import Count, Part, Positive, Share, Whole
+from robot_rl.verbs import logs
+from robot_rl.verbs.logs import LogSettings
+from robot_rl.verbs.ope_policy import Judged, judged
 
 Method = Literal["fqe", "mb", "is", "wis", "pdis", "wpdis", "dr", "wdr"]
 METHODS: tuple[Method, ...] = get_args(Method)

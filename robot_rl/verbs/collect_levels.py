@@ -35,10 +35,10 @@ import numpy as np
 from robot_rl.checkpoint import write_json
 from robot_rl.data import d4rl
 from robot_rl.data.recorder import Recorder, Recording
-from robot_rl.jobs.behaviour import Behaviour
-from robot_rl.jobs.collect import LOGP, begin_work, episodes_of
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.types import Episode, Policy
+from robot_rl.verbs.collect_behaviour import Behaviour
+from robot_rl.verbs.collect_episodes import LOGP, begin_work, episodes_of
 
 LEVELS = ("random", "medium", "medium-replay", "medium-expert", "expert")
 REPLAYS = ("uniform", "agents")

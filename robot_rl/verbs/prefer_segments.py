@@ -20,10 +20,10 @@ from robot_rl.checkpoint import save_state, write_bytes, write_json
 from robot_rl.data import d4rl
 from robot_rl.data.store import Store
 from robot_rl.extras import require
-from robot_rl.jobs.logs import open_log
 from robot_rl.stats import rank_correlation
 from robot_rl.types import Options
 from robot_rl.types.options import Count, NotNegative, Share, Whole
+from robot_rl.verbs.logs import open_log
 
 Piece = tuple[int, int]
 """(episode, first step)."""

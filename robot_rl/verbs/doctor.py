@@ -16,10 +16,15 @@ from pathlib import Path
 import psutil
 import torch
 
-from robot_rl import child
+from robot_rl import build, child
 from robot_rl.checkpoint import git_commit
 from robot_rl.extras import PACKAGES, remedy
+from robot_rl.types import Options
+from robot_rl.types.options import Count, Device, Positive
+from robot_rl.verbs import answer
+from robot_rl.verbs.reading import read_words
 from robot_rl.version import VERSION
+from robot_rl.words import Refused, near
 
 _RENDER = (
     "import mujoco; m = mujoco.MjModel.from_xml_string("
@@ -104,3 +109,63 @@ def _renders(backend: str) -> str:
     except subprocess.TimeoutExpired:
         return "no image within 60 s"
     return "" if out.returncode == 0 else (out.stderr.strip().splitlines() or ["failed"])[-1][:120]
+
+
+class RosDoctorOptions(Options):
+    """robot-rl doctor ros."""
+
+    namespace: str = ""
+    """Of the robot's topics, such as /left."""
+    listen: Positive = 3.0
+    """Seconds to listen."""
+    wiggle: bool = False
+    """Move each joint by 0.01 rad and see it on the right one."""
+
+
+class IsaacDoctorOptions(Options):
+    """robot-rl doctor isaac."""
+
+    world: str = "quadruped"
+    """World to check Isaac Gym with."""
+    num_envs: Count = 16
+    """Copies of it."""
+    device: Device | None = None
+    """Where; null takes a GPU where there is one."""
+    id: str | None = None
+    """Task of Isaac Lab."""
+
+
+def doctor_ros(arguments: list[str]) -> int:
+    """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3] [wiggle=true]."""
+    given = [item for item in arguments if "=" not in item]
+    try:
+        options = read_words(RosDoctorOptions, [item for item in arguments if "=" in item], "doctor ros")
+        if len(given) != 1:
+            raise Refused("say which robot: robot-rl doctor ros <path of its YAML, or a name such as desk_arm>")
+        spec = build.tool("find_robot")(given[0])
+        if not Path(spec).expanduser().is_file():
+            raise Refused(
+                f"there is no robot '{given[0]}'{near(given[0], ['desk_arm'])} (or give the path of its YAML)"
+            )
+        examine = build.tool("examine_robot")
+        found = examine(spec, namespace=options.namespace, listen=options.listen, wiggle=options.wiggle)
+    except (Refused, OSError, ValueError, ImportError) as error:
+        answer.error(str(error))
+        return 2
+    answer.note(problems=list(found.problems), report=found.text())
+    print(found.text())
+    return 1 if found.problems else 0
+
+
+def doctor_isaac(arguments: list[str]) -> int:
+    """Check Isaac Gym and Isaac Lab: robot-rl doctor isaac [world=quadruped] [num_envs=16] [device=cuda] [id=…]."""
+    try:
+        options = read_words(IsaacDoctorOptions, arguments, "doctor isaac")
+        build.find("world", options.world)
+    except Refused as error:
+        answer.error(str(error))
+        return 2
+    text, healthy = build.tool("diagnose_isaac")(**options.model_dump())
+    answer.note(healthy=healthy, report=text)
+    print(text)
+    return 0 if healthy else 1

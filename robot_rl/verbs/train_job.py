@@ -18,10 +18,6 @@ from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
 from robot_rl.data.seen import seen
-from robot_rl.jobs import logs
-from robot_rl.jobs.collect import ExpertPolicy, keep_steps
-from robot_rl.jobs.contract import check_learner
-from robot_rl.jobs.logs import ActionMeaning, LogSettings
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
@@ -37,6 +33,10 @@ from robot_rl.schedule import Schedule
 from robot_rl.track import Many
 from robot_rl.types import Learner, Seen
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
+from robot_rl.verbs import logs
+from robot_rl.verbs.collect_episodes import ExpertPolicy, keep_steps
+from robot_rl.verbs.contract import check_learner
+from robot_rl.verbs.logs import ActionMeaning, LogSettings
 
 
 class TrainSettings(ActionMeaning):

@@ -17,12 +17,12 @@ from robot_rl.human.actor import Follower, HilActor, tensors_of
 from robot_rl.human.learner import HilLearner
 from robot_rl.human.pieces import ActorBook, Inbox, Outbox, Place
 from robot_rl.interrupt import Interrupt
-from robot_rl.jobs.hil import HilJob, HilSettings, Shares, make_memory
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.track import Many
 from robot_rl.types import IOSpec, Metrics
+from robot_rl.verbs.hil_job import HilJob, HilSettings, Shares, make_memory
 
 _AGREED = ("seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end")
 

@@ -10,9 +10,23 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.stats import Paired, bootstrap, pairs_to_tell, wilson
+from robot_rl.types.options import Count, Discount
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import choice, env_factory, load_policy, run_folder, threads
+from robot_rl.verbs.logs import ActionMeaning
+from robot_rl.verbs.options import Env, Folders, Machine
 from robot_rl.words import Refused
+
+
+class CompareOptions(Machine, Env, ActionMeaning):
+    """robot-rl eval compare."""
+
+    path: Folders
+    """Run or checkpoint folders; each is compared with the first."""
+    episodes: Count = 50
+    """Of each run, on the same seeds."""
+    gamma: Discount = 0.99
+    """Discount per control step."""
 
 
 def compare(cfg: DictConfig) -> None:

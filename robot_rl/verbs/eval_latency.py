@@ -4,13 +4,48 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
+from robot_rl.types.options import Count, Discount, Meaning, NotNegative, Share, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import choice, env_factory, foreign, load_policy, run_folder, threads
+from robot_rl.verbs.logs import ActionMeaning
+from robot_rl.verbs.options import Env, Machine
 from robot_rl.words import Refused
+
+Way = Literal["queue", "naive", "wait", "rtc"]
+Ways = Annotated[tuple[Way, ...] | Way, Meaning("queue, naive, wait or rtc, or a list of them")]
+
+
+class LatencyOptions(Machine, Env, ActionMeaning):
+    """robot-rl eval latency."""
+
+    path: str
+    """A run folder, a checkpoint folder, or (policy=vla/folder) a model folder."""
+    latency_ms: NotNegative = 300.0
+    """From the observation to the answer."""
+    latency_kind: Literal["const", "uniform", "lognormal"] = "const"
+    """How it is spread: uniform reaches to latency_ms + latency_jitter_ms."""
+    latency_jitter_ms: NotNegative = 0.0
+    """Width of the spread."""
+    latency_drop: Share = 0.0
+    """Probability that no answer comes."""
+    compensation: Ways = ("queue", "naive", "wait")
+    """Ways to deal with it; rtc for flow policies."""
+    horizon_exec: Count | None = None
+    """Actions between two requests; null = as trained."""
+    margin: Whole = 1
+    """Control steps that a chunk is asked for earlier than the measured delay says."""
+    blend: Whole = 0
+    """Control steps over which a new chunk fades in."""
+    episodes: Count = 200
+    """Per way."""
+    num_envs: Count = 20
+    """Copies of the environment."""
+    gamma: Discount = 0.99
+    """Discount per control step."""
 
 
 def evaluate_latency(cfg: DictConfig) -> None:

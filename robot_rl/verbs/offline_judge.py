@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from robot_rl.jobs import ope
-from robot_rl.jobs.logs import LogSettings
 from robot_rl.types import IOSpec
+from robot_rl.verbs import ope
+from robot_rl.verbs.logs import LogSettings
 
 _MOST, _LEAST, _BEHAVIOUR = 50_000, 10_000, 5_000
 

@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from robot_rl.checkpoint import save_state, write_bytes, write_json
 from robot_rl.data import recorder
-from robot_rl.jobs.critic import without_pictures
-from robot_rl.jobs.logs import open_log
-from robot_rl.jobs.prefer import TIE, PairSettings, spearman
+from robot_rl.verbs.critic_clips import without_pictures
+from robot_rl.verbs.logs import open_log
+from robot_rl.verbs.prefer_segments import TIE, PairSettings, spearman
 
 Frame = tuple[int, int]
 """(episode, observation)."""

@@ -1,0 +1,198 @@
+"""The verb collect: record episodes to a file or folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
+from tqdm import tqdm
+
+from robot_rl import checkpoint
+from robot_rl.data import d4rl
+from robot_rl.types.options import Count, Discount, NotNegative, Positive, Share
+from robot_rl.verbs import answer
+from robot_rl.verbs.build import choice, env_factory, foreign, load_policy, threads
+from robot_rl.verbs.collect_episodes import BesidePictures, ExpertPolicy, begin_work, keep_steps
+from robot_rl.verbs.collect_levels import collect_level
+from robot_rl.verbs.logs import ActionMeaning
+from robot_rl.verbs.options import Env, Machine
+from robot_rl.words import Refused
+
+FILES = {".csv", ".json", ".jsonl", ".mat", ".mcap", ".npy", ".npz", ".parquet", ".pkl", ".pickle", ".txt", ".zip"}
+"""Ends of names that say a format which `collect` does not write."""
+
+
+class CollectOptions(Machine, Env, ActionMeaning):
+    """robot-rl collect."""
+
+    out: str
+    """A new .hdf5 file (D4RL layout) or a folder (our recordings)."""
+    path: str | None = None
+    """A run or checkpoint folder; null = the world's scripted expert."""
+    level: Literal["random", "medium", "medium-replay", "medium-expert", "expert"] | None = None
+    """A graded D4RL-like set."""
+    steps: Count = 100_000
+    """With level: at least this many."""
+    medium_path: str | None = None
+    """With level: a weaker agent (zip) or an earlier checkpoint; null = noise on the agent."""
+    medium_fraction: Share = 0.4
+    """With level: return of medium between random (0) and expert (1)."""
+    medium_noise: NotNegative | None = None
+    """With level: its strength; null = found by bisection, or none on the agent of medium_path."""
+    medium_by: Literal["noise", "bias"] = "noise"
+    """With level: what makes the agent medium; bias = a fixed wrong function of the state."""
+    replay_by: Literal["uniform", "agents"] = "uniform"
+    """With level=medium-replay: medium with ever fewer uniform actions, or ever less spoilt agents."""
+    episodes: Count = 20
+    """To record."""
+    only_success: bool = False
+    """Leave out episodes without success."""
+    per_task: Count | None = None
+    """Keep this many of each task of the world (tabletop), whatever episodes= says."""
+    noise: NotNegative = 0.0
+    """Standard deviation of Gaussian noise on the expert's actions; with level on all agents'."""
+    noise_time: NotNegative = 0.0
+    """s over which the expert's noise stays alike (Ornstein-Uhlenbeck); 0 = new at every step."""
+    pauses: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the time in which the expert stands still."""
+    pause_time: Positive = 0.3
+    """Mean length of a pause, s."""
+    mistakes: Share = 0.0
+    """Share of episodes in which the expert does something else than what is asked."""
+    sample: bool = False
+    """With level: the agents draw their actions from their own policies, in place of noise."""
+    deterministic: bool = False
+    """The policy's best action; false draws one."""
+    num_envs: Count = 8
+    """Copies of the environment."""
+    gamma: Discount = 0.99
+    """Discount per control step."""
+
+
+def collect(cfg: DictConfig) -> None:
+    """Record episodes to a file or folder."""
+
+    threads(cfg)
+    out = Path(cfg.out)
+    if out.suffix in FILES:
+        raise Refused(
+            f"out={out} is no name of what collect writes: a .hdf5 file, or a folder (data convert makes others)"
+        )
+    if out.exists():
+        raise Refused(f"{out} exists already; choose another name or remove it first (nothing is overwritten)")
+    if cfg.path is not None and cfg.get("policy") is None:
+        path = checkpoint.find(Path(cfg.path))
+        run_config: Any = OmegaConf.load(path / "config.yaml")
+        env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+        own = checkpoint.read_io(path).obs  # a camera that the policy does not know is for whoever watches
+        watched = [key for key in env.io.obs if key.startswith("image.") and key not in own]
+        shown = {key: value for key, value in env.io.obs.items() if key not in watched}
+        policy = load_policy(cfg, run_config, path, replace(env.io, obs=shown))
+        if watched:
+            policy = BesidePictures(policy, env.io)
+    else:
+        env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+        if cfg.get("policy") is None:
+            policy = ExpertPolicy(
+                env,
+                noise=cfg.noise,
+                noise_time=cfg.noise_time,
+                pauses=cfg.pauses,
+                pause_time=cfg.pause_time,
+                mistakes=cfg.mistakes,
+                seed=cfg.seed,
+            )
+        else:
+            policy = foreign(cfg, str(cfg.path), env.io)
+    if cfg.level is not None:
+        _collect_level(cfg, env, policy, out)
+        return
+    work = out.with_name(f".{out.name}.work")  # every episode as it ends; the same call goes on from there
+    settings: Any = OmegaConf.to_container(cfg, resolve=True)
+    plain = {key: value for key, value in settings.items() if key not in ("out", "device", "threads", "debug")}
+    begin_work(work, json.loads(json.dumps(plain, default=str)))
+    with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
+        episodes = keep_steps(
+            env,
+            policy,
+            episodes=cfg.episodes,
+            seed=cfg.seed + 30_000,
+            only_success=cfg.only_success,
+            per_task=cfg.per_task,
+            deterministic=cfg.deterministic,
+            on_episode=lambda done: bar.update(done - bar.n),
+            work=work,
+        )
+    if out.suffix in (".hdf5", ".h5"):
+        d4rl.write(out, episodes, metadata={"control_hz": env.io.control_hz}, io=env.io)
+        shutil.rmtree(work)
+    else:
+        (work / "state.json").unlink()
+        work.rename(out)
+    successes = [bool(episode.meta["success"]) for episode in episodes if "success" in episode.meta]
+    answer.table(
+        {
+            "file": str(out),
+            "episodes": len(episodes),
+            "steps": sum(len(episode) for episode in episodes),
+            "return": float(sum(float(episode.reward.sum()) for episode in episodes) / len(episodes)),
+            **({"success": sum(successes) / len(successes)} if successes else {}),
+        }
+    )
+
+
+def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
+
+    if out.suffix not in (".hdf5", ".h5"):
+        raise Refused(f"level={cfg.level} writes a D4RL file; name it out=<file>.hdf5, not {out}")
+    medium: Any = None
+    if cfg.medium_path is not None:
+        path = Path(cfg.medium_path)
+        if path.suffix == ".zip":
+            medium = foreign(cfg, str(path), env.io)
+        else:
+            path = checkpoint.find(path)
+            medium = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path, env.io)  # type: ignore[arg-type]
+    facts: dict[str, Any] = {
+        "env": str(cfg.id or choice("env")),
+        "agent": Path(str(cfg.path)).name if cfg.path else "expert",
+        "control_hz": env.io.control_hz,
+    }
+    facts["medium_agent"] = Path(str(cfg.medium_path)).name if cfg.medium_path else None
+    with tqdm(total=cfg.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
+
+        def collected(done: int) -> None:
+            bar.set_description(None, refresh=False)
+            bar.update(min(done, cfg.steps) - bar.n)
+
+        summary = collect_level(
+            env,
+            policy,
+            out,
+            level=cfg.level,
+            steps=cfg.steps,
+            seed=cfg.seed + 30_000,
+            medium=medium,
+            medium_fraction=cfg.medium_fraction,
+            medium_noise=cfg.medium_noise,
+            medium_by=cfg.medium_by,
+            replay_by=cfg.replay_by,
+            agent_noise=cfg.noise,
+            agent_sample=cfg.sample,
+            facts=facts,
+            on_steps=collected,
+            on_note=bar.set_description,
+        )
+    rows: dict[str, Any] = {"file": str(out)}
+    for name, (episodes, steps, mean) in summary.parts.items():
+        rows[name] = f"{episodes} episodes, {steps:,} steps, mean return {mean:.4g}"
+    if summary.noise is not None:
+        what = "truncated Gaussian noise" if cfg.medium_by == "noise" else "a fixed wrong function of the state"
+        rows["medium is"] = f"the agent with {what} of {summary.noise:.3g} on its actions"
+    answer.table(rows)

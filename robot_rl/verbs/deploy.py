@@ -1,0 +1,53 @@
+"""The verb deploy: robot, supervisor and policy as processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field, create_model
+
+from robot_rl import build
+from robot_rl.types.options import Whole
+from robot_rl.verbs.options import VerbOptions
+from robot_rl.verbs.reading import plain
+from robot_rl.words import Refused, near
+
+
+@cache
+def deploy_options() -> type[VerbOptions]:
+    """What can be chosen of a robot's processes, and what every verb may be told."""
+    graph = build.options_of("graph", build.find("graph", "processes"))
+    fields: dict[str, Any] = {name: (item.annotation, item) for name, item in graph.model_fields.items()}
+    fields["seed"] = (Whole, Field(0, description="Of the simulation."))
+    left_out = "run or checkpoint folder; left out = no policy"  # an empty one is a mistake
+    fields["policy_path"] = (str | None, Field(None, description=left_out))
+    return create_model("DeployOptions", __base__=VerbOptions, **fields)
+
+
+def deploy(cfg: DictConfig) -> None:
+    """Run robot, supervisor and policy as processes; Ctrl-C brakes first."""
+    if cfg.policy_path == "":  # as from policy_path=$RUN with nothing in RUN
+        raise Refused(
+            "policy_path= is empty; give a run folder or checkpoint, or leave it out to deploy without a policy"
+        )
+    if cfg.world:
+        build.find("world", str(cfg.world))
+    if not Path(build.tool("find_robot")(str(cfg.robot_spec))).expanduser().is_file():
+        hint = near(str(cfg.robot_spec), ["desk_arm"])
+        raise Refused(f"there is no robot '{cfg.robot_spec}'{hint} (or give robot_spec=<path of its YAML>)")
+    fields = build.options_of("graph", build.find("graph", "processes")).model_fields
+    options = {"name": "processes", **plain(OmegaConf.masked_copy(cfg, list(fields)))}
+    options["policy_path"] = options["policy_path"] or ""
+    arguments = build.make("graph", options, seed=int(cfg.seed))
+    status = build.tool("deploy")(arguments)
+    if status:
+        raise Refused(f"the deployment ended because one of its processes did (status {status}); see above")
+    # all have ended; the interpreter's own end, with all that the command line has loaded, takes a second and more
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

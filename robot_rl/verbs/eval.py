@@ -1,0 +1,121 @@
+"""The verb eval: a policy in an environment, with a film."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from robot_rl import checkpoint
+from robot_rl.checkpoint import write_json
+from robot_rl.loops.evaluate import LONGEST, by_task
+from robot_rl.loops.evaluate import evaluate as run_evaluation
+from robot_rl.stats import wilson
+from robot_rl.types.options import Count, Discount, Number, Whole
+from robot_rl.verbs import answer
+from robot_rl.verbs.build import choice, env_factory, foreign, load_policy, run_folder, threads
+from robot_rl.verbs.logs import ActionMeaning
+from robot_rl.verbs.options import Env, Machine
+from robot_rl.verbs.train_job import record_video
+from robot_rl.words import Refused
+
+
+class EvalOptions(Machine, Env, ActionMeaning):
+    """robot-rl eval."""
+
+    path: str
+    """A run folder, a checkpoint folder, or (policy=sb3) a zip."""
+    episodes: Count = 20
+    """To measure over."""
+    num_envs: Count = 1
+    """Copies of the environment."""
+    gamma: Discount = 0.99
+    """Discount per control step."""
+    deterministic: bool = True
+    """The policy's best action; false draws one."""
+    student: bool | None = None
+    """Whether the one-step student of a diffusion policy acts; null = as trained."""
+    target_return: Number | None = None
+    """Return to ask for, of a decision transformer; null = as trained."""
+    video_episodes: Whole = 1
+    """Episodes in the film; 0 = no film."""
+
+
+def _source(path: Path) -> str:
+    """Run and step of a checkpoint, or the name of a file."""
+    if path.parent.name != "checkpoints":
+        return path.stem
+    return f"{path.parent.parent.name}_{path.name.removeprefix('step_').lstrip('0') or '0'}"
+
+
+def evaluate(cfg: DictConfig) -> None:
+    """Evaluate a checkpoint or a foreign policy."""
+
+    threads(cfg)
+    path = Path(cfg.path)
+    run_config: Any = None
+    if cfg.get("policy") is None:
+        path = checkpoint.find(path)
+        run_config = OmegaConf.load(path / "config.yaml")
+        if not choice("env"):  # the run's own, perhaps on another engine
+            own = OmegaConf.merge(run_config.get("env") or {}, cfg.get("env") or {})
+            cfg = OmegaConf.merge(cfg, {"env": own if run_config.get("env") else None})  # type: ignore[assignment]
+        if cfg.get("env") is None:
+            raise Refused("this run was trained without an environment; add env=…, or use robot-rl eval ope")
+    elif cfg.get("env") is None:
+        raise Refused(f"policy={choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
+    make_env = env_factory(cfg)
+    env = make_env(cfg.num_envs, cfg.seed, False)
+    if cfg.get("policy") is None:
+        policy = load_policy(cfg, run_config, path, env.io)
+    else:
+        policy = foreign(cfg, str(path), env.io)
+    if cfg.student is not None:
+        if not hasattr(policy, "choose"):
+            raise Refused(
+                f"student={cfg.student} is for a diffusion policy with a student, not {type(policy).__name__}"
+            )
+        policy.choose(student=bool(cfg.student))
+    if cfg.target_return is not None:
+        if not hasattr(policy, "aim"):
+            raise Refused(
+                f"target_return={cfg.target_return} is for a policy that is conditioned on returns "
+                f"(policy=contrib/dt, contrib/modt), not {type(policy).__name__}"
+            )
+        policy.aim(float(cfg.target_return))
+    with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
+        result = run_evaluation(
+            env,
+            policy,
+            episodes=cfg.episodes,
+            seed=cfg.seed + 10_000,
+            deterministic=cfg.deterministic,
+            on_episode=lambda done: bar.update(done - bar.n),
+        )
+    folder = run_folder(cfg, "eval", _source(path))
+    folder.mkdir(parents=True, exist_ok=True)
+    video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed)
+    summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}
+    tasks = by_task(result, getattr(env, "task_names", ()))
+    lines = {f"success, {name}": _with_interval(won, count) for name, (won, count) in tasks.items() if count}
+    write_json(
+        folder / "evaluation.json",
+        {**summary, "returns": result.returns, "successes": result.successes, "tasks": tasks},
+    )
+    if result.cut:
+        lines["cut"] = (
+            f"{result.cut} of {len(result.returns)} episodes had no end after {LONGEST:,} steps: no time limit?"
+        )
+    if result.successes:
+        lines["success in all"] = _with_interval(sum(result.successes), len(result.successes))
+    answer.note(returns=result.returns, successes=result.successes)
+    answer.table({**summary, **lines, "video": str(video), "numbers": str(folder / "evaluation.json")})
+
+
+def _with_interval(won: int, count: int) -> str:
+
+    low, high = wilson(won, count)
+    return f"{won}/{count} = {won / count:.2f} (95 %: {low:.2f} to {high:.2f})"

@@ -1,0 +1,59 @@
+"""The verb eval ope: a policy's value from a log alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl import build, checkpoint
+from robot_rl.checkpoint import write_json
+from robot_rl.data.bounds import NORMALISED
+from robot_rl.data.units import meaning_of
+from robot_rl.verbs import answer, ope
+from robot_rl.verbs.build import load_policy, run_folder, said_of_actions, settings_of, threads
+from robot_rl.verbs.ope import OpeSettings
+from robot_rl.verbs.options import Machine
+from robot_rl.verbs.reading import plain
+
+
+class OpeOptions(Machine, OpeSettings):
+    """robot-rl eval ope."""
+
+    path: str
+    """A run or checkpoint folder: the policy."""
+
+
+def evaluate_offline(cfg: DictConfig) -> None:
+    """Estimate a policy's value from a log alone."""
+
+    threads(cfg)
+    path = checkpoint.find(Path(cfg.path))
+    policy = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+    settings = settings_of(OpeSettings, cfg)
+    shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
+    meta = checkpoint.read_meta(path)
+    io, known = meaning_of(checkpoint.read_io(path), meta.get("action"), said_of_actions(cfg))
+
+    def alike(store: Any) -> bool:
+        both = known == store.meta.get("action") == NORMALISED
+        return both or store.fingerprint == meta.get("data_fingerprint")
+
+    report = ope.run(
+        settings,
+        policy,
+        io,
+        alike=alike,
+        make_fqe=lambda io, target, **how: build.make("ope", plain(cfg.ope), io, target, **shared, **how),
+        make_behaviour=lambda io: build.make("policy", plain(cfg.behaviour), io, where="behaviour", **shared),
+        make_model=lambda io, target, **how: build.make(
+            "ope", plain(cfg.model), io, target, where="model", **shared, **how
+        ),
+    )
+    folder = run_folder(cfg, "ope", path.parent.parent.name)
+    write_json(folder / "ope.json", ope.plain_numbers(report))
+    print(f"discounted value (gamma {cfg.gamma:g}), {cfg.confidence:.0%} intervals")
+    answer.table({**ope.table(report), "numbers": str(folder / "ope.json")})
+    answer.note(warnings=list(report.warnings))
+    print("\n".join(f"  {warning}" for warning in report.warnings))

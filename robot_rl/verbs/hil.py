@@ -1,0 +1,121 @@
+"""The verb hil."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
+
+from robot_rl import build
+from robot_rl.link import LinkSettings
+from robot_rl.verbs import answer
+from robot_rl.verbs.build import choice, learner_factory, run_folder, settings_of, threads, tracker_factory
+from robot_rl.verbs.classify import judge_factory
+from robot_rl.verbs.hil_job import HilJob, HilSettings
+from robot_rl.verbs.hil_link import HilActorJob, HilLearnerJob
+from robot_rl.verbs.options import Env, Machine, Resume
+from robot_rl.verbs.reading import plain, read_options
+from robot_rl.verbs.rewarders import rewarded_factory
+from robot_rl.words import Refused
+
+
+class HilOptions(Machine, Env, Resume, HilSettings):
+    """robot-rl hil."""
+
+    judge: str | None = None
+    """A folder of robot-rl classify, for task_reward=classifier."""
+    role: Literal["both", "actor", "learner"] = "both"
+    """One process, or the one that drives and records, or the one that learns; see docs/hil_link.md."""
+    link: LinkSettings = LinkSettings()
+    """Between actor and learner; see docs/hil_link.md."""
+    takeover: dict[str, Any] = Field(default_factory=lambda: {"mode": "deadman"})
+    """How the person takes over: mode=deadman, toggle or implicit; further +takeover.hold_ms=200 ... (docs/hil.md)."""
+    safety: dict[str, Any] = Field(default_factory=dict)
+    """Limits of what is executed: +safety.acceleration=1.0 ... (docs/hil.md)."""
+
+
+def hil(cfg: DictConfig) -> None:
+    """Teach a robot with a person in the loop; Ctrl-C saves and says how to go on."""
+    resume = cfg.resume is not None
+    if resume:
+        folder = Path(cfg.resume)
+        saved = folder / "config.yaml"
+        if not saved.exists():
+            raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/hil/<run>")
+        changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
+        groups_kept = ("env", "engine", "policy", "human", "rewarder", "track")
+        groups = [item for item in changes if item.split("=")[0].lstrip("+~") in groups_kept]
+        if groups:
+            raise Refused(
+                f"{groups[0]}: a resumed run keeps its env, engine, policy, human, rewarder and track; start a new run"
+            )
+        # a run of an earlier version may lack keys: those have their defaults
+        kept: Any = OmegaConf.load(saved)
+        newer = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in kept and key != "resume"])
+        cfg = OmegaConf.merge(newer, kept, OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
+        read_options(HilOptions, cfg, "hil")
+    else:
+        name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
+        part = "" if cfg.role == "both" else f"_{cfg.role}"
+        folder = run_folder(cfg, "hil", name + part)
+    if cfg.get("rewarder") is not None and cfg.task_reward != "env":
+        raise Refused(f"rewarder= pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env")
+    threads(cfg)
+    settings = settings_of(HilSettings, cfg)
+    config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
+    everything: Any = OmegaConf.to_container(cfg, resolve=True)
+    link: Any = None
+    if cfg.role != "both":
+        secret = os.environ.get("ROBOT_RL_LINK_PASSWORD")
+        given = {**everything["link"], "password": everything["link"]["password"] or secret}
+        link = build.check(LinkSettings, given, "link", "the link")
+
+    def make_pilot(env: Any, with_person: bool) -> Any:
+        human = None
+        if with_person:
+            expert = getattr(env, "expert", None)
+            human = build.make("human", plain(cfg.human), io=env.io, expert=expert, seed=cfg.seed)
+        return build.make("pilot", plain(cfg.pilot), env=env, human=human)
+
+    make_pilot.pictures = cfg.human.name == "browser"  # type: ignore[attr-defined]
+
+    make_tracker = tracker_factory(cfg)
+    job: Any
+    if cfg.role == "learner":
+        job = HilLearnerJob(
+            settings,
+            folder,
+            link=link,
+            policy=everything["policy"],
+            make_learner=learner_factory(cfg),
+            make_tracker=make_tracker,
+            config=config,
+            resume=resume,
+        )
+    else:
+        kind: Any = HilJob if cfg.role == "both" else HilActorJob
+        job = kind(
+            settings,
+            folder,
+            make_env=rewarded_factory(cfg),
+            make_learner=learner_factory(cfg),
+            make_pilot=make_pilot,
+            make_tracker=make_tracker,
+            config=config,
+            resume=resume,
+            make_judge=None if cfg.judge is None else judge_factory(cfg),
+            fit_clones=partial(build.prepare("compatibility", plain(cfg.compatibility)), seed=cfg.seed),
+            **({} if cfg.role == "both" else {"link": link, "policy": everything["policy"]}),
+        )
+    folder = job.folder
+    answer.run_folder_is(folder)
+    try:
+        summary = job.run()
+    except KeyboardInterrupt:
+        answer.leave_interrupted("hil", folder)
+    answer.table(summary)

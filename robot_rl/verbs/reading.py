@@ -1,0 +1,86 @@
+"""Options of a verb out of a composed configuration or words, checked against the class that states them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl import build
+from robot_rl.types import Options
+from robot_rl.words import Refused
+
+READ = (
+    "policy",
+    "human",
+    "track",
+    "compatibility",
+    "classifier",
+    "preference",
+    "pictures_reward",
+    "ope",
+    "critic",
+    "clips",
+)
+"""Groups whose options are read before anything is made; a world is made before anything is written."""
+S = TypeVar("S", bound=Options)
+
+
+def read_options(model: type[Options], cfg: DictConfig, verb: str) -> None:
+    """Check the options of a verb, its groups aside, and keep them as they were read: 1e3 is 1000.
+
+    Args:
+        model: class of its options.
+        cfg: composed; changed in place.
+        verb: what it is called.
+
+    Raises:
+        Refused: a value of another type or outside its range, one that is missing, or a device that is not here.
+    """
+    given: Any = OmegaConf.to_container(cfg, resolve=False)
+    values = {key: given[key] for key in model.model_fields if given.get(key, "???") != "???"}
+    options = build.check(model, values, "", f"robot-rl {verb}")
+    for key, value in options:
+        cfg[key] = build.plain(value)
+    if "device" in values:
+        _check_device(str(values["device"]))
+    for kind in READ:
+        node = given.get(kind)
+        if isinstance(node, dict):
+            build.look(kind, plain(cfg[kind], missing=True))
+
+
+def _check_device(device: str) -> None:
+    kind, _, number = device.partition(":")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise Refused(f"device is '{device}', and torch sees no CUDA device here; use device=cpu (see robot-rl doctor)")
+    if kind == "cuda" and number and int(number) >= torch.cuda.device_count():
+        raise Refused(f"device is '{device}', and there are {torch.cuda.device_count()} here; they are counted from 0")
+
+
+def plain(cfg: Any, *, missing: bool = False) -> Any:
+    """Values without OmegaConf; `missing` leaves those out that have still to be given."""
+    if missing:
+        cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if not OmegaConf.is_missing(cfg, key)])
+    return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+
+
+def read_words(model: type[S], words: Sequence[str], verb: str) -> S:
+    """Options of a verb without a configuration, from `key=value` words.
+
+    Raises:
+        Refused: a word without a value, an unknown name, or a value of another type or outside its range.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise Refused(f"'{word}' is no option of {verb}, expected key=value; {_known(model)}")
+        values[key] = value
+    return build.check(model, values, "", verb)
+
+
+def _known(model: type[Options]) -> str:
+    return "its options are " + ", ".join(f"{key}=" for key in model.model_fields)

@@ -1,0 +1,85 @@
+"""The verb train."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl import build, checkpoint, parallel
+from robot_rl.verbs import answer
+from robot_rl.verbs.build import begin, learner_factory, saved_config, settings_of, threads, tracker_factory
+from robot_rl.verbs.options import Env, Machine, Resume
+from robot_rl.verbs.rewarders import rewarded_factory
+from robot_rl.verbs.train_job import TrainJob, TrainSettings
+
+
+class TrainOptions(Machine, Env, Resume, TrainSettings):
+    """robot-rl train."""
+
+
+def learner_of_init(cfg: DictConfig) -> str:
+    """Where a run goes on from an offline run (`init`), that run's own learner takes the policy's place in `cfg`.
+
+    Returns:
+        The method's name, or "" where the chosen policy stays.
+
+    Raises:
+        CheckpointError: there is no such run.
+    """
+    own = build.find("policy", str(cfg.policy.name)) if cfg.init is not None and cfg.resume is None else None
+    if own is not None and not getattr(own, "from_policy", False):  # the offline run's own learner goes on
+        cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
+        for name in ("actor_decay", "decay"):  # the schedule has ended with the log: nothing would move any more
+            if cfg.policy.get(name):
+                cfg.policy[name] = 0
+        return str(cfg.policy.name).rpartition("/")[2]
+    return ""
+
+
+def train_job(cfg: DictConfig, folder: Path, *, config: str) -> TrainJob:
+    """A training run as its configuration says, new or resumed (`resume`).
+
+    Args:
+        cfg: checked.
+        folder: of the run.
+        config: what the run keeps of `cfg`.
+    """
+    threads(cfg)
+    return TrainJob(
+        settings_of(TrainSettings, cfg),
+        folder,
+        make_env=rewarded_factory(cfg),
+        make_learner=learner_factory(cfg),
+        make_tracker=tracker_factory(cfg),
+        config=config,
+        resume=cfg.resume is not None,
+        make_actor=learner_factory(cfg, device="cpu"),
+    )
+
+
+def train(cfg: DictConfig) -> None:
+    """Train a policy; Ctrl-C saves and says how to go on."""
+    device = parallel.start(str(cfg.device))
+    method = learner_of_init(cfg)
+    cfg, folder = begin(
+        cfg, "train", TrainOptions, ("env", "engine", "policy", "rewarder", "track", "experiment"), method
+    )
+    folder = parallel.agree(folder)  # its name holds the time, which differs between processes
+    config, cfg.device = saved_config(cfg), device
+    main = parallel.rank() == 0
+    job = train_job(cfg, folder, config=config)
+    folder = job.folder
+    if main:
+        answer.run_folder_is(folder)
+    try:
+        summary = job.run()
+    except KeyboardInterrupt:
+        if main:
+            answer.leave_interrupted("train", folder)
+        sys.exit(130)
+    finally:
+        parallel.stop()
+    if main:
+        answer.table(summary)
