@@ -14,15 +14,15 @@ from gymnasium.vector import AutoresetMode
 from robot_rl import build
 from robot_rl.checkpoint import check_state
 from robot_rl.data.hil_episode import EpisodeRules
-from robot_rl.data.hil_log import HilLog
-from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.mix import Mix
-from robot_rl.loops.hil import HumanInTheLoop
-from robot_rl.loops.hil_options import HilOptions
+from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.log import HilLog
+from robot_rl.human.loop import HumanInTheLoop
+from robot_rl.human.memory import HilMemory
+from robot_rl.human.options import HilOptions
+from robot_rl.human.pilot import simulated
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions
-from robot_rl.real.cockpit import simulated
-from robot_rl.real.teleop.scripted import ScriptedHuman
 from robot_rl.types import Action, IOSpec, Learner, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("dx", "dy"), (-0.1, -0.1), (0.1, 0.1), ("m", "m"), 10.0)

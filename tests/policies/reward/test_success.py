@@ -11,15 +11,15 @@ import torch
 
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules
-from robot_rl.data.hil_log import HilLog, read_corrections
 from robot_rl.data.hil_record import EndReason, RewardSource
-from robot_rl.data.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
-from robot_rl.loops.hil_judge import Judge
+from robot_rl.human.judge import Judge
+from robot_rl.human.log import HilLog, read_corrections
+from robot_rl.human.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.policies.reward.success import SuccessClassifier, SuccessOptions
 from robot_rl.track import METRICS_FILE, Jsonl, Many, read_metrics
 from robot_rl.types import IOSpec
 from robot_rl.verbs.classify import ClassifyJob, ClassifySettings, load, rescore
-from tests.data import hil_traces as traces
+from tests.human import traces
 
 TICK = traces.TICK
 SMALL = {"hidden": (16,), "steps": 150, "batch_size": 64, "members": 2}
@@ -280,7 +280,7 @@ def test_job_trains_reports_asks_for_what_it_lacks_and_judges_anew(tmp_path):
         load(parts, make)
     again = job(tmp_path, parts, make, resume=True).run()  # as if nothing had happened
     assert again["checkpoint"].endswith("parts/checkpoints/step_000000400")
-    places = {name: "" for name in ("checkpoint", "curve", "report")}
+    places = dict.fromkeys(("checkpoint", "curve", "report"), "")
     assert {**again, **places} == {**report, **places}
     assert [row["step"] for row in read_metrics(parts / METRICS_FILE)] == [50, 100, 150, 200, 250, 300, 350, 400]
     assert json.loads((parts / "evaluation.json").read_text())["recall"] == report["recall"]
