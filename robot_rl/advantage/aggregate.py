@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from robot_rl.advantage.kinds import Array, as_array, cast, double, floating, integer, library, require_option
+from robot_rl.advantage.kinds import Array, as_array, double, floating, integer, library, match_dtype, require_option
 from robot_rl.advantage.layout import episode_cells, flat, row_mask, turn_ids
 from robot_rl.advantage.normalise import as_cells
 from robot_rl.advantage.segments import seg_count, seg_first, spread
@@ -37,10 +37,10 @@ class BatchTotals:
         group_row: masked rows per group id (only if `n_groups` was given); groups may span workers.
     """
 
-    row: Any
-    episode: Any
-    turn: Any
-    group_row: Any
+    row: Array
+    episode: Array
+    turn: Array
+    group_row: Array
 
     def __add__(self, other: BatchTotals) -> BatchTotals:
         """Totals of two workers."""
@@ -56,7 +56,12 @@ def _counts(ids: Array, n: int, use: Array) -> tuple[Array, Array]:
 
 
 def batch_totals(
-    mask: Array, *, episode: Array = None, turn: Array = None, group: Array = None, n_groups: int | None = None
+    mask: Array,
+    *,
+    episode: Array | None = None,
+    turn: Array | None = None,
+    group: Array | None = None,
+    n_groups: int | None = None,
 ) -> BatchTotals:
     """Counts of one worker's rows; add them over the workers and pass the sum to `row_weight`.
 
@@ -91,13 +96,13 @@ def row_weight(
     mask: Array,
     mode: str = "token_mean",
     *,
-    episode: Array = None,
-    turn: Array = None,
-    group: Array = None,
+    episode: Array | None = None,
+    turn: Array | None = None,
+    group: Array | None = None,
     n_groups: int | None = None,
     max_length: int | None = None,
     n_episodes: int | None = None,
-    denominator_mask: Array = None,
+    denominator_mask: Array | None = None,
     totals: BatchTotals | None = None,
 ) -> Array:
     """Weight of every row, so that sum(weight · loss) is the aggregate.
@@ -205,10 +210,10 @@ def weighted_sum(loss: Array, weight: Array) -> Array:
         raise ValueError(f"loss has shape {tuple(loss.shape)}, expected that of weight, {tuple(weight.shape)}")
     xp = library(loss)
     total = (double(xp.where(weight != 0, loss, 0.0)) * double(weight)).sum()
-    return cast(as_array(total, loss), loss)
+    return match_dtype(as_array(total, loss), loss)
 
 
-def mean_rows(loss: Array, use: Array = None) -> Array:
+def mean_rows(loss: Array, use: Array | None = None) -> Array:
     """ "token_mean" of one whole batch without a weight per row: what an update costs at small batches.
 
     Args:
@@ -224,7 +229,7 @@ def mean_rows(loss: Array, use: Array = None) -> Array:
     return loss.sum() / xp.clip(xp.sum(use, dtype=loss.dtype), 1.0, None)
 
 
-def aggregate(loss: Array, mask: Array = None, mode: str = "token_mean", **options: Any) -> Array:
+def aggregate(loss: Array, mask: Array | None = None, mode: str = "token_mean", **options: Any) -> Array:
     """One number from the row losses of a whole optimiser batch; for parts of a batch use `row_weight`.
 
     Args:

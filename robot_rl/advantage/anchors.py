@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +16,12 @@ from robot_rl.advantage.kinds import Array, as_array
 _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 
 
-def _back(keys: np.ndarray, like: Any) -> Array:
+def _back(keys: np.ndarray, like: Array) -> Array:
     keys = np.where(keys == 0, 1, keys)
     return torch.from_numpy(keys).to(like.device) if isinstance(like, torch.Tensor) else keys
 
 
-def _plain(x: Any) -> np.ndarray:
+def _plain(x: Array) -> np.ndarray:
     return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeVar, Union, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 
-Array = Union[np.ndarray, torch.Tensor]  # noqa: UP007  (a runtime alias)
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -12,8 +12,9 @@ import torch
 
 from robot_rl.advantage.arrays import host, to_torch
 from robot_rl.advantage.derive import episode_table, segment_table, turn_table
-from robot_rl.advantage.tables import Episodes, Segments, Steps, Turns, mapped
-from robot_rl.advantage.validate import Repairs, check_steps
+from robot_rl.advantage.kinds import Array
+from robot_rl.advantage.tables import EpisodeTable, SegmentTable, StepTable, TurnTable, mapped
+from robot_rl.advantage.validate import RepairCounts, check_steps
 from robot_rl.advantage.views import RowLayout
 
 FLOATS = ("value", "next_value", "discount", "logp_behaviour", "logp_prox", "logp_ref", "logp_teacher", "entropy")
@@ -31,11 +32,11 @@ class TurnBatch:
         report: what validation counted on the way.
     """
 
-    steps: Steps
-    turns: Turns
-    episodes: Episodes
-    segments: Segments | None = None
-    report: Repairs = field(default_factory=Repairs)
+    steps: StepTable
+    turns: TurnTable
+    episodes: EpisodeTable
+    segments: SegmentTable | None = None
+    report: RepairCounts = field(default_factory=RepairCounts)
 
     @cached_property
     def layout(self) -> RowLayout:
@@ -55,7 +56,7 @@ class TurnBatch:
         """The batch as NumPy arrays; CPU tensors share their memory."""
         return self._mapped(host)
 
-    def _mapped(self, change: Any) -> TurnBatch:
+    def _mapped(self, change: Array) -> TurnBatch:
         segments = None if self.segments is None else mapped(self.segments, change)
         return TurnBatch(
             mapped(self.steps, change), mapped(self.turns, change), mapped(self.episodes, change), segments, self.report
@@ -63,18 +64,18 @@ class TurnBatch:
 
 
 def make_batch(
-    reward: Any,
-    terminated: Any,
-    truncated: Any,
-    episode_id: Any,
-    turn_id: Any = None,
+    reward: Array,
+    terminated: Array,
+    truncated: Array,
+    episode_id: Array,
+    turn_id: Array | None = None,
     *,
-    segment_id: Any = None,
-    clock: Any = None,
-    own: Any = None,
-    loss_mask: Any = None,
-    k: Any = None,
-    policy_version: Any = None,
+    segment_id: Array | None = None,
+    clock: Array | None = None,
+    own: Array | None = None,
+    loss_mask: Array | None = None,
+    k: Array | None = None,
+    policy_version: Array | None = None,
     turn: Mapping[str, Any] | None = None,
     segment: Mapping[str, Any] | None = None,
     episode: Mapping[str, Any] | None = None,
@@ -100,7 +101,7 @@ def make_batch(
         gamma: if given, `discount` must equal gamma^k up to 1e-6.
         missing_bootstrap: None (a missing successor value is an error), "zero" or "last_value" (V(s_t); exists only to
             reproduce other projects).
-        **columns: the float columns of Steps: value, next_value, discount, logp_behaviour, ..., entropy.
+        **columns: the float columns of StepTable: value, next_value, discount, logp_behaviour, ..., entropy.
 
     Returns:
         The batch: tensors on the device of `reward` if it is a tensor, else NumPy arrays.
@@ -121,7 +122,7 @@ def make_batch(
     episode_id = _ids(episode_id)
     turns_given = turn_id is not None
     turn_id = np.where(clock, np.cumsum(clock) - 1, -1).astype(np.int32) if turn_id is None else _ids(turn_id)
-    steps = Steps(
+    steps = StepTable(
         reward=reward.astype(kind, copy=False),
         terminated=terminated,
         truncated=truncated,
@@ -150,11 +151,11 @@ def make_batch(
     return batch if device is None else batch.to(device)
 
 
-def _flags(x: Any, count: int, default: bool) -> np.ndarray:
+def _flags(x: Array, count: int, default: bool) -> np.ndarray:
     return np.full(count, default) if x is None else host(x).astype(np.bool_)
 
 
-def _ids(x: Any) -> np.ndarray:
+def _ids(x: Array) -> np.ndarray:
     x = host(x)
     if not np.issubdtype(x.dtype, np.integer):
         raise ValueError(f"ids and durations are {x.dtype}, expected integers; factorise them with dense_ids first")

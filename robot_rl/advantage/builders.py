@@ -10,21 +10,22 @@ import torch
 
 from robot_rl.advantage.arrays import check_shapes, host, to_torch
 from robot_rl.advantage.batch import TurnBatch, make_batch
+from robot_rl.advantage.kinds import Array
 
 AUTORESET = ("same_step", "next_step")
 
 
 def from_vector_rollout(
-    reward: Any,
-    value: Any,
-    terminated: Any,
-    truncated: Any,
-    final_value: Any,
-    last_value: Any,
+    reward: Array,
+    value: Array,
+    terminated: Array,
+    truncated: Array,
+    final_value: Array,
+    last_value: Array,
     *,
-    valid: Any = None,
+    valid: Array | None = None,
     autoreset: str = "same_step",
-    starts_with_reset: Any = None,
+    starts_with_reset: Array | None = None,
     columns: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> TurnBatch:
@@ -89,7 +90,7 @@ def from_vector_rollout(
     return batch if device is None else batch.to(device)
 
 
-def to_rollout(x: Any, batch: TurnBatch, shape: tuple[int, int]) -> Any:
+def to_rollout(x: Array, batch: TurnBatch, shape: tuple[int, int]) -> Array:
     """Per-row results of a batch from `from_vector_rollout`, back in its (T, N) layout; dropped rows hold 0.
 
     Args:
@@ -108,16 +109,16 @@ def to_rollout(x: Any, batch: TurnBatch, shape: tuple[int, int]) -> Any:
 
 
 def from_chunks(
-    reward: Any,
-    k: Any,
-    terminated: Any,
-    truncated: Any,
-    next_value: Any = None,
-    logp: Any = None,
+    reward: Array,
+    k: Array,
+    terminated: Array,
+    truncated: Array,
+    next_value: Array | None = None,
+    logp: Array | None = None,
     *,
-    value: Any = None,
-    discount: Any = None,
-    episode_id: Any = None,
+    value: Array | None = None,
+    discount: Array | None = None,
+    episode_id: Array | None = None,
     **options: Any,
 ) -> TurnBatch:
     """Batch of decisions that each lasted several ticks, one row and one turn per decision.
@@ -158,16 +159,16 @@ def from_chunks(
 
 
 def from_tokens(
-    reward: Any,
-    role_mask: Any,
-    turn_spans: Any,
-    length: Any,
+    reward: Array,
+    role_mask: Array,
+    turn_spans: Array,
+    length: Array,
     *,
-    tokens: Any = None,
-    terminated: Any = None,
-    truncated: Any = None,
-    foreign: Any = None,
-    next_value: Any = None,
+    tokens: Array | None = None,
+    terminated: Array | None = None,
+    truncated: Array | None = None,
+    foreign: Array | None = None,
+    next_value: Array | None = None,
     **options: Any,
 ) -> TurnBatch:
     """Batch of dialogues: N tokens of E conversations, one behind the other.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from robot_rl.advantage.arrays import to_torch
 from robot_rl.advantage.batch import TurnBatch
+from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.rows import flags, shifted
 from robot_rl.advantage.tables import mapped
 
@@ -30,7 +30,7 @@ class Compact:
     kept: np.ndarray
     original: TurnBatch
 
-    def expand(self, x: Any, fill: Any = None) -> Any:
+    def expand(self, x: Array, fill: Array | None = None) -> Array:
         """Per-row results on the rows of the original batch.
 
         Args:
@@ -85,7 +85,7 @@ def compact(batch: TurnBatch, clock_gap: str = "ignore") -> Compact:
     discount = steps.discount
     if clock_gap == "add":
         k = k + np.bincount(target, host.steps.k[removed], len(kept)).astype(k.dtype)
-        if discount is not None:
+        if discount is not None and host.steps.discount is not None:
             discount = discount.copy()
             np.multiply.at(discount, target, host.steps.discount[removed])
     steps = replace(steps, reward=reward.astype(steps.reward.dtype), k=k, discount=discount, **ends)
@@ -102,7 +102,7 @@ def compact(batch: TurnBatch, clock_gap: str = "ignore") -> Compact:
     return Compact(small, kept, batch)
 
 
-def foreign_cut(batch: TurnBatch) -> Any:
+def foreign_cut(batch: TurnBatch) -> Array:
     """Rows whose trace must not pass on because the next decision of the episode is someone else's.
 
     Args:
@@ -147,7 +147,7 @@ def perspective(batch: TurnBatch, actor: int) -> TurnBatch:
     value = steps.next_value
     if value is not None:
         value = value.copy()
-        value[last] = steps.next_value[steps.boundary]
+        value[last] = value[steps.boundary]
     steps = replace(
         steps,
         clock=clock,

@@ -9,18 +9,19 @@ import numpy as np
 
 from robot_rl.advantage import groups, turn_groups
 from robot_rl.advantage.batch import TurnBatch
+from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.normalise import whiten
-from robot_rl.advantage.registry import Estimate, register
+from robot_rl.advantage.registry import RowEstimate, register
 from robot_rl.advantage.segments import spread
 from robot_rl.advantage.turns import to_turns
 
 
-def ids(x: Any) -> Any:
+def ids(x: Array) -> Array:
     """Ids as int64, the type that indexes in both libraries."""
     return x.astype(np.int64, copy=False) if isinstance(x, np.ndarray) else x.long()
 
 
-def turn_reward(batch: TurnBatch) -> Any:
+def turn_reward(batch: TurnBatch) -> Array:
     """(U,) summed step rewards plus the turn's own; NaN in unscorable episodes."""
     s, turns = batch.steps, batch.turns
     total = to_turns(s.reward, s.turn_id, turns=len(turns.start))
@@ -30,21 +31,21 @@ def turn_reward(batch: TurnBatch) -> Any:
     return total + 0 * batch.episodes.outcome[ids(turns.episode_id)]
 
 
-def by_episode(batch: TurnBatch, advantage: Any) -> Estimate:
+def by_episode(batch: TurnBatch, advantage: Array) -> RowEstimate:
     """One advantage per episode, on all its rows."""
-    return Estimate(spread(advantage, ids(batch.steps.episode_id)))
+    return RowEstimate(spread(advantage, ids(batch.steps.episode_id)))
 
 
-def by_turn(batch: TurnBatch, advantage: Any) -> Estimate:
+def by_turn(batch: TurnBatch, advantage: Array) -> RowEstimate:
     """One advantage per turn, on all its rows."""
-    return Estimate(spread(advantage, ids(batch.steps.turn_id)))
+    return RowEstimate(spread(advantage, ids(batch.steps.turn_id)))
 
 
 def episode_estimator(name: str, function: Callable[..., Any], paper: str, modes: tuple[str, ...] = ()) -> None:
     """Register a function of (score, group) that gives one advantage per episode."""
 
     @register("group", name, needs=("group",), paper=paper, modes=("default", *modes))
-    def _run(batch: TurnBatch, **options: Any) -> Estimate:
+    def _run(batch: TurnBatch, **options: Any) -> RowEstimate:
         return by_episode(batch, function(batch.episodes.outcome, ids(batch.episodes.group_id), **options))
 
 
@@ -66,7 +67,7 @@ def turn_estimator(
     """Register a function of (reward, episode, group) of turns that gives one advantage per turn."""
 
     @register("group", name, needs=("group", "turns"), paper=paper, modes=("default", *modes))
-    def _run(batch: TurnBatch, **options: Any) -> Estimate:
+    def _run(batch: TurnBatch, **options: Any) -> RowEstimate:
         turns = batch.turns
         given = {"turn_index": turns.turn_index, **options} if index else options
         advantage = function(turn_reward(batch), ids(turns.episode_id), ids(batch.episodes.group_id), **given)
@@ -80,12 +81,12 @@ turn_estimator("mapo", turn_groups.mapo, "MAPO")
 
 
 @register("group", "gigpo", needs=("group", "turns", "anchor"), paper="Feng et al. 2025", modes=("default", "release"))
-def _gigpo(batch: TurnBatch, **options: Any) -> Estimate:
+def _gigpo(batch: TurnBatch, **options: Any) -> RowEstimate:
     e, turns = batch.episodes, batch.turns
     columns = (turn_reward(batch), ids(turns.episode_id), ids(e.group_id), turns.anchor_key)
     return by_turn(batch, turn_groups.gigpo(*columns, score=e.outcome, **options))
 
 
-def whitened(advantage: Any, mask: Any) -> Any:
+def whitened(advantage: Array, mask: Array) -> Array:
     """Advantage with mean 0 and deviation 1 over the loss rows of the whole batch."""
     return whiten(advantage, mask)

@@ -10,7 +10,7 @@ from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.clock import foreign_cut
 from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.hierarchy import hae
-from robot_rl.advantage.registry import Estimate, register
+from robot_rl.advantage.registry import RowEstimate, register
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
 
 FOREIGN = ("cut", "keep")
@@ -40,14 +40,14 @@ def _gae(
     gae_lambda: float = 0.95,
     lambda_unit: str = "decision",
     foreign_trace: str = "cut",
-) -> Estimate:
+) -> RowEstimate:
     if foreign_trace not in FOREIGN:
         raise ValueError(f"foreign_trace is '{foreign_trace}', expected one of {', '.join(FOREIGN)}")
     cut = None
     if foreign_trace == "cut" and not bool(batch.steps.own.all()):
         cut = foreign_cut(batch)
     options = {"gamma": gamma, "gae_lambda": gae_lambda, "lambda_unit": lambda_unit, "cut": cut}
-    return Estimate(*rollout_gae(*columns(batch), **options, **clockwork(batch)))
+    return RowEstimate(*rollout_gae(*columns(batch), **options, **clockwork(batch)))
 
 
 @register(
@@ -57,9 +57,9 @@ def _gae(
     provides=("advantage", "target", "weight"),
     paper="VAGEN, VL-DAC, RAGEN",
 )
-def _turn_gae(batch: TurnBatch, **options: Any) -> Estimate:
+def _turn_gae(batch: TurnBatch, **options: Any) -> RowEstimate:
     extra = batch.turns.turn_reward
-    return Estimate(
+    return RowEstimate(
         *turn_gae(*columns(batch), batch.steps.turn_id, duration=batch.steps.k, turn_reward=extra, **options)
     )
 
@@ -71,10 +71,10 @@ def _turn_gae(batch: TurnBatch, **options: Any) -> Estimate:
     provides=("advantage", "target", "weight"),
     paper="RAGEN, VAGEN",
 )
-def _bilevel(batch: TurnBatch, **options: Any) -> Estimate:
+def _bilevel(batch: TurnBatch, **options: Any) -> RowEstimate:
     step_reward = batch.steps.extras.get("step_reward")
     extra = batch.turns.turn_reward
-    return Estimate(
+    return RowEstimate(
         *bilevel_gae(*columns(batch), batch.steps.turn_id, step_reward=step_reward, turn_reward=extra, **options)
     )
 
@@ -87,7 +87,7 @@ def _bilevel(batch: TurnBatch, **options: Any) -> Estimate:
     modes=("default", "paper", "release"),
     paper="HiPER",
 )
-def _hae(batch: TurnBatch, *, use: str = "low", **options: Any) -> Estimate:
+def _hae(batch: TurnBatch, *, use: str = "low", **options: Any) -> RowEstimate:
     if use not in ("low", "high", "switch"):
         raise ValueError(f"use is '{use}', expected one of low, high, switch: the head that this advantage trains")
     s, segments = batch.steps, batch.segments
@@ -108,4 +108,4 @@ def _hae(batch: TurnBatch, *, use: str = "low", **options: Any) -> Estimate:
         **options,
     )
     weight = credit.high_weight if use == "high" else None
-    return Estimate(getattr(credit, use), getattr(credit, f"{use}_target"), weight)
+    return RowEstimate(getattr(credit, use), getattr(credit, f"{use}_target"), weight)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from robot_rl.advantage.backends import backend
-from robot_rl.advantage.kinds import Array, boolean, cast, detached, floating, library
+from robot_rl.advantage.kinds import Array, boolean, detached, floating, library, match_dtype
 from robot_rl.advantage.losses import Clip, clip_bounds
 from robot_rl.advantage.ratios import LOG_CLAMP
 
@@ -141,7 +141,7 @@ def fused_policy_loss(
     log_ratio = _shaped(log_ratio, shape)
     if tensors and host:
         gradients, log_ratio = {k: torch.from_numpy(x) for k, x in gradients.items()}, torch.from_numpy(log_ratio)
-    gradients = {k: x if x.dtype == outputs[k].dtype else cast(x, outputs[k]) for k, x in gradients.items()}
+    gradients = {k: x if x.dtype == outputs[k].dtype else match_dtype(x, outputs[k]) for k, x in gradients.items()}
     return FusedLoss(loss, gradients, log_ratio)
 
 

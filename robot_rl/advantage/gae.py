@@ -9,7 +9,7 @@ Both return (advantage, return), take NumPy arrays or torch tensors and give bac
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from robot_rl.advantage.arrays import check_shapes, check_unit, namespace, same_kind
 from robot_rl.advantage.backends.select import backend, kernels
-from robot_rl.advantage.rows import cast as to_dtype
-from robot_rl.advantage.rows import check_float, flags, power, rows, zero
+from robot_rl.advantage.kinds import Array
+from robot_rl.advantage.rows import check_float, flags, power, rows, to_dtype, zero
 from robot_rl.advantage.scan import scan, solve
 
 A = TypeVar("A", np.ndarray, Tensor)
@@ -54,21 +54,21 @@ def gae(reward: A, discount: A, value: A, next_value: A, trace: A) -> tuple[A, A
 
 @same_kind
 def rollout_gae(
-    reward: Any,
-    value: Any,
-    next_value: Any,
-    terminated: Any,
-    boundary: Any,
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    boundary: Array,
     *,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
-    duration: Any = None,
-    discount: Any = None,
+    duration: Array | None = None,
+    discount: Array | None = None,
     lambda_unit: str = "decision",
-    cut: Any = None,
-    valid: Any = None,
-    out: tuple[Any, Any] | None = None,
-) -> tuple[Any, Any]:
+    cut: Array | None = None,
+    valid: Array | None = None,
+    out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:
     """GAE and TD(lambda) returns of a rollout, time on the first axis, bootstrapping from true successors.
 
     delta_t = r_t + g_t (1 - e_t) V'_t - V_t; A_t = delta_t + g_t lambda_t (1 - b_t) A_{t+1}; return = A + V, with
@@ -141,7 +141,7 @@ def rollout_gae(
     return (advantage, target) if out is None else _copied((advantage, target), out)
 
 
-def macro_reward(reward: Any, gamma: float) -> Any:
+def macro_reward(reward: Array, gamma: float) -> Array:
     """Reward of a decision that lasted several ticks: sum_i gamma^i r_i over the executed ticks.
 
     Args:
@@ -160,7 +160,7 @@ def macro_reward(reward: Any, gamma: float) -> Any:
     return to_dtype((to_dtype(reward, xp.float64) * weight).sum(-1), reward.dtype)
 
 
-def _copied(results: tuple[Any, Any], out: tuple[Any, Any]) -> tuple[Any, Any]:
+def _copied(results: tuple[Array, Array], out: tuple[Array, Array]) -> tuple[Array, Array]:
     check_shapes(tuple(results[0].shape), **{"out[0]": out[0], "out[1]": out[1]})
     for place, x in zip(out, results):
         place[...] = x

@@ -33,8 +33,8 @@ def group_advantage(
     *,
     baseline: str = "mean",
     scale: str = "std",
-    weight: Array = None,
-    mask: Array = None,
+    weight: Array | None = None,
+    mask: Array | None = None,
     ddof: int = 1,
     eps: float = 1e-6,
     std_floor: float = 1e-3,
@@ -82,7 +82,7 @@ def group_advantage(
     )[0]
 
 
-def scorable(score: Array, episode: Array = None) -> Array:
+def scorable(score: Array, episode: Array | None = None) -> Array:
     """Rows whose episode has a score.
 
     Args:
@@ -130,7 +130,7 @@ def group_metrics(score: Array, group: Array) -> dict[str, Array]:
     }
 
 
-def actor_means(advantage: Array, actor: Array, n_actors: int, *, mask: Array = None) -> Array:
+def actor_means(advantage: Array, actor: Array, n_actors: int, *, mask: Array | None = None) -> Array:
     """Mean advantage per actor, for the log.
 
     Args:

@@ -8,7 +8,8 @@ import numpy as np
 
 from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
 from robot_rl.advantage.gae import rollout_gae
-from robot_rl.advantage.rows import cast, check_float, flags, imprecise, placed, shifted, zero
+from robot_rl.advantage.kinds import Array
+from robot_rl.advantage.rows import check_float, flags, imprecise, placed, shifted, to_dtype, zero
 from robot_rl.advantage.scan import solve
 from robot_rl.advantage.turns import _flat
 
@@ -26,34 +27,34 @@ class HierarchicalCredit(NamedTuple):
         high_weight: 1 in the first row of each segment, else 0: rows in which `high` and `high_target` count.
     """
 
-    low: Any
-    high: Any
-    switch: Any
-    low_target: Any
-    high_target: Any
-    switch_target: Any
-    high_weight: Any
+    low: Array
+    high: Array
+    switch: Array
+    low_target: Array
+    high_target: Array
+    switch_target: Array
+    high_weight: Array
 
 
 @same_kind
 def hae(
-    reward: Any,
-    value_low: Any,
-    value_high: Any,
-    value_switch: Any,
-    next_value_low: Any,
-    next_value_high: Any,
-    terminated: Any,
-    boundary: Any,
-    segment: Any,
+    reward: Array,
+    value_low: Array,
+    value_high: Array,
+    value_switch: Array,
+    next_value_low: Array,
+    next_value_high: Array,
+    terminated: Array,
+    boundary: Array,
+    segment: Array,
     *,
     gamma: float = 1.0,
     lambda_low: float = 1.0,
     lambda_high: float = 0.95,
-    running_at_cut: Any = None,
+    running_at_cut: Array | None = None,
     switch_mode: str = "release",
-    switched: Any = None,
-    switch_probability: Any = None,
+    switched: Array | None = None,
+    switch_probability: Array | None = None,
     release_bootstrap: bool = False,
     norm: bool = False,
 ) -> HierarchicalCredit:
@@ -112,16 +113,16 @@ def hae(
     )
     xp, end = index.xp, index.end
     wide = xp.float64 if imprecise(gamma) or imprecise(gamma * lambda_low) else kind
-    v_low, v_high, done = cast(columns["low"], wide), columns["high"], flags(columns["terminated"])
+    v_low, v_high, done = to_dtype(columns["low"], wide), columns["high"], flags(columns["terminated"])
     # What follows each segment: the next option's value, or that of the successor where the episode was cut.
-    start_high = cast(v_high[index.start], wide)
+    start_high = to_dtype(v_high[index.start], wide)
     cut = columns["next_high"][end]
     if columns["running"] is not None:
         cut = xp.where(flags(columns["running"])[end], columns["next_low"][end], cut)
-    beyond = v_low[end] if release_bootstrap else cast(cut, wide)
+    beyond = v_low[end] if release_bootstrap else to_dtype(cut, wide)
     beyond = xp.where(done[end], zero(v_low), beyond)
     beyond = xp.where(index.last, beyond, shifted(xp, start_high))
-    given = cast(columns["reward"], wide)
+    given = to_dtype(columns["reward"], wide)
     delta = given + gamma * placed(shifted(xp, v_low), end, beyond) - v_low
     nothing = xp.zeros_like(beyond)
     low = solve(delta, placed(xp.full_like(v_low, gamma * lambda_low), end, nothing))
@@ -141,7 +142,7 @@ def hae(
         duration=length,
     )
     if switch_mode == "paper":
-        chosen = cast(index.rows(switched), kind) - index.rows(switch_probability)
+        chosen = to_dtype(index.rows(switched), kind) - index.rows(switch_probability)
         switch = chosen * (v_high - columns["low"])
     else:
         switch = target - columns["term"]
@@ -149,19 +150,19 @@ def hae(
     if norm:
         low, high, switch = (_standardised(xp, y) for y in (low, high, switch))
     spread = [
-        placed(xp.zeros_like(columns["low"]), index.start, cast(part, kind))
+        placed(xp.zeros_like(columns["low"]), index.start, to_dtype(part, kind))
         for part in (high, high_target, xp.ones_like(high))
     ]
     results = (low, spread[0], switch, low_target, spread[1], target, spread[2])
-    return HierarchicalCredit(*(index.back(cast(y, kind)) for y in results))
+    return HierarchicalCredit(*(index.back(to_dtype(y, kind)) for y in results))
 
 
 def hae_auxiliary(
-    keep: Any,
-    episode_id: Any,
+    keep: Array,
+    episode_id: Array,
     *,
-    inconsistent: Any = None,
-    invalid_format: Any = None,
+    inconsistent: Array | None = None,
+    invalid_format: Array | None = None,
     keep_penalty: float = -0.3,
     consistency_penalty: float = -0.3,
     format_penalty: float = -0.1,
@@ -193,6 +194,6 @@ def hae_auxiliary(
     return out
 
 
-def _standardised(xp: Any, x: Any) -> Any:
+def _standardised(xp: Any, x: Array) -> Array:
     centred = x - x.mean()
     return centred / (xp.sqrt((centred * centred).mean()) + 1e-8)

@@ -46,7 +46,7 @@ def bounded_weight(weight: Array, mode: str = "none", *, cap: float = 2.0, floor
     return weight
 
 
-def effective_sample_size(weight: Array, mask: Array = None) -> Array:
+def effective_sample_size(weight: Array, mask: Array | None = None) -> Array:
     """(sum of w)^2 / sum of w^2 over the masked rows; 0 without weight.
 
     Args:

@@ -66,7 +66,7 @@ def boolean(x: Array) -> Array:
     return x.to(torch.bool) if isinstance(x, torch.Tensor) else x.astype(bool, copy=False)
 
 
-def cast(x: Array, like: Array) -> Array:
+def match_dtype(x: Array, like: Array) -> Array:
     """`x` in the floating dtype of `like`; integer and bool `like` mean the default floating dtype."""
     if isinstance(x, torch.Tensor):
         return x.to(like.dtype if like.is_floating_point() else torch.get_default_dtype())

@@ -21,7 +21,7 @@ def kl_rows(
     ref_logp: Array,
     kind: str = "k3",
     *,
-    mask: Array = None,
+    mask: Array | None = None,
     clamp: float = LOG_CLAMP,
     k3_max: float | None = K3_MAX,
 ) -> Array:
@@ -57,7 +57,9 @@ def kl_rows(
     return k3 if kind == "k3" else k2 + detached(k3 - k2)
 
 
-def kl_metrics(logp: Array, ref_logp: Array, *, mask: Array = None, clamp: float = LOG_CLAMP) -> dict[str, Array]:
+def kl_metrics(
+    logp: Array, ref_logp: Array, *, mask: Array | None = None, clamp: float = LOG_CLAMP
+) -> dict[str, Array]:
     """Mean k1, k2, k3 over the masked rows and the share of rows at a clamp.
 
     Args:

@@ -6,15 +6,13 @@ otherwise. Everything is computed on flat rows; results get the shape of the inp
 
 from __future__ import annotations
 
-from typing import Any
-
 from robot_rl.advantage.kinds import Array, arange, as_array, boolean, integer, library, require_ids, require_option
 from robot_rl.advantage.segments import combine_ids, factorise
 
 UNITS = ("step", "turn", "turn_geo", "sequence", "sequence_geo")
 
 
-def flat(x: Any, like: Array, name: str) -> Array:
+def flat(x: Array, like: Array, name: str) -> Array:
     """(N,) view of an array that has one entry per row of `like`, or one per line of a padded batch.
 
     Args:
@@ -38,14 +36,14 @@ def _lines(x: Array, width: int) -> Array:
     return library(x).broadcast_to(x[:, None], (int(x.shape[0]), width)).reshape(-1)
 
 
-def row_mask(mask: Any, like: Array) -> Array:
+def row_mask(mask: Array, like: Array) -> Array:
     """(N,) bool mask of the rows of `like`; None means all rows."""
     if mask is None:
         return library(like).ones_like(like.reshape(-1), dtype=bool)
     return boolean(flat(mask, like, "mask"))
 
 
-def loss_mask(mask: Any, like: Array) -> Array:
+def loss_mask(mask: Array, like: Array) -> Array:
     """Bool mask of the shape of `like`, or None where all rows count."""
     if mask is None:
         return None
@@ -54,7 +52,7 @@ def loss_mask(mask: Any, like: Array) -> Array:
     return row_mask(mask, like).reshape(like.shape)
 
 
-def episode_ids(episode: Any, like: Array) -> Array:
+def episode_ids(episode: Array, like: Array) -> Array:
     """(N,) episode of each row; None means that each line of a padded batch is one.
 
     Raises:
@@ -69,13 +67,13 @@ def episode_ids(episode: Any, like: Array) -> Array:
     return _lines(arange(int(like.shape[0]), like), int(like.shape[1]))
 
 
-def episode_cells(episode: Any, like: Array) -> tuple[Array, int]:
+def episode_cells(episode: Array, like: Array) -> tuple[Array, int]:
     """((N,) dense episode of each row, number of episodes); lines of a padded batch need no search for equal ids."""
     ids = episode_ids(episode, like)
     return (ids, int(like.shape[0])) if episode is None else factorise(ids)
 
 
-def turn_ids(turn: Any, episode: Any, like: Array) -> tuple[Array, int]:
+def turn_ids(turn: Array, episode: Array, like: Array) -> tuple[Array, int]:
     """((N,) dense turn of each row, -1 outside any turn, and the number of turns).
 
     Args:
@@ -97,7 +95,7 @@ def turn_ids(turn: Any, episode: Any, like: Array) -> tuple[Array, int]:
     return library(ids).where(ids >= 0, dense, -1), count
 
 
-def unit_ids(unit: str, turn: Any, episode: Any, like: Array) -> tuple[Array, int]:
+def unit_ids(unit: str, turn: Array, episode: Array, like: Array) -> tuple[Array, int]:
     """Rows that share one ratio: ((N,) dense ids, -1 = in no unit, and the number of units).
 
     Args:

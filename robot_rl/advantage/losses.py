@@ -14,11 +14,11 @@ from robot_rl.advantage.importance import bounded_weight
 from robot_rl.advantage.kinds import (
     Array,
     as_array,
-    cast,
     detached,
     double,
     floating,
     library,
+    match_dtype,
     require_option,
 )
 from robot_rl.advantage.layout import loss_mask, row_mask
@@ -147,8 +147,8 @@ def gmpo_rows(
     advantage: Array,
     *,
     clip: Clip = 0.4,
-    episode: Array = None,
-    mask: Array = None,
+    episode: Array | None = None,
+    mask: Array | None = None,
 ) -> Array:
     """-A · geometric mean of the sequence's ratios, each clipped in log space towards its advantage.
 
@@ -188,19 +188,19 @@ def policy_loss(
     old_logp: Array,
     advantage: Array,
     *,
-    mask: Array = None,
+    mask: Array | None = None,
     clip: Clip | None = None,
     kind: str = "ppo",
     dual_clip: float | None = None,
     delta: float | None = None,
     ratio_unit: str | None = None,
-    turn: Array = None,
-    episode: Array = None,
-    group: Array = None,
-    weight: Array = None,
+    turn: Array | None = None,
+    episode: Array | None = None,
+    group: Array | None = None,
+    weight: Array | None = None,
     aggregation: str | None = None,
     max_length: int | None = None,
-    row_weights: Array = None,
+    row_weights: Array | None = None,
 ) -> Array:
     """Policy loss of a batch, as one number with gradient in `logp`.
 
@@ -251,7 +251,7 @@ def policy_loss(
     use = loss_mask(mask, logp)
     if weight is not None:
         factor = detached(as_array(weight, logp))
-        rows = rows * cast(factor if use is None else library(logp).where(use, factor, 0.0), logp)
+        rows = rows * match_dtype(factor if use is None else library(logp).where(use, factor, 0.0), logp)
     if row_weights is not None:
         return weighted_sum(rows, row_weights)
     if aggregation is None:
@@ -269,14 +269,14 @@ def policy_loss_rows(
     old_logp: Array,
     advantage: Array,
     *,
-    mask: Array = None,
+    mask: Array | None = None,
     clip: Clip | None = None,
     kind: str = "ppo",
     dual_clip: float | None = None,
     delta: float | None = None,
     ratio_unit: str | None = None,
-    turn: Array = None,
-    episode: Array = None,
+    turn: Array | None = None,
+    episode: Array | None = None,
 ) -> Array:
     """The loss of each row before aggregation, 0 where masked; arguments as in `policy_loss`.
 
@@ -302,7 +302,7 @@ def policy_loss_rows(
         use is not None
     ):  # an advantage of 0 makes a row loss of 0 with a gradient of 0, once the other factors are finite
         advantage = xp.where(use, advantage, 0.0)
-    advantage = cast(advantage, logp)
+    advantage = match_dtype(advantage, logp)
     clip = _DEFAULT_CLIP.get(kind, 0.2) if clip is None else clip
     if kind == "gmpo":
         rows = gmpo_rows(step, advantage, clip=clip, episode=episode, mask=use)
@@ -335,7 +335,7 @@ def decoupled_policy_loss(
     behaviour_logp: Array,
     advantage: Array,
     *,
-    mask: Array = None,
+    mask: Array | None = None,
     w_mode: str = "none",
     cap: float = 5.0,
     floor: float = 0.0,
@@ -374,12 +374,12 @@ def policy_metrics(
     old_logp: Array,
     advantage: Array,
     *,
-    mask: Array = None,
+    mask: Array | None = None,
     clip: Clip = 0.2,
     dual_clip: float | None = None,
     ratio_unit: str = "step",
-    turn: Array = None,
-    episode: Array = None,
+    turn: Array | None = None,
+    episode: Array | None = None,
 ) -> dict[str, Array]:
     """What to log about an update; no gradient, no wait for the device.
 

@@ -15,10 +15,10 @@ from robot_rl.advantage.kinds import (
     Array,
     as_array,
     boolean,
-    cast,
     double,
     integer,
     library,
+    match_dtype,
     readable,
     require_flat,
     require_ids,
@@ -32,7 +32,7 @@ RESIDUE = 1e-6
 """Spread, relative to max(1, largest magnitude), below which the values of a cell count as equal."""
 
 
-class Cells(NamedTuple):
+class Partition(NamedTuple):
     """Dense ids (rows outside any cell moved to cell 0), their number, and which rows are inside."""
 
     ids: Array
@@ -40,7 +40,7 @@ class Cells(NamedTuple):
     inside: Array
 
 
-def as_cells(cells: Any, like: Array, n_cells: int | None = None) -> Cells:
+def as_cells(cells: Any, like: Array, n_cells: int | None = None) -> Partition:
     """Partition of the rows of `like`.
 
     Args:
@@ -55,7 +55,7 @@ def as_cells(cells: Any, like: Array, n_cells: int | None = None) -> Cells:
     if isinstance(cells, str):
         require_option("cells", cells, ["batch"])
         ids = zeros(like.shape[0], like, "int64")
-        return Cells(ids, 1, ids == 0)
+        return Partition(ids, 1, ids == 0)
     cells = as_array(cells, like)
     require_rows(like.shape[0], cells=cells)
     require_ids("cells", cells)
@@ -63,10 +63,10 @@ def as_cells(cells: Any, like: Array, n_cells: int | None = None) -> Cells:
     if n_cells is not None:
         cells = xp.where(inside, integer(cells), 0)
         check_ids(cells, max(n_cells, 1))
-        return Cells(cells, n_cells, inside)
+        return Partition(cells, n_cells, inside)
     _refuse_negative(cells)
     ids, count = factorise(cells)  # -1 is a cell of its own here; `inside` keeps its rows out
-    return Cells(ids, count, inside)
+    return Partition(ids, count, inside)
 
 
 def _refuse_negative(cells: Array) -> None:
@@ -118,9 +118,9 @@ def normalise(
     scale: str = "std",
     center_cells: Any = None,
     scale_cells: Any = None,
-    weight: Array = None,
-    unit: Array = None,
-    mask: Array = None,
+    weight: Array | None = None,
+    unit: Array | None = None,
+    mask: Array | None = None,
     ddof: int = 1,
     eps: float = 1e-6,
     std_floor: float = 1e-3,
@@ -203,7 +203,7 @@ def normalise(
             allow_scaled_leave_one_out=True,
         )
         rows = xp.where(use, units.ids, -1)
-        return cast(spread(out, rows), x), boolean(spread(double(valid), rows))
+        return match_dtype(spread(out, rows), x), boolean(spread(double(valid), rows))
     center_at = base if center_cells is None else as_cells(center_cells, x)
     scale_at = base if scale_cells is None else as_cells(scale_cells, x)
 
@@ -268,7 +268,7 @@ def normalise(
     if out is not value:
         out += 0.0  # no negative zeros
     if small_center is None and small_scale is None:
-        return cast(xp.where(valid, out, 0.0), x), valid
+        return match_dtype(xp.where(valid, out, 0.0), x), valid
     few = None
     if singleton != "zero" or not shared:
         for part, at in ((small_center, center_ids), (small_scale, scale_ids)):
@@ -283,11 +283,11 @@ def normalise(
             )
         out = xp.where(few, {"nan": float("nan"), "raw": value}.get(singleton, 0.0), out)
     if value is raw:
-        return cast(out, x), valid
-    return cast(xp.where(valid, out, 0.0), x), valid
+        return match_dtype(out, x), valid
+    return match_dtype(xp.where(valid, out, 0.0), x), valid
 
 
-def _first_cell(cells: Any, units: Cells, x: Array) -> Any:
+def _first_cell(cells: Any, units: Partition, x: Array) -> Array:
     """Cell of each unit, that of its first row; None and "batch" pass."""
     if cells is None or isinstance(cells, str):
         return cells
@@ -304,7 +304,7 @@ class BatchMoments(NamedTuple):
     square: Array
 
 
-def batch_moments(x: Array, mask: Array = None) -> BatchMoments:
+def batch_moments(x: Array, mask: Array | None = None) -> BatchMoments:
     """Moments of the masked entries of this worker's part of the batch.
 
     Args:
@@ -352,7 +352,7 @@ def merge_moments(parts: list[BatchMoments]) -> BatchMoments:
 
 def whiten(
     x: Array,
-    mask: Array = None,
+    mask: Array | None = None,
     *,
     ddof: int = 1,
     eps: float = 1e-8,
@@ -387,4 +387,4 @@ def whiten(
     use = xp.ones_like(x, dtype=bool) if mask is None else boolean(as_array(mask, x))
     value = xp.where(use, double(x), 0.0)
     out = (value - mean if center else value) / (std + eps)
-    return cast(xp.where(use & ~flat, out, 0.0), x)
+    return match_dtype(xp.where(use & ~flat, out, 0.0), x)

@@ -12,7 +12,7 @@ from robot_rl.advantage.clock import compact
 from robot_rl.advantage.combinations import check_combination
 from robot_rl.advantage.groups import actor_means, group_metrics
 from robot_rl.advantage.importance import bounded_weight, effective_sample_size
-from robot_rl.advantage.kinds import double, library
+from robot_rl.advantage.kinds import Array, double, library
 from robot_rl.advantage.kl import kl_metrics
 from robot_rl.advantage.losses import decoupled_policy_loss, policy_loss, policy_metrics
 from robot_rl.advantage.normalise import whiten as whiten_rows
@@ -51,10 +51,10 @@ class Credit:
         metrics: numbers and 0-d arrays to log.
     """
 
-    advantage: Any
-    returns: Any
-    mask: Any
-    value_weight: Any
+    advantage: Array
+    returns: Array
+    mask: Array
+    value_weight: Array
     metrics: dict[str, Any]
 
 
@@ -137,7 +137,7 @@ class Pipeline:
             metrics,
         )
 
-    def loss(self, logp: Any, batch: TurnBatch, credit: Credit, **options: Any) -> Any:
+    def loss(self, logp: Array, batch: TurnBatch, credit: Credit, **options: Any) -> Array:
         """Policy loss of the whole batch.
 
         Args:
@@ -163,7 +163,7 @@ class Pipeline:
             return decoupled_policy_loss(logp, proximal, s.logp_behaviour, credit.advantage, **shared)
         return policy_loss(logp, proximal, credit.advantage, **shared)
 
-    def update_metrics(self, logp: Any, batch: TurnBatch, credit: Credit) -> dict[str, Any]:
+    def update_metrics(self, logp: Array, batch: TurnBatch, credit: Credit) -> dict[str, Any]:
         """What to log about an update: ratios, clip fractions, divergences, importance weights; no gradient."""
         s = batch.steps
         proximal = s.logp_behaviour if s.logp_prox is None else s.logp_prox
@@ -202,7 +202,7 @@ def _scaled_name(stage: Stage) -> str:
     return stage.name
 
 
-def _moments(x: Any, mask: Any, name: str) -> dict[str, Any]:
+def _moments(x: Array, mask: Array, name: str) -> dict[str, Any]:
     xp = library(x)
     wide = xp.where(mask, double(x), 0.0)
     count = double(mask).sum()
@@ -212,7 +212,7 @@ def _moments(x: Any, mask: Any, name: str) -> dict[str, Any]:
     return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_max": xp.abs(wide).max()}
 
 
-def _batch_metrics(batch: TurnBatch, mask: Any) -> dict[str, Any]:
+def _batch_metrics(batch: TurnBatch, mask: Array) -> dict[str, Any]:
     s, e = batch.steps, batch.episodes
     rows, fragments = len(batch), len(e.start)
     return {
@@ -225,7 +225,7 @@ def _batch_metrics(batch: TurnBatch, mask: Any) -> dict[str, Any]:
     }
 
 
-def _per_actor(batch: TurnBatch, advantage: Any, mask: Any) -> list[Any]:
+def _per_actor(batch: TurnBatch, advantage: Array, mask: Array) -> list[Any]:
     """Mean advantage of each actor; nothing to tell with one actor."""
     turns = batch.turns
     count = int(turns.actor_id.max()) + 1

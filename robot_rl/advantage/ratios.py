@@ -6,12 +6,12 @@ from robot_rl.advantage.kinds import (
     Array,
     as_array,
     boolean,
-    cast,
     detached,
     double,
     floating,
     integer,
     library,
+    match_dtype,
     require_option,
 )
 from robot_rl.advantage.layout import UNITS, row_mask, unit_ids
@@ -21,7 +21,7 @@ LOG_CLAMP = 20.0
 """Log-ratios are clamped to this magnitude before the exponential."""
 
 
-def log_ratio(logp: Array, old_logp: Array, *, mask: Array = None, clamp: float = LOG_CLAMP) -> Array:
+def log_ratio(logp: Array, old_logp: Array, *, mask: Array | None = None, clamp: float = LOG_CLAMP) -> Array:
     """logp - old_logp, clamped; exactly 0 with zero gradient where masked, even if the inputs are NaN there.
 
     Args:
@@ -53,9 +53,9 @@ def unit_log_ratio(
     log_ratios: Array,
     unit: str = "step",
     *,
-    turn: Array = None,
-    episode: Array = None,
-    mask: Array = None,
+    turn: Array | None = None,
+    episode: Array | None = None,
+    mask: Array | None = None,
     clamp: float = LOG_CLAMP,
 ) -> Array:
     """Log-ratio of the unit that a row belongs to.
@@ -90,11 +90,17 @@ def unit_log_ratio(
         rows = seg_count(safe, count, mask=use)
         total = total / xp.where(rows > 0, rows, 1.0)
     value = xp.clip(total, -clamp, clamp)
-    return cast(spread(value, ids).reshape(log_ratios.shape), log_ratios)
+    return match_dtype(spread(value, ids).reshape(log_ratios.shape), log_ratios)
 
 
 def policy_ratio(
-    logp: Array, old_logp: Array, *, unit: str = "step", turn: Array = None, episode: Array = None, mask: Array = None
+    logp: Array,
+    old_logp: Array,
+    *,
+    unit: str = "step",
+    turn: Array | None = None,
+    episode: Array | None = None,
+    mask: Array | None = None,
 ) -> Array:
     """exp of `unit_log_ratio(log_ratio(...))`; 1 where masked (for "step") or outside any unit.
 
@@ -114,7 +120,12 @@ def policy_ratio(
 
 
 def unit_advantage(
-    advantage: Array, unit: str = "step", *, turn: Array = None, episode: Array = None, mask: Array = None
+    advantage: Array,
+    unit: str = "step",
+    *,
+    turn: Array | None = None,
+    episode: Array | None = None,
+    mask: Array | None = None,
 ) -> tuple[Array, Array]:
     """One advantage per unit: the mask-weighted mean where the rows of a unit disagree.
 
@@ -144,4 +155,4 @@ def unit_advantage(
     mean = seg_sum(x, safe, count, mask=use) / xp.where(rows > 0, rows, 1.0)
     off = seg_max(xp.abs(x - mean[safe]), safe, count, mask=use)
     unequal = (off > 1e-6) & (rows > 0)
-    return cast(spread(mean, ids).reshape(advantage.shape), advantage), integer(unequal).sum()
+    return match_dtype(spread(mean, ids).reshape(advantage.shape), advantage), integer(unequal).sum()

@@ -13,7 +13,7 @@ KINDS = ("redistribute", "temporal", "group")
 MODES = ("default", "paper", "release")
 
 
-class Estimate(NamedTuple):
+class RowEstimate(NamedTuple):
     """What an estimator returns, per row of the compacted batch.
 
     Attributes:
@@ -34,7 +34,7 @@ class Entry:
     Attributes:
         kind: "redistribute", "temporal" or "group".
         name: its name in configurations.
-        function: (batch, **options) -> Estimate, or -> TurnBatch for "redistribute"; with `state`, (batch, state,
+        function: (batch, **options) -> RowEstimate, or -> TurnBatch for "redistribute"; with `state`, (batch, state,
             **options).
         needs: columns of the batch that must be there: "value", "turns", "segments", "group", "logp_behaviour", ... or
             "extras.<name>".

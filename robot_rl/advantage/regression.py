@@ -7,17 +7,17 @@ from typing import Any
 from robot_rl.advantage.kinds import (
     Array,
     as_array,
-    cast,
     detached,
     double,
     floating,
     library,
+    match_dtype,
 )
 from robot_rl.advantage.layout import row_mask
 
 
 def awr_weight(
-    advantage: Array, *, beta: float = 1.0, max_weight: float = 20.0, softmax: bool = False, mask: Array = None
+    advantage: Array, *, beta: float = 1.0, max_weight: float = 20.0, softmax: bool = False, mask: Array | None = None
 ) -> Array:
     """min(exp(A / beta), max_weight), or the softmax of A / beta over the batch times its size.
 
@@ -51,10 +51,10 @@ def awr_weight(
     else:
         # Clip before exp: a large advantage must not overflow on its way to the cap.
         weight = xp.clip(xp.exp(xp.clip(scaled, None, 700.0)), None, max_weight)
-    return cast(xp.where(use, weight, 0.0), advantage)
+    return match_dtype(xp.where(use, weight, 0.0), advantage)
 
 
-def awr_rows(logp: Array, advantage: Array, *, mask: Array = None, **options: Any) -> Array:
+def awr_rows(logp: Array, advantage: Array, *, mask: Array | None = None, **options: Any) -> Array:
     """-`awr_weight` · logp.
 
     Args:
@@ -67,4 +67,4 @@ def awr_rows(logp: Array, advantage: Array, *, mask: Array = None, **options: An
     """
     logp = floating(as_array(logp))
     use = row_mask(mask, logp).reshape(logp.shape)
-    return -cast(awr_weight(advantage, mask=use, **options), logp) * library(logp).where(use, logp, 0.0)
+    return -match_dtype(awr_weight(advantage, mask=use, **options), logp) * library(logp).where(use, logp, 0.0)

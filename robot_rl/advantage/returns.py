@@ -16,9 +16,9 @@ from robot_rl.advantage.kinds import (
     arange,
     as_array,
     boolean,
-    cast,
     double,
     library,
+    match_dtype,
     readable,
     require_flat,
     require_ids,
@@ -76,7 +76,7 @@ def unscorable_rows(reward: Array, episode: Array) -> Array:
     return (seg_count(ids, count, mask=bad) > 0)[ids]
 
 
-def discounted_return(reward: Array, episode: Array, gamma: float, *, keep: Array = None) -> Array:
+def discounted_return(reward: Array, episode: Array, gamma: float, *, keep: Array | None = None) -> Array:
     """G_t = r_t + gamma · G_{t+1} inside each episode.
 
     Args:
@@ -101,7 +101,7 @@ def discounted_return(reward: Array, episode: Array, gamma: float, *, keep: Arra
     require_sorted("episode", episode)
     require_unit_interval(gamma=gamma)
     if n == 0:
-        return cast(reward, reward)
+        return match_dtype(reward, reward)
     carry = continues(episode) if keep is None else continues(episode) & keep
     if isinstance(reward, np.ndarray):
         decay = np.full(n, gamma, np.float64)
@@ -113,7 +113,7 @@ def discounted_return(reward: Array, episode: Array, gamma: float, *, keep: Arra
     bad = unscorable_rows(reward, episode)
     if not (readable(bad) and not bool(bad.any())):
         total = xp.where(bad, float("nan"), total)
-    return cast(total, reward)
+    return match_dtype(total, reward)
 
 
 class Threads(NamedTuple):
@@ -153,12 +153,12 @@ def actor_return(reward: Array, episode: Array, actor: Array, gamma: float) -> A
     reward = as_array(reward)
     episode, actor = as_array(episode, reward), as_array(actor, reward)
     order, ids = threads(episode, actor)
-    out = library(reward).zeros_like(cast(reward, reward))
+    out = library(reward).zeros_like(match_dtype(reward, reward))
     out[order] = discounted_return(reward[order], ids, gamma)
     return out
 
 
-def position(episode: Array, actor: Array = None) -> Array:
+def position(episode: Array, actor: Array | None = None) -> Array:
     """Number of earlier rows of the same episode, counting the same actor's rows only if `actor` is given.
 
     Args:

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from robot_rl.advantage.arrays import check_shapes, check_unit, namespace
+from robot_rl.advantage.kinds import Array
 
 PRECISE = 0.998  # float32 coefficients closer to one lose whole digits of a long return: float64 from here on
 TABLE = 4096  # durations up to this many ticks are looked up instead of raised to a power
 
 
 @dataclass(frozen=True)
-class Rows:
+class PreparedRows:
     """Prepared arrays of one shape; `finish` brings results back to the caller's dtype.
 
     Attributes:
@@ -36,24 +37,24 @@ class Rows:
 
     xp: ModuleType
     dtype: Any
-    reward: Any
-    value: Any
-    ahead: Any
-    g: Any
-    boundary: Any
-    valid: Any
+    reward: Array
+    value: Array
+    ahead: Array
+    g: Array
+    boundary: Array
+    valid: Array
 
-    def inside(self, x: Any) -> Any:
+    def inside(self, x: Array) -> Array:
         """`x` inside episodes and 0 at boundaries: the coefficient of a recursion."""
         # `where` between two numbers would fall back to torch's default dtype.
         x = self.xp.full_like(self.reward, x) if isinstance(x, float) else x
         return self.xp.where(self.boundary, zero(self.reward), x)
 
-    def following(self, x: Any, last: float = 0.0) -> Any:
+    def following(self, x: Array, last: float = 0.0) -> Array:
         """x_{t+1} at row t; `last` behind the end. Values across a boundary are not masked."""
         return shifted(self.xp, x, last)
 
-    def finish(self, *results: Any) -> tuple[Any, ...]:
+    def finish(self, *results: Any) -> tuple[Array, ...]:
         """Results in the caller's dtype, 0 on padding."""
         out = []
         for x in results:
@@ -64,18 +65,18 @@ class Rows:
 
 
 def rows(
-    reward: Any,
-    value: Any,
-    next_value: Any,
-    terminated: Any,
-    boundary: Any,
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    boundary: Array,
     *,
     gamma: float,
     trace: float = 1.0,
-    duration: Any = None,
-    discount: Any = None,
-    valid: Any = None,
-) -> Rows:
+    duration: Array | None = None,
+    discount: Array | None = None,
+    valid: Array | None = None,
+) -> PreparedRows:
     """Check and prepare the rows of an estimator.
 
     Args:
@@ -103,16 +104,16 @@ def rows(
     dtype = check_float(reward)
     xp = namespace(reward)
     wide = xp.float64 if imprecise(gamma * trace) or discount is not None else dtype
-    reward, value, next_value = (None if x is None else cast(x, wide) for x in (reward, value, next_value))
+    reward, value, next_value = (None if x is None else to_dtype(x, wide) for x in (reward, value, next_value))
     terminated, boundary = flags(terminated), flags(boundary) | flags(terminated)
     if shape[0]:
         boundary[-1] = True
     if valid is not None:
-        valid = flags(valid)
-        boundary = boundary | ~valid
-        terminated = terminated | ~valid
-        reward = xp.where(valid, reward, zero(reward))
-        value = None if value is None else xp.where(valid, value, zero(reward))
+        used = valid = flags(valid)
+        boundary = boundary | ~used
+        terminated = terminated | ~used
+        reward = xp.where(used, reward, zero(reward))
+        value = None if value is None else xp.where(used, value, zero(reward))
     # Zero, not a product, at terminal rows: their successor may be NaN.
     final = xp.zeros_like(reward) if next_value is None else xp.where(terminated, zero(reward), next_value)
     if value is None:
@@ -121,12 +122,12 @@ def rows(
     else:
         ahead = xp.where(boundary, final, shifted(xp, value))
     if discount is not None:
-        g = cast(discount, wide)
+        g = to_dtype(discount, wide)
     elif duration is not None:
         g = power(gamma, duration, wide)
     else:
         g = float(gamma)
-    return Rows(xp, dtype, reward, value, ahead, g, boundary, valid)
+    return PreparedRows(xp, dtype, reward, value, ahead, g, boundary, valid)
 
 
 def imprecise(coefficient: float) -> bool:
@@ -134,7 +135,7 @@ def imprecise(coefficient: float) -> bool:
     return PRECISE < coefficient < 1.0
 
 
-def power(base: float, exponent: Any, dtype: Any) -> Any:
+def power(base: float, exponent: Array, dtype: Any) -> Array:
     """base^exponent in double, stored as `dtype`; integer exponents, base in [0, 1]."""
     if isinstance(exponent, torch.Tensor):
         return torch.pow(torch.full((), base, dtype=torch.float64, device=exponent.device), exponent).to(dtype)
@@ -144,7 +145,7 @@ def power(base: float, exponent: Any, dtype: Any) -> Any:
     return np.power(float(base), exponent).astype(dtype)
 
 
-def shifted(xp: ModuleType, x: Any, last: float = 0.0) -> Any:
+def shifted(xp: ModuleType, x: Array, last: float = 0.0) -> Array:
     """x_{t+1} at row t along axis 0, `last` in the last row."""
     if xp is torch:
         return torch.cat((x[1:], torch.full_like(x[:1], last)))
@@ -154,7 +155,7 @@ def shifted(xp: ModuleType, x: Any, last: float = 0.0) -> Any:
     return out
 
 
-def placed(x: Any, rows: Any, values: Any) -> Any:
+def placed(x: Array, rows: Any, values: Any) -> Array:
     """`x` with other values in some rows: in place for arrays, as a differentiable copy for tensors."""
     if isinstance(x, torch.Tensor):
         return x.index_copy(0, rows, values)
@@ -162,17 +163,17 @@ def placed(x: Any, rows: Any, values: Any) -> Any:
     return x
 
 
-def zero(x: Any) -> Any:
+def zero(x: Array) -> Array:
     """Zero that does not widen the dtype of `x`."""
     return 0.0 if isinstance(x, torch.Tensor) else x.dtype.type(0)
 
 
-def cast(x: Any, dtype: Any) -> Any:
+def to_dtype(x: Array, dtype: Any) -> Array:
     """`x` in a dtype, no copy if it has it."""
     return x.to(dtype) if isinstance(x, torch.Tensor) else np.asarray(x).astype(dtype, copy=False)
 
 
-def flags(x: Any) -> Any:
+def flags(x: Array) -> Array:
     """`x` as booleans."""
     return x.bool() if isinstance(x, torch.Tensor) else np.asarray(x).astype(np.bool_, copy=False)
 
@@ -180,7 +181,7 @@ def flags(x: Any) -> Any:
 _FLOATS = (torch.float32, torch.float64, np.dtype(np.float32), np.dtype(np.float64))
 
 
-def check_float(x: Any, name: str = "reward") -> Any:
+def check_float(x: Array, name: str = "reward") -> Array:
     """Check for a dtype that the recursions support.
 
     Returns:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.advantage.arrays import Array, needs_torch, to_numpy, to_torch
+from robot_rl.advantage.arrays import needs_torch, to_numpy, to_torch
 from robot_rl.advantage.backends.select import backend, kernels
+from robot_rl.advantage.kinds import Array
 
 A = TypeVar("A", np.ndarray, Tensor)
 CARRY = ("auto", "double", "single")
@@ -34,14 +35,14 @@ def scan(delta: A, trace: A) -> A:
     whole = _expand(trace, delta, name="trace", of="delta")
     steps = delta.shape[-1] if delta.ndim else 0
     if delta.ndim <= 1 or not 0 not in delta.shape:
-        return cast(A, reverse_linear_scan(delta, whole))
+        return reverse_linear_scan(delta, whole)
     # Rows of a C-ordered array lie one behind the other: cut at every row end they are one flat scan.
-    flat: Any = whole.reshape(-1, steps)
+    flat: Array = whole.reshape(-1, steps)
     if isinstance(flat, np.ndarray):
-        joined: Any = np.concatenate((flat[:, :-1], np.zeros_like(flat[:, :1])), axis=1)
+        joined: Array = np.concatenate((flat[:, :-1], np.zeros_like(flat[:, :1])), axis=1)
     else:
         joined = torch.cat((flat[:, :-1], torch.zeros_like(flat[:, :1])), dim=1)
-    return cast(A, reverse_linear_scan(delta.reshape(-1), joined.reshape(-1)).reshape(delta.shape))
+    return reverse_linear_scan(delta.reshape(-1), joined.reshape(-1)).reshape(delta.shape)
 
 
 def reverse_linear_scan(x: A, a: A, *, carry: str = "auto", out: A | None = None) -> A:
@@ -69,8 +70,9 @@ def reverse_linear_scan(x: A, a: A, *, carry: str = "auto", out: A | None = None
     if str(x.dtype).rpartition(".")[2] not in ("float32", "float64"):
         raise ValueError(f"x is {x.dtype}, expected float32 or float64; convert it first")
     if a.ndim < x.ndim:
-        a = cast(A, a.reshape(tuple(a.shape) + (1,) * (x.ndim - a.ndim)))
+        a = a.reshape(tuple(a.shape) + (1,) * (x.ndim - a.ndim))
     whole = _expand(a, x, name="a", of="x")
+    y: Array
     if isinstance(x, Tensor) or isinstance(whole, Tensor):
         first, second = to_torch(x), to_torch(whole).to(to_torch(x))
         if needs_torch(first, second):
@@ -80,12 +82,12 @@ def reverse_linear_scan(x: A, a: A, *, carry: str = "auto", out: A | None = None
     else:
         y = _on_cpu(x, whole, carry)
     if out is None:
-        return cast(A, y)
-    out[...] = cast(Any, y)
+        return y
+    out[...] = y
     return out
 
 
-def solve(x: Any, a: Any) -> Any:
+def solve(x: Array, a: Array) -> Array:
     """The recursion as the estimators of this package call it: arguments are their scratch and may be overwritten.
 
     The running value has the dtype of `x` (double inside compiled kernels): who prepares the rows has chosen the
@@ -103,7 +105,7 @@ def solve(x: Any, a: Any) -> Any:
     return reverse_linear_scan(x, a, carry="single")
 
 
-def _expand(a: Any, x: Any, *, name: str, of: str) -> Any:
+def _expand(a: Array, x: Array, *, name: str, of: str) -> Array:
     try:
         if isinstance(a, Tensor):
             return a.expand(tuple(x.shape))
@@ -150,7 +152,7 @@ class _Scan(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         a, y = ctx.saved_tensors
         nothing = torch.zeros_like(a[:1])
         # The forward scan is the reverse scan of the arrays read backwards; written with `_apply`, so that it can be
@@ -161,7 +163,4 @@ class _Scan(torch.autograd.Function):
 
 
 def _apply(x: Tensor, a: Tensor, carry: str) -> Tensor:
-    return cast(Tensor, _Scan.apply(x, a, carry))
-
-
-__all__ = ["Array", "reverse_linear_scan", "scan"]
+    return _Scan.apply(x, a, carry)

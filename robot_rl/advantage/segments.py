@@ -82,7 +82,7 @@ def add(x: Array, ids: Array, n_cells: int) -> Array:
     return np.bincount(ids, weights=x, minlength=n_cells)
 
 
-def seg_sum(x: Array, ids: Array, n_cells: int, *, weight: Array = None, mask: Array = None) -> Array:
+def seg_sum(x: Array, ids: Array, n_cells: int, *, weight: Array | None = None, mask: Array | None = None) -> Array:
     """Weighted sum per cell; differentiable for tensors that carry a gradient.
 
     Args:
@@ -102,7 +102,7 @@ def seg_sum(x: Array, ids: Array, n_cells: int, *, weight: Array = None, mask: A
     return add(x if weight is None else x * weight, ids, n_cells)
 
 
-def seg_count(ids: Array, n_cells: int, *, weight: Array = None, mask: Array = None) -> Array:
+def seg_count(ids: Array, n_cells: int, *, weight: Array | None = None, mask: Array | None = None) -> Array:
     """Number of rows per cell, or the sum of their weights.
 
     Args:
@@ -124,7 +124,7 @@ def seg_count(ids: Array, n_cells: int, *, weight: Array = None, mask: Array = N
     return seg_sum(ones if weight is None else weight, ids, n_cells, mask=mask)
 
 
-def seg_mean(x: Array, ids: Array, n_cells: int, *, weight: Array = None, mask: Array = None) -> Array:
+def seg_mean(x: Array, ids: Array, n_cells: int, *, weight: Array | None = None, mask: Array | None = None) -> Array:
     """Weighted mean per cell.
 
     Args:
@@ -146,7 +146,9 @@ def seg_mean(x: Array, ids: Array, n_cells: int, *, weight: Array = None, mask: 
     return xp.where(count > 0, total / xp.where(count > 0, count, 1.0), float("nan"))
 
 
-def seg_var(x: Array, ids: Array, n_cells: int, *, ddof: int = 1, weight: Array = None, mask: Array = None) -> Array:
+def seg_var(
+    x: Array, ids: Array, n_cells: int, *, ddof: int = 1, weight: Array | None = None, mask: Array | None = None
+) -> Array:
     """Variance per cell in two passes: the mean first, then the squared distances from it.
 
     Args:
@@ -170,7 +172,7 @@ def seg_var(x: Array, ids: Array, n_cells: int, *, ddof: int = 1, weight: Array 
     return xp.where(count > ddof, square / xp.where(count > ddof, count - ddof, 1.0), float("nan"))
 
 
-def seg_max(x: Array, ids: Array, n_cells: int, *, mask: Array = None) -> Array:
+def seg_max(x: Array, ids: Array, n_cells: int, *, mask: Array | None = None) -> Array:
     """Largest value per cell.
 
     Args:
@@ -221,7 +223,7 @@ def _pick(x: Array, row: Array) -> Array:
     return xp.where(row >= 0, double(x)[xp.where(row >= 0, row, 0)], float("nan"))
 
 
-def seg_first(x: Array, ids: Array, n_cells: int, *, mask: Array = None) -> Array:
+def seg_first(x: Array, ids: Array, n_cells: int, *, mask: Array | None = None) -> Array:
     """Value of the first row of each cell.
 
     Args:
@@ -239,12 +241,12 @@ def seg_first(x: Array, ids: Array, n_cells: int, *, mask: Array = None) -> Arra
     return _pick(x, _seg_row(ids, n_cells, mask, last=False))
 
 
-def seg_last(x: Array, ids: Array, n_cells: int, *, mask: Array = None) -> Array:
+def seg_last(x: Array, ids: Array, n_cells: int, *, mask: Array | None = None) -> Array:
     """Value of the last row of each cell; arguments and result as in `seg_first`."""
     return _pick(x, _seg_row(ids, n_cells, mask, last=True))
 
 
-def seg_argmax(x: Array, ids: Array, n_cells: int, *, mask: Array = None) -> Array:
+def seg_argmax(x: Array, ids: Array, n_cells: int, *, mask: Array | None = None) -> Array:
     """Row of the largest value of each cell; the earliest row wins a tie.
 
     Args:
@@ -263,7 +265,7 @@ def seg_argmax(x: Array, ids: Array, n_cells: int, *, mask: Array = None) -> Arr
     return _seg_row(ids, n_cells, best if mask is None else best & boolean(as_array(mask, x)), last=False)
 
 
-def spread(cell: Array, ids: Array, *, mask: Array = None) -> Array:
+def spread(cell: Array, ids: Array, *, mask: Array | None = None) -> Array:
     """Hand the value of each cell to its rows.
 
     Args:

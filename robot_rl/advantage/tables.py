@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-T = TypeVar("T", "Steps", "Turns", "Segments", "Episodes")
+from robot_rl.advantage.kinds import Array
+
+T = TypeVar("T", "StepTable", "TurnTable", "SegmentTable", "EpisodeTable")
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepTable:
     """One row per control tick or token, sorted by (episode, time).
 
     Attributes:
@@ -30,9 +32,9 @@ class Steps:
         own: (N,) bool, chosen by the trained policy; False = foreign row.
         loss_mask: (N,) bool, enters the policy loss.
         k: (N,) int32, duration in base ticks, at least 1.
-        episode_id: (N,) int32 index into Episodes.
-        turn_id: (N,) int32 index into Turns; -1 on rows outside any turn (only where `clock` is False).
-        segment_id: (N,) int32 index into Segments, or None.
+        episode_id: (N,) int32 index into EpisodeTable.
+        turn_id: (N,) int32 index into TurnTable; -1 on rows outside any turn (only where `clock` is False).
+        segment_id: (N,) int32 index into SegmentTable, or None.
         value: (N,) V(s_t) before the step, or None without a critic.
         next_value: (N,) V of the true successor before any reset, read only at boundaries; None = not known.
         discount: (N,) used in place of gamma^k, or None.
@@ -42,31 +44,31 @@ class Steps:
         extras: further columns of length N.
     """
 
-    reward: Any
-    terminated: Any
-    truncated: Any
-    boundary: Any
-    clock: Any
-    own: Any
-    loss_mask: Any
-    k: Any
-    episode_id: Any
-    turn_id: Any
-    segment_id: Any = None
-    value: Any = None
-    next_value: Any = None
-    discount: Any = None
-    logp_behaviour: Any = None
-    logp_prox: Any = None
-    logp_ref: Any = None
-    logp_teacher: Any = None
-    entropy: Any = None
-    policy_version: Any = None
+    reward: Array
+    terminated: Array
+    truncated: Array
+    boundary: Array
+    clock: Array
+    own: Array
+    loss_mask: Array
+    k: Array
+    episode_id: Array
+    turn_id: Array
+    segment_id: Array | None = None
+    value: Array | None = None
+    next_value: Array | None = None
+    discount: Array | None = None
+    logp_behaviour: Array | None = None
+    logp_prox: Array | None = None
+    logp_ref: Array | None = None
+    logp_teacher: Array | None = None
+    entropy: Array | None = None
+    policy_version: Array | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnTable:
     """One row per decision.
 
     Attributes:
@@ -83,22 +85,22 @@ class Turns:
         switch: (U,) bool, the policy decided here to start a new segment, or None.
     """
 
-    start: Any
-    end: Any
-    episode_id: Any
-    turn_index: Any
-    own_turn_index: Any
-    actor_id: Any
-    role_id: Any
-    anchor_key: Any
-    void: Any
-    turn_reward: Any = None
-    wall_time: Any = None
-    switch: Any = None
+    start: Array
+    end: Array
+    episode_id: Array
+    turn_index: Array
+    own_turn_index: Array
+    actor_id: Array
+    role_id: Array
+    anchor_key: Array
+    void: Array
+    turn_reward: Array | None = None
+    wall_time: Array | None = None
+    switch: Array | None = None
 
 
 @dataclass(frozen=True)
-class Segments:
+class SegmentTable:
     """One row per option or sub-goal period.
 
     Attributes:
@@ -108,15 +110,15 @@ class Segments:
         running_at_cut: (S,) bool, the option was still running when the fragment was cut.
     """
 
-    start: Any
-    end: Any
-    episode_id: Any
-    option_id: Any
-    running_at_cut: Any
+    start: Array
+    end: Array
+    episode_id: Array
+    option_id: Array
+    running_at_cut: Array
 
 
 @dataclass(frozen=True)
-class Episodes:
+class EpisodeTable:
     """One row per fragment.
 
     Attributes:
@@ -130,19 +132,19 @@ class Episodes:
         n_turns: (E,) int32.
     """
 
-    start: Any
-    end: Any
-    trial_id: Any
-    group_id: Any
-    task_id: Any
-    game_id: Any
+    start: Array
+    end: Array
+    trial_id: Array
+    group_id: Array
+    task_id: Array
+    game_id: Array
     seed: Any
-    outcome: Any
-    success: Any
-    n_turns: Any
+    outcome: Array
+    success: Array
+    n_turns: Array
 
 
-def mapped(table: T, change: Any) -> T:
+def mapped(table: T, change: Array) -> T:
     """The table with `change(column)` in place of every column that is present, extras included."""
     new = {}
     for item in fields(table):
@@ -154,7 +156,7 @@ def mapped(table: T, change: Any) -> T:
     return replace(table, **new)
 
 
-def dense_ids(key: Any) -> np.ndarray:
+def dense_ids(key: Array) -> np.ndarray:
     """Dense int32 ids of arbitrary keys (numbers, strings, negative ids), numbered by first appearance.
 
     Args:

@@ -11,10 +11,10 @@ import numpy as np
 from robot_rl.advantage.kinds import (
     Array,
     as_array,
-    cast,
     double,
     integer,
     library,
+    match_dtype,
     require_flat,
     require_ids,
     require_option,
@@ -68,7 +68,7 @@ def trloo(
     group: Array,
     *,
     gamma: float = 1.0,
-    turn_index: Array = None,
+    turn_index: Array | None = None,
     singleton: str = "zero",
     absent: str = "skip",
 ) -> Array:
@@ -108,7 +108,7 @@ def trloo(
     mean = seg_sum(known, cells, count, mask=ok)[cells] / xp.where(members > 0, members, 1.0)
     out = (known - mean) * members / xp.where(members > 1, members - 1.0, 1.0)
     alone = known if singleton == "raw" else xp.zeros_like(known)
-    return cast(xp.where(ok, xp.where(members > 1, out, alone), 0.0), reward)
+    return match_dtype(xp.where(ok, xp.where(members > 1, out, alone), 0.0), reward)
 
 
 def gigpo(
@@ -122,7 +122,7 @@ def gigpo(
     mode: str = "mean_norm",
     unit: str = "episode",
     first_visit: bool = False,
-    score: Array = None,
+    score: Array | None = None,
 ) -> Array:
     """Episode advantage plus omega times the advantage of the turn among all visits of the same state in the group.
 
@@ -158,11 +158,11 @@ def gigpo(
     episodes = int(as_array(group, reward).shape[0])
     if score is None:
         score = seg_sum(reward, episode, episodes)  # NaN in an episode with a NaN reward
-    score = double(as_array(score, reward))
+    score = outcome = double(as_array(score, reward))
     if unit == "episode":
         outer = normalise(score, group, scale=scale)[0][episode]
     else:
-        outer = normalise(score[episode], row_group, scale=scale)[0]
+        outer = normalise(outcome[episode], row_group, scale=scale)[0]
     value = discounted_return(reward, episode, gamma)
     cells, count = _cell(row_group, anchor)
     if not (isinstance(anchor, np.ndarray) and anchor.all()):
@@ -171,7 +171,7 @@ def gigpo(
         visit, _ = combine_ids(episode, xp.where(cells >= 0, cells, count))
         cells = xp.where(position(visit, visit) == 0, cells, -1)
     inner = normalise(double(value), cells, n_cells=count, scale=scale)[0]
-    return cast(outer + omega * inner, reward)
+    return match_dtype(outer + omega * inner, reward)
 
 
 def mapo(
@@ -182,7 +182,7 @@ def mapo(
     gamma: float = 0.9,
     experimental_alpha: float = 0.5,
     batch_on: str = "reward",
-    turn_index: Array = None,
+    turn_index: Array | None = None,
 ) -> Array:
     """Mix of the turn return normalised among the same turns of the group and a normalisation over the batch.
 
@@ -213,4 +213,4 @@ def mapo(
     grouped = xp.where(row_group >= 0, 0, -1)
     entries = value if batch_on == "returns" else xp.where(xp.isnan(value), float("nan"), double(reward))
     batch = normalise(entries, grouped, n_cells=1)[0]
-    return cast(experimental_alpha * turn + (1.0 - experimental_alpha) * batch, reward)
+    return match_dtype(experimental_alpha * turn + (1.0 - experimental_alpha) * batch, reward)

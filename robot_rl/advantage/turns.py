@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from robot_rl.advantage.arrays import Array, check_shapes, check_unit, namespace, same_kind
+from robot_rl.advantage.arrays import check_shapes, check_unit, namespace, same_kind
 from robot_rl.advantage.gae import rollout_gae
-from robot_rl.advantage.rows import cast, check_float, flags, imprecise, power, shifted, zero
+from robot_rl.advantage.kinds import Array
+from robot_rl.advantage.rows import check_float, flags, imprecise, power, shifted, to_dtype, zero
 from robot_rl.advantage.scan import solve
 
 REDUCE = ("sum", "mean", "max", "first", "last")
@@ -27,13 +28,13 @@ class TurnCredit(NamedTuple):
         weight: weight of the value loss: 1 in anchor rows (every turn row for the two-level form), else 0.
     """
 
-    advantage: Any
-    target: Any
-    weight: Any
+    advantage: Array
+    target: Array
+    weight: Array
 
 
 @same_kind
-def to_turns(x: Any, turn: Any, reduce: str = "sum", *, turns: int | None = None) -> Any:
+def to_turns(x: Array, turn: Array, reduce: str = "sum", *, turns: int | None = None) -> Array:
     """Reduce steps to turns along the last axis.
 
     Args:
@@ -66,7 +67,7 @@ def to_turns(x: Any, turn: Any, reduce: str = "sum", *, turns: int | None = None
 
 
 @same_kind
-def to_steps(x: Any, turn: Any) -> Any:
+def to_steps(x: Array, turn: Array) -> Array:
     """Give every step the number of its turn, 0 outside any turn.
 
     Args:
@@ -89,20 +90,20 @@ def to_steps(x: Any, turn: Any) -> Any:
 
 @same_kind
 def turn_gae(
-    reward: Any,
-    value: Any,
-    next_value: Any,
-    terminated: Any,
-    boundary: Any,
-    turn: Any,
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    boundary: Array,
+    turn: Array,
     *,
     gamma: float = 0.95,
     gae_lambda: float = 0.95,
     inner_gamma: float = 1.0,
     anchor: str = "start",
     unit: str = "per_turn",
-    duration: Any = None,
-    turn_reward: Any = None,
+    duration: Array | None = None,
+    turn_reward: Array | None = None,
 ) -> TurnCredit:
     """GAE whose rows are turns; every step of a turn receives the turn's advantage.
 
@@ -155,19 +156,19 @@ def turn_gae(
 
 @same_kind
 def bilevel_gae(
-    reward: Any,
-    value: Any,
-    next_value: Any,
-    terminated: Any,
-    boundary: Any,
-    turn: Any,
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    boundary: Array,
+    turn: Array,
     *,
     gamma: float = 0.95,
     gae_lambda: float = 0.95,
     inner_gamma: float = 1.0,
     inner_lambda: float | None = None,
-    step_reward: Any = None,
-    turn_reward: Any = None,
+    step_reward: Array | None = None,
+    turn_reward: Array | None = None,
 ) -> TurnCredit:
     """Two-level credit: GAE over turns, then GAE inside each turn that ends in the turn's advantage.
 
@@ -212,17 +213,17 @@ def bilevel_gae(
         gae_lambda=gae_lambda,
     )
     wide = xp.float64 if imprecise(inner_gamma * inner_lambda) else v.dtype
-    v = cast(v, wide)
+    v = to_dtype(v, wide)
     delta = inner_gamma * shifted(xp, v) - v
     if step_reward is not None:
         delta = delta + columns["step_reward"]
     ends = xp.zeros_like(v, dtype=xp.bool if xp is torch else np.bool_)
     ends[index.end] = True
     trace = xp.where(ends, zero(v), xp.full_like(v, inner_gamma * inner_lambda))
-    advantage = solve(xp.where(ends, cast(high, wide)[index.id], delta), trace)
+    advantage = solve(xp.where(ends, to_dtype(high, wide)[index.id], delta), trace)
     kind = reward.dtype
     return TurnCredit(
-        *(index.back(cast(x, kind)) for x in (advantage, advantage + v, xp.ones_like(v))),
+        *(index.back(to_dtype(x, kind)) for x in (advantage, advantage + v, xp.ones_like(v))),
     )
 
 
@@ -233,37 +234,39 @@ class _Index:
     xp: Any
     shape: tuple[int, ...]
     inside: Any  # rows of the flat order that lie in a turn, or None for all
-    start: Any
-    end: Any
+    start: Array
+    end: Array
     id: Any  # dense turn of each row inside
     last: Any  # per turn: nothing of its episode follows
 
-    def reward(self, reward: Any, gamma: float, duration: Any, turn_reward: Any) -> tuple[Any, Any]:
+    def reward(
+        self, reward: Array, gamma: float, duration: Array | None, turn_reward: Array | None
+    ) -> tuple[Array, Array]:
         """Reward and ticks of each turn, summed in double."""
         xp = self.xp
-        r = cast(self.rows(reward), xp.float64)
-        ticks = None if duration is None else cast(duration, xp.float64)
+        r = to_dtype(self.rows(reward), xp.float64)
+        ticks = None if duration is None else to_dtype(duration, xp.float64)
         if gamma != 1.0:
             if ticks is None:
                 position = _arange(xp, len(r), r) - self.start[self.id]
             else:
                 before = xp.cumsum(ticks, 0) - ticks
-                position = cast(before - before[self.start][self.id], xp.int64)
+                position = to_dtype(before - before[self.start][self.id], xp.int64)
             r = r * power(gamma, position, xp.float64)
         total = _sum(xp, r, self.start, self.id)
         if turn_reward is not None:
             check_shapes(tuple(total.shape), turn_reward=turn_reward)
             total = total + turn_reward
-        count = self.end - self.start + 1 if ticks is None else cast(_sum(xp, ticks, self.start, self.id), xp.int64)
-        return cast(total, check_float(reward)), count
+        count = self.end - self.start + 1 if ticks is None else to_dtype(_sum(xp, ticks, self.start, self.id), xp.int64)
+        return to_dtype(total, check_float(reward)), count
 
-    def rows(self, x: Any) -> Any:
+    def rows(self, x: Array) -> Array:
         """A column in flat order, rows inside turns only."""
         if x.ndim == 2:
             x = x.swapaxes(0, 1).reshape(-1)
         return x if self.inside is None else x[self.inside]
 
-    def back(self, x: Any) -> Any:
+    def back(self, x: Array) -> Array:
         """Flat rows inside turns in the caller's layout, 0 elsewhere."""
         if self.inside is not None:
             whole = self.xp.zeros_like(x, shape=(int(np.prod(self.shape)),)) if self.xp is np else None
@@ -276,7 +279,7 @@ class _Index:
 
 
 def _flat(
-    reward: Any, turn: Any, boundary: Any, terminated_rows: Any, /, **columns: Any
+    reward: Array, turn: Array, boundary: Array, terminated_rows: Array, /, **columns: Any
 ) -> tuple[_Index, dict[str, Any]]:
     xp, shape = namespace(reward), tuple(reward.shape)
     if len(shape) not in (1, 2) or 0 in shape:
@@ -288,7 +291,7 @@ def _flat(
         ended[-1] = True
     plain = _Index(xp, shape, None, None, None, None, None)
     ids, ended = plain.rows(turn), plain.rows(ended)
-    fragment = xp.cumsum(ended, 0) - cast(ended, xp.int64)
+    fragment = xp.cumsum(ended, 0) - to_dtype(ended, xp.int64)
     inside = None
     if (ids < 0).any():
         inside = np.flatnonzero(ids >= 0) if xp is np else torch.nonzero(ids >= 0)[:, 0]
@@ -307,17 +310,17 @@ def _flat(
     return index, {name: None if x is None else index.rows(x) for name, x in columns.items()}
 
 
-def _arange(xp: Any, count: int, like: Any) -> Any:
+def _arange(xp: Any, count: int, like: Array) -> Array:
     return np.arange(count) if xp is np else torch.arange(count, device=like.device)
 
 
-def _sum(xp: Any, x: Any, start: Any, ids: Any) -> Any:
+def _sum(xp: Any, x: Array, start: Array, ids: Array) -> Array:
     if xp is np:
         return np.add.reduceat(x, start)
     return x.new_zeros(len(start)).index_add(0, ids, x)
 
 
-def _reduce(xp: Any, x: Any, cell: Any, cells: int, reduce: str) -> Any:
+def _reduce(xp: Any, x: Array, cell: Array, cells: int, reduce: str) -> Array:
     if xp is torch:
         return _reduce_torch(x, cell, cells, reduce)
     if reduce in ("sum", "mean"):
@@ -336,7 +339,7 @@ def _reduce(xp: Any, x: Any, cell: Any, cells: int, reduce: str) -> Any:
     return out
 
 
-def _reduce_torch(x: Any, cell: Any, cells: int, reduce: str) -> Any:
+def _reduce_torch(x: Array, cell: Array, cells: int, reduce: str) -> Array:
     if reduce in ("sum", "mean"):
         total = x.new_zeros(cells).index_add(0, cell, x)
         return total / torch.bincount(cell, minlength=cells).clamp(min=1) if reduce == "mean" else total

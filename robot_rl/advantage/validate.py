@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from robot_rl.advantage.tables import Steps
+from robot_rl.advantage.tables import StepTable
 
 MISSING = (None, "zero", "last_value")
 
 
 @dataclass(frozen=True)
-class Repairs:
+class RepairCounts:
     """What validation counted instead of refusing.
 
     Attributes:
@@ -28,7 +28,9 @@ class Repairs:
     turns_given: bool = True
 
 
-def check_steps(steps: Steps, gamma: float | None, missing_bootstrap: str | None) -> tuple[Steps, Repairs, np.ndarray]:
+def check_steps(
+    steps: StepTable, gamma: float | None, missing_bootstrap: str | None
+) -> tuple[StepTable, RepairCounts, np.ndarray]:
     """Check the step table and complete it: boundaries, missing bootstraps, rows of unscorable episodes.
 
     Args:
@@ -73,10 +75,10 @@ def check_steps(steps: Steps, gamma: float | None, missing_bootstrap: str | None
     unscorable[steps.episode_id[hole]] = True
     if hole.any():
         steps = replace(steps, reward=np.where(hole, steps.reward.dtype.type(0), steps.reward))
-    return steps, Repairs(int(both.sum()), int(unscorable.sum()), replaced), unscorable
+    return steps, RepairCounts(int(both.sum()), int(unscorable.sum()), replaced), unscorable
 
 
-def _check_lengths(steps: Steps) -> None:
+def _check_lengths(steps: StepTable) -> None:
     count = len(steps.reward)
     if steps.reward.ndim != 1 or count == 0:
         raise ValueError(f"reward has shape {steps.reward.shape}, expected (N,) with at least one row")
@@ -100,7 +102,7 @@ def _check_episodes(episode_id: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return start, np.append(start[1:], len(episode_id)) - 1
 
 
-def _check_turns(steps: Steps) -> None:
+def _check_turns(steps: StepTable) -> None:
     rows = np.flatnonzero(steps.clock)
     turn, episode = steps.turn_id[rows], steps.episode_id[rows]
     row = _first(turn < 0)
@@ -118,7 +120,7 @@ def _check_turns(steps: Steps) -> None:
         raise ValueError(f"turn {turn[row]} continues into another episode at row {rows[row]}, expected a new turn")
 
 
-def _last_clock_rows(steps: Steps, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+def _last_clock_rows(steps: StepTable, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     rows = np.flatnonzero(steps.clock)
     position = np.searchsorted(rows, end, side="right") - 1
     last = rows[np.maximum(position, 0)] if len(rows) else np.full(len(start), -1)
@@ -128,8 +130,8 @@ def _last_clock_rows(steps: Steps, start: np.ndarray, end: np.ndarray) -> np.nda
     return last
 
 
-def _check_interior(steps: Steps, last: np.ndarray) -> None:
-    flagged = np.flatnonzero(steps.terminated | steps.truncated)
+def _check_interior(steps: StepTable, last: np.ndarray) -> None:
+    flagged = np.flatnonzero(np.logical_or(steps.terminated, steps.truncated))
     row = _first(flagged < last[steps.episode_id[flagged]])
     if row is not None:
         raise ValueError(
@@ -138,7 +140,9 @@ def _check_interior(steps: Steps, last: np.ndarray) -> None:
         )
 
 
-def _check_values(steps: Steps, last: np.ndarray, end: np.ndarray, missing_bootstrap: str | None) -> tuple[Steps, int]:
+def _check_values(
+    steps: StepTable, last: np.ndarray, end: np.ndarray, missing_bootstrap: str | None
+) -> tuple[StepTable, int]:
     if steps.value is None:
         return steps, 0
     row = _first(~np.isfinite(steps.value) & steps.clock)
@@ -146,7 +150,7 @@ def _check_values(steps: Steps, last: np.ndarray, end: np.ndarray, missing_boots
         raise ValueError(f"value is {steps.value[row]} at row {row}, expected a finite number on every clock row")
     next_value = np.full_like(steps.value, np.nan) if steps.next_value is None else steps.next_value.copy()
     # The end may sit on an observation row behind the last decision; so does the value of the successor then.
-    flagged = np.flatnonzero(steps.terminated | steps.truncated)
+    flagged = np.flatnonzero(np.logical_or(steps.terminated, steps.truncated))
     source = end.copy()
     source[steps.episode_id[flagged]] = flagged
     done = np.add.reduceat(steps.terminated, np.append(0, end[:-1] + 1)) > 0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from robot_rl.advantage.kinds import Array, as_array, boolean, cast, detached, double, floating, library
+from robot_rl.advantage.kinds import Array, as_array, boolean, detached, double, floating, library, match_dtype
 from robot_rl.advantage.layout import row_mask
 from robot_rl.advantage.segments import seg_count, seg_sum
 
 
 def value_loss_rows(
-    value: Array, target: Array, *, old_value: Array = None, clip: float | None = 0.2, weight: Array = None
+    value: Array,
+    target: Array,
+    *,
+    old_value: Array | None = None,
+    clip: float | None = 0.2,
+    weight: Array | None = None,
 ) -> Array:
     """0.5 · max((V - R)^2, (V_old + clip(V - V_old) - R)^2).
 
@@ -42,10 +47,10 @@ def value_loss_rows(
         if weight is not None:
             old = xp.where(weight != 0, old, 0.0)
         rows = xp.maximum(rows, (old + xp.clip(value - old, -clip, clip) - target) ** 2)
-    return 0.5 * rows if weight is None else 0.5 * rows * cast(weight, value)
+    return 0.5 * rows if weight is None else 0.5 * rows * match_dtype(weight, value)
 
 
-def explained_variance(value: Array, target: Array, *, mask: Array = None) -> Array:
+def explained_variance(value: Array, target: Array, *, mask: Array | None = None) -> Array:
     """1 - var(target - value) / var(target) over the masked rows; 0 if the target has no spread.
 
     Args:

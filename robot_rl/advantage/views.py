@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.rows import zero
 
 
@@ -49,7 +50,7 @@ class RowLayout:
     def _scatter(self) -> np.ndarray:
         return np.flatnonzero(self.valid)
 
-    def padded(self, x: Any) -> Any:
+    def padded(self, x: Array) -> Array:
         """(N, ...) as (E, Tmax, ...), padding 0."""
         self._check(x)
         if self.equal:
@@ -60,16 +61,16 @@ class RowLayout:
         mask = self.valid.reshape(self.valid.shape + (1,) * (x.ndim - 1))
         return np.where(mask, x[self._gather], zero(x))
 
-    def time_major(self, x: Any) -> Any:
+    def time_major(self, x: Array) -> Array:
         """(N, ...) as (Tmax, E, ...), padding 0."""
         return self.padded(x).swapaxes(0, 1)
 
-    def packed(self, x: Any) -> tuple[Any, np.ndarray]:
+    def packed(self, x: Array) -> tuple[Any, np.ndarray]:
         """(N, ...) as it is, and cu_seqlens (E + 1,) int32: where episodes begin and the last one ends."""
         self._check(x)
         return x, np.concatenate(([0], np.cumsum(self.length))).astype(np.int32)
 
-    def from_padded(self, y: Any) -> Any:
+    def from_padded(self, y: Array) -> Array:
         """Exact inverse of `padded`: (E, T, ...) with T at least Tmax back to (N, ...), whatever the padding holds."""
         if y.shape[0] != len(self.length) or y.shape[1] < self.width:
             raise ValueError(
@@ -81,10 +82,10 @@ class RowLayout:
             return flat
         return flat[torch.from_numpy(self._scatter).to(y.device) if isinstance(y, torch.Tensor) else self._scatter]
 
-    def from_time_major(self, y: Any) -> Any:
+    def from_time_major(self, y: Array) -> Array:
         """Exact inverse of `time_major`."""
         return self.from_padded(y.swapaxes(0, 1))
 
-    def _check(self, x: Any) -> None:
+    def _check(self, x: Array) -> None:
         if x.shape[0] != self.rows:
             raise ValueError(f"column has {x.shape[0]} rows, expected {self.rows}, the rows of the batch")

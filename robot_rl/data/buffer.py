@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.arrays import Store, arrays_for
-from robot_rl.data.intake import Intake
+from robot_rl.data.intake import TransitionWriter
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
 from robot_rl.data.seen import spaced
@@ -79,7 +79,7 @@ class ReplayBuffer:
         self._layout = RecordLayout(io, extras or {})
         self._ring = TransitionRing(self._arrays, self._layout, capacity, num_envs)
         self._generator = torch.Generator(self._arrays.device).manual_seed(seed)
-        self._intake = Intake(self._arrays, self._layout, self._ring, num_envs, gamma)
+        self._intake = TransitionWriter(self._arrays, self._layout, self._ring, num_envs, gamma)
         self._powers = self._arrays.put(gamma ** np.arange(n_step), "float32")
         self._whole: dict[int, Tensor] = {}
         self._segments = Segments()

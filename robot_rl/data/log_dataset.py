@@ -163,9 +163,9 @@ class LogDataset:
         """
         if len(self.episodes) == len(self.store):
             return self.store.moments(key)
-        from robot_rl.data.normalize import RunningNorm
+        from robot_rl.data.normalize import ObservationNorm
 
-        rows, norm = self.store.obs(key), RunningNorm(self.store.obs(key).shape[1:])
+        rows, norm = self.store.obs(key), ObservationNorm(self.store.obs(key).shape[1:])
         for episode in self.episodes:
             begin = int(self.store.start_obs[episode])
             norm.update(rows[begin : begin + int(self.store.length[episode])])

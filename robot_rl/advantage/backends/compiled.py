@@ -7,6 +7,8 @@ from typing import Any
 
 import numba
 
+from robot_rl.advantage.kinds import Array
+
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """`numba.njit(cache=True, **options)`, or without the cache where neither this package nor the home can be written.
@@ -17,7 +19,7 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         options: of numba.njit.
     """
 
-    def compiled(function: Callable[..., Any]) -> Any:
+    def compiled(function: Callable[..., Any]) -> Array:
         try:
             return numba.njit(cache=True, **options)(function)
         except RuntimeError as error:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from robot_rl.advantage.kinds import (
     Array,
     as_array,
-    cast,
     double,
     integer,
     library,
+    match_dtype,
     require_flat,
     require_option,
     require_rows,
@@ -98,8 +98,8 @@ def mars(
     actor: Array,
     *,
     gamma: float = 1.0,
-    value: Array = None,
-    valid: Array = None,
+    value: Array | None = None,
+    valid: Array | None = None,
     scale: str = "none",
 ) -> Array:
     """Return of a turn over its player's own later turns, minus the mean over that player's turns in the batch.
@@ -126,7 +126,7 @@ def mars(
     total = double(actor_return(reward, episode, actor, gamma))
     if value is not None:
         total = total - double(as_array(value, reward))
-    return cast(normalise(total, as_array(actor, reward), scale=scale, mask=valid)[0], reward)
+    return match_dtype(normalise(total, as_array(actor, reward), scale=scale, mask=valid)[0], reward)
 
 
 def own_turn_weight(episode: Array, actor: Array, gamma: float) -> Array:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from robot_rl.advantage.arrays import check_unit, namespace, same_kind
+from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.rows import flags, zero
 
 
 @same_kind
-def archer_q_target(reward: Any, terminated: Any, next_value: Any, *, gamma: float = 0.9, discount: Any = None) -> Any:
+def archer_q_target(
+    reward: Array, terminated: Array, next_value: Array, *, gamma: float = 0.9, discount: Array | None = None
+) -> Array:
     """Targets of the twin Q heads: r + gamma (1 - e) V_i(o') with the slow copies of the twin V heads.
 
     The targets of the V heads are the slow Q heads at an action freshly sampled from the policy, unchanged.
@@ -33,7 +34,7 @@ def archer_q_target(reward: Any, terminated: Any, next_value: Any, *, gamma: flo
 
 
 @same_kind
-def archer_advantage(q: Any, value: Any, baseline: Any = None) -> Any:
+def archer_advantage(q: Array, value: Array, baseline: Array | None = None) -> Array:
     """Advantage of a freshly sampled utterance: min(Q1, Q2) - min(V1, V2), less an optional baseline per token.
 
     Args:
@@ -52,7 +53,7 @@ def archer_advantage(q: Any, value: Any, baseline: Any = None) -> Any:
 
 
 @same_kind
-def digi_q_advantage(q: Any, value: Any, *, threshold: float = 0.10) -> tuple[Any, Any]:
+def digi_q_advantage(q: Array, value: Array, *, threshold: float = 0.10) -> tuple[Array, Array]:
     """Best-of-candidates imitation: clamped advantages of sampled actions and which one, if any, to imitate.
 
     Args:

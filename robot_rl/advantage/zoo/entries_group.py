@@ -9,7 +9,8 @@ import numpy as np
 from robot_rl.advantage import groups, turn_groups
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.entries_group import by_episode, by_turn, episode_estimator, ids, turn_estimator, turn_reward
-from robot_rl.advantage.registry import Estimate, register
+from robot_rl.advantage.kinds import Array
+from robot_rl.advantage.registry import RowEstimate, register
 from robot_rl.advantage.segments import combine_ids, seg_count, seg_first, seg_sum
 from robot_rl.advantage.zoo import actors
 from robot_rl.advantage.zoo import groups as zoo_groups
@@ -18,7 +19,7 @@ from robot_rl.advantage.zoo.redistribute import igpo, infopo
 from robot_rl.advantage.zoo.state import EmaScale, ExperimentalDifficulty, RoleBaseline
 
 
-def loss_length(batch: TurnBatch) -> Any:
+def loss_length(batch: TurnBatch) -> Array:
     """(E,) loss rows of each episode."""
     s = batch.steps
     return seg_count(ids(s.episode_id), len(batch.episodes.start), mask=s.loss_mask)
@@ -40,26 +41,26 @@ episode_estimator("experimental_flow_grpo", zoo_groups.experimental_flow_grpo, "
 
 
 @register("group", "opo", needs=("group",), paper="Hao et al. 2025, OPO")
-def _opo(batch: TurnBatch, **options: Any) -> Estimate:
+def _opo(batch: TurnBatch, **options: Any) -> RowEstimate:
     e = batch.episodes
     return by_episode(batch, zoo_groups.opo(e.outcome, ids(e.group_id), loss_length(batch), **options))
 
 
 @register("group", "spo", needs=("group",), paper="Swamy et al. 2024")
-def _spo(batch: TurnBatch, **options: Any) -> Estimate:
+def _spo(batch: TurnBatch, **options: Any) -> RowEstimate:
     e = batch.episodes
     score = zoo_groups.spo_from_score(e.outcome, ids(e.group_id))
     return by_episode(batch, groups.rloo(score, ids(e.group_id), **options))
 
 
 @register("group", "remax", needs=("group", "extras.greedy"), paper="Li et al. 2024, ReMax")
-def _remax(batch: TurnBatch) -> Estimate:
+def _remax(batch: TurnBatch) -> RowEstimate:
     e, s = batch.episodes, batch.steps
     greedy = s.extras["greedy"][ids(e.start)]
     return by_episode(batch, zoo_groups.remax(e.outcome, ids(e.group_id), greedy))
 
 
-def _scorable_reward(batch: TurnBatch) -> Any:
+def _scorable_reward(batch: TurnBatch) -> Array:
     """(N,) step rewards; NaN in episodes whose outcome is."""
     outcome, reward = batch.episodes.outcome, batch.steps.reward
     if isinstance(outcome, np.ndarray) and np.isfinite(outcome).all():
@@ -68,16 +69,16 @@ def _scorable_reward(batch: TurnBatch) -> Any:
 
 
 @register("group", "reinforce_pp", paper="Hu et al. 2025, REINFORCE++")
-def _reinforce_pp(batch: TurnBatch, **options: Any) -> Estimate:
+def _reinforce_pp(batch: TurnBatch, **options: Any) -> RowEstimate:
     s = batch.steps
     reward = _scorable_reward(batch)
-    return Estimate(zoo_turn_groups.reinforce_pp(reward, ids(s.episode_id), mask=s.loss_mask, **options))
+    return RowEstimate(zoo_turn_groups.reinforce_pp(reward, ids(s.episode_id), mask=s.loss_mask, **options))
 
 
 @register("group", "reinforce_pp_baseline", needs=("group",), paper="Hu et al. 2025, REINFORCE++")
-def _reinforce_pp_baseline(batch: TurnBatch, **options: Any) -> Estimate:
+def _reinforce_pp_baseline(batch: TurnBatch, **options: Any) -> RowEstimate:
     e, s = batch.episodes, batch.steps
-    return Estimate(
+    return RowEstimate(
         zoo_groups.reinforce_pp_baseline(e.outcome, ids(e.group_id), ids(s.episode_id), s.loss_mask, **options)
     )
 
@@ -85,13 +86,13 @@ def _reinforce_pp_baseline(batch: TurnBatch, **options: Any) -> Estimate:
 @register(
     "group", "otb", needs=("group", "extras.prob", "extras.prob_square_sum"), paper="optimal token baseline, verl"
 )
-def _otb(batch: TurnBatch, *, gamma: float = 1.0, tool_aware: bool = False) -> Estimate:
+def _otb(batch: TurnBatch, *, gamma: float = 1.0, tool_aware: bool = False) -> RowEstimate:
     s, episode = batch.steps, ids(batch.steps.episode_id)
     turn = ids(s.turn_id) if tool_aware else None
     weight = zoo_turn_groups.otb_weight(s.extras["prob"], s.extras["prob_square_sum"], episode, turn=turn)
     reward = _scorable_reward(batch)
     value = turn_groups.discounted_return(reward, episode, gamma)
-    return Estimate(zoo_turn_groups.otb(value, weight, episode, ids(batch.episodes.group_id)))
+    return RowEstimate(zoo_turn_groups.otb(value, weight, episode, ids(batch.episodes.group_id)))
 
 
 turn_estimator("cm2_turn", zoo_turn_groups.cm2_turn, "CM2")
@@ -101,7 +102,7 @@ turn_estimator("igpo", igpo, "IGPO", ("release",), index=False)
 
 
 @register("group", "ui_s1", needs=("group", "turns", "extras.match"), paper="UI-S1", modes=("default", "release"))
-def _ui_s1(batch: TurnBatch, **options: Any) -> Estimate:
+def _ui_s1(batch: TurnBatch, **options: Any) -> RowEstimate:
     turns = batch.turns
     match = batch.steps.extras["match"][ids(turns.start)]
     columns = (turn_reward(batch), match, ids(turns.episode_id), ids(batch.episodes.group_id))
@@ -109,7 +110,7 @@ def _ui_s1(batch: TurnBatch, **options: Any) -> Estimate:
 
 
 @register("group", "infopo", needs=("group", "turns", "extras.gain"), paper="InfoPO")
-def _infopo(batch: TurnBatch, **options: Any) -> Estimate:
+def _infopo(batch: TurnBatch, **options: Any) -> RowEstimate:
     e, turns, s = batch.episodes, batch.turns, batch.steps
     gain = s.extras["gain"][ids(turns.start)]
     length = seg_count(ids(s.turn_id), len(turns.start))
@@ -118,14 +119,14 @@ def _infopo(batch: TurnBatch, **options: Any) -> Estimate:
 
 
 @register("group", "agent_wise", needs=("group", "turns"), paper="Dr. MAS", modes=("default", "release"))
-def _agent_wise(batch: TurnBatch, **options: Any) -> Estimate:
+def _agent_wise(batch: TurnBatch, **options: Any) -> RowEstimate:
     e, turns = batch.episodes, batch.turns
     columns = (e.outcome, ids(e.group_id), ids(turns.episode_id), ids(turns.actor_id))
     return by_turn(batch, actors.agent_wise(*columns, **options))
 
 
 @register("group", "mars", needs=("turns",), paper="MARS")
-def _mars(batch: TurnBatch, **options: Any) -> Estimate:
+def _mars(batch: TurnBatch, **options: Any) -> RowEstimate:
     turns = batch.turns
     columns = (turn_reward(batch), ids(turns.episode_id), ids(turns.actor_id))
     return by_turn(batch, actors.mars(*columns, **options))
@@ -139,7 +140,7 @@ def _mars(batch: TurnBatch, **options: Any) -> Estimate:
     modes=("default", "release"),
     state=lambda decay=0.99, **options: EmaScale(decay, **options),
 )
-def _ema_grpo(batch: TurnBatch, state: EmaScale, **_: Any) -> Estimate:
+def _ema_grpo(batch: TurnBatch, state: EmaScale, **_: Any) -> RowEstimate:
     e = batch.episodes
     return by_episode(batch, state.advantage(e.outcome, ids(e.group_id), ids(e.task_id)))
 
@@ -151,7 +152,7 @@ def _ema_grpo(batch: TurnBatch, state: EmaScale, **_: Any) -> Estimate:
     paper="DGRPO (reconstruction)",
     state=lambda decay=0.99: ExperimentalDifficulty(decay),
 )
-def _dgrpo(batch: TurnBatch, state: ExperimentalDifficulty, **_: Any) -> Estimate:
+def _dgrpo(batch: TurnBatch, state: ExperimentalDifficulty, **_: Any) -> RowEstimate:
     e = batch.episodes
     weight = state.weight(e.outcome, ids(e.task_id))
     return by_episode(batch, groups.grpo(e.outcome, ids(e.group_id)) * weight)
@@ -165,7 +166,9 @@ def _dgrpo(batch: TurnBatch, state: ExperimentalDifficulty, **_: Any) -> Estimat
     modes=("default", "release"),
     state=lambda decay=0.95, key="game_role", **_: RoleBaseline(decay, key=key),
 )
-def _rae(batch: TurnBatch, state: RoleBaseline, *, gamma: float = 1.0, player: int | None = None, **_: Any) -> Estimate:
+def _rae(
+    batch: TurnBatch, state: RoleBaseline, *, gamma: float = 1.0, player: int | None = None, **_: Any
+) -> RowEstimate:
     e, turns = batch.episodes, batch.turns
     episode, actor, role = ids(turns.episode_id), ids(turns.actor_id), ids(turns.role_id)
     score = e.outcome[episode] if player is None else actors.zero_sum_outcome(e.outcome, episode, actor, player)

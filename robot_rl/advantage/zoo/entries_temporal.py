@@ -9,27 +9,30 @@ import numpy as np
 from robot_rl.advantage.arrays import namespace
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.entries_temporal import clockwork, columns
-from robot_rl.advantage.registry import Estimate, register
+from robot_rl.advantage.kinds import Array
+from robot_rl.advantage.registry import RowEstimate, register
 from robot_rl.advantage.zoo.archer import archer_advantage
 from robot_rl.advantage.zoo.temporal import monte_carlo, n_step, retrace, upgo, vtrace
 
 
-def log_ratio(batch: TurnBatch) -> Any:
+def log_ratio(batch: TurnBatch) -> Array:
     """log pi - log mu of the rows: the policy at the start of the update against the one that acted, 0 if unknown."""
     s = batch.steps
+    if s.logp_prox is None or s.logp_behaviour is None:
+        raise ValueError("the batch lacks logp_prox or logp_behaviour; give both to make_batch")
     difference = s.logp_prox - s.logp_behaviour
     xp = namespace(difference)
     return xp.where(xp.isnan(difference), xp.zeros_like(difference), difference)
 
 
 @register("temporal", "monte_carlo", provides=("advantage", "target"), paper="Williams 1992")
-def _monte_carlo(batch: TurnBatch, **options: Any) -> Estimate:
-    return Estimate(*monte_carlo(*columns(batch), **options, **clockwork(batch)))
+def _monte_carlo(batch: TurnBatch, **options: Any) -> RowEstimate:
+    return RowEstimate(*monte_carlo(*columns(batch), **options, **clockwork(batch)))
 
 
 @register("temporal", "n_step", needs=("value",), provides=("advantage", "target"), paper="Sutton and Barto, eq. 7.1")
-def _n_step(batch: TurnBatch, **options: Any) -> Estimate:
-    return Estimate(*n_step(*columns(batch), **options, **clockwork(batch)))
+def _n_step(batch: TurnBatch, **options: Any) -> RowEstimate:
+    return RowEstimate(*n_step(*columns(batch), **options, **clockwork(batch)))
 
 
 @register(
@@ -39,15 +42,15 @@ def _n_step(batch: TurnBatch, **options: Any) -> Estimate:
     provides=("advantage", "target"),
     paper="Espeholt et al. 2018",
 )
-def _vtrace(batch: TurnBatch, **options: Any) -> Estimate:
-    return Estimate(*vtrace(*columns(batch), log_ratio(batch), **options, **clockwork(batch)))
+def _vtrace(batch: TurnBatch, **options: Any) -> RowEstimate:
+    return RowEstimate(*vtrace(*columns(batch), log_ratio(batch), **options, **clockwork(batch)))
 
 
 @register("temporal", "upgo", needs=("value",), provides=("advantage", "target"), paper="Vinyals et al. 2019")
-def _upgo(batch: TurnBatch, **options: Any) -> Estimate:
+def _upgo(batch: TurnBatch, **options: Any) -> RowEstimate:
     known = batch.steps.logp_prox is not None and batch.steps.logp_behaviour is not None
     ratio = log_ratio(batch) if known else None
-    return Estimate(*upgo(*columns(batch), ratio, **options, **clockwork(batch)))
+    return RowEstimate(*upgo(*columns(batch), ratio, **options, **clockwork(batch)))
 
 
 @register(
@@ -57,7 +60,7 @@ def _upgo(batch: TurnBatch, **options: Any) -> Estimate:
     provides=("advantage", "target"),
     paper="Munos et al. 2016",
 )
-def _retrace(batch: TurnBatch, *, trace: str = "retrace", **options: Any) -> Estimate:
+def _retrace(batch: TurnBatch, *, trace: str = "retrace", **options: Any) -> RowEstimate:
     if trace not in ("retrace", "tree_backup", "peng"):
         raise ValueError(f"trace is '{trace}', expected one of retrace, tree_backup, peng")
     s = batch.steps
@@ -67,11 +70,11 @@ def _retrace(batch: TurnBatch, *, trace: str = "retrace", **options: Any) -> Est
     elif trace == "tree_backup":
         given["probability"] = s.extras["probability"]
     rows: Any = (s.reward, s.extras["q"], s.extras["next_expected_q"], s.terminated, s.boundary)
-    return Estimate(*retrace(*rows, **given, **options, **clockwork(batch)))
+    return RowEstimate(*retrace(*rows, **given, **options, **clockwork(batch)))
 
 
 @register("temporal", "archer", needs=("turns", "extras.q", "extras.v"), paper="Zhou et al. 2024, ArCHer")
-def _archer(batch: TurnBatch) -> Estimate:
+def _archer(batch: TurnBatch) -> RowEstimate:
     s = batch.steps
     # Twin heads are columns of two: (rows, 2), read at the first row of each turn.
     start = batch.turns.start
@@ -79,4 +82,4 @@ def _archer(batch: TurnBatch) -> Estimate:
     advantage = archer_advantage(s.extras["q"][start].T, s.extras["v"][start].T)
     advantage = advantage[s.turn_id if isinstance(start, np.ndarray) else s.turn_id.long()]
     baseline = s.extras.get("token_baseline")
-    return Estimate(advantage if baseline is None else advantage - baseline)
+    return RowEstimate(advantage if baseline is None else advantage - baseline)

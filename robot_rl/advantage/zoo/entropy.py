@@ -14,18 +14,18 @@ from robot_rl.advantage.kinds import (
     argsort,
     as_array,
     boolean,
-    cast,
     detached,
     double,
     floating,
     integer,
     library,
+    match_dtype,
 )
 from robot_rl.advantage.layout import row_mask
 from robot_rl.advantage.normalise import RESIDUE, batch_moments
 
 
-def entropy_bonus_rows(entropy: Array, coefficient: float, *, mask: Array = None) -> Array:
+def entropy_bonus_rows(entropy: Array, coefficient: float, *, mask: Array | None = None) -> Array:
     """-coefficient · entropy per row, to be aggregated with the denominator of the policy loss.
 
     Args:
@@ -40,7 +40,7 @@ def entropy_bonus_rows(entropy: Array, coefficient: float, *, mask: Array = None
     return -coefficient * entropy
 
 
-def covariance(advantage: Array, logp: Array, *, mask: Array = None) -> Array:
+def covariance(advantage: Array, logp: Array, *, mask: Array | None = None) -> Array:
     """(advantage - its mean) · (logp - its mean) per row, means over the masked rows; without gradient.
 
     Args:
@@ -94,7 +94,7 @@ def clip_cov(
     logp: Array,
     *,
     generator: np.random.Generator | torch.Generator,
-    mask: Array = None,
+    mask: Array | None = None,
     fraction: float = 2e-4,
     bounds: tuple[float, float] = (1.0, 5.0),
 ) -> Array:
@@ -125,7 +125,7 @@ def clip_cov(
     return chosen.reshape(cov.shape)
 
 
-def kl_cov(advantage: Array, logp: Array, *, mask: Array = None, fraction: float = 2e-4) -> Array:
+def kl_cov(advantage: Array, logp: Array, *, mask: Array | None = None, fraction: float = 2e-4) -> Array:
     """Rows with the largest covariance, which get an extra penalty beta · |log-ratio|.
 
     Args:
@@ -153,7 +153,7 @@ def _require_fraction(fraction: float) -> None:
         raise ValueError(f"fraction is {fraction}, expected a share of the rows in [0, 1]")
 
 
-def aepo_factor(entropy: Array, *, mask: Array = None, weight: float = 0.2, ddof: int = 1) -> Array:
+def aepo_factor(entropy: Array, *, mask: Array | None = None, weight: float = 0.2, ddof: int = 1) -> Array:
     """1 + weight · z-score of the entropy over the masked rows; multiplies the advantage, without gradient.
 
     Args:
@@ -178,7 +178,7 @@ def aepo_factor(entropy: Array, *, mask: Array = None, weight: float = 0.2, ddof
     std = xp.sqrt(square / divisor)
     flat = (std <= RESIDUE) | (count < 2)
     z = (double(entropy) - mean) / xp.where(flat, xp.ones_like(std), std)
-    return cast(xp.where(use & ~flat, 1.0 + weight * z, 1.0), entropy)
+    return match_dtype(xp.where(use & ~flat, 1.0 + weight * z, 1.0), entropy)
 
 
 def epo_penalty_rows(
@@ -187,7 +187,7 @@ def epo_penalty_rows(
     *,
     coefficient: float = 0.05,
     band: tuple[float, float] = (0.8, 1.2),
-    mask: Array = None,
+    mask: Array | None = None,
 ) -> Array:
     """Hinge that pulls the entropy of a row back into a band around the mean of past iterations.
 
@@ -223,7 +223,7 @@ def epo_penalty_rows(
 
 
 def epo_release_penalty(
-    entropy: Array, history: Array, *, band: tuple[float, float] = (0.8, 1.2), mask: Array = None
+    entropy: Array, history: Array, *, band: tuple[float, float] = (0.8, 1.2), mask: Array | None = None
 ) -> Array:
     """Share of the masked rows outside the band: the released penalty is such a constant, so it is a metric here.
 

@@ -10,10 +10,10 @@ from robot_rl.advantage.kinds import (
     arange,
     as_array,
     boolean,
-    cast,
     double,
     integer,
     library,
+    match_dtype,
     require_option,
     require_rows,
 )
@@ -93,7 +93,7 @@ def remax(score: Array, group: Array, greedy: Array) -> Array:
     ok = cells.inside & ~xp.isnan(score)
     reference = seg_mean(score, cells.ids, cells.n, mask=greedy & ok)[cells.ids]
     out = double(score) - reference
-    return cast(xp.where(ok & ~greedy & ~xp.isnan(out), out, 0.0), score)
+    return match_dtype(xp.where(ok & ~greedy & ~xp.isnan(out), out, 0.0), score)
 
 
 def gpg(score: Array, group: Array, *, factor: float = 1.0, alpha: float | None = None, **options: Any) -> Array:
@@ -118,7 +118,7 @@ def gpg(score: Array, group: Array, *, factor: float = 1.0, alpha: float | None 
     ok = scorable(score)
     nonzero = double(ok & (score != 0)).sum()
     scale = double(ok).sum() / xp.where(nonzero > 0, nonzero, 1.0) if alpha is None else alpha
-    return cast(double(dr_grpo(score, group, **options)) * (scale / factor), score)
+    return match_dtype(double(dr_grpo(score, group, **options)) * (scale / factor), score)
 
 
 def pass_k(score: Array, group: Array, *, scale: str = "none", eps: float = 1e-6, std_floor: float = 1e-3) -> Array:
@@ -155,7 +155,7 @@ def pass_k(score: Array, group: Array, *, scale: str = "none", eps: float = 1e-6
     if scale == "std":
         std = xp.sqrt(seg_var(score, cells.ids, cells.n, mask=ok))
         lead = lead / (xp.where(std > std_floor, std, std_floor) + eps)
-    return cast(xp.where(is_best, lead[cells.ids], 0.0), score)
+    return match_dtype(xp.where(is_best, lead[cells.ids], 0.0), score)
 
 
 def spo(win: Array) -> Array:
@@ -179,7 +179,7 @@ def spo(win: Array) -> Array:
         raise ValueError(f"win has shape {tuple(win.shape)}, expected (..., n, n): one row and column per member")
     row = arange(n, win)
     other = row[:, None] != row[None, :]
-    return cast(xp.where(other, double(win), 0.0).sum(-1) / max(n - 1, 1), win)
+    return match_dtype(xp.where(other, double(win), 0.0).sum(-1) / max(n - 1, 1), win)
 
 
 def spo_from_score(score: Array, group: Array) -> Array:
@@ -218,7 +218,7 @@ def spo_from_score(score: Array, group: Array) -> Array:
     out[order] = double(row - before) - first_of_group[ids] + 0.5 * (ties - 1.0)
     share = out / xp.where(members > 1, members - 1.0, 1.0)[cells.ids]
     share = xp.where(xp.isnan(score), float("nan"), xp.where(ok, share, 0.0))
-    return cast(share, score)
+    return match_dtype(share, score)
 
 
 def reinforce_pp_baseline(score: Array, group: Array, episode: Array, mask: Array, *, eps: float = 1e-8) -> Array:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from robot_rl.advantage.kinds import Array, as_array, cast, detached, double, integer, library
+from robot_rl.advantage.kinds import Array, as_array, detached, double, integer, library, match_dtype
 from robot_rl.advantage.layout import row_mask
 from robot_rl.advantage.normalise import as_cells
 from robot_rl.advantage.segments import seg_count, seg_sum, seg_var
@@ -44,7 +44,7 @@ class EntropyHistory:
         self._mean = np.zeros(max_turns)
         self._iterations = np.zeros(max_turns)
 
-    def collect(self, entropy: Array, turn_index: Array, *, mask: Array = None) -> EntropySums:
+    def collect(self, entropy: Array, turn_index: Array, *, mask: Array | None = None) -> EntropySums:
         """Sums of this worker's rows.
 
         Args:
@@ -95,7 +95,7 @@ class EntropyHistory:
         like = as_array(like)
         table = np.append(np.where(self._iterations > 0, self._mean, np.nan), np.nan)  # -1 reads the last entry
         values = torch.from_numpy(table).to(like.device) if isinstance(like, torch.Tensor) else table
-        return cast(values[integer(as_array(turn_index, like))], like)
+        return match_dtype(values[integer(as_array(turn_index, like))], like)
 
     def active(self) -> bool:
         """Whether the penalty applies: some turn index of at least max_turns / 2 has been seen."""
@@ -190,7 +190,7 @@ class GroupHistory:
         if scale:
             gap = gap / (max(float(np.median(self._std)), std_floor) + eps)
         kept = gap >= 0
-        return cast(library(score).where(kept, gap, 0.0), score), kept
+        return match_dtype(library(score).where(kept, gap, 0.0), score), kept
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Tensors for the checkpoint."""

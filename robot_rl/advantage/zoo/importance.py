@@ -7,10 +7,10 @@ from robot_rl.advantage.kinds import (
     Array,
     argsort,
     as_array,
-    cast,
     detached,
     double,
     library,
+    match_dtype,
     require_option,
 )
 from robot_rl.advantage.layout import episode_ids, row_mask
@@ -26,9 +26,9 @@ def importance_weight(
     mode: str = "clamp",
     cap: float = 2.0,
     floor: float = 0.0,
-    turn: Array = None,
-    episode: Array = None,
-    mask: Array = None,
+    turn: Array | None = None,
+    episode: Array | None = None,
+    mask: Array | None = None,
     zero_fallback: bool = False,
 ) -> Array:
     """Truncated or masked weight exp(logp - logp_behaviour), without gradient.
@@ -68,7 +68,9 @@ def importance_weight(
     return xp.where(use.reshape(logp.shape), weight, 0.0)
 
 
-def veto_mask(weight: Array, *, threshold: float = 1e-4, episode: Array = None, mask: Array = None) -> Array:
+def veto_mask(
+    weight: Array, *, threshold: float = 1e-4, episode: Array | None = None, mask: Array | None = None
+) -> Array:
     """Rows of episodes in which no row's weight is catastrophically small.
 
     Args:
@@ -99,8 +101,8 @@ def rejection_mask(
     metric: str = "ratio",
     reduce: str = "mean",
     bounds: tuple[float, float] = (0.0, 2.0),
-    episode: Array = None,
-    mask: Array = None,
+    episode: Array | None = None,
+    mask: Array | None = None,
 ) -> Array:
     """Rows of episodes whose mismatch with the behaviour policy lies in bounds.
 
@@ -163,10 +165,10 @@ def loglinear_proximal(logp: Array, logp_behaviour: Array, version: Array, curre
     behaviour = detached(as_array(logp_behaviour, logp))
     age = current_version - double(as_array(version, logp))
     alpha = xp.where(age > 0, xp.clip((age - 1.0) / xp.where(age > 0, age, 1.0), 0.0, 1.0), 0.0)
-    return cast(double(behaviour) + alpha * double(logp - behaviour), logp)
+    return match_dtype(double(behaviour) + alpha * double(logp - behaviour), logp)
 
 
-def m2po_mask(log_ratios: Array, *, tau: float = 0.04, mask: Array = None) -> Array:
+def m2po_mask(log_ratios: Array, *, tau: float = 0.04, mask: Array | None = None) -> Array:
     """Rows that remain when the largest squared log-ratios are dropped until their mean is at most tau.
 
     Args:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from robot_rl.advantage.kinds import Array, as_array, cast, detached, double, library, require_option
+from robot_rl.advantage.kinds import Array, as_array, detached, double, library, match_dtype, require_option
 from robot_rl.advantage.kl import ESTIMATORS, kl_rows
 from robot_rl.advantage.ratios import log_ratio
 
 
 def kl_reward(
-    reward: Array, logp: Array, ref_logp: Array | None, beta: float, *, kind: str = "k1", mask: Array = None
+    reward: Array, logp: Array, ref_logp: Array | None, beta: float, *, kind: str = "k1", mask: Array | None = None
 ) -> Array:
     """Reward minus beta · (logp - ref_logp) on the masked rows, without gradient.
 
@@ -35,7 +35,7 @@ def kl_reward(
         return reward
     _require_reference(ref_logp, beta)
     d = kl_rows(detached(as_array(logp, reward)), detached(as_array(ref_logp, reward)), "k1", mask=mask)
-    return cast(double(reward) - beta * double(d), reward)
+    return match_dtype(double(reward) - beta * double(d), reward)
 
 
 def kl_loss_rows(
@@ -44,8 +44,8 @@ def kl_loss_rows(
     beta: float,
     *,
     kind: str = "k2",
-    mask: Array = None,
-    ratio: Array = None,
+    mask: Array | None = None,
+    ratio: Array | None = None,
     **options: Any,
 ) -> Array:
     """beta · KL estimate per row, to be aggregated like the policy loss.
@@ -80,7 +80,7 @@ def _require_reference(ref_logp: Array | None, beta: float) -> None:
         raise ValueError(f"ref_logp is None with beta {beta}; run the reference policy or set beta to 0")
 
 
-def experimental_opd_advantage(logp: Array, teacher_logp: Array, *, mask: Array = None) -> Array:
+def experimental_opd_advantage(logp: Array, teacher_logp: Array, *, mask: Array | None = None) -> Array:
     """On-policy distillation advantage: -(logp - teacher_logp), without gradient; reconstructed from abstracts.
 
     Args:

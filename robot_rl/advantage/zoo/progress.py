@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from robot_rl.advantage.anchors import components
-from robot_rl.advantage.kinds import Array, as_array, boolean, cast, double, library, require_rows, sigmoid
+from robot_rl.advantage.kinds import Array, as_array, boolean, double, library, match_dtype, require_rows, sigmoid
 from robot_rl.advantage.normalise import as_cells
 from robot_rl.advantage.segments import seg_max
 
@@ -36,7 +36,7 @@ def distance_reward(distance: Array, task: Array, *, scale: float = 0.6, steepne
     span = seg_max(d, cells.ids, cells.n)[cells.ids] - low
     flat = span < 1e-6
     unit = xp.where(flat, 0.5, (d - low) / xp.where(flat, 1.0, span))
-    return cast(scale * sigmoid(steepness * (0.5 - unit)), distance)
+    return match_dtype(scale * sigmoid(steepness * (0.5 - unit)), distance)
 
 
 def success_centres(embedding: np.ndarray, *, eps: float = 0.5, min_samples: int = 2) -> np.ndarray:
@@ -106,4 +106,4 @@ def srpo_reward(
             distance[bad] = np.linalg.norm(x[bad][:, None] - centres[None], axis=2).min(axis=1)
     known = ~np.isnan(distance)
     reward[known] = distance_reward(distance[known], tasks[known], scale=scale)
-    return cast(torch.from_numpy(reward).to(like.device) if isinstance(like, torch.Tensor) else reward, like)
+    return match_dtype(torch.from_numpy(reward).to(like.device) if isinstance(like, torch.Tensor) else reward, like)

@@ -8,10 +8,10 @@ from robot_rl.advantage.kinds import (
     Array,
     as_array,
     boolean,
-    cast,
     double,
     integer,
     library,
+    match_dtype,
     require_flat,
     require_rows,
     sigmoid,
@@ -40,15 +40,15 @@ def spa_loss(contribution: Array, episode: Array, outcome: Array) -> Array:
     contribution = as_array(contribution)
     outcome = as_array(outcome, contribution)
     total = seg_sum(contribution, as_array(episode, contribution), int(outcome.shape[0]))
-    return cast((total - double(outcome)) ** 2, contribution)
+    return match_dtype((total - double(outcome)) ** 2, contribution)
 
 
 def spa_reward(
     contribution: Array,
     episode: Array,
     *,
-    grounding: Array = None,
-    outcome: Array = None,
+    grounding: Array | None = None,
+    outcome: Array | None = None,
     alpha: float = 1.0,
     beta: float = 0.5,
     enforce_sum: bool = False,
@@ -79,9 +79,9 @@ def spa_reward(
     if enforce_sum:
         if outcome is None:
             raise ValueError("enforce_sum needs the outcome of each episode, got None")
-        outcome = double(as_array(outcome, contribution))
-        count = int(outcome.shape[0])
-        gap = outcome - seg_sum(value, episode, count)
+        total = double(as_array(outcome, contribution))
+        count = int(total.shape[0])
+        gap = total - seg_sum(value, episode, count)
         turns = seg_count(episode, count)
         value = value + (gap / xp.where(turns > 0, turns, 1.0))[integer(episode)]
     out = alpha * value
@@ -89,7 +89,7 @@ def spa_reward(
         grounding = as_array(grounding, contribution)
         require_rows(require_flat("contribution", contribution), grounding=grounding)
         out = out + beta * double(grounding)
-    return cast(out, contribution)
+    return match_dtype(out, contribution)
 
 
 def spa_release_weight(episode: Array) -> Array:
@@ -108,7 +108,7 @@ def spa_release_weight(episode: Array) -> Array:
     return seg_count(ids, count)[ids] - 1.0 - double(position(episode))
 
 
-def answer_probability(logp: Array, context: Array, n_contexts: int, *, mask: Array = None) -> Array:
+def answer_probability(logp: Array, context: Array, n_contexts: int, *, mask: Array | None = None) -> Array:
     """exp of the mean log-probability of the reference answer's tokens, per context.
 
     Args:
@@ -149,7 +149,7 @@ def igpo_reward(prob: Array, episode: Array, outcome: Array) -> Array:
     outcome = double(as_array(outcome, prob))
     after = double(prob) * 1.0
     after[:-1] = double(prob)[1:]
-    return cast(library(prob).where(continues(episode), after - double(prob), outcome[episode]), prob)
+    return match_dtype(library(prob).where(continues(episode), after - double(prob), outcome[episode]), prob)
 
 
 def igpo(reward: Array, episode: Array, group: Array, *, gamma: float = 1.0, release_norm: bool = False) -> Array:
@@ -185,7 +185,7 @@ def igpo(reward: Array, episode: Array, group: Array, *, gamma: float = 1.0, rel
         z = normalise(known, cells, n_cells=count, scale="none")[0]
     else:
         z = normalise(known, row_group)[0]
-    return cast(xp.where(bad, 0.0, discounted_return(z, episode, gamma)), reward)
+    return match_dtype(xp.where(bad, 0.0, discounted_return(z, episode, gamma)), reward)
 
 
 def infopo_gain(logp_with: Array, logp_without: Array, turn: Array, episode: Array) -> Array:
@@ -215,7 +215,7 @@ def infopo_gain(logp_with: Array, logp_without: Array, turn: Array, episode: Arr
     own = seg_mean(gap, as_array(turn, logp_with), n_turns)
     after = own * 1.0
     after[:-1] = own[1:]
-    return cast(xp.where(continues(episode) & ~xp.isnan(after), after, 0.0), logp_with)
+    return match_dtype(xp.where(continues(episode) & ~xp.isnan(after), after, 0.0), logp_with)
 
 
 def infopo_beta(epoch: float, *, beta: float = 0.1, decay: float = 0.0) -> float:
@@ -285,7 +285,7 @@ def infopo(
     magnitude = xp.where((magnitude < 1.0) & (inner_std > 0), magnitude, 1.0)
     gate = sigmoid(-std / gate_width)
     inner = z * (magnitude * gate)[row_cell]
-    return cast(xp.where(row_ok, outer[episode] + beta * inner, 0.0), gain)
+    return match_dtype(xp.where(row_ok, outer[episode] + beta * inner, 0.0), gain)
 
 
 def _known(x: Array) -> Array:
@@ -293,7 +293,7 @@ def _known(x: Array) -> Array:
     return xp.where(xp.isnan(x), 0.0, x)
 
 
-def redistributed_mask(reward: Array, episode: Array, mask: Array = None) -> Array:
+def redistributed_mask(reward: Array, episode: Array, mask: Array | None = None) -> Array:
     """Rows that may enter the loss after a redistribution: those of episodes without a NaN reward.
 
     Args:

@@ -9,12 +9,12 @@ import torch
 from robot_rl.advantage.kinds import (
     Array,
     as_array,
-    cast,
     detached,
     double,
     floating,
     integer,
     library,
+    match_dtype,
     readable,
     require_flat,
     require_option,
@@ -53,7 +53,14 @@ def pair_regression(log_ratio_gap: Array, reward_gap: Array, *, eta: float = 1.0
 
 
 def refuel_loss(
-    logp: Array, old_logp: Array, pair: Array, second: Array, reward: Array, *, mask: Array = None, **options: Any
+    logp: Array,
+    old_logp: Array,
+    pair: Array,
+    second: Array,
+    reward: Array,
+    *,
+    mask: Array | None = None,
+    **options: Any,
 ) -> Array:
     """`pair_regression` from per-row log-probabilities of two continuations per prefix.
 
@@ -81,10 +88,10 @@ def refuel_loss(
     step = log_ratio(logp, detached(as_array(old_logp, logp)), mask=mask)
     sign = 1.0 - 2.0 * double(as_array(second, logp))
     gap = seg_sum(double(step) * sign, as_array(pair, logp), int(reward.shape[0]))
-    return cast(pair_regression(gap, double(reward[:, 0]) - double(reward[:, 1]), **options), logp)
+    return match_dtype(pair_regression(gap, double(reward[:, 0]) - double(reward[:, 1]), **options), logp)
 
 
-def a_lol_rows(logp: Array, ref_logp: Array, advantage: Array, *, clip: Clip = 0.2, mask: Array = None) -> Array:
+def a_lol_rows(logp: Array, ref_logp: Array, advantage: Array, *, clip: Clip = 0.2, mask: Array | None = None) -> Array:
     """-max(A, 0) · clip(sg(policy / reference)) · logp.
 
     Args:
@@ -107,12 +114,12 @@ def a_lol_rows(logp: Array, ref_logp: Array, advantage: Array, *, clip: Clip = 0
     xp = library(logp)
     ratio = xp.exp(log_ratio(detached(logp), detached(as_array(ref_logp, logp)), mask=mask))
     use = row_mask(mask, logp).reshape(logp.shape)
-    gain = cast(xp.where(use, xp.clip(detached(as_array(advantage, logp)), 0.0, None), 0.0), logp)
+    gain = match_dtype(xp.where(use, xp.clip(detached(as_array(advantage, logp)), 0.0, None), 0.0), logp)
     return -gain * xp.clip(ratio, 1 - low, 1 + high) * xp.where(use, logp, 0.0)
 
 
 def pacs_logit(
-    logp: Array, old_logp: Array, episode: Array, group: Array, *, beta: float = 1.0, mask: Array = None
+    logp: Array, old_logp: Array, episode: Array, group: Array, *, beta: float = 1.0, mask: Array | None = None
 ) -> Array:
     """Leave-one-out of beta · summed log-ratio over the group, with gradient: the score of each rollout.
 
@@ -143,7 +150,7 @@ def pacs_logit(
     size = seg_sum(ones, cells, count)[cells]
     mean = seg_sum(total, cells, count)[cells] / size
     out = size / xp.where(size > 1, size - 1.0, 1.0) * (total - mean)
-    return cast(xp.where(size > 1, out, 0.0), logp)
+    return match_dtype(xp.where(size > 1, out, 0.0), logp)
 
 
 def pacs_loss(logit: Array, label: Array) -> Array:
@@ -163,7 +170,7 @@ def pacs_loss(logit: Array, label: Array) -> Array:
     """
     logit = as_array(logit)
     xp = library(logit)
-    y = cast(as_array(label, logit), logit)
+    y = match_dtype(as_array(label, logit), logit)
     require_rows(require_flat("logit", logit), label=y)
     # max(z, 0) - z·y + log(1 + exp(-|z|)) never overflows.
     return xp.clip(logit, 0.0, None) - logit * y + xp.log1p(xp.exp(-xp.abs(logit)))
@@ -196,7 +203,7 @@ def rover_rows(q: Array, mean_q: Array, reward: Array, episode: Array) -> Array:
     return (q - (reward + xp.where(continues(episode), after, 0.0))) ** 2
 
 
-def sign_weighted_rows(logp: Array, score: Array, *, positive: float = 0.1, mask: Array = None) -> Array:
+def sign_weighted_rows(logp: Array, score: Array, *, positive: float = 0.1, mask: Array | None = None) -> Array:
     """Correct rows: positive · (-logp); incorrect rows: +logp.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 from robot_rl.advantage.kinds import Array
 
 
-def _host(x: Any) -> np.ndarray:
+def _host(x: Array) -> np.ndarray:
     return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
 
 

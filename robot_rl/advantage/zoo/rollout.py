@@ -12,10 +12,10 @@ from robot_rl.advantage.kinds import (
     Array,
     as_array,
     boolean,
-    cast,
     double,
     integer,
     library,
+    match_dtype,
     require_flat,
     require_option,
     require_rows,
@@ -47,7 +47,7 @@ def branching_entropy(top_logp: Array, vocabulary: int, *, max_tokens: int = 20)
     xp = library(logp)
     first = double(logp[..., :max_tokens, :])
     known = xp.where(first > -float("inf"), first, 0.0)
-    return cast(
+    return match_dtype(
         -(xp.where(first > -float("inf"), xp.exp(first), 0.0) * known).sum(-1).sum(-1) / math.log(vocabulary), logp
     )
 
@@ -147,7 +147,7 @@ def prefix_advantage(advantage: Array, leaf: Array, row: Array, n_rows: int) -> 
     leaf, row = integer(as_array(leaf, advantage)), as_array(row, advantage)
     require_rows(require_flat("leaf", leaf), row=row)
     mean = seg_mean(advantage[leaf], row, n_rows)
-    return cast(xp.where(xp.isnan(mean), 0.0, mean), advantage)
+    return match_dtype(xp.where(xp.isnan(mean), 0.0, mean), advantage)
 
 
 def groups_to_draw(informative: int, drawn: int, batch: int, *, max_factor: float = 3.0) -> int:
@@ -189,7 +189,7 @@ def stop_stragglers(score: Array, finished: Array) -> tuple[Array, Array]:
     finished = boolean(as_array(finished, score))
     require_rows(require_flat("score", score), finished=finished)
     xp = library(score)
-    return cast(xp.where(finished, double(score), float("nan")), score), ~finished
+    return match_dtype(xp.where(finished, double(score), float("nan")), score), ~finished
 
 
 def atomic_batches(group: Array, size: int) -> Iterator[Array]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from robot_rl.advantage.kinds import (
     Array,
     as_array,
-    cast,
     detached,
     double,
     integer,
     library,
+    match_dtype,
     require_flat,
     require_rows,
 )
@@ -43,7 +43,7 @@ def experimental_seeupo_weight(
     steps = double(detached(as_array(log_ratios, advantage)))
     require_rows(require_flat("advantage", advantage), log_ratios=steps)
     later = discounted_return(steps, as_array(episode, advantage), 1.0) - steps
-    return cast(double(advantage) * xp.clip(xp.exp(xp.clip(later, -60.0, 60.0)), *bounds), advantage)
+    return match_dtype(double(advantage) * xp.clip(xp.exp(xp.clip(later, -60.0, 60.0)), *bounds), advantage)
 
 
 def turn_batches(turn_index: Array) -> Iterator[tuple[int, Array]]:

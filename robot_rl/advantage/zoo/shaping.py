@@ -10,10 +10,10 @@ from robot_rl.advantage.kinds import (
     Array,
     as_array,
     boolean,
-    cast,
     double,
     integer,
     library,
+    match_dtype,
     require_flat,
     require_option,
     require_rows,
@@ -42,7 +42,7 @@ def conservation(new: Array, old: Array, episode: Array, n_episodes: int) -> Arr
     return seg_sum(double(new) - double(as_array(old, new)), as_array(episode, new), n_episodes)
 
 
-def potential_shaping(potential: Array, next_potential: Array, discount: Any, terminated: Array) -> Array:
+def potential_shaping(potential: Array, next_potential: Array, discount: Array, terminated: Array) -> Array:
     """Policy-invariant shaping reward: discount · potential of the true successor - potential.
 
     Args:
@@ -67,7 +67,7 @@ def potential_shaping(potential: Array, next_potential: Array, discount: Any, te
             raise ValueError(f"{name} has shape {tuple(x.shape)}, expected that of potential, {tuple(potential.shape)}")
     factor = double(as_array(discount, potential)) if hasattr(discount, "shape") else discount
     after = factor * xp.where(over, 0.0, double(following))
-    return cast(after - double(potential), potential)
+    return match_dtype(after - double(potential), potential)
 
 
 def progress_delta(progress: Array, next_progress: Array) -> Array:
@@ -89,8 +89,8 @@ def intervention_reward(
     episode: Array,
     *,
     timing: str = "before",
-    human_after_end: Array = None,
-    reward: Array = None,
+    human_after_end: Array | None = None,
+    reward: Array | None = None,
     reward_weight: float = 0.0,
 ) -> Array:
     """-1 where a person takes over, 0 elsewhere: the intervention itself is the reward signal.
@@ -135,7 +135,7 @@ def intervention_reward(
     out = xp.where(marked, -1.0, 0.0 * double(marked))
     if reward is not None:
         out = out + reward_weight * double(reward)
-    return cast(out, human if reward is None else reward)
+    return match_dtype(out, human if reward is None else reward)
 
 
 def gated_reward(level_reward: Array, episode: Array, n_episodes: int, threshold: Any = 0.0) -> Array:
@@ -171,11 +171,11 @@ def gated_reward(level_reward: Array, episode: Array, n_episodes: int, threshold
         above = seg_sum(level_reward[level + 1], episode, n_episodes)
         is_open = is_open & (above > limits[level + 1])[integer(episode)]
         total = total + xp.where(is_open, double(level_reward[level]), 0.0)
-    return cast(total, level_reward)
+    return match_dtype(total, level_reward)
 
 
 def checklist_reward(
-    weight: Array, passed: Array, turn: Array, n_turns: int, *, item: Array = None, needs: Array = None
+    weight: Array, passed: Array, turn: Array, n_turns: int, *, item: Array | None = None, needs: Array | None = None
 ) -> Array:
     """Share of the weight of a turn's checklist that was met, dependencies included.
 
@@ -211,4 +211,4 @@ def checklist_reward(
         counts = xp.where(missing > 0, 0.0, counts)
     total = seg_sum(weight, turn, n_turns)
     score = seg_sum(weight * counts, turn, n_turns) / xp.where(total > 0, total, 1.0)
-    return cast(xp.where(broken | (total <= 0), float("nan"), score), passed)
+    return match_dtype(xp.where(broken | (total <= 0), float("nan"), score), passed)

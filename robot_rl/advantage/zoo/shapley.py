@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from robot_rl.advantage.kinds import Array, as_array, cast, double, library, require_option
+from robot_rl.advantage.kinds import Array, as_array, double, library, match_dtype, require_option
 
 EXACT_LIMIT = 8
 """Up to this many facts all subsets are evaluated; the table of a fact set has 2^n entries."""
@@ -44,7 +44,7 @@ def shapley(value: Array) -> Array:
             factor = math.factorial(members[s]) * math.factorial(n - members[s] - 1) / math.factorial(n)
             total = total + factor * (v[..., s | 1 << i] - v[..., s])
         out.append(total)
-    return cast(xp.stack(out, -1) if out else v[..., :0], value)
+    return match_dtype(xp.stack(out, -1) if out else v[..., :0], value)
 
 
 def shapley_sampled(
@@ -147,4 +147,4 @@ def credit_share(phi: Array, *, temperature: float = 2.0) -> Array:
     shifted = scaled - (scaled.max(-1, keepdims=True) if isinstance(scaled, np.ndarray) else scaled.amax(-1, True))
     weight = library(phi).exp(shifted)
     total = weight.sum(-1)
-    return cast(weight / total[..., None], phi)
+    return match_dtype(weight / total[..., None], phi)

@@ -8,7 +8,7 @@ four give the same bits. State lives on the CPU in float64; results return to th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -55,11 +55,11 @@ def reduce(updates: Sequence[Samples]) -> Samples:
     return merged
 
 
-def _host(x: Any) -> np.ndarray:
+def _host(x: Array) -> np.ndarray:
     return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
-def _samples(score: Any, key: np.ndarray, group: Any, index: Any) -> Samples:
+def _samples(score: Array, key: np.ndarray, group: Array, index: Array) -> Samples:
     score = _host(score).astype(np.float64)
     n = len(score)
     index = np.arange(n) if index is None else _host(index).astype(np.int64)
@@ -70,7 +70,7 @@ def _samples(score: Any, key: np.ndarray, group: Any, index: Any) -> Samples:
     return Samples(index, key.astype(np.int64), score, group)
 
 
-def _return(values: np.ndarray, like: Any) -> Array:
+def _return(values: np.ndarray, like: Array) -> Array:
     like = as_array(like)
     if isinstance(like, torch.Tensor):
         dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
@@ -131,7 +131,13 @@ class RoleBaseline:
         self._table = _Table(1)
 
     def collect(
-        self, score: Array, *, role: Array, game: Array = None, process: Array = None, index: Array = None
+        self,
+        score: Array,
+        *,
+        role: Array,
+        game: Array | None = None,
+        process: Array | None = None,
+        index: Array | None = None,
     ) -> Samples:
         """Samples of this worker's episodes, one per episode and role.
 
@@ -180,7 +186,7 @@ class RoleBaseline:
         self._table.write(samples.key[order][last], after[last][:, None])
         return out
 
-    def advantage(self, score: Array, *, role: Array, game: Array = None, process: Array = None) -> Array:
+    def advantage(self, score: Array, *, role: Array, game: Array | None = None, process: Array | None = None) -> Array:
         """`apply` on the episodes of a single worker, in their order; see `collect` for the arguments."""
         return _return(self.apply(self.collect(score, role=role, game=game, process=process)), score)
 
@@ -230,7 +236,7 @@ class EmaScale:
         self.std_floor, self.eps, self.max_advantage = std_floor, eps, max_advantage
         self._table = _Table(2)
 
-    def collect(self, score: Array, *, group: Array, task: Array, index: Array = None) -> Samples:
+    def collect(self, score: Array, *, group: Array, task: Array, index: Array | None = None) -> Samples:
         """Samples of this worker's episodes.
 
         Args:
@@ -317,7 +323,7 @@ class ExperimentalDifficulty:
         self.decay, self.bounds = decay, bounds
         self._table = _Table(1)
 
-    def collect(self, success: Array, *, task: Array, index: Array = None) -> Samples:
+    def collect(self, success: Array, *, task: Array, index: Array | None = None) -> Samples:
         """Samples of this worker's episodes.
 
         Args:

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
-from robot_rl.advantage.rows import Rows, cast, check_float, rows, shifted, zero
+from robot_rl.advantage.kinds import Array
+from robot_rl.advantage.rows import PreparedRows, check_float, rows, shifted, to_dtype, zero
 from robot_rl.advantage.scan import solve
 
 LOG_RATIO_LIMIT = 20.0  # |log pi - log mu| beyond this is cut before exp
@@ -29,18 +30,18 @@ LOG_RATIO_LIMIT = 20.0  # |log pi - log mu| beyond this is cut before exp
 
 @same_kind
 def monte_carlo(
-    reward: Any,
-    value: Any,
-    next_value: Any,
-    terminated: Any,
-    boundary: Any,
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    boundary: Array,
     *,
     gamma: float = 0.99,
-    duration: Any = None,
-    discount: Any = None,
+    duration: Array | None = None,
+    discount: Array | None = None,
     bootstrap: bool = True,
-    valid: Any = None,
-) -> tuple[Any, Any]:
+    valid: Array | None = None,
+) -> tuple[Array, Array]:
     """Return to the end of the episode, bootstrapped where the episode was only cut.
 
     G_t = r_t + g_t [(1 - b_t) G_{t+1} + b_t (1 - e_t) V'_t]; A = G - V, or G without a critic (`value` None).
@@ -67,19 +68,19 @@ def monte_carlo(
 
 @same_kind
 def n_step(
-    reward: Any,
-    value: Any,
-    next_value: Any,
-    terminated: Any,
-    boundary: Any,
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    boundary: Array,
     *,
     n: int | None = None,
     n_ticks: int | None = None,
     gamma: float = 0.99,
-    duration: Any = None,
-    discount: Any = None,
-    valid: Any = None,
-) -> tuple[Any, Any]:
+    duration: Array | None = None,
+    discount: Array | None = None,
+    valid: Array | None = None,
+) -> tuple[Array, Array]:
     """n rewards, then the value: a window of n decisions, or of as many decisions as make up n ticks.
 
     G_t = sum_{i<m} (prod_{j<i} g_{t+j}) r_{t+i} + (prod_{j<m} g_{t+j}) (1 - e) V' of row t+m-1, m being the window cut
@@ -117,10 +118,10 @@ def n_step(
     return _pair(ready, target - ready.value, target)
 
 
-def _tick_window(ready: Rows, one: Any, n_ticks: int, duration: Any) -> Any:
+def _tick_window(ready: PreparedRows, one: Array, n_ticks: int, duration: Array) -> Array:
     """Windows of a given number of ticks: row by row, until every window is full (at most n_ticks passes)."""
     xp = ready.xp
-    ticks = xp.ones_like(ready.reward) if duration is None else cast(duration, ready.reward.dtype)
+    ticks = xp.ones_like(ready.reward) if duration is None else to_dtype(duration, ready.reward.dtype)
     g = _like(ready)
     # The row that is i ahead, brought here by i shifts; behind a boundary nothing is read any more.
     ahead_one, ahead_reward, ahead_g, ahead_ticks, ahead_end = one, ready.reward, g, ticks, ready.boundary
@@ -141,22 +142,22 @@ def _tick_window(ready: Rows, one: Any, n_ticks: int, duration: Any) -> Any:
 
 @same_kind
 def vtrace(
-    reward: Any,
-    value: Any,
-    next_value: Any,
-    terminated: Any,
-    boundary: Any,
-    log_ratio: Any,
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    boundary: Array,
+    log_ratio: Array,
     *,
     gamma: float = 0.99,
     trace_decay: float = 1.0,
     rho_max: float = 1.0,
     c_max: float = 1.0,
     rho_policy_max: float = 1.0,
-    duration: Any = None,
-    discount: Any = None,
-    valid: Any = None,
-) -> tuple[Any, Any]:
+    duration: Array | None = None,
+    discount: Array | None = None,
+    valid: Array | None = None,
+) -> tuple[Array, Array]:
     """V-trace: off-policy value targets with clipped importance weights, and the policy's advantage.
 
     w = pi/mu of the decision; rho = min(rho_max, w), c = trace_decay min(c_max, w);
@@ -202,20 +203,20 @@ def vtrace(
 
 @same_kind
 def upgo(
-    reward: Any,
-    value: Any,
-    next_value: Any,
-    terminated: Any,
-    boundary: Any,
-    log_ratio: Any = None,
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    boundary: Array,
+    log_ratio: Array | None = None,
     *,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
     rho_max: float = 1.0,
-    duration: Any = None,
-    discount: Any = None,
-    valid: Any = None,
-) -> tuple[Any, Any]:
+    duration: Array | None = None,
+    discount: Array | None = None,
+    valid: Array | None = None,
+) -> tuple[Array, Array]:
     """UPGO: follow the trajectory as long as it does better than the critic expected, then bootstrap.
 
     u_t = [r_t + g_t (1 - e_t) V'_t >= V_t]; G_t = r_t + g_t G_{t+1} if row t+1 exists and u_{t+1}, else
@@ -251,21 +252,21 @@ def upgo(
 
 @same_kind
 def retrace(
-    reward: Any,
-    q: Any,
-    next_expected_q: Any,
-    terminated: Any,
-    boundary: Any,
-    log_ratio: Any = None,
+    reward: Array,
+    q: Array,
+    next_expected_q: Array,
+    terminated: Array,
+    boundary: Array,
+    log_ratio: Array | None = None,
     *,
-    probability: Any = None,
-    expected_q: Any = None,
+    probability: Array | None = None,
+    expected_q: Array | None = None,
     trace_decay: float = 1.0,
     gamma: float = 0.99,
-    duration: Any = None,
-    discount: Any = None,
-    valid: Any = None,
-) -> tuple[Any, Any]:
+    duration: Array | None = None,
+    discount: Array | None = None,
+    valid: Array | None = None,
+) -> tuple[Array, Array]:
     """Off-policy targets of Q: Retrace, tree backup or Peng's Q(lambda), depending on the trace given.
 
     Q_ret_t = r_t + g_t (1 - e_t) E_pi Q(s'_t) + g_t (1 - b_t) c_{t+1} (Q_ret_{t+1} - Q(s_{t+1}, a_{t+1})), with
@@ -306,39 +307,39 @@ def retrace(
     )
     xp = ready.xp
     ended = flags_or(xp, terminated, valid)
-    ahead = xp.where(ended, zero(ready.reward), cast(next_expected_q, ready.reward.dtype))
+    ahead = xp.where(ended, zero(ready.reward), to_dtype(next_expected_q, ready.reward.dtype))
     if log_ratio is not None:
         c = trace_decay * _weight(ready, log_ratio).clip(max=1.0)
     elif probability is not None:
-        c = trace_decay * cast(probability, ready.reward.dtype)
+        c = trace_decay * to_dtype(probability, ready.reward.dtype)
     else:
         c = xp.full_like(ready.reward, trace_decay)
     trace = ready.inside(ready.g * ready.following(c))
     target = ready.value + solve(ready.reward + ready.g * ahead - ready.value, trace)
-    baseline = ready.value if expected_q is None else cast(expected_q, target.dtype)
+    baseline = ready.value if expected_q is None else to_dtype(expected_q, target.dtype)
     return _pair(ready, target - baseline, target)
 
 
-def flags_or(xp: Any, terminated: Any, valid: Any) -> Any:
+def flags_or(xp: Any, terminated: Array, valid: Array) -> Array:
     """Rows without a successor: terminated ones and padding."""
-    ended = cast(terminated, xp.bool if xp is torch else np.bool_)
-    return ended if valid is None else ended | ~cast(valid, ended.dtype)
+    ended = to_dtype(terminated, xp.bool if xp is torch else np.bool_)
+    return ended if valid is None else ended | ~to_dtype(valid, ended.dtype)
 
 
-def _like(ready: Rows) -> Any:
+def _like(ready: PreparedRows) -> Array:
     """The discounts as an array."""
     return ready.xp.full_like(ready.reward, ready.g) if isinstance(ready.g, float) else ready.g
 
 
-def _weight(ready: Rows, log_ratio: Any) -> Any:
+def _weight(ready: PreparedRows, log_ratio: Array) -> Array:
     check_float(log_ratio, "log_ratio")
     check_shapes(tuple(ready.reward.shape), log_ratio=log_ratio)
     if ready.valid is not None:
         log_ratio = ready.xp.where(ready.valid, log_ratio, zero(log_ratio))
     bounded = log_ratio.clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return cast(ready.xp.exp(bounded), ready.reward.dtype)
+    return to_dtype(ready.xp.exp(bounded), ready.reward.dtype)
 
 
-def _pair(ready: Rows, advantage: Any, target: Any) -> tuple[Any, Any]:
+def _pair(ready: PreparedRows, advantage: Array, target: Array) -> tuple[Array, Array]:
     advantage, target = ready.finish(advantage, target)
     return advantage, target

@@ -8,10 +8,10 @@ from robot_rl.advantage.kinds import (
     Array,
     as_array,
     boolean,
-    cast,
     double,
     integer,
     library,
+    match_dtype,
     require_flat,
     require_option,
     require_rows,
@@ -121,11 +121,17 @@ def ui_s1(
     outer = outer if episode_on == "scores" else outer[episode]
     cells, count = _cell(row_group, position(episode))
     inner = normalise(value, cells, n_cells=count)[0]
-    return cast(xp.where(xp.isnan(outer) | bad, 0.0, outer + omega * inner), reward)
+    return match_dtype(xp.where(xp.isnan(outer) | bad, 0.0, outer + omega * inner), reward)
 
 
 def cm2_turn(
-    reward: Array, episode: Array, group: Array, *, scale: str = "none", min_members: int = 5, turn_index: Array = None
+    reward: Array,
+    episode: Array,
+    group: Array,
+    *,
+    scale: str = "none",
+    min_members: int = 5,
+    turn_index: Array | None = None,
 ) -> Array:
     """Checklist score of a turn against the same turn of the same task.
 
@@ -151,10 +157,12 @@ def cm2_turn(
     known = xp.where(unscorable_rows(reward, episode), float("nan"), double(reward))
     index = position(episode) if turn_index is None else as_array(turn_index, reward)
     cells, count = _cell(row_group, index)
-    return cast(normalise(known, cells, n_cells=count, scale=scale, min_count=min_members)[0], reward)
+    return match_dtype(normalise(known, cells, n_cells=count, scale=scale, min_count=min_members)[0], reward)
 
 
-def reinforce_pp(reward: Array, episode: Array, *, gamma: float = 1.0, mask: Array = None, eps: float = 1e-8) -> Array:
+def reinforce_pp(
+    reward: Array, episode: Array, *, gamma: float = 1.0, mask: Array | None = None, eps: float = 1e-8
+) -> Array:
     """Discounted return-to-go of every row, whitened over the masked rows of the batch.
 
     Args:
@@ -180,7 +188,7 @@ def reinforce_pp(reward: Array, episode: Array, *, gamma: float = 1.0, mask: Arr
     return whiten(value, use, eps=eps)
 
 
-def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Array = None) -> Array:
+def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Array | None = None) -> Array:
     """Accumulated squared score-function norm that weighs the optimal baseline: sum of 1 - 2·pi + sum_a pi(a)^2.
 
     Args:
@@ -211,15 +219,15 @@ def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Arr
         # What a block adds up is taken off where the next one begins, so that one running sum serves all.
         norm[start[1:]] -= np.add.reduceat(norm, start)[:-1] if start.size else 0.0
         total = np.cumsum(norm, out=norm)
-        return cast(total, prob)
+        return match_dtype(total, prob)
     norm = 1.0 - 2.0 * double(prob) + double(square)
     total = xp.cumsum(norm, 0)
     first = ~xp.flip(continues(xp.flip(ids, (0,))), (0,))
     block = xp.cumsum(integer(first), 0) - 1
-    return cast(total - (total - norm)[first][block], prob)
+    return match_dtype(total - (total - norm)[first][block], prob)
 
 
-def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_position: Array = None) -> Array:
+def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_position: Array | None = None) -> Array:
     """Return minus the variance-optimal baseline of the same position in the group.
 
     Args:
@@ -256,7 +264,7 @@ def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_positi
     out = x - baseline[cells]
     # What is equal to its baseline up to float residue is equal: cells without spread give exactly 0.
     apart = xp.abs(out) > RESIDUE * xp.clip(xp.abs(x), 1.0, None)
-    return cast(xp.where(apart & use, out, 0.0), value)
+    return match_dtype(xp.where(apart & use, out, 0.0), value)
 
 
 def _otb_everywhere(x: np.ndarray, weight: np.ndarray, cells: np.ndarray, count: int, like: np.ndarray) -> np.ndarray:

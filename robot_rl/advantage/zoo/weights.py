@@ -8,10 +8,10 @@ from robot_rl.advantage.kinds import (
     argsort,
     as_array,
     boolean,
-    cast,
     double,
     integer,
     library,
+    match_dtype,
     require_option,
 )
 from robot_rl.advantage.layout import row_mask
@@ -19,7 +19,7 @@ from robot_rl.advantage.segments import seg_count
 from robot_rl.advantage.weights import _group_std
 
 
-def duration_weight(duration: Array, *, mask: Array = None) -> Array:
+def duration_weight(duration: Array, *, mask: Array | None = None) -> Array:
     """Duration of the turn over the mean duration of the batch: weighs long decisions by their time.
 
     Args:
@@ -40,7 +40,7 @@ def duration_weight(duration: Array, *, mask: Array = None) -> Array:
     known = xp.where(use, double(duration), 0.0)
     total, count = known.sum(), double(use).sum()
     mean = total / xp.maximum(count, xp.ones_like(count))
-    return cast(known / xp.where(mean > 0, mean, xp.ones_like(mean)), duration)
+    return match_dtype(known / xp.where(mean > 0, mean, xp.ones_like(mean)), duration)
 
 
 def void_episodes(void: Array, episode: Array, n_episodes: int) -> Array:
@@ -62,7 +62,7 @@ def void_episodes(void: Array, episode: Array, n_episodes: int) -> Array:
 
 
 def void_filter(
-    void: Array, episode: Array, row_episode: Array, score: Array, *, mask: Array = None, stats: str = "keep"
+    void: Array, episode: Array, row_episode: Array, score: Array, *, mask: Array | None = None, stats: str = "keep"
 ) -> tuple[Array, Array]:
     """Clear the loss mask of whole episodes with a void turn.
 
@@ -89,7 +89,7 @@ def void_filter(
     bad = void_episodes(as_array(void, score), episode, int(score.shape[0]))
     row_episode = integer(as_array(row_episode, score))
     kept = row_mask(mask, row_episode) & ~bad[row_episode]
-    return kept, (cast(xp.where(bad, float("nan"), double(score)), score) if stats == "drop" else score)
+    return kept, (match_dtype(xp.where(bad, float("nan"), double(score)), score) if stats == "drop" else score)
 
 
 def variance_top_fraction(score: Array, group: Array, fraction: float = 0.25) -> Array:
