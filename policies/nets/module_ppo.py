@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robot_rl.advantage import policy_loss, rollout_gae
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
@@ -122,10 +123,10 @@ class ModulePpo(StateLearner[M_co, Rollout], OnPolicyLearner[M_co, Rollout]):
             FloatingPointError: a metric is not finite.
         """
         o, rollout = self.o, next(batches)
-        advantage, target = rollout_gae(
-            rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary,
-            gamma=self.gamma, gae_lambda=o.gae_lambda, valid=rollout.valid,
-        )  # fmt: skip
+        rows = RolloutRows(
+            rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary, valid=rollout.valid
+        )
+        advantage, target = rollout_gae(rows, gamma=self.gamma, gae_lambda=o.gae_lambda)
         keep = rollout.valid.flatten()
         state = self._cut(rollout.obs["state"]).flatten(0, 1)[keep]
         action, old = self._cut(rollout.action).flatten(0, 1)[keep], self._old_logp(rollout).flatten(0, 1)[keep]

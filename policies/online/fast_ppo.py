@@ -11,6 +11,7 @@ from torch import Tensor
 
 from robot_rl import parallel
 from robot_rl.advantage import FusedOptions, fused_policy_loss, rollout_gae, use_backend
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.policies.nets.actor_critic import backward_from
 from robot_rl.policies.nets.device_learner import vector_size
 from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
@@ -200,16 +201,10 @@ class FastPpo(OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
 
     def _take(self, rollout: Rollout) -> None:
         """Advantages, and all columns flat in memory that stays where it is."""
-        advantage, target = rollout_gae(
-            rollout.reward,
-            rollout.value,
-            rollout.next_value,
-            rollout.terminated,
-            rollout.boundary,
-            gamma=self.gamma,
-            gae_lambda=self.o.gae_lambda,
-            valid=rollout.valid,
+        rows = RolloutRows(
+            rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary, valid=rollout.valid
         )
+        advantage, target = rollout_gae(rows, gamma=self.gamma, gae_lambda=self.o.gae_lambda)
         weight = rollout.valid.float()
         sums = torch.stack([weight.sum(), (advantage * weight).sum(), (advantage.square() * weight).sum()]).double()
         count, total, square = parallel.sum_(sums).unbind()

@@ -12,6 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from robot_rl.advantage import (
+    OptionRows,
+    RolloutRows,
     gigpo,
     grpo,
     hae,
@@ -221,29 +223,28 @@ def temporal_credit(
     if estimator == "smdp_gae":
         columns = (t.value[t.start], t.next_value[t.end], t.terminated[t.end], t.boundary[t.end])
         return rollout_gae(
-            t.discounted(gamma), *columns, gamma=gamma, gae_lambda=gae_lambda, duration=t.duration.to(torch.int32)
+            RolloutRows(t.discounted(gamma), *columns, duration=t.duration.to(torch.int32)),
+            gamma=gamma,
+            gae_lambda=gae_lambda,
         )
     flags = (t.terminated, t.boundary)
     if estimator == "turn_gae":
         credit = turn_gae(
-            t.reward, t.value, t.next_value, *flags, t.turn.to(torch.int32), gamma=turn_gamma, gae_lambda=gae_lambda
+            RolloutRows(t.reward, t.value, t.next_value, *flags),
+            t.turn.to(torch.int32),
+            gamma=turn_gamma,
+            gae_lambda=gae_lambda,
         )
         return credit.advantage[t.start], credit.target[t.start]
     if estimator == "step_gae":
-        advantage, target = rollout_gae(t.reward, t.value, t.next_value, *flags, gamma=gamma, gae_lambda=gae_lambda)
+        advantage, target = rollout_gae(
+            RolloutRows(t.reward, t.value, t.next_value, *flags), gamma=gamma, gae_lambda=gae_lambda
+        )
     else:
         # One critic for both levels: an option differs from the next one only by where traces stop.
         options = option_of(t, option)
         found = hae(
-            t.reward,
-            t.value,
-            t.value,
-            t.value,
-            t.next_value,
-            t.next_value,
-            t.terminated,
-            t.boundary,
-            options,
+            OptionRows(t.reward, t.value, t.value, t.value, t.next_value, t.next_value, *flags, options),
             gamma=gamma,
             lambda_low=gae_lambda,
             lambda_high=gae_lambda,

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from robot_rl.advantage import rollout_gae, to_turns
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.chunks import Execution, Plan, chunk_rows
 from robot_rl.policies.nets.diffusion import denoise_clip, time_features
 from robot_rl.policies.nets.net import Net
@@ -389,14 +390,16 @@ def decisions(rollout: Rollout, gamma: float, gae_lambda: float) -> dict[str, Te
     place = torch.arange(len(turn)) - start[turn]
     reward = to_turns(flat(rollout.reward).double() * gamma**place, turn, turns=len(start)).float()
     advantage, target = rollout_gae(
-        reward,
-        flat(rollout.value).float()[start],
-        flat(rollout.next_value).float()[end],
-        flat(rollout.terminated)[end],
-        boundary[end],
+        RolloutRows(
+            reward,
+            flat(rollout.value).float()[start],
+            flat(rollout.next_value).float()[end],
+            flat(rollout.terminated)[end],
+            boundary[end],
+            duration=(end - start + 1).to(torch.int32),
+        ),
         gamma=gamma,
         gae_lambda=gae_lambda,
-        duration=(end - start + 1).to(torch.int32),
     )
     return {
         "state": flat(rollout.obs["state"])[start],

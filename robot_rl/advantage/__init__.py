@@ -16,11 +16,12 @@ from robot_rl.advantage.clock import compact, foreign_cut, perspective
 from robot_rl.advantage.fused import FusedLoss, FusedOptions, fused_policy_loss
 from robot_rl.advantage.gae import gae, macro_reward, rollout_gae
 from robot_rl.advantage.groups import dr_grpo, group_advantage, grpo, lite_ppo, rloo
-from robot_rl.advantage.hierarchy import hae
+from robot_rl.advantage.hierarchy import OptionRows, hae
 from robot_rl.advantage.losses import decoupled_policy_loss, policy_loss, policy_metrics
 from robot_rl.advantage.normalise import normalise, whiten
 from robot_rl.advantage.pipeline import Credit, Pipeline, Stage
 from robot_rl.advantage.registry import entries, register
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.scan import reverse_linear_scan, scan
 from robot_rl.advantage.segments import combine_ids, seg_count, seg_max, seg_mean, seg_sum, seg_var
 from robot_rl.advantage.tables import dense_ids
@@ -32,7 +33,9 @@ __all__ = [
     "Credit",
     "FusedLoss",
     "FusedOptions",
+    "OptionRows",
     "Pipeline",
+    "RolloutRows",
     "Stage",
     "TurnBatch",
     "aggregate",

@@ -11,6 +11,15 @@ import numpy as np
 import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound="Columns")
+
+
+class Columns:
+    """Base of frozen dataclasses whose fields are arrays of one kind, or None; `same_kind` converts them whole."""
+
+    def mapped(self: C, function: Callable[[Any], Any]) -> C:
+        """The record with a function applied to every field."""
+        return type(self)(**{name: function(x) for name, x in vars(self).items()})
 
 
 def needs_torch(*values: Any) -> bool:
@@ -22,12 +31,14 @@ def needs_torch(*values: Any) -> bool:
 
 
 def to_numpy(value: Any) -> Any:
-    """A CPU tensor as the NumPy array over the same memory; tuples item by item, anything else unchanged.
+    """A CPU tensor as the NumPy array over the same memory; tuples and records item by item, else unchanged.
 
     NumPy has no bfloat16: such a tensor becomes a float32 copy.
     """
     if isinstance(value, tuple):
         return tuple(map(to_numpy, value))
+    if isinstance(value, Columns):
+        return value.mapped(to_numpy)
     return _widened(value).detach().numpy() if isinstance(value, torch.Tensor) else value
 
 
@@ -63,21 +74,22 @@ def same_kind(function: F) -> F:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values())
-        tensors = [x for x in given if isinstance(x, torch.Tensor)]
+        columns = (x for item in given for x in (vars(item).values() if isinstance(item, Columns) else (item,)))
+        tensors = [x for x in columns if isinstance(x, torch.Tensor)]
         if not tensors:
             return function(*args, **kwargs)
         if needs_torch(*tensors):
             device = next((x.device for x in tensors if x.device.type != "cpu"), None)
-            return function(
-                *(_widened(to_torch(x, device)) for x in args),
-                **{k: _widened(to_torch(x, device)) for k, x in kwargs.items()},
-            )
-        result = function(*(to_numpy(x) for x in args), **{k: to_numpy(x) for k, x in kwargs.items()})
+
+            def convert(x: Any) -> Any:
+                return x.mapped(convert) if isinstance(x, Columns) else _widened(to_torch(x, device))
+
+            return function(*map(convert, args), **{k: convert(x) for k, x in kwargs.items()})
+        result = function(*map(to_numpy, args), **{k: to_numpy(x) for k, x in kwargs.items()})
         if not isinstance(result, tuple):
             return to_torch(result)
         tensors = tuple(map(to_torch, result))
-        make = getattr(type(result), "_make", None)  # named tuples stay what they are
-        return tensors if make is None else make(tensors)
+        return tensors if type(result) is tuple else type(result)(*tensors)  # a named tuple stays what it is
 
     return cast(F, wrapper)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,27 +10,25 @@ import numpy as np
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.clock import foreign_cut
 from robot_rl.advantage.gae import rollout_gae
-from robot_rl.advantage.hierarchy import hae
+from robot_rl.advantage.hierarchy import OptionRows, hae
 from robot_rl.advantage.registry import RowEstimate, register
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
 
 FOREIGN = ("cut", "keep")
 
 
-def columns(batch: TurnBatch) -> tuple[Any, Any, Any, Any, Any]:
-    """reward, value, next_value, terminated, boundary of a batch."""
+def rollout(batch: TurnBatch) -> RolloutRows:
+    """What the estimators read; no duration where every row lasts one tick, so that the fused kernels apply."""
     s = batch.steps
-    return s.reward, s.value, s.next_value, s.terminated, s.boundary
+    single = s.discount is not None or (isinstance(s.k, np.ndarray) and (s.k == 1).all())
+    duration = None if single else s.k
+    return RolloutRows(s.reward, s.value, s.next_value, s.terminated, s.boundary, duration, s.discount)
 
 
-def clockwork(batch: TurnBatch) -> dict[str, Any]:
-    """`duration` and `discount` of a batch; nothing where every row lasts one tick, so that the fused kernels apply."""
-    s = batch.steps
-    if s.discount is not None:
-        return {"discount": s.discount}
-    if isinstance(s.k, np.ndarray) and (s.k == 1).all():
-        return {}
-    return {"duration": s.k}
+def turns(batch: TurnBatch) -> RolloutRows:
+    """What the estimators over turns read: ticks per row, and no discount of the rows, which they do not have."""
+    return replace(rollout(batch), duration=batch.steps.k, discount=None)
 
 
 @register("temporal", "gae", needs=("value",), provides=("advantage", "target"), paper="Schulman et al. 2016")
@@ -47,7 +46,7 @@ def _gae(
     if foreign_trace == "cut" and not bool(batch.steps.own.all()):
         cut = foreign_cut(batch)
     options = {"gamma": gamma, "gae_lambda": gae_lambda, "lambda_unit": lambda_unit, "cut": cut}
-    return RowEstimate(*rollout_gae(*columns(batch), **options, **clockwork(batch)))
+    return RowEstimate(*rollout_gae(rollout(batch), **options))
 
 
 @register(
@@ -59,9 +58,7 @@ def _gae(
 )
 def _turn_gae(batch: TurnBatch, **options: Any) -> RowEstimate:
     extra = batch.turns.turn_reward
-    return RowEstimate(
-        *turn_gae(*columns(batch), batch.steps.turn_id, duration=batch.steps.k, turn_reward=extra, **options)
-    )
+    return RowEstimate(*turn_gae(turns(batch), batch.steps.turn_id, turn_reward=extra, **options))
 
 
 @register(
@@ -75,7 +72,7 @@ def _bilevel(batch: TurnBatch, **options: Any) -> RowEstimate:
     step_reward = batch.steps.extras.get("step_reward")
     extra = batch.turns.turn_reward
     return RowEstimate(
-        *bilevel_gae(*columns(batch), batch.steps.turn_id, step_reward=step_reward, turn_reward=extra, **options)
+        *bilevel_gae(turns(batch), batch.steps.turn_id, step_reward=step_reward, turn_reward=extra, **options)
     )
 
 
@@ -91,9 +88,7 @@ def _hae(batch: TurnBatch, *, use: str = "low", **options: Any) -> RowEstimate:
     if use not in ("low", "high", "switch"):
         raise ValueError(f"use is '{use}', expected one of low, high, switch: the head that this advantage trains")
     s, segments = batch.steps, batch.segments
-    extras = {name: s.extras.get(name) for name in ("switched", "switch_probability")}
-    running = None if segments is None else segments.running_at_cut[s.segment_id]
-    credit = hae(
+    rows = OptionRows(
         s.reward,
         s.value,
         s.extras["value_high"],
@@ -103,9 +98,10 @@ def _hae(batch: TurnBatch, *, use: str = "low", **options: Any) -> RowEstimate:
         s.terminated,
         s.boundary,
         s.segment_id,
-        running_at_cut=running,
-        **extras,
-        **options,
+        None if segments is None else segments.running_at_cut[s.segment_id],
+        s.extras.get("switched"),
+        s.extras.get("switch_probability"),
     )
-    weight = credit.high_weight if use == "high" else None
-    return RowEstimate(getattr(credit, use), getattr(credit, f"{use}_target"), weight)
+    credit = hae(rows, **options)._asdict()
+    weight = credit["high_weight"] if use == "high" else None
+    return RowEstimate(credit[use], credit[f"{use}_target"], weight)

@@ -18,7 +18,7 @@ from torch import Tensor
 from robot_rl.advantage.arrays import check_shapes, check_unit, namespace, same_kind
 from robot_rl.advantage.backends.select import backend, kernels
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import check_float, flags, power, rows, to_dtype, zero
+from robot_rl.advantage.rows import RolloutRows, check_float, check_rows, flags, power, prepare, to_dtype, zero
 from robot_rl.advantage.scan import scan, solve
 
 A = TypeVar("A", np.ndarray, Tensor)
@@ -47,26 +47,19 @@ def gae(reward: A, discount: A, value: A, next_value: A, trace: A) -> tuple[A, A
     check_shapes(tuple(reward.shape), discount=discount, value=value, next_value=next_value, trace=trace)
     xp = namespace(reward)
     # `where`, not a product alone: the successor of a terminal row may be NaN.
-    ahead = xp.where(discount == 0, xp.zeros_like(value), discount * next_value)  # type: ignore[arg-type]
+    ahead = xp.where(discount == 0, xp.zeros_like(value), discount * next_value)
     advantage = scan(cast(A, reward + ahead - value), trace)
     return advantage, cast(A, advantage + value)
 
 
 @same_kind
 def rollout_gae(
-    reward: Array,
-    value: Array,
-    next_value: Array,
-    terminated: Array,
-    boundary: Array,
+    rows: RolloutRows,
     *,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
-    duration: Array | None = None,
-    discount: Array | None = None,
     lambda_unit: str = "decision",
     cut: Array | None = None,
-    valid: Array | None = None,
     out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
     """GAE and TD(lambda) returns of a rollout, time on the first axis, bootstrapping from true successors.
@@ -75,25 +68,16 @@ def rollout_gae(
     V'_t = V_{t+1} inside an episode and `next_value` at its boundary.
 
     Args:
-        reward: (T, N) or (rows,) float32 or float64; rows of one episode follow one another along axis 0. With
-            durations it is the discounted sum over the k ticks of the decision (`macro_reward`).
-        value: same shape, V(s_t) before the step.
-        next_value: same shape, V of the true successor before any reset; read only at boundaries.
-        terminated: same shape, bool: true end, no bootstrap.
-        boundary: same shape, bool: terminated, truncated or last row of a fragment. Terminated rows and the last row
-            count as boundaries whatever it says.
+        rows: the rollout, with values.
         gamma: discount per tick, in [0, 1].
         gae_lambda: trace decay, in [0, 1].
-        duration: same shape, integer k >= 1 ticks per decision; None = 1 everywhere.
-        discount: same shape, used as gamma^k instead of `duration`.
         lambda_unit: "decision" (lambda per row) or "tick" (lambda^k).
-        cut: same shape, bool: rows whose trace does not reach the next row although the episode goes on.
-        valid: same shape, bool: False on padding, whose content is ignored and whose outputs are 0.
+        cut: like the reward, bool: rows whose trace does not reach the next row although the episode goes on.
         out: (advantage, return) arrays to write to, C-contiguous; a loop that gives the same ones every time saves the
             cost of fresh memory.
 
     Returns:
-        (advantage, return): kind, shape and dtype of `reward`.
+        (advantage, return): kind, shape and dtype of the reward.
 
     Raises:
         ValueError: shapes, dtype or numbers outside their range.
@@ -101,37 +85,24 @@ def rollout_gae(
     Source: Schulman et al., eq. 11-16; options form after Sutton, Precup and Singh, Between MDPs and semi-MDPs.
     """
     check_unit(gamma=gamma, gae_lambda=gae_lambda)
-    shape = tuple(reward.shape)
-    check_shapes(shape, value=value, next_value=next_value, terminated=terminated, boundary=boundary)
-    check_shapes(shape, duration=duration, discount=discount, cut=cut, valid=valid)
+    check_rows(rows)
+    reward, duration, shape = rows.reward, rows.duration, tuple(rows.reward.shape)
+    check_shapes(shape, cut=cut)
     if lambda_unit not in ("decision", "tick"):
         raise ValueError(f"lambda_unit is '{lambda_unit}', expected 'decision' or 'tick'")
     check_float(reward)
     if 0 in shape:
-        return reward * 1, value * 1
-    plain = duration is None and discount is None and cut is None and valid is None and len(shape) <= 2
+        return reward * 1, reward * 1
+    plain = duration is None and rows.discount is None and cut is None and rows.valid is None and len(shape) <= 2
     name = backend("cpu") if plain and isinstance(reward, np.ndarray) else "torch"
     if name != "torch":
         kind = reward.dtype
-        reward, value, next_value = (np.ascontiguousarray(x, kind) for x in (reward, value, next_value))
-        terminated, boundary = (np.ascontiguousarray(x, np.bool_) for x in (terminated, boundary))
+        floats = (np.ascontiguousarray(x, kind) for x in (reward, rows.value, rows.next_value))
+        ends = (np.ascontiguousarray(x, np.bool_) for x in (rows.terminated, rows.boundary))
         fits = out is not None and all(x.flags.c_contiguous and x.dtype == kind and x.shape == shape for x in out)
-        results = kernels(name).gae(
-            reward, value, next_value, terminated, boundary, float(gamma), float(gae_lambda), out if fits else None
-        )
+        results = kernels(name).gae(*floats, *ends, float(gamma), float(gae_lambda), out if fits else None)
         return results if out is None or fits else _copied(results, out)
-    ready = rows(
-        reward,
-        value,
-        next_value,
-        terminated,
-        boundary,
-        gamma=gamma,
-        trace=gae_lambda,
-        duration=duration,
-        discount=discount,
-        valid=valid,
-    )
+    ready = prepare(rows, gamma=gamma, trace=gae_lambda)
     decay = gae_lambda if lambda_unit == "decision" or duration is None else power(gae_lambda, duration, ready.g.dtype)
     trace = ready.inside(ready.g * decay)
     if cut is not None:

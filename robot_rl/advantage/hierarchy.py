@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
+from robot_rl.advantage.arrays import Columns, check_shapes, check_unit, same_kind
 from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import check_float, flags, imprecise, placed, shifted, to_dtype, zero
+from robot_rl.advantage.rows import RolloutRows, check_float, flags, imprecise, placed, shifted, to_dtype, zero
 from robot_rl.advantage.scan import solve
 from robot_rl.advantage.turns import _flat
 
@@ -36,25 +37,45 @@ class HierarchicalCredit(NamedTuple):
     high_weight: Array
 
 
+@dataclass(frozen=True)
+class OptionRows(Columns):
+    """What `hae` reads of a rollout under options: arrays of one shape, (rows,) flat or (T, N) time-major.
+
+    Attributes:
+        reward: float32 or float64.
+        value_low, value_high, value_switch: V_lo, V_hi, V_term of each row's state; V_hi is read in the first rows of
+            segments (in every row with switch_mode "paper").
+        next_value_low, next_value_high: of the true successor, read where an episode was cut.
+        terminated, boundary: bool, as in `RolloutRows`.
+        segment: int; a new segment begins where the id changes or an episode ended; negative = padding.
+        running_at_cut: bool, read where an episode was cut: the option goes on, so V_lo continues it; None = False,
+            V_hi of the successor is used.
+        switched: bool, executed switch q (paper).
+        switch_probability: beta (paper).
+    """
+
+    reward: Array
+    value_low: Array
+    value_high: Array
+    value_switch: Array
+    next_value_low: Array
+    next_value_high: Array
+    terminated: Array
+    boundary: Array
+    segment: Array
+    running_at_cut: Array | None = None
+    switched: Array | None = None
+    switch_probability: Array | None = None
+
+
 @same_kind
 def hae(
-    reward: Array,
-    value_low: Array,
-    value_high: Array,
-    value_switch: Array,
-    next_value_low: Array,
-    next_value_high: Array,
-    terminated: Array,
-    boundary: Array,
-    segment: Array,
+    rows: OptionRows,
     *,
     gamma: float = 1.0,
     lambda_low: float = 1.0,
     lambda_high: float = 0.95,
-    running_at_cut: Array | None = None,
     switch_mode: str = "release",
-    switched: Array | None = None,
-    switch_probability: Array | None = None,
     release_bootstrap: bool = False,
     norm: bool = False,
 ) -> HierarchicalCredit:
@@ -66,19 +87,10 @@ def hae(
     form, (q_t - beta_t) (V_hi - V_lo).
 
     Args:
-        reward: (rows,) flat or (T, N) time-major.
-        value_low, value_high, value_switch: same shape, V_lo, V_hi, V_term of each row's state; V_hi is read in the
-            first rows of segments (in every row with switch_mode "paper").
-        next_value_low, next_value_high: same shape, of the true successor, read where an episode was cut.
-        terminated, boundary: same shape, bool, as in `rollout_gae`.
-        segment: same shape, int; a new segment begins where the id changes or an episode ended; negative = padding.
+        rows: the rollout.
         gamma: discount per row.
         lambda_low, lambda_high: trace decays of rows and of segments.
-        running_at_cut: same shape, bool, read where an episode was cut: the option goes on, so V_lo continues it; None
-            = False, V_hi of the successor is used.
         switch_mode: "release" or "paper".
-        switched: same shape, bool, executed switch q (paper).
-        switch_probability: same shape, beta (paper).
         release_bootstrap: bootstrap a cut episode from the current V_lo(s_t) and V_hi(segment start), as released.
         norm: normalise each of the three over its own rows (biased deviation, eps 1e-8).
 
@@ -93,64 +105,53 @@ def hae(
     check_unit(gamma=gamma, lambda_low=lambda_low, lambda_high=lambda_high)
     if switch_mode not in SWITCH_MODES:
         raise ValueError(f"switch_mode is '{switch_mode}', expected one of {', '.join(SWITCH_MODES)}")
-    if switch_mode == "paper" and (switched is None or switch_probability is None):
+    q, beta = rows.switched, rows.switch_probability
+    if switch_mode == "paper" and (q is None or beta is None):
         raise ValueError("switch_mode 'paper' needs switched and switch_probability, got None")
-    shape, kind = tuple(reward.shape), check_float(reward)
-    check_shapes(shape, switched=switched, switch_probability=switch_probability, running_at_cut=running_at_cut)
+    check_shapes(tuple(rows.reward.shape), switched=q, switch_probability=beta)
     index, columns = _flat(
-        reward,
-        segment,
-        boundary,
-        terminated,
-        reward=reward,
-        low=value_low,
-        high=value_high,
-        term=value_switch,
-        next_low=next_value_low,
-        next_high=next_value_high,
-        terminated=terminated,
-        running=running_at_cut,
+        RolloutRows(rows.reward, rows.value_low, rows.next_value_low, rows.terminated, rows.boundary),
+        rows.segment,
+        high=rows.value_high,
+        term=rows.value_switch,
+        next_high=rows.next_value_high,
+        running=rows.running_at_cut,
     )
+    kind = check_float(rows.reward)
     xp, end = index.xp, index.end
     wide = xp.float64 if imprecise(gamma) or imprecise(gamma * lambda_low) else kind
-    v_low, v_high, done = to_dtype(columns["low"], wide), columns["high"], flags(columns["terminated"])
+    v_low, v_high, done = to_dtype(columns["value"], wide), columns["high"], flags(columns["terminated"])
     # What follows each segment: the next option's value, or that of the successor where the episode was cut.
     start_high = to_dtype(v_high[index.start], wide)
     cut = columns["next_high"][end]
     if columns["running"] is not None:
-        cut = xp.where(flags(columns["running"])[end], columns["next_low"][end], cut)
+        cut = xp.where(flags(columns["running"])[end], columns["next_value"][end], cut)
     beyond = v_low[end] if release_bootstrap else to_dtype(cut, wide)
     beyond = xp.where(done[end], zero(v_low), beyond)
     beyond = xp.where(index.last, beyond, shifted(xp, start_high))
-    given = to_dtype(columns["reward"], wide)
+    given = to_dtype(index.rows(rows.reward), wide)
     delta = given + gamma * placed(shifted(xp, v_low), end, beyond) - v_low
     nothing = xp.zeros_like(beyond)
     low = solve(delta, placed(xp.full_like(v_low, gamma * lambda_low), end, nothing))
     target = solve(
         placed(given * 1, end, given[end] + gamma * beyond), placed(xp.full_like(v_low, gamma), end, nothing)
     )
-    total, length = index.reward(reward, gamma, None, None)
+    total, length = index.reward(rows.reward, gamma, None, None)
     start_high = v_high[index.start]
-    high, high_target = rollout_gae(
-        total,
-        start_high,
-        start_high if release_bootstrap else cut,
-        done[end],
-        index.last,
-        gamma=gamma,
-        gae_lambda=lambda_high,
-        duration=length,
+    above = RolloutRows(
+        total, start_high, start_high if release_bootstrap else cut, done[end], index.last, duration=length
     )
-    if switch_mode == "paper":
-        chosen = to_dtype(index.rows(switched), kind) - index.rows(switch_probability)
-        switch = chosen * (v_high - columns["low"])
+    high, high_target = rollout_gae(above, gamma=gamma, gae_lambda=lambda_high)
+    if q is not None and beta is not None and switch_mode == "paper":
+        chosen = to_dtype(index.rows(q), kind) - index.rows(beta)
+        switch = chosen * (v_high - columns["value"])
     else:
         switch = target - columns["term"]
     low_target = low + v_low
     if norm:
         low, high, switch = (_standardised(xp, y) for y in (low, high, switch))
     spread = [
-        placed(xp.zeros_like(columns["low"]), index.start, to_dtype(part, kind))
+        placed(xp.zeros_like(columns["value"]), index.start, to_dtype(part, kind))
         for part in (high, high_target, xp.ones_like(high))
     ]
     results = (low, spread[0], switch, low_target, spread[1], target, spread[2])

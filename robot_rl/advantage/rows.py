@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl.advantage.arrays import check_shapes, check_unit, namespace
+from robot_rl.advantage.arrays import Columns, check_shapes, check_unit, namespace
 from robot_rl.advantage.kinds import Array
 
 PRECISE = 0.998  # float32 coefficients closer to one lose whole digits of a long return: float64 from here on
@@ -64,32 +64,40 @@ class PreparedRows:
         return tuple(out)
 
 
-def rows(
-    reward: Array,
-    value: Array,
-    next_value: Array,
-    terminated: Array,
-    boundary: Array,
-    *,
-    gamma: float,
-    trace: float = 1.0,
-    duration: Array | None = None,
-    discount: Array | None = None,
-    valid: Array | None = None,
-) -> PreparedRows:
+@dataclass(frozen=True)
+class RolloutRows(Columns):
+    """What the temporal estimators read of a rollout: arrays of one shape, time on axis 0.
+
+    Attributes:
+        reward: (rows,) flat or (T, N) time-major, float32 or float64; rows of one episode follow one another along axis
+            0. With durations it is the discounted sum over the k ticks of the decision (`macro_reward`).
+        value: V(s_t) before the step, or None without a critic.
+        next_value: V of the true successor before any reset, read only at boundaries that did not terminate; None = 0.
+        terminated: bool, true end: no bootstrap.
+        boundary: bool, terminated, truncated or last row of a fragment. Terminated rows and the last row count as
+            boundaries whatever it says.
+        duration: integer k >= 1 ticks per decision, or None for 1 everywhere.
+        discount: used in place of gamma^k, or None.
+        valid: bool, False on padding, whose content is ignored and whose results are 0; None = all rows count.
+    """
+
+    reward: Array
+    value: Array | None
+    next_value: Array | None
+    terminated: Array
+    boundary: Array
+    duration: Array | None = None
+    discount: Array | None = None
+    valid: Array | None = None
+
+
+def prepare(rows: RolloutRows, *, gamma: float, trace: float = 1.0) -> PreparedRows:
     """Check and prepare the rows of an estimator.
 
     Args:
-        reward: (rows,) or (T, N) float32 or float64.
-        value: same shape, or None without a critic.
-        next_value: same shape, read only at boundaries that did not terminate; None = 0.
-        terminated: same shape, bool.
-        boundary: same shape, bool; terminated rows and the last row count as boundaries whatever it says.
+        rows: the rollout.
         gamma: discount per tick.
         trace: largest trace decay of the recursion; with gamma it decides whether float32 is precise enough.
-        duration: same shape, integer ticks per row, or None for 1.
-        discount: same shape, used in place of gamma^k.
-        valid: same shape, False on padding.
 
     Returns:
         The prepared rows, in float64 where float32 would lose digits.
@@ -98,14 +106,13 @@ def rows(
         ValueError: shapes, dtype or numbers outside their range.
     """
     check_unit(gamma=gamma, trace=trace)
-    shape = tuple(reward.shape)
-    check_shapes(shape, value=value, next_value=next_value, terminated=terminated, boundary=boundary)
-    check_shapes(shape, duration=duration, discount=discount, valid=valid)
-    dtype = check_float(reward)
+    check_rows(rows)
+    reward, value, valid, next_value = rows.reward, rows.value, rows.valid, rows.next_value
+    dtype, shape = check_float(reward), tuple(reward.shape)
     xp = namespace(reward)
-    wide = xp.float64 if imprecise(gamma * trace) or discount is not None else dtype
+    wide = xp.float64 if imprecise(gamma * trace) or rows.discount is not None else dtype
     reward, value, next_value = (None if x is None else to_dtype(x, wide) for x in (reward, value, next_value))
-    terminated, boundary = flags(terminated), flags(boundary) | flags(terminated)
+    terminated, boundary = flags(rows.terminated), flags(rows.boundary) | flags(rows.terminated)
     if shape[0]:
         boundary[-1] = True
     if valid is not None:
@@ -121,13 +128,22 @@ def rows(
         ahead = xp.where(boundary, final, value)
     else:
         ahead = xp.where(boundary, final, shifted(xp, value))
-    if discount is not None:
-        g = to_dtype(discount, wide)
-    elif duration is not None:
-        g = power(gamma, duration, wide)
+    if rows.discount is not None:
+        g = to_dtype(rows.discount, wide)
+    elif rows.duration is not None:
+        g = power(gamma, rows.duration, wide)
     else:
         g = float(gamma)
     return PreparedRows(xp, dtype, reward, value, ahead, g, boundary, valid)
+
+
+def check_rows(rows: RolloutRows) -> None:
+    """Check that every column has the shape of the reward.
+
+    Raises:
+        ValueError: naming the first that differs.
+    """
+    check_shapes(tuple(rows.reward.shape), **{name: x for name, x in vars(rows).items() if name != "reward"})
 
 
 def imprecise(coefficient: float) -> bool:

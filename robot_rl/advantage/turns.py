@@ -11,7 +11,17 @@ import torch
 from robot_rl.advantage.arrays import check_shapes, check_unit, namespace, same_kind
 from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import check_float, flags, imprecise, power, shifted, to_dtype, zero
+from robot_rl.advantage.rows import (
+    RolloutRows,
+    check_float,
+    check_rows,
+    flags,
+    imprecise,
+    power,
+    shifted,
+    to_dtype,
+    zero,
+)
 from robot_rl.advantage.scan import solve
 
 REDUCE = ("sum", "mean", "max", "first", "last")
@@ -90,11 +100,7 @@ def to_steps(x: Array, turn: Array) -> Array:
 
 @same_kind
 def turn_gae(
-    reward: Array,
-    value: Array,
-    next_value: Array,
-    terminated: Array,
-    boundary: Array,
+    rows: RolloutRows,
     turn: Array,
     *,
     gamma: float = 0.95,
@@ -102,24 +108,19 @@ def turn_gae(
     inner_gamma: float = 1.0,
     anchor: str = "start",
     unit: str = "per_turn",
-    duration: Array | None = None,
     turn_reward: Array | None = None,
 ) -> TurnCredit:
     """GAE whose rows are turns; every step of a turn receives the turn's advantage.
 
     Args:
-        reward: (rows,) flat, or (T, N) time-major.
-        value: same shape; the turn's value is the one at its anchor row.
-        next_value: same shape, V of the true successor, read at boundaries.
-        terminated, boundary: same shape, bool, as in `rollout_gae`.
-        turn: same shape, int; a new turn begins where the id changes or an episode ended, negative = outside any turn
-            (padding, observation rows). Turn ends are never inferred from rewards.
+        rows: the rollout, with values; a turn's value is the one at its anchor row.
+        turn: like the reward, int; a new turn begins where the id changes or an episode ended, negative = outside any
+            turn (padding, observation rows). Turn ends are never inferred from rewards.
         gamma: discount per turn, or per tick with `unit` "per_tick".
         gae_lambda: trace decay per turn.
         inner_gamma: discount per tick inside the turn: 1 for tokens, gamma for control ticks.
         anchor: "start" (first row of the turn) or "end" (last row).
         unit: "per_turn" or "per_tick".
-        duration: same shape, ticks per row; None = 1.
         turn_reward: (turns,) added to the summed rewards, in order of the flat storage.
 
     Returns:
@@ -133,22 +134,12 @@ def turn_gae(
     check_unit(inner_gamma=inner_gamma)
     if anchor not in ANCHORS or unit not in UNITS:
         raise ValueError(f"anchor '{anchor}' and unit '{unit}': expected one of {ANCHORS} and one of {UNITS}")
-    index, columns = _flat(
-        reward, turn, boundary, terminated, value=value, next_value=next_value, terminated=terminated, duration=duration
-    )
-    total, ticks = index.reward(reward, inner_gamma, columns["duration"], turn_reward)
+    index, columns = _flat(rows, turn)
+    total, ticks = index.reward(rows.reward, inner_gamma, columns["duration"], turn_reward)
     place = index.start if anchor == "start" else index.end
     anchored = columns["value"][place]
-    advantage, target = rollout_gae(
-        total,
-        anchored,
-        columns["next_value"][index.end],
-        columns["terminated"][index.end],
-        index.last,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        duration=ticks if unit == "per_tick" else None,
-    )
+    high = index.rows_of_turns(total, anchored, columns, ticks if unit == "per_tick" else None)
+    advantage, target = rollout_gae(high, gamma=gamma, gae_lambda=gae_lambda)
     weight = index.xp.zeros_like(columns["value"])
     weight[place] = 1
     return TurnCredit(*(index.back(x) for x in (advantage[index.id], target[index.id], weight)))
@@ -156,11 +147,7 @@ def turn_gae(
 
 @same_kind
 def bilevel_gae(
-    reward: Array,
-    value: Array,
-    next_value: Array,
-    terminated: Array,
-    boundary: Array,
+    rows: RolloutRows,
     turn: Array,
     *,
     gamma: float = 0.95,
@@ -176,7 +163,7 @@ def bilevel_gae(
     delta_t = step_reward_t + inner_gamma V_{t+1} - V_t and A_t = delta_t + inner_gamma inner_lambda A_{t+1}.
 
     Args:
-        reward, value, next_value, terminated, boundary, turn, gamma, gae_lambda, turn_reward: as in `turn_gae`.
+        rows, turn, gamma, gae_lambda, turn_reward: as in `turn_gae`.
         inner_gamma: discount per row inside a turn (stage 2); the turn's reward is the plain sum.
         inner_lambda: trace decay inside a turn; None = `gae_lambda`.
         step_reward: same shape as reward, per-row reward not counted in the turn's (a KL penalty, say); None = 0.
@@ -191,27 +178,10 @@ def bilevel_gae(
     """
     inner_lambda = gae_lambda if inner_lambda is None else inner_lambda
     check_unit(inner_gamma=inner_gamma, inner_lambda=inner_lambda)
-    index, columns = _flat(
-        reward,
-        turn,
-        boundary,
-        terminated,
-        value=value,
-        next_value=next_value,
-        terminated=terminated,
-        step_reward=step_reward,
-    )
+    index, columns = _flat(rows, turn, step_reward=step_reward)
     xp, v = index.xp, columns["value"]
-    total, _ = index.reward(reward, 1.0, None, turn_reward)
-    high, _ = rollout_gae(
-        total,
-        v[index.end],
-        columns["next_value"][index.end],
-        columns["terminated"][index.end],
-        index.last,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-    )
+    total, _ = index.reward(rows.reward, 1.0, None, turn_reward)
+    high, _ = rollout_gae(index.rows_of_turns(total, v[index.end], columns), gamma=gamma, gae_lambda=gae_lambda)
     wide = xp.float64 if imprecise(inner_gamma * inner_lambda) else v.dtype
     v = to_dtype(v, wide)
     delta = inner_gamma * shifted(xp, v) - v
@@ -221,7 +191,7 @@ def bilevel_gae(
     ends[index.end] = True
     trace = xp.where(ends, zero(v), xp.full_like(v, inner_gamma * inner_lambda))
     advantage = solve(xp.where(ends, to_dtype(high, wide)[index.id], delta), trace)
-    kind = reward.dtype
+    kind = rows.reward.dtype
     return TurnCredit(
         *(index.back(to_dtype(x, kind)) for x in (advantage, advantage + v, xp.ones_like(v))),
     )
@@ -260,6 +230,13 @@ class _Index:
         count = self.end - self.start + 1 if ticks is None else to_dtype(_sum(xp, ticks, self.start, self.id), xp.int64)
         return to_dtype(total, check_float(reward)), count
 
+    def rows_of_turns(
+        self, reward: Array, value: Array, columns: dict[str, Any], duration: Array | None = None
+    ) -> RolloutRows:
+        """The rollout one level up: a row per turn, its successor the one behind its last row."""
+        following, ended = columns["next_value"][self.end], columns["terminated"][self.end]
+        return RolloutRows(reward, value, following, ended, self.last, duration)
+
     def rows(self, x: Array) -> Array:
         """A column in flat order, rows inside turns only."""
         if x.ndim == 2:
@@ -278,14 +255,16 @@ class _Index:
         return x if len(self.shape) == 1 else x.reshape(self.shape[1], self.shape[0]).swapaxes(0, 1)
 
 
-def _flat(
-    reward: Array, turn: Array, boundary: Array, terminated_rows: Array, /, **columns: Any
-) -> tuple[_Index, dict[str, Any]]:
-    xp, shape = namespace(reward), tuple(reward.shape)
+def _flat(rows: RolloutRows, turn: Array, **more: Array | None) -> tuple[_Index, dict[str, Any]]:
+    """Where the turns lie, and value, next_value, terminated, duration and `more` of the rows inside them, flat."""
+    xp, shape = namespace(rows.reward), tuple(rows.reward.shape)
     if len(shape) not in (1, 2) or 0 in shape:
         raise ValueError(f"reward has shape {shape}, expected (rows,) or (T, N) with at least one row")
-    check_shapes(shape, turn=turn, boundary=boundary, **columns)
-    ended = flags(boundary) | flags(terminated_rows)
+    check_rows(rows)
+    check_shapes(shape, turn=turn, **more)
+    columns = {"value": rows.value, "next_value": rows.next_value, "terminated": rows.terminated, **more}
+    columns["duration"] = rows.duration
+    ended = flags(rows.boundary) | flags(rows.terminated)
     if len(shape) == 2:
         ended = ended.copy() if xp is np else ended.clone()
         ended[-1] = True

@@ -12,6 +12,7 @@ import torch
 
 from robot_rl.advantage import available, entries, gae, make_batch, rollout_gae, use_backend
 from robot_rl.advantage.registry import Entry
+from robot_rl.advantage.rows import RolloutRows
 
 GAMMA, LAMBDA = 0.99, 0.95
 SHAPES = ((1024, 64), (128, 4096), (2048, 64))
@@ -129,7 +130,7 @@ def _seconds(function: Callable[[], Any], calls: int) -> float:
 def _ours(data: dict[str, np.ndarray]) -> Callable[[], Any]:
     columns = [data[name] for name in ("reward", "value", "next_value", "terminated", "boundary")]
     out = (np.empty_like(data["reward"]), np.empty_like(data["reward"]))
-    return lambda: rollout_gae(*columns, gamma=GAMMA, gae_lambda=LAMBDA, out=out)[0]
+    return lambda: rollout_gae(RolloutRows(*columns), gamma=GAMMA, gae_lambda=LAMBDA, out=out)[0]
 
 
 def _stable_baselines3(data: dict[str, np.ndarray]) -> Pair:

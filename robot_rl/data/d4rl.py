@@ -26,7 +26,7 @@ import numpy as np
 from robot_rl.data import scores, sources
 from robot_rl.data.atomic import new_hdf5
 from robot_rl.data.bounds import ActionBounds, attributes, facts
-from robot_rl.data.d4rl_table import Table, load
+from robot_rl.data.d4rl_table import D4rlTable, load
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, error, note, warning
 from robot_rl.types import Episode, IOSpec
@@ -236,7 +236,7 @@ def _limit_rows(terminal: np.ndarray, limit: int) -> np.ndarray:
     return (np.arange(len(terminal)) - np.maximum.accumulate(begin)) % limit
 
 
-def _ends(table: Table, name: str, limit: int | None, meaning: str) -> tuple[np.ndarray, np.ndarray]:
+def _ends(table: D4rlTable, name: str, limit: int | None, meaning: str) -> tuple[np.ndarray, np.ndarray]:
     terminal, rows = table["terminals"].copy(), len(table)
     known = limit or scores.episode_limit(name)
     ask = "give episode_length=<steps>"
@@ -283,7 +283,7 @@ def _ends(table: Table, name: str, limit: int | None, meaning: str) -> tuple[np.
     return terminal, timeout
 
 
-def _hidden_ends(table: Table, ended: np.ndarray, name: str, allow_nan: bool) -> np.ndarray:
+def _hidden_ends(table: D4rlTable, ended: np.ndarray, name: str, allow_nan: bool) -> np.ndarray:
     """(N,) bool: rows after which the file goes on elsewhere without saying so."""
     cut = np.zeros(len(table), bool)
     state = table["observations"]
@@ -360,11 +360,11 @@ def _jumps(state: np.ndarray, ended: np.ndarray) -> np.ndarray:
     return (size > _JUMP_FACTOR * usual) & ~ended[:-1] if usual > 0 else np.zeros(len(size), bool)
 
 
-def _bounds(table: Table, size: int) -> ActionBounds | None:
+def _bounds(table: D4rlTable, size: int) -> ActionBounds | None:
     return attributes(size, {key: value for key, value in table.told.items() if value is not None})
 
 
-def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
+def _shuffled(table: D4rlTable, name: str, control_hz: float) -> Logs:
     """Every row as an episode of one step."""
     if "next_observations" not in table.column:
         raise BadData(error("missing_key", f"{table.path} has no 'next_observations': shuffled rows need them"))
@@ -385,7 +385,7 @@ def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
     return Logs(episodes, table.findings, io, known, _bounds(table, io.action_dim))
 
 
-def _salvaged(table: Table, episodes: list[Episode]) -> list[Episode]:
+def _salvaged(table: D4rlTable, episodes: list[Episode]) -> list[Episode]:
     """The episodes that touch no lost row."""
     assert table.lost is not None
     lost = np.concatenate(([0], np.cumsum(table.lost)))
@@ -412,7 +412,7 @@ def _first_hits(terminal: np.ndarray, boundary: np.ndarray) -> tuple[np.ndarray,
     return keep, terminal & keep
 
 
-def _episodes(table: Table, terminal: np.ndarray, timeout: np.ndarray, cut: np.ndarray) -> list[Episode]:
+def _episodes(table: D4rlTable, terminal: np.ndarray, timeout: np.ndarray, cut: np.ndarray) -> list[Episode]:
     """Cut the table into episodes that share one array per column."""
     rows = len(terminal)
     ends = np.flatnonzero(terminal | timeout | cut)

@@ -21,7 +21,7 @@ _PART = re.compile(r"virtual/(\d{1,9})/(.+)")
 
 
 @dataclass
-class Table:
+class D4rlTable:
     """The per-step columns of a file, all with the same number of rows.
 
     Attributes:
@@ -49,7 +49,7 @@ class Table:
         return len(self.column["actions"])
 
 
-def load(path: Path, infos: bool, *, salvage: bool = False) -> Table:
+def load(path: Path, infos: bool, *, salvage: bool = False) -> D4rlTable:
     """Read the columns; everything that is wrong with keys, lengths and shapes is collected before giving up.
 
     Args:
@@ -82,7 +82,7 @@ def load(path: Path, infos: bool, *, salvage: bool = False) -> Table:
                 if got is not None:
                     column[key], holes = got, holes + bad
     if all(key in column for key in REQUIRED):
-        table = Table(path, column, findings, rate=rate, told=told)
+        table = D4rlTable(path, column, findings, rate=rate, told=told)
         _shapes(table)
         if not any(item.severity == "error" for item in findings):
             _types(table)
@@ -171,7 +171,7 @@ def _by_chunk(
     return None, [], [error("damaged_chunk", message, repair, count=count, where=f"row {holes[0][0]}")]
 
 
-def _shapes(table: Table) -> None:
+def _shapes(table: D4rlTable) -> None:
     column, findings, path = table.column, table.findings, table.path
     for key in ("rewards", *_FLAGS):
         if key in column and column[key].ndim == 2 and column[key].shape[1] == 1:
@@ -208,7 +208,7 @@ def _shapes(table: Table) -> None:
             )
 
 
-def _split_finals(table: Table) -> bool:
+def _split_finals(table: D4rlTable) -> bool:
     """Observations with T + 1 rows per episode: take the final ones apart, if that fits every episode."""
     column = table.column
     obs, rows = column["observations"], len(column["actions"])
@@ -236,7 +236,7 @@ def _split_finals(table: Table) -> bool:
     return True
 
 
-def _types(table: Table) -> None:
+def _types(table: D4rlTable) -> None:
     column = table.column
     for key in _FLAGS:
         if key in column:

@@ -11,6 +11,7 @@ import torch
 
 from robot_rl.advantage import rollout_gae
 from robot_rl.advantage.backends import available, numpy_scan, use_backend
+from robot_rl.advantage.rows import RolloutRows
 from tests.advantage import reference_temporal as ref
 
 CPU = [name for name in ("numpy", "numba") if name in available()]
@@ -47,7 +48,7 @@ def test_fused_gae_of_every_shape_equals_the_twin(name, dtype, steps, width, den
     columns = rollout(steps, width, density, dtype=dtype)
     few = [x[:, :20] for x in columns]
     with use_backend(name):
-        results = rollout_gae(*columns, gamma=0.97, gae_lambda=0.9)
+        results = rollout_gae(RolloutRows(*columns), gamma=0.97, gae_lambda=0.9)
     for actual, expected in zip(results, reference(few, 0.97, 0.9)):
         np.testing.assert_allclose(actual[:, :20], expected, atol=1e-5 if dtype == np.float32 else 1e-10)
 
@@ -69,7 +70,9 @@ def test_fused_gae_takes_nothing_from_a_finite_successor_of_a_terminal_row(name,
     expected[-1, ::2] = 1.0
     expected[steps // 2, 1] = 1.0
     with use_backend(name):
-        advantage, target = rollout_gae(reward, value, following, terminated, boundary, gamma=0.9, gae_lambda=0.0)
+        advantage, target = rollout_gae(
+            RolloutRows(reward, value, following, terminated, boundary), gamma=0.9, gae_lambda=0.0
+        )
     np.testing.assert_allclose(target, expected, rtol=1e-6)
     np.testing.assert_allclose(advantage, expected - 0.5, rtol=1e-6)
 
@@ -80,7 +83,7 @@ def test_fused_gae_a_nan_reward_stays_in_its_episode(name, width):
     columns = rollout(40, width, 0.1)
     columns[0][20, 3] = np.nan
     with use_backend(name):
-        advantage, target = rollout_gae(*columns, gamma=0.97, gae_lambda=0.9)
+        advantage, target = rollout_gae(RolloutRows(*columns), gamma=0.97, gae_lambda=0.9)
     expected = reference([x[:, :8] for x in columns], 0.97, 0.9)
     np.testing.assert_array_equal(np.isnan(advantage[:, :8]), np.isnan(expected[0]))
     np.testing.assert_allclose(target[:, :8], expected[1], atol=1e-9)
@@ -90,16 +93,16 @@ def test_fused_gae_a_nan_reward_stays_in_its_episode(name, width):
 @pytest.mark.parametrize("name", [*CPU, "torch"])
 def test_fused_gae_writes_to_given_arrays(name):
     columns = rollout(30, 6, 0.1)
-    expected = rollout_gae(*columns)
+    expected = rollout_gae(RolloutRows(*columns))
     out = (np.zeros((30, 6)), np.zeros((30, 6)))
     strided = (np.zeros((6, 30)).T, np.zeros((6, 30)).T)
     tensors = (torch.zeros(30, 6, dtype=torch.float64), torch.zeros(30, 6, dtype=torch.float64))
     with use_backend(name):
-        assert rollout_gae(*columns, out=out)[0] is out[0]
-        rollout_gae(*columns, out=strided)
-        rollout_gae(*(torch.from_numpy(x) for x in columns), out=tensors)
+        assert rollout_gae(RolloutRows(*columns), out=out)[0] is out[0]
+        rollout_gae(RolloutRows(*columns), out=strided)
+        rollout_gae(RolloutRows(*(torch.from_numpy(x) for x in columns)), out=tensors)
         with pytest.raises(ValueError, match=r"out\[0\] has shape \(3,\)"):
-            rollout_gae(*columns, out=(np.zeros(3), np.zeros(3)))
+            rollout_gae(RolloutRows(*columns), out=(np.zeros(3), np.zeros(3)))
     for i in range(2):
         for place in (out, strided, tensors):
             np.testing.assert_allclose(np.asarray(place[i]), expected[i], atol=1e-12)
@@ -108,16 +111,16 @@ def test_fused_gae_writes_to_given_arrays(name):
 @pytest.mark.parametrize("name", CPU)
 def test_fused_gae_takes_strided_mixed_and_integer_inputs(name):
     columns = rollout(30, 6, 0.1)
-    expected = rollout_gae(*columns)
+    expected = rollout_gae(RolloutRows(*columns))
     strided = [np.asfortranarray(x) for x in columns]
     numbers = [columns[0], columns[1].astype(np.float32), *columns[2:3], *(x.astype(np.int8) for x in columns[3:])]
     with use_backend(name):
-        np.testing.assert_allclose(rollout_gae(*strided)[0], expected[0], atol=1e-12)
-        np.testing.assert_allclose(rollout_gae(*numbers)[0], expected[0], atol=1e-5)
+        np.testing.assert_allclose(rollout_gae(RolloutRows(*strided))[0], expected[0], atol=1e-12)
+        np.testing.assert_allclose(rollout_gae(RolloutRows(*numbers))[0], expected[0], atol=1e-5)
         cube = [x.reshape(30, 3, 2) for x in columns]
-        np.testing.assert_allclose(rollout_gae(*cube)[0].reshape(30, 6), expected[0], atol=1e-12)
+        np.testing.assert_allclose(rollout_gae(RolloutRows(*cube))[0].reshape(30, 6), expected[0], atol=1e-12)
         nothing = [x[:0] for x in columns]
-        assert rollout_gae(*nothing)[0].shape == (0, 6)
+        assert rollout_gae(RolloutRows(*nothing))[0].shape == (0, 6)
 
 
 @pytest.mark.parametrize(
@@ -126,18 +129,23 @@ def test_fused_gae_takes_strided_mixed_and_integer_inputs(name):
         ({"gamma": 1.1}, "gamma is 1.1, expected a number in"),
         ({"gae_lambda": -0.1}, "gae_lambda is -0.1"),
         ({"lambda_unit": "hour"}, "lambda_unit is 'hour'"),
-        ({"duration": np.ones(3, int)}, r"duration has shape \(3,\), expected \(30, 6\)"),
+        ({"cut": np.ones(3, bool)}, r"cut has shape \(3,\), expected \(30, 6\)"),
     ],
 )
 def test_fused_gae_wrong_call_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
-        rollout_gae(*rollout(30, 6, 0.1), **changes)
+        rollout_gae(RolloutRows(*rollout(30, 6, 0.1)), **changes)
+
+
+def test_rollout_rows_column_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"duration has shape \(3,\), expected \(30, 6\)"):
+        rollout_gae(RolloutRows(*rollout(30, 6, 0.1), duration=np.ones(3, int)))
 
 
 def test_fused_gae_half_precision_is_refused():
     columns = rollout(4, 2, 0.1)
     with pytest.raises(ValueError, match="float16, expected float32 or float64"):
-        rollout_gae(columns[0].astype(np.float16), *columns[1:])
+        rollout_gae(RolloutRows(columns[0].astype(np.float16), *columns[1:]))
 
 
 @pytest.mark.skipif("numba" not in available(), reason="needs numba (pip install numba)")
@@ -187,9 +195,9 @@ def test_triton_kernel_in_the_interpreter():
 def test_cuda_tensors_stay_on_their_device():
     for width in (4, 2048):
         columns = rollout(40, width, 0.1)
-        expected = rollout_gae(*columns, duration=np.full((40, width), 2))
+        expected = rollout_gae(RolloutRows(*columns, duration=np.full((40, width), 2)))
         device = [torch.from_numpy(x).cuda() for x in columns]
-        results = rollout_gae(*device, duration=torch.full((40, width), 2, device="cuda"))
+        results = rollout_gae(RolloutRows(*device, duration=torch.full((40, width), 2, device="cuda")))
         for actual, number in zip(results, expected):
             assert actual.is_cuda
             np.testing.assert_allclose(actual.cpu().numpy(), number, atol=1e-9)

@@ -6,12 +6,14 @@ import torch
 
 from robot_rl.advantage.builders import from_chunks, from_log, from_tokens, from_vector_rollout, to_rollout
 from robot_rl.advantage.gae import rollout_gae
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turns import turn_gae
 
 
 def gae_of(batch, **options):
     s = batch.steps
-    return rollout_gae(s.reward, s.value, s.next_value, s.terminated, s.boundary, **options)
+    columns = {name: options.pop(name) for name in ("duration", "discount") if name in options}
+    return rollout_gae(RolloutRows(s.reward, s.value, s.next_value, s.terminated, s.boundary, **columns), **options)
 
 
 def rollout(autoreset="same_step"):
@@ -51,7 +53,7 @@ def test_vector_rollout_results_equal_the_time_major_kernel():
     advantage, _ = gae_of(batch)
     next_value = np.where(terminated | truncated, final, np.nan)
     next_value[-1] = last
-    expected, _ = rollout_gae(reward, value, next_value, terminated, terminated | truncated)
+    expected, _ = rollout_gae(RolloutRows(reward, value, next_value, terminated, terminated | truncated))
     np.testing.assert_allclose(to_rollout(advantage, batch, (4, 2)), expected, atol=1e-12)
 
 
@@ -93,7 +95,8 @@ def test_chunks_and_tokens_are_two_readings_of_one_record():
     for one, other in ((chunks, tokens),):
         credit = [
             turn_gae(
-                x.steps.reward, x.steps.value, x.steps.next_value, x.steps.terminated, x.steps.boundary, x.steps.turn_id
+                RolloutRows(x.steps.reward, x.steps.value, x.steps.next_value, x.steps.terminated, x.steps.boundary),
+                x.steps.turn_id,
             )
             for x in (one, other)
         ]

@@ -7,11 +7,13 @@ import torch
 from robot_rl.advantage.batch import make_batch
 from robot_rl.advantage.clock import compact, foreign_cut, perspective
 from robot_rl.advantage.gae import rollout_gae
+from robot_rl.advantage.rows import RolloutRows
 
 
 def gae_of(batch, **options):
     s = batch.steps
-    return rollout_gae(s.reward, s.value, s.next_value, s.terminated, s.boundary, **options)
+    columns = {name: options.pop(name) for name in ("duration", "discount") if name in options}
+    return rollout_gae(RolloutRows(s.reward, s.value, s.next_value, s.terminated, s.boundary, **columns), **options)
 
 
 def e29(dtype, **changes):

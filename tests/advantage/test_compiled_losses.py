@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from robot_rl.advantage import group_advantage, make_batch, policy_loss, rollout_gae
+from robot_rl.advantage.rows import RolloutRows
 from tests.advantage.ragged import grad_of
 
 B, T = 5, 8
@@ -82,8 +83,8 @@ def test_estimators_and_batches_take_bfloat16_and_give_float32(recorded: bool) -
     terminated, boundary = torch.zeros(2, 12, 4, dtype=torch.bool)
     boundary[5] = True
     reward, value, following = (x.clone().requires_grad_(recorded) for x in half)
-    results = rollout_gae(reward, value, following, terminated, boundary)
-    single = rollout_gae(half[0].float(), half[1].float(), half[2].float(), terminated, boundary)
+    results = rollout_gae(RolloutRows(reward, value, following, terminated, boundary))
+    single = rollout_gae(RolloutRows(half[0].float(), half[1].float(), half[2].float(), terminated, boundary))
     for found, expected in zip(results, single):
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, expected)

@@ -12,6 +12,7 @@ from robot_rl.advantage.groups import grpo
 from robot_rl.advantage.normalise import whiten
 from robot_rl.advantage.pipeline import Pipeline, Stage
 from robot_rl.advantage.registry import Entry, check_needs, entry, register
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turn_groups import trloo
 
 PRESETS = [f for f in vars(presets).values() if inspect.isfunction(f) and f.__module__ == presets.__name__]
@@ -156,7 +157,7 @@ def test_pipeline_gae_is_gae_on_the_compacted_rows():
     ends = np.append(np.diff(s.episode_id[rows]) > 0, True)
     done = ends & (s.episode_id[rows] < 4)
     final = np.where(ends, s.next_value[np.minimum(rows + 1, len(s.clock) - 1)], np.nan)
-    advantage, target = rollout_gae(reward, s.value[rows], final, done, ends, gamma=0.9, gae_lambda=0.8)
+    advantage, target = rollout_gae(RolloutRows(reward, s.value[rows], final, done, ends), gamma=0.9, gae_lambda=0.8)
     np.testing.assert_allclose(credit.advantage[rows], advantage, atol=1e-12)
     np.testing.assert_allclose(credit.returns[rows], target, atol=1e-12)
     np.testing.assert_array_equal(credit.returns[~s.clock], s.value[~s.clock])

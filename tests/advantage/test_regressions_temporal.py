@@ -7,6 +7,7 @@ from robot_rl.advantage import dense_ids, from_vector_rollout, make_batch, rollo
 from robot_rl.advantage.clock import compact
 from robot_rl.advantage.gae import gae
 from robot_rl.advantage.pipeline import Pipeline, Stage
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.zoo.temporal import monte_carlo, vtrace
 
 
@@ -22,20 +23,20 @@ def test_01_truncation_is_not_termination():
     value = np.full(20, 10.0)
     end = np.arange(20) == 19
     columns = (np.ones(20), value, value)
-    np.testing.assert_allclose(rollout_gae(*columns, end & False, end, gamma=0.9)[0], 0, atol=1e-12)
-    assert rollout_gae(*columns, end, end, gamma=0.9)[0][-1] == pytest.approx(-9.0)
+    np.testing.assert_allclose(rollout_gae(RolloutRows(*columns, end & False, end), gamma=0.9)[0], 0, atol=1e-12)
+    assert rollout_gae(RolloutRows(*columns, end, end), gamma=0.9)[0][-1] == pytest.approx(-9.0)
 
 
 def test_02_bootstrap_uses_the_successor_not_the_last_state():
     # 0 + 0.9 * 0.5 - 1, not 0.9 * 1 - 1.
-    assert rollout_gae(*one_step_rows(), gamma=0.9)[0][0] == pytest.approx(-0.55)
+    assert rollout_gae(RolloutRows(*one_step_rows()), gamma=0.9)[0][0] == pytest.approx(-0.55)
 
 
 def test_03_longest_row_of_a_padded_batch_is_not_special():
     reward, value = np.ones((3, 2)), np.zeros((3, 2))
     valid = np.array([[1, 1], [1, 1], [1, 0]], bool)
     end = np.array([[0, 0], [0, 1], [1, 0]], bool)
-    short = rollout_gae(reward, value, value, end, end, valid=valid, gamma=1.0, gae_lambda=1.0)[1]
+    short = rollout_gae(RolloutRows(reward, value, value, end, end, valid=valid), gamma=1.0, gae_lambda=1.0)[1]
     np.testing.assert_array_equal(short, [[3, 2], [2, 1], [1, 0]])
 
 
@@ -65,12 +66,12 @@ def test_05_final_observation_is_kept_under_autoreset(autoreset):
 
 def test_06_gae_does_not_leak_across_boundaries_in_a_batch():
     near, far = one_step_rows(), one_step_rows(value=(1.0, -1e6))
-    assert rollout_gae(*near)[0][0] == rollout_gae(*far)[0][0]
+    assert rollout_gae(RolloutRows(*near))[0][0] == rollout_gae(RolloutRows(*far))[0][0]
 
 
 def test_07_vtrace_does_not_leak_either():
     # V = (1, 100), r = 0, gamma = 1, truncated with V' = 0.5: row 0 is 0.5 - 1, unaffected by 100.
-    advantage, target = vtrace(*one_step_rows(), np.zeros(2), gamma=1.0)
+    advantage, target = vtrace(RolloutRows(*one_step_rows()), np.zeros(2), gamma=1.0)
     assert (advantage[0], target[0]) == (-0.5, 0.5)
 
 
@@ -78,7 +79,7 @@ def test_07_vtrace_does_not_leak_either():
 def test_08_vanishing_coefficients_work(gamma, gae_lambda):
     end = np.array([False, True])
     advantage = rollout_gae(
-        np.array([1.0, 2]), np.array([3.0, 5]), np.zeros(2), end, end, gamma=gamma, gae_lambda=gae_lambda
+        RolloutRows(np.array([1.0, 2]), np.array([3.0, 5]), np.zeros(2), end, end), gamma=gamma, gae_lambda=gae_lambda
     )
     # delta_0 = 1 + 5 gamma - 3, delta_1 = 2 - 5.
     expected = [1 + 5 * gamma - 3 - 3 * gamma * gae_lambda, -3]
@@ -104,7 +105,7 @@ def test_09_reward_on_a_masked_row_counts():
 def test_10_returns_are_not_reset_at_interior_masked_rows():
     small = compact(observation_in_the_middle([0, 0, 1])).batch.steps
     rows = (small.reward, None, None, small.terminated, small.boundary)
-    np.testing.assert_allclose(monte_carlo(*rows, gamma=1.0)[1], [1, 1])
+    np.testing.assert_allclose(monte_carlo(RolloutRows(*rows), gamma=1.0)[1], [1, 1])
 
 
 def test_11_values_are_not_zeroed_at_interior_masked_rows():
@@ -116,7 +117,10 @@ def test_11_values_are_not_zeroed_at_interior_masked_rows():
 def test_12_a_turn_without_reward_stays_a_turn():
     end = np.array([False, False, True])
     credit = turn_gae(
-        np.array([0, 0, 1.0]), np.zeros(3), np.zeros(3), end, end, np.array([0, 1, 2]), gamma=0.5, gae_lambda=1.0
+        RolloutRows(np.array([0, 0, 1.0]), np.zeros(3), np.zeros(3), end, end),
+        np.array([0, 1, 2]),
+        gamma=0.5,
+        gae_lambda=1.0,
     )
     np.testing.assert_allclose(credit.advantage, [0.25, 0.5, 1])
 
@@ -124,7 +128,10 @@ def test_12_a_turn_without_reward_stays_a_turn():
 def test_13_the_last_row_may_have_no_reward():
     end = np.array([False, False, True])
     credit = turn_gae(
-        np.array([0, 1.0, 0]), np.zeros(3), np.zeros(3), end, end, np.array([0, 1, 1]), gamma=0.5, gae_lambda=1.0
+        RolloutRows(np.array([0, 1.0, 0]), np.zeros(3), np.zeros(3), end, end),
+        np.array([0, 1, 1]),
+        gamma=0.5,
+        gae_lambda=1.0,
     )
     np.testing.assert_allclose(credit.advantage, [0.5, 1, 1])
     np.testing.assert_array_equal(credit.weight, [1, 1, 0])
@@ -169,7 +176,7 @@ def test_31_gamma_stays_in_double():
     exact = (1 - 0.999**steps) / (1 - 0.999)
     for shape in ((steps,), (steps, 1)):
         columns = [x.reshape(shape) for x in (ones, 0 * ones, 0 * ones, end, end)]
-        assert abs(float(rollout_gae(*columns, gamma=0.999, gae_lambda=1.0)[1].ravel()[0]) - exact) < 1e-4
+        assert abs(float(rollout_gae(RolloutRows(*columns), gamma=0.999, gae_lambda=1.0)[1].ravel()[0]) - exact) < 1e-4
 
 
 def test_dense_form_terminal_successor_may_be_nan():

@@ -8,7 +8,8 @@ import torch
 
 from robot_rl.advantage.backends import available, use_backend
 from robot_rl.advantage.gae import gae, rollout_gae
-from robot_rl.advantage.hierarchy import hae
+from robot_rl.advantage.hierarchy import OptionRows, hae
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
 from robot_rl.advantage.views import RowLayout
 from robot_rl.advantage.zoo.temporal import monte_carlo, n_step, retrace, upgo, vtrace
@@ -45,20 +46,36 @@ class Ragged:
 SEEDS = range(4)
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 
+
+def columns_of(c, o, **more):
+    return RolloutRows(*c[:5], valid=o.pop("valid", None), **more)
+
+
 ESTIMATORS = {
-    "gae": (lambda d, *c, **o: rollout_gae(*c, gamma=0.93, gae_lambda=0.9, duration=d.k, **o), lambda d: d.rows),
-    "gae_plain": (lambda d, *c, **o: rollout_gae(*c, gamma=0.93, gae_lambda=0.9, **o), lambda d: d.rows),
-    "monte_carlo": (lambda d, *c, **o: monte_carlo(*c, gamma=0.93, duration=d.k, **o), lambda d: d.rows),
-    "reinforce": (lambda d, *c, **o: monte_carlo(*c, gamma=0.93, bootstrap=False, **o), lambda d: d.rows),
-    "n_step": (lambda d, *c, **o: n_step(*c, n=3, gamma=0.93, duration=d.k, **o), lambda d: d.rows),
-    "n_ticks": (lambda d, *c, **o: n_step(*c, n_ticks=7, gamma=0.93, duration=d.k, **o), lambda d: d.rows),
+    "gae": (
+        lambda d, *c, **o: rollout_gae(columns_of(c, o, duration=d.k), gamma=0.93, gae_lambda=0.9, **o),
+        lambda d: d.rows,
+    ),
+    "gae_plain": (lambda d, *c, **o: rollout_gae(columns_of(c, o), gamma=0.93, gae_lambda=0.9, **o), lambda d: d.rows),
+    "monte_carlo": (lambda d, *c, **o: monte_carlo(columns_of(c, o, duration=d.k), gamma=0.93, **o), lambda d: d.rows),
+    "reinforce": (lambda d, *c, **o: monte_carlo(columns_of(c, o), gamma=0.93, bootstrap=False, **o), lambda d: d.rows),
+    "n_step": (lambda d, *c, **o: n_step(columns_of(c, o, duration=d.k), n=3, gamma=0.93, **o), lambda d: d.rows),
+    "n_ticks": (
+        lambda d, *c, **o: n_step(columns_of(c, o, duration=d.k), n_ticks=7, gamma=0.93, **o),
+        lambda d: d.rows,
+    ),
     "vtrace": (
-        lambda d, *c, **o: vtrace(*c, gamma=0.93, trace_decay=0.9, rho_max=1.3, c_max=1.1, duration=d.k, **o),
+        lambda d, *c, **o: vtrace(
+            columns_of(c, o, duration=d.k), *c[5:], gamma=0.93, trace_decay=0.9, rho_max=1.3, c_max=1.1, **o
+        ),
         lambda d: (*d.rows, d.log_ratio),
     ),
-    "upgo": (lambda d, *c, **o: upgo(*c, gamma=0.93, duration=d.k, **o), lambda d: (*d.rows, d.log_ratio)),
+    "upgo": (
+        lambda d, *c, **o: upgo(columns_of(c, o, duration=d.k), *c[5:], gamma=0.93, **o),
+        lambda d: (*d.rows, d.log_ratio),
+    ),
     "retrace": (
-        lambda d, *c, **o: retrace(*c, gamma=0.93, trace_decay=0.9, duration=d.k, **o),
+        lambda d, *c, **o: retrace(columns_of(c, o, duration=d.k), *c[5:], gamma=0.93, trace_decay=0.9, **o),
         lambda d: (d.r, d.q, d.expected, d.e, d.b, d.log_ratio),
     ),
 }
@@ -195,13 +212,15 @@ def test_splitting_an_episode_equals_cutting_the_trace_there():
         b[t], nv[t] = True, d.v[t + 1]
         cut = np.zeros(len(b), bool)
         cut[t] = True
-        split = rollout_gae(d.r, d.v, nv, d.e, b, gamma=0.93, gae_lambda=0.9)
-        whole = rollout_gae(*d.rows, gamma=0.93, gae_lambda=0.9, cut=cut)
+        split = rollout_gae(RolloutRows(d.r, d.v, nv, d.e, b), gamma=0.93, gae_lambda=0.9)
+        whole = rollout_gae(RolloutRows(*d.rows), gamma=0.93, gae_lambda=0.9, cut=cut)
         np.testing.assert_allclose(split[0], whole[0], atol=1e-12)
-        zero = rollout_gae(d.r, d.v, nv, d.e, b, gamma=0.93, gae_lambda=0.0)
-        np.testing.assert_allclose(zero[0], rollout_gae(*d.rows, gamma=0.93, gae_lambda=0.0)[0], atol=1e-12)
-        n = n_step(d.r, d.v, nv, d.e, b, gamma=0.93, n=3)[1]
-        unsplit = n_step(*d.rows, gamma=0.93, n=3)[1]
+        zero = rollout_gae(RolloutRows(d.r, d.v, nv, d.e, b), gamma=0.93, gae_lambda=0.0)
+        np.testing.assert_allclose(
+            zero[0], rollout_gae(RolloutRows(*d.rows), gamma=0.93, gae_lambda=0.0)[0], atol=1e-12
+        )
+        n = n_step(RolloutRows(d.r, d.v, nv, d.e, b), gamma=0.93, n=3)[1]
+        unsplit = n_step(RolloutRows(*d.rows), gamma=0.93, n=3)[1]
         clear = np.ones(len(b), bool)
         clear[max(t - 1, 0) : t + 1] = False  # windows of 3 that would cross the cut start at t-1 and t
         np.testing.assert_allclose(n[clear], unsplit[clear], atol=1e-12)
@@ -211,42 +230,44 @@ def test_splitting_an_episode_equals_cutting_the_trace_there():
 def test_limits_of_gae(backend):
     d = Ragged(17)
     with use_backend(backend):
-        advantage, target = rollout_gae(*d.rows, gamma=0.93, gae_lambda=0.9)
+        advantage, target = rollout_gae(RolloutRows(*d.rows), gamma=0.93, gae_lambda=0.9)
         np.testing.assert_allclose(target, advantage + d.v, atol=1e-12)
-        mc = monte_carlo(*d.rows, gamma=0.93)
-        np.testing.assert_allclose(rollout_gae(*d.rows, gamma=0.93, gae_lambda=1.0), mc, atol=1e-9)
+        mc = monte_carlo(RolloutRows(*d.rows), gamma=0.93)
+        np.testing.assert_allclose(rollout_gae(RolloutRows(*d.rows), gamma=0.93, gae_lambda=1.0), mc, atol=1e-9)
         for n in (200, 10_000):
-            np.testing.assert_allclose(n_step(*d.rows, gamma=0.93, n=n), mc, atol=1e-9)
-        one = n_step(*d.rows, gamma=0.93, n=1)
-        np.testing.assert_allclose(rollout_gae(*d.rows, gamma=0.93, gae_lambda=0.0), one, atol=1e-12)
-        np.testing.assert_allclose(n_step(*d.rows, gamma=0.93, n_ticks=1, duration=d.k)[1].shape, one[1].shape)
+            np.testing.assert_allclose(n_step(RolloutRows(*d.rows), gamma=0.93, n=n), mc, atol=1e-9)
+        one = n_step(RolloutRows(*d.rows), gamma=0.93, n=1)
+        np.testing.assert_allclose(rollout_gae(RolloutRows(*d.rows), gamma=0.93, gae_lambda=0.0), one, atol=1e-12)
+        np.testing.assert_allclose(
+            n_step(RolloutRows(*d.rows, duration=d.k), gamma=0.93, n_ticks=1)[1].shape, one[1].shape
+        )
         ones = np.ones_like(d.k)
-        smdp = rollout_gae(*d.rows, gamma=0.93, gae_lambda=0.9, duration=ones, lambda_unit="tick")
+        smdp = rollout_gae(RolloutRows(*d.rows, duration=ones), gamma=0.93, gae_lambda=0.9, lambda_unit="tick")
         np.testing.assert_allclose(smdp[0], advantage, atol=1e-12)
         for gamma in (0.0, 1e-9):
-            tiny = rollout_gae(*d.rows, gamma=gamma, gae_lambda=0.9)
+            tiny = rollout_gae(RolloutRows(*d.rows), gamma=gamma, gae_lambda=0.9)
             np.testing.assert_allclose(tiny[1], d.r, atol=1e-7)
-        np.testing.assert_allclose(rollout_gae(*d.rows, gamma=0.93, gae_lambda=1e-9)[0], one[0], atol=1e-7)
+        np.testing.assert_allclose(rollout_gae(RolloutRows(*d.rows), gamma=0.93, gae_lambda=1e-9)[0], one[0], atol=1e-7)
 
 
 def test_vtrace_and_retrace_on_policy_are_monte_carlo():
     d = Ragged(19)
-    mc = monte_carlo(*d.rows, gamma=0.93)
-    v = vtrace(*d.rows, np.zeros(200), gamma=0.93)
+    mc = monte_carlo(RolloutRows(*d.rows), gamma=0.93)
+    v = vtrace(RolloutRows(*d.rows), np.zeros(200), gamma=0.93)
     np.testing.assert_allclose(v[1], mc[1], atol=1e-9)
     # E_pi Q(s_{t+1}) = Q(s_{t+1}, a_{t+1}) inside, the successor's value at the ends.
     expected = ref.successors(d.v, d.nv, d.e, d.b)
-    q = retrace(d.r, d.v, expected, d.e, d.b, np.zeros(200), gamma=0.93)
+    q = retrace(RolloutRows(d.r, d.v, expected, d.e, d.b), np.zeros(200), gamma=0.93)
     np.testing.assert_allclose(q[1], mc[1], atol=1e-9)
 
 
 def test_tree_backup_and_peng_use_their_traces():
     d = Ragged(23)
     probability = d.rng.random(200)
-    tree = retrace(d.r, d.q, d.expected, d.e, d.b, probability=probability, gamma=0.93, trace_decay=0.9)
+    tree = retrace(RolloutRows(d.r, d.q, d.expected, d.e, d.b), probability=probability, gamma=0.93, trace_decay=0.9)
     ones = np.full(200, 0.93)
     np.testing.assert_allclose(tree[1], ref.retrace(d.r, d.q, d.expected, d.e, d.b, ones, 0.9 * probability), atol=1e-9)
-    peng = retrace(d.r, d.q, d.expected, d.e, d.b, gamma=0.93, trace_decay=0.9, expected_q=d.v)
+    peng = retrace(RolloutRows(d.r, d.q, d.expected, d.e, d.b), gamma=0.93, trace_decay=0.9, expected_q=d.v)
     target = ref.retrace(d.r, d.q, d.expected, d.e, d.b, ones, np.full(200, 0.9))
     np.testing.assert_allclose(peng[1], target, atol=1e-9)
     np.testing.assert_allclose(peng[0], target - d.v, atol=1e-9)
@@ -261,8 +282,11 @@ def test_long_unit_reward_return_keeps_its_digits_in_float32(backend, steps, gam
     with use_backend(backend):
         for shape in ((steps,), (steps, 1)):
             columns = [x.reshape(shape) for x in (ones, zeros, zeros, end, end)]
-            assert abs(float(monte_carlo(*columns, gamma=gamma)[1].reshape(-1)[0]) - exact) < bound
-            assert abs(float(rollout_gae(*columns, gamma=gamma, gae_lambda=1.0)[1].reshape(-1)[0]) - exact) < bound
+            assert abs(float(monte_carlo(RolloutRows(*columns), gamma=gamma)[1].reshape(-1)[0]) - exact) < bound
+            assert (
+                abs(float(rollout_gae(RolloutRows(*columns), gamma=gamma, gae_lambda=1.0)[1].reshape(-1)[0]) - exact)
+                < bound
+            )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -272,7 +296,7 @@ def test_dense_gae_equals_the_rollout_form(backend):
     discount = np.where(d.e, 0.0, 0.93)
     trace = np.where(d.b, 0.0, 0.93 * 0.9)
     with use_backend(backend):
-        expected = rollout_gae(*d.rows, gamma=0.93, gae_lambda=0.9)
+        expected = rollout_gae(RolloutRows(*d.rows), gamma=0.93, gae_lambda=0.9)
         for columns in ((d.r, discount, d.v, np.where(d.e, np.nan, ahead), trace),):
             np.testing.assert_allclose(gae(*columns), expected, atol=1e-9)
             stacked = gae(*(np.stack((x, x)) for x in columns))
@@ -289,7 +313,7 @@ def test_turn_gae_equals_its_twin(anchor, unit):
         groups = ref.turn_rows(d.turn, d.b)
         extra = d.rng.standard_normal(len(groups))
         options = {"gamma": 0.95, "gae_lambda": 0.9, "inner_gamma": 0.97, "anchor": anchor, "unit": unit}
-        credit = turn_gae(*d.rows, d.turn, duration=d.k, turn_reward=extra, **options)
+        credit = turn_gae(RolloutRows(*d.rows, duration=d.k), d.turn, turn_reward=extra, **options)
         k = d.k if unit == "per_tick" else None
         total = np.array([sum(0.97 ** d.k[rows[0] : t].sum() * d.r[t] for t in rows) for rows in groups]) + extra
         place = [rows[0 if anchor == "start" else -1] for rows in groups]
@@ -307,13 +331,21 @@ def test_bilevel_equals_its_twin_and_one_row_turns_are_gae():
         d = Ragged(seed)
         penalty = d.rng.standard_normal(200)
         credit = bilevel_gae(
-            *d.rows, d.turn, gamma=0.95, gae_lambda=0.9, inner_gamma=0.99, inner_lambda=0.8, step_reward=penalty
+            RolloutRows(*d.rows),
+            d.turn,
+            gamma=0.95,
+            gae_lambda=0.9,
+            inner_gamma=0.99,
+            inner_lambda=0.8,
+            step_reward=penalty,
         )
         expected = ref.bilevel(*d.rows, d.turn, gamma=0.95, lam=0.9, inner=0.99, inner_lam=0.8, step=penalty)
         np.testing.assert_allclose(credit.advantage, expected, atol=1e-9)
         np.testing.assert_allclose(credit.target, expected + d.v, atol=1e-9)
-        single = bilevel_gae(*d.rows, np.arange(200), gamma=0.95, gae_lambda=0.9, inner_gamma=0.95)
-        np.testing.assert_allclose(single.advantage, rollout_gae(*d.rows, gamma=0.95, gae_lambda=0.9)[0], atol=1e-9)
+        single = bilevel_gae(RolloutRows(*d.rows), np.arange(200), gamma=0.95, gae_lambda=0.9, inner_gamma=0.95)
+        np.testing.assert_allclose(
+            single.advantage, rollout_gae(RolloutRows(*d.rows), gamma=0.95, gae_lambda=0.9)[0], atol=1e-9
+        )
 
 
 def test_hae_equals_its_twin_and_its_two_limits():
@@ -324,19 +356,20 @@ def test_hae_equals_its_twin_and_its_two_limits():
         next_high = np.where(d.b, d.nv + 0.3, np.nan)
         running = d.rng.random(200) < 0.5
         columns = (d.r, low, high, term, next_low, next_high, d.e, d.b, d.turn)
-        credit = hae(*columns, running_at_cut=running, **numbers)
+        credit = hae(OptionRows(*columns, running_at_cut=running), **numbers)
         expected = ref.hierarchical(*columns, running, **numbers)
         for actual, number in zip((credit.low, credit.high, credit.switch, credit.switch_target), expected):
             np.testing.assert_allclose(actual, number, atol=1e-9)
-        plain = rollout_gae(*d.rows, gamma=0.95, gae_lambda=0.7)
-        single = hae(d.r, d.v, d.v, d.v, d.nv, d.nv, d.e, d.b, np.arange(200), **numbers)
+        plain = rollout_gae(RolloutRows(*d.rows), gamma=0.95, gae_lambda=0.7)
+        single = hae(OptionRows(d.r, d.v, d.v, d.v, d.nv, d.nv, d.e, d.b, np.arange(200)), **numbers)
         np.testing.assert_allclose(single.high, plain[0], atol=1e-9)
         whole = hae(
-            *(d.r, d.v, d.v, d.v, d.nv, d.nv, d.e, d.b, np.zeros(200, int)),
-            running_at_cut=np.ones(200, bool),
+            OptionRows(d.r, d.v, d.v, d.v, d.nv, d.nv, d.e, d.b, np.zeros(200, int), np.ones(200, bool)),
             **numbers,
         )
-        np.testing.assert_allclose(whole.low, rollout_gae(*d.rows, gamma=0.95, gae_lambda=0.8)[0], atol=1e-9)
+        np.testing.assert_allclose(
+            whole.low, rollout_gae(RolloutRows(*d.rows), gamma=0.95, gae_lambda=0.8)[0], atol=1e-9
+        )
 
 
 def test_one_fragment_of_a_million_rows_needs_linear_scratch():
@@ -348,9 +381,9 @@ def test_one_fragment_of_a_million_rows_needs_linear_scratch():
     end = np.zeros(count, bool)
     for name in [x for x in BACKENDS if x != "torch"]:
         with use_backend(name):
-            rollout_gae(r[:99], v[:99], v[:99], end[:99], end[:99])  # compile before measuring
+            rollout_gae(RolloutRows(r[:99], v[:99], v[:99], end[:99], end[:99]))  # compile before measuring
             tracemalloc.start()
-            rollout_gae(r, v, v, end, end)
+            rollout_gae(RolloutRows(r, v, v, end, end))
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
         assert peak < 10 * r.nbytes

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.advantage.hierarchy import hae, hae_auxiliary
+from robot_rl.advantage.hierarchy import OptionRows, hae, hae_auxiliary
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turns import bilevel_gae, to_steps, to_turns, turn_gae
 from robot_rl.advantage.zoo.archer import digi_q_advantage
 from robot_rl.advantage.zoo.temporal import n_step, retrace
@@ -61,27 +62,27 @@ def rows() -> tuple[Any, Any, Any, Any, Any]:
 
 def test_turn_of_equal_ids_ends_with_its_episode():
     # One id for all rows: the end at row 1 still separates two turns. Second: 3 + 4 + 5 + 0.9 * 0.7 - 0.3 = 12.33.
-    credit = turn_gae(*rows(), np.zeros(5, int), gamma=0.9, gae_lambda=0.5)
+    credit = turn_gae(RolloutRows(*rows()), np.zeros(5, int), gamma=0.9, gae_lambda=0.5)
     np.testing.assert_allclose(credit.advantage, [2.5, 2.5, 12.33, 12.33, 12.33])
     np.testing.assert_array_equal(credit.weight, [1, 0, 1, 0, 0])
 
 
 def test_turn_rows_outside_any_turn_get_nothing():
     turn = np.array([0, 0, -1, 1, 1])
-    credit = turn_gae(*rows(), turn, gamma=0.9, gae_lambda=0.5)
+    credit = turn_gae(RolloutRows(*rows()), turn, gamma=0.9, gae_lambda=0.5)
     # 4 + 5 + 0.9 * 0.7 - 0.2
     np.testing.assert_allclose(credit.advantage, [2.5, 2.5, 0, 9.43, 9.43])
-    tensors = turn_gae(*(torch.from_numpy(x) for x in (*rows(), turn)), gamma=0.9, gae_lambda=0.5)
+    tensors = turn_gae(RolloutRows(*map(torch.from_numpy, rows())), torch.from_numpy(turn), gamma=0.9, gae_lambda=0.5)
     np.testing.assert_allclose(tensors.advantage.numpy(), credit.advantage)
     grown = [torch.from_numpy(x) for x in (*rows(), turn)]
     grown[1].requires_grad_()
-    assert turn_gae(*grown, gamma=0.9, gae_lambda=0.5).advantage.requires_grad
+    assert turn_gae(RolloutRows(*grown[:-1]), grown[-1], gamma=0.9, gae_lambda=0.5).advantage.requires_grad
 
 
 def test_turn_without_reward_stays_a_turn():
     reward, value, following, terminated, end = rows()
     credit = turn_gae(
-        0 * reward, value, following, terminated, end, np.array([0, 1, 2, 3, 3]), gamma=1.0, gae_lambda=1.0
+        RolloutRows(0 * reward, value, following, terminated, end), np.array([0, 1, 2, 3, 3]), gamma=1.0, gae_lambda=1.0
     )
     assert credit.weight.sum() == 4
     # Row 2: 0 + V(row 3) - V(row 2), then the trace: 0.7 - 0.2.
@@ -91,18 +92,21 @@ def test_turn_without_reward_stays_a_turn():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: turn_gae(*rows(), np.full(5, -1)), "every row has turn -1"),
-        (lambda: turn_gae(*rows(), np.zeros(5, int), anchor="middle"), "anchor 'middle'"),
-        (lambda: turn_gae(*rows(), np.zeros(5, int), unit="per_hour"), "unit 'per_hour'"),
-        (lambda: turn_gae(*rows(), np.zeros(4, int)), r"turn has shape \(4,\)"),
-        (lambda: turn_gae(*rows(), np.arange(5), turn_reward=np.zeros(2)), r"turn_reward has shape \(2,\)"),
-        (lambda: bilevel_gae(*rows(), np.arange(5), inner_gamma=2.0), "inner_gamma is 2.0"),
-        (lambda: turn_gae(*[x[:0] for x in (*rows(), np.zeros(5, int))]), "at least one row"),
-        (lambda: n_step(*rows()), "expected exactly one of them"),
-        (lambda: n_step(*rows(), n=0), "n is 0"),
-        (lambda: retrace(*rows(), np.zeros(5), probability=np.zeros(5)), "both given"),
-        (lambda: hae(*_hae_rows(), switch_mode="paper"), "needs switched and switch_probability"),
-        (lambda: hae(*_hae_rows(), switch_mode="other"), "switch_mode is 'other'"),
+        (lambda: turn_gae(RolloutRows(*rows()), np.full(5, -1)), "every row has turn -1"),
+        (lambda: turn_gae(RolloutRows(*rows()), np.zeros(5, int), anchor="middle"), "anchor 'middle'"),
+        (lambda: turn_gae(RolloutRows(*rows()), np.zeros(5, int), unit="per_hour"), "unit 'per_hour'"),
+        (lambda: turn_gae(RolloutRows(*rows()), np.zeros(4, int)), r"turn has shape \(4,\)"),
+        (
+            lambda: turn_gae(RolloutRows(*rows()), np.arange(5), turn_reward=np.zeros(2)),
+            r"turn_reward has shape \(2,\)",
+        ),
+        (lambda: bilevel_gae(RolloutRows(*rows()), np.arange(5), inner_gamma=2.0), "inner_gamma is 2.0"),
+        (lambda: turn_gae(RolloutRows(*[x[:0] for x in rows()]), np.zeros(0, int)), "at least one row"),
+        (lambda: n_step(RolloutRows(*rows())), "expected exactly one of them"),
+        (lambda: n_step(RolloutRows(*rows()), n=0), "n is 0"),
+        (lambda: retrace(RolloutRows(*rows()), np.zeros(5), probability=np.zeros(5)), "both given"),
+        (lambda: hae(OptionRows(*_hae_rows()), switch_mode="paper"), "needs switched and switch_probability"),
+        (lambda: hae(OptionRows(*_hae_rows()), switch_mode="other"), "switch_mode is 'other'"),
     ],
 )
 def test_turn_estimators_wrong_call_is_refused(call, words):
@@ -111,7 +115,9 @@ def test_turn_estimators_wrong_call_is_refused(call, words):
 
 
 def test_n_step_by_ticks_without_durations_is_by_decisions():
-    for actual, expected in zip(n_step(*rows(), n_ticks=2, gamma=0.9), n_step(*rows(), n=2, gamma=0.9)):
+    for actual, expected in zip(
+        n_step(RolloutRows(*rows()), n_ticks=2, gamma=0.9), n_step(RolloutRows(*rows()), n=2, gamma=0.9)
+    ):
         np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
@@ -123,9 +129,9 @@ def _hae_rows():
 
 
 def test_hae_truncation_bootstraps_from_the_head_in_charge():
-    going = hae(*_hae_rows(), gamma=0.9, running_at_cut=np.ones(3, bool))
-    over = hae(*_hae_rows(), gamma=0.9)
-    current = hae(*_hae_rows(), gamma=0.9, release_bootstrap=True)
+    going = hae(OptionRows(*_hae_rows(), running_at_cut=np.ones(3, bool)), gamma=0.9)
+    over = hae(OptionRows(*_hae_rows()), gamma=0.9)
+    current = hae(OptionRows(*_hae_rows()), gamma=0.9, release_bootstrap=True)
     # Last row: 2 + 0.9 * (V_lo' = 0.7 | V_hi' = 0.8 | the current V_lo = 0.5) - 0.5.
     np.testing.assert_allclose([x.low[2] for x in (going, over, current)], [2.13, 2.22, 1.95])
     # High level, second segment (one row, V_hi = 0.9): the release uses V_hi of its own start.
@@ -134,12 +140,13 @@ def test_hae_truncation_bootstraps_from_the_head_in_charge():
 
 def test_hae_paper_switch_and_normalisation():
     paper = hae(
-        *_hae_rows(), switch_mode="paper", switched=np.array([1, 0, 1]), switch_probability=np.array([0.9, 0.2, 0.4])
+        OptionRows(*_hae_rows(), switched=np.array([1, 0, 1]), switch_probability=np.array([0.9, 0.2, 0.4])),
+        switch_mode="paper",
     )
     # (q - beta) (V_hi - V_lo)
     np.testing.assert_allclose(paper.switch, [0.1 * -0.1, -0.2 * 0.2, 0.6 * 0.4])
-    normed = hae(*_hae_rows(), norm=True)
-    raw = hae(*_hae_rows())
+    normed = hae(OptionRows(*_hae_rows()), norm=True)
+    raw = hae(OptionRows(*_hae_rows()))
     np.testing.assert_allclose(normed.low, (raw.low - raw.low.mean()) / (raw.low.std() + 1e-8))
     starts = raw.high_weight > 0
     np.testing.assert_allclose(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from robot_rl.advantage import rollout_gae
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.chunks import (
     ChunkedPolicy,
     ChunkMeter,
@@ -169,14 +170,16 @@ def test_turn_gae_golden(terminated: bool, unit: str, expected: list[float]) -> 
     assert reward.tolist() == pytest.approx([2.62, 0.9, 3.0])
     end = torch.tensor([False, False, True])
     advantage, _ = rollout_gae(
-        reward,
-        torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64),
-        torch.tensor([0.5, 2.0, 4.0], dtype=torch.float64),
-        end & terminated,
-        end,
+        RolloutRows(
+            reward,
+            torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64),
+            torch.tensor([0.5, 2.0, 4.0], dtype=torch.float64),
+            end & terminated,
+            end,
+            duration=torch.tensor([3, 2, 1], dtype=torch.int32),
+        ),
         gamma=0.9,
         gae_lambda=0.8,
-        duration=torch.tensor([3, 2, 1], dtype=torch.int32),
         lambda_unit=unit,
     )
     assert advantage.tolist() == pytest.approx(expected, abs=1e-5)

@@ -11,6 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from robot_rl.advantage import rollout_gae
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.loops.on_policy import OnPolicy, train_on_policy
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
@@ -119,7 +120,7 @@ def complete(mode, row, episodes):
     """Valid transitions of the first whole episodes of one environment: obs, reward, flags, successor, advantage."""
     obs, c = record(mode)
     names = ("reward", "value", "next_value", "terminated", "boundary")
-    advantage, _ = rollout_gae(*(c[name] for name in names), gamma=0.9, gae_lambda=0.8, valid=c["valid"])
+    advantage, _ = rollout_gae(RolloutRows(*(c[name] for name in names), valid=c["valid"]), gamma=0.9, gae_lambda=0.8)
     ok = c["valid"][:, row]
     columns = [obs[:, row].sum(1), *(c[key][:, row] for key in ("reward", "value", "terminated", "truncated"))]
     columns += [torch.where(c["boundary"], c["next_value"], 0.0)[:, row], advantage[:, row]]

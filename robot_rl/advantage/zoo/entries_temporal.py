@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from robot_rl.advantage.arrays import namespace
 from robot_rl.advantage.batch import TurnBatch
-from robot_rl.advantage.entries_temporal import clockwork, columns
+from robot_rl.advantage.entries_temporal import rollout
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.registry import RowEstimate, register
 from robot_rl.advantage.zoo.archer import archer_advantage
@@ -27,12 +28,12 @@ def log_ratio(batch: TurnBatch) -> Array:
 
 @register("temporal", "monte_carlo", provides=("advantage", "target"), paper="Williams 1992")
 def _monte_carlo(batch: TurnBatch, **options: Any) -> RowEstimate:
-    return RowEstimate(*monte_carlo(*columns(batch), **options, **clockwork(batch)))
+    return RowEstimate(*monte_carlo(rollout(batch), **options))
 
 
 @register("temporal", "n_step", needs=("value",), provides=("advantage", "target"), paper="Sutton and Barto, eq. 7.1")
 def _n_step(batch: TurnBatch, **options: Any) -> RowEstimate:
-    return RowEstimate(*n_step(*columns(batch), **options, **clockwork(batch)))
+    return RowEstimate(*n_step(rollout(batch), **options))
 
 
 @register(
@@ -43,14 +44,14 @@ def _n_step(batch: TurnBatch, **options: Any) -> RowEstimate:
     paper="Espeholt et al. 2018",
 )
 def _vtrace(batch: TurnBatch, **options: Any) -> RowEstimate:
-    return RowEstimate(*vtrace(*columns(batch), log_ratio(batch), **options, **clockwork(batch)))
+    return RowEstimate(*vtrace(rollout(batch), log_ratio(batch), **options))
 
 
 @register("temporal", "upgo", needs=("value",), provides=("advantage", "target"), paper="Vinyals et al. 2019")
 def _upgo(batch: TurnBatch, **options: Any) -> RowEstimate:
     known = batch.steps.logp_prox is not None and batch.steps.logp_behaviour is not None
     ratio = log_ratio(batch) if known else None
-    return RowEstimate(*upgo(*columns(batch), ratio, **options, **clockwork(batch)))
+    return RowEstimate(*upgo(rollout(batch), ratio, **options))
 
 
 @register(
@@ -69,8 +70,8 @@ def _retrace(batch: TurnBatch, *, trace: str = "retrace", **options: Any) -> Row
         given["log_ratio"] = log_ratio(batch)
     elif trace == "tree_backup":
         given["probability"] = s.extras["probability"]
-    rows: Any = (s.reward, s.extras["q"], s.extras["next_expected_q"], s.terminated, s.boundary)
-    return RowEstimate(*retrace(*rows, **given, **options, **clockwork(batch)))
+    rows = replace(rollout(batch), value=s.extras["q"], next_value=s.extras["next_expected_q"])
+    return RowEstimate(*retrace(rows, **given, **options))
 
 
 @register("temporal", "archer", needs=("turns", "extras.q", "extras.v"), paper="Zhou et al. 2024, ArCHer")

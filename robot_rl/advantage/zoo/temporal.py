@@ -1,28 +1,15 @@
 """Temporal estimators beside GAE: Monte Carlo, n-step, V-trace, UPGO, Retrace and their relatives.
 
 Every function takes rows with time on axis 0, flat (rows,) or time-major (T, N), NumPy arrays or torch tensors, and
-returns (advantage, return) of the same kind, the return being the target of the value function. Arguments with the same
-name mean the same everywhere:
-
-    reward: r_t; with durations the discounted sum over the ticks of the row (`macro_reward`).
-    value: V(s_t) before the step.
-    next_value: V of the true successor before any reset; read only at boundaries.
-    terminated: bool, true end.
-    boundary: bool, terminated, truncated or last row of a fragment.
-    gamma: discount per tick; duration: ticks k per row; discount: used in place of gamma^k.
-    valid: bool, False on padding, whose outputs are 0.
+returns (advantage, return) of the same kind, the return being the target of the value function. In every one of them
+`rows` is the rollout (`RolloutRows`) and `gamma` the discount per tick.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import torch
-
 from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import PreparedRows, check_float, rows, shifted, to_dtype, zero
+from robot_rl.advantage.rows import PreparedRows, RolloutRows, check_float, flags, prepare, shifted, to_dtype, zero
 from robot_rl.advantage.scan import solve
 
 LOG_RATIO_LIMIT = 20.0  # |log pi - log mu| beyond this is cut before exp
@@ -30,17 +17,10 @@ LOG_RATIO_LIMIT = 20.0  # |log pi - log mu| beyond this is cut before exp
 
 @same_kind
 def monte_carlo(
-    reward: Array,
-    value: Array,
-    next_value: Array,
-    terminated: Array,
-    boundary: Array,
+    rows: RolloutRows,
     *,
     gamma: float = 0.99,
-    duration: Array | None = None,
-    discount: Array | None = None,
     bootstrap: bool = True,
-    valid: Array | None = None,
 ) -> tuple[Array, Array]:
     """Return to the end of the episode, bootstrapped where the episode was only cut.
 
@@ -48,7 +28,7 @@ def monte_carlo(
 
     Args:
         bootstrap: False drops the value at the cut (REINFORCE convention, biased at truncation).
-        reward, value, next_value, terminated, boundary, gamma, duration, discount, valid: see the module.
+        rows, gamma: see the module.
 
     Returns:
         (advantage, return).
@@ -56,9 +36,7 @@ def monte_carlo(
     Raises:
         ValueError: shapes, dtype or numbers outside their range.
     """
-    ready = rows(
-        reward, value, next_value, terminated, boundary, gamma=gamma, duration=duration, discount=discount, valid=valid
-    )
+    ready = prepare(rows, gamma=gamma)
     x = ready.reward * 1  # the scan uses up its arguments
     if bootstrap:
         x = x + ready.xp.where(ready.boundary, ready.g * ready.ahead, zero(x))
@@ -68,18 +46,11 @@ def monte_carlo(
 
 @same_kind
 def n_step(
-    reward: Array,
-    value: Array,
-    next_value: Array,
-    terminated: Array,
-    boundary: Array,
+    rows: RolloutRows,
     *,
     n: int | None = None,
     n_ticks: int | None = None,
     gamma: float = 0.99,
-    duration: Array | None = None,
-    discount: Array | None = None,
-    valid: Array | None = None,
 ) -> tuple[Array, Array]:
     """n rewards, then the value: a window of n decisions, or of as many decisions as make up n ticks.
 
@@ -89,7 +60,7 @@ def n_step(
     Args:
         n: decisions per window, at least 1.
         n_ticks: alternative: the window ends with the first decision at which the durations add up to this.
-        reward, value, next_value, terminated, boundary, gamma, duration, discount, valid: see the module.
+        rows, gamma: see the module.
 
     Returns:
         (advantage, return).
@@ -102,13 +73,11 @@ def n_step(
     window = n if n is not None else n_ticks
     if (n is None) == (n_ticks is None) or window is None or window < 1:
         raise ValueError(f"n is {n} and n_ticks is {n_ticks}, expected exactly one of them, at least 1")
-    ready = rows(
-        reward, value, next_value, terminated, boundary, gamma=gamma, duration=duration, discount=discount, valid=valid
-    )
+    ready = prepare(rows, gamma=gamma)
     one = ready.reward + ready.g * ready.ahead
     if n_ticks is not None:
-        target = _tick_window(ready, one, n_ticks, duration)
-    elif window >= reward.shape[0]:
+        target = _tick_window(ready, one, n_ticks, rows.duration)
+    elif window >= rows.reward.shape[0]:
         x = ready.xp.where(ready.boundary, one, ready.reward)
         target = solve(x, ready.inside(_like(ready)))
     else:
@@ -118,7 +87,7 @@ def n_step(
     return _pair(ready, target - ready.value, target)
 
 
-def _tick_window(ready: PreparedRows, one: Array, n_ticks: int, duration: Array) -> Array:
+def _tick_window(ready: PreparedRows, one: Array, n_ticks: int, duration: Array | None) -> Array:
     """Windows of a given number of ticks: row by row, until every window is full (at most n_ticks passes)."""
     xp = ready.xp
     ticks = xp.ones_like(ready.reward) if duration is None else to_dtype(duration, ready.reward.dtype)
@@ -142,11 +111,7 @@ def _tick_window(ready: PreparedRows, one: Array, n_ticks: int, duration: Array)
 
 @same_kind
 def vtrace(
-    reward: Array,
-    value: Array,
-    next_value: Array,
-    terminated: Array,
-    boundary: Array,
+    rows: RolloutRows,
     log_ratio: Array,
     *,
     gamma: float = 0.99,
@@ -154,9 +119,6 @@ def vtrace(
     rho_max: float = 1.0,
     c_max: float = 1.0,
     rho_policy_max: float = 1.0,
-    duration: Array | None = None,
-    discount: Array | None = None,
-    valid: Array | None = None,
 ) -> tuple[Array, Array]:
     """V-trace: off-policy value targets with clipped importance weights, and the policy's advantage.
 
@@ -169,7 +131,7 @@ def vtrace(
         log_ratio: log pi - log mu of each row, summed over the steps of a decision; cut at +-20.
         trace_decay: lambda.
         rho_max, c_max, rho_policy_max: caps of the weights.
-        reward, value, next_value, terminated, boundary, gamma, duration, discount, valid: see the module.
+        rows, gamma: see the module.
 
     Returns:
         (advantage, return), the return being v.
@@ -180,18 +142,7 @@ def vtrace(
     Source: Espeholt et al., IMPALA, eq. 1 and section 4.2.
     """
     check_unit(trace_decay=trace_decay)
-    ready = rows(
-        reward,
-        value,
-        next_value,
-        terminated,
-        boundary,
-        gamma=gamma,
-        trace=trace_decay,
-        duration=duration,
-        discount=discount,
-        valid=valid,
-    )
+    ready = prepare(rows, gamma=gamma, trace=trace_decay)
     weight = _weight(ready, log_ratio)
     delta = ready.reward + ready.g * ready.ahead - ready.value
     trace = ready.inside(ready.g * trace_decay * weight.clip(max=c_max))
@@ -203,19 +154,12 @@ def vtrace(
 
 @same_kind
 def upgo(
-    reward: Array,
-    value: Array,
-    next_value: Array,
-    terminated: Array,
-    boundary: Array,
+    rows: RolloutRows,
     log_ratio: Array | None = None,
     *,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
     rho_max: float = 1.0,
-    duration: Array | None = None,
-    discount: Array | None = None,
-    valid: Array | None = None,
 ) -> tuple[Array, Array]:
     """UPGO: follow the trajectory as long as it does better than the critic expected, then bootstrap.
 
@@ -226,7 +170,7 @@ def upgo(
         log_ratio: log pi - log mu, or None for on-policy data.
         gae_lambda: trace decay of the value target.
         rho_max: cap of the weight.
-        reward, value, next_value, terminated, boundary, gamma, duration, discount, valid: see the module.
+        rows, gamma: see the module.
 
     Returns:
         (advantage, return).
@@ -237,9 +181,7 @@ def upgo(
     Source: Vinyals et al., Grandmaster level in StarCraft II, supplementary, upgoing policy update.
     """
     check_unit(gae_lambda=gae_lambda)
-    ready = rows(
-        reward, value, next_value, terminated, boundary, gamma=gamma, duration=duration, discount=discount, valid=valid
-    )
+    ready = prepare(rows, gamma=gamma)
     one = ready.reward + ready.g * ready.ahead
     follows = shifted(ready.xp, one >= ready.value) & ~ready.boundary
     trace = ready.xp.where(follows, _like(ready), zero(one))
@@ -252,20 +194,13 @@ def upgo(
 
 @same_kind
 def retrace(
-    reward: Array,
-    q: Array,
-    next_expected_q: Array,
-    terminated: Array,
-    boundary: Array,
+    rows: RolloutRows,
     log_ratio: Array | None = None,
     *,
     probability: Array | None = None,
     expected_q: Array | None = None,
     trace_decay: float = 1.0,
     gamma: float = 0.99,
-    duration: Array | None = None,
-    discount: Array | None = None,
-    valid: Array | None = None,
 ) -> tuple[Array, Array]:
     """Off-policy targets of Q: Retrace, tree backup or Peng's Q(lambda), depending on the trace given.
 
@@ -274,13 +209,13 @@ def retrace(
     trace_decay (Peng, neither given).
 
     Args:
-        q: Q(s_t, a_t) of the taken action.
-        next_expected_q: E_pi Q(s'_t, .) of the true successor, read in every row.
+        rows: the rollout; `value` is Q(s_t, a_t) of the taken action, `next_value` is E_pi Q(s'_t, .) of the true
+            successor, read in every row.
         log_ratio: log pi - log mu of the taken action.
         probability: pi(a_t | s_t) of the taken action.
-        expected_q: E_pi Q(s_t, .), the baseline of the advantage; None = q.
+        expected_q: E_pi Q(s_t, .), the baseline of the advantage; None = Q(s_t, a_t).
         trace_decay: lambda.
-        reward, terminated, boundary, gamma, duration, discount, valid: see the module.
+        gamma: see the module.
 
     Returns:
         (advantage, return): Q_ret - E_pi Q (or Q_ret - Q), and Q_ret.
@@ -292,22 +227,12 @@ def retrace(
     """
     if log_ratio is not None and probability is not None:
         raise ValueError("log_ratio (Retrace) and probability (tree backup) are both given, expected at most one")
-    check_shapes(tuple(reward.shape), q=q, next_expected_q=next_expected_q, expected_q=expected_q)
-    ready = rows(
-        reward,
-        q,
-        next_expected_q,
-        terminated,
-        boundary,
-        gamma=gamma,
-        trace=trace_decay,
-        duration=duration,
-        discount=discount,
-        valid=valid,
-    )
+    check_shapes(tuple(rows.reward.shape), expected_q=expected_q)
+    ready = prepare(rows, gamma=gamma, trace=trace_decay)
     xp = ready.xp
-    ended = flags_or(xp, terminated, valid)
-    ahead = xp.where(ended, zero(ready.reward), to_dtype(next_expected_q, ready.reward.dtype))
+    ended = flags(rows.terminated)
+    ended = ended if rows.valid is None else ended | ~flags(rows.valid)
+    ahead = xp.where(ended, zero(ready.reward), to_dtype(rows.next_value, ready.reward.dtype))
     if log_ratio is not None:
         c = trace_decay * _weight(ready, log_ratio).clip(max=1.0)
     elif probability is not None:
@@ -318,12 +243,6 @@ def retrace(
     target = ready.value + solve(ready.reward + ready.g * ahead - ready.value, trace)
     baseline = ready.value if expected_q is None else to_dtype(expected_q, target.dtype)
     return _pair(ready, target - baseline, target)
-
-
-def flags_or(xp: Any, terminated: Array, valid: Array) -> Array:
-    """Rows without a successor: terminated ones and padding."""
-    ended = to_dtype(terminated, xp.bool if xp is torch else np.bool_)
-    return ended if valid is None else ended | ~to_dtype(valid, ended.dtype)
 
 
 def _like(ready: PreparedRows) -> Array:
