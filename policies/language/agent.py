@@ -11,7 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robot_rl.advantage import FusedOptions, Pipeline, Stage, fused_policy_loss, policy_loss, presets, value_loss_rows
+from robot_rl.advantage import (
+    FusedOptions,
+    Pipeline,
+    RowIds,
+    Stage,
+    fused_policy_loss,
+    policy_loss,
+    presets,
+    value_loss_rows,
+)
+from robot_rl.advantage.pipeline import loss_arguments
 from robot_rl.advantage.registry import entry
 from robot_rl.policies.language.agent_model import LanguageModel, Tokenizer, local_model, tiny_model
 from robot_rl.policies.language.agent_policy import LanguagePolicy
@@ -371,9 +381,8 @@ def policy_term(logp: Tensor, rows: Mapping[str, Tensor], options: Mapping[str, 
         batch = {"logp": rows["old"], "advantage": rows["advantage"], "mask": rows["mask"]}
         found = fused_policy_loss({"logp": logp}, batch, fused)
         return float(found.loss), (logp * found.gradients["logp"]).sum()
-    loss = policy_loss(
-        logp, rows["old"], rows["advantage"], mask=rows["mask"], turn=rows["turn"], episode=rows["episode"], **given
-    )
+    given = loss_arguments(given, rows["mask"], RowIds(rows["turn"], rows["episode"]))
+    loss = policy_loss(logp, rows["old"], rows["advantage"], **given)
     return float(loss.detach()), loss
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from robot_rl.advantage import group_advantage, policy_loss
+from robot_rl.advantage import ClipRange, EdgeRules, group_advantage, policy_loss
 from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
@@ -118,14 +118,12 @@ class Rift(StateLearner[RiftOptions, Rollout], OnPolicyLearner[RiftOptions, Roll
         returns, left = self.model.simulate(state)
         count = self.model.count
         group = torch.arange(len(state), device=state.device).repeat_interleave(count)
-        advantage = group_advantage(returns.flatten(), group, eps=1e-5, std_floor=0.0).view(-1, count)
+        advantage = group_advantage(returns.flatten(), group, rules=EdgeRules(eps=1e-5, std_floor=0.0)).view(-1, count)
         logp, loss = old, torch.zeros(())
         for _ in range(o.epochs):
             logp = log_softmax(self.net(state), -1)
-            loss = policy_loss(
-                logp.flatten(), old.flatten(), advantage.flatten(), clip=o.clip, dual_clip=o.dual_clip,
-                episode=group,
-            )  # fmt: skip
+            clip = ClipRange(o.clip, dual=o.dual_clip)
+            loss = policy_loss(logp.flatten(), old.flatten(), advantage.flatten(), clip=clip)
             self.net_step(loss)
         share = logp.detach().exp()
         return self.metrics(

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from robot_rl.advantage import gae, group_advantage, policy_loss, row_weight, value_loss_rows
+from robot_rl.advantage import RowIds, gae, group_advantage, policy_loss, row_weight, value_loss_rows
 from robot_rl.advantage.weights import drop_zero_variance
 from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
 from robot_rl.policies.vla.grpo_waves import Wave, moments, play
@@ -279,7 +279,7 @@ class VlaGrpo(Learner[VlaGrpoOptions, Any]):
         if not len(rows["mask"]):
             return {**rows, "weight": rows["logp"]}
         whole = rows["episode"][:, None].expand_as(rows["mask"])
-        weight = row_weight(rows["mask"].flatten(), "seq_mean_token_mean", episode=whole.flatten())
+        weight = row_weight(rows["mask"].flatten(), "seq_mean_token_mean", RowIds(episode=whole.flatten()))
         rows["weight"] = torch.as_tensor(weight).view_as(rows["mask"]).to(rows["logp"].dtype)
         return rows
 
@@ -312,7 +312,7 @@ class VlaGrpo(Learner[VlaGrpoOptions, Any]):
             self._check(logp.detach(), old, mask)
         weight = rows["weight"][part] * (count / len(part))
         advantage = rows["advantage"][part][:, None].expand_as(logp)
-        loss = policy_loss(logp, old, advantage, mask=mask, clip=self.o.clip, row_weights=weight)
+        loss = policy_loss(logp, old, advantage, mask=mask, clip=self.o.clip, aggregation=weight)
         total = loss
         if self.o.entropy_coef and not bool(torch.isnan(entropy).any()):
             total = total - self.o.entropy_coef * (entropy * mask).sum() / mask.sum().clamp_min(1)

@@ -17,8 +17,9 @@ from robot_rl.advantage.fused import FusedLoss, FusedOptions, fused_policy_loss
 from robot_rl.advantage.gae import gae, macro_reward, rollout_gae
 from robot_rl.advantage.groups import dr_grpo, group_advantage, grpo, lite_ppo, rloo
 from robot_rl.advantage.hierarchy import OptionRows, hae
-from robot_rl.advantage.losses import decoupled_policy_loss, policy_loss, policy_metrics
-from robot_rl.advantage.normalise import normalise, whiten
+from robot_rl.advantage.layout import RowIds
+from robot_rl.advantage.losses import ClipRange, decoupled_policy_loss, policy_loss, policy_metrics
+from robot_rl.advantage.normalise import EdgeRules, normalise, whiten
 from robot_rl.advantage.pipeline import Credit, Pipeline, Stage
 from robot_rl.advantage.registry import entries, register
 from robot_rl.advantage.rows import RolloutRows
@@ -30,12 +31,15 @@ from robot_rl.advantage.turns import bilevel_gae, to_steps, to_turns, turn_gae
 from robot_rl.advantage.value_losses import explained_variance, value_loss_rows
 
 __all__ = [
+    "ClipRange",
     "Credit",
+    "EdgeRules",
     "FusedLoss",
     "FusedOptions",
     "OptionRows",
     "Pipeline",
     "RolloutRows",
+    "RowIds",
     "Stage",
     "TurnBatch",
     "aggregate",

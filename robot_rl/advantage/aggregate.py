@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from robot_rl.advantage.kinds import Array, as_array, double, floating, integer, library, match_dtype, require_option
-from robot_rl.advantage.layout import episode_cells, flat, row_mask, turn_ids
+from robot_rl.advantage.layout import NO_IDS, RowIds, episode_cells, flat, row_mask, turn_ids
 from robot_rl.advantage.normalise import as_cells
 from robot_rl.advantage.segments import seg_count, seg_first, spread
 
@@ -57,19 +57,16 @@ def _counts(ids: Array, n: int, use: Array) -> tuple[Array, Array]:
 
 def batch_totals(
     mask: Array,
+    ids: RowIds = NO_IDS,
     *,
-    episode: Array | None = None,
-    turn: Array | None = None,
-    group: Array | None = None,
     n_groups: int | None = None,
 ) -> BatchTotals:
     """Counts of one worker's rows; add them over the workers and pass the sum to `row_weight`.
 
     Args:
         mask: (N,) or (B, T) rows of the loss, the ORIGINAL mask if later filters are to keep its denominator.
-        episode: per-row ids; default: each line of (B, T).
-        turn: per-row turn ids, -1 = none; if given, an episode counts only if one of its turns has a masked row.
-        group: per-row or per-line dense group ids that mean the same on every worker.
+        ids: of the rows; if turns are given, an episode counts only if one of its turns has a masked row. Group ids
+            are dense and mean the same on every worker.
         n_groups: number of groups.
 
     Raises:
@@ -80,25 +77,23 @@ def batch_totals(
     zero = double(use).sum() * 0.0
     episodes = turns = groups = zero
     counted = use
-    if turn is not None:
-        ids, n = turn_ids(turn, episode, mask)
-        counted = use & (ids >= 0)
-        turns = _counts(library(ids).where(ids >= 0, ids, 0), n, counted)[1]
-    if episode is not None or len(mask.shape) == 2:
-        ids, n = episode_cells(episode, mask)
-        episodes = _counts(ids, n, counted)[1]
-    if group is not None and n_groups is not None:
-        groups = seg_count(flat(group, mask, "group"), n_groups, mask=use)
+    if ids.turn is not None:
+        cell, n = turn_ids(ids.turn, ids.episode, mask)
+        counted = use & (cell >= 0)
+        turns = _counts(library(cell).where(cell >= 0, cell, 0), n, counted)[1]
+    if ids.episode is not None or len(mask.shape) == 2:
+        cell, n = episode_cells(ids.episode, mask)
+        episodes = _counts(cell, n, counted)[1]
+    if ids.group is not None and n_groups is not None:
+        groups = seg_count(flat(ids.group, mask, "group"), n_groups, mask=use)
     return BatchTotals(double(use).sum(), episodes, turns, groups)
 
 
 def row_weight(
     mask: Array,
     mode: str = "token_mean",
+    ids: RowIds = NO_IDS,
     *,
-    episode: Array | None = None,
-    turn: Array | None = None,
-    group: Array | None = None,
     n_groups: int | None = None,
     max_length: int | None = None,
     n_episodes: int | None = None,
@@ -113,10 +108,8 @@ def row_weight(
             "seq_mean_token_sum" (mean over episodes of the row sum), "const" (row sum / (episodes · max_length)),
             "traj_turn_token" (mean over episodes of the mean over turns of the row mean), "turn_mean" (mean over
             turns of the row mean), "group_balanced" (mean over groups of the row mean).
-        episode: per-row ids; default: each line of (B, T).
-        turn: per-row turn ids, -1 = in no turn (weight 0 in the turn modes).
-        group: per-row or per-line group ids, for "group_balanced".
-        n_groups: number of groups if the ids are dense and shared by workers, else None.
+        ids: episodes, turns (a row in none has weight 0 in the turn modes) and, for "group_balanced", groups.
+        n_groups: number of groups if their ids are dense and shared by workers, else None.
         max_length: C of "const": the configured maximum, never a padded width.
         n_episodes: number of episodes for "const" and "seq_mean_token_sum"; default: those with a masked row.
         denominator_mask: mask that the denominators count, default `mask`. Filters that reweigh rows (importance
@@ -138,16 +131,15 @@ def row_weight(
     base = use if denominator_mask is None else row_mask(denominator_mask, mask)
     zero = double(use) * 0.0
     if totals is None:
-        totals = batch_totals(
-            base.reshape(mask.shape), episode=episode, turn=turn if "turn" in mode else None, group=None
-        )
+        counted = RowIds(ids.turn if "turn" in mode else None, ids.episode)
+        totals = batch_totals(base.reshape(mask.shape), counted)
     if mode == "token_mean":
         weight = zero + 1.0 / _at_least_one(xp, totals.row)
     elif mode in ("seq_mean_token_mean", "seq_mean_token_sum", "const"):
-        ids, n = episode_cells(episode, mask)
+        cell, n = episode_cells(ids.episode, mask)
         episodes = _at_least_one(xp, totals.episode if n_episodes is None else zero.sum() + n_episodes)
         if mode == "seq_mean_token_mean":
-            weight = _inverse(xp, _counts(ids, n, base)[0])[ids] / _at_least_one(xp, totals.episode)
+            weight = _inverse(xp, _counts(cell, n, base)[0])[cell] / _at_least_one(xp, totals.episode)
         elif mode == "seq_mean_token_sum":
             weight = zero + 1.0 / episodes
         else:
@@ -155,25 +147,25 @@ def row_weight(
                 raise ValueError(f"max_length is {max_length}, expected the configured maximum length for mode 'const'")
             weight = zero + 1.0 / (episodes * max_length)
     elif mode == "group_balanced":
-        if group is None:
+        if ids.group is None:
             raise ValueError("group is missing: mode 'group_balanced' needs the group id of each row or line")
-        cells = as_cells(flat(group, mask, "group"), zero, n_groups)
+        cells = as_cells(flat(ids.group, mask, "group"), zero, n_groups)
         rows = seg_count(cells.ids, cells.n, mask=base & cells.inside)
-        if n_groups is not None and getattr(totals.group_row, "shape", ()) == (n_groups,):
+        if n_groups is not None and tuple(totals.group_row.shape) == (n_groups,):
             rows = totals.group_row
         weight = xp.where(
             cells.inside, (_inverse(xp, rows) / _at_least_one(xp, double(rows > 0).sum()))[cells.ids], 0.0
         )
     else:
-        ids, n = turn_ids(turn, episode, mask)
-        inside = ids >= 0
-        safe = xp.where(inside, ids, 0)
+        cell, n = turn_ids(ids.turn, ids.episode, mask)
+        inside = cell >= 0
+        safe = xp.where(inside, cell, 0)
         rows, _ = _counts(safe, n, base & inside)
-        weight = spread(_inverse(xp, rows), ids)
+        weight = spread(_inverse(xp, rows), cell)
         if mode == "turn_mean":
             weight = weight / _at_least_one(xp, totals.turn)
         else:
-            owner, m = episode_cells(episode, mask)
+            owner, m = episode_cells(ids.episode, mask)
             of_turn = seg_first(owner, safe, n, mask=base & inside)
             present = ~xp.isnan(of_turn)
             where_turn = xp.where(present, of_turn, 0.0)
@@ -229,13 +221,16 @@ def mean_rows(loss: Array, use: Array | None = None) -> Array:
     return loss.sum() / xp.clip(xp.sum(use, dtype=loss.dtype), 1.0, None)
 
 
-def aggregate(loss: Array, mask: Array | None = None, mode: str = "token_mean", **options: Any) -> Array:
+def aggregate(
+    loss: Array, mask: Array | None = None, mode: str = "token_mean", ids: RowIds = NO_IDS, **options: Any
+) -> Array:
     """One number from the row losses of a whole optimiser batch; for parts of a batch use `row_weight`.
 
     Args:
         loss: (N,) or (B, T) row losses.
         mask: rows of the loss, default all.
         mode: see `row_weight`.
+        ids: see `row_weight`.
         **options: of `row_weight`.
 
     Returns:
@@ -246,4 +241,4 @@ def aggregate(loss: Array, mask: Array | None = None, mode: str = "token_mean", 
     """
     loss = floating(as_array(loss))
     use = row_mask(mask, loss).reshape(loss.shape)
-    return weighted_sum(loss, row_weight(use, mode, **options))
+    return weighted_sum(loss, row_weight(use, mode, ids, **options))

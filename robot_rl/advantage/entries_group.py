@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from robot_rl.advantage import groups, turn_groups
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.normalise import whiten
+from robot_rl.advantage.normalise import EdgeRules, whiten
 from robot_rl.advantage.registry import RowEstimate, register
 from robot_rl.advantage.segments import spread
 from robot_rl.advantage.turns import to_turns
@@ -41,11 +42,18 @@ def by_turn(batch: TurnBatch, advantage: Array) -> RowEstimate:
     return RowEstimate(spread(advantage, ids(batch.steps.turn_id)))
 
 
+EDGE_NAMES = tuple(field.name for field in fields(EdgeRules))
+"""Options of a group estimator that a configuration writes beside the others."""
+
+
 def episode_estimator(name: str, function: Callable[..., Any], paper: str, modes: tuple[str, ...] = ()) -> None:
     """Register a function of (score, group) that gives one advantage per episode."""
 
     @register("group", name, needs=("group",), paper=paper, modes=("default", *modes))
     def _run(batch: TurnBatch, **options: Any) -> RowEstimate:
+        given = {name: options.pop(name) for name in EDGE_NAMES if name in options}
+        if given:
+            options["rules"] = EdgeRules(**given)
         return by_episode(batch, function(batch.episodes.outcome, ids(batch.episodes.group_id), **options))
 
 

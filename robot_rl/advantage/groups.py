@@ -7,6 +7,7 @@ statistics and get 0 (`scorable` gives the mask); single-member groups and group
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from robot_rl.advantage.kinds import (
@@ -17,14 +18,14 @@ from robot_rl.advantage.kinds import (
     library,
     require_option,
 )
-from robot_rl.advantage.normalise import as_cells, normalise
+from robot_rl.advantage.normalise import EDGES, EdgeRules, as_cells, normalise
 from robot_rl.advantage.segments import (
     seg_count,
     seg_mean,
     seg_var,
 )
 
-_BASELINES = {"mean": "mean", "leave_one_out": "leave_one_out", "weighted": "weighted", "none": "none"}
+_BASELINES = ("mean", "leave_one_out", "weighted", "none")
 
 
 def group_advantage(
@@ -35,11 +36,7 @@ def group_advantage(
     scale: str = "std",
     weight: Array | None = None,
     mask: Array | None = None,
-    ddof: int = 1,
-    eps: float = 1e-6,
-    std_floor: float = 1e-3,
-    singleton: str = "zero",
-    min_group: int = 2,
+    rules: EdgeRules = EDGES,
 ) -> Array:
     """Score against the baseline of its group, divided by a spread.
 
@@ -50,11 +47,7 @@ def group_advantage(
         scale: "std" of the group, "batch_std" of the raw scores of the batch, "rms" of the group, "none".
         weight: (N,) weights of the "weighted" baseline, for instance episode lengths.
         mask: (N,) episodes that count, default all; the others get 0.
-        ddof: 1 or 0.
-        eps: added to the denominator.
-        std_floor: smallest spread.
-        singleton: result of groups with fewer than `min_group` scorable members: "zero", "raw", "nan", "error".
-        min_group: see `singleton`.
+        rules: for small groups and groups without spread.
 
     Returns:
         (N,) advantages in the dtype of `score`; 0 for single members and groups without spread, never NaN by default.
@@ -69,16 +62,12 @@ def group_advantage(
     return normalise(
         score,
         group,
-        center=_BASELINES[baseline],
+        center=baseline,
         scale="std" if scale == "batch_std" else scale,
         scale_cells="batch" if scale == "batch_std" else None,
         weight=weight,
         mask=mask,
-        ddof=ddof,
-        eps=eps,
-        std_floor=std_floor,
-        singleton=singleton,
-        min_count=min_group,
+        rules=rules,
     )[0]
 
 
@@ -187,8 +176,9 @@ def lite_ppo(score: Array, group: Array, *, scale_of: str = "raw", **options: An
     if scale_of == "raw":
         return group_advantage(score, group, scale="batch_std", **options)
     centered = dr_grpo(score, group, **options)
-    spread_options = {key: options[key] for key in ("ddof", "eps", "std_floor", "mask") if key in options}
+    # The batch is one cell: the rules for small groups have been applied by the centring.
+    rules = replace(options.get("rules", EDGES), min_count=2, singleton="zero", zero_var="keep")
     score = as_array(score)
     nan = library(score).isnan(score)
     known = library(score).where(nan, float("nan"), centered)
-    return normalise(known, "batch", center="none", zero_var="keep", **spread_options)[0]
+    return normalise(known, "batch", center="none", mask=options.get("mask"), rules=rules)[0]

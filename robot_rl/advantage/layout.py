@@ -6,9 +6,28 @@ otherwise. Everything is computed on flat rows; results get the shape of the inp
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from robot_rl.advantage.kinds import Array, arange, as_array, boolean, integer, library, require_ids, require_option
 from robot_rl.advantage.segments import combine_ids, factorise
 
+
+@dataclass(frozen=True)
+class RowIds:
+    """Which turn, episode and group each row of a loss belongs to; a loss reads those that its options need.
+
+    Attributes:
+        turn: per-row turn ids, -1 = none.
+        episode: per-row episode ids; None = each line of (B, T) is one.
+        group: per-row or per-line group ids.
+    """
+
+    turn: Array | None = None
+    episode: Array | None = None
+    group: Array | None = None
+
+
+NO_IDS = RowIds()
 UNITS = ("step", "turn", "turn_geo", "sequence", "sequence_geo")
 
 
@@ -43,12 +62,13 @@ def row_mask(mask: Array, like: Array) -> Array:
     return boolean(flat(mask, like, "mask"))
 
 
-def loss_mask(mask: Array, like: Array) -> Array:
+def loss_mask(mask: Array | None, like: Array) -> Array | None:
     """Bool mask of the shape of `like`, or None where all rows count."""
     if mask is None:
         return None
-    if getattr(mask, "shape", None) == like.shape:
-        return boolean(as_array(mask, like))
+    whole = as_array(mask, like)
+    if whole.shape == like.shape:
+        return boolean(whole)
     return row_mask(mask, like).reshape(like.shape)
 
 

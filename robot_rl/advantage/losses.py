@@ -6,7 +6,7 @@ functions below take clean ratios and advantages and are exact copies of the pub
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from robot_rl.advantage.aggregate import mean_rows, row_weight, weighted_sum
@@ -21,10 +21,32 @@ from robot_rl.advantage.kinds import (
     match_dtype,
     require_option,
 )
-from robot_rl.advantage.layout import loss_mask, row_mask
+from robot_rl.advantage.layout import NO_IDS, RowIds, loss_mask, row_mask
 from robot_rl.advantage.ratios import log_ratio, unit_advantage, unit_log_ratio
 
 Clip = float | tuple[float, float]
+
+
+@dataclass(frozen=True)
+class ClipRange:
+    """How far a ratio may move before its row has no gradient.
+
+    Attributes:
+        width: of the clip, or (low, high); 0.28 as the high side is clip-higher.
+        dual: c > 1; for A < 0 the loss is at most c·|A|. None = no bound.
+        delta: the unclipped branch uses min(r, delta), which bounds it for negative advantages. None = no bound.
+
+    Source: Schulman et al., PPO; Ye et al., dual-clip PPO; TRL (delta).
+    """
+
+    width: Clip = 0.2
+    dual: float | None = None
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        clip_bounds(self.width)
+        if self.dual is not None and self.dual <= 1:
+            raise ValueError(f"dual is {self.dual}, expected a bound above 1 for a negative advantage")
 
 
 def clip_bounds(clip: Clip) -> tuple[float, float]:
@@ -39,35 +61,30 @@ def clip_bounds(clip: Clip) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def ppo_rows(
-    ratio: Array, advantage: Array, *, clip: Clip = 0.2, dual_clip: float | None = None, delta: float | None = None
-) -> Array:
+def ppo_rows(ratio: Array, advantage: Array, *, clip: Clip | ClipRange = 0.2) -> Array:
     """-min(r·A, clip(r, 1 - low, 1 + high)·A), optionally bounded for negative advantages.
 
     Args:
         ratio: (...) probability ratio, with gradient.
         advantage: (...) advantages.
-        clip: width, or (low, high); 0.28 as the high side is clip-higher.
-        dual_clip: c > 1; for A < 0 the loss is at most c·|A|.
-        delta: the unclipped branch uses min(r, delta), which bounds it for negative advantages.
+        clip: width, (low, high), or with its further bounds a `ClipRange`.
 
     Returns:
         (...) row losses.
 
     Raises:
-        ValueError: negative clip, or dual_clip <= 1.
+        ValueError: negative clip.
 
     Source: Schulman et al., PPO; Ye et al., dual-clip PPO; TRL (delta).
     """
-    low, high = clip_bounds(clip)
+    clip = clip if isinstance(clip, ClipRange) else ClipRange(clip)
+    low, high = clip_bounds(clip.width)
     xp = library(ratio, advantage)
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip is {dual_clip}, expected a bound above 1")
-    free = ratio if delta is None else xp.clip(ratio, None, delta)
+    free = ratio if clip.delta is None else xp.clip(ratio, None, clip.delta)
     worst = -xp.minimum(free * advantage, xp.clip(ratio, 1 - low, 1 + high) * advantage)
-    if dual_clip is None:
+    if clip.dual is None:
         return worst
-    return xp.where(advantage < 0, xp.minimum(worst, -dual_clip * advantage), worst)
+    return xp.where(advantage < 0, xp.minimum(worst, -clip.dual * advantage), worst)
 
 
 def aepo_rows(ratio: Array, advantage: Array, *, clip: Clip = 0.2) -> Array:
@@ -189,18 +206,12 @@ def policy_loss(
     advantage: Array,
     *,
     mask: Array | None = None,
-    clip: Clip | None = None,
+    clip: Clip | ClipRange | None = None,
     kind: str = "ppo",
-    dual_clip: float | None = None,
-    delta: float | None = None,
     ratio_unit: str | None = None,
-    turn: Array | None = None,
-    episode: Array | None = None,
-    group: Array | None = None,
+    ids: RowIds = NO_IDS,
     weight: Array | None = None,
-    aggregation: str | None = None,
-    max_length: int | None = None,
-    row_weights: Array | None = None,
+    aggregation: str | Array | None = None,
 ) -> Array:
     """Policy loss of a batch, as one number with gradient in `logp`.
 
@@ -210,21 +221,15 @@ def policy_loss(
         old_logp: like `logp`, of the policy at the start of the update.
         advantage: like `logp`; used without gradient.
         mask: rows of the loss, default all. Masked rows may hold NaN and get an exactly zero gradient.
-        clip: width, or (low, high); default 0.2, or the value of the method ("gspo" (3e-4, 4e-4), "gmpo" 0.4 in log
-            space, "cispo" (1, 4)).
+        clip: width, (low, high), or for "ppo" and "gspo" a `ClipRange` (dual clip, delta); default 0.2, or the value of
+            the method ("gspo" (3e-4, 4e-4), "gmpo" 0.4 in log space, "cispo" (1, 4)).
         kind: "ppo", "gspo" (ppo on the geometric sequence ratio), "gmpo", "cispo", "sapo", "aepo", "reinforce".
-        dual_clip: see `ppo_rows`.
-        delta: see `ppo_rows`.
         ratio_unit: "step", "turn", "turn_geo", "sequence", "sequence_geo"; default "step", for gspo "sequence_geo".
-        turn: per-row turn ids, -1 = none.
-        episode: per-row episode ids; default: each line of (B, T).
-        group: per-row or per-line group ids, for the "group_balanced" aggregation.
+        ids: turn, episode and group of each row, for the ratio units and aggregations that need them.
         weight: factor per row, without gradient: importance weights, duration weights. The denominator is unchanged.
         aggregation: mode of `aggregate.row_weight`; default "token_mean", for gspo and gmpo "seq_mean_token_mean", the
-            mean over sequences by which they are defined.
-        max_length: constant of the "const" aggregation.
-        row_weights: weights from `row_weight` over the whole optimiser batch, when this call sees a part of it;
-            `aggregation` is then not used.
+            mean over sequences by which they are defined. Or the weights themselves: those of `row_weight` over the
+            whole optimiser batch when this call sees a part of it, or of a mode with options of its own ("const").
 
     Returns:
         0-d loss.
@@ -235,33 +240,19 @@ def policy_loss(
     Source: PPO, dual clip, GSPO, GMPO, CISPO, SAPO, AEPO: see the row functions.
     """
     logp = floating(as_array(logp))
-    rows = policy_loss_rows(
-        logp,
-        old_logp,
-        advantage,
-        mask=mask,
-        clip=clip,
-        kind=kind,
-        dual_clip=dual_clip,
-        delta=delta,
-        ratio_unit=ratio_unit,
-        turn=turn,
-        episode=episode,
-    )
+    rows = policy_loss_rows(logp, old_logp, advantage, mask=mask, clip=clip, kind=kind, ratio_unit=ratio_unit, ids=ids)
     use = loss_mask(mask, logp)
     if weight is not None:
         factor = detached(as_array(weight, logp))
         rows = rows * match_dtype(factor if use is None else library(logp).where(use, factor, 0.0), logp)
-    if row_weights is not None:
-        return weighted_sum(rows, row_weights)
     if aggregation is None:
         aggregation = "seq_mean_token_mean" if kind in _SEQUENCE_LOSSES else "token_mean"
+    if not isinstance(aggregation, str):
+        return weighted_sum(rows, aggregation)
     if aggregation == "token_mean":
         return mean_rows(rows, use)
     used = row_mask(None, logp).reshape(logp.shape) if use is None else use
-    return weighted_sum(
-        rows, row_weight(used, aggregation, episode=episode, turn=turn, group=group, max_length=max_length)
-    )
+    return weighted_sum(rows, row_weight(used, aggregation, ids))
 
 
 def policy_loss_rows(
@@ -270,13 +261,10 @@ def policy_loss_rows(
     advantage: Array,
     *,
     mask: Array | None = None,
-    clip: Clip | None = None,
+    clip: Clip | ClipRange | None = None,
     kind: str = "ppo",
-    dual_clip: float | None = None,
-    delta: float | None = None,
     ratio_unit: str | None = None,
-    turn: Array | None = None,
-    episode: Array | None = None,
+    ids: RowIds = NO_IDS,
 ) -> Array:
     """The loss of each row before aggregation, 0 where masked; arguments as in `policy_loss`.
 
@@ -292,39 +280,40 @@ def policy_loss_rows(
     advantage, old_logp = detached(as_array(advantage, logp)), detached(as_array(old_logp, logp))
     if tuple(advantage.shape) != tuple(logp.shape):
         raise ValueError(f"advantage has shape {tuple(advantage.shape)}, expected that of logp, {tuple(logp.shape)}")
-    if kind != "ppo" and kind != "gspo" and (dual_clip is not None or delta is not None):
-        raise ValueError(f"dual_clip and delta belong to 'ppo' and 'gspo', got kind {kind!r}; leave them out")
     if kind in _SEQUENCE_LOSSES and ratio_unit not in (None, "sequence_geo"):
         raise ValueError(f"ratio_unit is {ratio_unit!r}, but {kind!r} is defined on 'sequence_geo'; use kind='ppo'")
+    if clip is None:
+        clip = _DEFAULT_CLIP.get(kind, 0.2)
+    # Only the two kinds of PPO have the further bounds; the others are defined by the width alone.
+    whole = clip if isinstance(clip, ClipRange) else ClipRange(clip)
+    width = whole.width
+    if kind not in ("ppo", "gspo") and (whole.dual is not None or whole.delta is not None):
+        raise ValueError(f"dual and delta of the clip belong to 'ppo' and 'gspo', got kind {kind!r}; leave them out")
     use = loss_mask(mask, logp)
     step = log_ratio(logp, old_logp, mask=use)
-    if (
-        use is not None
-    ):  # an advantage of 0 makes a row loss of 0 with a gradient of 0, once the other factors are finite
+    if use is not None:
+        # An advantage of 0 makes a row loss of 0 with a gradient of 0, once the other factors are finite.
         advantage = xp.where(use, advantage, 0.0)
     advantage = match_dtype(advantage, logp)
-    clip = _DEFAULT_CLIP.get(kind, 0.2) if clip is None else clip
     if kind == "gmpo":
-        rows = gmpo_rows(step, advantage, clip=clip, episode=episode, mask=use)
+        rows = gmpo_rows(step, advantage, clip=width, episode=ids.episode, mask=use)
         return rows if use is None else xp.where(use, rows, 0.0)
     unit = ("sequence_geo" if kind == "gspo" else "step") if ratio_unit is None else ratio_unit
     if unit != "step":
-        step = unit_log_ratio(step, unit, turn=turn, episode=episode, mask=use)
-        advantage = unit_advantage(advantage, unit, turn=turn, episode=episode, mask=use)[0]
+        step = unit_log_ratio(step, unit, turn=ids.turn, episode=ids.episode, mask=use)
+        advantage = unit_advantage(advantage, unit, turn=ids.turn, episode=ids.episode, mask=use)[0]
     ratio = xp.exp(step)
-    row_losses: dict[str, Callable[[], Array]] = {
-        "ppo": lambda: ppo_rows(ratio, advantage, clip=clip, dual_clip=dual_clip, delta=delta),
-        "gspo": lambda: ppo_rows(ratio, advantage, clip=clip, dual_clip=dual_clip, delta=delta),
-        "cispo": lambda: cispo_rows(clean(), ratio, advantage, clip=clip),
-        "sapo": lambda: sapo_rows(ratio, advantage),
-        "aepo": lambda: aepo_rows(ratio, advantage, clip=clip),
-        "reinforce": lambda: reinforce_rows(clean(), advantage),
-    }
-
-    def clean() -> Array:
-        return logp if use is None else xp.where(use, logp, 0.0)
-
-    rows = row_losses[kind]()
+    if kind in ("ppo", "gspo"):
+        rows = ppo_rows(ratio, advantage, clip=whole)
+    elif kind == "sapo":
+        rows = sapo_rows(ratio, advantage)
+    elif kind == "aepo":
+        rows = aepo_rows(ratio, advantage, clip=width)
+    else:
+        clean = logp if use is None else xp.where(use, logp, 0.0)
+        rows = (
+            reinforce_rows(clean, advantage) if kind == "reinforce" else cispo_rows(clean, ratio, advantage, clip=width)
+        )
     # A unit hands its advantage to the masked rows inside it too.
     return rows if use is None or unit == "step" else xp.where(use, rows, 0.0)
 
@@ -375,11 +364,9 @@ def policy_metrics(
     advantage: Array,
     *,
     mask: Array | None = None,
-    clip: Clip = 0.2,
-    dual_clip: float | None = None,
+    clip: Clip | ClipRange = 0.2,
     ratio_unit: str = "step",
-    turn: Array | None = None,
-    episode: Array | None = None,
+    ids: RowIds = NO_IDS,
 ) -> dict[str, Array]:
     """What to log about an update; no gradient, no wait for the device.
 
@@ -389,10 +376,8 @@ def policy_metrics(
         advantage: see `policy_loss`.
         mask: see `policy_loss`.
         clip: see `policy_loss`.
-        dual_clip: see `ppo_rows`.
         ratio_unit: see `policy_loss`.
-        turn: see `policy_loss`.
-        episode: see `policy_loss`.
+        ids: see `policy_loss`.
 
     Returns:
         0-d float64 arrays: `ratio_max`, `clip_low_fraction`, `clip_high_fraction`, `clip_dual_fraction` (shares of
@@ -402,18 +387,19 @@ def policy_metrics(
     Raises:
         ValueError: as `policy_loss`.
     """
-    low, high = clip_bounds(clip)
+    clip = clip if isinstance(clip, ClipRange) else ClipRange(clip)
+    low, high = clip_bounds(clip.width)
     logp, advantage = detached(floating(as_array(logp))), detached(as_array(advantage))
     xp = library(logp)
     use = row_mask(mask, logp).reshape(logp.shape)
     step = log_ratio(logp, detached(as_array(old_logp, logp)), mask=use)
-    ratio = double(xp.exp(unit_log_ratio(step, ratio_unit, turn=turn, episode=episode, mask=use)))
+    ratio = double(xp.exp(unit_log_ratio(step, ratio_unit, turn=ids.turn, episode=ids.episode, mask=use)))
     a = xp.where(use, double(advantage), 0.0)
     count = double(use).sum()
     safe = xp.maximum(count, xp.ones_like(count))
     mean = a.sum() / safe
     square = (xp.where(use, a - mean, 0.0) ** 2).sum()
-    bound = float("inf") if dual_clip is None else dual_clip
+    bound = float("inf") if clip.dual is None else clip.dual
     return {
         "ratio_max": xp.where(use, ratio, 0.0).max(),
         "clip_low_fraction": double(use & (a < 0) & (ratio < 1 - low)).sum() / safe,
@@ -423,5 +409,5 @@ def policy_metrics(
         "advantage_std": xp.sqrt(square / xp.maximum(count - 1, xp.ones_like(count))),
         "advantage_max": xp.abs(a).max(),
         "mask_share": count / max(int(use.reshape(-1).shape[0]), 1),
-        "unequal_units": unit_advantage(advantage, ratio_unit, turn=turn, episode=episode, mask=use)[1],
+        "unequal_units": unit_advantage(advantage, ratio_unit, turn=ids.turn, episode=ids.episode, mask=use)[1],
     }

@@ -7,6 +7,7 @@ but real spread is floored, so that noise is not blown up to unit variance.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,38 @@ RESIDUE = 1e-6
 """Spread, relative to max(1, largest magnitude), below which the values of a cell count as equal."""
 
 
+@dataclass(frozen=True)
+class EdgeRules:
+    """What a normalisation does with cells that are small or have no spread.
+
+    Attributes:
+        ddof: 1 or 0.
+        eps: added to the denominator.
+        std_floor: the denominator is max(spread, std_floor) + eps.
+        min_count: scorable members below which a cell is small.
+        singleton: result in a small cell: "zero", "raw" (x), "nan", "error".
+        zero_var: "zero" gives exactly 0 where a cell's spread is at most 1e-6·max(1, largest |x|); "keep" divides by
+            the floor as usual.
+        scaled_leave_one_out: permit leave_one_out with the std of the same cells.
+    """
+
+    ddof: int = 1
+    eps: float = 1e-6
+    std_floor: float = 1e-3
+    min_count: int = 2
+    singleton: str = "zero"
+    zero_var: str = "zero"
+    scaled_leave_one_out: bool = False
+
+    def __post_init__(self) -> None:
+        require_option("singleton", self.singleton, ["zero", "raw", "nan", "error"])
+        require_option("zero_var", self.zero_var, ["zero", "keep"])
+        require_option("ddof", self.ddof, [0, 1])
+
+
+EDGES = EdgeRules()
+
+
 class Partition(NamedTuple):
     """Dense ids (rows outside any cell moved to cell 0), their number, and which rows are inside."""
 
@@ -44,7 +77,7 @@ def as_cells(cells: Any, like: Array, n_cells: int | None = None) -> Partition:
     """Partition of the rows of `like`.
 
     Args:
-        cells: (N,) integers, -1 = in no cell; or "batch", one cell with every row.
+        cells: (N,) integers, -1 = in no cell; "batch", one cell with every row; or a partition, which passes.
         like: (N,) array that decides kind and device.
         n_cells: number of cells if the ids are dense already, None to factorise them.
 
@@ -52,6 +85,8 @@ def as_cells(cells: Any, like: Array, n_cells: int | None = None) -> Partition:
         ValueError: wrong shape, ids below -1, or no integers.
     """
     xp = library(like)
+    if isinstance(cells, Partition):
+        return cells
     if isinstance(cells, str):
         require_option("cells", cells, ["batch"])
         ids = zeros(like.shape[0], like, "int64")
@@ -113,44 +148,24 @@ def normalise(
     x: Array,
     cells: Any,
     *,
-    n_cells: int | None = None,
     center: str = "mean",
     scale: str = "std",
-    center_cells: Any = None,
     scale_cells: Any = None,
     weight: Array | None = None,
-    unit: Array | None = None,
     mask: Array | None = None,
-    ddof: int = 1,
-    eps: float = 1e-6,
-    std_floor: float = 1e-3,
-    singleton: str = "zero",
-    min_count: int = 2,
-    zero_var: str = "zero",
-    allow_scaled_leave_one_out: bool = False,
+    rules: EdgeRules = EDGES,
 ) -> tuple[Array, Array]:
     """Subtract a baseline and divide by a spread, both formed inside cells.
 
     Args:
         x: (N,) scores; NaN = unscorable.
-        cells: (N,) integer ids, -1 = in no cell (result 0); or "batch".
-        n_cells: number of cells if `cells` is dense already.
+        cells: (N,) integer ids, -1 = in no cell (result 0); "batch"; or a `Partition` whose ids are dense already.
         center: "mean", "leave_one_out" (n/(n-1)·(x-mean)), "weighted" (mean with `weight`), "none".
         scale: "std", "rms" (root mean square of x as given), "none".
-        center_cells: cells of the baseline, default `cells`.
         scale_cells: cells of the spread, default `cells`; for instance "batch".
         weight: (N,) weights >= 0 of the "weighted" centre.
-        unit: (N,) id of the episode or turn whose score the row repeats; the statistics count every unit once.
-            Default: each row is a unit.
         mask: (N,) rows that enter the statistics and receive a value, default all.
-        ddof: 1 or 0.
-        eps: added to the denominator.
-        std_floor: the denominator is max(spread, std_floor) + eps.
-        singleton: result in a cell with fewer than `min_count` scorable members: "zero", "raw" (x), "nan", "error".
-        min_count: see `singleton`.
-        zero_var: "zero" gives exactly 0 where a cell's spread is at most 1e-6·max(1, largest |x|); "keep" divides by
-            the floor as usual.
-        allow_scaled_leave_one_out: permit leave_one_out with std in the same cells.
+        rules: for small cells and cells without spread.
 
     Returns:
         (N,) normalised scores in the dtype of x, and (N,) bool: rows that may enter the loss (scorable, in a cell and
@@ -163,59 +178,30 @@ def normalise(
     """
     require_option("center", center, ["mean", "leave_one_out", "weighted", "none"])
     require_option("scale", scale, ["std", "rms", "none"])
-    require_option("singleton", singleton, ["zero", "raw", "nan", "error"])
-    require_option("zero_var", zero_var, ["zero", "keep"])
-    require_option("ddof", ddof, [0, 1])
     n = require_flat("x", as_array(x))
     x = as_array(x)
     xp = library(x)
     if (center == "weighted") != (weight is not None):
         raise ValueError(f"center is {center!r} and weight is {'missing' if weight is None else 'given'}; give both")
-    same_cells = scale_cells is None or scale_cells is center_cells
-    if center == "leave_one_out" and scale == "std" and same_cells and not allow_scaled_leave_one_out:
+    if center == "leave_one_out" and scale == "std" and scale_cells is None and not rules.scaled_leave_one_out:
         raise ValueError(
             "leave_one_out with std in the same cells divides by a spread that contains the row left out; use "
-            'scale="none", other scale_cells, or allow_scaled_leave_one_out=True'
+            'scale="none", other scale_cells, or EdgeRules(scaled_leave_one_out=True)'
         )
     weight = None if weight is None else as_array(weight, x)
     mask = None if mask is None else boolean(as_array(mask, x))
     require_rows(n, weight=weight, mask=mask)
-    base = as_cells(cells, x, n_cells)
-    if unit is not None:
-        units = as_cells(unit, x)
-        at = [_first_cell(c, units, x) for c in (xp.where(base.inside, base.ids, -1), center_cells, scale_cells)]
-        use = units.inside if mask is None else units.inside & mask
-        use = use & ~xp.isnan(x)
-        out, valid = normalise(
-            seg_mean(x, units.ids, units.n, mask=use),
-            at[0],
-            center=center,
-            scale=scale,
-            center_cells=at[1],
-            scale_cells=at[2],
-            weight=None if weight is None else seg_mean(weight, units.ids, units.n, mask=use),
-            ddof=ddof,
-            eps=eps,
-            std_floor=std_floor,
-            singleton=singleton,
-            min_count=min_count,
-            zero_var=zero_var,
-            allow_scaled_leave_one_out=True,
-        )
-        rows = xp.where(use, units.ids, -1)
-        return match_dtype(spread(out, rows), x), boolean(spread(double(valid), rows))
-    center_at = base if center_cells is None else as_cells(center_cells, x)
+    base = as_cells(cells, x)
     scale_at = base if scale_cells is None else as_cells(scale_cells, x)
 
     raw = double(x)
     valid = ~xp.isnan(raw) & base.inside
-    for cells_at in (center_at, scale_at):
-        if cells_at is not base:
-            valid = valid & cells_at.inside
+    if scale_at is not base:
+        valid = valid & scale_at.inside
     if mask is not None:
         valid = valid & mask
-    shared = scale_at is center_at
-    value, (center_ids, n_center), (scale_ids, n_scale) = raw, center_at[:2], scale_at[:2]
+    shared = scale_at is base
+    value, (center_ids, n_center), (scale_ids, n_scale) = raw, base[:2], scale_at[:2]
     if not (isinstance(raw, np.ndarray) and valid.all()):
         # Rows that do not count go, with value 0, to one more cell, so that no statistic needs a mask.
         value = xp.where(valid, raw, 0.0)
@@ -228,8 +214,8 @@ def normalise(
     small_center, small_scale = None, None
     moments = None
     if center != "none":
-        moments = _moments(value, center_ids, n_center, ddof, centred=True)
-        small_center = moments.count < min_count
+        moments = _moments(value, center_ids, n_center, rules.ddof, centred=True)
+        small_center = moments.count < rules.min_count
         mean = moments.mean
         if center == "weighted":
             wide = xp.where(valid, double(weight), 0.0)
@@ -238,15 +224,15 @@ def normalise(
         factor = xp.ones_like(mean)
         if center == "leave_one_out":
             factor = moments.count / xp.where(moments.count > 1, moments.count - 1.0, 1.0)
-        if zero_var == "zero":
+        if rules.zero_var == "zero":
             factor = xp.where(moments.flat, 0.0, factor)
     if scale != "none":
         reuse = shared and scale == "std" and moments is not None
-        of = moments if reuse else _moments(value, scale_ids, n_scale, ddof, centred=scale == "std")
+        of = moments if reuse else _moments(value, scale_ids, n_scale, rules.ddof, centred=scale == "std")
         assert of is not None
-        small_scale = of.count < min_count
-        other = 1.0 / (xp.where(of.spread > std_floor, of.spread, std_floor) + eps)
-        if zero_var == "zero":
+        small_scale = of.count < rules.min_count
+        other = 1.0 / (xp.where(of.spread > rules.std_floor, of.spread, rules.std_floor) + rules.eps)
+        if rules.zero_var == "zero":
             other = xp.where(of.flat, 0.0, other)
         if shared and factor is not None:
             factor, other = factor * other, None
@@ -270,21 +256,59 @@ def normalise(
     if small_center is None and small_scale is None:
         return match_dtype(xp.where(valid, out, 0.0), x), valid
     few = None
-    if singleton != "zero" or not shared:
+    if rules.singleton != "zero" or not shared:
         for part, at in ((small_center, center_ids), (small_scale, scale_ids)):
             if part is not None:
                 few = part[at] if few is None else few | part[at]
         few = few & valid
-        if singleton == "error" and bool(few.any()):
+        if rules.singleton == "error" and bool(few.any()):
             row = int(integer(few).argmax())
             raise ValueError(
-                f"row {row} is in a cell with fewer than {min_count} scorable members; collect more rollouts per "
+                f"row {row} is in a cell with fewer than {rules.min_count} scorable members; collect more rollouts per "
                 'group or choose singleton="zero"'
             )
-        out = xp.where(few, {"nan": float("nan"), "raw": value}.get(singleton, 0.0), out)
+        out = xp.where(few, {"nan": float("nan"), "raw": value}.get(rules.singleton, 0.0), out)
     if value is raw:
         return match_dtype(out, x), valid
     return match_dtype(xp.where(valid, out, 0.0), x), valid
+
+
+def normalise_units(
+    x: Array, cells: Any, unit: Array, *, mask: Array | None = None, **options: Any
+) -> tuple[Array, Array]:
+    """`normalise` where several rows repeat one score: the statistics count every unit once.
+
+    Args:
+        x: (N,) scores, equal inside a unit; NaN = unscorable.
+        cells: see `normalise`; a unit lies in the cell of its first row.
+        unit: (N,) id of the episode or turn whose score the row repeats.
+        mask: (N,) rows that enter the statistics and receive a value, default all.
+        **options: of `normalise`; `weight` and `scale_cells` are per row.
+
+    Returns:
+        As `normalise`, per row.
+
+    Raises:
+        ValueError: as `normalise`.
+    """
+    require_flat("x", as_array(x))
+    x = as_array(x)
+    xp = library(x)
+    units, base = as_cells(unit, x), as_cells(cells, x)
+    use = units.inside & ~xp.isnan(x)
+    use = use if mask is None else use & boolean(as_array(mask, x))
+    rules: EdgeRules = options.pop("rules", EDGES)
+    weight, scale_cells = options.pop("weight", None), options.pop("scale_cells", None)
+    out, valid = normalise(
+        seg_mean(x, units.ids, units.n, mask=use),
+        _first_cell(xp.where(base.inside, base.ids, -1), units, x),
+        weight=None if weight is None else seg_mean(as_array(weight, x), units.ids, units.n, mask=use),
+        scale_cells=_first_cell(scale_cells, units, x),
+        rules=replace(rules, scaled_leave_one_out=True),
+        **options,
+    )
+    rows = xp.where(use, units.ids, -1)
+    return match_dtype(spread(out, rows), x), boolean(spread(double(valid), rows))
 
 
 def _first_cell(cells: Any, units: Partition, x: Array) -> Array:

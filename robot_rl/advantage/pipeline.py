@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from robot_rl.advantage import entries_group, entries_temporal, zoo
+from robot_rl.advantage.aggregate import row_weight
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.clock import compact
 from robot_rl.advantage.combinations import check_combination
@@ -14,7 +15,8 @@ from robot_rl.advantage.groups import actor_means, group_metrics
 from robot_rl.advantage.importance import bounded_weight, effective_sample_size
 from robot_rl.advantage.kinds import Array, double, library
 from robot_rl.advantage.kl import kl_metrics
-from robot_rl.advantage.losses import decoupled_policy_loss, policy_loss, policy_metrics
+from robot_rl.advantage.layout import RowIds
+from robot_rl.advantage.losses import ClipRange, decoupled_policy_loss, policy_loss, policy_metrics
 from robot_rl.advantage.normalise import whiten as whiten_rows
 from robot_rl.advantage.ratios import log_ratio
 from robot_rl.advantage.registry import check_needs, entry
@@ -158,7 +160,7 @@ class Pipeline:
         if s.logp_behaviour is None:
             raise ValueError("logp_behaviour is None, expected the log-probabilities of the policy that acted")
         proximal = s.logp_behaviour if s.logp_prox is None else s.logp_prox
-        shared = {"mask": credit.mask, "turn": s.turn_id, "episode": s.episode_id, **chosen}
+        shared = loss_arguments(chosen, credit.mask, RowIds(s.turn_id, s.episode_id))
         if decoupled:
             return decoupled_policy_loss(logp, proximal, s.logp_behaviour, credit.advantage, **shared)
         return policy_loss(logp, proximal, credit.advantage, **shared)
@@ -167,12 +169,10 @@ class Pipeline:
         """What to log about an update: ratios, clip fractions, divergences, importance weights; no gradient."""
         s = batch.steps
         proximal = s.logp_behaviour if s.logp_prox is None else s.logp_prox
-        options = {
-            name: self.loss_options[name] for name in ("clip", "dual_clip", "ratio_unit") if name in self.loss_options
-        }
-        out = policy_metrics(
-            logp, proximal, credit.advantage, mask=credit.mask, turn=s.turn_id, episode=s.episode_id, **options
-        )
+        ids = RowIds(s.turn_id, s.episode_id)
+        given = loss_arguments(self.loss_options, credit.mask, ids)
+        options = {name: given[name] for name in ("clip", "ratio_unit") if name in given}
+        out = policy_metrics(logp, proximal, credit.advantage, mask=credit.mask, ids=ids, **options)
         if s.logp_ref is not None:
             out.update(kl_metrics(logp, s.logp_ref, mask=credit.mask))
         if s.logp_prox is not None:
@@ -191,6 +191,25 @@ class Pipeline:
         """Inverse of `state_dict`."""
         for name, part in state.items():
             self.states[name].load_state_dict(part)
+
+
+def loss_arguments(options: Mapping[str, Any], mask: Array, ids: RowIds) -> dict[str, Any]:
+    """Loss options as a configuration writes them, as arguments of `policy_loss`.
+
+    Args:
+        options: those of `policy_loss`; further dual_clip and delta, which join the clip, and max_length, with which a
+            mode of aggregation becomes weights.
+        mask: rows of the loss.
+        ids: of the rows.
+    """
+    given = dict(options)
+    bounds = {"dual": given.pop("dual_clip", None), "delta": given.pop("delta", None)}
+    if any(bound is not None for bound in bounds.values()):
+        given["clip"] = ClipRange(given.get("clip", 0.2), **bounds)
+    longest = given.pop("max_length", None)
+    if longest is not None:
+        given["aggregation"] = row_weight(mask, given["aggregation"], ids, max_length=longest)
+    return {"mask": mask, "ids": ids, **given}
 
 
 def _scaled_name(stage: Stage) -> str:

@@ -90,7 +90,7 @@ def grpo(
     clip_high: float = 0.2,
 ) -> Pipeline:
     """Group-relative outcomes, one advantage per episode."""
-    stage = Stage("grpo", options={"scale": scale, "min_group": min_group})
+    stage = Stage("grpo", options={"scale": scale, "min_count": min_group})
     return Pipeline([stage], loss={"clip": (clip_low, clip_high), "aggregation": aggregation})
 
 

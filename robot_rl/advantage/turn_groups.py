@@ -21,7 +21,7 @@ from robot_rl.advantage.kinds import (
     require_rows,
     require_sorted,
 )
-from robot_rl.advantage.normalise import as_cells, normalise
+from robot_rl.advantage.normalise import EdgeRules, as_cells, normalise
 from robot_rl.advantage.returns import discounted_return, position
 from robot_rl.advantage.segments import check_ids, combine_ids, seg_count, seg_sum
 
@@ -98,7 +98,13 @@ def trloo(
     index = position(episode) if turn_index is None else as_array(turn_index, reward)
     cells, count = _cell(row_group, index)
     if absent == "skip":
-        return normalise(value, cells, n_cells=count, center="leave_one_out", scale="none", singleton=singleton)[0]
+        return normalise(
+            value,
+            as_cells(cells, value, count),
+            center="leave_one_out",
+            scale="none",
+            rules=EdgeRules(singleton=singleton),
+        )[0]
     xp = library(reward)
     ok = ~xp.isnan(value) & (row_group >= 0)
     known = xp.where(ok, double(value), 0.0)
@@ -170,7 +176,7 @@ def gigpo(
     if first_visit:
         visit, _ = combine_ids(episode, xp.where(cells >= 0, cells, count))
         cells = xp.where(position(visit, visit) == 0, cells, -1)
-    inner = normalise(double(value), cells, n_cells=count, scale=scale)[0]
+    inner = normalise(double(value), as_cells(cells, double(value), count), scale=scale)[0]
     return match_dtype(outer + omega * inner, reward)
 
 
@@ -209,8 +215,8 @@ def mapo(
     value = double(discounted_return(reward, episode, gamma))
     index = position(episode) if turn_index is None else as_array(turn_index, reward)
     cells, count = _cell(row_group, index)
-    turn = normalise(value, cells, n_cells=count)[0]
+    turn = normalise(value, as_cells(cells, value, count))[0]
     grouped = xp.where(row_group >= 0, 0, -1)
     entries = value if batch_on == "returns" else xp.where(xp.isnan(value), float("nan"), double(reward))
-    batch = normalise(entries, grouped, n_cells=1)[0]
+    batch = normalise(entries, as_cells(grouped, entries, 1))[0]
     return match_dtype(experimental_alpha * turn + (1.0 - experimental_alpha) * batch, reward)

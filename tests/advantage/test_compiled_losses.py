@@ -5,8 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from robot_rl.advantage import group_advantage, make_batch, policy_loss, rollout_gae
-from robot_rl.advantage.rows import RolloutRows
+from robot_rl.advantage import (
+    ClipRange,
+    RolloutRows,
+    RowIds,
+    group_advantage,
+    make_batch,
+    policy_loss,
+    rollout_gae,
+    row_weight,
+)
 from tests.advantage.ragged import grad_of
 
 B, T = 5, 8
@@ -14,18 +22,19 @@ TURN = torch.arange(B * T).view(B, T) // 3 % 4
 TURN[1, 5:] = -1
 EPISODE = torch.tensor([7, 7, 2, 9, 9])
 GROUP = torch.tensor([0, 0, 1, 1, 0])
+CONST = row_weight(torch.ones(B, T, dtype=torch.bool), "const", max_length=16)
 CASES: list[dict[str, Any]] = [
     {},
-    {"dual_clip": 2.0},
-    {"delta": 1.5},
+    {"clip": ClipRange(dual=2.0)},
+    {"clip": ClipRange(delta=1.5)},
     {"weight": torch.linspace(0.1, 1.0, B * T).reshape(B, T)},
     *({"kind": kind} for kind in ("gspo", "gmpo", "cispo", "sapo", "aepo", "reinforce")),
-    *({"ratio_unit": unit, "turn": TURN} for unit in ("turn", "turn_geo", "sequence", "sequence_geo")),
-    {"kind": "gspo", "episode": EPISODE},
+    *({"ratio_unit": unit, "ids": RowIds(TURN)} for unit in ("turn", "turn_geo", "sequence", "sequence_geo")),
+    {"kind": "gspo", "ids": RowIds(episode=EPISODE)},
     *({"aggregation": name} for name in ("seq_mean_token_mean", "seq_mean_token_sum")),
-    {"aggregation": "const", "max_length": 16},
-    *({"aggregation": name, "turn": TURN, "episode": EPISODE} for name in ("turn_mean", "traj_turn_token")),
-    {"aggregation": "group_balanced", "group": GROUP},
+    {"aggregation": CONST},
+    *({"aggregation": name, "ids": RowIds(TURN, EPISODE)} for name in ("turn_mean", "traj_turn_token")),
+    {"aggregation": "group_balanced", "ids": RowIds(group=GROUP)},
 ]
 
 

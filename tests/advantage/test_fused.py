@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robot_rl.advantage import policy_loss
+from robot_rl.advantage import ClipRange, policy_loss
 from robot_rl.advantage.backends import available, use_backend
 from robot_rl.advantage.fused import FusedLoss, FusedOptions, fused_policy_loss
 
@@ -30,7 +30,7 @@ def plain(outputs: dict[str, Tensor], batch: dict[str, Tensor], o: FusedOptions)
         rows, entropy = normal.log_prob(batch["action"]).sum(-1), normal.entropy().sum(-1)
     use = batch.get("mask", torch.ones_like(batch["logp"], dtype=torch.bool))
     loss = policy_loss(
-        rows, batch["logp"], batch["advantage"], mask=batch.get("mask"), clip=o.clip, dual_clip=o.dual_clip
+        rows, batch["logp"], batch["advantage"], mask=batch.get("mask"), clip=ClipRange(o.clip, dual=o.dual_clip)
     )
     if "value" in outputs:
         value, target = outputs["value"][use], batch["target"][use]

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from robot_rl.advantage import importance, kl, losses, ratios, regression
+from robot_rl.advantage import ClipRange, RowIds, importance, kl, losses, ratios, regression
 from robot_rl.advantage.aggregate import aggregate
 from robot_rl.advantage.value_losses import value_loss_rows
 from robot_rl.advantage.zoo import entropy, replay, rollout, sequential
@@ -22,8 +22,8 @@ def test_ppo_and_dual_clip(kind):
     # E23
     advantage, ratio = kind.x([1, 1, -1, -1, -1]), kind.x([1.1, 1.5, 0.5, 1.5, 4])
     kind.same(losses.ppo_rows(ratio, advantage, clip=(0.2, 0.28)), [-1.1, -1.28, 0.8, 1.5, 4])
-    kind.same(losses.ppo_rows(ratio, advantage, clip=(0.2, 0.28), dual_clip=3.0), [-1.1, -1.28, 0.8, 1.5, 3])
-    kind.same(losses.ppo_rows(ratio, advantage, clip=(0.2, 0.28), delta=2.0), [-1.1, -1.28, 0.8, 1.5, 2])
+    kind.same(losses.ppo_rows(ratio, advantage, clip=ClipRange((0.2, 0.28), dual=3.0)), [-1.1, -1.28, 0.8, 1.5, 3])
+    kind.same(losses.ppo_rows(ratio, advantage, clip=ClipRange((0.2, 0.28), delta=2.0)), [-1.1, -1.28, 0.8, 1.5, 2])
 
 
 @each_kind
@@ -114,14 +114,14 @@ def test_every_aggregation(kind):
         ("const", 0.625),
         ("traj_turn_token", 3.125),
     ):
-        kind.same(aggregate(loss, None, mode, episode=episode, turn=turn, max_length=8), want)
+        kind.same(aggregate(loss, None, mode, ids=RowIds(turn=turn, episode=episode), max_length=8), want)
     # Turn means 1.5, 3, 4; group means: group 0 = (1+2+3)/3, group 1 = 4.
-    kind.same(aggregate(loss, None, "turn_mean", turn=turn), 8.5 / 3)
-    kind.same(aggregate(loss, None, "group_balanced", group=kind.i([5, 5, 5, 9])), 3)
+    kind.same(aggregate(loss, None, "turn_mean", ids=RowIds(turn=turn)), 8.5 / 3)
+    kind.same(aggregate(loss, None, "group_balanced", ids=RowIds(group=kind.i([5, 5, 5, 9]))), 3)
     # The same rows as a padded batch, padding full of rubbish.
     padded, mask = kind.x([[1, 2, 3], [4, 77, 88]]), kind.b([[1, 1, 1], [1, 0, 0]])
     turns = kind.i([[0, 0, 1], [0, -1, -1]])
-    kind.same(aggregate(padded, mask, "traj_turn_token", turn=turns), 3.125)
+    kind.same(aggregate(padded, mask, "traj_turn_token", ids=RowIds(turn=turns)), 3.125)
     kind.same(aggregate(padded, mask, "const", max_length=8), 0.625)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.advantage import losses, ratios
+from robot_rl.advantage import ClipRange, RowIds, losses, ratios
 from tests.advantage.ragged import both, grad_of
 
 close = np.testing.assert_allclose
@@ -38,7 +38,7 @@ def test_ppo_family_equals_its_loop(seed):
     rng = np.random.default_rng(seed)
     ratio, a = np.exp(rng.normal(0, 0.6, 40)), rng.normal(size=40)
     for dual, delta in ((None, None), (3.0, None), (None, 1.5), (2.0, 4.0)):
-        got = both(losses.ppo_rows, ratio, a, clip=(0.2, 0.3), dual_clip=dual, delta=delta)
+        got = both(losses.ppo_rows, ratio, a, clip=ClipRange((0.2, 0.3), dual, delta))
         close(got, [ppo_loop(r, x, 0.2, 0.3, dual, delta) for r, x in zip(ratio, a)])
     # The value of aepo is that of ppo; only its gradient differs.
     close(both(losses.aepo_rows, ratio, a, clip=0.2), [ppo_loop(r, x, 0.2, 0.2) for r, x in zip(ratio, a)])
@@ -160,7 +160,9 @@ def test_gspo_by_default_is_the_objective_of_its_paper(seed, layout):
         loss = losses.policy_loss(ours, old, spread, mask=mask, kind="gspo", clip=(0.1, 0.15))
     else:
         episode = torch.arange(4)[:, None].expand(4, width)[mask]
-        loss = losses.policy_loss(ours[mask], old[mask], spread[mask], kind="gspo", clip=(0.1, 0.15), episode=episode)
+        loss = losses.policy_loss(
+            ours[mask], old[mask], spread[mask], kind="gspo", clip=(0.1, 0.15), ids=RowIds(episode=episode)
+        )
     expected = gspo_of_the_paper(paper, old, advantage, length, 0.1, 0.15)
     (loss + 0).backward()
     expected.backward()
@@ -192,8 +194,8 @@ def gradient(function, x):
     ("kind", "options"),
     [
         ("ppo", {}),
-        ("ppo", {"dual_clip": 1.3}),
-        ("ppo", {"delta": 1.2}),
+        ("ppo", {"clip": ClipRange(dual=1.3)}),
+        ("ppo", {"clip": ClipRange(delta=1.2)}),
         ("ppo", {"ratio_unit": "sequence"}),
         ("gspo", {}),
         ("gmpo", {}),
@@ -272,16 +274,17 @@ def test_wrong_loss_options_are_refused(batch):
     x = batch["logp"]
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"kind": "trpo"}, "kind is 'trpo'"),
-        ({"kind": "sapo", "dual_clip": 3.0}, "belong to 'ppo'"),
+        ({"kind": "sapo", "clip": ClipRange(dual=3.0)}, "belong to 'ppo'"),
         ({"kind": "gspo", "ratio_unit": "step"}, "defined on 'sequence_geo'"),
-        ({"dual_clip": 0.5}, "dual_clip is 0.5"),
-        ({"aggregation": "const"}, "max_length is None"),
+        ({"aggregation": "const", "ids": RowIds(episode=np.zeros((3, 3), int))}, "max_length is None"),
         ({"aggregation": "sum"}, "mode is 'sum'"),
         ({"mask": np.ones((3, 2), bool)}, "mask has shape"),
     ]
     for options, message in wrong:
         with pytest.raises(ValueError, match=message):
             losses.policy_loss(x, x, x, **options)
+    with pytest.raises(ValueError, match="dual is 0.5"):
+        ClipRange(dual=0.5)
     with pytest.raises(ValueError, match="advantage has shape"):
         losses.policy_loss(x, x, x[:2])
     with pytest.raises(ValueError, match="temperatures"):
@@ -291,7 +294,7 @@ def test_wrong_loss_options_are_refused(batch):
 def test_metrics_by_hand():
     logp, old = np.log(np.array([1.5, 0.5, 4.0, 1.0])), np.zeros(4)
     a, mask = np.array([1.0, -1.0, -2.0, 9.0]), np.array([1, 1, 1, 0], bool)
-    got = losses.policy_metrics(logp, old, a, mask=mask, clip=0.2, dual_clip=3.0)
+    got = losses.policy_metrics(logp, old, a, mask=mask, clip=ClipRange(0.2, dual=3.0))
     want = {
         "ratio_max": 4.0,
         "clip_low_fraction": 1 / 3,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.advantage import FusedOptions, fused_policy_loss, policy_loss, use_backend
+from robot_rl.advantage import ClipRange, FusedOptions, fused_policy_loss, policy_loss, use_backend
 from robot_rl.policies.nets.actor_critic import (
     ActorCriticLayout,
     Adam,
@@ -60,7 +60,7 @@ def reference(layout, params, batch, activation, options):
     if options.value_clip is not None:
         near = b["value"] + (outputs["value"] - b["value"]).clamp(-options.value_clip, options.value_clip)
         error = torch.maximum(error, (near - b["target"]).square())
-    policy = policy_loss(logp, b["logp"], b["advantage"], clip=options.clip, dual_clip=options.dual_clip)
+    policy = policy_loss(logp, b["logp"], b["advantage"], clip=ClipRange(options.clip, dual=options.dual_clip))
     (policy + options.value_coef * error.mean() - options.entropy_coef * log_std.sum(-1).mean()).backward()
     assert flat.grad is not None
     return flat.grad.numpy(), (logp - b["logp"]).clamp(-20.0, 20.0).detach().numpy(), outputs["value"].detach().numpy()

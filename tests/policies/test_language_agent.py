@@ -9,7 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", reason="needs transformers (extra `language`)")
-from robot_rl.advantage import Pipeline, Stage, policy_loss
+from robot_rl.advantage import ClipRange, Pipeline, Stage, policy_loss
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.policies.language.agent import LanguageAgent, LanguageAgentOptions, pipeline_of, policy_term
 from robot_rl.policies.language.agent_model import Conversation
@@ -410,8 +410,7 @@ def test_fused_policy_term_has_loss_and_gradient_of_the_plain_loss(dual):
         rows["old"],
         rows["advantage"],
         mask=rows["mask"],
-        clip=(0.2, 0.28),
-        dual_clip=dual,
+        clip=ClipRange((0.2, 0.28), dual=dual),
         aggregation="token_mean",
     )
     assert found == pytest.approx(plain.item(), abs=1e-6)

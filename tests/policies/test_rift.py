@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.advantage import ClipRange, RowIds
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.policies.online.rift import Rift, RiftOptions
@@ -80,7 +81,11 @@ def test_dual_clip_bounds_what_a_bad_candidate_may_cost(io: IOSpec) -> None:
     logp = torch.tensor([0.0, 0.0], requires_grad=True)
     old = torch.tensor([0.0, -np.log(10.0)])
     loss = policy_loss(
-        logp, old, torch.tensor([0.0, -1.0]), clip=0.2, dual_clip=learner.o.dual_clip, episode=torch.zeros(2).long()
+        logp,
+        old,
+        torch.tensor([0.0, -1.0]),
+        clip=ClipRange(0.2, dual=learner.o.dual_clip),
+        ids=RowIds(episode=torch.zeros(2).long()),
     )
     loss.backward()
     assert loss.item() == pytest.approx(3.0 / 2)

@@ -18,7 +18,7 @@ from robot_rl.advantage.kinds import (
     require_rows,
     require_unit_interval,
 )
-from robot_rl.advantage.normalise import normalise
+from robot_rl.advantage.normalise import EdgeRules, as_cells, normalise, normalise_units
 from robot_rl.advantage.returns import actor_return, position
 from robot_rl.advantage.segments import combine_ids, seg_count, seg_mean
 
@@ -64,7 +64,11 @@ def agent_wise(
     cells, count = combine_ids(row_group, actor)
     cells = xp.where(row_group >= 0, cells, -1)
     unit = combine_ids(episode, actor)[0] if weight == "episode" else None
-    return normalise(score[episode], cells, n_cells=count, scale=scale, unit=unit, eps=eps, std_floor=std_floor)[0]
+    score, rules = score[episode], EdgeRules(eps=eps, std_floor=std_floor)
+    at = as_cells(cells, score, count)
+    if unit is None:
+        return normalise(score, at, scale=scale, rules=rules)[0]
+    return normalise_units(score, at, unit, scale=scale, rules=rules)[0]
 
 
 def amplification(score: Array, group: Array, episode: Array, actor: Array, n_actors: int) -> Array:
@@ -87,7 +91,7 @@ def amplification(score: Array, group: Array, episode: Array, actor: Array, n_ac
     Source: Dr. MAS, gradient-norm amplification.
     """
     score = as_array(score)
-    z = normalise(score, group, ddof=0, eps=0.0, std_floor=1e-12)
+    z = normalise(score, group, rules=EdgeRules(ddof=0, eps=0.0, std_floor=1e-12))
     episode = integer(as_array(episode, score))
     return seg_mean(z[0][episode] ** 2, as_array(actor, score), n_actors, mask=z[1][episode])
 

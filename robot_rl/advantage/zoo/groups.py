@@ -17,7 +17,7 @@ from robot_rl.advantage.kinds import (
     require_option,
     require_rows,
 )
-from robot_rl.advantage.normalise import as_cells, whiten
+from robot_rl.advantage.normalise import EDGES, EdgeRules, as_cells, whiten
 from robot_rl.advantage.returns import position
 from robot_rl.advantage.segments import (
     add,
@@ -52,7 +52,7 @@ def m_grpo(score: Array, group: Array, **options: Any) -> Array:
 
     Source: WebAgent-R1, released code.
     """
-    return group_advantage(score, group, **{"eps": 1e-4, **options})
+    return group_advantage(score, group, **{"rules": EdgeRules(eps=1e-4), **options})
 
 
 def opo(score: Array, group: Array, length: Array, **options: Any) -> Array:
@@ -121,15 +121,14 @@ def gpg(score: Array, group: Array, *, factor: float = 1.0, alpha: float | None 
     return match_dtype(double(dr_grpo(score, group, **options)) * (scale / factor), score)
 
 
-def pass_k(score: Array, group: Array, *, scale: str = "none", eps: float = 1e-6, std_floor: float = 1e-3) -> Array:
+def pass_k(score: Array, group: Array, *, scale: str = "none", rules: EdgeRules = EDGES) -> Array:
     """Only the best member of a group gets credit: its lead over the second best.
 
     Args:
         score: (N,) outcomes.
         group: (N,) group ids, -1 = in no group.
         scale: "none" or "std" (divide by the deviation of the group).
-        eps: added to the deviation.
-        std_floor: smallest deviation.
+        rules: `eps` and `std_floor` of the deviation.
 
     Returns:
         (N,) advantages; all 0 where the best is shared and in groups with fewer than two scorable members.
@@ -154,7 +153,7 @@ def pass_k(score: Array, group: Array, *, scale: str = "none", eps: float = 1e-6
     lead = xp.where(paired, top, 0.0) - xp.where(paired, second, 0.0)
     if scale == "std":
         std = xp.sqrt(seg_var(score, cells.ids, cells.n, mask=ok))
-        lead = lead / (xp.where(std > std_floor, std, std_floor) + eps)
+        lead = lead / (xp.where(std > rules.std_floor, std, rules.std_floor) + rules.eps)
     return match_dtype(xp.where(is_best, lead[cells.ids], 0.0), score)
 
 

@@ -16,7 +16,7 @@ from robot_rl.advantage.kinds import (
     require_rows,
     sigmoid,
 )
-from robot_rl.advantage.normalise import as_cells, normalise
+from robot_rl.advantage.normalise import EdgeRules, as_cells, normalise
 from robot_rl.advantage.returns import continues, discounted_return, position, unscorable_rows
 from robot_rl.advantage.segments import combine_ids, seg_count, seg_mean, seg_sum, seg_var
 
@@ -182,7 +182,7 @@ def igpo(reward: Array, episode: Array, group: Array, *, gamma: float = 1.0, rel
     known = xp.where(bad, float("nan"), double(reward))
     if release_norm:
         cells, count = combine_ids(row_group, position(episode))
-        z = normalise(known, cells, n_cells=count, scale="none")[0]
+        z = normalise(known, as_cells(cells, known, count), scale="none")[0]
     else:
         z = normalise(known, row_group)[0]
     return match_dtype(xp.where(bad, 0.0, discounted_return(z, episode, gamma)), reward)
@@ -269,7 +269,7 @@ def infopo(
     cells = as_cells(group, score)
     ok = cells.inside & ~xp.isnan(score)
     std = xp.sqrt(_known(seg_var(score, cells.ids, cells.n, mask=ok)))
-    outer = normalise(score, group, eps=eps)[0]
+    outer = normalise(score, group, rules=EdgeRules(eps=eps))[0]
 
     row_cell, row_ok = cells.ids[episode], ok[episode]
     per_row = double(gain) / xp.where(length > 0, length, 1.0)

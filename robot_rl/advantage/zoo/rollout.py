@@ -20,7 +20,7 @@ from robot_rl.advantage.kinds import (
     require_option,
     require_rows,
 )
-from robot_rl.advantage.normalise import normalise
+from robot_rl.advantage.normalise import normalise_units
 from robot_rl.advantage.segments import factorise, seg_mean, stable_order
 
 
@@ -246,4 +246,4 @@ def experimental_supo_advantage(
     Source: SUPO, summarisation-augmented policy optimisation (abstract; reconstruction).
     """
     require_option("scale", scale, ["std", "none"])
-    return normalise(score, group, unit=trial, scale=scale, **options)[0]
+    return normalise_units(score, group, trial, scale=scale, **options)[0]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from robot_rl.advantage.kinds import Array, as_array, require_option, require_unit_interval
-from robot_rl.advantage.normalise import normalise
+from robot_rl.advantage.normalise import EdgeRules, normalise
 from robot_rl.advantage.returns import linear_recurrence
 from robot_rl.advantage.segments import factorise, seg_count, seg_mean, stable_order
 
@@ -279,7 +279,9 @@ class EmaScale:
         group, groups = factorise(samples.group)
         wild = seg_count(group, groups, mask=np.abs(out) > self.max_advantage) > 0
         if wild.any():
-            own, _ = normalise(samples.score, samples.group, ddof=0, eps=self.eps, std_floor=self.std_floor)
+            own, _ = normalise(
+                samples.score, samples.group, rules=EdgeRules(ddof=0, eps=self.eps, std_floor=self.std_floor)
+            )
             out = np.where(wild[group], own, out)
         known = ~np.isnan(new[:, 0])
         self._table.write(keys[known], new[known])

@@ -16,7 +16,7 @@ from robot_rl.advantage.kinds import (
     require_option,
     require_rows,
 )
-from robot_rl.advantage.normalise import RESIDUE, as_cells, normalise, whiten
+from robot_rl.advantage.normalise import RESIDUE, EdgeRules, as_cells, normalise, whiten
 from robot_rl.advantage.returns import continues, discounted_return, position, unscorable_rows
 from robot_rl.advantage.segments import add, combine_ids, seg_count, seg_sum, seg_var
 from robot_rl.advantage.turn_groups import BLOCK, _cell, _episode_rows, _turn_rows
@@ -120,7 +120,7 @@ def ui_s1(
     outer = xp.where(xp.sqrt(xp.where(xp.isnan(var), 0.0, var)) > keep_std, normalise(entries, at)[0], float("nan"))
     outer = outer if episode_on == "scores" else outer[episode]
     cells, count = _cell(row_group, position(episode))
-    inner = normalise(value, cells, n_cells=count)[0]
+    inner = normalise(value, as_cells(cells, value, count))[0]
     return match_dtype(xp.where(xp.isnan(outer) | bad, 0.0, outer + omega * inner), reward)
 
 
@@ -157,7 +157,9 @@ def cm2_turn(
     known = xp.where(unscorable_rows(reward, episode), float("nan"), double(reward))
     index = position(episode) if turn_index is None else as_array(turn_index, reward)
     cells, count = _cell(row_group, index)
-    return match_dtype(normalise(known, cells, n_cells=count, scale=scale, min_count=min_members)[0], reward)
+    return match_dtype(
+        normalise(known, as_cells(cells, known, count), scale=scale, rules=EdgeRules(min_count=min_members))[0], reward
+    )
 
 
 def reinforce_pp(
