@@ -70,12 +70,6 @@ def make_batch(
     episode_id: Array,
     turn_id: Array | None = None,
     *,
-    segment_id: Array | None = None,
-    clock: Array | None = None,
-    own: Array | None = None,
-    loss_mask: Array | None = None,
-    k: Array | None = None,
-    policy_version: Array | None = None,
     turn: Mapping[str, Any] | None = None,
     segment: Mapping[str, Any] | None = None,
     episode: Mapping[str, Any] | None = None,
@@ -91,17 +85,14 @@ def make_batch(
         terminated, truncated: (N,) bool.
         episode_id: (N,) dense int, non-decreasing.
         turn_id: (N,) dense int, non-decreasing over clock rows, -1 outside any turn; None = every clock row is a turn.
-        segment_id: (N,) dense int, or None.
-        clock, own: (N,) bool, default True.
-        loss_mask: (N,) bool, default clock and own; rows of unscorable episodes are cleared in any case.
-        k: (N,) int ticks, default 1.
-        policy_version: (N,) int.
         turn, segment, episode: further columns of those tables by name, e.g. {"group_id": ids}.
         extras: further per-step columns.
         gamma: if given, `discount` must equal gamma^k up to 1e-6.
         missing_bootstrap: None (a missing successor value is an error), "zero" or "last_value" (V(s_t); exists only to
             reproduce other projects).
-        **columns: the float columns of StepTable: value, next_value, discount, logp_behaviour, ..., entropy.
+        **columns: further columns of the steps, each (N,) or None. Floats: value, next_value, discount, logp_behaviour,
+            ..., entropy. Bool: clock and own, default True; loss_mask, default clock and own (rows of unscorable
+            episodes are cleared in any case). Integers: k (ticks, default 1), segment_id (dense), policy_version.
 
     Returns:
         The batch: tensors on the device of `reward` if it is a tensor, else NumPy arrays.
@@ -109,15 +100,17 @@ def make_batch(
     Raises:
         ValueError: a rule of the data model is broken; the message names the first offending index.
     """
-    unknown = sorted(set(columns) - set(FLOATS))
+    unknown = sorted(set(columns) - {*FLOATS, *_FLAGS, *_INTEGERS})
     if unknown:
-        raise ValueError(f"unknown step column '{unknown[0]}'; expected one of {', '.join(FLOATS)}, or use extras")
+        known = ", ".join((*FLOATS, *_FLAGS, *_INTEGERS))
+        raise ValueError(f"unknown step column '{unknown[0]}'; expected one of {known}, or use extras")
     device = reward.device if isinstance(reward, torch.Tensor) else None
     reward = host(reward)
     kind = np.float64 if reward.dtype == np.float64 else np.float32
     count = len(reward)
-    clock = _flags(clock, count, True)
-    own = _flags(own, count, True)
+    clock, own, loss_mask = (_flags(columns.pop(name, None), count, True) for name in _FLAGS)
+    integers = {name: columns.pop(name, None) for name in _INTEGERS}
+    integers = {name: _ids(x) for name, x in integers.items() if x is not None}
     terminated, truncated = _flags(terminated, count, False), _flags(truncated, count, False)
     episode_id = _ids(episode_id)
     turns_given = turn_id is not None
@@ -129,13 +122,11 @@ def make_batch(
         boundary=terminated | truncated,
         clock=clock,
         own=own,
-        loss_mask=clock & own & _flags(loss_mask, count, True),
-        k=np.ones(count, np.int32) if k is None else _ids(k),
+        loss_mask=clock & own & loss_mask,
         episode_id=episode_id,
         turn_id=turn_id,
-        segment_id=None if segment_id is None else _ids(segment_id),
-        policy_version=None if policy_version is None else _ids(policy_version),
         extras={name: host(x) for name, x in (extras or {}).items()},
+        **{"k": np.ones(count, np.int32), **integers},
         **{name: host(x).astype(kind, copy=False) for name, x in columns.items() if x is not None},
     )
     steps, report, unscorable = check_steps(steps, gamma, missing_bootstrap)
@@ -151,7 +142,11 @@ def make_batch(
     return batch if device is None else batch.to(device)
 
 
-def _flags(x: Array, count: int, default: bool) -> np.ndarray:
+_FLAGS = ("clock", "own", "loss_mask")
+_INTEGERS = ("k", "segment_id", "policy_version")
+
+
+def _flags(x: Array | None, count: int, default: bool) -> np.ndarray:
     return np.full(count, default) if x is None else host(x).astype(np.bool_)
 
 

@@ -116,8 +116,6 @@ def from_chunks(
     next_value: Array | None = None,
     logp: Array | None = None,
     *,
-    value: Array | None = None,
-    discount: Array | None = None,
     episode_id: Array | None = None,
     **options: Any,
 ) -> TurnBatch:
@@ -129,10 +127,9 @@ def from_chunks(
         terminated, truncated: (U,) bool.
         next_value: (U,) V of the true successor of the decision, read at boundaries.
         logp: (U,) log-probability of the whole chunk under the policy that acted.
-        value: (U,) V at the decision, or None.
-        discount: (U,) in place of gamma^k, or None.
         episode_id: (U,) dense ids; None = a new fragment begins after every end.
-        **options: further columns and options of `make_batch`.
+        **options: further columns and options of `make_batch`: value (V at the decision), discount (in place of
+            gamma^k), ...
 
     Returns:
         The batch.
@@ -150,9 +147,7 @@ def from_chunks(
         episode_id,
         np.arange(len(k), dtype=np.int32),
         k=k,
-        value=value,
         next_value=next_value,
-        discount=discount,
         logp_behaviour=logp,
         **options,
     )

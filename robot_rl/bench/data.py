@@ -21,7 +21,7 @@ import torch
 
 from robot_rl.bench.d3rlpy_peer import peer
 from robot_rl.data import d4rl
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import open_store, store_from_d4rl
 
 BATCH = 256
@@ -113,7 +113,7 @@ def _loading(path: Path, rounds: int) -> list[dict[str, Any]]:
 def _sampling(path: Path, rounds: int, calls: int) -> list[dict[str, Any]]:
     store = store_from_d4rl(path)
     batches = LogDataset(store).batches(BATCH)
-    with_more = LogDataset(store, n_step=3, next_action=True, return_to_go=True).batches(BATCH)
+    with_more = LogDataset(store, LogView(n_step=3, next_action=True, return_to_go=True)).batches(BATCH)
     columns = {key: torch.from_numpy(value) for key, value in _arrays(path).items()}
     generator = torch.Generator().manual_seed(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,53 @@ _BLOCK = 1 << 15
 _TABLE = 1 << 26
 """Up to this many steps there is a table of the segment of each."""
 _VIRTUAL = ("row", "episode", "step")
+
+
+@dataclass(frozen=True)
+class LogView:
+    """What a row drawn from a log holds.
+
+    Attributes:
+        n_step: primitive steps summed into one reward, fewer at the end of an episode.
+        gamma: discount per step.
+        window: steps per sample.
+        next_action: also `extras["next_action"]` (B, A) and `extras["next_action_valid"]` (B,) bool: the action of the
+            step that follows the n-step return in the same episode; where there is none, zeros and False.
+        return_to_go: also `extras["return_to_go"]` (B,): discounted sum of rewards to the end of the episode.
+        return_gamma: discount of that sum; `gamma` when None, 1 for undiscounted returns.
+        return_bootstrap: an episode that no terminal ends and that is shorter than the longest earns, for that sum, its
+            mean reward until it were as long: what a recording cut off is not worth 0.
+        extras: further float columns "info/<name>" of the store by <name>, or "proposed"; and "row", "episode", "step"
+            (int64): place in the store, episode, step inside it.
+        reward_scale: rewards are multiplied by this; "return_range" is 1000 / (largest - smallest return of a complete
+            episode), or 1 with a warning in `notes` when all returns are equal.
+        reward_bias: added to rewards afterwards.
+        action_clip: bound of |action|, or None; 1 - 1e-5 keeps atanh finite.
+        require_next: leave out steps without a recorded successor.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    n_step: int = 1
+    gamma: float = 0.99
+    window: int = 1
+    next_action: bool = False
+    return_to_go: bool = False
+    return_gamma: float | None = None
+    return_bootstrap: bool = False
+    extras: Sequence[str] = ()
+    reward_scale: float | str = 1.0
+    reward_bias: float = 0.0
+    action_clip: float | None = None
+    require_next: bool = True
+
+    def __post_init__(self) -> None:
+        for name, number in (("n_step", self.n_step), ("window", self.window)):
+            if number < 1:
+                raise ValueError(f"{name} is {number}, expected at least 1")
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ValueError(f"gamma is {self.gamma}, expected a number in [0, 1]")
 
 
 class LogDataset:
@@ -40,28 +88,13 @@ class LogDataset:
 
     Args:
         store: the data.
+        view: what a sampled row holds.
         seed: of the sampling.
-        n_step: primitive steps summed into one reward, fewer at the end of an episode.
-        gamma: discount per step.
-        window: steps per sample.
         seeds: independent streams in one batch.
         episodes: indices of the episodes to use, or a mask (E,); None for all.
         keys: observations to read; None for all.
         derived: further observations: key -> (M, ...) rows that are not in the store, one for each observation row of
             it (what a frozen reader made of its pictures, see `robot_rl.data.features`).
-        next_action: also `extras["next_action"]` (B, A) and `extras["next_action_valid"]` (B,) bool: the action of the
-            step that follows the n-step return in the same episode; where there is none, zeros and False.
-        return_to_go: also `extras["return_to_go"]` (B,): discounted sum of rewards to the end of the episode.
-        return_gamma: discount of that sum; `gamma` when None, 1 for undiscounted returns.
-        return_bootstrap: an episode that no terminal ends and that is shorter than the longest earns, for that sum, its
-            mean reward until it were as long: what a recording cut off is not worth 0.
-        extras: further float columns "info/<name>" of the store by <name>, or "proposed"; and "row", "episode", "step"
-            (int64): place in the store, episode, step inside it.
-        reward_scale: rewards are multiplied by this; "return_range" is 1000 / (largest - smallest return of a complete
-            episode), or 1 with a warning in `notes` when all returns are equal.
-        reward_bias: added to rewards afterwards.
-        action_clip: bound of |action|, or None; 1 - 1e-5 keeps atanh finite.
-        require_next: leave out steps without a recorded successor.
         device: where batches are made.
 
     Raises:
@@ -73,56 +106,42 @@ class LogDataset:
     def __init__(
         self,
         store: Store,
+        view: LogView | None = None,
         *,
         seed: int = 0,
-        n_step: int = 1,
-        gamma: float = 0.99,
-        window: int = 1,
         seeds: int = 1,
         episodes: Sequence[int] | np.ndarray | None = None,
         keys: Sequence[str] | None = None,
         derived: Mapping[str, np.ndarray] | None = None,
-        next_action: bool = False,
-        return_to_go: bool = False,
-        return_gamma: float | None = None,
-        return_bootstrap: bool = False,
-        extras: Sequence[str] = (),
-        reward_scale: float | str = 1.0,
-        reward_bias: float = 0.0,
-        action_clip: float | None = None,
-        require_next: bool = True,
         device: str = "cpu",
     ) -> None:
-        for name, number in (("n_step", n_step), ("window", window), ("seeds", seeds)):
-            if number < 1:
-                raise ValueError(f"{name} is {number}, expected at least 1")
-        if not 0.0 <= gamma <= 1.0:
-            raise ValueError(f"gamma is {gamma}, expected a number in [0, 1]")
-        self.store, self.io, self.gamma = store, store.io, gamma
-        self.n_step, self.window, self.seeds, self.seed = n_step, window, seeds, seed
+        view = view or LogView()
+        if seeds < 1:
+            raise ValueError(f"seeds is {seeds}, expected at least 1")
+        self.store, self.io, self.gamma = store, store.io, view.gamma
+        self.n_step, self.window, self.seeds, self.seed = view.n_step, view.window, seeds, seed
         self.keys = tuple(store.obs_keys if keys is None else keys)
         unknown = [key for key in self.keys if key not in store.obs_keys]
-        unknown += [x for x in extras if x not in (*_VIRTUAL, "proposed") and f"info/{x}" not in store.names]
+        unknown += [x for x in view.extras if x not in (*_VIRTUAL, "proposed") and f"info/{x}" not in store.names]
         if unknown:
             raise ValueError(f"{store.path} has no {', '.join(unknown)}; its columns are {', '.join(store.names)}")
         self.notes: list[str] = []
         """What the user should know about this selection."""
         self.episodes = _chosen(episodes, len(store))
         """(E',) indices of the episodes in use."""
-        self._segments(require_next)
-        self.reward_scale = self._scale(reward_scale)
-        self.reward_bias, self._clip = float(reward_bias), action_clip
+        self._segments(view.require_next)
+        self.reward_scale = self._scale(view.reward_scale)
+        self.reward_bias, self._clip = float(view.reward_bias), view.action_clip
         self._arrays = arrays_for(device)
         self._held: dict[str, Any] = {}
         self.derived = dict(derived or {})
         self._add_derived()
-        self._next_action, self._extras = next_action, tuple(extras)
-        self._powers = (gamma ** np.arange(n_step)).astype(np.float32)
+        self._next_action, self._extras = view.next_action, tuple(view.extras)
+        self._powers = (view.gamma ** np.arange(view.n_step)).astype(np.float32)
         self._ones: dict[int, Tensor] = {}
-        if return_to_go:
-            self._held["return_to_go"] = self._arrays.put(
-                self.returns_to_go(gamma if return_gamma is None else return_gamma, return_bootstrap), "float32"
-            )
+        if view.return_to_go:
+            gamma = view.gamma if view.return_gamma is None else view.return_gamma
+            self._held["return_to_go"] = self._arrays.put(self.returns_to_go(gamma, view.return_bootstrap), "float32")
         self._streams = [_Stream(seed + i, self._length) for i in range(seeds)]
 
     def __len__(self) -> int:

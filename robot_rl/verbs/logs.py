@@ -14,7 +14,7 @@ from robot_rl.data import formats
 from robot_rl.data.actions import settle
 from robot_rl.data.bounds import NORMALISED, STATED, between, check_ends, meaning, of_io, same, stated
 from robot_rl.data.features import Reader, cache_path, features, moments
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import META, Store, earlier, open_store, store_from_d4rl, write_store
 from robot_rl.data.units import agree, span
 from robot_rl.types import IOSpec, LogFacts, Options
@@ -181,24 +181,26 @@ def sampler(
         notes.append(f"{len(episodes)} of {len(store)} episodes kept (top_fraction={s.top_fraction:g} of {s.top_unit})")
     data = LogDataset(
         store,
+        LogView(
+            gamma=s.gamma,
+            window=window,
+            next_action="next_action" in reads,
+            return_to_go="return_to_go" in reads,
+            return_gamma=return_gamma,
+            return_bootstrap=return_bootstrap,
+            extras=tuple(name for name in reads if name not in ("next_action", "return_to_go")),
+            reward_scale=scale,
+            reward_bias=bias,
+            action_clip=1.0 if s.action_clip else None,
+        ),
         seed=seed,
-        gamma=s.gamma,
         seeds=seeds,
-        window=window,
         episodes=episodes,
         keys=keys,
         derived={
             **({} if reader is None else {FEATURES: features(store, reader)}),
             **({} if progress is None else {"progress": _progress(store, progress)}),
         },
-        next_action="next_action" in reads,
-        return_to_go="return_to_go" in reads,
-        return_gamma=return_gamma,
-        return_bootstrap=return_bootstrap,
-        extras=tuple(name for name in reads if name not in ("next_action", "return_to_go")),
-        reward_scale=scale,
-        reward_bias=bias,
-        action_clip=1.0 if s.action_clip else None,
     )
     if reader is not None:
         notes.append(f"{reader.width} features of each observation, read once and kept in {cache_path(store, reader)}")

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from robot_rl.chunks import ChunkedPolicy
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import Store
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
@@ -248,12 +248,14 @@ def _pick(data: LogDataset, episodes: np.ndarray, s: OpeSettings, seed: int = 0)
     """The same rewards, other episodes."""
     return LogDataset(
         data.store,
+        LogView(
+            gamma=s.gamma,
+            reward_scale=data.reward_scale,
+            reward_bias=data.reward_bias,
+            action_clip=1.0 if s.action_clip else None,
+        ),
         seed=seed,
-        gamma=s.gamma,
         episodes=episodes,
-        reward_scale=data.reward_scale,
-        reward_bias=data.reward_bias,
-        action_clip=1.0 if s.action_clip else None,
     )
 
 

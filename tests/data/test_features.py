@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from robot_rl.data.features import cache_path, features
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import Store, write_store
 from robot_rl.types import Episode, IOSpec
 
@@ -100,7 +100,7 @@ def test_answers_that_are_not_finite_and_pictures_that_are_not_there_are_refused
 def test_batches_hold_the_features_of_their_own_rows(tmp_path: Path, window: int) -> None:
     log = store(tmp_path, held=1)
     rows = features(log, Mean())
-    data = LogDataset(log, window=window, keys=("state",), derived={"features": rows})
+    data = LogDataset(log, LogView(window=window), keys=("state",), derived={"features": rows})
     batch = data.sample(40)
     assert set(batch.obs) == {"state", "features"}
     for obs in (batch.obs, batch.next_obs):

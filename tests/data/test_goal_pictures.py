@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from robot_rl.data.goal_pictures import SENTENCE, GoalPictures, unsaid
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import Store, write_store
 from robot_rl.types import Episode, IOSpec
 
@@ -44,7 +44,7 @@ def store(folder: Path) -> Store:
 
 
 def drawn(folder: Path, window: int = 1, **options: float) -> GoalPictures:
-    data = LogDataset(store(folder), window=window, extras=("episode", "step"))
+    data = LogDataset(store(folder), LogView(window=window, extras=("episode", "step")))
     return GoalPictures(data, camera="side", **options)  # type: ignore[arg-type]
 
 
@@ -77,7 +77,9 @@ def test_continues_exactly(tmp_path: Path) -> None:
     next(stream)
     kept = one.state_dict()
     wanted = next(stream).obs["image.side"]
-    other = GoalPictures(LogDataset(one.data.store, extras=("episode", "step")), camera="side", last=0.5, seed=9)
+    other = GoalPictures(
+        LogDataset(one.data.store, LogView(extras=("episode", "step"))), camera="side", last=0.5, seed=9
+    )
     other.load_state_dict(kept)
     np.testing.assert_array_equal(next(other.batches(8)).obs["image.side"].numpy(), wanted.numpy())
 
@@ -85,9 +87,9 @@ def test_continues_exactly(tmp_path: Path) -> None:
 def test_bad_requests_are_one_clear_line(tmp_path: Path) -> None:
     log = store(tmp_path)
     with pytest.raises(ValueError, match=r"no 'image\.wrist'"):
-        GoalPictures(LogDataset(log, extras=("episode", "step")), camera="wrist")
+        GoalPictures(LogDataset(log, LogView(extras=("episode", "step"))), camera="wrist")
     with pytest.raises(ValueError, match="share from 0 to 1"):
-        GoalPictures(LogDataset(log, extras=("episode", "step")), camera="side", last=2.0)
+        GoalPictures(LogDataset(log, LogView(extras=("episode", "step"))), camera="side", last=2.0)
     with pytest.raises(ValueError, match="'episode' and 'step'"):
         next(GoalPictures(LogDataset(log), camera="side").batches(4))
     with pytest.raises(ValueError, match="needs 25"):

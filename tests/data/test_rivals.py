@@ -18,7 +18,7 @@ from broken import episode, hdf5
 from robot_rl.data import d4rl, minari, scores
 from robot_rl.data.convert import convert, validate
 from robot_rl.data.episode import episode_from_columns
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import open_store, store_from_d4rl, write_store
 
 
@@ -43,7 +43,7 @@ def test_d4rl_drops_the_tail_of_the_file(tmp_path: Path) -> None:
     assert store.column("truncated").tolist() == [i in (3, 9) for i in range(10)]
     assert (store.final_obs_valid.any(), store.complete.tolist()) == (False, [True, False])
     assert len(LogDataset(store)) == 8  # neither last step has a successor
-    assert len(LogDataset(store, require_next=False)) == 10
+    assert len(LogDataset(store, LogView(require_next=False))) == 10
 
 
 def test_d4rl_terminate_on_end_bootstraps_from_a_foreign_state(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_corl_return_range_counts_a_thousand_rows_as_an_episode(tmp_path: Path) 
     data["rewards"] = np.ones(2500, np.float32)
     store = write_store(tmp_path / "s", d4rl.read(hdf5(tmp_path / "x.hdf5", data)).episodes)
     # episodes of 500, 800 and 800 steps, and a tail of 400 that is none
-    assert LogDataset(store, reward_scale="return_range").reward_scale == pytest.approx(1000 / (800 - 500))
+    assert LogDataset(store, LogView(reward_scale="return_range")).reward_scale == pytest.approx(1000 / (800 - 500))
 
 
 def test_maze2d_reward_belongs_to_the_observation_before(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from robot_rl.data.episode import episode_from_columns
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import Store, StoreWriter, open_store, write_store
 from robot_rl.data.store_write import source_facts
 from robot_rl.types import Episode
@@ -166,7 +166,10 @@ def literal(store: Store, row: int, n_step: int, gamma: float) -> dict[str, Any]
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_dataset_equals_a_literal_walk(store: Store, n_step: int) -> None:
     data = LogDataset(
-        store, n_step=n_step, gamma=0.9, next_action=True, return_to_go=True, extras=["row", "episode", "step", "logp"]
+        store,
+        LogView(
+            n_step=n_step, gamma=0.9, next_action=True, return_to_go=True, extras=["row", "episode", "step", "logp"]
+        ),
     )
     assert len(data) == 8  # the last step of the cut tail has no successor
     batch = data.sample(200)
@@ -192,7 +195,7 @@ def test_dataset_equals_a_literal_walk(store: Store, n_step: int) -> None:
 
 
 def test_dataset_terminal_without_final_observation_is_kept_and_masked(tmp_path: Path) -> None:
-    data = LogDataset(write_store(tmp_path / "s", [episode(1, 3, final=False)]), extras=["row"])
+    data = LogDataset(write_store(tmp_path / "s", [episode(1, 3, final=False)]), LogView(extras=["row"]))
     batch = data.sample(50)
     assert set(batch.extras["row"].tolist()) == {0, 1, 2}
     last = batch.extras["row"] == 2
@@ -201,11 +204,11 @@ def test_dataset_terminal_without_final_observation_is_kept_and_masked(tmp_path:
 
 
 def test_dataset_cloning_uses_every_step(store: Store) -> None:
-    assert len(LogDataset(store, require_next=False)) == 9
+    assert len(LogDataset(store, LogView(require_next=False))) == 9
 
 
 def test_dataset_windows_end_with_the_episode(store: Store) -> None:
-    data = LogDataset(store, window=3, gamma=0.5, extras=["row"], require_next=False)
+    data = LogDataset(store, LogView(window=3, gamma=0.5, extras=["row"], require_next=False))
     batch = next(data.ordered(100))
     assert batch.obs["state"].shape == (9, 3, 2)
     assert batch.extras["row"][2].tolist() == [2, 2, 2]
@@ -221,7 +224,7 @@ def test_dataset_invalid_steps_cut_chains(tmp_path: Path) -> None:
     store = write_store(
         tmp_path / "s", [episode(1, 5, columns={"valid": valid}), episode(2, 2, columns={"valid": valid[:2]})]
     )
-    data = LogDataset(store, n_step=3, gamma=1.0, extras=["row"])
+    data = LogDataset(store, LogView(n_step=3, gamma=1.0, extras=["row"]))
     batch = next(data.ordered(100))
     assert batch.extras["row"].tolist() == [0, 1, 3, 4, 5, 6]
     assert batch.reward.tolist() == [100 + 101, 101, 103 + 104, 104, 200 + 201, 201]
@@ -229,8 +232,8 @@ def test_dataset_invalid_steps_cut_chains(tmp_path: Path) -> None:
 
 
 def test_dataset_seeds_are_the_single_runs_side_by_side(store: Store) -> None:
-    together = LogDataset(store, seed=5, seeds=3, extras=["row"])
-    single = [LogDataset(store, seed=5 + i, extras=["row"]) for i in range(3)]
+    together = LogDataset(store, LogView(extras=["row"]), seed=5, seeds=3)
+    single = [LogDataset(store, LogView(extras=["row"]), seed=5 + i) for i in range(3)]
     for _ in range(3):
         rows = together.sample(3 * 7).extras["row"].tolist()
         assert rows == [row for data in single for row in data.sample(7).extras["row"].tolist()]
@@ -239,11 +242,11 @@ def test_dataset_seeds_are_the_single_runs_side_by_side(store: Store) -> None:
 
 
 def test_dataset_stream_does_not_depend_on_the_batch_size_and_resumes(store: Store) -> None:
-    a, b = (LogDataset(store, seed=1, extras=["row"]) for _ in range(2))
+    a, b = (LogDataset(store, LogView(extras=["row"]), seed=1) for _ in range(2))
     one = torch.cat([a.sample(1000).extras["row"] for _ in range(70)])
     two = torch.cat([b.sample(700).extras["row"] for _ in range(100)])
     assert torch.equal(one, two)
-    c = LogDataset(store, seed=9, extras=["row"])
+    c = LogDataset(store, LogView(extras=["row"]), seed=9)
     c.load_state_dict(a.state_dict())
     assert torch.equal(a.sample(100_000).extras["row"], c.sample(100_000).extras["row"])
     fresh = LogDataset(store, seed=2)
@@ -259,21 +262,21 @@ def test_dataset_of_other_data_is_not_resumed(store: Store, tmp_path: Path) -> N
 
 def test_dataset_reward_transform_and_subset(store: Store) -> None:
     # complete episodes return 303 and 806; the cut tail does not count
-    data = LogDataset(store, reward_scale="return_range", reward_bias=-1.0, episodes=[0, 1], extras=["row"])
+    data = LogDataset(store, LogView(reward_scale="return_range", reward_bias=-1.0, extras=["row"]), episodes=[0, 1])
     batch = next(data.ordered(100))
     assert batch.extras["row"].tolist() == list(range(7))
     assert float(batch.reward[0]) == pytest.approx(100 * 1000 / 503 - 1, rel=1e-6)
     assert data.reward_range() == pytest.approx((100 * 1000 / 503 - 1, 203 * 1000 / 503 - 1))
     assert data.horizon == 4
     assert data.moments()[0][1] == pytest.approx(9 / 7)
-    flat = LogDataset(store, reward_scale="return_range", episodes=[0])
+    flat = LogDataset(store, LogView(reward_scale="return_range"), episodes=[0])
     assert flat.reward_scale == 1.0
     assert any("rewards unchanged" in line for line in flat.notes)
     assert data.initial_obs()["state"][:, 0].tolist() == [100, 200]
 
 
 def test_dataset_clips_actions(store: Store) -> None:
-    batch = LogDataset(store, action_clip=0.15, next_action=True).sample(100)
+    batch = LogDataset(store, LogView(action_clip=0.15, next_action=True)).sample(100)
     assert float(batch.action.abs().max()) == pytest.approx(0.15)
     assert float(batch.extras["next_action"].abs().max()) == pytest.approx(0.15)
 
@@ -291,8 +294,10 @@ def test_dataset_clips_actions(store: Store) -> None:
     ],
 )
 def test_dataset_bad_arguments_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
+    own = {name: options[name] for name in ("keys", "episodes") if name in options}
+    view = {name: value for name, value in options.items() if name not in own}
     with pytest.raises(ValueError, match=message):
-        LogDataset(store, **options)
+        LogDataset(store, LogView(**view), **own)
 
 
 def test_dataset_return_to_go_of_long_episodes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import write_store
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.policies.contrib.dt import DecisionTransformer, ReturnOptions, masked_error
@@ -202,7 +202,7 @@ def mixed_log(folder: Path) -> LogDataset:
     rng = np.random.default_rng(0)
     episodes = [line(gain, sign, rng) for gain in (-0.5, 0.0, 0.5, 1.0, 3.0) for sign in (-1.0, 1.0) for _ in range(6)]
     store = write_store(folder / "line.store", episodes, io=IO)
-    return LogDataset(store, window=6, return_to_go=True, return_gamma=1.0, extras=("step",), seed=3)
+    return LogDataset(store, LogView(window=6, return_to_go=True, return_gamma=1.0, extras=("step",)), seed=3)
 
 
 def facts_of(data: LogDataset) -> LogFacts:
@@ -258,7 +258,7 @@ def test_returns_to_go_behind_a_cut(tmp_path: Path) -> None:
         )
     store = write_store(tmp_path / "cut.store", episodes, io=IO)
     for bootstrap, first in ((False, [6.0, 6.0, 24.0]), (True, [24.0, 6.0, 24.0])):
-        data = LogDataset(store, return_to_go=True, return_gamma=1.0, return_bootstrap=bootstrap)
+        data = LogDataset(store, LogView(return_to_go=True, return_gamma=1.0, return_bootstrap=bootstrap))
         found = data.returns_to_go(1.0, bootstrap)
         assert found[store.start_step].tolist() == first
     # discounted by 0.5: 2 + 1 + 0.5, and 2 (0.5^3 + ... + 0.5^11)

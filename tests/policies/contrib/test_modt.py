@@ -123,7 +123,7 @@ def test_attention_entropy_is_reported_and_bounded() -> None:
 
 def test_learns_both_ways_round_where_a_mean_would_stand_still(tmp_path: Path) -> None:
     """Half of the log jumps to +0.8 and half to -0.8, both earning 1: the mean action earns nothing."""
-    from robot_rl.data.log_dataset import LogDataset
+    from robot_rl.data.log_dataset import LogDataset, LogView
     from robot_rl.data.store import write_store
     from robot_rl.types import Episode
 
@@ -135,7 +135,7 @@ def test_learns_both_ways_round_where_a_mean_would_stand_still(tmp_path: Path) -
         one, no = np.ones(1, np.float32), np.zeros(1, bool)
         episodes.append(Episode({"state": zero}, action, action, one, True, False, no, np.arange(2.0)))
     store = write_store(tmp_path / "two.store", episodes, io=dt.IO)
-    data = LogDataset(store, window=2, return_to_go=True, return_gamma=1.0, extras=("step",))
+    data = LogDataset(store, LogView(window=2, return_to_go=True, return_gamma=1.0, extras=("step",)))
     learner = build(context=2, regions=2, dropout=0.0, lr=3e-3, batch_size=32)
     learner.prepare(dt.facts_of(data))
     stream = data.batches(32)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from robot_rl import build
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import write_store
 from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
 
@@ -87,7 +87,9 @@ class Point:
         self.facts = LogFacts(*self.store.moments(), -4.0, 0.0, self.gamma, self.steps)
 
     def sampler(self, seeds: int = 1) -> LogDataset:
-        return LogDataset(self.store, gamma=self.gamma, seeds=seeds, next_action=True, return_to_go=True, seed=3)
+        return LogDataset(
+            self.store, LogView(gamma=self.gamma, next_action=True, return_to_go=True), seeds=seeds, seed=3
+        )
 
     def episode(self, start: np.ndarray, act: Callable[[np.ndarray], np.ndarray]) -> Episode:
         x, states, actions, rewards = np.asarray(start, np.float32), [], [], []

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import write_store
 from robot_rl.policies.offline.chain_search import ChainSearch, ChainSearchOptions
 from robot_rl.policies.offline.chain_search_parts.log import StateLayout
@@ -69,7 +69,9 @@ def log(episodes: int = 12, steps: int = 250, lag: float = 0.0, delay: int = 0, 
 
 def batches(folder: Path, episodes: list[Episode], learner: ChainSearch, io: IOSpec = IO) -> Iterator[Transitions]:
     store = write_store(folder / "log.store", episodes, io=io)
-    return LogDataset(store, window=learner.need.window, extras=learner.need.extras, seed=3).batches(learner.need.rows)
+    return LogDataset(store, LogView(window=learner.need.window, extras=learner.need.extras), seed=3).batches(
+        learner.need.rows
+    )
 
 
 def small(seed: int = 0, **options: Any) -> ChainSearch:

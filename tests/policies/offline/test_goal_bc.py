@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from robot_rl.data.goals import GoalDataset, kmeans
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import write_store
 from robot_rl.policies.offline.goal_bc import GoalBc, GoalBcOptions
 from robot_rl.types import Episode, IOSpec
@@ -45,7 +45,7 @@ def crossing(tmp_path_factory):
 
 
 def data(store, **options) -> GoalDataset:
-    return GoalDataset(LogDataset(store, extras=("episode", "step"), seed=1), **{"clusters": 12, **options})
+    return GoalDataset(LogDataset(store, LogView(extras=("episode", "step")), seed=1), **{"clusters": 12, **options})
 
 
 def test_goals_without_augmentation_are_reached_later_in_the_same_episode(crossing):

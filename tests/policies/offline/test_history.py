@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import write_store
 from robot_rl.policies.offline.history_iql import HistoryIql, HistoryIqlOptions, bisimulation_loss
 from robot_rl.types import Episode, IOSpec, LogFacts
@@ -57,7 +57,7 @@ def train(store, history: int, updates: int = 700, **options) -> HistoryIql:
         history=history, width=32, hidden=(32,), batch_size=64, lr=3e-3, beta=10.0, tau=0.05, **options
     )
     learner = HistoryIql(stated, IO, gamma=0.9)
-    data = LogDataset(store, gamma=0.9, window=learner.need.window, seed=0)
+    data = LogDataset(store, LogView(gamma=0.9, window=learner.need.window), seed=0)
     learner.prepare(LogFacts(*store.moments(), -1.0, 1.0, 0.9, STEPS))
     batches = data.batches(learner.need.rows)
     for _ in range(updates):
@@ -83,7 +83,7 @@ def test_bisimulation_loss_by_hand():
 
 
 def test_resume_is_exact_and_zero_weight_still_measures_bisimulation(cue):
-    data = LogDataset(cue, gamma=0.9, window=3, seed=0)
+    data = LogDataset(cue, LogView(gamma=0.9, window=3), seed=0)
     drawn = [data.sample(8) for _ in range(5)]
     one, other = (HistoryIql(HistoryIqlOptions(history=3, bisimulation=0.0, **SMALL), IO, seed=s) for s in (1, 2))
     for b in drawn[:3]:
@@ -96,7 +96,7 @@ def test_resume_is_exact_and_zero_weight_still_measures_bisimulation(cue):
 
 
 def test_steps_behind_the_end_of_an_episode_change_nothing(cue):
-    data = LogDataset(cue, gamma=0.9, window=3, seed=0)
+    data = LogDataset(cue, LogView(gamma=0.9, window=3), seed=0)
     batch = data.sample(64)
     assert not batch.mask.all()
     losses = []
@@ -140,4 +140,4 @@ def test_policy_forgets_rows_that_reset_and_sees_no_further_than_its_history():
 def test_windows_of_another_length_are_refused(cue):
     learner = HistoryIql(HistoryIqlOptions(history=3, **SMALL), IO)
     with pytest.raises(ValueError, match=r"windows of 2 steps, expected 3"):
-        learner.update(iter([LogDataset(cue, window=2).sample(4)]))
+        learner.update(iter([LogDataset(cue, LogView(window=2)).sample(4)]))

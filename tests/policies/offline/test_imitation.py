@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.mix import Mix
 from robot_rl.data.store import write_store
 from robot_rl.policies.nets.rows import split
@@ -89,7 +89,7 @@ def expert(point, tmp_path_factory):
 
 
 def mixed(point, expert):
-    demos = LogDataset(expert, gamma=point.gamma, seed=1)
+    demos = LogDataset(expert, LogView(gamma=point.gamma), seed=1)
     return Mix({"expert": (demos, 0.5), "other": (point.sampler(), 0.5)}).batches(128)
 
 

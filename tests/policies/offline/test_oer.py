@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import write_store
 from robot_rl.ope.continual import continual
 from robot_rl.policies.offline.oer import Oer, OerOptions
@@ -52,7 +52,7 @@ def stores(tmp_path_factory):
 
 
 def batches(store):
-    return LogDataset(store, gamma=0.9, extras=("episode", "step"), seed=0).batches(64)
+    return LogDataset(store, LogView(gamma=0.9, extras=("episode", "step")), seed=0).batches(64)
 
 
 def learn(store, updates=160, **options) -> Oer:

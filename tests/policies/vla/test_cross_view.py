@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from robot_rl.data.goal_pictures import GoalPictures, unsaid
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import Store, write_store
 from robot_rl.policies.vla.cross_view import CrossViewImitation, CrossViewOptions
 from robot_rl.types import Episode, IOSpec
@@ -56,7 +56,7 @@ def log(folder: Path, episodes: int = 40) -> Store:
 
 def test_policy_does_what_the_picture_of_the_other_camera_shows(tmp_path: Path) -> None:
     made = CrossViewImitation(CrossViewOptions(**SMALL), IO)
-    data = LogDataset(log(tmp_path), window=made.need.window, extras=made.need.extras)
+    data = LogDataset(log(tmp_path), LogView(window=made.need.window, extras=made.need.extras))
     batches = GoalPictures(data, **(made.need.goal_pictures or {})).batches(made.need.rows)
     for _ in range(150):
         made.update(batches)

@@ -13,7 +13,7 @@ import torch
 
 from robot_rl.chunks import chunk_rows
 from robot_rl.data.features import features
-from robot_rl.data.log_dataset import LogDataset
+from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import write_store
 from robot_rl.policies.vla.critic import CriticLearner
 from robot_rl.policies.vla.digi_q import DigiQ, DigiQOptions, best_candidate
@@ -260,7 +260,7 @@ def test_what_the_networks_read_at_play_is_what_they_read_of_the_log(
         for i in range(3)
     ]  # fmt: skip
     store = write_store(tmp_path / "log.store", episodes, io=env.io)
-    data = LogDataset(store, window=2, keys=("state",), derived={"features": features(store, learner.reader)})
+    data = LogDataset(store, LogView(window=2), keys=("state",), derived={"features": features(store, learner.reader)})
     log = learner._rows(chunk_rows(next(data.ordered(24))).obs).view(3, 8, -1)
     assert len(read) == 4  # decisions of two steps, and a new picture for each
     for decision, seen_at_play in enumerate(read):
