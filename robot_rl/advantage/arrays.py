@@ -73,9 +73,11 @@ def same_kind(function: F) -> F:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        given = (*args, *kwargs.values())
-        columns = (x for item in given for x in (vars(item).values() if isinstance(item, Columns) else (item,)))
-        tensors = [x for x in columns if isinstance(x, torch.Tensor)]
+        given = [*args, *kwargs.values()]
+        for item in tuple(given):
+            if isinstance(item, Columns):
+                given += vars(item).values()
+        tensors = [x for x in given if isinstance(x, torch.Tensor)]
         if not tensors:
             return function(*args, **kwargs)
         if needs_torch(*tensors):

@@ -143,7 +143,7 @@ def check_rows(rows: RolloutRows) -> None:
     Raises:
         ValueError: naming the first that differs.
     """
-    check_shapes(tuple(rows.reward.shape), **{name: x for name, x in vars(rows).items() if name != "reward"})
+    check_shapes(tuple(rows.reward.shape), **vars(rows))
 
 
 def imprecise(coefficient: float) -> bool:
