@@ -39,10 +39,10 @@ def to_numpy(value: Any) -> Any:
         return tuple(map(to_numpy, value))
     if isinstance(value, Columns):
         return value.mapped(to_numpy)
-    return _widened(value).detach().numpy() if isinstance(value, torch.Tensor) else value
+    return _widen(value).detach().numpy() if isinstance(value, torch.Tensor) else value
 
 
-def _widened(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     """bfloat16 as float32, in which credit is summed up; anything else unchanged."""
     return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value
 
@@ -84,7 +84,7 @@ def same_kind(function: F) -> F:
             device = next((x.device for x in tensors if x.device.type != "cpu"), None)
 
             def convert(x: Any) -> Any:
-                return x.mapped(convert) if isinstance(x, Columns) else _widened(to_torch(x, device))
+                return x.mapped(convert) if isinstance(x, Columns) else _widen(to_torch(x, device))
 
             return function(*map(convert, args), **{k: convert(x) for k, x in kwargs.items()})
         result = function(*map(to_numpy, args), **{k: to_numpy(x) for k, x in kwargs.items()})

@@ -13,8 +13,8 @@ import torch
 from robot_rl.advantage.arrays import host, to_torch
 from robot_rl.advantage.derive import episode_table, segment_table, turn_table
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.tables import EpisodeTable, SegmentTable, StepTable, TurnTable, mapped
-from robot_rl.advantage.validate import RepairCounts, check_steps
+from robot_rl.advantage.tables import EpisodeTable, SegmentTable, StepTable, TurnTable, map_table
+from robot_rl.advantage.validate import BatchRepairs, check_steps
 from robot_rl.advantage.views import RowLayout
 
 FLOATS = ("value", "next_value", "discount", "logp_behaviour", "logp_prox", "logp_ref", "logp_teacher", "entropy")
@@ -36,7 +36,7 @@ class TurnBatch:
     turns: TurnTable
     episodes: EpisodeTable
     segments: SegmentTable | None = None
-    report: RepairCounts = field(default_factory=RepairCounts)
+    report: BatchRepairs = field(default_factory=BatchRepairs)
 
     @cached_property
     def layout(self) -> RowLayout:
@@ -50,16 +50,20 @@ class TurnBatch:
     def to(self, device: str | torch.device) -> TurnBatch:
         """The batch as tensors on a device; CPU tensors share memory with the arrays."""
         place = torch.device(device)
-        return self._mapped(lambda x: to_torch(x, place))
+        return self._map(lambda x: to_torch(x, place))
 
     def numpy(self) -> TurnBatch:
         """The batch as NumPy arrays; CPU tensors share their memory."""
-        return self._mapped(host)
+        return self._map(host)
 
-    def _mapped(self, change: Array) -> TurnBatch:
-        segments = None if self.segments is None else mapped(self.segments, change)
+    def _map(self, change: Array) -> TurnBatch:
+        segments = None if self.segments is None else map_table(self.segments, change)
         return TurnBatch(
-            mapped(self.steps, change), mapped(self.turns, change), mapped(self.episodes, change), segments, self.report
+            map_table(self.steps, change),
+            map_table(self.turns, change),
+            map_table(self.episodes, change),
+            segments,
+            self.report,
         )
 
 

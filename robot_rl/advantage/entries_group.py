@@ -95,6 +95,6 @@ def _gigpo(batch: TurnBatch, **options: Any) -> RowEstimate:
     return by_turn(batch, turn_groups.gigpo(*columns, score=e.outcome, **options))
 
 
-def whitened(advantage: Array, mask: Array) -> Array:
+def whiten_rows(advantage: Array, mask: Array) -> Array:
     """Advantage with mean 0 and deviation 1 over the loss rows of the whole batch."""
     return whiten(advantage, mask)

@@ -101,7 +101,7 @@ def rollout_gae(
         ends = (np.ascontiguousarray(x, np.bool_) for x in (rows.terminated, rows.boundary))
         fits = out is not None and all(x.flags.c_contiguous and x.dtype == kind and x.shape == shape for x in out)
         results = kernels(name).gae(*floats, *ends, float(gamma), float(gae_lambda), out if fits else None)
-        return results if out is None or fits else _copied(results, out)
+        return results if out is None or fits else _copy(results, out)
     ready = prepare(rows, gamma=gamma, trace=gae_lambda)
     decay = gae_lambda if lambda_unit == "decision" or duration is None else power(gae_lambda, duration, ready.g.dtype)
     trace = ready.inside(ready.g * decay)
@@ -109,7 +109,7 @@ def rollout_gae(
         trace = ready.xp.where(flags(cut), zero(trace), trace)
     advantage = solve(ready.reward + ready.g * ready.ahead - ready.value, trace)
     advantage, target = ready.finish(advantage, advantage + ready.value)
-    return (advantage, target) if out is None else _copied((advantage, target), out)
+    return (advantage, target) if out is None else _copy((advantage, target), out)
 
 
 def macro_reward(reward: Array, gamma: float) -> Array:
@@ -131,7 +131,7 @@ def macro_reward(reward: Array, gamma: float) -> Array:
     return to_dtype((to_dtype(reward, xp.float64) * weight).sum(-1), reward.dtype)
 
 
-def _copied(results: tuple[Array, Array], out: tuple[Array, Array]) -> tuple[Array, Array]:
+def _copy(results: tuple[Array, Array], out: tuple[Array, Array]) -> tuple[Array, Array]:
     check_shapes(tuple(results[0].shape), **{"out[0]": out[0], "out[1]": out[1]})
     for place, x in zip(out, results):
         place[...] = x

@@ -52,7 +52,7 @@ class PreparedRows:
 
     def following(self, x: Array, last: float = 0.0) -> Array:
         """x_{t+1} at row t; `last` behind the end. Values across a boundary are not masked."""
-        return shifted(self.xp, x, last)
+        return shift(self.xp, x, last)
 
     def finish(self, *results: Any) -> tuple[Array, ...]:
         """Results in the caller's dtype, 0 on padding."""
@@ -127,7 +127,7 @@ def prepare(rows: RolloutRows, *, gamma: float, trace: float = 1.0) -> PreparedR
         value = xp.zeros_like(reward)
         ahead = xp.where(boundary, final, value)
     else:
-        ahead = xp.where(boundary, final, shifted(xp, value))
+        ahead = xp.where(boundary, final, shift(xp, value))
     if rows.discount is not None:
         g = to_dtype(rows.discount, wide)
     elif rows.duration is not None:
@@ -161,7 +161,7 @@ def power(base: float, exponent: Array, dtype: Any) -> Array:
     return np.power(float(base), exponent).astype(dtype)
 
 
-def shifted(xp: ModuleType, x: Array, last: float = 0.0) -> Array:
+def shift(xp: ModuleType, x: Array, last: float = 0.0) -> Array:
     """x_{t+1} at row t along axis 0, `last` in the last row."""
     if xp is torch:
         return torch.cat((x[1:], torch.full_like(x[:1], last)))
@@ -171,7 +171,7 @@ def shifted(xp: ModuleType, x: Array, last: float = 0.0) -> Array:
     return out
 
 
-def placed(x: Array, rows: Any, values: Any) -> Array:
+def place(x: Array, rows: Any, values: Any) -> Array:
     """`x` with other values in some rows: in place for arrays, as a differentiable copy for tensors."""
     if isinstance(x, torch.Tensor):
         return x.index_copy(0, rows, values)

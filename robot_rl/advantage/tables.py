@@ -144,7 +144,7 @@ class EpisodeTable:
     n_turns: Array
 
 
-def mapped(table: T, change: Array) -> T:
+def map_table(table: T, change: Array) -> T:
     """The table with `change(column)` in place of every column that is present, extras included."""
     new = {}
     for item in fields(table):

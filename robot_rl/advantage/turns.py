@@ -18,7 +18,7 @@ from robot_rl.advantage.rows import (
     flags,
     imprecise,
     power,
-    shifted,
+    shift,
     to_dtype,
     zero,
 )
@@ -184,7 +184,7 @@ def bilevel_gae(
     high, _ = rollout_gae(index.rows_of_turns(total, v[index.end], columns), gamma=gamma, gae_lambda=gae_lambda)
     wide = xp.float64 if imprecise(inner_gamma * inner_lambda) else v.dtype
     v = to_dtype(v, wide)
-    delta = inner_gamma * shifted(xp, v) - v
+    delta = inner_gamma * shift(xp, v) - v
     if step_reward is not None:
         delta = delta + columns["step_reward"]
     ends = xp.zeros_like(v, dtype=xp.bool if xp is torch else np.bool_)

@@ -12,7 +12,7 @@ MISSING = (None, "zero", "last_value")
 
 
 @dataclass(frozen=True)
-class RepairCounts:
+class BatchRepairs:
     """What validation counted instead of refusing.
 
     Attributes:
@@ -30,7 +30,7 @@ class RepairCounts:
 
 def check_steps(
     steps: StepTable, gamma: float | None, missing_bootstrap: str | None
-) -> tuple[StepTable, RepairCounts, np.ndarray]:
+) -> tuple[StepTable, BatchRepairs, np.ndarray]:
     """Check the step table and complete it: boundaries, missing bootstraps, rows of unscorable episodes.
 
     Args:
@@ -75,7 +75,7 @@ def check_steps(
     unscorable[steps.episode_id[hole]] = True
     if hole.any():
         steps = replace(steps, reward=np.where(hole, steps.reward.dtype.type(0), steps.reward))
-    return steps, RepairCounts(int(both.sum()), int(unscorable.sum()), replaced), unscorable
+    return steps, BatchRepairs(int(both.sum()), int(unscorable.sum()), replaced), unscorable
 
 
 def _check_lengths(steps: StepTable) -> None:

@@ -101,8 +101,8 @@ def seen(source: Looked | None, io: IOSpec, *, count: int | None = None) -> Seen
     return Seen.of(rows, _flat(action), count=held if count is None else count, rate=io.control_hz)
 
 
-def spaced(count: int, most: int) -> np.ndarray:
-    """(n,) int64 numbers below `count`, evenly spaced, n at most `most`."""
+def space_rows(count: int, most: int) -> np.ndarray:
+    """(n,) int64 numbers below `count`, evenly space_rows, n at most `most`."""
     return np.linspace(0, count - 1, min(count, most)).astype(np.int64) if count else np.zeros(0, np.int64)
 
 

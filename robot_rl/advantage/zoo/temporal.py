@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import PreparedRows, RolloutRows, check_float, flags, prepare, shifted, to_dtype, zero
+from robot_rl.advantage.rows import PreparedRows, RolloutRows, check_float, flags, prepare, shift, to_dtype, zero
 from robot_rl.advantage.scan import solve
 
 LOG_RATIO_LIMIT = 20.0  # |log pi - log mu| beyond this is cut before exp
@@ -103,9 +103,9 @@ def _tick_window(ready: PreparedRows, one: Array, n_ticks: int, duration: Array 
         open_ = open_ & ~stops
         weight = weight * ahead_g
         ahead_one, ahead_reward, ahead_g, ahead_ticks = (
-            shifted(xp, y) for y in (ahead_one, ahead_reward, ahead_g, ahead_ticks)
+            shift(xp, y) for y in (ahead_one, ahead_reward, ahead_g, ahead_ticks)
         )
-        ahead_end = shifted(xp, ahead_end)
+        ahead_end = shift(xp, ahead_end)
     return total
 
 
@@ -183,7 +183,7 @@ def upgo(
     check_unit(gae_lambda=gae_lambda)
     ready = prepare(rows, gamma=gamma)
     one = ready.reward + ready.g * ready.ahead
-    follows = shifted(ready.xp, one >= ready.value) & ~ready.boundary
+    follows = shift(ready.xp, one >= ready.value) & ~ready.boundary
     trace = ready.xp.where(follows, _like(ready), zero(one))
     gain = solve(ready.xp.where(follows, ready.reward, one), trace) - ready.value
     if log_ratio is not None:
