@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.arbiter import Driver, Press
+from robot_rl.human.devices.teleop import Camera
 from robot_rl.human.labels import WORDS
 from robot_rl.human.pilot import Driven
 from robot_rl.human.screen import telemetry, views
@@ -64,7 +65,7 @@ class AttendedTrials:
         episodes: int,
         seed: int,
         stopped: Callable[[], bool],
-        frame: Callable[[int], Any] | None = None,
+        frame: Camera | None = None,
     ) -> None:
         self._session, self._pilot, self._env = session, session.pilot, env
         self._wanted, self._stopped, self._frame = episodes, stopped, frame

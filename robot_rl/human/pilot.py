@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.arbiter import Arbiter, Driver, Press, Reading, TakeoverSettings
-from robot_rl.human.devices.teleop import Teleop
+from robot_rl.human.devices.teleop import Camera, Teleop
 from robot_rl.real.action_safety import ActionSafety, Axes, SafetyLimits
 from robot_rl.real.core.clock import Clock, ManualClock, SteadyClock
 from robot_rl.real.core.spec import SpecError
@@ -306,7 +306,7 @@ class Pilot:
     def show(
         self,
         telemetry: dict[str, Any],
-        frame: Callable[[int], Any] | None = None,
+        frame: Camera | None = None,
         views: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Hand telemetry, a picture and what the policy sees to a device that has a screen."""

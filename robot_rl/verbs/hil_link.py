@@ -14,6 +14,7 @@ from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.seen import seen
 from robot_rl.human.actor import Follower, HilActor, tensors_of
+from robot_rl.human.devices.teleop import Camera
 from robot_rl.human.learner import HilLearner
 from robot_rl.human.pieces import ActorBook, Inbox, Outbox, Place
 from robot_rl.interrupt import Interrupt
@@ -56,7 +57,7 @@ class HilActorJob(HilJob):
         self.link: Any = None
         super().__init__(settings, folder, **parts)
 
-    def _make_loop(self, picture: Callable[[int], Any] | None) -> HilActor:
+    def _make_loop(self, picture: Camera | None) -> HilActor:
         s, link = self.settings, self._link_settings
         self.learner = Follower(self.learner.policy)
         outbox = Outbox(self.log)
