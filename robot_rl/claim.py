@@ -72,8 +72,8 @@ _held: weakref.WeakSet[Claim] = weakref.WeakSet()
 
 def _leave_to_parent() -> None:
     """A forked child (a worker that steps environments) must not keep the lock when its parent is gone."""
-    for claim in list(_held):
-        claim._close()
+    for held in list(_held):
+        held._close()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
@@ -98,6 +98,11 @@ def claim_existing(folder: Path) -> Claim:
         OSError: it cannot be written.
     """
     return _for_all_ranks(folder, _take)
+
+
+def claim_folder(folder: Path, *, resume: bool) -> Claim:
+    """Take the folder of a run that goes on, or of a new one; see `claim_existing` and `claim_new`."""
+    return claim_existing(folder) if resume else claim_new(folder)
 
 
 def _for_all_ranks(folder: Path, take) -> Claim:  # type: ignore[no-untyped-def]

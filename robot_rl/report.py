@@ -75,21 +75,25 @@ def write_video(path: str | Path, frames: Sequence[np.ndarray], fps: float) -> P
     return path
 
 
-def write_curve(path: str | Path, rows: Sequence[dict[str, Any]], *, title: str = "") -> Path:
+def write_curve(
+    path: str | Path, rows: Sequence[dict[str, Any]], *, title: str = "", unit: str = "environment step"
+) -> Path:
     """Plot the learning curves found in metric rows.
 
     Args:
         path: the PNG file.
         rows: rows of metrics.jsonl.
         title: above the plots.
+        unit: of "step" in the rows.
     """
     matplotlib = require("matplotlib")
     matplotlib.use("Agg")
     plt = require("matplotlib.pyplot")
     panels: dict[str, list[str]] = {}
-    for name in CURVES:
-        if any(row.get(name) is not None for row in rows):
-            panels.setdefault(name.split("/")[1], []).append(name)
+    there = {name for row in rows for name, value in row.items() if value is not None}
+    # a run without returns, such as a critic's, shows what its training said
+    for name in [name for name in CURVES if name in there] or sorted(name for name in there if name[:6] == "train/"):
+        panels.setdefault(name.split("/")[1], []).append(name)
     figure, axes = plt.subplots(1, max(len(panels), 1), figsize=(4.2 * max(len(panels), 1), 3.2), squeeze=False)
     for axis, (panel, names) in zip(axes[0], panels.items()):
         for name in names:
@@ -97,7 +101,7 @@ def write_curve(path: str | Path, rows: Sequence[dict[str, Any]], *, title: str 
             style = {"marker": "o", "markersize": 3} if name.startswith("eval") else {"alpha": 0.7}
             axis.plot(*zip(*points), label="evaluation" if name.startswith("eval") else "training", **style)
         axis.set_title(TITLES.get(panel, panel))
-        axis.set_xlabel("environment steps")
+        axis.set_xlabel(f"{unit}s")
         axis.grid(alpha=0.3)
         if panel == "success":
             axis.set_ylim(-0.03, 1.03)

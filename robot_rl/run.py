@@ -292,7 +292,8 @@ class Run:
 
     def _curve(self) -> Path:
         rows = read_metrics(self.folder / METRICS_FILE)
-        return report.write_curve(self.folder / "curve.png", rows, title=self.folder.name)
+        unit = "environment step" if self.schedule.unit == "step" else self.schedule.unit
+        return report.write_curve(self.folder / "curve.png", rows, title=self.folder.name, unit=unit)
 
     def _tracked(self) -> None:
         self.failures |= self.tracker.failures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.image import EncoderShape, ImageEncoder, random_shift
 from robot_rl.policies.nets.net import Net, NetShape, step
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.types import IOSpec, Obs, Options
+from robot_rl.types import IOSpec, Metrics, Obs, Options
 from robot_rl.types.options import Count, NotNegative, Rate, Whole
 
 
@@ -89,9 +88,10 @@ class SuccessClassifier:
         self._norm = FixedNorm(state, device=self._device) if state else None
         self._prior = torch.zeros((), device=self._device)  # log-odds of the data less those of the batches
         self._temperature = torch.ones((), device=self._device)
+        self._data: tuple[Obs, np.ndarray, np.ndarray, Tensor] | None = None
 
-    def fit(self, obs: Obs, label: np.ndarray, hard: np.ndarray | None = None) -> Iterator[float]:
-        """Train; yields the loss of every step, so that a caller can show progress or stop.
+    def prepare(self, obs: Obs, label: np.ndarray, hard: np.ndarray | None = None) -> None:
+        """Take what `update` draws from.
 
         Args:
             obs: observations (N, ...).
@@ -116,14 +116,18 @@ class SuccessClassifier:
         weight = np.ones(len(label), np.float32)
         if hard is not None:
             weight[np.asarray(hard, bool) & ~label] = self.o.hard_weight
-        chance = torch.from_numpy(weight[negative])
+        self._data = (obs, positive, negative, torch.from_numpy(weight[negative]))
+
+    def update(self) -> Metrics:
+        """One step on a batch of what `prepare` took; its loss."""
+        assert self._data is not None, "prepare comes first"
+        obs, positive, negative, chance = self._data
         half = self.o.batch_size // 2
-        for _ in range(self.steps):
-            one = positive[torch.randint(len(positive), (half,), generator=self._generator).numpy()]
-            zero = negative[torch.multinomial(chance, half, True, generator=self._generator).numpy()]
-            rows = np.concatenate([one, zero])
-            target = torch.cat([torch.ones(half), torch.zeros(half)]).to(self._device)
-            yield self._step({key: torch.as_tensor(np.asarray(obs[key][rows])) for key in self.keys}, target)
+        one = positive[torch.randint(len(positive), (half,), generator=self._generator).numpy()]
+        zero = negative[torch.multinomial(chance, half, True, generator=self._generator).numpy()]
+        rows = np.concatenate([one, zero])
+        target = torch.cat([torch.ones(half), torch.zeros(half)]).to(self._device)
+        return {"loss": self._step({key: torch.as_tensor(np.asarray(obs[key][rows])) for key in self.keys}, target)}
 
     def calibrate(self, obs: Obs, label: np.ndarray) -> float:
         """Fit the temperature on observations that were not trained on; returns it.

@@ -26,6 +26,7 @@ from robot_rl.policies.nets.reference import RefClip
 from robot_rl.policies.nets.value_heads import hl_gauss_head
 from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, FrameBatch
 from robot_rl.policies.vla.critic_net import BINS, CriticNet
+from robot_rl.policies.vla.critic_report import evaluate
 from robot_rl.policies.vla.interface import (
     CriticMeta,
     CriticOutput,
@@ -358,8 +359,6 @@ class CriticLearner:
 
     def evaluate(self, clips: Clips, **options: Any) -> dict[str, Any]:
         """The report of `critic_report.evaluate` on the present weights."""
-        from robot_rl.policies.vla.critic_report import evaluate  # it imports this file
-
         return evaluate(self.critic(), clips, **options)
 
     def critic(self, readout: str | None = None) -> TinyCritic:

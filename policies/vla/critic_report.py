@@ -17,12 +17,13 @@ from robot_rl.policies.nets.critic_scores import (
     voc_f1,
 )
 from robot_rl.policies.nets.progress import FORMS, accumulate, log_delta, true_values
-from robot_rl.policies.vla.critic import Clips, TinyCritic
+from robot_rl.policies.vla.critic_clips import Clips
+from robot_rl.policies.vla.interface import ProgressCritic
 from robot_rl.stats import rank_correlation
 
 
 def evaluate(
-    critic: TinyCritic,
+    critic: ProgressCritic,
     clips: Clips,
     *,
     phrasing: str = "held_out",
@@ -213,7 +214,7 @@ def _residual(
     return _mean(found)
 
 
-def _latency(critic: TinyCritic, clips: Clips, sentences: list[list[str]], calls: int = 30) -> dict[str, float]:
+def _latency(critic: ProgressCritic, clips: Clips, sentences: list[list[str]], calls: int = 30) -> dict[str, float]:
     """Processor milliseconds of one pair alone, after three calls that do not count."""
     first, second, text = clips.frames[:1], clips.frames[1:2], [sentences[int(clips.goal[0])][0]]
     spent = []

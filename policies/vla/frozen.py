@@ -130,10 +130,10 @@ def _part(file: str, name: str) -> Any:
 
 def _critic(folder: Path, size: tuple[int, int]) -> Any:
     """The network of a critic's run, its sizes taken from its weights."""
-    file = folder / "state.pt"
-    if not file.exists():
-        raise FileNotFoundError(f"{folder} holds no state.pt; expected the run folder of robot-rl critic train")
-    weights = torch.load(file, map_location="cpu", weights_only=True)["learner"]["net"]
+    files = sorted(folder.glob("checkpoints/step_*/learner.pt"))
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no checkpoint; expected the run folder of robot-rl critic train")
+    weights = torch.load(files[-1], map_location="cpu", weights_only=True)["net"]
     always = weights["query"].shape[0]
     pooled = weights["pool.weight"].shape[0] + weights["bag.weight"].shape[0]
     net = _part("critic_net", "CriticNet")(

@@ -38,11 +38,17 @@ def run_folder_is(folder: Path) -> None:
     print(f"run folder: {folder}", flush=True)
 
 
-def leave_interrupted(verb: str, folder: Path) -> NoReturn:
-    """Say how a run that was stopped and saved goes on, and end with 130."""
+def say_how_to_continue(why: str, verb: str, folder: Path) -> None:
+    """Say how a run that was stopped and saved goes on."""
     again = f"robot-rl {verb} resume={folder}"
-    note(interrupted=True, **{"continue": again})
-    print(f"\ninterrupted and saved; continue with: {again}")
+    note(**{"continue": again})
+    print(f"\n{why} and saved; continue with: {again}")
+
+
+def leave_interrupted(verb: str, folder: Path) -> NoReturn:
+    """Say how a run goes on after a Ctrl-C, and end with 130."""
+    note(interrupted=True)
+    say_how_to_continue("interrupted", verb, folder)
     sys.exit(130)
 
 

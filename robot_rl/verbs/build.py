@@ -128,13 +128,21 @@ def threads(cfg: DictConfig) -> None:
 
 
 def begin(
-    cfg: DictConfig, verb: str, options: type[Options], groups: tuple[str, ...], method: str = ""
+    cfg: DictConfig, verb: str, options: type[Options], groups: tuple[str, ...], name: str
 ) -> tuple[DictConfig, Path]:
-    """Configuration and folder of a new run (`method` in its name instead of the chosen one), or of a resumed run."""
+    """Configuration and folder of a new run, or of the one that `resume` names.
+
+    Args:
+        cfg: composed.
+        verb: whose folder it is in.
+        options: of the verb.
+        groups: what a resumed run keeps.
+        name: of a new run.
+
+    Raises:
+        Refused: no run there, or a change of what it keeps.
+    """
     if cfg.resume is None:
-        world = [f"{choice('env')}{'-' + str(cfg.id) if cfg.id else ''}"] if choice("env") else []
-        source = [Path(str(cfg.data)).stem] if verb == "offline" else []
-        name = "_".join([*source, *world, method or choice("policy").split("/")[-1], f"seed{cfg.seed}"])
         return cfg, run_folder(cfg, verb, name)
     given = Path(cfg.resume)
     folder = given.parent.parent if given.parent.name == "checkpoints" else given
@@ -147,9 +155,18 @@ def begin(
     if fixed:
         names = ", ".join(groups[:-1]) + " and " + groups[-1]
         raise Refused(f"{fixed[0]}: a resumed run keeps its {names}; start a new run")
-    merged = OmegaConf.merge(OmegaConf.load(saved), OmegaConf.from_dotlist(changes), {"resume": str(folder)})
+    kept: Any = OmegaConf.load(saved)
+    # options that are newer than the run have their defaults
+    newer = OmegaConf.masked_copy(cfg, [key for key in options.model_fields if key in cfg and key not in kept])
+    merged = OmegaConf.merge(newer, kept, OmegaConf.from_dotlist(changes), {"resume": str(folder)})
     read_options(options, merged, verb)  # type: ignore[arg-type]
     return merged, folder  # type: ignore[return-value]
+
+
+def run_name(cfg: DictConfig, method: str = "") -> str:
+    """World, method (instead of the chosen one) and seed."""
+    world = [f"{choice('env')}{'-' + str(cfg.id) if cfg.id else ''}"] if choice("env") else []
+    return "_".join([*world, method or choice("policy").split("/")[-1], f"seed{cfg.seed}"])
 
 
 def saved_config(cfg: DictConfig) -> str:
@@ -170,6 +187,24 @@ def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Any]:
         return build.make("track", plain(cfg.track), folder, resume_step=resume_step, config=everything)
 
     return make
+
+
+def in_env_of(cfg: DictConfig, run_config: Any) -> DictConfig:
+    """What was asked, in the environment of a run unless another one was chosen, perhaps on another engine.
+
+    Args:
+        cfg: of the verb.
+        run_config: of the run.
+
+    Raises:
+        Refused: the run was trained without an environment, and none is given.
+    """
+    if not choice("env"):
+        own = OmegaConf.merge(run_config.get("env") or {}, cfg.get("env") or {})
+        cfg = OmegaConf.merge(cfg, {"env": own if run_config.get("env") else None})  # type: ignore[assignment]
+    if cfg.get("env") is None:
+        raise Refused("this run was trained without an environment; add env=…, or use robot-rl eval ope")
+    return cfg
 
 
 def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: bool = False) -> Loaded:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,20 +11,25 @@ from typing import Any, Protocol
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from pydantic import model_validator
-from tqdm import tqdm
 from typing_extensions import Self
 
-from robot_rl import build
-from robot_rl.checkpoint import CheckpointError, load_state, save_state, write_bytes, write_json
+from robot_rl import build, checkpoint, report
+from robot_rl.checkpoint import CheckpointError, write_bytes
+from robot_rl.claim import claim_folder
 from robot_rl.data.recorder import Recording
 from robot_rl.human.judge import Judge
 from robot_rl.human.log import episode_key, read_corrections
 from robot_rl.human.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
-from robot_rl.types import Episode, IOSpec, Obs, Options
+from robot_rl.loops.fit import Fit
+from robot_rl.parts import Parts
+from robot_rl.run import Run
+from robot_rl.schedule import Schedule
+from robot_rl.track import Many
+from robot_rl.types import Episode, IOSpec, Metrics, Obs, Options
 from robot_rl.types.options import Count, Part, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import choice, run_folder, saved_config, settings_of, threads
-from robot_rl.verbs.options import Machine
+from robot_rl.verbs.build import begin, choice, run_folder, saved_config, settings_of, threads, tracker_factory
+from robot_rl.verbs.options import Machine, Resume
 from robot_rl.verbs.reading import plain
 from robot_rl.words import Refused
 
@@ -36,8 +41,12 @@ class Classifier(Protocol):
     steps: int
     keys: tuple[str, ...]
 
-    def fit(self, obs: Obs, label: np.ndarray, hard: np.ndarray | None = None) -> Any:
-        """Train; yields losses."""
+    def prepare(self, obs: Obs, label: np.ndarray, hard: np.ndarray | None = None) -> None:
+        """Take what it is trained on."""
+        ...
+
+    def update(self) -> Metrics:
+        """One step."""
         ...
 
     def calibrate(self, obs: Obs, label: np.ndarray) -> float:
@@ -115,102 +124,157 @@ def read(paths: Sequence[str | Path]) -> tuple[list[Episode], list[dict[str, Any
     return episodes, corrections
 
 
-def train(
-    settings: ClassifySettings,
-    logs: Sequence[str],
-    folder: Path,
-    make: Callable[[IOSpec], Classifier],
-    config: str,
-) -> dict[str, Any]:
-    """Train, calibrate, measure, save.
+class ClassifyJob:
+    """Trains on recordings, calibrates, measures, and says what to record next."""
 
-    Args:
-        settings: numbers.
-        logs: run folders of robot-rl hil.
-        folder: where classifier and report go.
-        make: (io) -> classifier.
-        config: the composed configuration as YAML.
+    def __init__(
+        self,
+        settings: ClassifySettings,
+        logs: Sequence[str],
+        folder: Path,
+        *,
+        make: Callable[[IOSpec], Classifier],
+        make_tracker: Callable[[str, int | None], Many],
+        config: str,
+        resume: bool = False,
+    ) -> None:
+        """Read the recordings, build the classifier, or restore it.
 
-    Returns:
-        The report: confusion on episodes that nothing was fitted on, calibration, false alarms, what to record next.
+        Args:
+            settings: numbers.
+            logs: run folders of robot-rl hil.
+            folder: the run folder; a new run takes the next free name if it is a run's already.
+            make: (io) -> classifier.
+            make_tracker: (folder, resume step or None) -> tracker.
+            config: the composed configuration as YAML.
+            resume: continue from the newest checkpoint in `folder`.
 
-    Raises:
-        ValueError: no recordings, of different robots, or without both kinds of labels.
-    """
-    episodes, corrections = read(logs)
-    io = episodes[0].meta["io"]
-    for episode in episodes:
-        differences = io.differences(episode.meta["io"])
-        if differences:
-            raise ValueError("the recordings are of different robots:\n  - " + "\n  - ".join(differences))
-    model = make(io)
-    data = frames(episodes, model.keys, LabelRules(settings.margin, settings.after), corrections)
-    shares = [1 - settings.calibrate_share - settings.test_share, settings.calibrate_share, settings.test_share]
-    taught, fitted, tested = data.split(shares, settings.seed)
-    for name, part in (("training", taught), ("calibration", fitted), ("test", tested)):
-        if not part.label.any() or part.label.all():
-            raise ValueError(
-                f"the {name} part has {int(part.label.sum())} positives among {len(part)} observations of "
-                f"{len(np.unique(part.episode))} episodes; record more successes and failures, or change its share"
+        Raises:
+            ValueError: no recordings, of different robots, or without both kinds of labels.
+            CheckpointError: nothing to resume from, or the run began with other recordings.
+            InUse: another process runs in the folder that is to be resumed.
+        """
+        episodes, corrections = read(logs)
+        io = episodes[0].meta["io"]
+        for episode in episodes:
+            differences = io.differences(episode.meta["io"])
+            if differences:
+                raise ValueError("the recordings are of different robots:\n  - " + "\n  - ".join(differences))
+        self._settings, self._fit, self.model = settings, Fit(), make(io)
+        rules = LabelRules(settings.margin, settings.after)
+        self._data = data = frames(episodes, self.model.keys, rules, corrections)
+        shares = [1 - settings.calibrate_share - settings.test_share, settings.calibrate_share, settings.test_share]
+        train, self._calibration, self._test = data.split(shares, settings.seed)
+        for name, part in (("training", train), ("calibration", self._calibration), ("test", self._test)):
+            if not part.label.any() or part.label.all():
+                raise ValueError(
+                    f"the {name} part has {int(part.label.sum())} positives among {len(part)} observations of "
+                    f"{len(np.unique(part.episode))} episodes; record more successes and failures, or change its share"
+                )
+        self.model.prepare(train.obs, train.label, train.hard)
+        mark = hashlib.sha256(repr(data.names).encode() + data.label.tobytes() + data.hard.tobytes()).hexdigest()[:16]
+        if resume and checkpoint.read_meta(checkpoint.find(folder))["recordings"] != mark:
+            raise CheckpointError("logs are not the recordings that the run began with; give the original")
+        self._facts: dict[str, Any] = {"recordings": mark, "in_a_row": settings.in_a_row}
+        claim = claim_folder(folder, resume=resume)
+        self.folder = claim.folder
+        with claim.building():
+            self._run = Run(
+                claim,
+                Schedule(self.model.steps, log_every=50, keep_checkpoints=1, unit="update"),
+                Parts({"learner": self.model, "loop": self._fit}, io=io, facts=self._facts),
+                count=lambda: self._fit.updates,
+                config=config,
             )
-    for _ in tqdm(model.fit(taught.obs, taught.label, taught.hard), total=model.steps, unit="step", file=sys.stderr):
-        pass
-    temperature = model.calibrate(fitted.obs, fitted.label)
-    length = int(max(data.step) + 1)
-    chosen = model.probability(fitted.obs)
-    threshold = pick_threshold(chosen, fitted.label, length, settings.most_false_alarms)
-    p = model.probability(tested.obs)
-    measured = quality(p, tested.label, threshold)
-    alarms, count = false_alarms(p, tested, threshold, settings.in_a_row)
-    everything = model.probability(data.obs)
-    report: dict[str, Any] = {
-        "observations": len(data),
-        "positives": int(data.label.sum()),
-        "corrected": int(data.hard.sum()),
-        "episodes": len(data.names),
-        "temperature": temperature,
-        "threshold": threshold,
-        "in_a_row": settings.in_a_row,
-        **measured,
-        "false_alarm_episodes": alarms,
-        "test_episodes": count,
-        "advice": advice(data, measured, length, settings),
-        "hard_negatives": examples(everything, data, False, settings.examples),
-        "hard_positives": examples(everything, data, True, settings.examples),
-        "curve": reliability(p, tested.label),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_state(folder / "classifier.pt", model.state_dict())
-    write_json(folder / "io.json", io.to_dict())
-    write_bytes(folder / "config.yaml", config.encode())
-    write_json(folder / "classifier.json", report)
-    return report
+            if resume:
+                self._run.restore()
+            sources = {"recordings": {"paths": list(logs), "hash": mark}}
+            self._run.begin(make_tracker, sources=sources, checks={"report": report.missing})
+
+    def run(self) -> dict[str, Any]:
+        """Do it all.
+
+        Returns:
+            The report: confusion on episodes that nothing was fitted on, calibration, false alarms, what to record
+            next.
+
+        Raises:
+            CheckpointError: a checkpoint could not be written.
+            KeyboardInterrupt: after a Ctrl-C, once everything is saved.
+        """
+        try:
+            self._run.follow(self._train)
+            return self._run.finish(more=self._measure) | self._run.numbers
+        finally:
+            self._run.close()
+
+    def _train(self) -> None:
+        if not self._fit.run(self.model.update, self.model.steps, self._run.tick, due=self._run.due):
+            return
+        fitted, most = self._calibration, self._settings.most_false_alarms
+        self._facts["temperature"] = self.model.calibrate(fitted.obs, fitted.label)
+        chosen = self.model.probability(fitted.obs)
+        self._facts["threshold"] = pick_threshold(chosen, fitted.label, self._length, most)
+        self._run.save()
+
+    @property
+    def _length(self) -> int:
+        """Steps of the longest episode."""
+        return int(max(self._data.step) + 1)
+
+    def _measure(self) -> dict[str, Any]:
+        """On the episodes that nothing was fitted on."""
+        s, data, tested, threshold = self._settings, self._data, self._test, float(self._facts["threshold"])
+        p = self.model.probability(tested.obs)
+        measured = quality(p, tested.label, threshold)
+        alarms, count = false_alarms(p, tested, threshold, s.in_a_row)
+        everything = self.model.probability(data.obs)
+        self._run.numbers |= {
+            "advice": advice(data, measured, self._length, s),
+            "hard_negatives": examples(everything, data, False, s.examples),
+            "hard_positives": examples(everything, data, True, s.examples),
+            "reliability": reliability(p, tested.label),
+        }
+        return {
+            "observations": len(data),
+            "positives": int(data.label.sum()),
+            "corrected": int(data.hard.sum()),
+            "episodes": len(data.names),
+            "temperature": self._facts["temperature"],
+            "threshold": threshold,
+            "in_a_row": s.in_a_row,
+            **measured,
+            "false_alarm_episodes": alarms,
+            "test_episodes": count,
+        }
 
 
 def load(folder: Path, make: Callable[[IOSpec], Classifier]) -> tuple[Classifier, dict[str, Any]]:
-    """A trained classifier and its report.
+    """A trained classifier, with its threshold and how often in a row it has to be above it.
+
+    Args:
+        folder: of its run, or of a checkpoint.
+        make: (io) -> classifier.
 
     Raises:
-        CheckpointError: the folder holds none.
+        CheckpointError: the folder holds none, or one that is not calibrated yet.
     """
-    try:
-        io = IOSpec.from_dict(json.loads((folder / "io.json").read_text()))
-        report = json.loads((folder / "classifier.json").read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder} holds no classifier ({error}); expected a folder of robot-rl classify"
-        ) from error
-    model = make(io)
-    model.load_state_dict(load_state(folder / "classifier.pt"))
-    return model, report
+    found = checkpoint.find(folder)
+    facts = checkpoint.read_meta(found)
+    if "threshold" not in facts:
+        more = "its training did not reach its end: resume it" if "recordings" in facts else "it is of another verb"
+        raise CheckpointError(f"{folder} holds no finished run of robot-rl classify; {more}")
+    model = make(checkpoint.read_io(found))
+    model.load_state_dict(checkpoint.load_state(found / "learner.pt"))
+    return model, facts
 
 
-def rescore(model: Classifier, report: dict[str, Any], logs: Sequence[str], out: Path) -> dict[str, Any]:
+def rescore(model: Classifier, facts: dict[str, Any], logs: Sequence[str], out: Path) -> dict[str, Any]:
     """Judge recordings anew: probability of every step, and what the classifier would have said about every episode.
 
     Args:
         model: trained.
-        report: of its training.
+        facts: threshold and in_a_row.
         logs: run folders.
         out: JSON-lines file: one episode per line.
     """
@@ -220,11 +284,11 @@ def rescore(model: Classifier, report: dict[str, Any], logs: Sequence[str], out:
     for episode in episodes:
         key = episode_key(episode.meta)
         p = model.probability({name: np.array(episode.obs[name][1:]) for name in model.keys})
-        above = p >= report["threshold"]
+        above = p >= facts["threshold"]
         run, said = 0, False
         for yes in above:
             run = run + 1 if yes else 0
-            said = said or run >= report["in_a_row"]
+            said = said or run >= facts["in_a_row"]
         truth = fixes.get(key, bool(episode.meta["success"]))
         lines.append(
             {
@@ -286,20 +350,18 @@ def advice(data: Frames, measured: dict[str, float], length: int, settings: Clas
     return out
 
 
-class ClassifyOptions(Machine, ClassifySettings):
+class ClassifyOptions(Machine, Resume, ClassifySettings):
     """robot-rl classify."""
 
     logs: tuple[str, ...] = ()
     """Run folders of robot-rl hil."""
     path: str | None = None
-    """A folder of this verb: judge the logs with it instead of training."""
+    """A run of this verb: judge the logs with it instead of training."""
 
 
 def load_classifier(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
-    """A success classifier of robot-rl classify, and its report."""
-    if not (folder / "config.yaml").exists():
-        raise Refused(f"{folder} holds no classifier; expected a folder of robot-rl classify")
-    made: Any = OmegaConf.load(folder / "config.yaml")
+    """A success classifier of robot-rl classify, and the facts of `load`."""
+    made: Any = OmegaConf.load(checkpoint.find(folder) / "config.yaml")
     return load(folder, lambda io: build.make("classifier", plain(made.classifier), io, seed=made.seed, device=device))
 
 
@@ -307,11 +369,11 @@ def judge_factory(cfg: DictConfig) -> Callable[[Any], Any]:
     """(io) -> the classifier named in the configuration, on duty."""
 
     def make(io: Any) -> Any:
-        model, report = load_classifier(Path(cfg.judge), str(cfg.device))
+        model, facts = load_classifier(Path(cfg.judge), str(cfg.device))
         differences = [f"'{key}'" for key in model.keys if model.io.obs[key] != io.obs.get(key)]
         if differences:
             raise Refused(f"the classifier looks at {', '.join(differences)}, which this robot has not, or otherwise")
-        return Judge(model.probability, float(report["threshold"]), int(report["in_a_row"]))
+        return Judge(model.probability, float(facts["threshold"]), int(facts["in_a_row"]))
 
     return make
 
@@ -319,23 +381,31 @@ def judge_factory(cfg: DictConfig) -> Callable[[Any], Any]:
 def classify(cfg: DictConfig) -> None:
     """Train a success classifier from recordings, or judge recordings with one."""
     threads(cfg)
-    logs = [str(path) for path in cfg.logs]
     if cfg.path is not None:
-        model, report = load_classifier(Path(cfg.path), str(cfg.device))
+        model, facts = load_classifier(Path(cfg.path), str(cfg.device))
         folder = run_folder(cfg, "classify", "scores")
-        answer.table(rescore(model, report, logs, folder / "scores.jsonl"))
+        answer.table(rescore(model, facts, [str(path) for path in cfg.logs], folder / "scores.jsonl"))
         return
-    folder = run_folder(cfg, "classify", f"{choice('classifier').split('/')[-1]}_seed{cfg.seed}")
-    settings = settings_of(ClassifySettings, cfg)
-
-    def make(io: Any) -> Any:
-        return build.make("classifier", plain(cfg.classifier), io, seed=cfg.seed, device=str(cfg.device))
-
-    answer.run_folder_is(folder)
-    report = train(settings, logs, folder, make, saved_config(cfg))
-    hidden = ("advice", "hard_negatives", "hard_positives", "curve")
-    answer.table({name: value for name, value in report.items() if name not in hidden})
+    name = f"{choice('classifier').split('/')[-1]}_seed{cfg.seed}"
+    cfg, folder = begin(cfg, "classify", ClassifyOptions, ("classifier", "track"), name)
+    job = ClassifyJob(
+        settings_of(ClassifySettings, cfg),
+        [str(path) for path in cfg.logs],
+        folder,
+        make=lambda io: build.make("classifier", plain(cfg.classifier), io, seed=cfg.seed, device=str(cfg.device)),
+        make_tracker=tracker_factory(cfg),
+        config=saved_config(cfg),
+        resume=cfg.resume is not None,
+    )
+    answer.run_folder_is(job.folder)
+    try:
+        found = job.run()
+    except KeyboardInterrupt:
+        answer.leave_interrupted("classify", job.folder)
+    lists = ("advice", "hard_negatives", "hard_positives", "reliability")
+    answer.table({name: value for name, value in found.items() if name not in lists})
+    answer.note(**{name: found[name] for name in lists})
     for kind in ("hard_negatives", "hard_positives"):
-        found = [f"{row['episode']}@{row['step']} ({row['probability']:.2f})" for row in report[kind][:5]]
-        print(f"  {kind.replace('_', ' ')}: {', '.join(found)}")
-    print("".join(f"  next: {line}\n" for line in report["advice"]), end="")
+        rows = [f"{row['episode']}@{row['step']} ({row['probability']:.2f})" for row in found[kind][:5]]
+        print(f"  {kind.replace('_', ' ')}: {', '.join(rows)}")
+    print("".join(f"  next: {line}\n" for line in found["advice"]), end="")

@@ -10,13 +10,14 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
-from robot_rl import build
+from robot_rl import build, checkpoint
 from robot_rl.types.options import Count, Discount, NotNegative, Number, Part, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs import critic_clips as job
-from robot_rl.verbs.build import choice, run_folder, threads
+from robot_rl.verbs.build import begin, choice, saved_config, threads, tracker_factory
 from robot_rl.verbs.critic_clips import plot_clip
-from robot_rl.verbs.options import Folders, Machine
+from robot_rl.verbs.critic_train import CriticJob, TrainingClips
+from robot_rl.verbs.options import Folders, Machine, Resume
 from robot_rl.verbs.reading import plain
 from robot_rl.verbs.rewarders import load_critic, load_judge, with_reference
 from robot_rl.words import Refused
@@ -27,13 +28,13 @@ SHARES = {
 }  # fmt: skip
 
 
-class CriticOptions(Machine):
+class CriticOptions(Machine, Resume):
     """robot-rl critic."""
 
     what: Literal["clips", "train", "eval", "label"]
     """clips, train, eval or label."""
     path: Folders | None = None
-    """eval, label: a critic's folder (label: a list is an ensemble); train: a run folder to resume."""
+    """eval, label: a critic's run (label: a list is an ensemble)."""
     data: str | None = None
     """train: folder of clips; eval: another; label: a log with pictures."""
     out: str | None = None
@@ -49,7 +50,7 @@ class CriticOptions(Machine):
     save_every: Count = 500
     """Updates between saved states."""
     minutes: Positive | None = None
-    """train: stop and save after so many; give the run's path to continue."""
+    """train: stop and save after so many; resume=<run> continues."""
     phrasing: Literal["held_out", "train"] = "held_out"
     """eval: which sentences."""
     combine: Literal["mean", "wco", "uwo"] = "wco"
@@ -81,6 +82,8 @@ def critic(cfg: DictConfig) -> None:
     parts = {"clips": _clips, "train": _train, "eval": _eval, "label": _label}
     if cfg.what not in parts:
         raise Refused(f"there is no 'critic {cfg.what}'; choose {', '.join(parts)}")
+    if cfg.resume is not None and cfg.what != "train":
+        raise Refused(f"resume= goes on with a training; critic {cfg.what} takes path=<run of critic train>")
     threads(cfg)
     parts[cfg.what](cfg)
 
@@ -126,54 +129,29 @@ def _clips(cfg: DictConfig) -> None:
 
 
 def _train(cfg: DictConfig) -> None:
-    from tqdm import tqdm
-
-    from robot_rl.checkpoint import write_bytes, write_json
-    from robot_rl.track import Jsonl
-
-    if cfg.path is not None:
-        folder = Path(cfg.path)
-        if not (folder / "config.yaml").exists():
-            raise Refused(f"{folder} is no run of robot-rl critic train: it has no config.yaml")
-        kept: Any = OmegaConf.load(folder / "config.yaml")
-        cfg = OmegaConf.merge(kept, {"minutes": cfg.minutes, "path": str(folder)})  # type: ignore[assignment]
-    else:
-        _need(cfg, data="folder of clips")
-        folder = run_folder(cfg, "critic", f"{choice('critic')}_{cfg.seed}")
-    arrays, facts = job.load_clips(Path(cfg.data))
+    minutes = cfg.minutes  # of this start: a run that goes on has none, unless told
+    cfg, folder = begin(cfg, "critic", CriticOptions, ("critic", "clips"), f"{choice('critic')}_{cfg.seed}")
+    _need(cfg, data="folder of clips")
     learner = build.make("critic", plain(cfg.critic), seed=cfg.seed, device=str(cfg.device))
-    clips = learner.clips(arrays, facts)
-    rows, kept_rows = job.split(len(clips), cfg.calibration, cfg.seed)
-    job.check_calibration(clips.part(kept_rows))
-    if cfg.path is None:  # only now: data that cannot be used leaves no run behind
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / "config.yaml", OmegaConf.to_yaml(cfg).encode())
-    log = Jsonl(folder)
-    with tqdm(total=learner.steps, unit="update", file=sys.stderr, dynamic_ncols=True) as bar:
-
-        def show(step: int, metrics: dict[str, float]) -> None:
-            bar.update(step - bar.n)
-            if step % 50 == 0:
-                bar.set_postfix(pair_mae=f"{metrics['pair_mae']:.3f}", done=f"{metrics['done_accuracy']:.3f}")
-
-        complete = job.train(
-            learner,
-            clips.part(rows),
-            folder,
-            calibration=clips.part(kept_rows),
-            save_every=cfg.save_every,
-            minutes=cfg.minutes,
-            log=log.log,
-            on_step=show,
-        )
-    log.close()
-    if not complete:
-        print(
-            f"stopped at update {learner.done_steps} of {learner.steps}; robot-rl critic train path={folder} continues"
-        )
-        return
-    write_json(folder / "train.json", {"clips": str(cfg.data), "hash": facts["hash"], "trained_on": len(rows)})
-    answer.table({"run": str(folder), "updates": learner.done_steps, "calibrated on": f"{len(kept_rows)} clips"})
+    made = CriticJob(
+        learner,
+        TrainingClips.of(Path(cfg.data), learner, share=cfg.calibration, seed=cfg.seed),
+        folder,
+        make_tracker=tracker_factory(cfg),
+        config=saved_config(cfg),
+        save_every=cfg.save_every,
+        minutes=minutes,
+        resume=cfg.resume is not None,
+    )
+    answer.run_folder_is(made.folder)
+    try:
+        summary = made.run()
+    except KeyboardInterrupt:
+        answer.leave_interrupted("critic train", made.folder)
+    if summary is None:
+        answer.say_how_to_continue("stopped after its minutes", "critic train", made.folder)
+    else:
+        answer.table(summary)
 
 
 def _eval(cfg: DictConfig) -> None:
@@ -182,9 +160,9 @@ def _eval(cfg: DictConfig) -> None:
     from robot_rl.checkpoint import write_json
 
     _need(cfg, path="run of critic train", data="folder of clips")
-    learner, run = load_critic(Path(cfg.path), str(cfg.device))
+    learner = load_critic(Path(cfg.path), str(cfg.device))
     arrays, facts = job.load_clips(Path(cfg.data))
-    if (run.get("data") is not None) and facts["hash"] == _trained_hash(Path(cfg.path)):
+    if facts["hash"] == checkpoint.read_meta(checkpoint.find(Path(cfg.path)))["clips"]["hash"]:
         raise Refused(f"{cfg.data} is what this critic was trained on; make others: robot-rl critic clips seed=1 out=…")
     clips = learner.clips(arrays, facts)
     with tqdm(total=len(clips), unit="clip", file=sys.stderr, dynamic_ncols=True) as bar:
@@ -263,13 +241,6 @@ def _label(cfg: DictConfig) -> None:
         rows["truly successful"] = float(np.mean(truths))
         rows["agreement"] = float(np.mean((done > 0.5) == np.array(truths)))
     answer.table(rows)
-
-
-def _trained_hash(folder: Path) -> str:
-    import json
-
-    path = folder / "train.json"
-    return json.loads(path.read_text())["hash"] if path.exists() else ""
 
 
 def _plot(learner: Any, clips: Any, path: Path) -> None:

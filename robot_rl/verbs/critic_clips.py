@@ -1,11 +1,10 @@
-"""Progress critics from start to end: clips on disk, training that can stop anywhere, the report."""
+"""Clips for progress critics on disk, logs labelled by a critic, and a picture of what it says."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from robot_rl.checkpoint import load_state, save_state, write_bytes, write_json
+from robot_rl.checkpoint import write_bytes, write_json
 from robot_rl.interrupt import Interrupt
-from robot_rl.types import Episode, Metrics
+from robot_rl.types import Episode
 
-FACTS, STATE = "facts.json", "state.pt"
+FACTS = "facts.json"
 
 
 class Generator(Protocol):
@@ -32,42 +31,11 @@ class Generator(Protocol):
         ...
 
 
-class Judge(Protocol):
+class ClipJudge(Protocol):
     """What scores a clip, such as `policies.vla.critic.TinyCritic`."""
 
     def trajectory(self, frames: np.ndarray, goal: str, *, stride: int = 1) -> Any:
         """Values, deltas, done and the frames used."""
-        ...
-
-
-class CriticLearner(Protocol):
-    """What trains on clips, such as `policies.vla.critic.CriticLearner`."""
-
-    steps: int
-    done_steps: int
-
-    def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Any:
-        """Its data."""
-        ...
-
-    def sampler(self, clips: Any) -> Any:
-        """Endless batches, with `state_dict` and `load_state_dict`."""
-        ...
-
-    def update(self, batch: Any) -> Metrics:
-        """One step."""
-        ...
-
-    def calibrate(self, clips: Any) -> Any:
-        """Fit done on held-out clips."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Exact continuation."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue."""
         ...
 
 
@@ -169,96 +137,9 @@ def load_clips(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return joined, {**facts, "hash": digest.hexdigest()[:16]}
 
 
-def split(count: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on and rows kept for calibration."""
-    order = np.random.default_rng([seed, 77]).permutation(count)
-    kept = round(count * share)
-    return np.sort(order[kept:]), np.sort(order[:kept])
-
-
-def check_calibration(clips: Any) -> None:
-    """Say before a long training what would stop it at its end.
-
-    Raises:
-        ValueError: no success among the clips kept for calibration.
-    """
-    if not clips.succeeded().any():
-        raise ValueError(
-            f"none of the {len(clips)} clips kept for calibration is a success, so done could not be calibrated in the "
-            "end; make more clips (robot-rl critic clips count=480) or keep a larger share (calibration=0.3)"
-        )
-
-
-def train(
-    learner: CriticLearner,
-    clips: Any,
-    folder: Path,
-    *,
-    calibration: Any,
-    save_every: int,
-    minutes: float | None,
-    log: Callable[[Metrics, int], None],
-    on_step: Callable[[int, Metrics], None] | None = None,
-    log_every: int = 50,
-) -> bool:
-    """Train until the learner's last step, an interrupt or the time limit; the state is saved in each case.
-
-    Args:
-        learner: to train.
-        clips: its data.
-        folder: of the run; a state in it is continued exactly.
-        calibration: clips kept from training.
-        save_every: updates between saved states.
-        minutes: of wall time, or None.
-        log: takes metrics (means since the last row) and the step.
-        on_step: called after each update.
-        log_every: updates between rows of metrics.
-
-    Returns:
-        Whether training is complete; then done is calibrated.
-
-    Raises:
-        ValueError: no success among the clips kept for calibration; said before the first update.
-    """
-    check_calibration(calibration)
-    sampler = learner.sampler(clips)
-    state = folder / STATE
-    if state.exists():
-        saved = load_state(state)
-        learner.load_state_dict(saved["learner"])
-        sampler.load_state_dict(saved["sampler"])
-    deadline = None if minutes is None else time.monotonic() + 60.0 * minutes
-
-    def save() -> None:
-        packed = folder / f".{STATE}.part"
-        save_state(packed, {"learner": learner.state_dict(), "sampler": sampler.state_dict()})
-        packed.replace(state)
-
-    rows: list[Metrics] = []
-    with Interrupt() as interrupt:
-        while learner.done_steps < learner.steps:
-            metrics = learner.update(next(sampler))
-            rows.append(metrics)
-            if on_step is not None:
-                on_step(learner.done_steps, metrics)
-            if learner.done_steps % log_every == 0:
-                log({f"train/{key}": float(np.mean([row[key] for row in rows])) for key in metrics}, learner.done_steps)
-                rows.clear()
-            late = deadline is not None and time.monotonic() > deadline
-            if interrupt.asked or late:
-                save()
-                return False
-            if learner.done_steps % save_every == 0:
-                save()
-    save()  # whatever the calibration finds, the updates are not lost
-    learner.calibrate(calibration)
-    save()
-    return True
-
-
 def label(
     episode: Episode,
-    judge: Judge,
+    judge: ClipJudge,
     reward: Callable[..., np.ndarray],
     *,
     instruction: str,

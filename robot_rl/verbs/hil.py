@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from robot_rl import build
 from robot_rl.link import LinkSettings
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import choice, learner_factory, run_folder, settings_of, threads, tracker_factory
+from robot_rl.verbs.build import begin, choice, learner_factory, saved_config, settings_of, threads, tracker_factory
 from robot_rl.verbs.classify import judge_factory
 from robot_rl.verbs.hil_job import HilJob, HilSettings
 from robot_rl.verbs.hil_link import HilActorJob, HilLearnerJob
 from robot_rl.verbs.options import Env, Machine, Resume
-from robot_rl.verbs.reading import plain, read_options
+from robot_rl.verbs.reading import plain
 from robot_rl.verbs.rewarders import rewarded_factory
 from robot_rl.words import Refused
 
@@ -41,33 +39,16 @@ class HilOptions(Machine, Env, Resume, HilSettings):
 
 def hil(cfg: DictConfig) -> None:
     """Teach a robot with a person in the loop; Ctrl-C saves and says how to go on."""
+    name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
+    part = "" if cfg.role == "both" else f"_{cfg.role}"
+    groups = ("env", "engine", "policy", "human", "rewarder", "track")
+    cfg, folder = begin(cfg, "hil", HilOptions, groups, name + part)
     resume = cfg.resume is not None
-    if resume:
-        folder = Path(cfg.resume)
-        saved = folder / "config.yaml"
-        if not saved.exists():
-            raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/hil/<run>")
-        changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
-        groups_kept = ("env", "engine", "policy", "human", "rewarder", "track")
-        groups = [item for item in changes if item.split("=")[0].lstrip("+~") in groups_kept]
-        if groups:
-            raise Refused(
-                f"{groups[0]}: a resumed run keeps its env, engine, policy, human, rewarder and track; start a new run"
-            )
-        # a run of an earlier version may lack keys: those have their defaults
-        kept: Any = OmegaConf.load(saved)
-        newer = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in kept and key != "resume"])
-        cfg = OmegaConf.merge(newer, kept, OmegaConf.from_dotlist(changes))  # type: ignore[assignment]
-        read_options(HilOptions, cfg, "hil")
-    else:
-        name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
-        part = "" if cfg.role == "both" else f"_{cfg.role}"
-        folder = run_folder(cfg, "hil", name + part)
     if cfg.get("rewarder") is not None and cfg.task_reward != "env":
         raise Refused(f"rewarder= pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env")
     threads(cfg)
     settings = settings_of(HilSettings, cfg)
-    config = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "resume"]), resolve=True)
+    config = saved_config(cfg)
     everything: Any = OmegaConf.to_container(cfg, resolve=True)
     link: Any = None
     if cfg.role != "both":

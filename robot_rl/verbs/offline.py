@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from robot_rl import build, checkpoint, report
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.claim import claim_existing, claim_new
+from robot_rl.claim import claim_folder
 from robot_rl.data import scores
 from robot_rl.data.goal_pictures import GoalPictures
 from robot_rl.data.goals import GoalDataset
@@ -33,6 +33,7 @@ from robot_rl.verbs.build import (
     begin,
     env_factory,
     learner_factory,
+    run_name,
     saved_config,
     settings_of,
     threads,
@@ -214,7 +215,7 @@ class OfflineJob:
         same = found is None or self._same_log(found)
         if found is None:
             self.learner.prepare(logs.facts(self.sampler))
-        claim = claim_existing(folder) if resume else claim_new(folder)
+        claim = claim_folder(folder, resume=resume)
         self.folder = claim.folder
         with claim.building():
             self._run = Run(
@@ -378,7 +379,8 @@ def offline_job(cfg: DictConfig, folder: Path) -> OfflineJob:
 
 def offline(cfg: DictConfig) -> None:
     """Train a policy from a log; Ctrl-C saves and says how to go on."""
-    cfg, folder = begin(cfg, "offline", OfflineOptions, ("env", "engine", "policy", "track"))
+    name = f"{Path(str(cfg.data)).stem}_{run_name(cfg)}"
+    cfg, folder = begin(cfg, "offline", OfflineOptions, ("env", "engine", "policy", "track"), name)
     job = offline_job(cfg, folder)
     folder = job.folder
     answer.run_folder_is(folder)

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl import build
-from robot_rl.checkpoint import load_state
+from robot_rl import build, checkpoint
+from robot_rl.checkpoint import CheckpointError
 from robot_rl.verbs import critic_reference
 from robot_rl.verbs.build import env_factory
-from robot_rl.verbs.critic_clips import STATE
 from robot_rl.verbs.reading import plain
 from robot_rl.words import Refused
 
@@ -95,22 +94,30 @@ def random_pictures(env: Any, camera: str, steps: int, seed: int) -> np.ndarray:
     return np.concatenate(found)
 
 
-def load_critic(folder: Path, device: str) -> tuple[Any, DictConfig]:
-    """The learner of a run of robot-rl critic train, and the run's configuration."""
-    if not (folder / STATE).exists():
-        raise Refused(f"{folder} holds no {STATE}; give path=<run folder of critic train>")
-    run: Any = OmegaConf.load(folder / "config.yaml")
+def load_critic(folder: Path, device: str) -> Any:
+    """The learner of a run of robot-rl critic train.
+
+    Raises:
+        Refused: no checkpoint there, or one of another verb.
+    """
+    try:
+        found = checkpoint.find(folder)
+    except CheckpointError as error:
+        raise Refused(f"{error}; give path=<run folder of critic train>") from error
+    run: Any = OmegaConf.load(found / "config.yaml")
+    if run.get("critic") is None:
+        raise Refused(f"{folder} is no critic; give path=<run folder of critic train>")
     learner = build.make("critic", plain(run.critic), seed=run.seed, device=device)
-    learner.load_state_dict(load_state(folder / STATE, device=device)["learner"])
+    learner.load_state_dict(checkpoint.load_state(found / "learner.pt", device=device))
     if learner.done_steps < learner.steps:
         print(f"  note: trained for {learner.done_steps} of {learner.steps} updates; done is not calibrated")
-    return learner, run
+    return learner
 
 
 def load_judge(folders: Any, how: str, caution: float, device: str) -> Any:
     """The critic of a run, or of several runs as one cautious ensemble."""
     folders = [folders] if isinstance(folders, str) else list(folders)
-    critics = [load_critic(Path(folder), device)[0].critic() for folder in folders]
+    critics = [load_critic(Path(folder), device).critic() for folder in folders]
     if len(critics) == 1:
         return critics[0]
     ensemble = build.tool("critic_ensemble")

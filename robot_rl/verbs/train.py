@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build, checkpoint, parallel
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import begin, learner_factory, saved_config, settings_of, threads, tracker_factory
+from robot_rl.verbs.build import begin, learner_factory, run_name, saved_config, settings_of, threads, tracker_factory
 from robot_rl.verbs.options import Env, Machine, Resume
 from robot_rl.verbs.rewarders import rewarded_factory
 from robot_rl.verbs.train_job import TrainJob, TrainSettings
@@ -63,9 +63,8 @@ def train(cfg: DictConfig) -> None:
     """Train a policy; Ctrl-C saves and says how to go on."""
     device = parallel.start(str(cfg.device))
     method = learner_of_init(cfg)
-    cfg, folder = begin(
-        cfg, "train", TrainOptions, ("env", "engine", "policy", "rewarder", "track", "experiment"), method
-    )
+    groups = ("env", "engine", "policy", "rewarder", "track", "experiment")
+    cfg, folder = begin(cfg, "train", TrainOptions, groups, run_name(cfg, method))
     folder = parallel.agree(folder)  # its name holds the time, which differs between processes
     config, cfg.device = saved_config(cfg), device
     main = parallel.rank() == 0

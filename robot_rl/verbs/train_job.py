@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from robot_rl import checkpoint, lineage, parallel, report
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.claim import claim_existing, claim_new
+from robot_rl.claim import claim_folder
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.data.mix import Mix
@@ -186,7 +186,7 @@ class TrainJob:
         self._eval_env = self._plain(s.eval_envs, s.seed + 10_000, False) if parallel.rank() == 0 else None
         self.buffer: ReplayBuffer | DeviceReplay | None = None
         self.notes: list[str] = []
-        claim = claim_existing(folder) if resume else claim_new(folder)
+        claim = claim_folder(folder, resume=resume)
         self.folder = claim.folder
         with claim.building():
             self.loop: Any = self._make_loop(self.folder)

@@ -2,24 +2,37 @@
 # pyright: reportArgumentType=false, reportOptionalMemberAccess=false
 
 import json
+import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from robot_rl.checkpoint import CheckpointError
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules
 from robot_rl.data.hil_record import EndReason, RewardSource
 from robot_rl.human.judge import Judge
 from robot_rl.human.log import HilLog, read_corrections
 from robot_rl.human.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.policies.reward.success import SuccessClassifier, SuccessOptions
+from robot_rl.track import METRICS_FILE, Jsonl, Many, read_metrics
 from robot_rl.types import IOSpec
-from robot_rl.verbs.classify import ClassifySettings, load, rescore, train
+from robot_rl.verbs.classify import ClassifyJob, ClassifySettings, load, rescore
 from tests.human import traces
 
 TICK = traces.TICK
 SMALL = {"hidden": (16,), "steps": 150, "batch_size": 64, "members": 2}
+
+
+def fit(model: SuccessClassifier, *data) -> list[float]:
+    model.prepare(*data)
+    return [model.update()["loss"] for _ in range(model.steps)]
+
+
+def job(place, out, make, **options) -> ClassifyJob:
+    logs, track = [str(place / "run")], lambda folder, _: Many([Jsonl(folder)])
+    return ClassifyJob(ClassifySettings(), logs, out, make=make, make_tracker=track, config="seed: 0\n", **options)
 
 
 def labelled(folder, trace: str, *, success: bool, pressed_at: float | None = None, probability=None):
@@ -107,7 +120,7 @@ def test_classifier_learns_and_its_probabilities_mean_what_they_say():
 
     model = SuccessClassifier(SuccessOptions(hidden=(32,), steps=400, members=2), traces.io(), seed=1)
     obs, label, _ = draw(3000)
-    losses = list(model.fit(obs, label))
+    losses = fit(model, obs, label)
     assert np.mean(losses[-20:]) < 0.7 * losses[0]
     model.calibrate(*draw(1500)[:2])
     obs, label, truth = draw(4000)
@@ -131,8 +144,7 @@ def test_classifier_sees_images_whatever_their_shift():
         return {"image.front": image}, label
 
     model = SuccessClassifier(SuccessOptions(hidden=(16,), steps=60, batch_size=32, members=1, lr=3e-3), io)
-    for _ in model.fit(*pictures(200)):
-        pass
+    fit(model, *pictures(200))
     obs, label = pictures(200)
     assert ((model.probability(obs) > 0.5) == label).mean() > 0.95
     with pytest.raises(ValueError, match="nothing to look at"):
@@ -149,8 +161,7 @@ def test_corrected_negatives_weigh_more():
     means = []
     for marked in (None, hard):
         model = SuccessClassifier(SuccessOptions(hard_weight=16.0, **SMALL), traces.io())
-        for _ in model.fit({"state": x}, label, marked):
-            pass
+        fit(model, {"state": x}, label, marked)
         means.append(model.probability({"state": x[wrong]}).mean())
     assert means[1] < means[0] - 0.1
 
@@ -158,8 +169,7 @@ def test_corrected_negatives_weigh_more():
 def test_saved_and_loaded_classifier_says_the_same():
     data = blobs(np.random.default_rng(1), episodes=20)
     model, other = (SuccessClassifier(SuccessOptions(**SMALL), traces.io(), seed=s) for s in (0, 5))
-    for _ in model.fit(data.obs, data.label):
-        pass
+    fit(model, data.obs, data.label)
     model.calibrate(data.obs, data.label)
     other.load_state_dict(model.state_dict())
     assert (other.probability(data.obs) == model.probability(data.obs)).all()
@@ -170,7 +180,7 @@ def test_saved_and_loaded_classifier_says_the_same():
 def test_one_kind_of_label_is_refused_with_what_to_do(label):
     model = SuccessClassifier(SuccessOptions(**SMALL), traces.io())
     with pytest.raises(ValueError, match="press 1"):
-        next(model.fit({"state": np.zeros((2, 2), np.float32)}, np.array(label)))
+        model.prepare({"state": np.zeros((2, 2), np.float32)}, np.array(label))
 
 
 def test_split_is_by_episode_and_spreads_successes():
@@ -249,11 +259,31 @@ def test_job_trains_reports_asks_for_what_it_lacks_and_judges_anew(tmp_path):
         draft.close(EndReason.SUCCESS if n % 2 == 0 else EndReason.TIMEOUT)
         log.commit(draft)
 
-    def make(io):
-        return SuccessClassifier(SuccessOptions(**{**SMALL, "steps": 400}), io)
+    def make(io, stop: int = -1):
+        made = SuccessClassifier(SuccessOptions(**{**SMALL, "steps": 400}), io)
+        steps, update = iter(range(400)), made.update
+
+        def interrupted():
+            if next(steps) == stop:
+                signal.raise_signal(signal.SIGINT)  # Ctrl-C, once
+            return update()
+
+        made.update = interrupted
+        return made
 
     out = tmp_path / "out"
-    report = train(ClassifySettings(), [str(tmp_path / "run")], out, make, "seed: 0\n")
+    report = job(tmp_path, out, make).run()
+    parts = tmp_path / "parts"
+    with pytest.raises(KeyboardInterrupt):
+        job(tmp_path, parts, lambda io: make(io, 99)).run()
+    with pytest.raises(CheckpointError, match="did not reach its end: resume it"):
+        load(parts, make)
+    again = job(tmp_path, parts, make, resume=True).run()  # as if nothing had happened
+    assert again["checkpoint"].endswith("parts/checkpoints/step_000000400")
+    places = dict.fromkeys(("checkpoint", "curve", "report"), "")
+    assert {**again, **places} == {**report, **places}
+    assert [row["step"] for row in read_metrics(parts / METRICS_FILE)] == [50, 100, 150, 200, 250, 300, 350, 400]
+    assert json.loads((parts / "evaluation.json").read_text())["recall"] == report["recall"]
     assert report["recall"] >= 0.6
     assert report["false_positive"] < 0.05
     assert any("record more successes" in line for line in report["advice"])
@@ -269,4 +299,4 @@ def test_job_trains_reports_asks_for_what_it_lacks_and_judges_anew(tmp_path):
     with pytest.raises(ValueError, match="logs is empty"):
         rescore(model, again, [], tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="logs is empty"):
-        train(ClassifySettings(), [], out, make, "")
+        ClassifyJob(ClassifySettings(), [], out, make=make, make_tracker=lambda *_: Many([]), config="")

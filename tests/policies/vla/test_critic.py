@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.checkpoint import CheckpointError
 from robot_rl.policies.nets.vla_words import HashedWords
 from robot_rl.policies.reward.critic_reward import progress_reward
 from robot_rl.policies.vla.critic import Clips, CriticLearner, TinyCritic
@@ -17,8 +18,10 @@ from robot_rl.policies.vla.critic_clips import ClipSampler
 from robot_rl.policies.vla.critic_net import CriticNet
 from robot_rl.policies.vla.critic_report import evaluate, lines
 from robot_rl.policies.vla.guard import check_critic
+from robot_rl.track import Many
 from robot_rl.types import Episode
 from robot_rl.verbs import critic_clips as job
+from robot_rl.verbs.critic_train import CriticJob, TrainingClips
 
 SIZE = 16
 FACTS: dict[str, Any] = {
@@ -239,32 +242,31 @@ def test_anchor_pulls_a_trajectory_towards_the_absolute_value() -> None:
     np.testing.assert_allclose(held.deltas, path.deltas)
 
 
+def train(made: CriticLearner, data: Any, folder: Path, *, digest: str = "x", **options: Any) -> CriticJob:
+    found = TrainingClips(data, data, hash=digest)
+    return CriticJob(made, found, folder, make_tracker=lambda *_: Many([]), config="a: 1\n", save_every=1, **options)
+
+
 def test_training_resumes_exactly(tmp_path: Path) -> None:
     data, rows, made = clips(), {}, learner(steps=6)
     for name, stops in (("whole", [6]), ("parts", [2, 5, 6])):
         folder = tmp_path / name
-        folder.mkdir()
         for steps in stops:
             made = learner(steps=6)
-            asked = {"left": steps}
+            update = made.update
 
-            def stop(step: int, _: Any, asked: dict[str, int] = asked, made: CriticLearner = made) -> None:
-                if step == asked["left"] < 6:
-                    raise KeyboardInterrupt
+            def stop(batch: Any, made: Any = made, update: Any = update, last: int = steps) -> Any:
+                if made.done_steps == last:
+                    raise KeyboardInterrupt  # a second Ctrl-C, which does not wait
+                return update(batch)
 
+            made.update = stop  # type: ignore[method-assign]
             try:
-                job.train(
-                    made,
-                    data,
-                    folder,
-                    calibration=data,
-                    save_every=1,
-                    minutes=None,
-                    log=lambda m, s: None,
-                    on_step=stop,
-                )
+                summary = train(made, data, folder, resume=steps != stops[0]).run()
             except KeyboardInterrupt:
                 continue
+            assert summary is not None
+            assert summary["updates"] == 6
         rows[name] = made.net.state_dict()
     for key, value in rows["whole"].items():
         # the update that was under way when it was killed is done again from the state before it
@@ -275,8 +277,21 @@ def test_training_that_could_not_be_calibrated_is_refused_before_its_first_updat
     data, made = clips(), learner(steps=6)
     failures = data.part(np.flatnonzero(~data.succeeded()))
     with pytest.raises(ValueError, match=r"none of the \d+ clips kept for calibration is a success"):
-        job.train(made, data, tmp_path, calibration=failures, save_every=1, minutes=None, log=lambda m, s: None)
+        TrainingClips(data, failures)
     assert made.done_steps == 0
+
+
+def test_training_whose_time_is_up_is_saved_and_goes_on_with_the_same_clips_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert train(learner(steps=6), clips(), folder, minutes=1e-9).run() is None
+    (saved,) = (folder / "checkpoints").iterdir()
+    assert saved.name == "step_000000001"
+    assert not (folder / "evaluation.json").exists()  # nothing is finished yet
+    with pytest.raises(CheckpointError, match="not those that the run began with"):
+        train(learner(steps=6), clips(), folder, resume=True, digest="other")
+    assert train(learner(steps=6), clips(), folder, resume=True).run() is not None
+    assert json.loads((folder / "evaluation.json").read_text())["calibrated_on"] == len(clips())
+    assert json.loads((folder / "lineage.json").read_text())["from"]["clips"]["hash"] == "x"
 
 
 def test_clips_on_disk_continue_where_they_stopped(tmp_path: Path) -> None:

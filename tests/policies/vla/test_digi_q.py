@@ -165,7 +165,8 @@ def test_policy_refuses_features_of_another_reader() -> None:
 
 def test_reader_reads_the_trunk_of_a_critic_and_of_a_policy(tmp_path: Path) -> None:
     critic = CriticLearner((16, 16), width=24)
-    torch.save({"learner": critic.state_dict()}, tmp_path / "state.pt")
+    (tmp_path / "checkpoints/step_000000001").mkdir(parents=True)
+    torch.save(critic.state_dict(), tmp_path / "checkpoints/step_000000001/learner.pt")
     reader = FrozenReader(IO, {"kind": "critic", "path": str(tmp_path)})
     obs = seen(4)
     out = reader(obs)
