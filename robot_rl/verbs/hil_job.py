@@ -33,6 +33,7 @@ from robot_rl.human.painter import Painter
 from robot_rl.human.recovery import Recovery, of_environment
 from robot_rl.human.stats import Trials
 from robot_rl.human.trials import trials
+from robot_rl.human.waiting import meanwhile
 from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
@@ -353,7 +354,7 @@ class HilJob:
         if self.loop.updates > 0 or not len(views["demo"]) or self._run.interrupt.asked:
             return
         batches = views["demo"].batches(self.learner.need.rows or 256)
-        metrics = self.loop.meanwhile("learning the demonstrations", lambda: self.learner.pretrain(batches))
+        metrics = meanwhile(self.loop, "learning the demonstrations", lambda: self.learner.pretrain(batches))
         self.tracker.log(metrics, self.loop.env_steps)
 
     def _settle(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.devices.browser import BrowserTeleop
 from robot_rl.human.pilot import simulated
+from robot_rl.human.waiting import meanwhile
 from robot_rl.verbs.hil_job import HilJob, HilSettings
 from tests.human.console_stage import Page, Session, Stage, Wire, chromium
 from tests.human.test_console import connect, receive, server
@@ -257,7 +258,7 @@ def test_stop_while_the_learner_works(tmp_path):
             go_on.wait(60.0)
 
         loop.pilot.hold()
-        loop.meanwhile("learning the demonstrations", work)
+        meanwhile(loop, "learning the demonstrations", work)
         loop.run(10**6, lambda *_: False)
 
     session = Session(tmp_path / "log", deadman_ms=PATIENT_MS, run=run)

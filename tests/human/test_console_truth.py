@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from robot_rl.human.waiting import meanwhile
 from tests.human.console_stage import Page, Session, Stage, Wire, chromium
 
 pytestmark = pytest.mark.live
@@ -92,7 +93,7 @@ def test_what_was_long_on_its_way_is_old_on_arrival_and_so_is_what_the_person_do
 def test_the_page_lives_while_the_learner_works_and_tells_when_the_loop_itself_is_stuck(tmp_path):
     def run(loop):
         loop.pilot.hold()
-        loop.meanwhile("learning the demonstrations", lambda: time.sleep(4.0))
+        meanwhile(loop, "learning the demonstrations", lambda: time.sleep(4.0))
         time.sleep(4.0)  # nobody looks after the page
         loop.run(10**6, lambda *_: False)
 

@@ -83,6 +83,8 @@ class RemoteTeleop(Teleop):
                 self._toggles += 1
             else:
                 self._presses.append(Press(kind, when, episode))
+        if kind == "estop":
+            self.on_stop()
 
     def _past(self, sent: float | None) -> float:
         """A time that is not in the future."""

@@ -37,6 +37,8 @@ class Teleop(ABC):
 
     realtime = True
     """A person of flesh and blood: the robot keeps to real time, holds until they say go, and trials wait for them."""
+    on_stop: Callable[[], None] = staticmethod(lambda: None)
+    """Called at once when STOP is pressed, by devices that hear keys in a thread; the key is read later, too."""
 
     @abstractmethod
     def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
