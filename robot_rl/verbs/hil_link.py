@@ -68,7 +68,9 @@ class HilActorJob(HilJob):
 
         facts = {**agreement(s, self._policy), "io": self.env.io.to_dict()}
         like = tensors_of(self.learner.policy)
-        self.link = ActorLink(link, rows, outbox.end, like, json.loads(json.dumps(facts)), self.log.identity)
+        self.link = ActorLink(
+            link, rows, outbox.end, like, json.loads(json.dumps(facts)), self.log.identity, self.log.words
+        )
         return HilActor(
             self.env,
             self.learner,
@@ -210,6 +212,7 @@ class HilLearnerJob:
             memory=memory,
             sampler=sampler,
             batch_size=learner.need.rows or 256,
+            rules=s.rules(),
             demos=s.demos,
             learning_starts=s.learning_starts,
             updates_per_step=s.updates_per_step,
