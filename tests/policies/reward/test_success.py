@@ -280,7 +280,7 @@ def test_job_trains_reports_asks_for_what_it_lacks_and_judges_anew(tmp_path):
         load(parts, make)
     again = job(tmp_path, parts, make, resume=True).run()  # as if nothing had happened
     assert again["checkpoint"].endswith("parts/checkpoints/step_000000400")
-    places = {name: "" for name in ("checkpoint", "curve", "report")}
+    places = dict.fromkeys(("checkpoint", "curve", "report"), "")
     assert {**again, **places} == {**report, **places}
     assert [row["step"] for row in read_metrics(parts / METRICS_FILE)] == [50, 100, 150, 200, 250, 300, 350, 400]
     assert json.loads((parts / "evaluation.json").read_text())["recall"] == report["recall"]
