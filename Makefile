@@ -48,17 +48,17 @@ test: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell README.md CHANGELOG.md docs robot_rl sim real launch policies configs tests
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not live and $(SHORT)"
-	@$(BIN)/python -m pytest -q tests/real -m "smoke and $(SHORT)"
+	@$(BIN)/python -m pytest -q tests/real tests/human -m "smoke and $(SHORT)"
 
 # Robots as processes of their own and a person's page in a browser, in real time: they want the machine to themselves.
 test-robot: setup
 	@$(GET_BROWSER)
-	@$(BIN)/python -m pytest -q tests/real -m "live and $(SHORT)"
+	@$(BIN)/python -m pytest -q tests/real tests/human -m "live and $(SHORT)"
 
 test-all: setup
 	@$(GET_BROWSER)
 	@$(BIN)/python -m pytest -q -m "not live and not gpu and not isaac"
-	@$(BIN)/python -m pytest -q tests/real -m "live and not gpu and not isaac"
+	@$(BIN)/python -m pytest -q tests/real tests/human -m "live and not gpu and not isaac"
 	@$(MAKE) mujoco4 wheel install-matrix
 
 # Our worlds on the next major MuJoCo; it is laid beside the pinned one, which gymnasium-robotics needs.

@@ -56,9 +56,8 @@ setup(
     packages=own + rooms,
     package_dir={f"robot_rl.{r}": r for r in ROOMS},
     package_data={
-        "robot_rl": ["py.typed", "report.html.j2", "data/maps/*.yaml"],
+        "robot_rl": ["py.typed", "report.html.j2", "data/maps/*.yaml", "human/console/*.*"],
         "robot_rl.sim": data("sim", "assets/**/*.*"),
-        "robot_rl.real": data("real", "console/*.*"),
         "robot_rl.configs": data("configs", "**/*.yaml"),
     },
     data_files=[

@@ -27,7 +27,7 @@ EXECUTABLES = {
     "teleop": "teleop_node",
     "recorder": "recorder_node",
 }
-"""Node name -> executable; the module is robot_rl.real.ros.<executable>."""
+"""Node name -> executable, of `robot_rl.nodes`."""
 ORDER = ("policy", "teleop", "safety_supervisor", "sim_robot", "recorder")
 """Order of ending: sources and the supervisor, which brakes, then the robot, and the recorder sees it all."""
 LIFECYCLE = ("safety_supervisor", "policy")
@@ -52,6 +52,7 @@ class GraphArgs:
         model: MuJoCo model of the robot: simulation without a world, workspace and twists.
         policy_path: run or checkpoint folder; empty = no policy.
         policy_root: folder that policies must lie in.
+        trust: run a method of somebody's own that the run folder names: it is a program.
         action: normalised: -1 and +1 of the log that the policy comes from are the robot's own bounds.
         action_low: lower bound of that log's actions where the checkpoint does not tell, a number or a list.
         action_high: upper bound.
@@ -79,6 +80,7 @@ class GraphArgs:
     model: str = ""
     policy_path: str = ""
     policy_root: str = ""
+    trust: bool = False
     action: Literal["", "normalised"] = ""
     action_low: Bound | None = None
     action_high: Bound | None = None
@@ -128,11 +130,6 @@ class NodeSpec:
     grace: float = 1.0
     log_level: str = "info"
     enclave: str = ""
-
-    @property
-    def module(self) -> str:
-        """Python module of the executable."""
-        return f"robot_rl.real.ros.{self.executable}"
 
     def arguments(self) -> list[str]:
         """Command line for the executable: `--ros-args …`."""
@@ -206,6 +203,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
             "realtime": priority,
             "autostart": args.autostart,
             "chunk_steps": args.chunk_steps,
+            "trust": args.trust,
         }
         if args.policy_root:
             policy["policy_root"] = str(Path(args.policy_root).expanduser().resolve())
@@ -292,14 +290,6 @@ def _parameters(path: str, what: str = "params_file") -> dict[str, Any]:
     return nodes
 
 
-def _own_loader(params_file: str) -> bool:
-    """Whether a file of parameters names a loader, which may read policies of any form."""
-    if not params_file:
-        return False
-    nodes = _parameters(params_file)
-    return any("loader" in (node or {}).get("ros__parameters", {}) for node in nodes.values() if isinstance(node, dict))
-
-
 def _check(args: GraphArgs) -> None:
     if not args.robot_spec:
         raise GraphError("robot_spec is empty; give the path of the robot's YAML, e.g. robot_spec=arm.yaml")
@@ -313,9 +303,7 @@ def _check(args: GraphArgs) -> None:
         path = getattr(args, name)
         if path and not Path(path).expanduser().is_dir():
             raise GraphError(f"{name} is {path}, which is no folder")
-    if args.policy_path and not (
-        holds_checkpoint(Path(args.policy_path).expanduser()) or _own_loader(args.params_file)
-    ):
+    if args.policy_path and not holds_checkpoint(Path(args.policy_path).expanduser()):
         raise GraphError(
             f"policy_path {args.policy_path} holds no complete checkpoint; give a run folder in which a training has "
             "saved one (runs/train/<run>), or one of its checkpoints/step_… folders"

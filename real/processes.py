@@ -18,6 +18,8 @@ from robot_rl.child import command as run_module
 from robot_rl.extras import require
 from robot_rl.real.graph import EXECUTABLES, ORDER, GraphArgs, NodeSpec, environment, graph
 
+NODES = "robot_rl.nodes"
+"""The module that starts a node by the name of its executable."""
 PARENT = "ROBOT_RL_PARENT"  # the nodes end when the process of this id is gone
 RESTARTS_PER_MINUTE = 5
 UNMADE = 2
@@ -100,7 +102,7 @@ class Launcher:
     Args:
         nodes: what to run, from `graph`.
         say: called with one line per event.
-        command: NodeSpec -> command line; default the node's Python module.
+        command: NodeSpec -> command line; default that of `NODES`.
         relay: what the processes print goes through it; None: straight to where the launcher prints.
 
     Attributes:
@@ -116,7 +118,7 @@ class Launcher:
         relay: Relay | None = None,
     ) -> None:
         self._nodes, self._say, self._relay = list(nodes), say, relay
-        self._command = command or (lambda node: run_module(node.module, *node.arguments(), abrupt=True))
+        self._command = command or (lambda node: run_module(NODES, node.executable, *node.arguments(), abrupt=True))
         self.children: dict[str, _Child] = {}
         self._restarts: dict[str, list[float]] = {}
         self._ending = threading.Event()

@@ -42,12 +42,12 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "port": {"world_task": "robot_rl.sim.robot_task:world_task"},
     "human": {
-        "browser": "robot_rl.real.console.teleop:make",
-        "gamepad": "robot_rl.real.teleop.gamepad:make",
-        "keyboard": "robot_rl.real.teleop.keyboard:make",
-        "scripted": "robot_rl.real.teleop.scripted:ScriptedHuman",
+        "browser": "robot_rl.human.devices.browser:make",
+        "gamepad": "robot_rl.human.devices.gamepad:make",
+        "keyboard": "robot_rl.human.devices.keyboard:make",
+        "scripted": "robot_rl.human.devices.scripted:ScriptedHuman",
     },
-    "pilot": {"simulated": "robot_rl.real.cockpit:simulated"},
+    "pilot": {"simulated": "robot_rl.human.pilot:simulated"},
     "rewarder": {
         "annotator": "robot_rl.policies.reward.annotator:annotator",
         "contrast": "robot_rl.policies.reward.contrast:contrast",

@@ -330,3 +330,29 @@ def _row(values: Sequence[float], count: int, default: float) -> np.ndarray:
     if row.shape != (count,):
         raise ValueError(f"gains have {row.size} entries, expected {count}: one per joint")
     return row
+
+
+def make_plant(
+    joints: Sequence[str],
+    *,
+    world: str,
+    options: Mapping[str, Any],
+    seed: int,
+    model: str,
+    home: Sequence[float] | None,
+    **drive: Any,
+) -> ModelPlant:
+    """The robot of a world where one is named, else of a model; see `WorldPlant` and `ModelPlant`.
+
+    Args:
+        joints: names, in the order of the plant's vectors.
+        world: name, or "".
+        options: arguments of the world.
+        seed: of its resets and tasks.
+        model: path of MJCF or URDF; read where there is no world.
+        home: first position of a model.
+        drive: mode, gains, largest effort and physics step.
+    """
+    if world:
+        return WorldPlant(world, joints, seed=seed, options=options, **drive)
+    return ModelPlant(model, joints, home=home, **drive)

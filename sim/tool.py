@@ -63,6 +63,11 @@ def tool_position(model: str, site: str, joints: Sequence[str]) -> Callable[[np.
     return Tool(model, site, joints).position
 
 
+def tool_jacobian(model: str, site: str, joints: Sequence[str]) -> Callable[[np.ndarray], np.ndarray]:
+    """Function (J,) joint positions -> (6, J) of the tool, as the teleoperation node takes it; see `Tool`."""
+    return Tool(model, site, joints).jacobian
+
+
 def load(model: str) -> tuple[Any, Any]:
     """The module mujoco and a compiled model from a path (MJCF, URDF) or MJCF text.
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 pytest.importorskip("zenoh", reason="needs Zenoh (extra `link`)")
-from robot_rl.data.hil_pieces import ActorBook
+from robot_rl.human.actor import load_tensors, tensors_of
+from robot_rl.human.pieces import ActorBook
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.link.session import dump_weights, load_weights, own_token
-from robot_rl.loops.hil_actor import load_tensors, tensors_of
 from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.types import IOSpec

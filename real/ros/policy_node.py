@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import secrets
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from rcl_interfaces.msg import SetParametersResult
@@ -34,15 +34,21 @@ from robot_rl.real.ros.node_base import (
     Health,
     Ring,
     freeze_garbage,
-    leave,
     publisher,
-    run,
     steady_timer,
     subscribe,
     thaw_garbage,
 )
-from robot_rl.real.ros.parameters import declare
+from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.types import Loaded
+
+
+class LoadPolicy(Protocol):
+    """Reads a policy for a robot."""
+
+    def __call__(self, path: str, *, device: str, threads: int, trust: bool) -> Loaded:
+        """The policy in a run or checkpoint folder; code that the folder names runs only where it is trusted."""
+        ...
 
 
 class PolicyNode(LifecycleNode):
@@ -51,12 +57,19 @@ class PolicyNode(LifecycleNode):
     Configure loads and proves the policy; activate publishes; deactivate lets go; cleanup forgets the policy.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, load: LoadPolicy, **options: Any) -> None:
+        """Declare parameters and services.
+
+        Args:
+            load: reads a policy; what it raises is the reason why the node does not configure.
+            options: of the node.
+        """
         super().__init__("policy", **options)
+        self._load_policy = load
         declare(self, "robot_spec", "", "path of the RobotSpec YAML")
         declare(self, "policy_path", "", "run or checkpoint folder", read_only=False)
         declare(self, "policy_root", "", "folder that policies must lie in; empty = anywhere")
-        declare(self, "loader", "robot_rl.verbs.build:load_for_robot", "module:function that loads a checkpoint")
+        declare(self, "trust", False, "run a method of somebody's own that the run folder names; it is a program")
         declare(self, "device", "cpu", "where the policy computes")
         declare(self, "threads", 1, "CPU threads of torch", low=1, high=256)
         declare(self, "rate", 100.0, "commands per second", low=1.0, high=1000.0)
@@ -73,6 +86,7 @@ class PolicyNode(LifecycleNode):
         declare(self, "camera_freeze", 1.0, "identical pictures for so long are a frozen camera [s], 0 = off", low=0.0)
         declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         declare(self, "autostart", False, "configure and activate at once")
+        check_parameters(self, sys.argv)
         self._problem = ""
         self._instance = secrets.token_hex(2)  # a restarted process counts from 1 again and must not look like a replay
         self.pilot: Pilot | None = None
@@ -188,9 +202,11 @@ class PolicyNode(LifecycleNode):
         where = Path(path).expanduser().resolve()
         if root and not where.is_relative_to(Path(root).expanduser().resolve()):
             raise ValueError(f"policy_path {where} lies outside policy_root {root}")
-        module, _, name = str(self._value("loader")).partition(":")
-        loaded: Loaded = getattr(importlib.import_module(module), name)(
-            str(where), device=self._value("device"), threads=int(self._value("threads"))
+        loaded = self._load_policy(
+            str(where),
+            device=str(self._value("device")),
+            threads=int(self._value("threads")),
+            trust=bool(self._value("trust")),
         )
         said = {key: bound(key, self._value(key)) for key in ("action_low", "action_high")}
         said["action"] = self._value("action") or None
@@ -401,12 +417,3 @@ class PolicyNode(LifecycleNode):
         if self._refused:
             return WARN, self._refused, values
         return OK, "deciding" if self._followed else "ready, not followed", values
-
-
-def main(args: list[str] | None = None) -> None:
-    """Entry point of the executable."""
-    leave(run(PolicyNode, args))
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from robot_rl.real.core.assembler import TICKS, StepRules  # noqa: E402
 from robot_rl.real.core.recording import RecordSettings, SessionRecorder, topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import qos  # noqa: E402
-from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, run, steady_timer  # noqa: E402
+from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, steady_timer  # noqa: E402
 from robot_rl.real.ros.parameters import declare  # noqa: E402
 from robot_rl.real.ros.priority import lift  # noqa: E402
 
@@ -152,12 +152,3 @@ def _message_class(kind: str) -> Any:
         return getattr(importlib.import_module(f"{package}.msg"), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"message type {kind!r} is not installed here ({error})") from error
-
-
-def main(args: Sequence[str] | None = None) -> int:
-    """Process of the node."""
-    return run(RecorderNode, args)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -40,9 +39,7 @@ from robot_rl.real.ros.node_base import (
     ControlLoop,
     Health,
     freeze_garbage,
-    leave,
     publisher,
-    run,
     steady_timer,
     subscribe,
     thaw_garbage,
@@ -52,6 +49,9 @@ from robot_rl.real.ros.parameters import check_parameters, declare
 TIMEOUTS = ("state_timeout", "command_timeout", "teleop_timeout", "takeover_timeout")
 """Parameters that may be lowered while running, never raised."""
 
+ToolPosition = Callable[[str, str, Sequence[str]], Callable[[np.ndarray], np.ndarray]]
+"""(model, site, joints) -> function (J,) joint positions -> (3,) position of the tool [m]."""
+
 
 class SafetySupervisorNode(LifecycleNode):
     """See docs/ros2.md for topics, services and parameters.
@@ -59,8 +59,15 @@ class SafetySupervisorNode(LifecycleNode):
     Configure reads the RobotSpec and opens topics; activate starts the loop; deactivate brakes and stops it.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, tool_position: ToolPosition, **options: Any) -> None:
+        """Declare parameters; with `autostart` configure and activate.
+
+        Args:
+            tool_position: (model, site, joints) -> function (J,) joint positions -> (3,) [m], for a workspace.
+            options: of the node.
+        """
         super().__init__("safety_supervisor", **options)
+        self._tool_position = tool_position
         self._declare()
         check_parameters(self, sys.argv)
         self.loop: ControlLoop | None = None
@@ -81,7 +88,6 @@ class SafetySupervisorNode(LifecycleNode):
         declare(self, "auto_arm", False, "enable with the first good command, clear faults; for simulation only")
         declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         declare(self, "model", "", "MuJoCo model for the workspace, MJCF or URDF")
-        declare(self, "kinematics", "robot_rl.sim.tool:tool_position", "module:function (model, site, joints) -> f")
         declare(self, "allow_external", False, "accept foreign command topics under external/")
         declare(self, "external_align", False, "foreign steps far from the robot are approached, not refused")
         declare(self, "external_stamped", False, "external/cmd_vel is TwistStamped, not Twist")
@@ -203,10 +209,7 @@ class SafetySupervisorNode(LifecycleNode):
         if spec.workspace is not None:
             if not self._value("model"):
                 raise ValueError("the spec has a workspace; give model:= the MuJoCo model for its forward kinematics")
-            module, _, name = self._value("kinematics").partition(":")
-            forward = getattr(importlib.import_module(module), name)(
-                self._value("model"), spec.workspace.ee_site, spec.names
-            )
+            forward = self._tool_position(self._value("model"), spec.workspace.ee_site, spec.names)
         refuse_twin(self, self._value("discovery_time"))
         self._controller = ControllerCheck(self, spec)
         self._controller.refuse(0.2)
@@ -488,12 +491,3 @@ class SafetySupervisorNode(LifecycleNode):
             except ValueError as error:
                 return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)
-
-
-def main(args: list[str] | None = None) -> None:
-    """Entry point of the executable."""
-    leave(run(SafetySupervisorNode, args, survive=SafetySupervisorNode.on_callback_error))
-
-
-if __name__ == "__main__":
-    main()

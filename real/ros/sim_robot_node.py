@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-import importlib
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from robot_rl.real.ros.io import (
     motion_message,
     time_message,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, leave, publisher, run, subscribe
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, subscribe
 from robot_rl.real.ros.parameters import declare
 from robot_rl.real.ros.sim_controller import SimController
 
@@ -57,8 +57,15 @@ SETTLE = 0.1
 class SimRobotNode(Node):
     """See docs/ros2.md for topics, services and parameters."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, make_plant: Callable[..., Plant], **options: Any) -> None:
+        """Read the parameters, make the robot, begin.
+
+        Args:
+            make_plant: as `robot_rl.sim.plant.make_plant`: what has a model or a world.
+            options: of the node.
+        """
         super().__init__("sim_robot", **options)
+        self._plant_of = make_plant
         self.spec = spec = self._declare()
         self._rng = np.random.default_rng(self._seed)
         self.plant = self._make_plant(spec)
@@ -109,7 +116,6 @@ class SimRobotNode(Node):
         self._world = declare(self, "world", "", "a world of robot_rl.sim.worlds, e.g. reach")
         self._world_options = declare(self, "world_options", "{}", "arguments of the world, as JSON")
         self._model = declare(self, "model", "", "MJCF or URDF; without world and model the joints have no mass")
-        self._plants = declare(self, "plants", "robot_rl.sim.plant", "module with ModelPlant and WorldPlant")
         self._rate = declare(self, "rate", 100.0, "joint states per second", low=1.0, high=2000.0)
         self._physics_dt = declare(self, "physics_dt", 0.0, "physics step [s], 0 = the model's", low=0.0, high=0.1)
         self._factor = declare(self, "realtime_factor", 1.0, "simulated per real second", low=0.01, high=100.0)
@@ -146,18 +152,19 @@ class SimRobotNode(Node):
     def _make_plant(self, spec: RobotSpec) -> Plant:
         if not self._world and not self._model:
             return KinematicPlant(spec)
-        module = importlib.import_module(self._plants)
-        arguments: dict[str, Any] = {
-            "mode": spec.mode,
-            "kp": spec.array("kp"),
-            "kd": spec.array("kd"),
-            "effort": spec.array("effort"),
-            "timestep": self._physics_dt or None,
-        }
-        if self._world:
-            options = json.loads(self._world_options)
-            return module.WorldPlant(self._world, spec.names, seed=self._seed, options=options, **arguments)
-        return module.ModelPlant(self._model, spec.names, home=spec.home, **arguments)
+        return self._plant_of(
+            spec.names,
+            world=self._world,
+            options=json.loads(self._world_options),
+            seed=self._seed,
+            model=self._model,
+            home=spec.home,
+            mode=spec.mode,
+            kp=spec.array("kp"),
+            kd=spec.array("kd"),
+            effort=spec.array("effort"),
+            timestep=self._physics_dt or None,
+        )
 
     def _make_feed(self, spec: RobotSpec) -> CameraFeed | None:
         if not spec.cameras or not self._camera_rate or not self.plant.cameras:
@@ -411,12 +418,3 @@ class SimRobotNode(Node):
         if self.spec.cameras and self.feed is None:
             return WARN, "no pictures: camera_rate is 0 or there is no model to look at", values
         return (WARN, f"injected: {', '.join(active)}", values) if active else (OK, "running", values)
-
-
-def main(args: list[str] | None = None) -> None:
-    """Entry point of the executable."""
-    leave(run(SimRobotNode, args))
-
-
-if __name__ == "__main__":
-    main()

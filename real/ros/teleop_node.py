@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-import importlib
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,16 +29,25 @@ from robot_rl.real.ros.io import (
     trajectory,
     twist_array,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, leave, publisher, run, subscribe
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, subscribe
 from robot_rl.real.ros.parameters import declare
 
 MODES = ("joy", "twist", "leader")
+
+JacobianOf = Callable[[str, str, Sequence[str]], Callable[[np.ndarray], np.ndarray]]
+"""(model, site, joints) -> function (J,) joint positions -> (6, J) of the tool."""
 
 
 class TeleopNode(Node):
     """See docs/ros2.md for topics and parameters."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, jacobian_of: JacobianOf, **options: Any) -> None:
+        """Read the parameters, open the topics, begin.
+
+        Args:
+            jacobian_of: for twists.
+            options: of the node.
+        """
         super().__init__("teleop", **options)
         path = declare(self, "robot_spec", "", "path of the RobotSpec YAML")
         if not path:
@@ -62,13 +71,11 @@ class TeleopNode(Node):
         priority = declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         model = declare(self, "model", "", "MuJoCo model of the robot, for twists")
         site = declare(self, "site", "tip", "its tool site")
-        kinematics = declare(self, "kinematics", "robot_rl.sim.tool:Tool", "module:class (model, site, joints)")
         if len(self._axes) != count or len(self._scale) != count:
             raise ValueError(f"joint_axes and joint_scale need {count} entries: one per joint")
         jacobian = None
         if model:
-            module, _, name = str(kinematics).partition(":")
-            jacobian = getattr(importlib.import_module(module), name)(model, site, spec.names).jacobian
+            jacobian = jacobian_of(model, site, spec.names)
         elif self._mode == "twist" or max(self._twist_axes) >= 0:
             raise ValueError("steering the tool needs model:= and site:=, the MuJoCo model of the robot")
         self.steer = JointSteer(spec, self._rate, jacobian=jacobian)
@@ -210,12 +217,3 @@ class TeleopNode(Node):
         if self._mode == "joy" and (self._joy is None or time.monotonic() - self._joy[1] > self._timeout):
             return WARN, "no message on joy", {"held": self._was_held}
         return OK, "holds the robot" if self._was_held else "hands off", {"held": self._was_held}
-
-
-def main(args: list[str] | None = None) -> None:
-    """Entry point of the executable."""
-    leave(run(TeleopNode, args))
-
-
-if __name__ == "__main__":
-    main()

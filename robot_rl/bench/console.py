@@ -19,7 +19,7 @@ import numpy as np
 from robot_rl.extras import require
 from robot_rl.types import IOSpec
 
-TELEOP = "robot_rl.real.console.teleop.BrowserTeleop"
+TELEOP = "robot_rl.human.devices.browser.BrowserTeleop"
 IO = IOSpec({"state": ((3,), "float32")}, ("tip_dx", "tip_dy"), (-1.0,) * 2, (1.0,) * 2, ("m",) * 2, 10.0)
 
 

@@ -27,9 +27,9 @@ import torch
 
 from robot_rl.bench import hil_images
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
-from robot_rl.data.hil_log import HilLog, episode_key, read_manifest
-from robot_rl.data.hil_pieces import Inbox, Outbox, PieceHead, Place
 from robot_rl.data.hil_record import ControlStep, EndReason, Source
+from robot_rl.human.log import HilLog, episode_key, read_manifest
+from robot_rl.human.pieces import Inbox, Outbox, PieceHead, Place
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.types import IOSpec
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep
+from robot_rl.human.memory import HilMemory
 from robot_rl.types import IOSpec
 
 CAMERAS, SIZE, STATE, ACTIONS = ("front", "wrist"), 128, 18, 4

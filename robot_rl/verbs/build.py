@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl import build
+from robot_rl import build, extras
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.types import Loaded, Options
@@ -189,21 +189,42 @@ def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Any]:
     return make
 
 
-def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1) -> Loaded:
+def in_env_of(cfg: DictConfig, run_config: Any) -> DictConfig:
+    """What was asked, in the environment of a run unless another one was chosen, perhaps on another engine.
+
+    Args:
+        cfg: of the verb.
+        run_config: of the run.
+
+    Raises:
+        Refused: the run was trained without an environment, and none is given.
+    """
+    if not choice("env"):
+        own = OmegaConf.merge(run_config.get("env") or {}, cfg.get("env") or {})
+        cfg = OmegaConf.merge(cfg, {"env": own if run_config.get("env") else None})  # type: ignore[assignment]
+    if cfg.get("env") is None:
+        raise Refused("this run was trained without an environment; add env=…, or use robot-rl eval ope")
+    return cfg
+
+
+def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: bool = False) -> Loaded:
     """A trained policy for the robot: what the policy node runs.
 
     Args:
         path: run or checkpoint folder.
         device: where the policy computes.
         threads: CPU threads of torch.
+        trust: run a method of somebody's own that the folder names.
 
     Raises:
         CheckpointError: no complete checkpoint there.
+        ValueError: the folder names code, and it is not trusted.
     """
     from robot_rl import checkpoint
     from robot_rl.chunks import ChunkedPolicy
 
     torch.set_num_threads(threads)
+    extras.allow(everything=trust)
     folder = checkpoint.find(Path(path))
     run_config: Any = OmegaConf.load(folder / "config.yaml")
     policy = load_policy(OmegaConf.create({"device": device}), run_config, folder)

@@ -16,11 +16,11 @@ from typing_extensions import Self
 from robot_rl import build, checkpoint, report
 from robot_rl.checkpoint import CheckpointError, write_bytes
 from robot_rl.claim import claim_folder
-from robot_rl.data.hil_log import episode_key, read_corrections
 from robot_rl.data.recorder import Recording
-from robot_rl.data.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
+from robot_rl.human.judge import Judge
+from robot_rl.human.log import episode_key, read_corrections
+from robot_rl.human.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.loops.fit import Fit
-from robot_rl.loops.hil_judge import Judge
 from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule

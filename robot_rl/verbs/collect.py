@@ -17,7 +17,7 @@ from robot_rl import checkpoint
 from robot_rl.data import d4rl
 from robot_rl.types.options import Count, Discount, NotNegative, Positive, Share
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import choice, env_factory, foreign, load_policy, threads
+from robot_rl.verbs.build import choice, env_factory, foreign, in_env_of, load_policy, threads
 from robot_rl.verbs.collect_episodes import BesidePictures, ExpertPolicy, begin_work, keep_steps
 from robot_rl.verbs.collect_levels import collect_level
 from robot_rl.verbs.logs import ActionMeaning
@@ -89,6 +89,7 @@ def collect(cfg: DictConfig) -> None:
     if cfg.path is not None and cfg.get("policy") is None:
         path = checkpoint.find(Path(cfg.path))
         run_config: Any = OmegaConf.load(path / "config.yaml")
+        cfg = in_env_of(cfg, run_config)
         env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         own = checkpoint.read_io(path).obs  # a camera that the policy does not know is for whoever watches
         watched = [key for key in env.io.obs if key.startswith("image.") and key not in own]
@@ -97,6 +98,8 @@ def collect(cfg: DictConfig) -> None:
         if watched:
             policy = BesidePictures(policy, env.io)
     else:
+        if cfg.get("env") is None:
+            raise Refused("say which environment: robot-rl collect env=reach out=<file>")
         env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         if cfg.get("policy") is None:
             policy = ExpertPolicy(

@@ -16,7 +16,7 @@ from robot_rl.loops.evaluate import evaluate as run_evaluation
 from robot_rl.stats import wilson
 from robot_rl.types.options import Count, Discount, Number, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import choice, env_factory, foreign, load_policy, run_folder, threads
+from robot_rl.verbs.build import choice, env_factory, foreign, in_env_of, load_policy, run_folder, threads
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
 from robot_rl.verbs.train_job import record_video
@@ -60,11 +60,7 @@ def evaluate(cfg: DictConfig) -> None:
     if cfg.get("policy") is None:
         path = checkpoint.find(path)
         run_config = OmegaConf.load(path / "config.yaml")
-        if not choice("env"):  # the run's own, perhaps on another engine
-            own = OmegaConf.merge(run_config.get("env") or {}, cfg.get("env") or {})
-            cfg = OmegaConf.merge(cfg, {"env": own if run_config.get("env") else None})  # type: ignore[assignment]
-        if cfg.get("env") is None:
-            raise Refused("this run was trained without an environment; add env=…, or use robot-rl eval ope")
+        cfg = in_env_of(cfg, run_config)
     elif cfg.get("env") is None:
         raise Refused(f"policy={choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
     make_env = env_factory(cfg)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl.stats import Paired, bootstrap, pairs_to_tell, wilson
 from robot_rl.types.options import Count, Discount
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import choice, env_factory, load_policy, run_folder, threads
+from robot_rl.verbs.build import env_factory, in_env_of, load_policy, run_folder, threads
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Folders, Machine
 from robot_rl.words import Refused
@@ -43,11 +43,7 @@ def compare(cfg: DictConfig) -> None:
         raise Refused('compare takes two runs or more, the first being the one to beat: "path=[<run>,<run>]"')
     paths = [checkpoint.find(Path(path)) for path in given]
     configs: list[Any] = [OmegaConf.load(path / "config.yaml") for path in paths]
-    if not choice("env"):
-        own = OmegaConf.merge(configs[0].get("env") or {}, cfg.get("env") or {})
-        cfg = OmegaConf.merge(cfg, {"env": own if configs[0].get("env") else None})  # type: ignore[assignment]
-    if cfg.get("env") is None:
-        raise Refused("the first run was trained without an environment; add env=…")
+    cfg = in_env_of(cfg, configs[0])
     env = env_factory(cfg)(1, cfg.seed, False)
     policies = [load_policy(cfg, config, path, env.io) for config, path in zip(configs, paths)]
     found: list[dict[str, list[Any]]] = [{"returns": [], "successes": []} for _ in given]

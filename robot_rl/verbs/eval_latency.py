@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.types.options import Count, Discount, Meaning, NotNegative, Share, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import choice, env_factory, foreign, load_policy, run_folder, threads
+from robot_rl.verbs.build import env_factory, foreign, in_env_of, load_policy, run_folder, threads
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
 from robot_rl.words import Refused
@@ -65,10 +65,8 @@ def evaluate_latency(cfg: DictConfig) -> None:
     if cfg.get("policy") is None:
         path = checkpoint.find(path)
         run_config = OmegaConf.load(path / "config.yaml")
-        if not choice("env"):
-            own = OmegaConf.merge(run_config.get("env") or {}, cfg.get("env") or {})
-            cfg = OmegaConf.merge(cfg, {"env": own if run_config.get("env") else None})  # type: ignore[assignment]
-    if cfg.get("env") is None:
+        cfg = in_env_of(cfg, run_config)
+    elif cfg.get("env") is None:
         raise Refused("there is no environment to evaluate in; add env=…")
     env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
     if run_config is None:

@@ -16,21 +16,21 @@ from robot_rl import checkpoint, lineage, report
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.hil_episode import EpisodeRules
-from robot_rl.data.hil_log import HilLog
-from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.mix import Mix
 from robot_rl.data.seen import seen
-from robot_rl.loops.hil import HumanInTheLoop
-from robot_rl.loops.hil_adviser import Adviser
-from robot_rl.loops.hil_elicit import Elicitor
-from robot_rl.loops.hil_episodes import NewSteps
-from robot_rl.loops.hil_judge import Judge
-from robot_rl.loops.hil_options import HilOptions
-from robot_rl.loops.hil_painter import Painter
-from robot_rl.loops.hil_recovery import Recovery, of_environment
-from robot_rl.loops.hil_stats import Trials
-from robot_rl.loops.hil_trials import AttendedTrials
-from robot_rl.loops.trials import trials
+from robot_rl.human.adviser import Adviser
+from robot_rl.human.attended import AttendedTrials
+from robot_rl.human.elicitor import Elicitor
+from robot_rl.human.judge import Judge
+from robot_rl.human.log import HilLog
+from robot_rl.human.loop import HumanInTheLoop
+from robot_rl.human.memory import HilMemory
+from robot_rl.human.new_steps import NewSteps
+from robot_rl.human.options import HilOptions
+from robot_rl.human.painter import Painter
+from robot_rl.human.recovery import Recovery, of_environment
+from robot_rl.human.stats import Trials
+from robot_rl.human.trials import trials
 from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule

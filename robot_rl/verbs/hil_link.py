@@ -12,12 +12,12 @@ from typing import Any
 from robot_rl import checkpoint
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.claim import claim_existing, claim_new
-from robot_rl.data.hil_pieces import ActorBook, Inbox, Outbox, Place
 from robot_rl.data.seen import seen
+from robot_rl.human.actor import Follower, HilActor, tensors_of
+from robot_rl.human.learner import HilLearner
+from robot_rl.human.pieces import ActorBook, Inbox, Outbox, Place
 from robot_rl.interrupt import Interrupt
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
-from robot_rl.loops.hil_actor import Follower, HilActor, tensors_of
-from robot_rl.loops.hil_learner import HilLearner
 from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.track import Many

@@ -5,7 +5,7 @@ import pytest
 
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_episode, to_steps
 from robot_rl.data.hil_record import EndReason, Invalid, RewardSource
-from tests.data import hil_traces as traces
+from tests.human import traces
 
 RLIF = EpisodeRules(w_task=0.0, w_rlif=1.0)
 

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from robot_rl import build
-from robot_rl.data.hil_log import read_manifest
+from robot_rl.human.log import read_manifest
 from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.hil_job import HilJob, HilSettings
 from robot_rl.verbs.reading import plain

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from robot_rl.data.hil_episode import EpisodeRules
-from robot_rl.data.hil_log import HilLog
-from robot_rl.data.hil_memory import HilMemory
-from robot_rl.loops.hil import HumanInTheLoop
-from robot_rl.loops.hil_options import HilOptions
-from robot_rl.real.cockpit import simulated
+from robot_rl.human.log import HilLog
+from robot_rl.human.loop import HumanInTheLoop
+from robot_rl.human.memory import HilMemory
+from robot_rl.human.options import HilOptions
+from robot_rl.human.pilot import simulated
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
 from robot_rl.types import Learner

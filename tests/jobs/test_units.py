@@ -179,6 +179,7 @@ LINES = (
     ("eval episodes=2 video_episodes=0", METHOD),
     ("eval fas largest=1 episodes=2 num_envs=2", METHOD),
     ("eval latency episodes=4 num_envs=2 latency_ms=0 compensation=queue", CHUNKS),
+    ("collect episodes=2 num_envs=2 out=made.hdf5", METHOD),
 )
 
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from robot_rl.data.hil_episode import EpisodeRules
-from robot_rl.loops.hil_elicit import Elicitor
+from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.elicitor import Elicitor
 from robot_rl.policies.human.compatibility import Compatibility, CompatibilityOptions
-from robot_rl.real.teleop.scripted import ScriptedHuman
-from tests.data import hil_traces as traces
-from tests.loops.hil_world import LineEnv
-from tests.loops.test_hil import build
+from tests.human import traces
+from tests.human.line_world import LineEnv
+from tests.human.test_loop import build
 
 
 def person(seed, count=10, low=-1.0, high=1.0, turn=1.0, noise=0.05):

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from robot_rl.data.hil_episode import EpisodeRules
-from robot_rl.data.hil_log import HilLog
-from robot_rl.data.hil_memory import HilMemory
 from robot_rl.data.hil_record import ControlStep, Source
-from robot_rl.loops.hil import HumanInTheLoop
-from robot_rl.loops.hil_episodes import NewSteps
-from robot_rl.loops.hil_options import HilOptions
-from robot_rl.loops.trials import trials
+from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.log import HilLog
+from robot_rl.human.loop import HumanInTheLoop
+from robot_rl.human.memory import HilMemory
+from robot_rl.human.new_steps import NewSteps
+from robot_rl.human.options import HilOptions
+from robot_rl.human.pilot import simulated
+from robot_rl.human.trials import trials
 from robot_rl.policies.human.hil_ppo import HilPpo, HilPpoOptions
-from robot_rl.real.cockpit import simulated
-from robot_rl.real.teleop.scripted import ScriptedHuman
 from robot_rl.types import IOSpec, Transitions
-from tests.loops.hil_world import LineEnv
+from tests.human.line_world import LineEnv
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("m",), 10.0)
 SMALL = {"hidden": (32,), "bc_steps": 0, "batch_size": 32, "rollout_steps": 64}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from robot_rl.human.pilot import Pilot
 from robot_rl.real.action_safety import BITS, ActionSafety, Axes, SafetyLimits
-from robot_rl.real.cockpit import Pilot
 from robot_rl.real.robot import Level
 from robot_rl.types import IOSpec
 

@@ -45,7 +45,9 @@ def interpreter(version: str, work: Path) -> Path | None:
     if not works:
         return None
     path = Path(works[0])
-    if subprocess.run([*other_user(), path, "-c", "pass"], capture_output=True).returncode == 0:
+    probe = [path, "-c", "import sys; print(sys.base_prefix)"]  # another user may start it and be given another library
+    seen = [subprocess.run([*user, *probe], capture_output=True, text=True).stdout for user in ((), other_user())]
+    if seen[0] == seen[1]:
         return path
     copy = work / f"python{version}"  # below a closed home: the same files under a folder that is open
     if not copy.exists():

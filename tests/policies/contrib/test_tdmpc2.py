@@ -190,7 +190,7 @@ def test_wrong_options_say_what_was_expected(options: dict[str, Any], said: str)
 def test_learns_reach() -> None:
     env = make(1, 0, world=Reach(seconds=2.0))
     one = Tdmpc2(Tdmpc2Options(), env.io, gamma=0.95)
-    buffer = ReplayBuffer(env.io, 2000, window=one.window, gamma=0.95)
+    buffer = ReplayBuffer(env.io, 2000, window=one.need.window, gamma=0.95)
     OffPolicy(env, one, buffer, batch_size=64, learning_starts=200).run(1000, lambda *_: False)
     result = evaluate(make(10, 1, world=Reach(seconds=2.0)), one.policy, episodes=20)
     assert np.mean(result.returns) > 6.0  # acting at random: 1.95

@@ -11,15 +11,15 @@ import torch
 
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules
-from robot_rl.data.hil_log import HilLog, read_corrections
 from robot_rl.data.hil_record import EndReason, RewardSource
-from robot_rl.data.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
-from robot_rl.loops.hil_judge import Judge
+from robot_rl.human.judge import Judge
+from robot_rl.human.log import HilLog, read_corrections
+from robot_rl.human.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.policies.reward.success import SuccessClassifier, SuccessOptions
 from robot_rl.track import METRICS_FILE, Jsonl, Many, read_metrics
 from robot_rl.types import IOSpec
 from robot_rl.verbs.classify import ClassifyJob, ClassifySettings, load, rescore
-from tests.data import hil_traces as traces
+from tests.human import traces
 
 TICK = traces.TICK
 SMALL = {"hidden": (16,), "steps": 150, "batch_size": 64, "members": 2}

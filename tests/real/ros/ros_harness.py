@@ -340,7 +340,10 @@ class Processes:
 
     def start(self, module, *parameters, spec="arm.yaml", key=None, args=(), environment=None):
         key = key or module
-        command = [sys.executable, "-m", f"robot_rl.real.ros.{module}", "--ros-args"]
+        program = ["-m", "robot_rl.nodes", module]
+        if module == "policy_node":  # with toy policies
+            program = [Path(__file__).parent / "toy_policies.py"]
+        command = [sys.executable, *program, "--ros-args"]
         command += ["-p", f"robot_spec:={self.folder / spec}", *args]
         for parameter in parameters:
             command += ["-p", parameter]

@@ -44,7 +44,7 @@ def seeing(renderer, processes):
     kind = {"spec": "seeing.yaml", "environment": PROFILE}
     processes.start("sim_robot_node", RT, "world:=reach", *SIZE, **kind)
     processes.start("safety_supervisor_node", *SUPERVISOR, **kind)
-    policy = (RT, "autostart:=true", "loader:=toy_policies:looks", f"policy_path:={processes.folder / 'looks'}")
+    policy = (RT, "autostart:=true", f"policy_path:={processes.folder / 'looks'}")
     processes.start("policy_node", *policy, **kind)
     station = Station()
     wait(lambda: station.state == "IDLE", limit=90.0, what="a supervisor that is ready")

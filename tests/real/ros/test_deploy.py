@@ -16,6 +16,7 @@ import psutil
 import pytest
 from ros_harness import ROOT, Station, wait
 from std_msgs.msg import Float64MultiArray
+from toy_policies import save_expert
 
 from robot_rl.bench.ros_soak import soak
 from robot_rl.real.graph import GraphArgs, find_file, graph
@@ -83,7 +84,7 @@ def deployed():
 @pytest.mark.timing
 @pytest.mark.parametrize("state", ["starting", "loading", "IDLE", "ARMED", "ACTIVE", "HOLD", "FAULT", "ESTOP"])
 def test_ctrl_c_ends_everything_within_two_seconds_in_every_state_and_the_robot_stands(deployed, experts, state):
-    policy = [f"policy_path={experts.parent}", f"params_file={experts}"]
+    policy = [f"policy_path={experts.parent}", "trust=true", f"params_file={experts}"]
     made = deployed(
         *(policy if state != "IDLE" else []), *(["auto_arm=true"] if state not in ("IDLE", "ARMED") else [])
     )
@@ -128,7 +129,7 @@ def test_a_folder_without_a_checkpoint_and_an_empty_path_start_no_robot(tmp_path
     ):
         process = deploy(argument)
         _, said = process.communicate(timeout=60)
-        assert process.returncode == 1
+        assert process.returncode == 2
         assert words in said.strip().splitlines()[-1]
         assert "started" not in said
 
@@ -138,9 +139,23 @@ def test_a_policy_that_cannot_be_loaded_ends_the_deployment(tmp_path):
     (tmp_path / "policy.pt").write_bytes(b"no weights")
     process = deploy("world=reach", f"policy_path={tmp_path}")
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert "policy could not be started; ending the others" in said
     assert "Traceback" not in said
+
+
+def test_a_run_folder_that_names_code_moves_nothing_until_it_is_trusted(tmp_path):
+    save_expert(tmp_path)
+    params = tmp_path / "params.yaml"  # a file of parameters cannot name code either
+    params.write_text("/**/policy:\n  ros__parameters: {loader: 'toy_policies:load'}\n")
+    for more, words in (
+        ((), "toy_policies.py:Expert names code outside robot_rl and comes from a file"),
+        ((f"params_file={params}",), "loader is no parameter of policy"),
+    ):
+        process = deploy("world=reach", f"policy_path={tmp_path}", *more)
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert words in said
 
 
 def family(process):
@@ -242,10 +257,10 @@ def test_relay_tells_how_many_lines_it_left_out():
 
 @pytest.fixture
 def experts(tmp_path):
-    """Parameters with which the policy node plays the world's expert and a busy machine is no fault."""
+    """A run of the world's expert, and parameters with which a busy machine is no fault."""
+    save_expert(tmp_path)
     params = tmp_path / "params.yaml"
     params.write_text(
-        "/**/policy:\n  ros__parameters: {loader: 'toy_policies:expert'}\n"
         "/**/safety_supervisor:\n  ros__parameters: {overrun_ticks: 40, state_timeout: 0.3, command_timeout: 0.3}\n"
     )
     return params
@@ -255,7 +270,8 @@ def experts(tmp_path):
 @pytest.mark.parametrize("minutes", [1.0, pytest.param(60.0, marks=[pytest.mark.slow, pytest.mark.timeout(4500)])])
 def test_43_soak_memory_and_pace_are_flat_and_ctrl_c_brakes_and_leaves_nobody(tmp_path, experts, minutes, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{HERE}")
-    found = soak(minutes, str(tmp_path), task_seconds=3.0, record_seconds=6.0, options=(f"params_file={experts}",))
+    options = ("trust=true", f"params_file={experts}")
+    found = soak(minutes, str(tmp_path), task_seconds=3.0, record_seconds=6.0, options=options)
     assert set(found["rows"]) == {"launcher", "sim_robot", "safety_supervisor", "policy", "teleop", "recorder"}
     for name, row in found["rows"].items():
         assert abs(row["rss_end_mb"] - row["rss_start_mb"]) < 5.0, (name, row)
@@ -283,7 +299,7 @@ def test_three_processes_reach_goals_at_100_hz(tmp_path, experts):
     station.node.create_subscription(
         Float64MultiArray, "robot_rl/task/goal", lambda m: goal.__setitem__(0, np.array(m.data)), 1
     )
-    process = deploy("world=reach", "auto_arm=true", f"policy_path={tmp_path}", f"params_file={experts}")
+    process = deploy("world=reach", "auto_arm=true", f"policy_path={tmp_path}", "trust=true", f"params_file={experts}")
 
     def distance():
         joints = station.joints

@@ -12,7 +12,7 @@ import pytest
 from ros_harness import RT, SLACK, STOP, wait
 
 pytestmark = [pytest.mark.ros, pytest.mark.timing, pytest.mark.timeout(240)]
-TOY = (RT, "autostart:=true", "loader:=toy_policies:load")
+TOY = (RT, "autostart:=true")
 START = 90.0  # seconds until a policy drives; importing torch takes long on a busy machine
 
 

@@ -1,11 +1,20 @@
-"""Loader of small policies for the policy node; the folder's name says what kind."""
+"""A policy node with small policies: the folder's name says what kind. And the method `Expert` for deployments."""
 
 import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
+import yaml
 
-from robot_rl.types import Action, IOSpec, Loaded
+from robot_rl import checkpoint
+from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.port import SpecPort
+from robot_rl.sim.port import WorldPort
+from robot_rl.types import Action, IOSpec, Learner, Loaded
+
+JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
 
 RATE = 50.0
 
@@ -38,8 +47,10 @@ class Toward:
         return Action(value * np.nan if self.bad else value)
 
 
-def load(path, *, device, threads):
+def load(path, *, device, threads, trust):
     name = path.rsplit("/", 1)[-1]
+    if name == "looks":
+        return looks(path)
     if name == "slow":
         time.sleep(6.0)  # the request itself may take a second on a busy machine
     if name == "corrupt":
@@ -71,12 +82,7 @@ class Looks:
         return Action((2.0 * (goal - low) / (high - low) - 1.0)[None].astype(np.float32))
 
 
-def looks(path, *, device, threads):
-    from pathlib import Path
-
-    from robot_rl.real.core.spec import RobotSpec
-    from robot_rl.real.port import SpecPort
-
+def looks(path):
     spec = RobotSpec.load(Path(path).parent / "seeing.yaml")
     raw = SpecPort(spec, RATE).io.to_dict()
     raw["obs"] |= {f"image.{name}": {"shape": [24, 32, 3], "dtype": "uint8"} for name in spec.cameras}
@@ -84,11 +90,11 @@ def looks(path, *, device, threads):
     return Loaded(Looks(io), io, None, "looks")
 
 
-class Expert:
-    """The scripted controller of a world as a policy."""
+class ExpertPolicy:
+    """The scripted controller of the world reach as a policy."""
 
-    def __init__(self, world, spec):
-        self.world, self.io = world, spec
+    def __init__(self, io):
+        self.io, self.world = io, WorldPort("reach", JOINTS).world
 
     def reset(self, rows=None):
         pass
@@ -96,10 +102,30 @@ class Expert:
     def act(self, obs, *, deterministic=False):
         return Action(np.clip(np.asarray(self.world.expert(obs["state"])), -1.0, 1.0).astype(np.float32))
 
+    def state_dict(self):
+        return {}
 
-def expert(path, *, device, threads):
-    from robot_rl.sim.port import WorldPort
+    def load_state_dict(self, state):
+        pass
 
-    joints = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
-    port = WorldPort("reach", joints)
-    return Loaded(Expert(port.world, port.io), port.io, lambda names: WorldPort("reach", names, port.io), "expert")
+
+class Expert(Learner):
+    """A method of somebody's own that has nothing to learn."""
+
+    def __init__(self, io, *, seed=0, device="cpu"):
+        self.policy = ExpertPolicy(io)
+
+
+def save_expert(folder):
+    """A run folder whose method is `Expert`; it is deployed with trust=true."""
+    config = {"policy": {"name": f"{Path(__file__).resolve()}:Expert"}, "env": {"world": {"name": "reach"}}}
+    config |= {"seed": 0, "gamma": 0.99, "device": "cpu"}
+    io = WorldPort("reach", JOINTS).io
+    checkpoint.save(folder / "checkpoints", 1, states={"policy": {}}, io=io, config=yaml.safe_dump(config), meta={})
+
+
+if __name__ == "__main__":
+    from robot_rl.real.ros.node_base import leave, run
+    from robot_rl.real.ros.policy_node import PolicyNode
+
+    leave(run(partial(PolicyNode, load)))

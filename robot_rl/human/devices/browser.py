@@ -1,0 +1,220 @@
+"""The browser as a device: what the operator does there, and what they see."""
+
+from __future__ import annotations
+
+import io as bytes_io
+import math
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from robot_rl.arbiter import Reading
+from robot_rl.extras import require
+from robot_rl.human.console.server import ConsoleServer
+from robot_rl.human.devices.remote import RemoteTeleop
+from robot_rl.real.core.clock import Clock
+from robot_rl.types import IOSpec, Obs
+from robot_rl.types.options import Count, Positive
+
+
+class BrowserTeleop(RemoteTeleop):
+    """Keyboard, mouse and gamepad of a web page, and its screen.
+
+    Args:
+        io: interface of the policy.
+        host: see `ConsoleServer`; likewise port, token, certificate and key.
+        port: 0 takes a free one.
+        token: None makes one.
+        hosts: see `ConsoleServer`.
+        certificate: for TLS.
+        key: for TLS.
+        speed: factor on the axes.
+        frame_every: ticks per camera picture, which may come as pixels or as a JPEG.
+        quality: of the JPEGs, 1 to 95; only for the screen, learners never see them.
+        clock: of the control loop.
+        announce: print the address.
+    """
+
+    def __init__(
+        self,
+        io: IOSpec,
+        *,
+        host: str = "127.0.0.1",
+        port: Annotated[int, Field(ge=0, le=65535)] = 8765,
+        token: str | None = None,
+        hosts: Sequence[str] = (),
+        certificate: str | None = None,
+        key: str | None = None,
+        speed: float = 0.6,
+        frame_every: int = 1,
+        quality: Annotated[int, Field(ge=1, le=95)] = 75,
+        clock: Clock | None = None,
+        announce: bool = True,
+    ) -> None:
+        super().__init__(io, clock=clock, speed=speed)
+        if frame_every < 1 or not 1 <= quality <= 95:
+            raise ValueError(f"frame_every is {frame_every} and quality {quality}, expected >= 1 and in [1, 95]")
+        self._every, self._quality, self._tick = frame_every, quality, 0
+        self._hz = io.control_hz
+        self._ages: deque[float] = deque(maxlen=200)
+        self._episodes = -1
+        self.reel = Reel()
+        self._encoder = ThreadPoolExecutor(1, "pictures")
+        self._encoding: Future[None] | None = None
+        self._image: Any = require("PIL.Image")
+        self.server = ConsoleServer(
+            self._message,
+            self.disconnect,
+            host=host,
+            port=port,
+            token=token,
+            hosts=hosts,
+            replay=self.reel.picture,
+            certificate=certificate,
+            key=key,
+        )
+        if announce:
+            sys.stderr.write(f"console: {self.server.url}\n")
+            sys.stderr.flush()
+
+    def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
+        """The newest message; its age counts as latency while the operator drives."""
+        reading = super().read(now, obs, policy)
+        if reading.enable and reading.connected and math.isfinite(reading.stamp):
+            self._ages.append(1e3 * max(now - reading.stamp, 0.0))
+        return reading
+
+    def show(
+        self,
+        telemetry: dict[str, Any],
+        frame: Callable[[int], Any] | None = None,
+        views: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Numbers at every tick, pictures at every `frame_every`-th; nothing is rendered while nobody looks.
+
+        Args:
+            telemetry: plain values.
+            frame: (JPEG quality) -> pixels, a JPEG, or None while there is no new picture.
+            views: name -> (H, W, 3) what the policy sees.
+        """
+        self._tick += 1
+        views = dict(list((views or {}).items())[:8])
+        if self.server.watched and self._tick % self._every == 0 and (self._encoding is None or self._encoding.done()):
+            if self._encoding is not None:
+                self._encoding.result()  # what went wrong there is told here
+            shown = None if frame is None else frame(self._quality)
+            pixels = [None if shown is None or isinstance(shown, bytes) else np.array(shown)]
+            pixels += [np.array(view) for view in views.values()]
+            episode = int(telemetry.get("episode", -1))
+            if isinstance(shown, bytes):
+                self._send(0, shown, episode)
+            self._encoding = self._encoder.submit(self._encode, pixels, episode)
+        if self._ages:
+            p50, p95 = np.percentile(self._ages, (50, 95))
+            telemetry = {**telemetry, "input_ms": [round(float(p50), 1), round(float(p95), 1)]}
+        kept = [{**line, "pictures": self.reel.count(line["episode"])} for line in telemetry.get("list", ())]
+        self.server.publish({**telemetry, "list": kept, "hz": self._hz, "views": list(views)})
+        if telemetry["episodes"] != self._episodes:
+            self._episodes = telemetry["episodes"]
+            if telemetry["success"] is not None:
+                names = ("episodes", "steps", "success", "intervention_rate", "human_seconds")
+                self.server.remember({name: telemetry[name] for name in names})
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._encoder.shutdown()
+        self.server.close()
+
+    def _encode(self, pixels: list[np.ndarray | None], episode: int) -> None:
+        """In a thread of its own: the encoder does not hold the interpreter."""
+        for which, one in enumerate(pixels):
+            if one is not None:
+                out = bytes_io.BytesIO()
+                self._image.fromarray(one).save(out, "JPEG", quality=self._quality)
+                self._send(which, out.getvalue(), episode)
+
+    def _send(self, which: int, picture: bytes, episode: int) -> None:
+        self.server.show(which, picture)
+        if which == 0 and episode >= 0:
+            self.reel.add(episode, picture)
+
+    def _message(self, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        if kind == "input":
+            axes = message.get("axes", {})
+            if not isinstance(axes, dict) or len(axes) > 16:
+                raise ValueError("axes is no small object of numbers")
+            numbers = {str(k): float(v) for k, v in axes.items()}
+            factor = float(message.get("factor", 1.0))
+            self.message(int(message["seq"]), numbers, bool(message.get("enable")), factor)
+        elif kind == "press":
+            self.press(str(message["kind"]), int(message.get("episode", -1)))
+        else:
+            raise ValueError(f"message type '{kind}' is unknown, expected input or press")
+
+
+class Reel:
+    """Pictures of the newest episodes, for looking at them again.
+
+    Args:
+        most_bytes: kept in all; the oldest episode goes first, the one under way stays.
+    """
+
+    def __init__(self, most_bytes: int = 64 << 20) -> None:
+        self._most, self._bytes = most_bytes, 0
+        self._episodes: dict[int, list[bytes]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, episode: int, picture: bytes) -> None:
+        """The next picture of an episode."""
+        with self._lock:
+            self._episodes.setdefault(episode, []).append(picture)
+            self._bytes += len(picture)
+            while self._bytes > self._most and len(self._episodes) > 1:
+                self._bytes -= sum(map(len, self._episodes.pop(min(self._episodes))))
+
+    def count(self, episode: int) -> int:
+        """Pictures of an episode."""
+        with self._lock:
+            return len(self._episodes.get(episode, ()))
+
+    def picture(self, episode: int, number: int) -> bytes | None:
+        """One of them, or None."""
+        with self._lock:
+            kept = self._episodes.get(episode, [])
+            return kept[number] if 0 <= number < len(kept) else None
+
+
+def make(
+    io: IOSpec,
+    expert: Any = None,
+    *,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Field(ge=0, le=65535)] = 8765,
+    token: str | None = None,
+    hosts: Sequence[str] = (),
+    certificate: str | None = None,
+    key: str | None = None,
+    speed: Positive = 0.6,
+    frame_every: Count = 1,
+    quality: Annotated[int, Field(ge=1, le=95)] = 75,
+) -> BrowserTeleop:
+    """The console; see `BrowserTeleop`."""
+    return BrowserTeleop(
+        io,
+        host=host,
+        port=port,
+        token=token,
+        hosts=hosts,
+        certificate=certificate,
+        key=key,
+        speed=speed,
+        frame_every=frame_every,
+        quality=quality,
+    )

@@ -1,0 +1,94 @@
+"""What a device is: how a person's hands, real or scripted, reach the pilot, and what they are shown."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from robot_rl.arbiter import Reading
+from robot_rl.types import Obs
+
+
+class Teleop(ABC):
+    """A device, read without blocking."""
+
+    realtime = True
+    """A person of flesh and blood: the robot keeps to real time, holds until they say go, and trials wait for them."""
+
+    @abstractmethod
+    def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
+        """The newest command.
+
+        Args:
+            now: [s].
+            obs: what the policy sees, without a batch axis (a scripted person looks at it; devices do not).
+            policy: (A,) what the policy proposes.
+        """
+
+    def begin(self, now: float) -> None:  # noqa: B027
+        """A new episode starts."""
+
+    def prepare(self, demo: bool) -> None:  # noqa: B027
+        """The next episode is a demonstration: the person drives all of it."""
+
+    def advise(self, wanted: bool) -> None:  # noqa: B027
+        """Help is wanted, or not any more; a screen shows it with the telemetry."""
+
+    def show(  # noqa: B027
+        self,
+        telemetry: dict[str, Any],
+        frame: Callable[[int], Any] | None = None,
+        views: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Numbers of this tick for a screen.
+
+        Args:
+            telemetry: plain values, see `human.screen`.
+            frame: (JPEG quality) -> pixels, a JPEG, or None while there is no new picture.
+            views: name -> (H, W, 3) what the policy sees.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What continues it exactly, between episodes; a person of flesh and blood has nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Continue."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release the device."""
+
+
+class TerminalTeleop(Teleop):
+    """A device whose person looks at the terminal: who drives, what stands in the way and labels, when they change.
+
+    Args:
+        go: what they press for go.
+        unlock: what they press to unlock.
+        say: prints a line; the default leaves progress bars whole.
+    """
+
+    def __init__(self, *, go: str, unlock: str, say: Callable[[str], None] | None = None) -> None:
+        self._say = say or (lambda line: tqdm.write(line, file=sys.stderr))
+        self._hints = {"HOLD": f"press {go}", "STOPPED": f"unlock with {unlock}, then {go}"}
+        self._told = ""
+
+    def show(
+        self,
+        telemetry: dict[str, Any],
+        frame: Callable[[int], Any] | None = None,
+        views: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """One line where something changed."""
+        driver = telemetry["driver"]
+        words = [self._hints.get(driver, ""), telemetry["problem"], telemetry["label"]]
+        words += [f"help wanted: {telemetry['help']}"] if telemetry["help"] else []
+        line = f"{driver}, {telemetry['phase']}" + "".join(f"; {word}" for word in words if word)
+        if line != self._told:
+            self._told = line
+            self._say(line)

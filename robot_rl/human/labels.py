@@ -1,0 +1,170 @@
+"""What a person says about episodes: while they run, when they are over, and again when they change their mind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from robot_rl.data.hil_episode import EpisodeRules, relabel, to_steps
+from robot_rl.data.hil_record import ControlStep, EndReason, RewardSource
+from robot_rl.human.log import HilLog, episode_key, read_corrections
+from robot_rl.human.memory import HilMemory
+from robot_rl.human.stats import EpisodeFacts
+from robot_rl.types import Episode
+
+WORDS = {"success": True, "failure": False, "undo": None}
+
+
+@dataclass
+class Told:
+    """One finished episode and what was said about it.
+
+    Attributes:
+        number: of the episode.
+        facts: of it; a label changes its success, and with it the rolling numbers.
+        demo: a demonstration.
+        rows: (n,) of the memory, in order; empty where nothing was kept.
+        final: of them the row of its last valid step, -1 where that was not kept.
+        keyed: a key ended it.
+        label: what a person said last, "success", "failure" or "".
+    """
+
+    number: int
+    facts: EpisodeFacts
+    demo: bool
+    rows: list[int]
+    final: int
+    keyed: bool
+    label: str = ""
+
+
+class Labels:
+    """Finished episodes, newest last; a word about one of them reaches log, memory and numbers.
+
+    Args:
+        log: of the run.
+        memory: of it; None where the learner is elsewhere: then the log alone hears it.
+        rules: rewards and ends.
+        most: episodes that can still be found.
+    """
+
+    def __init__(self, log: HilLog, memory: HilMemory | None, rules: EpisodeRules, most: int = 200) -> None:
+        self._log, self._memory, self._rules, self._most = log, memory, rules, most
+        self._told: dict[int, Told] = {}
+        self.said = ""
+        """The last word, as it was understood: "success, episode 12"."""
+
+    def add(
+        self, number: int, steps: Sequence[ControlStep], facts: EpisodeFacts, demo: bool, rows: list[int], final: int
+    ) -> Told:
+        """Episode `number` is over and on the disk; see `Told` for the rest."""
+        keyed = any(step.reward_source == RewardSource.HUMAN_KEY for step in steps)
+        self._told[number] = told = Told(number, facts, demo, rows, final, keyed)
+        if keyed:
+            told.label = "success" if facts.success else "failure"
+            self.said = f"{told.label}, episode {number}"
+        for old in sorted(self._told)[: -self._most]:
+            del self._told[old]
+        return told
+
+    def apply(self, kind: str, number: int = -1) -> int:
+        """Say "success", "failure" or "undo" about an episode; -1 is the newest one.
+
+        Returns:
+            Demonstrations that this made (1) or took (-1).
+        """
+        told = self._told.get(max(self._told, default=-1) if number < 0 else number)
+        if told is None:
+            self.said = "nothing to label: " + (f"episode {number} is not kept" if number >= 0 else "no episode yet")
+            return 0
+        success = WORDS[kind]
+        episode = self._log.read(told.number)
+        recorded = bool(episode.meta["success"]) and not told.keyed
+        told.label = "" if success is None else kind
+        told.facts.success = recorded if success is None else success
+        self._log.correct(told.number, told.facts.success, undone=success is None)
+        self.said = f"{kind if success is not None else 'label taken back'}, episode {told.number}"
+        if self._memory is None:
+            self.said += " (in the log; the learner elsewhere does not hear of it)"
+            return 0
+        return self._amend(self._memory, told, episode, success)
+
+    def list(self, most: int = 12) -> list[dict[str, Any]]:
+        """The newest episodes, newest first, in plain values."""
+        return [
+            {
+                "episode": told.number,
+                "end": told.facts.end_reason,
+                "success": told.facts.success,
+                "label": told.label,
+                "steps": told.facts.steps,
+                "human": round(told.facts.human_steps / max(told.facts.steps, 1), 2),
+                "demo": told.demo,
+            }
+            for _, told in sorted(self._told.items(), reverse=True)[:most]
+        ]
+
+    def restore(self, promote: bool) -> None:
+        """Fill the memory from the log: the log is the buffer, and the last word about an episode counts.
+
+        Args:
+            promote: successes without help join the demonstrations.
+        """
+        if self._memory is None:
+            return
+        last = {episode_key(line): line for line in read_corrections(self._log.path)}
+        for episode in self._log.episodes():
+            key, facts = episode_key(episode.meta), episode.meta
+            shown = bool(facts.get("shown", facts.get("demo")))
+            if facts.get("discarded") and not shown:
+                continue
+            steps = to_steps(episode)
+            success, line, label = bool(facts.get("success")), last.get(key), ""
+            if line is not None:
+                keyed = any(step.reward_source == RewardSource.HUMAN_KEY for step in steps)
+                success = bool(line["success"])
+                label = "" if line.get("undone") else "success" if success else "failure"
+                if label or keyed:
+                    relabel(steps, self._rules, success if label else None)
+            human = sum(step.human for step in steps)
+            useful = not shown or (bool(facts.get("demo")) if line is None else success)
+            rows, final = _store(self._memory, steps, demo=shown) if useful else ([], -1)
+            if promote and success and not human and not shown:
+                self._memory.promote(rows)
+            if (key.run_id, key.actor_id) == (self._log.run_id, self._log.actor_id):
+                end = EndReason(facts["end_reason"]).name.lower()
+                seen = EpisodeFacts(success=success, end_reason=end, steps=len(steps), human_steps=human)
+                told = self.add(key.episode_id, to_steps(episode), seen, shown, rows, final)
+                told.label = told.label if line is None else label
+        self.said = ""
+
+    def _amend(self, memory: HilMemory, told: Told, episode: Episode, success: bool | None) -> int:
+        """The memory hears it, too."""
+        steps = to_steps(episode)
+        final = relabel(steps, self._rules, success) if success is not None or told.keyed else None
+        final = final or next((step for step in reversed(steps) if step.valid), None)
+        if final is None:
+            return 0
+        if not told.demo:
+            memory.amend(told.final, final)
+            return 0
+        if told.facts.success and not told.rows:
+            told.rows, told.final = _store(memory, steps, demo=True)
+            return 1
+        if not told.facts.success and told.rows:
+            memory.forget(told.rows)
+            told.rows, told.final = [], -1
+            return -1
+        return 0
+
+
+def _store(memory: HilMemory, steps: Sequence[ControlStep], *, demo: bool) -> tuple[list[int], int]:
+    """Rows of the steps, and the row of the last valid one or -1."""
+    first, final = memory.count, -1
+    for step in steps:
+        before = memory.count
+        memory.extend([step], demo=demo)
+        if step.valid:
+            final = before if memory.count > before else -1
+    return list(range(first, memory.count)), final

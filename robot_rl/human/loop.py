@@ -1,0 +1,384 @@
+"""The human-in-the-loop loop: one robot, one person, one learner, in one process."""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from robot_rl.arbiter import Press
+from robot_rl.data.hil_episode import EpisodeDraft
+from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
+from robot_rl.human.labels import WORDS
+from robot_rl.human.pilot import Driven
+from robot_rl.human.screen import telemetry, views
+from robot_rl.human.session import Session
+from robot_rl.human.stats import EpisodeFacts
+from robot_rl.human.trials import tell
+from robot_rl.loops.stepping import NonFiniteError
+from robot_rl.types import Episode, Metrics, Obs, Step
+
+Hook = Callable[[int, Metrics], bool]
+_BACKOFF = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+class HumanInTheLoop(Session):
+    """Drives, records, learns: a `Session`, and takes its arguments. Between episodes it can be saved and continued."""
+
+    def stop(self) -> None:
+        """End after the episode under way (from a signal handler)."""
+        self._stop = True
+
+    def collect_demos(self, wanted: int, on_demo: Callable[[int], object] | None = None, tries: int = 5) -> None:
+        """The person drives until `wanted` successful demonstrations are stored.
+
+        Raises:
+            RuntimeError: too few successes in `tries * wanted` episodes.
+        """
+        for _ in range(tries * wanted):
+            if self.demos >= wanted or self._stop:
+                break
+            self._episode(demo=True)
+            if on_demo is not None:
+                on_demo(self.demos)
+        self.pilot.hold()  # the policy waits for go
+        if self.demos < wanted and not self._stop:
+            raise RuntimeError(
+                f"only {self.demos} of {tries * wanted} demonstrations ended in success, wanted {wanted}; ask for "
+                "fewer, or for a better person (human.skill, human.noise)"
+            )
+
+    def run(self, total_steps: int, hook: Hook) -> None:
+        """Drive and learn until `total_steps` own steps, the hook says stop, or `stop()`.
+
+        Args:
+            total_steps: driven steps, demonstrations not counted.
+            hook: called after every episode with (steps so far, metrics); True stops.
+        """
+        mark, steps = time.perf_counter(), self.env_steps
+        while self.env_steps < total_steps and not self._stop:
+            facts = self._episode(demo=False)
+            if facts is None:
+                continue
+            now = time.perf_counter()
+            speed = (self.env_steps - steps) / max(now - mark, 1e-9)
+            mark, steps = now, self.env_steps
+            effective = self.updates / max(self.env_steps, 1)
+            extra = {"time/sps": speed, "train/updates": float(self.updates), "train/updates_per_step": effective}
+            row = {**self.improver.metrics, **facts.metrics(), **self.stats.metrics(), **extra}
+            row |= {f"buffer/{name}": float(len(view)) for name, view in self.memory.views.items()}
+            if hook(self.env_steps, row):
+                return
+
+    # ------------------------------------------------------------ one episode
+
+    def _episode(self, demo: bool) -> EpisodeFacts | None:
+        """One episode; None when it could not begin."""
+        if not self._ready(demo):
+            return None
+        key, self._world_ended = self.log.begin(), False
+        draft = EpisodeDraft(self.rules, self.env.io.control_hz)
+        facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
+        patience = self.options.hold_steps(self.env.io.control_hz, self.pilot.realtime)
+        self.learner.policy.reset()
+        for part in (self.watch, self.grippers, self.adviser, self.judge, self.recovery):
+            if part is not None:
+                part.begin()
+        self._rows, self._seen, self._final = [], {}, -1
+        self.episode_began_ns = self.pilot.now_ns()
+        while draft.end_reason == EndReason.NONE:
+            begun, t_obs = time.perf_counter(), self.pilot.now_ns()
+            obs = self.here()
+            proposal = self._propose(demo)
+            blind = self.watch.look(obs, self._seen) or self.grippers.blind
+            out = None if demo or self.recovery is None else self.recovery.look()
+            wish = proposal if out is None else out
+            driven = self.pilot.drive(obs, wish, blind=blind, grip=self.grippers.wanted)
+            if driven.human and self.recovery is not None:
+                self.recovery.begin()
+            discard = self._keys(draft, driven.presses) or discard
+            if draft.end_reason != EndReason.NONE:
+                break
+            if driven.lost:
+                draft.close(EndReason.COMMS)
+                break
+            if driven.stopped:
+                pressed = any(press.kind == "estop" for press in driven.presses)
+                draft.close(EndReason.HUMAN_STOP if pressed else EndReason.SAFETY_STOP)
+                break
+            t_cmd = self.pilot.now_ns()
+            try:
+                row = self.stepper.step(driven.executed[None], proposed=proposal[None])
+            except NonFiniteError as error:
+                self._broken("the robot's observation is not finite", error)
+                draft.close(EndReason.FAULT)
+                break
+            self._seen = row.info
+            tell(self.learner.policy, driven.executed)
+            self.pilot.wait()
+            self._world_ended = bool(row.terminated[0] or row.truncated[0])
+            step, over = self._record(obs, proposal, driven, row, (t_obs, t_cmd, self.pilot.now_ns()))
+            draft.add(step)
+            self._note(step)
+            facts.count(step, driven)
+            held = held + 1 if not (driven.moving or demo or self.grippers.blind) else 0
+            void = self.grippers.look(len(draft) - 1, driven.executed, driven.gripper)
+            if void is not None:
+                self._void(draft, void)
+            if self.watch.lost or self.grippers.lost:
+                self.pilot.hold()
+                draft.close(EndReason.FAULT)
+            if over != EndReason.NONE:
+                draft.close(over)
+            elif held >= (patience if driven.driver == "HOLD" else self.options.max_hold_steps):
+                draft.close(EndReason.HUMAN_STOP)
+            if not demo:
+                self.env_steps += 1
+                self._hand_on(draft.settled())
+                self._learn()
+            facts.tick_ms.append(1e3 * (time.perf_counter() - begun))
+            self._show(demo, driven, key.episode_id)
+        self.pilot.end()
+        return self._finish(draft, facts, demo, discard, first_row)
+
+    def _ready(self, demo: bool) -> bool:
+        """Reset the robot, and wait until a person lets it move."""
+        if not self.stepper.obs:
+            self._reset(self.seed)
+            self.learner.policy.reset()
+        while not self._stop:
+            refused: list[str] = []
+            if self.stepper.obs:
+                self.pilot.restart()
+            if self.pilot.driver not in ("HOLD", "STOPPED") and (self.stepper.obs or self._reset()):
+                refused = self.pilot.begin(demo)
+                if not refused:
+                    return True
+            self.hear(self.pilot.idle(self.here()))
+            self.pilot.show(self._telemetry(demo, None, "; ".join(refused)), self.frame, views(self.stepper.obs))
+            self.pilot.wait()
+            if not self.pilot.realtime and (refused or self.pilot.driver in ("HOLD", "STOPPED")):
+                why = f" ({'; '.join(refused)})" if refused else ""
+                raise RuntimeError(f"the robot is in {self.pilot.driver} and nobody is there to resume{why}")
+        return False
+
+    def _propose(self, demo: bool = False) -> np.ndarray:
+        if self.env_steps < self.options.random_steps:
+            return self.rng.uniform(-1.0, 1.0, self.env.io.action_dim).astype(np.float32)
+        proposal = np.asarray(self.learner.policy.act(self.stepper.obs).value[0], np.float32)
+        if self.adviser is not None and not demo and np.isfinite(proposal).all():
+            self.pilot.advise(self.adviser.look(self.stepper.obs, proposal))
+        return proposal
+
+    def _keys(self, draft: EpisodeDraft, presses: tuple[Press, ...]) -> bool:
+        """Labels of the person; True when the episode is to be thrown away."""
+        for press in presses:
+            running = press.episode < 0 and len(draft) and draft.end_reason == EndReason.NONE
+            if press.kind in ("success", "failure") and running:
+                draft.label(press.kind == "success", round(press.time * 1e9))
+            elif press.kind in WORDS:
+                self.hear((press,))
+            elif press.kind in ("abort", "rerecord"):
+                draft.close(EndReason.HUMAN_STOP)
+                return press.kind == "rerecord"
+        return False
+
+    def _record(
+        self, obs: Obs, proposal: np.ndarray, driven: Driven, row: Step, times: tuple[int, int, int]
+    ) -> tuple[ControlStep, EndReason]:
+        """The step as it is stored, and whether the world ended the episode."""
+        t_obs, t_cmd, t_next = times
+        success = bool(row.info["success"][0]) if "success" in row.info else False
+        terminated, truncated = bool(row.terminated[0]), bool(row.truncated[0])
+        verdict = None
+        if self.judge is not None:
+            patience = 0.5 / self.env.io.control_hz if self.pilot.realtime else math.inf
+            verdict = self.judge({name: value[0] for name, value in row.next_obs.items()}, patience)
+            success, self.probability = verdict.success, verdict.probability
+        reward, over = self.options.outcome(float(row.reward[0]), success, terminated, truncated)
+        source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
+        if source == Source.POLICY and driven.driver == "RETURN":
+            source = Source.BLEND
+        if source == Source.POLICY and self.recovery is not None and self.recovery.driving:
+            source = Source.RECOVERY
+        valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
+        self.improver.poisoned |= not np.isfinite(proposal).all()
+        if self.watch.blind or self.grippers.blind:
+            valid, invalid = False, Invalid.CAMERA if self.watch.blind else Invalid.GRIPPER
+        if not driven.finite:
+            valid, invalid = False, Invalid.NONFINITE
+            proposal = np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0)
+        reward_source = RewardSource.NONE if self.options.task_reward == "labels" else RewardSource.ENV
+        if verdict is not None:
+            reward_source = RewardSource.CLASSIFIER
+            if not verdict.known:
+                reward_source, valid = RewardSource.NONE, False
+                invalid = Invalid.REWARD if invalid == Invalid.NONE else invalid
+        command = np.nan_to_num(np.clip(driven.command, -1.0, 1.0))
+        step = ControlStep(
+            obs=obs,
+            next_obs={name: np.array(value[0]) for name, value in row.next_obs.items()},
+            action_policy=proposal,
+            action_human=driven.human_action,
+            action_cmd=command.astype(np.float32),
+            action_exec=driven.executed,
+            source=source,
+            t_obs=t_obs,
+            t_cmd=t_cmd,
+            t_next=t_next,
+            human_valid=driven.human_valid,
+            intv_start=driven.started,
+            deadman=driven.enable,
+            input_norm=driven.norm,
+            reward_task=reward,
+            reward_source=reward_source,
+            reward_prob=math.nan if verdict is None else verdict.probability,
+            policy_version=self.version,
+            policy_lag_ms=(t_obs - self.updated_ns) * 1e-6,
+            safety_bits=driven.bits,
+            clip_frac=driven.clip_frac,
+            cam_age_ms=self.watch.age_ms,
+            valid=valid,
+            invalid_reason=invalid,
+        )
+        self.grippers.charge(step)
+        return step, over
+
+    def _hand_on(self, steps: list[ControlStep], *, demo: bool = False) -> None:
+        """Settled steps to the memory."""
+        for step in steps:
+            before = self.memory.count
+            self._rows.append(before)
+            self.memory.extend([step], demo=demo)
+            if step.valid:
+                self._final = before if self.memory.count > before else -1
+
+    def _void(self, draft: EpisodeDraft, index: int) -> None:
+        """From this step on nothing is learned from: the gripper did not do what was recorded."""
+        for step in draft.steps[index:]:
+            if step.valid:
+                step.valid, step.invalid_reason = False, Invalid.GRIPPER
+        if index < len(self._rows):
+            self.memory.forget(range(self._rows[index], self.memory.count))
+
+    def _note(self, step: ControlStep) -> None:
+        try:
+            self.log.journal(step)
+        except OSError as error:
+            if error.errno not in _BACKOFF:
+                raise
+            self._trouble = f"the journal cannot be written ({error}); free some space. The episode is kept in memory"
+
+    def _finish(
+        self, draft: EpisodeDraft, facts: EpisodeFacts, demo: bool, discard: bool, first_row: int
+    ) -> EpisodeFacts:
+        reason = draft.end_reason
+        facts.success = reason == EndReason.SUCCESS
+        facts.end_reason = reason.name.lower()
+        facts.autonomous = facts.human_steps == 0 and reason not in (EndReason.HUMAN_STOP, EndReason.COMMS)
+        facts.returned = sum(step.reward_task for step in draft.steps if step.valid)
+        facts.disagreement = float(np.mean(facts.gaps)) if facts.gaps else math.nan
+        useful = demo and facts.success and not discard
+        if useful and self.elicitor is not None:
+            useful = self.elicitor.offer(draft.steps)
+        steps = draft.settled()
+        if useful or not demo:
+            self._hand_on(steps, demo=demo)
+        if discard:
+            self.memory.forget(range(first_row, self.memory.count))
+        number, rows = self.log.next_episode, list(range(first_row, self.memory.count))
+        shown = demo and not discard
+        self._commit(draft, {"demo": useful, "discarded": discard or (demo and not useful), "shown": shown})
+        if len(draft) and not discard:
+            self.labels.add(number, draft.steps, facts, demo, rows, self._final)
+        late, self._late = self._late, []
+        self.hear(late)
+        if useful:
+            self.demos += 1
+        if demo:
+            self.stats.add_demo(facts.human_steps)
+        else:
+            self.stats.add(facts)
+            if self.options.promote_success and facts.success and facts.autonomous:
+                self.memory.promote(rows)
+        if not demo:
+            if self._whole:
+                self.meanwhile("learning", lambda: self._learn(ended=True))
+            self.improver.mark()
+        if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
+            self._reset()
+        return facts
+
+    def _reset(self, seed: int | None = None) -> bool:
+        """Reset the robot; False when a real one could not be reset: it holds, and a person has to see to it."""
+        try:
+            self.stepper.reset(seed=seed)
+        except RuntimeError as error:
+            self._broken("the reset failed", error)
+            return False
+        return True
+
+    def _broken(self, what: str, error: RuntimeError) -> None:
+        """A real robot holds until a person says go on; a simulation ends with the error."""
+        if not self.pilot.realtime:
+            raise error
+        self._trouble = f"{what} ({error}); put the robot right and press go"
+        self.stepper.obs = {}
+        self.pilot.hold()
+
+    def _commit(self, draft: EpisodeDraft, facts: dict[str, Any]) -> Episode | None:
+        """To disk; with a full disk the robot holds until there is room: nothing is dropped silently."""
+        while True:
+            try:
+                episode = self.log.commit(draft, facts)
+                self._trouble = ""
+                return episode
+            except OSError as error:
+                if error.errno not in _BACKOFF or self._stop or not self.pilot.realtime:
+                    raise
+                self._trouble = f"the episode cannot be written ({error}); the robot holds until there is room"
+                self._late += self.pilot.idle(self.here())
+                self.pilot.show(self._telemetry(False, None, self._trouble), self.frame)
+                self.pilot.wait()
+
+    def _learn(self, ended: bool = False) -> None:
+        if len(self.memory.views["online"]) < max(self.options.learning_starts, 1):
+            return
+        if not ended:
+            self.improver.earn()
+        if self._whole and not ended:
+            return
+        if self.improver.spend(lambda: ended or not self.pilot.realtime or self.pilot.spare() > 0.0):
+            self.version, self.updated_ns = self.updates, self.pilot.now_ns()
+
+    def meanwhile(self, phase: str, work: Callable[[], Any]) -> Any:
+        """Something that takes a while, with the robot on hold: keys are heard and the screen goes on.
+
+        Args:
+            phase: what the screen says.
+            work: called in a thread of its own where a person is there, at once elsewhere.
+        """
+        if not self.pilot.realtime:
+            return work()
+        with ThreadPoolExecutor(1, "meanwhile") as pool:
+            done = pool.submit(work)
+            while not done.done():
+                self.hear(self.pilot.idle(self.here()))
+                self.pilot.hold()  # a go that comes now is too early
+                self.pilot.show({**self._telemetry(False, None), "phase": phase}, self.frame)
+                self.pilot.wait()
+            return done.result()
+
+    # ------------------------------------------------------------ screen
+
+    def _telemetry(self, demo: bool, driven: Driven | None, problem: str = "") -> dict[str, Any]:
+        return telemetry(self, demo, driven, problem)
+
+    def _show(self, demo: bool, driven: Driven, episode: int) -> None:
+        if self.pilot.realtime:
+            self.pilot.show({**self._telemetry(demo, driven), "episode": episode}, self.frame, views(self.stepper.obs))

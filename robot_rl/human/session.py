@@ -1,0 +1,172 @@
+"""A session with a person: its parts and counters, what they say about episodes, and what continues it exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from robot_rl.arbiter import Press
+from robot_rl.data.hil_episode import EpisodeRules
+from robot_rl.human.adviser import Adviser
+from robot_rl.human.elicitor import Elicitor
+from robot_rl.human.grippers import Grippers
+from robot_rl.human.improver import Improver
+from robot_rl.human.judge import Judge
+from robot_rl.human.labels import WORDS, Labels
+from robot_rl.human.log import HilLog
+from robot_rl.human.memory import HilMemory
+from robot_rl.human.options import HilOptions
+from robot_rl.human.pilot import Pilot
+from robot_rl.human.recovery import Recovery
+from robot_rl.human.stats import HilStats
+from robot_rl.human.watch import Watch
+from robot_rl.loops.stepping import Stepper
+from robot_rl.types import Learner, Obs, Sampler, Transitions
+
+
+class Session:
+    """What driving, trials and the screen have in common.
+
+    Args:
+        env: vector environment of one copy.
+        learner: improves its policy from transitions.
+        pilot: everything between proposal and robot.
+        log: where episodes go.
+        memory: where batches come from.
+        sampler: of the memory's views, e.g. a `Mix`.
+        rules: rewards and ends.
+        options: numbers.
+        batch_size: rows per batch.
+        seed: of the environment's first reset and of random proposals.
+        frame: (JPEG quality) -> picture for the person's screen, as pixels or JPEG, or None.
+        judge: says whether an observation shows success; needed for task_reward="classifier".
+        elicitor: looks at demonstrations as they come.
+        adviser: tells the person when help is wanted.
+        recovery: backs out where the robot is stuck; its steps are stored and never learned from.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        learner: Learner[Any, Transitions],
+        pilot: Pilot,
+        *,
+        log: HilLog,
+        memory: HilMemory,
+        sampler: Sampler,
+        rules: EpisodeRules,
+        options: HilOptions,
+        batch_size: int,
+        seed: int = 0,
+        frame: Callable[[int], Any] | None = None,
+        judge: Judge | None = None,
+        elicitor: Elicitor | None = None,
+        adviser: Adviser | None = None,
+        recovery: Recovery | None = None,
+    ) -> None:
+        if (options.task_reward == "classifier") != (judge is not None):
+            raise ValueError("task_reward=classifier and a classifier belong together; give both or neither")
+        self.judge, self.elicitor, self.adviser, self.recovery = judge, elicitor, adviser, recovery
+        self.env, self.learner, self.pilot = env, learner, pilot
+        self.log, self.memory, self.sampler = log, memory, sampler
+        self.rules, self.options, self.seed = rules, options, seed
+        self.stats = HilStats(env.io.control_hz)
+        self.env_steps = self.demos = self.version = 0
+        self._whole = learner.need.feeds == "episodes"  # learns between episodes, from what the same weights drove
+        rate = options.updates_per_step / (learner.need.rollout_steps if self._whole else 1)
+        self.improver = Improver(learner, sampler.batches(batch_size), rate, most_credit=50.0 * max(rate, 1.0))
+        self._trouble = ""
+        self.rng = np.random.default_rng(seed)
+        self.stepper = Stepper(env)
+        self.frame = frame
+        self.updated_ns = pilot.now_ns()
+        self._stop = self._world_ended = False
+        self.watch = Watch(env.io.control_hz, options.max_hold_steps)
+        self._seen: dict[str, Any] = {}
+        self.grippers = Grippers(env.io, options.grip_penalty)
+        self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on
+        self._final = -1  # row of the last valid one of them, -1 where that was not kept
+        self.labels = Labels(log, memory if isinstance(memory, HilMemory) else None, rules)
+        self.episode_began_ns: int | None = None
+        self.probability = math.nan
+        """Of success, as the classifier sees it; nan where there is none."""
+        self._late: list[Press] = []  # keys that came while the episode that they are about was being written
+
+    @property
+    def updates(self) -> int:
+        """Of the learner so far."""
+        return self.improver.updates
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the learner diverged and was put back."""
+        return self.improver.rollbacks
+
+    @property
+    def problem(self) -> str:
+        """What a person should know, or ""."""
+        return self._trouble or self.watch.problem or self.grippers.problem or self.improver.problem
+
+    def here(self) -> Obs:
+        """What the robot sees now, without a batch axis."""
+        return {name: np.array(value[0]) for name, value in self.stepper.obs.items()}
+
+    def hear(self, presses: Sequence[Press]) -> None:
+        """Labels of episodes that are over."""
+        for press in presses:
+            if press.kind in WORDS:
+                self.demos += self.labels.apply(press.kind, press.episode)
+
+    def restore_memory(self) -> None:
+        """Fill the memory from the log, with what was said about the episodes since."""
+        self.labels.restore(self.options.promote_success)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that continuation needs besides learner, sampler and log; between episodes."""
+        rng, stepper = self.rng.bit_generator.state, self.stepper
+        return {
+            "kind": "hil",
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "demos": self.demos,
+            "version": self.version,
+            "credit": self.improver.credit,
+            "updated_ns": self.updated_ns,
+            "rng": {**rng, "state": {key: int(value) for key, value in rng["state"].items()}},
+            "stats": self.stats.state_dict(),
+            "pilot": self.pilot.state_dict(),
+            "episodes": len(self.log.manifest),
+            "rows": self.memory.count,
+            "memory": self.memory.state_dict(),
+            "recovery": None if self.recovery is None else self.recovery.state_dict(),
+            "stepper": stepper.state_dict() if hasattr(self.env, "state_dict") and stepper.obs else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue. Episodes that were recorded after the checkpoint are kept and count as own steps.
+
+        Raises:
+            ValueError: a state of another loop.
+        """
+        if state.get("kind") != "hil":
+            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected hil")
+        for name in ("env_steps", "demos", "version"):
+            setattr(self, name, int(state[name]))
+        self.improver.updates, self.improver.credit = int(state["updates"]), float(state["credit"])
+        self.updated_ns = int(state["updated_ns"])
+        self.rng.bit_generator.state = state["rng"]
+        self.stats.load_state_dict(state["stats"])
+        self.pilot.load_state_dict(state["pilot"])
+        self.memory.load_state_dict(state["memory"])
+        if self.recovery is not None and state.get("recovery"):
+            self.recovery.load_state_dict(state["recovery"])
+        later = self.log.manifest[int(state["episodes"]) :]
+        self.env_steps += sum(line["steps"] for line in later if not line["demo"])
+        if state["stepper"] is not None:
+            self.stepper.reset(seed=self.seed)
+            self.stepper.load_state_dict(state["stepper"])
+        if later:  # what was driven after the checkpoint must not be driven again from the same starts
+            self.stepper.reset(seed=self.seed + 1 + len(self.log.manifest))

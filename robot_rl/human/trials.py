@@ -1,0 +1,85 @@
+"""Autonomous trials of a policy through the safety layer, with nobody there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from robot_rl.human.pilot import Pilot
+from robot_rl.human.stats import Trials
+from robot_rl.loops.evaluate import LONGEST
+from robot_rl.loops.stepping import Stepper
+from robot_rl.types import Policy
+
+
+def tell(policy: Any, executed: np.ndarray) -> None:
+    """Policies that remember their last command hear what was really done."""
+    call = getattr(policy, "executed", None)
+    if call is not None:
+        call(executed[None])
+
+
+def trials(
+    env: Any,
+    policy: Policy,
+    pilot: Pilot,
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool = True,
+    on_trial: Callable[[int], object] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    longest: int = LONGEST,
+) -> Trials:
+    """Autonomous trials with frozen weights through the same safety layer; a trial ends at its first success.
+
+    Nobody is there; where somebody is, see `attended`.
+
+    Args:
+        env: of one copy, natural starts.
+        policy: what acts.
+        pilot: without a person.
+        episodes: how many.
+        seed: of the first reset.
+        deterministic: the policy's mode.
+        on_trial: called with the number of finished trials.
+        stopped: asked before every trial; True ends the block.
+        longest: steps after which a trial that does not end by itself is cut, as a failure.
+    """
+    out, stepper = Trials(deterministic=deterministic), Stepper(env)
+    stepper.reset(seed=seed)
+    for number in range(episodes):
+        if stopped():
+            break
+        pilot.restart()  # a stop cost its own trial and no other
+        refused = pilot.begin()
+        if refused:
+            raise RuntimeError(f"the safety layer does not allow a trial: {', '.join(refused)}")
+        policy.reset()
+        steps, success, ended = 0, False, False
+        while not (ended or success):
+            proposal = np.asarray(policy.act(stepper.obs, deterministic=deterministic).value[0], np.float32)
+            obs = {name: value[0] for name, value in stepper.obs.items()}
+            driven = pilot.drive(obs, proposal)
+            tell(policy, driven.executed)
+            if driven.stopped:
+                out.stops += 1
+                break
+            row = stepper.step(driven.executed[None])
+            pilot.wait()
+            steps += 1
+            success = bool(row.info["success"][0]) if "success" in row.info else False
+            ended = bool(row.terminated[0] or row.truncated[0])
+            if steps >= longest and not (ended or success):
+                out.cut += 1
+                break
+        pilot.end()
+        if not ended:
+            stepper.reset()
+        out.successes.append(success)
+        out.steps.append(steps)
+        if on_trial is not None:
+            on_trial(number + 1)
+    return out
