@@ -42,7 +42,10 @@ def hil(cfg: DictConfig) -> None:
     name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
     part = "" if cfg.role == "both" else f"_{cfg.role}"
     groups = ("env", "engine", "policy", "human", "rewarder", "track")
+    composed = cfg
     cfg, folder = begin(cfg, "hil", HilOptions, groups, name + part)
+    if cfg.get("compatibility") is None:  # a run that is older than it
+        cfg.compatibility = composed.compatibility
     resume = cfg.resume is not None
     if cfg.get("rewarder") is not None and cfg.task_reward != "env":
         raise Refused(f"rewarder= pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env")

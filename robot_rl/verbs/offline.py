@@ -379,7 +379,7 @@ def offline_job(cfg: DictConfig, folder: Path) -> OfflineJob:
 
 def offline(cfg: DictConfig) -> None:
     """Train a policy from a log; Ctrl-C saves and says how to go on."""
-    name = f"{Path(str(cfg.data)).stem}_{run_name(cfg)}"
+    name = f"{Path(str(cfg.data)).stem}_{run_name(cfg)}" if cfg.resume is None else ""
     cfg, folder = begin(cfg, "offline", OfflineOptions, ("env", "engine", "policy", "track"), name)
     job = offline_job(cfg, folder)
     folder = job.folder

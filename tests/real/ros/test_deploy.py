@@ -18,7 +18,7 @@ from ros_harness import ROOT, SLACK, Station, wait
 from std_msgs.msg import Float64MultiArray
 from toy_policies import save_expert
 
-from robot_rl.bench.ros_soak import soak
+from benchmarks.ros_soak import soak
 from robot_rl.data import bag, d4rl
 from robot_rl.real.graph import GraphArgs, find_file, graph
 from robot_rl.real.processes import Launcher, Relay
@@ -202,7 +202,7 @@ def test_42_end_of_the_launcher_leaves_no_process(sign):
 def test_arguments_that_make_no_sense_are_one_clear_line():
     process = deploy("sim=false", "auto_arm=true")
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert said.strip().splitlines()[-1].startswith("robot-rl: auto_arm is for simulation only")
 
 
