@@ -22,7 +22,7 @@ from robot_rl.types import Obs, Step
 
 
 @dataclass
-class Trial:
+class AttendedTrial:
     """One trial.
 
     Attributes:
@@ -71,7 +71,7 @@ class AttendedTrials:
         self._session, self._pilot, self._env = session, session.pilot, env
         self._wanted, self._stopped, self._frame = episodes, stopped, frame
         self._stepper, self._seed, self._problem = Stepper(env), seed, ""
-        self._last: Trial | None = None
+        self._last: AttendedTrial | None = None
         self.found = Trials(deterministic=True)
 
     def run(self) -> Trials:
@@ -116,13 +116,13 @@ class AttendedTrials:
             pilot.wait()
         return False
 
-    def _trial(self) -> Trial:
+    def _trial(self) -> AttendedTrial:
         session, pilot, policy = self._session, self._pilot, self._session.learner.policy
         policy.reset()
         session.watch.begin()
         if session.judge is not None:
             session.judge.begin()
-        trial, seen, ended = Trial(), {}, False
+        trial, seen, ended = AttendedTrial(), {}, False
         while True:
             if self._stopped():
                 trial.counts = False
@@ -153,7 +153,7 @@ class AttendedTrials:
             self._reset()
         return trial
 
-    def _person_ends(self, trial: Trial, driven: Driven) -> bool:
+    def _person_ends(self, trial: AttendedTrial, driven: Driven) -> bool:
         """What happened to the robot goes before what was said in the same tick: a stop is never a success."""
         words = [press for press in driven.presses if press.episode >= 0 or press.kind == "undo"]
         self._hear(tuple(words))  # about what is over

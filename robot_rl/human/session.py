@@ -19,7 +19,7 @@ from robot_rl.human.judge import Judge
 from robot_rl.human.labels import WORDS, Labels
 from robot_rl.human.log import HilLog
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import Pilot
 from robot_rl.human.recovery import Recovery
 from robot_rl.human.stats import HilStats
@@ -59,7 +59,7 @@ class Session:
         memory: HilMemory,
         sampler: Sampler,
         rules: EpisodeRules,
-        options: HilOptions,
+        options: SessionOptions,
         batch_size: int,
         seed: int = 0,
         frame: Camera | None = None,

@@ -28,7 +28,7 @@ from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.new_steps import NewSteps
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.painter import Painter
 from robot_rl.human.recovery import Recovery, of_environment
 from robot_rl.human.stats import Trials
@@ -120,10 +120,10 @@ class HilSettings(Options):
         """Rewards and ends."""
         return EpisodeRules(gamma=self.gamma, reaction_ms=self.reaction_ms, stop_is_end=self.stop_is_end)
 
-    def options(self) -> HilOptions:
+    def options(self) -> SessionOptions:
         """Numbers of the loop."""
-        names = [item.name for item in fields(HilOptions) if hasattr(self, item.name)]
-        return HilOptions(**{name: getattr(self, name) for name in names})
+        names = [item.name for item in fields(SessionOptions) if hasattr(self, item.name)]
+        return SessionOptions(**{name: getattr(self, name) for name in names})
 
 
 def make_memory(settings: HilSettings, io: IOSpec, *, in_order: bool = False) -> tuple[HilMemory, Mix | NewSteps]:

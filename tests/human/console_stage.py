@@ -16,7 +16,7 @@ from robot_rl.data.mix import Mix
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import Fixed
@@ -65,7 +65,7 @@ class Session:
             memory=memory,
             sampler=Mix({"online": (memory.views["online"], 1.0)}),
             rules=EpisodeRules(),
-            options=options or HilOptions(task_reward="labels"),
+            options=options or SessionOptions(task_reward="labels"),
             batch_size=8,
             frame=lambda _: Frame(self.env.render()[0], time.monotonic()),
         )

@@ -1,5 +1,5 @@
 """A robot with a supervisor of its own hears STOP at once, also while it goes to its start or the loop is busy."""
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportIncompatibleMethodOverride=false
 
 import threading
 import time
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from robot_rl.human.devices.remote import RemoteTeleop
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import Fixed, build
 
@@ -77,7 +77,7 @@ def session(tmp_path):
     hands = Hands(env.io)
     env.way.set()  # the pilot asks where the robot stands
     loop = build(
-        tmp_path, hands, env=env, learner=Fixed(env.io, 0.0), options=HilOptions(task_reward="labels"),
+        tmp_path, hands, env=env, learner=Fixed(env.io, 0.0), options=SessionOptions(task_reward="labels"),
         takeover={"device_timeout_ms": 1000.0},
     )  # fmt: skip
     env.way.clear()

@@ -10,7 +10,7 @@ from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
@@ -44,7 +44,7 @@ def test_practice_goes_on_at_the_last_checkpoint_through_the_whole_stack(tmp_pat
         memory=memory,
         sampler=memory.views["online"],
         rules=EpisodeRules(),
-        options=HilOptions(task_reward="env", learning_starts=10**6),
+        options=SessionOptions(task_reward="env", learning_starts=10**6),
         batch_size=8,
     )
     gates = []

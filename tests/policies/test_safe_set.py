@@ -19,7 +19,7 @@ from robot_rl.human.devices.scripted import ScriptedHuman
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
@@ -298,7 +298,7 @@ def crossings(folder, delta, seed, steps=2000):
         memory=memory,
         sampler=Mix({"online": (views["online"], 0.5), "demo": (views["demo"], 0.5)}, seed=seed),
         rules=EpisodeRules(gamma=0.97),
-        options=HilOptions(learning_starts=50),
+        options=SessionOptions(learning_starts=50),
         batch_size=64,
         seed=seed,
     )
