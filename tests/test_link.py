@@ -367,7 +367,7 @@ def test_password_is_asked_of_both_sides(ends):
 
 def test_no_row_is_lost_or_doubled_over_random_kills_and_cuts():
     """`robot-rl bench hil` with few kills; in a process of its own, because it forks."""
-    code = "import json; from robot_rl.bench.hil import run; print(json.dumps(run(kills=6, seed=5)['rows'][0]))"
+    code = "import json; from benchmarks.hil import run; print(json.dumps(run(kills=6, seed=5)['rows'][0]))"
     root = Path(__file__).resolve().parents[1]
     out = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=200)
     assert out.returncode == 0, out.stderr

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.bench import engines, gpu
+from benchmarks import engines, gpu
 
 
 def test_unknown_names_are_refused() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
+from benchmarks.point_world import PointWorld
 from robot_rl.advantage import arrays
-from robot_rl.bench.point_world import PointWorld
 from robot_rl.loops.contract import every
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.bench.iwocs_deep import _Job, run
+from benchmarks.iwocs_deep import _Job, run
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.policies.contrib.iwocs_deep import (
     Expert,

@@ -18,7 +18,7 @@ from ros_harness import ROOT, Station, wait
 from std_msgs.msg import Float64MultiArray
 from toy_policies import save_expert
 
-from robot_rl.bench.ros_soak import soak
+from benchmarks.ros_soak import soak
 from robot_rl.real.graph import GraphArgs, find_file, graph
 from robot_rl.real.processes import Launcher, Relay
 

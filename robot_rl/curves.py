@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robot_rl.data.atomic import write_bytes
+from robot_rl.checkpoint import write_bytes
 from robot_rl.extras import require
 
 Line = tuple[Sequence[float], Sequence[float]]

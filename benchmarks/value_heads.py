@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.bench import curves
+from robot_rl import curves
 
 HEADS = ("mse", "twohot", "hlgauss", "quantile")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.bench.env import load
+from benchmarks.env import load
 
 ENGINES = ("robot_rl.sim.mujoco_env.make", "robot_rl.sim.warp_env.make")
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
-import torch
-
+from benchmarks.harness import compare, one_thread, ratio
 from robot_rl import build
 from robot_rl.advantage import use_backend
 from robot_rl.extras import require
@@ -42,14 +41,10 @@ def run(
         Rows per (contestant, number of environments): median steps/s, and per round the ratio to the peer as median,
         lowest and highest; for ours also the share of time spent in the update.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         rows = []
         for count in num_envs:
             rows += _compare(env_id, count, 2 if quick else rounds, kernels)
-    finally:
-        torch.set_num_threads(threads)
     return {"env": env_id, "threads": 1, "rows": rows}
 
 
@@ -57,22 +52,17 @@ def _compare(env_id: str, count: int, rounds: int, kernels: tuple[str, ...]) -> 
     contestants: dict[str, Callable[[], dict[str, float]]] = {"sb3": _peer(env_id, count)}
     for kernel in kernels:
         contestants[f"ours ({kernel})"] = _ours(env_id, count, kernel)
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
-    for i in range(rounds + 1):
-        for name, iterate in contestants.items():
-            begin = time.perf_counter()
-            extra = iterate()
-            sps = count * 2048 / (time.perf_counter() - begin)
-            if i:
-                results[name].append({"sps": sps, **extra})
-    peer = [result["sps"] for result in results["sb3"]]
+    updates: dict[str, list[float]] = {name: [] for name in contestants}
+
+    def iterate(name: str) -> None:
+        updates[name].append(contestants[name]().get("update", float("nan")))
+
+    seconds = compare({name: partial(iterate, name) for name in contestants}, rounds, warm=1)
     rows = []
-    for name, runs in results.items():
-        ratio = [result["sps"] / other for result, other in zip(runs, peer)]
-        row = {"name": f"{name} N={count}", "sps": median(result["sps"] for result in runs)}
-        row |= {"ratio": median(ratio), "ratio_low": min(ratio), "ratio_high": max(ratio)}
-        if "update" in runs[0]:
-            row["update_fraction"] = median(result["update"] for result in runs)
+    for name, values in seconds.items():
+        row = {"name": f"{name} N={count}", "sps": count * 2048 / median(values), **ratio(values, seconds["sb3"])}
+        if name != "sb3":
+            row["update_fraction"] = median(updates[name][1:])
         rows.append(row)
     return rows
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.harness import compare
 from robot_rl.data.hil_record import ControlStep
 from robot_rl.human.memory import HilMemory
 from robot_rl.types import IOSpec
@@ -167,12 +168,6 @@ def _pictures(repeats: int) -> list[dict[str, Any]]:
 
 
 def _compare(what: str, mine: Callable[[], Any], theirs: Callable[[], Any], repeats: int) -> dict[str, Any]:
-    times: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for turn in range(repeats + 1):  # the first is warm-up
-        for name, call in (("ours", mine), ("theirs", theirs)):
-            begun = time.process_time()
-            call()
-            if turn:
-                times[name].append(1e3 * (time.process_time() - begun))
-    ours, peer = float(np.median(times["ours"])), float(np.median(times["theirs"]))
+    times = compare({"ours": mine, "theirs": theirs}, repeats, warm=1, clock=time.process_time)
+    ours, peer = (1e3 * float(np.median(seconds)) for seconds in times.values())
     return {"what": what, "ours_ms": ours, "theirs_ms": peer, "ratio": peer / max(ours, 1e-9)}

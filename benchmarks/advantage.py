@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.harness import compare, one_thread, repeated
 from robot_rl.advantage import available, entries, gae, make_batch, rollout_gae, use_backend
 from robot_rl.advantage.registry import Entry
 
@@ -38,9 +39,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         the repetitions), spread (lower and upper quartile of it), error, agrees}; "estimators": {name, backend, rows,
         ms, best_ms}; "skipped": {peer: reason}; "shapes": of the rollouts.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         repeat = 3 if quick else 21
         shapes = ((64, 8),) if quick else SHAPES
         skipped: dict[str, str] = {}
@@ -50,8 +49,6 @@ def run(quick: bool = False) -> dict[str, Any]:
                 for steps, width in shapes:
                     rows += _peers(steps, width, backend, repeat, skipped)
         flat = _estimators(2000 if quick else ROWS, 2 if quick else 7)
-    finally:
-        torch.set_num_threads(threads)
     return {"rows": rows, "estimators": flat, "skipped": skipped, "shapes": [list(x) for x in shapes]}
 
 
@@ -103,7 +100,8 @@ def _compare(ours: Callable[[], Any], theirs: Callable[[], Any], repeat: int) ->
     first, second = np.asarray(ours()).copy(), np.asarray(theirs()).copy()
     error = float(np.abs(first - second).max() / max(1.0, float(np.abs(second).max())))
     calls = [max(1, int(SLICE / _seconds(function, 3))) for function in (ours, theirs)]
-    times = np.array([[_seconds(f, n) for f, n in zip((ours, theirs), calls)] for _ in range(repeat)])
+    cases = {"ours": repeated(ours, calls[0]), "peer": repeated(theirs, calls[1])}
+    times = np.array(list(compare(cases, repeat, clock=time.thread_time).values())).T / calls
     ratio = times[:, 1] / times[:, 0]
     return {
         "ours_ms": float(np.median(times[:, 0]) * 1e3),

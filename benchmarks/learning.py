@@ -79,7 +79,7 @@ def run(
                 "variant": variant,
             }
             if contestant == "peer":
-                subprocess.run(child.command("robot_rl.bench.learning_peer", json.dumps(job)), check=True, env=env)
+                subprocess.run(child.command("benchmarks.learning_peer", json.dumps(job)), check=True, env=env)
             else:
                 _train_ours(job, folder / f"{path.stem}_run", env)
     return summarise(folder, algorithm, env_id)

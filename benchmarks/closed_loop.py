@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from robot_rl import child
-from robot_rl.bench.curves import plot
 from robot_rl.checkpoint import write_json
+from robot_rl.curves import plot
 from robot_rl.data import formats
 from robot_rl.types import Episode
 from robot_rl.version import VERSION

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl import child
-from robot_rl.bench import curves
+from robot_rl import child, curves
 from robot_rl.checkpoint import write_json
 from robot_rl.version import VERSION
 

@@ -17,10 +17,13 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
+
+from benchmarks.harness import compare
 
 ENGINE = "robot_rl.sim.mujoco_env.make"
 WORLD = "robot_rl.sim.worlds.halfcheetah.HalfCheetah"
@@ -78,20 +81,20 @@ def _case(count: int, threads: int, rounds: int, seconds: float, engine: str, wo
     one = rng.uniform(-1, 1, (count, 6)).astype(np.float32)
     steps = _steps_for(ours.env.step, one, seconds)
     lengths = {name: min(steps, _steps_for(step, one, seconds)) for name, step in peers.items()}
-    rates: dict[str, list[float]] = {name: [] for name in ("ours", "raw", *peers)}
-    for turn in range(rounds):
-        actions = rng.uniform(-1, 1, (steps, count, 6)).astype(np.float32)
+    lengths = {"ours": steps, "raw": steps, **lengths}
+    actions = np.zeros((steps, count, 6), np.float32)
+
+    def draw() -> None:
+        actions[:] = rng.uniform(-1, 1, actions.shape)
         ours.record(actions)  # untimed: the states from which raw repeats
-        tasks: list[tuple[str, int, Callable[[], Any]]] = [
-            ("ours", steps, lambda a=actions: ours.play(a)),
-            ("raw", steps, ours.repeat),
-        ]
-        for name, step in peers.items():
-            tasks.append((name, lengths[name], lambda f=step, a=actions[: lengths[name]]: [f(action) for action in a]))
-        for name, length, task in tasks if turn % 2 == 0 else tasks[::-1]:
-            start = time.perf_counter()
-            task()
-            rates[name].append(length * count / (time.perf_counter() - start))
+
+    def play(name: str) -> None:
+        for action in actions[: lengths[name]]:
+            peers[name](action)
+
+    cases = {"ours": lambda: ours.play(actions), "raw": ours.repeat, **{name: partial(play, name) for name in peers}}
+    times = compare(cases, rounds, before=draw)
+    rates = {name: [lengths[name] * count / value for value in values] for name, values in times.items()}
     for close in closers:
         close()
     if "gymnasium sync" in rates and "gymnasium async" in rates:

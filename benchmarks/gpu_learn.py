@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,8 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.harness import compare, ratio
+from benchmarks.point_world import PointWorld
 from robot_rl import build
-from robot_rl.bench.point_world import PointWorld
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.loops.contract import every
 from robot_rl.loops.device import DeviceOffPolicy
@@ -79,29 +81,25 @@ def sac_rows(device: str, size: str, quick: bool) -> list[dict[str, Any]]:
             contestants[f"plain_{mode}"] = plain(device, size, mode)
         contestants[f"ours_{mode}"] = ours(device, size, mode)
     items = 200 if cuda else 10 if size != "humanoid" else 1
-    wait = torch.cuda.synchronize if cuda else (lambda: None)
     for go in contestants.values():
         go(12)  # compile, capture
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(3 if quick else 7):
-        for name, go in contestants.items():
-            wait()
-            begin = time.perf_counter()
-            go(items)
-            wait()
-            rates[name].append(items / (time.perf_counter() - begin))
-    base = rates["plain_eager"]
+
+    def clock() -> float:
+        if cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    cases = {name: partial(go, items) for name, go in contestants.items()}
+    seconds = compare(cases, 3 if quick else 7, clock=clock)
     return [
         {
             "what": f"SAC update, {size}",
             "contestant": name,
-            "figure": median(values),
+            "figure": items / median(values),
             "unit": "updates/s",
-            "ratio": median([a / b for a, b in zip(values, base)]),
-            "low": min(a / b for a, b in zip(values, base)),
-            "high": max(a / b for a, b in zip(values, base)),
+            **ratio(values, seconds["plain_eager"]),
         }
-        for name, values in rates.items()
+        for name, values in seconds.items()
     ]
 
 

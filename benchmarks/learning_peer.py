@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from robot_rl.bench.learning import PEER, write_peer
+from benchmarks.learning import PEER, write_peer
 from robot_rl.stopwatch import Stopwatch
 
 

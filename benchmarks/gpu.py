@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from robot_rl.bench.env import load
+from benchmarks.env import load
 
 WORLDS = {
     "quadruped": "robot_rl.sim.worlds.quadruped.Quadruped",
@@ -28,7 +28,7 @@ WORLDS = {
 }
 PLAYGROUND = {"quadruped": "Go1JoystickFlatTerrain", "pick": "PandaPickCube"}
 MJLAB = {"quadruped": "Mjlab-Velocity-Flat-Unitree-Go1"}
-PARTS = {"environment": "robot_rl.bench.gpu.environments", "learner": "robot_rl.bench.gpu_learn.run"}
+PARTS = {"environment": "benchmarks.gpu.environments", "learner": "benchmarks.gpu_learn.run"}
 """Name of a part -> function (device=, quick=, **options) -> {"rows": by name or as a list, ...}."""
 
 

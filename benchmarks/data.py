@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +20,8 @@ import h5py
 import numpy as np
 import torch
 
-from robot_rl.bench.d3rlpy_peer import peer
+from benchmarks.d3rlpy_peer import peer
+from benchmarks.harness import compare, one_thread, repeated
 from robot_rl.data import d4rl
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import open_store, store_from_d4rl
@@ -42,16 +44,12 @@ def run(quick: bool = False, rows: int | None = None, rounds: int | None = None)
     """
     rows = rows or (200_000 if quick else 1_000_000)
     rounds = rounds or (1 if quick else 3)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         with tempfile.TemporaryDirectory() as folder:
             path = _write(Path(folder) / "halfcheetah-bench-v2.hdf5", rows)
             loading = _loading(path, rounds)
             sampling = _sampling(path, max(3, 3 * rounds), 200 if quick else 1000)
         return {"rows": loading + sampling, "transitions": rows, "rounds": rounds}
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _write(path: Path, rows: int) -> Path:
@@ -90,14 +88,14 @@ def _loading(path: Path, rounds: int) -> list[dict[str, Any]]:
     library = peer()
     if library is not None:
         contestants["d3rlpy (h5py, MDPDataset, first batch)"] = lambda: _peer_load(library, path)
-    wall: dict[str, list[float]] = {name: [] for name in contestants}
     cpu: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, call in contestants.items():
-            start, used = time.perf_counter(), time.process_time()
-            call()
-            wall[name].append(time.perf_counter() - start)
-            cpu[name].append(time.process_time() - used)
+
+    def clocked(name: str) -> None:
+        used = time.process_time()
+        contestants[name]()
+        cpu[name].append(time.process_time() - used)
+
+    wall = compare({name: partial(clocked, name) for name in contestants}, rounds)
     ours = median(cpu["ours: file to store to first batch"])
     return [
         {
@@ -132,14 +130,10 @@ def _sampling(path: Path, rounds: int, calls: int) -> list[dict[str, Any]]:
     if library is not None:
         data = _peer_load(library, path)
         contestants["d3rlpy"] = lambda: data.sample_transition_batch(BATCH)
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, call in contestants.items():
-            count = max(1, calls // (20 if name == "d3rlpy" else 1))
-            start = time.process_time()
-            for _ in range(count):
-                call()
-            times[name].append((time.process_time() - start) / count * 1e6)
+    counts = {name: max(1, calls // (20 if name == "d3rlpy" else 1)) for name in contestants}
+    cases = {name: repeated(call, counts[name]) for name, call in contestants.items()}
+    seconds = compare(cases, rounds, clock=time.process_time)
+    times = {name: [value / counts[name] * 1e6 for value in values] for name, values in seconds.items()}
     ours = median(times["ours from mapped files"])
     return [
         {"case": f"batch of {BATCH}, {name}", "cpu_us": median(values), "ours_over": median(values) / ours}

@@ -6,14 +6,13 @@ zero page and flatters whoever is measured on it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
 
+from benchmarks.harness import compare, one_thread, ratio, repeated
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.types import IOSpec, Step
 
@@ -35,15 +34,11 @@ def run(quick: bool = False) -> dict[str, Any]:
     """
     rounds = 7 if quick else 21
     states, images = (100_000, 2_000) if quick else (1_000_000, 20_000)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return {
             **_compare("state", (17,), "float32", states, rounds, 400 if quick else 2000),
             **_compare("image84", (84, 84, 3), "uint8", images, rounds, 20 if quick else 60),
         }
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _compare(name: str, shape: tuple[int, ...], dtype: str, capacity: int, rounds: int, calls: int) -> dict[str, Any]:
@@ -102,19 +97,10 @@ def _compare(name: str, shape: tuple[int, ...], dtype: str, capacity: int, round
 def _alternate(
     ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, calls: int, per_call: int = 1
 ) -> dict[str, float]:
-    times: list[list[float]] = [[], []]
-    for _ in range(rounds):
-        for kept, call in zip(times, (ours, theirs)):
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            kept.append((time.perf_counter() - start) / calls / per_call)
-    ratio = sorted(theirs / ours for ours, theirs in zip(*times))
+    mine, peer = compare({"ours": repeated(ours, calls), "sb3": repeated(theirs, calls)}, rounds).values()
     return {
-        "ours_us": median(times[0]) * 1e6,
-        "sb3_us": median(times[1]) * 1e6,
-        "ratio": median(ratio),
-        "ratio_low": ratio[len(ratio) // 4],
-        "ratio_high": ratio[-1 - len(ratio) // 4],
+        "ours_us": median(mine) / calls / per_call * 1e6,
+        "sb3_us": median(peer) / calls / per_call * 1e6,
+        **ratio(mine, peer, quartiles=True),
         "rounds": float(rounds),
     }

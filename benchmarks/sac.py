@@ -12,6 +12,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness import compare, one_thread, ratio
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.types import IOSpec, Step, Transitions
 
@@ -38,9 +40,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         "rlpd": {...}}; each of the two holds "rate" (updates per second, median of rounds) and "ratio" to the named
         peer (median and range of the ratios within rounds), "sac" also the fraction of the product rate reached.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         rounds = 3 if quick else 9
         memory = _memory(20_000)
         sac = {
@@ -65,29 +65,23 @@ def run(quick: bool = False) -> dict[str, Any]:
             "sac": single,
             "rlpd": _compare(rlpd, "torch", rounds, 1 if quick else 3),
         }
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _compare(contestants: dict[str, Callable[[int], None]], peer: str, rounds: int, items: int) -> dict[str, Any]:
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
     for go in contestants.values():
         go(max(items // 5, 1))  # warm up
-    for _ in range(rounds):
-        for name, go in contestants.items():
-            start = time.perf_counter()
-            go(items)
-            rates[name].append(items / (time.perf_counter() - start))
-    result: dict[str, Any] = {"rate": {name: median(values) for name, values in rates.items()}, "ratio": {}}
-    for name, values in rates.items():
-        if name != peer:
-            ratios = [ours / theirs for ours, theirs in zip(values, rates[peer])]
-            result["ratio"][f"{name}/{peer}"] = {
-                "median": median(ratios),
-                "low": min(ratios),
-                "high": max(ratios),
+    seconds = compare({name: partial(go, items) for name, go in contestants.items()}, rounds)
+    return {
+        "rate": {name: items / median(values) for name, values in seconds.items()},
+        "ratio": {
+            f"{name}/{peer}": {
+                kind.removeprefix("ratio_").replace("ratio", "median"): value
+                for kind, value in ratio(values, seconds[peer]).items()
             }
-    return result
+            for name, values in seconds.items()
+            if name != peer
+        },
+    }
 
 
 def _gemm_rate(dtype: torch.dtype) -> float:

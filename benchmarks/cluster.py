@@ -7,11 +7,12 @@ started before the clock; every number of workers runs in alternation with this 
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
+from benchmarks.harness import compare, ratio
 from robot_rl.loops.cluster import Cluster, RolloutWorker
 from robot_rl.types import IOSpec
 
@@ -53,19 +54,13 @@ def run(quick: bool = False, workers: tuple[int, ...] = (1, 2)) -> dict[str, Any
             "this process": lambda n: _local(here, weights, n),
             f"{count} workers": lambda n, cluster=cluster: _remote(cluster, weights, n),
         }
-        rates: dict[str, list[float]] = {name: [] for name in contestants}
         for go in contestants.values():
             go(FRAGMENT * COPIES * 2)
-        for _ in range(3 if quick else 7):
-            for name, go in contestants.items():
-                begin = time.perf_counter()
-                go(steps)
-                rates[name].append(steps / (time.perf_counter() - begin))
+        cases = {name: partial(go, steps) for name, go in contestants.items()}
+        local, there = compare(cases, 3 if quick else 7).values()
         cluster.close()
-        ratios = [there / local for local, there in zip(*rates.values())]
-        row = {"contestant": f"{count} workers", "steps_per_s": median(rates[f"{count} workers"])}
-        row |= {"this_process": median(rates["this process"]), "ratio": median(ratios)}
-        rows.append({**row, "low": min(ratios), "high": max(ratios)})
+        row = {"contestant": f"{count} workers", "steps_per_s": steps / median(there)}
+        rows.append({**row, "this_process": steps / median(local), **ratio(there, local)})
     return {"setting": {"world": "quadruped", "copies": COPIES, "fragment": FRAGMENT}, "rows": rows}
 
 

@@ -21,8 +21,8 @@ import torch
 
 from robot_rl import build
 from robot_rl.advantage import presets
-from robot_rl.bench.curves import plot
 from robot_rl.checkpoint import write_json
+from robot_rl.curves import plot
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.version import VERSION
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl.bench import hil_images
+from benchmarks import hil_images
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Source
 from robot_rl.human.log import HilLog, episode_key, read_manifest

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.ros_core import border_jerk, tick_cost
+from benchmarks.ros_soak import soak
 from robot_rl import child
-from robot_rl.bench.ros_core import border_jerk, tick_cost
-from robot_rl.bench.ros_soak import soak
 from robot_rl.loops.evaluate import evaluate
 
 PRIORITY = 40

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.harness import one_thread
 from robot_rl import build
 from robot_rl.advantage import use_backend
 from robot_rl.types import IOSpec
@@ -34,9 +35,7 @@ def run(quick: bool = False, *, rounds: int = 20, calls: int = 500) -> dict[str,
     Returns:
         Rows per contestant: p50 and p99 of a call in microseconds, and the ratio of torch eager's p50 to its own.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         contestants = _contestants()
         times: dict[str, list[np.ndarray]] = {name: [] for name in contestants}
         for i in range(max(rounds // 4, 2) + 1 if quick else rounds + 1):
@@ -44,8 +43,6 @@ def run(quick: bool = False, *, rounds: int = 20, calls: int = 500) -> dict[str,
                 sample = _time(act, calls)
                 if i:  # the first round warms up
                     times[name].append(sample)
-    finally:
-        torch.set_num_threads(threads)
     joined = {name: np.concatenate(samples) / 1e3 for name, samples in times.items()}
     eager = float(np.percentile(joined["torch eager"], 50))
     rows = []

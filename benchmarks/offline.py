@@ -16,16 +16,17 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 
-from robot_rl.bench import offline_reference as reference
-from robot_rl.bench.d3rlpy_peer import peer
+from benchmarks import offline_reference as reference
+from benchmarks.d3rlpy_peer import peer
+from benchmarks.harness import compare, one_thread
 from robot_rl.data import d4rl
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.store import open_store, store_from_d4rl
@@ -58,20 +59,15 @@ def run(
         {"rows": one per algorithm and contestant: updates per second (median of rounds) and the ratio to the plain
         file and to d3rlpy within rounds (median, lowest, highest)}, and "loading" rows in seconds.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            path = _write(Path(folder) / "synthetic.hdf5", rows // 10 if quick else rows)
-            table: list[dict[str, Any]] = []
-            loading = _loading(path, 1 if quick else 3) if load else []
-            store = store_from_d4rl(path)
-            columns = d4rl.qlearning_dataset(path)
-            for name in algorithms:
-                table += _compare(name, store, columns, 3 if quick else 7, 0.3 if quick else 1.0, seeds)
-            return {"rows": [*table, *loading]}
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), tempfile.TemporaryDirectory() as folder:
+        path = _write(Path(folder) / "synthetic.hdf5", rows // 10 if quick else rows)
+        table: list[dict[str, Any]] = []
+        loading = _loading(path, 1 if quick else 3) if load else []
+        store = store_from_d4rl(path)
+        columns = d4rl.qlearning_dataset(path)
+        for name in algorithms:
+            table += _compare(name, store, columns, 3 if quick else 7, 0.3 if quick else 1.0, seeds)
+        return {"rows": [*table, *loading]}
 
 
 def _write(path: Path, rows: int) -> Path:
@@ -171,13 +167,10 @@ def _compare(
     items = max(int(ITEMS[name] * share), 2)
     for go in contestants.values():
         go(max(items // 4, 2))
-    rates: dict[str, list[float]] = {who: [] for who in contestants}
-    for _ in range(rounds):
-        for who, go in contestants.items():
-            count = items if "seeds" not in who else max(items // seeds, 1) * seeds
-            start = time.process_time()
-            go(count)
-            rates[who].append(count / (time.process_time() - start))
+    counts = {who: items if "seeds" not in who else max(items // seeds, 1) * seeds for who in contestants}
+    cases = {who: partial(go, counts[who]) for who, go in contestants.items()}
+    seconds = compare(cases, rounds, clock=time.process_time)
+    rates = {who: [counts[who] / value for value in values] for who, values in seconds.items()}
     table = []
     for who, values in rates.items():
         row: dict[str, Any] = {"algorithm": name, "contestant": who, "updates/s": median(values)}
@@ -243,10 +236,5 @@ def _loading(path: Path, rounds: int) -> list[dict[str, Any]]:
             BATCH
         )
     contestants |= {"ours, first time (reads, writes the store)": convert, "ours, from the store": again}
-    seconds: dict[str, list[float]] = {who: [] for who in contestants}
-    for _ in range(rounds):
-        for who, go in contestants.items():
-            start = time.perf_counter()
-            go()
-            seconds[who].append(time.perf_counter() - start)
+    seconds = compare(contestants, rounds)
     return [{"algorithm": "loading", "contestant": who, "seconds": median(t)} for who, t in seconds.items()]

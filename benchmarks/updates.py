@@ -1,7 +1,7 @@
 """Updates per second of methods in two checkouts of the project, side by side.
 
-    python -m robot_rl.bench.updates <other checkout> bc,iql,sac 24 '{"matmul": "bf16"}'
-    python -m robot_rl.bench.updates <other checkout> 'ppo 1,ppo 8' 8
+    python -m benchmarks.updates <other checkout> bc,iql,sac 24 '{"matmul": "bf16"}'
+    python -m benchmarks.updates <other checkout> 'ppo 1,ppo 8' 8
 
 Each checkout has a process of its own with one thread; slices of a tenth of a second alternate, in turning order, and
 are measured in processor time, so that other work on the machine disturbs both alike. The ratio is that of medians,

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from robot_rl import build
-from robot_rl.bench.curves import plot
 from robot_rl.checkpoint import write_json
+from robot_rl.curves import plot
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.stopwatch import Stopwatch
