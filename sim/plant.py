@@ -104,13 +104,13 @@ class ModelPlant:
         """Positions and drawn variables of this moment, for a photographer."""
         return self._data.qpos.copy()[None], {}
 
-    def photographer(self, height: int, width: int) -> Photographer:
+    def photographer(self, height: int, width: int) -> SceneRenderer:
         """Renderer for scenes of this plant; made, used and closed in one thread.
 
         Raises:
             RuntimeError: no renderer works.
         """
-        return Photographer(copy.copy(self._model), height, width, self._markers())
+        return SceneRenderer(copy.copy(self._model), height, width, self._markers())
 
     def _markers(self) -> Mapping[str, str]:
         return {}
@@ -195,7 +195,7 @@ class ModelPlant:
             raise ValueError("velocity commands need kd > 0 for every joint of the RobotSpec")
 
 
-class Photographer:
+class SceneRenderer:
     """Pictures of scenes of a plant; belongs to the thread that makes it.
 
     Args:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from robot_rl.extras import require
 from robot_rl.policies.nets.critic_scores import voc
-from robot_rl.policies.vla.interface import NORMS, ActionStats, PolicyMeta, ProgressCritic
+from robot_rl.policies.vla.interface import NORMS, ActionStats, MomentCritic, PolicyMeta
 
 CHECKS = (
     "files", "keys", "finite", "untouched", "digest", "class", "tokenizer", "vocabulary", "image_size", "channels",
@@ -227,7 +227,7 @@ def load(
     return policy, Inspection(CHECKS, tuple(guard.passed), tuple(guard.skipped))
 
 
-def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: str) -> list[Mismatch]:
+def check_critic(critic: MomentCritic, frames: np.ndarray, goal: str, other: str) -> list[Mismatch]:
     """A critic's self-test on one stored success.
 
     Args:

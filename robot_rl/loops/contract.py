@@ -33,7 +33,7 @@ def rows_per_batch(learner: Learner[Any, Any]) -> int:
     return size
 
 
-def learned(learner: Learner[Any, Any], batches: Iterator[Any]) -> Metrics:
+def update_learner(learner: Learner[Any, Any], batches: Iterator[Any]) -> Metrics:
     """`learner.update(batches)`.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.loops.contract import Due, Tick, chosen, every, learned
+from robot_rl.loops.contract import Due, Tick, chosen, every, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Learner, Metrics, Sampler
@@ -124,7 +124,7 @@ class OffPolicy:
                 self._update_credit += num_envs * self.updates_per_step
                 while self._update_credit >= 1.0:
                     self._update_credit -= 1.0
-                    metrics.update(learned(self.learner, batches))
+                    metrics.update(update_learner(self.learner, batches))
                     self.updates += 1
             if self.env_steps >= total_steps or due(self.env_steps - num_envs, self.env_steps):
                 now = time.perf_counter()

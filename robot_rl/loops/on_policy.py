@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.seen import RowSample
-from robot_rl.loops.contract import Due, Tick, learned
+from robot_rl.loops.contract import Due, Tick, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Array, Obs, OnPolicyLearner, Policy, Rollout, Step
@@ -59,7 +59,7 @@ class OnPolicy:
             rollout = self._collect()
             collected = time.perf_counter()
             steps = int(rollout.valid.sum())
-            metrics = learned(self._learner, iter((rollout,)))
+            metrics = update_learner(self._learner, iter((rollout,)))
             end = time.perf_counter()
             self.env_steps += steps
             self.iterations += 1

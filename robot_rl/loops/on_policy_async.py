@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robot_rl.data.seen import RowSample
-from robot_rl.loops.contract import Due, Tick, learned
+from robot_rl.loops.contract import Due, Tick, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.on_policy import RolloutStorage, collect
 from robot_rl.loops.stepping import Stepper
@@ -179,7 +179,7 @@ class AsyncOnPolicy:
         item.storage.sample(self.rows)
         rollout = item.storage.rollout(learner)
         staleness = learner.updates - item.version
-        metrics = learned(learner, iter((rollout,)))
+        metrics = update_learner(learner, iter((rollout,)))
         end = time.perf_counter()
         steps = int(rollout.valid.sum())
         self.env_steps += steps

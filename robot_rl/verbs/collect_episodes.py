@@ -339,7 +339,7 @@ def episodes_of(
             if quota[i] > 0:
                 quota[i] -= 1
                 said = None if asked[0] is None else asked[0][i]
-                found.append(_finished(episode, env.io.control_hz, None if success is None else success[i], said))
+                found.append(_finish(episode, env.io.control_hz, None if success is None else success[i], said))
                 if task is not None:
                     found[-1].meta["task"] = int(task[i])
                 found[-1].meta["place"] = [i, int(share[i] - quota[i]) - 1]
@@ -356,7 +356,7 @@ def _flags(value: Any) -> np.ndarray:
     return np.asarray(value.cpu() if hasattr(value, "cpu") else value).astype(bool)
 
 
-def _finished(episode: Episode, control_hz: float, success: Any = None, instruction: str | None = None) -> Episode:
+def _finish(episode: Episode, control_hz: float, success: Any = None, instruction: str | None = None) -> Episode:
     """Stamps in seconds; success at the end of the episode and what was asked in `meta`."""
     meta = dict(episode.meta)
     if instruction is not None:

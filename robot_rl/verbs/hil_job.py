@@ -17,7 +17,7 @@ from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.mix import Mix
-from robot_rl.data.seen import seen
+from robot_rl.data.seen import measure_seen
 from robot_rl.human.adviser import Adviser
 from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.elicitor import Elicitor
@@ -239,7 +239,7 @@ class HilJob:
             policy=self.learner.policy,
             io=self.env.io,
             facts={"seed": self.settings.seed, "settings": self.settings.model_dump(mode="json")},
-            seen=lambda: seen(self.memory, self.env.io),
+            seen=lambda: measure_seen(self.memory, self.env.io),
         )
 
     def _make_loop(self, picture: Callable[[int], Any] | None) -> HumanInTheLoop:

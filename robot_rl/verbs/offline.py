@@ -18,7 +18,7 @@ from robot_rl.data import scores
 from robot_rl.data.goal_pictures import GoalPictures
 from robot_rl.data.goals import GoalDataset
 from robot_rl.data.mix import Mix
-from robot_rl.data.seen import seen
+from robot_rl.data.seen import measure_seen
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
 from robot_rl.parts import Parts
@@ -249,7 +249,7 @@ class OfflineJob:
                 "data_fingerprint": self.sampler.store.fingerprint,
                 "reward": {"scale": self.sampler.reward_scale, "bias": self.sampler.reward_bias},
             },
-            seen=cache(lambda: seen(self.sampler, self.io)),
+            seen=cache(lambda: measure_seen(self.sampler, self.io)),
         )
 
     def _same_log(self, found: Path) -> bool:
@@ -290,11 +290,7 @@ class OfflineJob:
         if self._judges is not None and self._estimate_updates:  # minutes: what is known already comes first
             calls |= {"report so far": self._report_so_far, "value, from the log alone": self._estimate}
         self._run.numbers |= {"score_of": self._score, "findings": self.findings, "estimate": None}
-        try:
-            self._run.follow(self._learn)
-            return self._run.finish(calls=calls, more=lambda: {"transitions": len(self.sampler)})
-        finally:
-            self._run.close()
+        return self._run.play(self._learn, calls=calls, more=lambda: {"transitions": len(self.sampler)})
 
     def _learn(self) -> None:
         if self.loop.updates < self.settings.updates:
@@ -340,7 +336,7 @@ class OfflineJob:
         self._run.pictures["Where the policy leaves the data"] = support
         return {
             "value, from the log alone": ope.line(judged.estimates[0]),
-            "value of the logged policy": ope.line(ope.Estimate("", judged.behaviour)),
+            "value of the logged policy": ope.line(ope.OpeEstimate("", judged.behaviour)),
             "actions outside the data": f"{judged.outside:.1%}",
         }
 
@@ -382,13 +378,7 @@ def offline(cfg: DictConfig) -> None:
     name = f"{Path(str(cfg.data)).stem}_{run_name(cfg)}" if cfg.resume is None else ""
     cfg, folder = begin(cfg, "offline", OfflineOptions, ("env", "engine", "policy", "track"), name)
     job = offline_job(cfg, folder)
-    folder = job.folder
-    answer.run_folder_is(folder)
     for line in job.findings:
         print(f"  log: {line}")
-    try:
-        summary = job.run()
-    except KeyboardInterrupt:
-        answer.leave_interrupted("offline", folder)
-    answer.table(summary)
+    answer.table(answer.run(job, "offline"))
     print("".join(f"  {line}\n" for line in job.warnings), end="")

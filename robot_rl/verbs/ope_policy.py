@@ -64,7 +64,7 @@ class Judged:
     reason: str = ""
 
 
-def judged(policy: Any, state: Tensor, *, ratios: bool, smooth: float | None, seed: int = 0) -> Judged:
+def judge_policy(policy: Any, state: Tensor, *, ratios: bool, smooth: float | None, seed: int = 0) -> Judged:
     """The policy as it samples where importance weights are wanted and it has densities, else its mode.
 
     Weights compare densities, so they speak of the policy that samples; a value of its mode beside them, or inside a

@@ -17,7 +17,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
-from robot_rl.data.seen import seen
+from robot_rl.data.seen import measure_seen
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
@@ -231,7 +231,7 @@ class TrainJob:
         """What training saw: of the replay, or of all rollouts; None with a learner that brings its own loop."""
         on_policy = isinstance(self.loop, OnPolicy | AsyncOnPolicy | DeviceOnPolicy)
         source = self.buffer if self.buffer is not None else self.loop.rows if on_policy else None
-        return seen(source, self.env.io, count=int(self.loop.env_steps))
+        return measure_seen(source, self.env.io, count=int(self.loop.env_steps))
 
     def _sources(self) -> dict[str, Any]:
         """What a new run comes from."""
@@ -414,11 +414,7 @@ class TrainJob:
             CheckpointError: a checkpoint could not be written.
             KeyboardInterrupt: after a Ctrl-C, once everything is saved.
         """
-        try:
-            self._run.follow(self._train)
-            return self._run.finish(calls={"model": self._model, "video": self._video})
-        finally:
-            self._run.close()
+        return self._run.play(self._train, calls={"model": self._model, "video": self._video})
 
     def _train(self) -> None:
         try:

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robot_rl.advantage import use_backend
 from robot_rl.loops.on_policy import train_on_policy
-from robot_rl.policies.online.ppo import Ppo, PpoOptions, RewardScale, standardize
+from robot_rl.policies.online.ppo import Ppo, PpoOptions, ReturnScale, standardize
 from robot_rl.policies.online.ppo_policy import Moments
 from robot_rl.types import IOSpec, Rollout
 
@@ -236,7 +236,7 @@ def test_reward_scale_counts_discounted_returns_across_rollouts():
         zero = torch.zeros(3, 1)
         return Rollout({}, zero, zero, zero, reward, zero, terminated, none, terminated, ~none)
 
-    scale = RewardScale(0.5)
+    scale = ReturnScale(0.5)
     # Discounted returns so far: 1, 1 + 0.5 = 1.5, (end) 1; then 1 + 0.5, 1 + 0.75, 1 + 0.875.
     scale(data(torch.ones(3, 1), end))
     scaled = scale(data(torch.ones(3, 1), none))
