@@ -202,7 +202,7 @@ def test_42_end_of_the_launcher_leaves_no_process(sign):
 def test_arguments_that_make_no_sense_are_one_clear_line():
     process = deploy("sim=false", "auto_arm=true")
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert said.strip().splitlines()[-1].startswith("robot-rl: auto_arm is for simulation only")
 
 
