@@ -169,6 +169,14 @@ class Ros2VectorEnv(VectorEnv):
         picture = self._robot.env.render()
         return None if picture is None else (picture,)
 
+    def stop(self) -> None:
+        """See `Ros2Env.stop`."""
+        self._robot.env.stop()
+
+    def unlock(self) -> None:
+        """See `Ros2Env.unlock`."""
+        self._robot.env.unlock()
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close the robot with its last view."""
         self._robot.views -= 1

@@ -14,6 +14,7 @@ from robot_rl.data.hil_record import ControlStep
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.pieces import Outbox, Place
 from robot_rl.human.stats import EpisodeFacts
+from robot_rl.human.waiting import meanwhile
 from robot_rl.types import Episode, Learner, Metrics, Policy
 
 _OWN = ("generator", "held")  # what a policy remembers of its own acting: the actor's, never the learner's
@@ -192,10 +193,14 @@ class HilActor(HumanInTheLoop):
         self.link.done = True
         self.link.notify()
         begun = time.monotonic()
-        while not self.link.finished and not self._stop:
-            if min(self.link.silence, time.monotonic() - begun) > self._patience:
-                return False
-            time.sleep(0.05)
+
+        def wait() -> None:
+            while not self.link.finished and not self._stop:
+                if min(self.link.silence, time.monotonic() - begun) > self._patience:
+                    break
+                time.sleep(0.05)
+
+        meanwhile(self, "the learner finishes", wait)
         self._follow()
         return self.link.finished
 
