@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -14,7 +15,7 @@ from robot_rl.advantage import rollout_gae
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.loops.on_policy import OnPolicy, train_on_policy
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
-from robot_rl.types import Action, IOSpec, OnPolicyLearner
+from robot_rl.types import Action, IOSpec, OnPolicyLearner, Options
 
 IO = IOSpec(
     obs={"state": ((2,), "float32")},
@@ -78,12 +79,23 @@ class Noisy(VectorEnv):
         self.rng.bit_generator.state = state["rng"]
 
 
+class Steps(Options):
+    """Of the rollout."""
+
+    steps: int
+    """T."""
+
+
 class Recorder(OnPolicyLearner):
     """A learner with value 10 * episode + step that keeps its rollouts and never changes."""
 
     def __init__(self, steps):
-        self.rollout_steps, self.rollouts, self.policy = steps, [], self
-        self.io = IO
+        super().__init__(Steps(steps=steps), IO)
+        self.rollouts, self.policy = [], self
+
+    @classmethod
+    def needs(cls, options, io):
+        return replace(super().needs(options, io), rollout_steps=options.steps)
 
     def reset(self, rows=None):
         pass
