@@ -21,6 +21,7 @@ from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import HilOptions
 from robot_rl.human.pilot import simulated
+from robot_rl.human.trials import trials
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions
 from robot_rl.types import Action, IOSpec, Learner, Options, Transitions
@@ -277,7 +278,7 @@ class Bridge:
 
 
 def crossings(folder, delta, seed, steps=2000):
-    """(falls while so many own steps were learned from, success of the last 20 episodes)."""
+    """(falls while so many own steps were learned from, success of 100 trials afterwards)."""
     env = Bridge(seed)
     options = {"batch_size": 64, "hidden": (32, 32), "critics": 2, "utd": 3, "lr": 1e-3}
     options |= {"bc_steps": 0, "il_weight": 0.0, "init_alpha": 0.02}
@@ -303,7 +304,9 @@ def crossings(folder, delta, seed, steps=2000):
     loop.collect_demos(8)
     env.falls = 0
     loop.run(steps, lambda *_: False)
-    return env.falls, loop.stats.metrics()["rollout/success"]
+    world = Bridge(100 + seed)
+    block = trials(world, learner.policy, simulated(world, None), episodes=100, seed=100 + seed)
+    return env.falls, block.metrics()["eval/success"]
 
 
 def test_fewer_fall_from_a_bridge(tmp_path):
