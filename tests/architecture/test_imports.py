@@ -44,7 +44,17 @@ OURS = {
     "checkpoint": {"types"},
     "track": {"types", "checkpoint", "extras"},
     "report": {"checkpoint", "extras"},
-    "policies": {"types", "stats", "advantage", "data.normalize", "extras", "parallel", "chunks", "plain_pickle"},
+    "policies": {
+        "types",
+        "stats",
+        "advantage",
+        "data.normalize",
+        "data.seen",
+        "extras",
+        "parallel",
+        "chunks",
+        "plain_pickle",
+    },
     "sim": {"types", "extras", "child"},
     "real": {
         *("types", "data.recorder", "data.session", "data.bag", "data.units"),
