@@ -342,11 +342,12 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, Any]):
 
     def _remember_expert(self) -> None:
         """Successes of the scripted expert for the memory, `demos` for each sentence."""
-        if not hasattr(self._env, "expert"):
+        expert = self._env.parts.expert
+        if expert is None:
             raise ValueError("demos needs an environment with a scripted expert; set demos=0")
         for _ in range(20):
             seeds = self._starts.integers(2**31, size=self._env.num_envs)
-            wave = play(self._env, self.planner, seeds, generator=self._samples, expert=self._env.expert)
+            wave = play(self._env, self.planner, seeds, generator=self._samples, expert=expert)
             clips, still = self.clips(wave)
             for i, text in enumerate(wave.goal):
                 if wave.success[i] and self.memory.count(text) < self.o.demos:

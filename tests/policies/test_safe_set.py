@@ -24,7 +24,7 @@ from robot_rl.human.pilot import simulated
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions
-from robot_rl.types import Action, IOSpec, Learner, Options, Transitions
+from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("dx", "dy"), (-0.1, -0.1), (0.1, 0.1), ("m", "m"), 10.0)
 EDGE = 0.25
@@ -240,6 +240,10 @@ class Bridge:
 
     num_envs = 1
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    @property
+    def parts(self):
+        return EnvParts(expert=self.expert)
 
     def __init__(self, seed=0):
         self.io, self.rng, self.falls, self.time = IO, np.random.default_rng(seed), 0, 0

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.data.seen import seen
 from robot_rl.loops.contract import every
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 pytest.importorskip("stable_baselines3", reason="needs stable-baselines3 (extra `baselines`)")
 from robot_rl.policies.online.sb3 import Sb3, Sb3Options, VectorEnvForSb3
@@ -31,6 +31,8 @@ class Point(VectorEnv):
     """Reward -(a - 0.5)^2; environment 0 is cut after 5 steps, environment 1 ends after 3."""
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    parts = EnvParts()
 
     def __init__(self, io=IO):
         self.num_envs, self.io = 2, io
