@@ -193,7 +193,7 @@ class HilJob:
         pictures = getattr(make_pilot, "pictures", False)
         self.env = make_env(1, settings.seed, pictures)
         self._painter: Painter | None = None
-        if pictures and hasattr(self.env, "load_state_dict") and not hasattr(make_env, "plain"):
+        if pictures and self.env.parts.saves and not hasattr(make_env, "plain"):
             self._painter = Painter(lambda: make_env(1, settings.seed, True))  # before anything draws here
         self.judge = None if make_judge is None else make_judge(self.env.io)
         self.elicitor: Elicitor | None = None
