@@ -1,6 +1,7 @@
 """The page never lies: what is old is grey and says how old, and a person hears that help is wanted or a fault came."""
 # pyright: reportArgumentType=false
 
+import threading
 import time
 from dataclasses import replace
 
@@ -91,9 +92,11 @@ def test_what_was_long_on_its_way_is_old_on_arrival_and_so_is_what_the_person_do
 
 
 def test_the_page_lives_while_the_learner_works_and_tells_when_the_loop_itself_is_stuck(tmp_path):
+    seen = threading.Event()
+
     def run(loop):
         loop.pilot.hold()
-        meanwhile(loop, "learning the demonstrations", lambda: time.sleep(4.0))
+        meanwhile(loop, "learning the demonstrations", lambda: seen.wait(60.0))
         time.sleep(4.0)  # nobody looks after the page
         loop.run(10**6, lambda *_: False)
 
@@ -102,12 +105,27 @@ def test_the_page_lives_while_the_learner_works_and_tells_when_the_loop_itself_i
         with chromium(tmp_path / "profile") as browser:
             page = Page(browser, session)
             page.shows("phase", "learning the demonstrations")
-            assert not look(browser)[0]
+            session.until(lambda: not look(browser)[0])
+            seen.set()
             page.shows("news", "no news for")
             page.shows("phase", "training")
             session.until(lambda: not look(browser)[0])
     finally:
+        seen.set()
         session.close()
+
+
+def test_a_session_that_ends_says_so(tmp_path):
+    session = Session(tmp_path / "log", deadman_ms=60_000.0)
+    with chromium(tmp_path / "profile") as browser:
+        page = Page(browser, session)
+        page.drives("HOLD")
+        session.close()
+        end = time.monotonic() + 20.0
+        while look(browser)[:2] != [True, "ENDED"]:
+            assert time.monotonic() < end, look(browser)
+            time.sleep(0.05)
+        assert "has ended" in page.text("notice")
 
 
 def test_a_person_hears_faults_and_that_help_is_wanted(tmp_path):

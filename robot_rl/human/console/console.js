@@ -10,6 +10,7 @@ const page = [...crypto.getRandomValues(new Uint32Array(2))].map((n) => n.toStri
 let socket = null, sequence = 0, operator = false, state = null, pending = "", asking = false;
 let news = -Infinity, drawn = -Infinity, trip = null, frames = 0, rate = 0, points = [], pictures = {}, speeds = [];
 let sync = null, alive = -Infinity, dialed = -Infinity;  // the robot's clock and ours; when anything came; when we called
+let over = false;  // the session has ended
 let sound = null, muted = false, alarmed = { help: "", fault: "" }, listed = "", replaying = null;
 
 const open = () => socket !== null && socket.readyState === WebSocket.OPEN;
@@ -125,9 +126,9 @@ function fresh() {  // ten times a second: what is old must not look live
   document.body.classList.toggle("stale", stale);
   at("news").textContent = stale ? (Number.isFinite(quiet) ? "no news for " + (quiet / 1000).toFixed(1) + " s" : "no news yet") : "";
   if (stale) {
-    at("driver").textContent = open() && state ? "NO NEWS" : "OFFLINE";
+    at("driver").textContent = over ? "ENDED" : open() && state ? "NO NEWS" : "OFFLINE";
     at("driver").className = "OFFLINE";
-    if (state && state.driver !== "HOLD") alarm("fault", "no news");
+    if (state && state.driver !== "HOLD" && !over) alarm("fault", "no news");
   }
   const age = now - drawn;
   at("age").textContent = Number.isFinite(age) && age > (stale ? limit() : PICTURE_MS) ? "picture " + (age / 1000).toFixed(1) + " s old" : "";
@@ -245,7 +246,7 @@ function connect() {
   mine.binaryType = "arraybuffer";
   mine.onopen = () => {
     if (mine !== socket) return;
-    hands.release(); sequence = 0; points = []; speeds = []; sync = null;
+    hands.release(); sequence = 0; points = []; speeds = []; sync = null; over = false;
     if (pending) press(pending);
     ping();
   };
@@ -259,6 +260,7 @@ function connect() {
     else if (message.type === "refused") notice("Not done: " + message.why);
     else if (message.type === "history") { points.push(...message.points); draw(); }
     else if (message.type === "role") role(message);
+    else if (message.type === "over") { over = true; notice("The session has ended; the terminal says how it went."); }
   };
   mine.onclose = () => {
     if (mine !== socket) return;
@@ -271,8 +273,8 @@ function connect() {
 function lost() {
   operator = false; asking = false;
   hands.release();
-  at("driver").textContent = "OFFLINE"; at("driver").className = "OFFLINE";
-  at("link").textContent = "connection lost, trying again";
+  at("driver").textContent = over ? "ENDED" : "OFFLINE"; at("driver").className = "OFFLINE";
+  at("link").textContent = over ? "the session has ended" : "connection lost, trying again";
 }
 
 function ping() { send({ type: "ping", sent: performance.now() }); }

@@ -200,6 +200,7 @@ class ConsoleServer:
             self._ready.set()
             await self._done.wait()
             for client in list(self._clients):
+                await _send(client, json.dumps({"type": "over"}))
                 await client.close()
         finally:
             await runner.cleanup()
