@@ -8,7 +8,6 @@ event, a decoded JPEG) is not in it.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import threading
 import time
@@ -17,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from robot_rl.extras import require
+from robot_rl.human.devices.browser import BrowserTeleop
+from robot_rl.human.devices.teleop import Frame
 from robot_rl.types import IOSpec
 
-TELEOP = "robot_rl.human.devices.browser.BrowserTeleop"
 IO = IOSpec({"state": ((3,), "float32")}, ("tip_dx", "tip_dy"), (-1.0,) * 2, (1.0,) * 2, ("m",) * 2, 10.0)
 
 
@@ -47,8 +47,7 @@ def run(
 
 
 def _measure(rate: float, seconds: float, size: tuple[int, int]) -> dict[str, Any]:
-    module, _, name = TELEOP.rpartition(".")
-    teleop = getattr(importlib.import_module(module), name)(IO, port=0, announce=False, frame_every=1)
+    teleop = BrowserTeleop(IO, port=0, announce=False, frame_every=1)
     client = _Client(teleop.server.url)
     thread = threading.Thread(target=client.run, daemon=True)
     thread.start()
@@ -67,7 +66,7 @@ def _measure(rate: float, seconds: float, size: tuple[int, int]) -> dict[str, An
             seen[number] = time.monotonic()
         begun = time.perf_counter()
         client.drawn[tick] = time.monotonic()
-        teleop.show({"episodes": 0, "success": None, "tick": tick}, lambda _: picture)
+        teleop.show({"episodes": 0, "success": None, "tick": tick}, lambda _: Frame(picture, time.monotonic()))
         shown.append(1e3 * (time.perf_counter() - begun))
         tick += 1
         following += period

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.sim.tool import addresses, load
+from robot_rl.sim.world import parts_of
 
 
 class ModelPlant:
@@ -302,7 +303,7 @@ class WorldPlant(ModelPlant):
         return super().scene()[0], {name: np.array(value) for name, value in self._window.view.task.items()}
 
     def _markers(self) -> Mapping[str, str]:
-        return getattr(self.world, "markers", {})
+        return parts_of(self.world).markers
 
     def renew_task(self) -> None:
         """Draw a new goal; objects and robot stay where they are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -109,7 +110,7 @@ class Sqirl(StateLearner[SqirlOptions, Rollout], OnPolicyLearner[SqirlOptions, R
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Rollouts that say which decision a step belongs to."""
         record = ("choice", "time", "chunk_start")
-        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps, record=record)
+        return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=record)
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) zeros: there is no critic for rollouts to bootstrap from."""

@@ -133,7 +133,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Fresh rollouts."""
-        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps, record=tuple(cls.rollout_extras))
+        return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) the critic's estimates."""

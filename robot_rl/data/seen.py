@@ -83,6 +83,46 @@ class RowSample:
         return {key: torch.cat([part.to(parts[-1].device) for part in parts]) for key, parts in self._parts.items()}
 
 
+class StepSample(RowSample):
+    """The same of a loop that hands over steps, which are joined to rollouts of `BLOCK` steps."""
+
+    BLOCK = 256
+
+    def __init__(self, most: int = 16_384) -> None:
+        super().__init__(most)
+        self._steps: list[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]] = []
+
+    def step(self, obs: Obs, action: np.ndarray, valid: np.ndarray | None = None) -> None:
+        """A step of all copies: what was acted on (N, ...), the action (N, A), and which rows count (N,), or all."""
+        vectors = {key: np.array(value) for key, value in obs.items() if np.ndim(value) == 2}
+        mask = np.ones(len(action), bool) if valid is None else np.array(valid, bool)
+        self._steps.append((vectors, np.array(action), mask))
+        if len(self._steps) == self.BLOCK:
+            self._join()
+
+    def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
+        """See `Looked`."""
+        self._join()
+        return super().look(most)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows and where it stands."""
+        self._join()
+        return super().state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the one that `state_dict` was taken of."""
+        self._steps.clear()
+        super().load_state_dict(state)
+
+    def _join(self) -> None:
+        if not self._steps:
+            return
+        obs, actions, valid = zip(*self._steps, strict=True)
+        self._steps.clear()
+        self.add({key: np.stack([step[key] for step in obs]) for key in obs[0]}, np.stack(actions), np.stack(valid))
+
+
 def measure_seen(source: Looked | None, io: IOSpec, *, count: int | None = None) -> Seen | None:
     """Quantiles of every component of vector observations and actions; None where there is nothing yet.
 

@@ -150,7 +150,7 @@ class OffPolicy:
             **({} if memory is None else {"policy_memory": memory()}),
             **({} if self._previous is None else {"previous_action": self._previous}),
             **({} if self._hold is None else {"hold": self._hold.state_dict()}),
-            "stepper": self._stepper.state_dict() if hasattr(self.env, "state_dict") else None,
+            "stepper": self._stepper.state_dict() if self.env.parts.saves else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -35,8 +35,7 @@ class OnPolicy:
         self.iterations = 0
         self.stats = EpisodeStats(env.num_envs)
         self.rows = RowSample()
-        if hasattr(env, "io"):
-            learner.policy.io.check(env.io)
+        learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed
         self._stepper = Stepper(env, save_to=save_to)
         self._storage: RolloutStorage | None = None
@@ -77,7 +76,7 @@ class OnPolicy:
     def state_dict(self) -> dict[str, Any]:
         """Environment, observation, statistics and counters; the learner saves itself."""
         return {
-            "stepper": self._stepper.state_dict() if hasattr(self._stepper.env, "state_dict") else None,
+            "stepper": self._stepper.state_dict() if self._stepper.env.parts.saves else None,
             "episodes": self.stats.state_dict(),
             "env_steps": self.env_steps,
             "iterations": self.iterations,

@@ -54,8 +54,7 @@ class AsyncOnPolicy:
         self.iterations = 0
         self.stats = EpisodeStats(env.num_envs)
         self.rows = RowSample()
-        if hasattr(env, "io"):
-            learner.policy.io.check(env.io)
+        learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed
         self._stepper = Stepper(env, save_to=save_to)
         self._actor: Any = learner.actor()
@@ -92,7 +91,7 @@ class AsyncOnPolicy:
         """
         with self._collecting:
             return {
-                "stepper": self._stepper.state_dict() if hasattr(self._stepper.env, "state_dict") else None,
+                "stepper": self._stepper.state_dict() if self._stepper.env.parts.saves else None,
                 "episodes": self.stats.state_dict(),
                 "env_steps": self.env_steps,
                 "iterations": self.iterations,

@@ -36,7 +36,7 @@ class ExpertPolicy:
         mistakes: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """Wrap `env.expert`.
+        """Wrap `env.parts.expert`.
 
         Args:
             env: environment whose world has a scripted expert.
@@ -51,7 +51,7 @@ class ExpertPolicy:
         Raises:
             ValueError: the environment has no scripted expert, or a number is out of range.
         """
-        if not hasattr(env, "expert"):
+        if env.parts.expert is None:
             raise ValueError(
                 "this environment has no scripted expert; choose one of our worlds (env=reach, env=pick ...) "
                 "or collect with a trained policy: path=runs/train/<run>"
@@ -63,13 +63,13 @@ class ExpertPolicy:
             )
         if not 0 <= mistakes <= 1:
             raise ValueError(f"mistakes is {mistakes}, expected a share between 0 and 1")
-        self._mistaken = getattr(env, "mistaken", None) if mistakes else None
-        if mistakes and (self._mistaken is None or not hasattr(env.world, "mistaken")):
+        self._mistaken = env.parts.mistaken if mistakes else None
+        if mistakes and self._mistaken is None:
             raise ValueError("this world asks for one thing only, so nothing else could be done by mistake: mistakes=0")
         self._mistakes = mistakes
         self._wrong: np.ndarray | None = None  # (B,) in [0, 1): which mistake; NaN: none
         self.io = env.io
-        self._expert, self._noise, self._rng = env.expert, noise, np.random.default_rng(seed)
+        self._expert, self._noise, self._rng = env.parts.expert, noise, np.random.default_rng(seed)
         tick = 1.0 / env.io.control_hz
         self._keep = float(np.exp(-tick / noise_time)) if noise_time > 0 else 0.0
         # Two-state chain: the share of time in a pause is begin / (begin + end).
@@ -220,9 +220,8 @@ def keep_steps(
     begin = max((int(e.meta["round"]) for e in earlier), default=0)
     kept = [e for e in earlier if e.meta["round"] < begin]
     tried = 0
-    names = getattr(env, "task_names", ())
-    asked = getattr(env, "asked_tasks", range(len(names)))
-    room: dict[int, int] = dict.fromkeys(asked, per_task or 0)
+    names = env.parts.task_names
+    room: dict[int, int] = dict.fromkeys(env.parts.asked_tasks, per_task or 0)
     if per_task is not None:
         if not names or per_task < 1:
             raise ValueError(f"per_task is {per_task}: expected 1 or more, of an environment with several tasks")
@@ -321,7 +320,7 @@ def episodes_of(
     share = quota.copy()
     found: list[Episode] = []
     builders: list[EpisodeBuilder] = []
-    sentences = getattr(env, "instructions", None)
+    sentences = env.parts.instructions
     asked: list[Any] = [None]
     if sentences is not None:
         env.reset(seed=seed)  # as `evaluate` does again: what the first episodes are asked

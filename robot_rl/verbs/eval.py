@@ -81,7 +81,7 @@ def evaluate(cfg: DictConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed)
     summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}
-    tasks = by_task(result, getattr(env, "task_names", ()))
+    tasks = by_task(result, env.parts.task_names)
     lines = {f"success, {name}": _with_interval(won, count) for name, (won, count) in tasks.items() if count}
     write_json(
         folder / "evaluation.json",

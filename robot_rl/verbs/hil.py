@@ -62,8 +62,7 @@ def hil(cfg: DictConfig) -> None:
     def make_pilot(env: Any, with_person: bool) -> Any:
         human = None
         if with_person:
-            expert = getattr(env, "expert", None)
-            human = build.make("human", plain(cfg.human), io=env.io, expert=expert, seed=cfg.seed)
+            human = build.make("human", plain(cfg.human), io=env.io, expert=env.parts.expert, seed=cfg.seed)
         return build.make("pilot", plain(cfg.pilot), env=env, human=human)
 
     make_pilot.pictures = cfg.human.name == "browser"  # type: ignore[attr-defined]

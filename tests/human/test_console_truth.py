@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from robot_rl.human.waiting import meanwhile
 from tests.human.console_stage import Page, Session, Stage, Wire, chromium
 
 pytestmark = pytest.mark.live
@@ -58,10 +59,41 @@ def test_a_cut_link_turns_the_page_grey_at_once(tmp_path):
         session.close()
 
 
+def test_what_was_long_on_its_way_is_old_on_arrival_and_so_is_what_the_person_does(tmp_path):
+    """A slow link delivers everything, in order and at the full rate: nothing is silent, and all of it is past."""
+    session = Session(tmp_path / "log")
+    wire = Wire(session.human.server.port)
+    try:
+        with chromium(tmp_path / "profile") as browser:
+            page = Page(browser, session, f"http://127.0.0.1:{wire.port}/?token=t0ken")
+            page.click("go")
+            page.drives("POLICY")
+            session.until(lambda: not look(browser)[0] and browser.execute_script("return frames > 0"))
+            wire.delay_s = 2.0
+            session.until(lambda: session.pilot.driver == "HOLD")  # hands whose movements come 2 s late are no hands
+            page.shows("news", "no news for 2.")
+            grey, driver, _, age = look(browser)
+            assert grey
+            assert driver == "NO NEWS"
+            assert age.startswith("picture 2.")
+            page.click("go")
+            page.shows("notice", "Not done")
+            since = time.monotonic()
+            session.until(lambda: time.monotonic() - since > 3.0)
+            assert session.pilot.driver == "HOLD"
+            wire.delay_s = 0.0
+            session.until(lambda: look(browser)[0] is False)
+            page.click("go")
+            page.drives("POLICY")
+    finally:
+        wire.close()
+        session.close()
+
+
 def test_the_page_lives_while_the_learner_works_and_tells_when_the_loop_itself_is_stuck(tmp_path):
     def run(loop):
         loop.pilot.hold()
-        loop.meanwhile("learning the demonstrations", lambda: time.sleep(4.0))
+        meanwhile(loop, "learning the demonstrations", lambda: time.sleep(4.0))
         time.sleep(4.0)  # nobody looks after the page
         loop.run(10**6, lambda *_: False)
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
-from robot_rl.types import Action, IOSpec, Learner
+from robot_rl.types import Action, IOSpec, Learner, Options
 
 NAMES = ("a_effort", "b_effort")
 """Of actions: those of a robot of two joints that takes efforts."""
@@ -35,6 +35,7 @@ class Constant(Learner):
     """Learns nothing."""
 
     def __init__(self, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(Options(), io)
         self.policy = ConstantPolicy(io)
 
     def state_dict(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.sim.worlds.tabletop import BLOCKS, PLATES, Tabletop
-from robot_rl.types import Action, Episode, IOSpec
+from robot_rl.types import Action, EnvParts, Episode, IOSpec
 from robot_rl.verbs.collect_episodes import BesidePictures, ExpertPolicy, begin_work, episodes_of, keep_steps
 
 
@@ -46,7 +46,7 @@ def test_keep_steps_same_seed_same_episodes() -> None:
 def test_keep_steps_per_task_counts_the_tasks_that_are_asked() -> None:
     names = [f"{block} on {plate}" for block, plate in (("red", "yellow"), ("blue", "purple"))]
     env = make(8, 0, world=Tabletop(only=names, layout="fixed", seconds=2.4))
-    assert len(env.task_names) == 6
+    assert len(env.parts.task_names) == 6
     kept = keep_steps(env, ExpertPolicy(env), episodes=99, seed=0, only_success=True, per_task=2)
     counts = np.bincount([int(episode.meta["task"]) for episode in kept], minlength=6)
     assert sorted(counts.tolist()) == [0, 0, 0, 0, 2, 2]
@@ -73,6 +73,8 @@ def test_short_episodes_are_not_preferred() -> None:
         num_envs = 2
         io = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
         metadata: ClassVar[dict] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+        parts = EnvParts()
 
         def reset(self, *, seed=None, options=None):
             self.t = np.zeros(2, int)

@@ -15,7 +15,7 @@ from robot_rl import checkpoint, lineage, report
 from robot_rl.claim import InUse
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.schedule import Schedule
-from robot_rl.types import Action, IOSpec
+from robot_rl.types import Action, EnvParts, IOSpec
 
 SHORT = ["total_steps=80", "eval_every=0"]
 
@@ -116,6 +116,8 @@ class Endless(VectorEnv):
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
     io, num_envs = IO, 2
     single_action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    parts = EnvParts()
 
     def __init__(self) -> None:
         self.resets, self.tick = 0, 0

@@ -12,7 +12,7 @@ from robot_rl import checkpoint
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.port import SpecPort
 from robot_rl.sim.port import WorldPort
-from robot_rl.types import Action, IOSpec, Learner, Loaded
+from robot_rl.types import Action, IOSpec, Learner, Loaded, Options
 
 JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
 
@@ -113,6 +113,7 @@ class Expert(Learner):
     """A method of somebody's own that has nothing to learn."""
 
     def __init__(self, io, *, seed=0, device="cpu"):
+        super().__init__(Options(), io)
         self.policy = ExpertPolicy(io)
 
 
