@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from foreign_cell import START
+from foreign_cell import START, Cell
 from ros_harness import FOREIGN_CLOCK, NAMES, SPEC, wait
 
 VELOCITY, ACCELERATION, TICK = 1.0, 5.0, 0.01
