@@ -12,7 +12,7 @@ import torch
 from robot_rl import build, checkpoint
 from robot_rl.live_bar import LiveBar
 from robot_rl.track import Jsonl, files
-from robot_rl.types import Action, Learner, Needs
+from robot_rl.types import Action, Learner, Needs, PolicyParts
 from robot_rl.verbs.contract import check_learner
 from robot_rl.verbs.offline import OfflineSettings
 from robot_rl.verbs.train_job import TrainJob, TrainSettings
@@ -20,6 +20,8 @@ from robot_rl.words import Refused
 
 
 class MeanPolicy:
+    parts = PolicyParts()
+
     def __init__(self, io: Any) -> None:
         self.io, self.mean = io, torch.zeros(io.action_dim)
 
