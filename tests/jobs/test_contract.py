@@ -120,6 +120,12 @@ def test_refused_in_the_call(tmp_path: Path, broken: Any, message: str) -> None:
         job(tmp_path, **broken).run()
 
 
+def test_policy_without_declared_parts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(MeanPolicy, "parts")
+    with pytest.raises(TypeError, match=r"Mean.policy is a MeanPolicy, and no policy: .*PolicyParts\(\)"):
+        job(tmp_path)
+
+
 def test_policy_that_answers_with_an_array_is_named(tmp_path: Path) -> None:
     made = job(tmp_path)
     made.learner.policy.act = lambda obs, *, deterministic=False: np.zeros((2, 3))  # type: ignore[method-assign]
