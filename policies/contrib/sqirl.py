@@ -17,7 +17,7 @@ from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.net import Net, NetShape
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Rollout
 from robot_rl.types.options import Count, Positive, Rate, Whole
 
 _MOST = 4096  # candidate actions
@@ -217,6 +217,8 @@ class SqirlPolicy:
 
     Ties are broken at random while exploring.
     """
+
+    parts = PolicyParts()
 
     def __init__(self, learner: Sqirl, seed: int) -> None:
         self.io, self._learner = learner.io, learner

@@ -150,7 +150,7 @@ class LanguageAgent(OwnLoop[LanguageAgentOptions, Any]):
             ValueError: the environment has another interface, or is no text environment.
         """
         self.io.check(env.io)
-        if not hasattr(env, "begin"):
+        if not env.parts.dialogues:
             raise ValueError(f"{type(env).__name__} is no text environment, expected env=text/guess, maze or tools")
         self._env = env
         self._build(tuple(env.vocabulary))

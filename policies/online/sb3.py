@@ -16,7 +16,7 @@ from torch import Tensor
 
 from robot_rl.data.seen import StepSample
 from robot_rl.extras import require
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, OwnLoop
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, OwnLoop, PolicyParts
 from robot_rl.types.option_words import near
 
 Tick = Callable[[int, Metrics], bool]
@@ -157,6 +157,8 @@ class Sb3LivePolicy:
         io: interface.
         policy: SB3's policy module.
     """
+
+    parts = PolicyParts()
 
     def __init__(self, io: IOSpec, policy: Any) -> None:
         self.io, self._policy = io, policy

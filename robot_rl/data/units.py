@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from robot_rl.data.bounds import HOW, NORMALISED, STATED, Scale, bounds_of_io, read_stated, scale_between
-from robot_rl.types import Action, Array, IOSpec, Obs, Policy
+from robot_rl.types import Action, Array, IOSpec, Obs, Policy, PolicyParts
 
 LAST_ACTION = "last_action"
 """Begin of the names of the components of "state" that are the action executed last, in [-1, 1]."""
@@ -133,10 +133,16 @@ class InUnits:
         last = [name.startswith(LAST_ACTION) for name in io.obs_names]
         self._last = np.flatnonzero(last) if sum(last) == io.action_dim else np.zeros(0, np.int64)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "policy":  # while it is copied or unpickled there is none yet
-            raise AttributeError(name)
-        return getattr(self.policy, name)
+    @property
+    def parts(self) -> PolicyParts:
+        """The inner policy's, which hears and judges actions on its own scale."""
+        inner = self.policy.parts
+        return replace(
+            inner,
+            executed=None if inner.executed is None else self._executed,
+            log_prob=None if inner.log_prob is None else self._log_prob,
+            at_interval=None if inner.at_interval is None else lambda steps: self.around(inner.at_interval(steps)),
+        )
 
     def reset(self, rows: Array | None = None) -> None:
         """Forget memory and chunks of these rows."""
@@ -155,21 +161,14 @@ class InUnits:
         logp = None if found.logp is None else found.logp - self._scale.log_volume
         return Action(value.clip(-1.0, 1.0), logp, found.extras)
 
-    def executed(self, action: Array) -> None:
-        """What was done in the last tick, for a policy that reads it."""
-        told = getattr(self.policy, "executed", None)
-        if told is not None:
-            told(self._scaled(action, self._back))
+    def _executed(self, action: Array) -> None:
+        told = self.policy.parts.executed
+        assert told is not None
+        told(self._scaled(action, self._back))
 
-    def log_prob(self, obs: Obs, action: Tensor) -> Tensor:
-        """(B,) log-density of an action of the environment.
-
-        Raises:
-            ValueError: the inner policy has none.
-        """
-        density = getattr(self.policy, "log_prob", None)
-        if density is None:
-            raise ValueError(f"{type(self.policy).__name__} has no density")
+    def _log_prob(self, obs: Obs, action: Tensor) -> Tensor:
+        density = self.policy.parts.log_prob
+        assert density is not None
         return density(self._read(obs), self._scaled(action, self._back)) - self._scale.log_volume
 
     def around(self, policy: Any) -> InUnits:

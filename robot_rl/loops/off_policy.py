@@ -90,7 +90,7 @@ class OffPolicy:
             self.learner.policy.reset()
         num_envs, action_dim = self.env.num_envs, self.env.io.action_dim
         batches = self.sampler.batches(self.batch_size)
-        told = getattr(self.learner.policy, "executed", None)
+        told = self.learner.policy.parts.executed
         metrics: Metrics = {}
         mark, mark_steps = time.perf_counter(), self.env_steps
         while self.env_steps < total_steps:
@@ -139,7 +139,7 @@ class OffPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """All that continuation needs besides learner and buffer; chunks under way are part of it."""
-        memory = getattr(self.learner.policy, "memory", None)
+        memory = self.learner.policy.parts.save
         return {
             "kind": "off_policy",
             "env_steps": self.env_steps,
@@ -163,7 +163,7 @@ class OffPolicy:
         self._rng.bit_generator.state = state["rng"]
         self.stats.load_state_dict(state["stats"])
         if "policy_memory" in state:
-            self.learner.policy.recall(state["policy_memory"])  # type: ignore[attr-defined]
+            self.learner.policy.parts.restore(state["policy_memory"])
         if self._previous is not None:
             self._previous = np.array(state["previous_action"], np.float32)
         if self._hold is not None:

@@ -97,7 +97,7 @@ class AsyncOnPolicy:
                 "iterations": self.iterations,
                 "rows": self.rows.state_dict(),
                 "past": [{"version": old.version, "state": old.state} for old in self._past],
-                "noise": self._actor.generator_state() if hasattr(self._actor, "generator_state") else None,
+                "noise": None if self._actor.parts.save is None else self._actor.parts.save(),
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ class AsyncOnPolicy:
         self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
         self._past.extend(_Weights(int(old["version"]), old["state"]) for old in state["past"])
         if state["noise"] is not None:
-            self._actor.load_generator_state(state["noise"])
+            self._actor.parts.restore(state["noise"])
 
     def _run_in_turns(self, total_steps: int, look: Tick) -> None:
         storage = RolloutStorage(self._learner.need.rollout_steps)

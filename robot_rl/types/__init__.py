@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         StaleLearner,
     )
     from robot_rl.types.options import Options
-    from robot_rl.types.policy import Action, Critic, Loaded, Policy, ProgressCritic, TrainedPolicy
+    from robot_rl.types.policy import Action, Critic, Loaded, Policy, PolicyParts, ProgressCritic, TrainedPolicy
     from robot_rl.types.track import Stateful, Tracker
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "OuterLearner",
     "OwnLoop",
     "Policy",
+    "PolicyParts",
     "ProgressCritic",
     "Rollout",
     "Sampler",

@@ -29,6 +29,7 @@ class EnvParts:
         place: () -> (N, P) where the robots are [m].
         way_out: (A,) an action that leads out of where the robot is stuck, None in it is any number.
         saves: `state_dict()` and `load_state_dict(state)` are there.
+        dialogues: `begin(seeds)` and `say(rows, utterances)` are there: texts, of which the caller chooses the task.
         device: of the tensors that it hands over; None: NumPy arrays.
     """
 
@@ -41,6 +42,7 @@ class EnvParts:
     place: Callable[[], Any] | None = None
     way_out: tuple[float | None, ...] | None = None
     saves: bool = False
+    dialogues: bool = False
     device: torch.device | None = None
 
 

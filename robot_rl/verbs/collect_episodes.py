@@ -16,7 +16,7 @@ from robot_rl.data.atomic import write_json
 from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Action, Episode, IOSpec, Obs, Policy, Step
+from robot_rl.types import Action, Episode, IOSpec, Obs, Policy, PolicyParts, Step
 
 LOGP = "action_log_probs"
 """Per-step column: log-density of the action under the policy that took it, as in D4RL's `infos/action_log_probs`."""
@@ -81,6 +81,11 @@ class ExpertPolicy:
         self._fresh = np.zeros(0, bool)  # (B,) an episode begins
         self._last = np.zeros((0, 0), np.float32)
 
+    @property
+    def parts(self) -> PolicyParts:
+        """Noise that can be repeated."""
+        return PolicyParts(reseed=self.reseed)
+
     def reseed(self, seed: int) -> None:
         """Noise, pauses and mistakes from here on are those of this seed."""
         self._rng = np.random.default_rng(seed)
@@ -134,9 +139,7 @@ class WithDensity:
     """A policy whose sampled actions come with their log-density, where it can tell it (`log_prob`)."""
 
     def __init__(self, policy: Policy) -> None:
-        """Wrap `policy`; where its `log_prob` refuses, it is passed through as it is."""
-        self.io, self._policy = policy.io, policy
-        self._log_prob: Callable[[Obs, torch.Tensor], torch.Tensor] | None = getattr(policy, "log_prob", None)
+        self.io, self._policy, self.parts = policy.io, policy, policy.parts
 
     def reset(self, rows: Any = None) -> None:
         """Forget memory of these rows."""
@@ -145,13 +148,9 @@ class WithDensity:
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """The policy's answer, with `logp` (B,) unless the action is the mode."""
         action = self._policy.act(obs, deterministic=deterministic)
-        if deterministic or action.logp is not None or self._log_prob is None:
+        if deterministic or action.logp is not None or self.parts.log_prob is None:
             return action
-        try:
-            logp = self._log_prob(obs, torch.as_tensor(action.value))
-        except ValueError:  # a deterministic policy with exploration noise
-            self._log_prob = None
-            return action
+        logp = self.parts.log_prob(obs, torch.as_tensor(action.value))
         return replace(action, logp=logp.cpu().numpy() if isinstance(action.value, np.ndarray) else logp)
 
 
@@ -165,10 +164,9 @@ class BesidePictures:
 
     def __init__(self, policy: Policy, io: IOSpec) -> None:
         self.io, self._policy, self._keys = io, policy, tuple(policy.io.obs)
-        if hasattr(policy, "reseed"):
-            self.reseed = policy.reseed  # type: ignore[attr-defined]
-        if hasattr(policy, "log_prob"):
-            self.log_prob = lambda obs, action: policy.log_prob(self._seen(obs), action)  # type: ignore[attr-defined]
+        density = policy.parts.log_prob
+        read = None if density is None else lambda obs, action: density(self._seen(obs), action)
+        self.parts = replace(policy.parts, log_prob=read, at_interval=None)
 
     def reset(self, rows: Any = None) -> None:
         """Forget memory of these rows."""
@@ -229,8 +227,8 @@ def keep_steps(
     for episode in earlier:
         task = int(episode.meta.get("task", -1))
         room[task] = room.get(task, 0) - 1
-    reseed = getattr(policy, "reseed", None) if work is not None else None
-    if hasattr(policy, "log_prob"):
+    reseed = policy.parts.reseed if work is not None else None
+    if policy.parts.log_prob is not None:
         policy = WithDensity(policy)
     with ExitStack() as stack:
         recorder = None if work is None else stack.enter_context(Recorder(work))

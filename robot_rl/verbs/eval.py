@@ -56,18 +56,18 @@ def evaluate(cfg: DictConfig) -> None:
     cfg, path, env, policy = load_subject(cfg)
     make_env = env_factory(cfg)
     if cfg.student is not None:
-        if not hasattr(policy, "choose"):
+        if policy.parts.use_student is None:
             raise Refused(
                 f"student={cfg.student} is for a diffusion policy with a student, not {type(policy).__name__}"
             )
-        policy.choose(student=bool(cfg.student))
+        policy.parts.use_student(bool(cfg.student))
     if cfg.target_return is not None:
-        if not hasattr(policy, "aim"):
+        if policy.parts.set_target_return is None:
             raise Refused(
                 f"target_return={cfg.target_return} is for a policy that is conditioned on returns "
                 f"(policy=contrib/dt, contrib/modt), not {type(policy).__name__}"
             )
-        policy.aim(float(cfg.target_return))
+        policy.parts.set_target_return(float(cfg.target_return))
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
         result = run_evaluation(
             env,

@@ -296,14 +296,19 @@ class OfflineJob:
         if self.loop.updates < self.settings.updates:
             self.loop.run(self.settings.updates, self._run.tick, due=self._run.due)
 
+    def _activate(self, number: int) -> None:
+        """Let this one act of the policies that were trained side by side."""
+        choose = self.learner.policy.parts.activate
+        if choose is not None:
+            choose(number)
+
     def evaluate(self, episodes: int) -> SeedEvaluations:
         """Deterministic evaluation, one per seed that the learner trains side by side."""
-        policy: Any = self.learner.policy
-        results = []
-        for active in range(getattr(policy, "seeds", 1)):
-            policy.active = active
+        policy, results = self.learner.policy, []
+        for number in range(policy.parts.seeds):
+            self._activate(number)
             results.append(evaluate(self._eval_env, policy, episodes=episodes, seed=10_000))
-        policy.active = 0
+        self._activate(0)
         return SeedEvaluations(results, self._score)
 
     def _model(self) -> Path | None:
@@ -324,7 +329,7 @@ class OfflineJob:
     def _estimate(self) -> dict[str, Any] | str:
         """The policy's value from the log alone, and where it leaves the data."""
         assert self._judges is not None
-        self.learner.policy.active = 0  # type: ignore[attr-defined]
+        self._activate(0)
         s = self.settings
         judged, why = judge(s, self.learner.policy, self.io, self._judges, updates=self._estimate_updates, seed=s.seed)
         if judged is None:

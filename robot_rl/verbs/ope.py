@@ -172,7 +172,7 @@ def run(
             "the policy plays chunks: what it does next depends on the chunk under way and not on the state alone, and "
             "these estimators judge policies of the state; evaluate it in an environment"
         )
-    if getattr(policy, "remembers", False):
+    if policy.parts.remembers:
         raise ValueError(
             "the policy remembers: its action depends on more than the state, and these estimators judge policies of "
             "the state; evaluate it in an environment"
@@ -187,8 +187,8 @@ def run(
     inside, held_out = _split(data.episodes, s.holdout, s.seed)
     warnings = list(notes)
 
-    mu, estimated = _behaviour(data, inside, s, make_behaviour, io)
-    if estimated:
+    mu = _behaviour(data, inside, s, make_behaviour, io)
+    if not mu.column:
         warnings.append("the log holds no log-densities: the behaviour policy is estimated by cloning")
     support = _support(mu, policy, _pick(data, held_out, s), s)
     outside = support.share
@@ -198,7 +198,7 @@ def run(
             f"{s.support_quantile:.0%} of the logged ones; no estimate from this log can be trusted there"
         )
     ratios = bool(set(s.methods) - {"fqe", "mb"})
-    subject = judge_policy(policy, data.initial_obs()["state"].float()[:1], ratios=ratios, smooth=s.smooth, seed=s.seed)
+    subject = judge_policy(policy, ratios=ratios, smooth=s.smooth, seed=s.seed)
     fqe, td_error, seen = None, None, np.zeros((1, 0), bool)
     if {"fqe", "dr", "wdr"} & set(s.methods):
         fqe = make_fqe(io, subject.policy, deterministic=subject.deterministic)
@@ -307,11 +307,17 @@ def _fit(learner: Any, batches: Iterator[Transitions], updates: int, what: str) 
                 bar.set_postfix({k.removeprefix("train/"): f"{v:.3g}" for k, v in list(metrics.items())[:2]})
 
 
-class _FromColumn:
-    """Log-densities that the log itself holds, for logged actions only."""
+@dataclass(frozen=True)
+class _Behaviour:
+    """Who drove in the log, as cloned from it.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    Attributes:
+        log_prob: (observations, actions (B, A)) -> (B,) log-density.
+        column: of the log, with the true log-densities of the logged actions; "" where it has none.
+    """
+
+    log_prob: Callable[[Any, Tensor], Tensor]
+    column: str
 
 
 def _behaviour(
@@ -320,17 +326,18 @@ def _behaviour(
     s: OpeSettings,
     make: Callable[[IOSpec], Any],
     io: IOSpec,
-) -> tuple[Any, bool]:
-    """(policy of the behaviour, whether it is the only source of log-densities)."""
+) -> _Behaviour:
+    """Clone the log's actions."""
     learner = make(io)
     learner.prepare(logs.facts(data))
     _fit(learner, _pick(data, inside, s).batches(learner.need.rows), s.behaviour_updates, "behaviour")
-    column = next((name for name in _LOGP if f"info/{name}" in data.store.names), None)
-    learner.policy.logged = _FromColumn(f"info/{column}") if column else None
-    return learner.policy, column is None
+    column = next((name for name in _LOGP if f"info/{name}" in data.store.names), "")
+    density = learner.policy.parts.log_prob
+    assert density is not None  # a Gaussian
+    return _Behaviour(density, column)
 
 
-def _support(mu: Any, policy: Any, data: LogDataset, s: OpeSettings) -> Support:
+def _support(mu: _Behaviour, policy: Any, data: LogDataset, s: OpeSettings) -> Support:
     """Which of the policy's actions the behaviour would hardly have taken."""
     batch = next(iter(data.ordered(4096)))
     state = batch.obs["state"]
@@ -340,7 +347,9 @@ def _support(mu: Any, policy: Any, data: LogDataset, s: OpeSettings) -> Support:
     return Support(*(part.detach().cpu().numpy() for part in (state, batch.action, chosen, outside)))
 
 
-def _read_logged(data: LogDataset, subject: Judged, mu: Any, fqe: Any, seen: np.ndarray, s: OpeSettings) -> Logged:
+def _read_logged(
+    data: LogDataset, subject: Judged, mu: _Behaviour, fqe: Any, seen: np.ndarray, s: OpeSettings
+) -> Logged:
     """Padded episodes; ratios are 1 where `subject` has none.
 
     Only what the wanted methods read is computed: values of every logged state take longer than FQE itself on a large
@@ -352,7 +361,7 @@ def _read_logged(data: LogDataset, subject: Judged, mu: Any, fqe: Any, seen: np.
     reward = np.zeros((count, steps))
     ratio, q, v = (np.zeros((count, steps) if wanted else (count, 1)) for wanted in (ratios, with_model, with_model))
     ends: dict[int, np.ndarray] = {}  # row -> where an episode was cut
-    reason = subject.reason
+    reason, density = subject.reason, subject.policy.parts.log_prob
     for row, index in enumerate(chosen.tolist()):
         episode = store.episode(index)
         size = len(episode)
@@ -365,8 +374,8 @@ def _read_logged(data: LogDataset, subject: Judged, mu: Any, fqe: Any, seen: np.
             continue
         state = torch.from_numpy(np.array(episode.obs["state"], np.float32))
         action = torch.from_numpy(np.array(episode.action, np.float32)).clamp(-1.0, 1.0)
-        if not reason:
-            target = subject.policy.log_prob({"state": state[:-1]}, action)
+        if not reason and density is not None:
+            target = density({"state": state[:-1]}, action)
             ratio[row, :size] = (target - _density_of_logged(mu, episode, state[:-1], action)).double().numpy()
         if with_model:
             q[row, :size] = _select_unseen(fqe.q_values(state[:-1], action), seen[:, index])
@@ -388,12 +397,10 @@ def _read_logged(data: LogDataset, subject: Judged, mu: Any, fqe: Any, seen: np.
     return logged
 
 
-def _density_of_logged(mu: Any, episode: Any, state: Tensor, action: Tensor) -> Tensor:
-    source = getattr(mu, "logged", None)
-    if source is None:
+def _density_of_logged(mu: _Behaviour, episode: Any, state: Tensor, action: Tensor) -> Tensor:
+    if not mu.column:
         return mu.log_prob({"state": state}, action)
-    name = source.name.removeprefix("info/")
-    return torch.from_numpy(np.array(episode.meta["columns"][name], np.float32))
+    return torch.from_numpy(np.array(episode.meta["columns"][mu.column], np.float32))
 
 
 _ESTIMATORS: dict[str, Callable[[Logged], float]] = {

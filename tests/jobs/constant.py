@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
-from robot_rl.types import Action, IOSpec, Learner, Options
+from robot_rl.types import Action, IOSpec, Learner, Options, PolicyParts
 
 NAMES = ("a_effort", "b_effort")
 """Of actions: those of a robot of two joints that takes efforts."""
@@ -14,6 +14,8 @@ NAMES = ("a_effort", "b_effort")
 
 class ConstantPolicy:
     """Answers `value`."""
+
+    parts = PolicyParts()
 
     def __init__(self, io: IOSpec) -> None:
         self.io, self.value = io, torch.zeros(io.action_dim)

@@ -12,7 +12,7 @@ import torch
 from robot_rl import build, checkpoint
 from robot_rl.live_bar import LiveBar
 from robot_rl.track import Jsonl, files
-from robot_rl.types import Action, Learner, Needs
+from robot_rl.types import Action, Learner, Needs, PolicyParts
 from robot_rl.verbs.contract import check_learner
 from robot_rl.verbs.offline import OfflineSettings
 from robot_rl.verbs.train_job import TrainJob, TrainSettings
@@ -20,6 +20,8 @@ from robot_rl.words import Refused
 
 
 class MeanPolicy:
+    parts = PolicyParts()
+
     def __init__(self, io: Any) -> None:
         self.io, self.mean = io, torch.zeros(io.action_dim)
 
@@ -116,6 +118,12 @@ def test_refused_before_the_first_update(tmp_path: Path, broken: Any, kind: Any,
 def test_refused_in_the_call(tmp_path: Path, broken: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         job(tmp_path, **broken).run()
+
+
+def test_policy_without_declared_parts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(MeanPolicy, "parts")
+    with pytest.raises(TypeError, match=r"Mean.policy is a MeanPolicy, and no policy: .*PolicyParts\(\)"):
+        job(tmp_path)
 
 
 def test_policy_that_answers_with_an_array_is_named(tmp_path: Path) -> None:

@@ -14,11 +14,15 @@ from robot_rl.human.options import HilOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
-from robot_rl.types import Learner, Options
+from robot_rl.types import Learner, Options, PolicyParts
 
 
 class Left(Learner):
     """Full speed, hard to the left: into the border before the next checkpoint."""
+
+    @property
+    def parts(self):
+        return PolicyParts()
 
     def __init__(self, io):
         super().__init__(Options(), io)

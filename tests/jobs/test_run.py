@@ -15,7 +15,7 @@ from robot_rl import checkpoint, lineage, report
 from robot_rl.claim import InUse
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.schedule import Schedule
-from robot_rl.types import Action, EnvParts, IOSpec
+from robot_rl.types import Action, EnvParts, IOSpec, PolicyParts
 
 SHORT = ["total_steps=80", "eval_every=0"]
 
@@ -135,6 +135,8 @@ class Endless(VectorEnv):
 
 class Still:
     io = IO
+
+    parts = PolicyParts()
 
     def reset(self, rows: Any = None) -> None: ...
 

@@ -35,7 +35,7 @@ from robot_rl.loops.evaluate import evaluate
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.pilot import Pilot, fitted
 from robot_rl.sim.array_env import ArrayVectorEnv
-from robot_rl.types import Action, IOSpec
+from robot_rl.types import Action, IOSpec, PolicyParts
 from robot_rl.verbs import logs, ope
 from robot_rl.verbs.build import load_for_robot, load_policy
 from robot_rl.verbs.collect_episodes import keep_steps
@@ -50,6 +50,8 @@ Bench = extras.own(WORLD)
 
 class Constant:
     """Answers one action, for ever."""
+
+    parts = PolicyParts()
 
     def __init__(self, io: IOSpec, value: np.ndarray) -> None:
         self.io, self.value = io, np.asarray(value, np.float32)

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker, split
 from robot_rl.loops.contract import every
-from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options
+from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, PolicyParts
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 20.0)
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra cluster)")
@@ -46,6 +46,10 @@ class Counting:
 
 class Half(Learner):
     """Always acts 0.5, whatever it is sent."""
+
+    @property
+    def parts(self):
+        return PolicyParts()
 
     def __init__(self, io=IO):
         super().__init__(Options(), io)

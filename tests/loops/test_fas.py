@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.fas import INTERVALS, at_interval, frequency_averaged_score, score
-from robot_rl.types import Action, EnvParts, IOSpec
+from robot_rl.types import Action, EnvParts, IOSpec, PolicyParts
 
 IO = IOSpec({"state": ((1,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
 
@@ -62,6 +62,8 @@ class Steps:
     """A policy of single ticks that says a thirtieth of the time that it sees."""
 
     io = IO
+
+    parts = PolicyParts()
 
     def reset(self, rows: Any = None) -> None: ...
 

@@ -13,7 +13,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.contract import every
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
-from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, Transitions
+from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, PolicyParts, Transitions
 
 IO = IOSpec(
     obs={"state": ((1,), "float32")},
@@ -57,6 +57,8 @@ class Half:
     """Always acts 0.5."""
 
     io = IO
+
+    parts = PolicyParts()
 
     def __init__(self) -> None:
         self.resets: list[Any] = []

@@ -15,7 +15,7 @@ from robot_rl.advantage import rollout_gae
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.loops.on_policy import OnPolicy, train_on_policy
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
-from robot_rl.types import Action, EnvParts, IOSpec, OnPolicyLearner, Options
+from robot_rl.types import Action, EnvParts, IOSpec, OnPolicyLearner, Options, PolicyParts
 
 IO = IOSpec(
     obs={"state": ((2,), "float32")},
@@ -94,6 +94,10 @@ class Steps(Options):
 
 class Recorder(OnPolicyLearner):
     """A learner with value 10 * episode + step that keeps its rollouts and never changes."""
+
+    @property
+    def parts(self):
+        return PolicyParts()
 
     def __init__(self, steps):
         super().__init__(Steps(steps=steps), IO)

@@ -24,7 +24,7 @@ from robot_rl.human.pilot import simulated
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions
-from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, Transitions
+from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, PolicyParts, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("dx", "dy"), (-0.1, -0.1), (0.1, 0.1), ("m", "m"), 10.0)
 EDGE = 0.25
@@ -107,6 +107,10 @@ def test_a_success_belongs_to_the_set_and_noise_off_the_data_does_not():
 
 class Point(Learner):
     """A method whose policy says what it is told; larger x is worth more."""
+
+    @property
+    def parts(self):
+        return PolicyParts()
 
     def __init__(self, io, *, seed=0, device="cpu", gamma=0.97):
         super().__init__(Options(), io)
