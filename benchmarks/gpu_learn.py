@@ -32,7 +32,7 @@ from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.loops.contract import every
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
-from robot_rl.types import IOSpec, Step, Transitions
+from robot_rl.types import IOSpec, PolicyParts, Step, Transitions
 
 BINS, LOW, HIGH = 101, -5.0, 5.0
 Go = Callable[[int], None]
@@ -216,6 +216,8 @@ def plain(device: str, size: str, accelerate: str) -> Go:
 
 class _Plain:
     """SAC with two C51 critics: a module per network, autograd, one AdamW per part."""
+
+    parts = PolicyParts()
 
     def __init__(
         self,

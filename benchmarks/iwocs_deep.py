@@ -22,7 +22,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.worst_case import Point, worst_case
-from robot_rl.types import Step
+from robot_rl.types import PolicyParts, Step
 from robot_rl.version import VERSION
 
 METHODS = ("iwocs", "randomised", "nominal")
@@ -173,6 +173,8 @@ class _Log:
 
 class _Counted:
     """A policy, and how often each expert of it acted (-1: the default)."""
+
+    parts = PolicyParts()
 
     def __init__(self, policy: Any) -> None:
         self.io, self.reset, self._act = policy.io, policy.reset, policy.act

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from robot_rl.types import PolicyParts
+
 
 class Table:
     """Transitions as tensors; a batch is one gather per column."""
@@ -137,6 +139,8 @@ class Td3BcReference:
 
 class CqlReference:
     """CQL(H) with ten samples of each kind."""
+
+    parts = PolicyParts()
 
     def __init__(self, state: int, action: int) -> None:
         hidden = [256, 256, 256]

@@ -8,7 +8,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from robot_rl.types import IOSpec, Obs
+from robot_rl.types import EnvParts, IOSpec, Obs
 
 STEP = 0.1  # metres per step at full action
 RADIUS = 0.05
@@ -28,6 +28,11 @@ class PointWorld:
         terminate: end an episode at the goal (within 5 cm).
         constant: reward 1 in every step instead, for the value of truncation.
     """
+
+    @property
+    def parts(self) -> EnvParts:
+        """Exact states in tensors."""
+        return EnvParts(saves=True, device=self.device)
 
     def __init__(
         self,

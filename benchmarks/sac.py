@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness import compare, one_thread, ratio
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.types import IOSpec, Step, Transitions
+from robot_rl.types import IOSpec, PolicyParts, Step, Transitions
 
 STATE, ACTION, BATCH = 17, 6, 256
 RLPD = {"critics": 10, "subset": 2, "layer_norm": True, "utd": 20, "actor_reduce": "mean", "target_entropy": "half"}
@@ -174,6 +174,8 @@ def _sb3(rows: int) -> Callable[[int], None]:
 
 class _Plain:
     """SAC as one writes it first: one module per network, autograd, one Adam per part."""
+
+    parts = PolicyParts()
 
     def __init__(self, critics: int, layer_norm: bool, utd: int, subset: int) -> None:
         def net(inputs: int, outputs: int, norm: bool) -> nn.Sequential:

@@ -132,9 +132,9 @@ def _serve() -> None:
                 options, stated = {**options, **asked["options"]}, held.get(f"{kind}Options")
                 size, given = options.pop("rows", 0), (io, _Still()) if options.pop("valued", False) else (io,)
                 learner = held[kind](stated(**options), *given) if stated else held[kind](*given, **options)
-                old = bool(learner.batch_size)  # it says so itself, not in what it needs
-                window = vars(learner).get("window", 1) if old else learner.need.window
-                batches = rows(size or learner.batch_size or learner.need.rows, window)
+                said = vars(learner)  # a method of before says so itself, not in what it needs
+                old = said.get("batch_size", 0)
+                batches = rows(size or old or learner.need.rows, said.get("window", 1) if old else learner.need.window)
         begin = time.process_time()
         for _ in range(asked["updates"]):
             learner.update(batches)

@@ -23,7 +23,7 @@ from robot_rl.types import Array
 
 
 class PairCritic(Protocol):
-    """What is judged: a `policies.vla.interface.ProgressCritic`."""
+    """What is judged: a `policies.vla.interface.MomentCritic`."""
 
     def __call__(self, images_t0: Array, images_t1: Array, goal: Sequence[str]) -> Any:
         """Pairs of pictures (B, H, W, 3) uint8 and B sentences -> answers with `dlogw` (B,)."""

@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
 from robot_rl.real.ros.env import Ros2Env
-from robot_rl.types import Obs
+from robot_rl.types import EnvParts, Obs
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Whole
 
 
@@ -163,6 +163,11 @@ class Ros2VectorEnv(VectorEnv):
         obs, reward, terminated, truncated, info = self._robot.env.step(np.asarray(actions)[0])
         flags = (np.array([terminated]), np.array([truncated]))
         return _batch(obs), np.array([reward], np.float32), *flags, self._batched(info)
+
+    @property
+    def parts(self) -> EnvParts:
+        """Nothing: a robot has no expert, and cannot be put anywhere."""
+        return EnvParts()
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """Picture of the first camera."""

@@ -395,7 +395,7 @@ def simulated(
         known = [item.name for item in fields(kind)]
         for key in (given or {}).keys() - set(known):
             raise ValueError(f"{name}.{key} is no setting of {name}{near(key, known)}")
-    if hasattr(env, "tool"):
+    if env.parts.tool is not None:
         env.reset()  # a place to read limits from
     try:
         return Pilot(
@@ -405,7 +405,7 @@ def simulated(
             takeover=TakeoverSettings(**(takeover or {})),
             limits=SafetyLimits(**(limits or {})),
             clock=clock,
-            teleports=hasattr(env, "state_dict"),  # what can be put anywhere is no robot
+            teleports=env.parts.saves,  # what can be put anywhere is no robot
             robot=env if isinstance(env, OwnSupervisor) else None,
         )
     except (TypeError, SpecError) as error:
@@ -414,14 +414,12 @@ def simulated(
 
 def _place(env: Any) -> Callable[[], Axes | None]:
     """Where the robot of an environment stands now."""
-    call = getattr(env, "tool", None)
+    call = env.parts.tool
     if call is None:
         return lambda: None
 
     def axes() -> Axes | None:
         found = call()
-        if found is None:
-            return None
         grip = found["gripper"][0] if "gripper" in found else None
         return Axes(found["position"][0], found["velocity"][0], found["low"], found["high"], grip)
 

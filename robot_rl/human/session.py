@@ -143,7 +143,7 @@ class Session:
             "rows": self.memory.count,
             "memory": self.memory.state_dict(),
             "recovery": None if self.recovery is None else self.recovery.state_dict(),
-            "stepper": stepper.state_dict() if hasattr(self.env, "state_dict") and stepper.obs else None,
+            "stepper": stepper.state_dict() if self.env.parts.saves and stepper.obs else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

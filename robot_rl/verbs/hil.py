@@ -22,7 +22,7 @@ from robot_rl.verbs.rewarders import rewarded_factory
 from robot_rl.words import Refused
 
 
-class HilOptions(Machine, Env, Resume, HilSettings):
+class HilVerbOptions(Machine, Env, Resume, HilSettings):
     """robot-rl hil."""
 
     judge: str | None = None
@@ -43,7 +43,7 @@ def hil(cfg: DictConfig) -> None:
     part = "" if cfg.role == "both" else f"_{cfg.role}"
     groups = ("env", "engine", "policy", "human", "rewarder", "track")
     composed = cfg
-    cfg, folder = begin(cfg, "hil", HilOptions, groups, name + part)
+    cfg, folder = begin(cfg, "hil", HilVerbOptions, groups, name + part)
     if cfg.get("compatibility") is None:  # a run that is older than it
         cfg.compatibility = composed.compatibility
     resume = cfg.resume is not None
@@ -62,8 +62,7 @@ def hil(cfg: DictConfig) -> None:
     def make_pilot(env: Any, with_person: bool) -> Any:
         human = None
         if with_person:
-            expert = getattr(env, "expert", None)
-            human = build.make("human", plain(cfg.human), io=env.io, expert=expert, seed=cfg.seed)
+            human = build.make("human", plain(cfg.human), io=env.io, expert=env.parts.expert, seed=cfg.seed)
         return build.make("pilot", plain(cfg.pilot), env=env, human=human)
 
     make_pilot.pictures = cfg.human.name == "browser"  # type: ignore[attr-defined]
@@ -96,10 +95,4 @@ def hil(cfg: DictConfig) -> None:
             fit_clones=partial(build.prepare("compatibility", plain(cfg.compatibility)), seed=cfg.seed),
             **({} if cfg.role == "both" else {"link": link, "policy": everything["policy"]}),
         )
-    folder = job.folder
-    answer.run_folder_is(folder)
-    try:
-        summary = job.run()
-    except KeyboardInterrupt:
-        answer.leave_interrupted("hil", folder)
-    answer.table(summary)
+    answer.table(answer.run(job, "hil"))

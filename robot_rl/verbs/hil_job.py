@@ -18,7 +18,7 @@ from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.mix import Mix
-from robot_rl.data.seen import seen
+from robot_rl.data.seen import measure_seen
 from robot_rl.human.adviser import Adviser
 from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.devices.teleop import Camera, Frame
@@ -193,7 +193,7 @@ class HilJob:
         pictures = getattr(make_pilot, "pictures", False)
         self.env = make_env(1, settings.seed, pictures)
         self._painter: Painter | None = None
-        if pictures and hasattr(self.env, "load_state_dict") and not hasattr(make_env, "plain"):
+        if pictures and self.env.parts.saves and not hasattr(make_env, "plain"):
             self._painter = Painter(lambda: make_env(1, settings.seed, True))  # before anything draws here
         self.judge = None if make_judge is None else make_judge(self.env.io)
         self.elicitor: Elicitor | None = None
@@ -242,7 +242,7 @@ class HilJob:
             policy=self.learner.policy,
             io=self.env.io,
             facts={"seed": self.settings.seed, "settings": self.settings.model_dump(mode="json")},
-            seen=lambda: seen(self.memory, self.env.io),
+            seen=lambda: measure_seen(self.memory, self.env.io),
         )
 
     def _make_loop(self, picture: Camera | None) -> HumanInTheLoop:

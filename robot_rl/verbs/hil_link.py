@@ -12,7 +12,7 @@ from typing import Any
 from robot_rl import checkpoint
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.claim import claim_existing, claim_new
-from robot_rl.data.seen import seen
+from robot_rl.data.seen import measure_seen
 from robot_rl.human.actor import Follower, HilActor, tensors_of
 from robot_rl.human.devices.teleop import Camera
 from robot_rl.human.learner import HilLearner
@@ -223,7 +223,7 @@ class HilLearnerJob:
         run = Run(
             self._claim,
             replace(s.schedule(), unit="row"),
-            Parts(states, policy=learner.policy, io=io, facts=facts, seen=lambda: seen(memory, io)),
+            Parts(states, policy=learner.policy, io=io, facts=facts, seen=lambda: measure_seen(memory, io)),
             count=lambda: loop.rows,
             config=self._config,
             on_interrupt=loop.stop,

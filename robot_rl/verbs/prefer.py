@@ -35,11 +35,7 @@ def prefer(cfg: DictConfig) -> None:
     groups = ("preference", "pictures_reward", "track")
     cfg, folder = begin(cfg, "prefer", PreferOptions, groups, f"{name}_seed{cfg.seed}")
     job = (_pictures if _of_pictures(cfg) else _segments)(cfg, folder)
-    answer.run_folder_is(job.folder)
-    try:
-        report = job.run()
-    except KeyboardInterrupt:
-        answer.leave_interrupted("prefer", job.folder)
+    report = answer.run(job, "prefer")
     answer.table(report)
     print(f"next: robot-rl offline data={report['relabelled']} policy=offline/iql")
 

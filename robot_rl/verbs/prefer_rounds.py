@@ -194,11 +194,7 @@ class PreferenceJob(ABC):
             KeyboardInterrupt: after a Ctrl-C, once everything is saved.
         """
         found: dict[str, Any] = {}
-        try:
-            self._run.follow(lambda: found.update(self._play()))
-            return self._run.finish(more=lambda: found)
-        finally:
-            self._run.close()
+        return self._run.play(lambda: found.update(self._play()), more=lambda: found)
 
     def _play(self) -> dict[str, Any]:
         """All rounds, and what came of them; nothing where it was interrupted."""

@@ -45,7 +45,17 @@ OURS = {
     "track": {"types", "checkpoint", "extras"},
     "report": {"checkpoint", "extras"},
     "curves": {"checkpoint", "extras"},
-    "policies": {"types", "stats", "advantage", "data.normalize", "extras", "parallel", "chunks", "plain_pickle"},
+    "policies": {
+        "types",
+        "stats",
+        "advantage",
+        "data.normalize",
+        "data.seen",
+        "extras",
+        "parallel",
+        "chunks",
+        "plain_pickle",
+    },
     "sim": {"types", "extras", "child"},
     "real": {
         *("types", "data.recorder", "data.session", "data.bag", "data.units"),
