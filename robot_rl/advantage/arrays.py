@@ -29,10 +29,10 @@ def to_numpy(value: Any) -> Any:
     """
     if isinstance(value, tuple):
         return tuple(map(to_numpy, value))
-    return _widened(value).detach().numpy() if isinstance(value, torch.Tensor) else value
+    return _widen(value).detach().numpy() if isinstance(value, torch.Tensor) else value
 
 
-def _widened(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     """bfloat16 as float32, in which credit is summed up; anything else unchanged."""
     return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value
 
@@ -70,8 +70,8 @@ def same_kind(function: F) -> F:
         if needs_torch(*tensors):
             device = next((x.device for x in tensors if x.device.type != "cpu"), None)
             return function(
-                *(_widened(to_torch(x, device)) for x in args),
-                **{k: _widened(to_torch(x, device)) for k, x in kwargs.items()},
+                *(_widen(to_torch(x, device)) for x in args),
+                **{k: _widen(to_torch(x, device)) for k, x in kwargs.items()},
             )
         result = function(*(to_numpy(x) for x in args), **{k: to_numpy(x) for k, x in kwargs.items()})
         if not isinstance(result, tuple):

@@ -12,8 +12,8 @@ import torch
 
 from robot_rl.advantage.arrays import host, to_torch
 from robot_rl.advantage.derive import episode_table, segment_table, turn_table
-from robot_rl.advantage.tables import Episodes, Segments, Steps, Turns, mapped
-from robot_rl.advantage.validate import Repairs, check_steps
+from robot_rl.advantage.tables import EpisodeTable, SegmentTable, Steps, Turns, map_table
+from robot_rl.advantage.validate import BatchRepairs, check_steps
 from robot_rl.advantage.views import RowLayout
 
 FLOATS = ("value", "next_value", "discount", "logp_behaviour", "logp_prox", "logp_ref", "logp_teacher", "entropy")
@@ -33,9 +33,9 @@ class TurnBatch:
 
     steps: Steps
     turns: Turns
-    episodes: Episodes
-    segments: Segments | None = None
-    report: Repairs = field(default_factory=Repairs)
+    episodes: EpisodeTable
+    segments: SegmentTable | None = None
+    report: BatchRepairs = field(default_factory=BatchRepairs)
 
     @cached_property
     def layout(self) -> RowLayout:
@@ -49,16 +49,20 @@ class TurnBatch:
     def to(self, device: str | torch.device) -> TurnBatch:
         """The batch as tensors on a device; CPU tensors share memory with the arrays."""
         place = torch.device(device)
-        return self._mapped(lambda x: to_torch(x, place))
+        return self._map(lambda x: to_torch(x, place))
 
     def numpy(self) -> TurnBatch:
         """The batch as NumPy arrays; CPU tensors share their memory."""
-        return self._mapped(host)
+        return self._map(host)
 
-    def _mapped(self, change: Any) -> TurnBatch:
-        segments = None if self.segments is None else mapped(self.segments, change)
+    def _map(self, change: Any) -> TurnBatch:
+        segments = None if self.segments is None else map_table(self.segments, change)
         return TurnBatch(
-            mapped(self.steps, change), mapped(self.turns, change), mapped(self.episodes, change), segments, self.report
+            map_table(self.steps, change),
+            map_table(self.turns, change),
+            map_table(self.episodes, change),
+            segments,
+            self.report,
         )
 
 

@@ -10,8 +10,8 @@ import torch
 
 from robot_rl.advantage.arrays import to_torch
 from robot_rl.advantage.batch import TurnBatch
-from robot_rl.advantage.rows import flags, shifted
-from robot_rl.advantage.tables import mapped
+from robot_rl.advantage.rows import flags, shift
+from robot_rl.advantage.tables import map_table
 
 GAPS = ("ignore", "add")
 
@@ -74,7 +74,7 @@ def compact(batch: TurnBatch, clock_gap: str = "ignore") -> Compact:
     before = np.cumsum(clock)
     first = before[host.episodes.start] - clock[host.episodes.start]
     target = np.maximum(before[removed] - 1, first[host.steps.episode_id[removed]])
-    steps = mapped(host.steps, lambda x: x[kept])
+    steps = map_table(host.steps, lambda x: x[kept])
     reward = steps.reward.astype(np.float64)
     reward += np.bincount(target, host.steps.reward[removed], len(kept))
     ends = {name: getattr(steps, name).copy() for name in ("terminated", "truncated")}
@@ -112,7 +112,7 @@ def foreign_cut(batch: TurnBatch) -> Any:
         (rows,) bool, the `cut` of `rollout_gae`.
     """
     xp = torch if isinstance(batch.steps.own, torch.Tensor) else np
-    return shifted(xp, ~flags(batch.steps.own)) & ~flags(batch.steps.boundary)
+    return shift(xp, ~flags(batch.steps.own)) & ~flags(batch.steps.boundary)
 
 
 def perspective(batch: TurnBatch, actor: int) -> TurnBatch:
@@ -137,7 +137,7 @@ def perspective(batch: TurnBatch, actor: int) -> TurnBatch:
     clock = steps.clock & np.where(steps.turn_id >= 0, mine[steps.turn_id], False)
     rank = np.where(mine, np.cumsum(mine) - 1, -1).astype(np.int32)
     turn_id = np.where(clock, rank[steps.turn_id], -1).astype(np.int32)
-    turns = mapped(host.turns, lambda x: x[mine])
+    turns = map_table(host.turns, lambda x: x[mine])
     count = np.bincount(turns.episode_id, minlength=len(host.episodes.start))
     if (count == 0).any():
         raise ValueError(f"actor {actor} has no turn in episode {int(np.argmin(count))}; leave that episode out")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.advantage.tables import Episodes, Segments, Steps, Turns
+from robot_rl.advantage.tables import EpisodeTable, SegmentTable, Steps, Turns
 
 
 def turn_table(steps: Steps, columns: Mapping[str, Any]) -> Turns:
@@ -47,7 +47,7 @@ def turn_table(steps: Steps, columns: Mapping[str, Any]) -> Turns:
     )
 
 
-def segment_table(steps: Steps, columns: Mapping[str, Any]) -> Segments | None:
+def segment_table(steps: Steps, columns: Mapping[str, Any]) -> SegmentTable | None:
     """Segment table, or None without segment ids.
 
     Args:
@@ -70,8 +70,8 @@ def segment_table(steps: Steps, columns: Mapping[str, Any]) -> Segments | None:
     if crossing.size:
         row = int(end[crossing[0]])
         raise ValueError(f"segment {crossing[0]} reaches into another episode at row {row}, expected a new segment")
-    given = _columns(columns, Segments, len(ids), "segment", taken=("start", "end", "episode_id"))
-    return Segments(
+    given = _columns(columns, SegmentTable, len(ids), "segment", taken=("start", "end", "episode_id"))
+    return SegmentTable(
         start=start,
         end=end,
         episode_id=steps.episode_id[start],
@@ -80,7 +80,7 @@ def segment_table(steps: Steps, columns: Mapping[str, Any]) -> Segments | None:
     )
 
 
-def episode_table(steps: Steps, turns: Turns, unscorable: np.ndarray, columns: Mapping[str, Any]) -> Episodes:
+def episode_table(steps: Steps, turns: Turns, unscorable: np.ndarray, columns: Mapping[str, Any]) -> EpisodeTable:
     """Episode table.
 
     Args:
@@ -98,7 +98,7 @@ def episode_table(steps: Steps, turns: Turns, unscorable: np.ndarray, columns: M
     """
     start, end, ids = spans(steps.episode_id, np.ones(len(steps.reward), np.bool_))
     count = len(ids)
-    given = _columns(columns, Episodes, count, "episode", taken=("start", "end", "n_turns"))
+    given = _columns(columns, EpisodeTable, count, "episode", taken=("start", "end", "n_turns"))
     total = np.bincount(steps.episode_id, steps.reward, count)
     if turns.turn_reward is not None:
         total = total + np.bincount(turns.episode_id, np.nan_to_num(turns.turn_reward), count)
@@ -106,7 +106,7 @@ def episode_table(steps: Steps, turns: Turns, unscorable: np.ndarray, columns: M
     outcome = np.where(unscorable, np.nan, given.get("outcome", total)).astype(steps.reward.dtype)
     whole = {name: np.zeros(count, np.int32) for name in ("task_id", "game_id")}
     whole |= {"trial_id": np.arange(count, dtype=np.int32), "group_id": np.full(count, -1, np.int32)}
-    return Episodes(
+    return EpisodeTable(
         start=start,
         end=end,
         seed=given.get("seed", np.zeros(count)).astype(np.int64),

@@ -86,6 +86,6 @@ def _gigpo(batch: TurnBatch, **options: Any) -> Estimate:
     return by_turn(batch, turn_groups.gigpo(*columns, score=e.outcome, **options))
 
 
-def whitened(advantage: Any, mask: Any) -> Any:
+def whiten_rows(advantage: Any, mask: Any) -> Any:
     """Advantage with mean 0 and deviation 1 over the loss rows of the whole batch."""
     return whiten(advantage, mask)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from robot_rl.advantage.backends import backend
-from robot_rl.advantage.kinds import Array, boolean, cast, detached, floating, library
+from robot_rl.advantage.kinds import Array, boolean, cast, detach, floating, library
 from robot_rl.advantage.losses import Clip, clip_bounds
 from robot_rl.advantage.ratios import LOG_CLAMP
 
@@ -111,7 +111,7 @@ def fused_policy_loss(
     host = not tensors or (
         lead.device.type == "cpu" and not torch.compiler.is_compiling() and backend("cpu") != "torch"
     )
-    like = floating(detached(lead))
+    like = floating(detach(lead))
     read: Any = _view if host else _flat
     nothing = _nothing(like.dtype) if host else like.new_empty(0)
 
@@ -137,8 +137,8 @@ def fused_policy_loss(
         rows = (column("action", wide).reshape(wide), *rows)
     loss, found, log_ratio = _run(given, rows, options, tokens, host)
     every = (*names, "value") if critic else names
-    gradients = {name: _shaped(x, outputs[name].shape) for name, x in zip(every, found)}
-    log_ratio = _shaped(log_ratio, shape)
+    gradients = {name: _reshape(x, outputs[name].shape) for name, x in zip(every, found)}
+    log_ratio = _reshape(log_ratio, shape)
     if tensors and host:
         gradients, log_ratio = {k: torch.from_numpy(x) for k, x in gradients.items()}, torch.from_numpy(log_ratio)
     gradients = {k: x if x.dtype == outputs[k].dtype else cast(x, outputs[k]) for k, x in gradients.items()}
@@ -162,7 +162,7 @@ def _nothing(dtype: Any) -> np.ndarray:
     return np.empty(0, _NUMPY.get(dtype, dtype))
 
 
-def _shaped(x: Array, shape: tuple[int, ...]) -> Array:
+def _reshape(x: Array, shape: tuple[int, ...]) -> Array:
     return x if x.shape == shape else x.reshape(tuple(shape))
 
 

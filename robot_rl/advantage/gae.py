@@ -119,7 +119,7 @@ def rollout_gae(
         results = kernels(name).gae(
             reward, value, next_value, terminated, boundary, float(gamma), float(gae_lambda), out if fits else None
         )
-        return results if out is None or fits else _copied(results, out)
+        return results if out is None or fits else _copy(results, out)
     ready = rows(
         reward,
         value,
@@ -138,7 +138,7 @@ def rollout_gae(
         trace = ready.xp.where(flags(cut), zero(trace), trace)
     advantage = solve(ready.reward + ready.g * ready.ahead - ready.value, trace)
     advantage, target = ready.finish(advantage, advantage + ready.value)
-    return (advantage, target) if out is None else _copied((advantage, target), out)
+    return (advantage, target) if out is None else _copy((advantage, target), out)
 
 
 def macro_reward(reward: Any, gamma: float) -> Any:
@@ -160,7 +160,7 @@ def macro_reward(reward: Any, gamma: float) -> Any:
     return to_dtype((to_dtype(reward, xp.float64) * weight).sum(-1), reward.dtype)
 
 
-def _copied(results: tuple[Any, Any], out: tuple[Any, Any]) -> tuple[Any, Any]:
+def _copy(results: tuple[Any, Any], out: tuple[Any, Any]) -> tuple[Any, Any]:
     check_shapes(tuple(results[0].shape), **{"out[0]": out[0], "out[1]": out[1]})
     for place, x in zip(out, results):
         place[...] = x

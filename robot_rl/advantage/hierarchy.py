@@ -8,7 +8,7 @@ import numpy as np
 
 from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
 from robot_rl.advantage.gae import rollout_gae
-from robot_rl.advantage.rows import cast, check_float, flags, imprecise, placed, shifted, zero
+from robot_rl.advantage.rows import cast, check_float, flags, imprecise, place, shift, zero
 from robot_rl.advantage.scan import solve
 from robot_rl.advantage.turns import _flat
 
@@ -120,14 +120,12 @@ def hae(
         cut = xp.where(flags(columns["running"])[end], columns["next_low"][end], cut)
     beyond = v_low[end] if release_bootstrap else cast(cut, wide)
     beyond = xp.where(done[end], zero(v_low), beyond)
-    beyond = xp.where(index.last, beyond, shifted(xp, start_high))
+    beyond = xp.where(index.last, beyond, shift(xp, start_high))
     given = cast(columns["reward"], wide)
-    delta = given + gamma * placed(shifted(xp, v_low), end, beyond) - v_low
+    delta = given + gamma * place(shift(xp, v_low), end, beyond) - v_low
     nothing = xp.zeros_like(beyond)
-    low = solve(delta, placed(xp.full_like(v_low, gamma * lambda_low), end, nothing))
-    target = solve(
-        placed(given * 1, end, given[end] + gamma * beyond), placed(xp.full_like(v_low, gamma), end, nothing)
-    )
+    low = solve(delta, place(xp.full_like(v_low, gamma * lambda_low), end, nothing))
+    target = solve(place(given * 1, end, given[end] + gamma * beyond), place(xp.full_like(v_low, gamma), end, nothing))
     total, length = index.reward(reward, gamma, None, None)
     start_high = v_high[index.start]
     high, high_target = rollout_gae(
@@ -147,9 +145,9 @@ def hae(
         switch = target - columns["term"]
     low_target = low + v_low
     if norm:
-        low, high, switch = (_standardised(xp, y) for y in (low, high, switch))
+        low, high, switch = (_standardise(xp, y) for y in (low, high, switch))
     spread = [
-        placed(xp.zeros_like(columns["low"]), index.start, cast(part, kind))
+        place(xp.zeros_like(columns["low"]), index.start, cast(part, kind))
         for part in (high, high_target, xp.ones_like(high))
     ]
     results = (low, spread[0], switch, low_target, spread[1], target, spread[2])
@@ -193,6 +191,6 @@ def hae_auxiliary(
     return out
 
 
-def _standardised(xp: Any, x: Any) -> Any:
+def _standardise(xp: Any, x: Any) -> Any:
     centred = x - x.mean()
     return centred / (xp.sqrt((centred * centred).mean()) + 1e-8)

@@ -11,7 +11,7 @@ from robot_rl.advantage.kinds import (
     Array,
     as_array,
     boolean,
-    detached,
+    detach,
     double,
     library,
     require_option,
@@ -56,7 +56,7 @@ def effective_sample_size(weight: Array, mask: Array = None) -> Array:
     Returns:
         0-d float64.
     """
-    weight = double(detached(as_array(weight)))
+    weight = double(detach(as_array(weight)))
     xp = library(weight)
     if mask is not None:
         weight = xp.where(boolean(as_array(mask, weight)), weight, 0.0)

@@ -86,7 +86,7 @@ def floating(x: Array) -> Array:
     )
 
 
-def detached(x: Array) -> Array:
+def detach(x: Array) -> Array:
     """`x` without gradient: the stop-gradient of the papers."""
     return x.detach() if isinstance(x, torch.Tensor) else x
 

@@ -7,7 +7,7 @@ of 0 and k3 a biased one; "k3+" reports k3 and follows the gradient of k2.
 
 from __future__ import annotations
 
-from robot_rl.advantage.kinds import Array, as_array, boolean, detached, double, library, require_option
+from robot_rl.advantage.kinds import Array, as_array, boolean, detach, double, library, require_option
 from robot_rl.advantage.ratios import LOG_CLAMP, log_ratio
 
 ESTIMATORS = ("k1", "k2", "k3", "k3+")
@@ -54,7 +54,7 @@ def kl_rows(
     k3 = xp.exp(-d) - 1.0 + d
     if k3_max is not None:
         k3 = xp.clip(k3, None, k3_max)
-    return k3 if kind == "k3" else k2 + detached(k3 - k2)
+    return k3 if kind == "k3" else k2 + detach(k3 - k2)
 
 
 def kl_metrics(logp: Array, ref_logp: Array, *, mask: Array = None, clamp: float = LOG_CLAMP) -> dict[str, Array]:
@@ -72,7 +72,7 @@ def kl_metrics(logp: Array, ref_logp: Array, *, mask: Array = None, clamp: float
     Raises:
         ValueError: shapes differ.
     """
-    logp, ref_logp = detached(as_array(logp)), detached(as_array(ref_logp))
+    logp, ref_logp = detach(as_array(logp)), detach(as_array(ref_logp))
     xp = library(logp)
     use = xp.ones_like(logp, dtype=bool) if mask is None else boolean(as_array(mask, logp))
     count = double(use).sum()

@@ -15,7 +15,7 @@ from robot_rl.advantage.kinds import (
     Array,
     as_array,
     cast,
-    detached,
+    detach,
     double,
     floating,
     library,
@@ -88,7 +88,7 @@ def aepo_rows(ratio: Array, advantage: Array, *, clip: Clip = 0.2) -> Array:
     """
     low, high = clip_bounds(clip)
     xp = library(ratio, advantage)
-    kept = xp.where(ratio > 1 + high, (1 + high) * ratio / detached(ratio), xp.clip(ratio, 1 - low, None))
+    kept = xp.where(ratio > 1 + high, (1 + high) * ratio / detach(ratio), xp.clip(ratio, 1 - low, None))
     return xp.maximum(-ratio * advantage, -kept * advantage)
 
 
@@ -104,7 +104,7 @@ def cispo_rows(logp: Array, ratio: Array, advantage: Array, *, clip: Clip = (1.0
     Source: MiniMax-M1, CISPO (bounds recalled).
     """
     low, high = clip_bounds(clip)
-    return -library(ratio).clip(detached(ratio), 1 - low, 1 + high) * advantage * logp
+    return -library(ratio).clip(detach(ratio), 1 - low, 1 + high) * advantage * logp
 
 
 def sapo_rows(ratio: Array, advantage: Array, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Array:
@@ -125,7 +125,7 @@ def sapo_rows(ratio: Array, advantage: Array, *, tau_positive: float = 1.0, tau_
         raise ValueError(f"temperatures are {tau_positive} and {tau_negative}, expected positive numbers")
     xp = library(ratio, advantage)
     tau = xp.where(advantage > 0, xp.ones_like(ratio) * tau_positive, xp.ones_like(ratio) * tau_negative)
-    tau = detached(tau)
+    tau = detach(tau)
     gate = 4.0 / tau / (1.0 + xp.exp(-xp.clip(tau * (ratio - 1.0), -60.0, 60.0)))
     return -gate * advantage
 
@@ -250,7 +250,7 @@ def policy_loss(
     )
     use = loss_mask(mask, logp)
     if weight is not None:
-        factor = detached(as_array(weight, logp))
+        factor = detach(as_array(weight, logp))
         rows = rows * cast(factor if use is None else library(logp).where(use, factor, 0.0), logp)
     if row_weights is not None:
         return weighted_sum(rows, row_weights)
@@ -289,7 +289,7 @@ def policy_loss_rows(
     require_option("kind", kind, _ROW_LOSSES)
     logp = floating(as_array(logp))
     xp = library(logp)
-    advantage, old_logp = detached(as_array(advantage, logp)), detached(as_array(old_logp, logp))
+    advantage, old_logp = detach(as_array(advantage, logp)), detach(as_array(old_logp, logp))
     if tuple(advantage.shape) != tuple(logp.shape):
         raise ValueError(f"advantage has shape {tuple(advantage.shape)}, expected that of logp, {tuple(logp.shape)}")
     if kind != "ppo" and kind != "gspo" and (dual_clip is not None or delta is not None):
@@ -363,8 +363,8 @@ def decoupled_policy_loss(
     Source: Hilton et al., Batch size-invariance for policy optimization; AReaL (which needs a rejection block).
     """
     logp = floating(as_array(logp))
-    proximal = detached(as_array(proximal_logp, logp))
-    step = log_ratio(proximal, detached(as_array(behaviour_logp, logp)), mask=mask)
+    proximal = detach(as_array(proximal_logp, logp))
+    step = log_ratio(proximal, detach(as_array(behaviour_logp, logp)), mask=mask)
     weight = bounded_weight(library(step).exp(step), w_mode, cap=cap, floor=floor)
     return policy_loss(logp, proximal, advantage, mask=mask, weight=weight, **options)
 
@@ -403,10 +403,10 @@ def policy_metrics(
         ValueError: as `policy_loss`.
     """
     low, high = clip_bounds(clip)
-    logp, advantage = detached(floating(as_array(logp))), detached(as_array(advantage))
+    logp, advantage = detach(floating(as_array(logp))), detach(as_array(advantage))
     xp = library(logp)
     use = row_mask(mask, logp).reshape(logp.shape)
-    step = log_ratio(logp, detached(as_array(old_logp, logp)), mask=use)
+    step = log_ratio(logp, detach(as_array(old_logp, logp)), mask=use)
     ratio = double(xp.exp(unit_log_ratio(step, ratio_unit, turn=turn, episode=episode, mask=use)))
     a = xp.where(use, double(advantage), 0.0)
     count = double(use).sum()

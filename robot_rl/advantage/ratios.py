@@ -7,7 +7,7 @@ from robot_rl.advantage.kinds import (
     as_array,
     boolean,
     cast,
-    detached,
+    detach,
     double,
     floating,
     integer,
@@ -139,7 +139,7 @@ def unit_advantage(
     ids, count = unit_ids(unit, turn, episode, advantage)
     use = row_mask(mask, advantage) & (ids >= 0)
     safe = xp.where(ids >= 0, ids, 0)
-    x = xp.where(use, double(detached(advantage.reshape(-1))), 0.0)
+    x = xp.where(use, double(detach(advantage.reshape(-1))), 0.0)
     rows = seg_count(safe, count, mask=use)
     mean = seg_sum(x, safe, count, mask=use) / xp.where(rows > 0, rows, 1.0)
     off = seg_max(xp.abs(x - mean[safe]), safe, count, mask=use)

@@ -8,7 +8,7 @@ from robot_rl.advantage.kinds import (
     Array,
     as_array,
     cast,
-    detached,
+    detach,
     double,
     floating,
     library,
@@ -38,7 +38,7 @@ def awr_weight(
     """
     if beta <= 0:
         raise ValueError(f"beta is {beta}, expected a positive temperature")
-    advantage = detached(as_array(advantage))
+    advantage = detach(as_array(advantage))
     xp = library(advantage)
     use = row_mask(mask, advantage).reshape(advantage.shape)
     scaled = xp.where(use, double(advantage), 0.0) / beta

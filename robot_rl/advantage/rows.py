@@ -20,7 +20,7 @@ TABLE = 4096  # durations up to this many ticks are looked up instead of raised 
 
 
 @dataclass(frozen=True)
-class Rows:
+class PreparedRows:
     """Prepared arrays of one shape; `finish` brings results back to the caller's dtype.
 
     Attributes:
@@ -51,7 +51,7 @@ class Rows:
 
     def following(self, x: Any, last: float = 0.0) -> Any:
         """x_{t+1} at row t; `last` behind the end. Values across a boundary are not masked."""
-        return shifted(self.xp, x, last)
+        return shift(self.xp, x, last)
 
     def finish(self, *results: Any) -> tuple[Any, ...]:
         """Results in the caller's dtype, 0 on padding."""
@@ -75,7 +75,7 @@ def rows(
     duration: Any = None,
     discount: Any = None,
     valid: Any = None,
-) -> Rows:
+) -> PreparedRows:
     """Check and prepare the rows of an estimator.
 
     Args:
@@ -119,14 +119,14 @@ def rows(
         value = xp.zeros_like(reward)
         ahead = xp.where(boundary, final, value)
     else:
-        ahead = xp.where(boundary, final, shifted(xp, value))
+        ahead = xp.where(boundary, final, shift(xp, value))
     if discount is not None:
         g = cast(discount, wide)
     elif duration is not None:
         g = power(gamma, duration, wide)
     else:
         g = float(gamma)
-    return Rows(xp, dtype, reward, value, ahead, g, boundary, valid)
+    return PreparedRows(xp, dtype, reward, value, ahead, g, boundary, valid)
 
 
 def imprecise(coefficient: float) -> bool:
@@ -144,7 +144,7 @@ def power(base: float, exponent: Any, dtype: Any) -> Any:
     return np.power(float(base), exponent).astype(dtype)
 
 
-def shifted(xp: ModuleType, x: Any, last: float = 0.0) -> Any:
+def shift(xp: ModuleType, x: Any, last: float = 0.0) -> Any:
     """x_{t+1} at row t along axis 0, `last` in the last row."""
     if xp is torch:
         return torch.cat((x[1:], torch.full_like(x[:1], last)))
@@ -154,7 +154,7 @@ def shifted(xp: ModuleType, x: Any, last: float = 0.0) -> Any:
     return out
 
 
-def placed(x: Any, rows: Any, values: Any) -> Any:
+def place(x: Any, rows: Any, values: Any) -> Any:
     """`x` with other values in some rows: in place for arrays, as a differentiable copy for tensors."""
     if isinstance(x, torch.Tensor):
         return x.index_copy(0, rows, values)

@@ -328,7 +328,7 @@ def factorise(*keys: Array) -> tuple[Array, int]:
         return _factorise_by_order(keys), n
     if n == 0:
         return np.zeros(0, dtype=np.int64), 0
-    packed = _packed(keys, n)
+    packed = _pack(keys, n)
     return _factorise_by_hash(keys, n) if packed is None else _factorise_by_table(*packed)
 
 
@@ -348,7 +348,7 @@ def combine_ids(a: Array, b: Array) -> tuple[Array, int]:
     return factorise(a, b)
 
 
-def _packed(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray, int] | None:
+def _pack(keys: tuple[np.ndarray, ...], n: int) -> tuple[np.ndarray, int] | None:
     """All keys in one small integer and its range, or None if a table of that range would not be O(N)."""
     limit = max(4 * n, 1 << 16)
     code, span = None, 1

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-T = TypeVar("T", "Steps", "Turns", "Segments", "Episodes")
+T = TypeVar("T", "Steps", "Turns", "SegmentTable", "EpisodeTable")
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Steps:
         own: (N,) bool, chosen by the trained policy; False = foreign row.
         loss_mask: (N,) bool, enters the policy loss.
         k: (N,) int32, duration in base ticks, at least 1.
-        episode_id: (N,) int32 index into Episodes.
+        episode_id: (N,) int32 index into EpisodeTable.
         turn_id: (N,) int32 index into Turns; -1 on rows outside any turn (only where `clock` is False).
-        segment_id: (N,) int32 index into Segments, or None.
+        segment_id: (N,) int32 index into SegmentTable, or None.
         value: (N,) V(s_t) before the step, or None without a critic.
         next_value: (N,) V of the true successor before any reset, read only at boundaries; None = not known.
         discount: (N,) used in place of gamma^k, or None.
@@ -98,7 +98,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Segments:
+class SegmentTable:
     """One row per option or sub-goal period.
 
     Attributes:
@@ -116,7 +116,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Episodes:
+class EpisodeTable:
     """One row per fragment.
 
     Attributes:
@@ -142,7 +142,7 @@ class Episodes:
     n_turns: Any
 
 
-def mapped(table: T, change: Any) -> T:
+def map_table(table: T, change: Any) -> T:
     """The table with `change(column)` in place of every column that is present, extras included."""
     new = {}
     for item in fields(table):

@@ -10,7 +10,7 @@ import torch
 
 from robot_rl.advantage.arrays import Array, check_shapes, check_unit, namespace, same_kind
 from robot_rl.advantage.gae import rollout_gae
-from robot_rl.advantage.rows import cast, check_float, flags, imprecise, power, shifted, zero
+from robot_rl.advantage.rows import cast, check_float, flags, imprecise, power, shift, zero
 from robot_rl.advantage.scan import solve
 
 REDUCE = ("sum", "mean", "max", "first", "last")
@@ -213,7 +213,7 @@ def bilevel_gae(
     )
     wide = xp.float64 if imprecise(inner_gamma * inner_lambda) else v.dtype
     v = cast(v, wide)
-    delta = inner_gamma * shifted(xp, v) - v
+    delta = inner_gamma * shift(xp, v) - v
     if step_reward is not None:
         delta = delta + columns["step_reward"]
     ends = xp.zeros_like(v, dtype=xp.bool if xp is torch else np.bool_)

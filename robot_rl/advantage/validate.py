@@ -12,7 +12,7 @@ MISSING = (None, "zero", "last_value")
 
 
 @dataclass(frozen=True)
-class Repairs:
+class BatchRepairs:
     """What validation counted instead of refusing.
 
     Attributes:
@@ -28,7 +28,9 @@ class Repairs:
     turns_given: bool = True
 
 
-def check_steps(steps: Steps, gamma: float | None, missing_bootstrap: str | None) -> tuple[Steps, Repairs, np.ndarray]:
+def check_steps(
+    steps: Steps, gamma: float | None, missing_bootstrap: str | None
+) -> tuple[Steps, BatchRepairs, np.ndarray]:
     """Check the step table and complete it: boundaries, missing bootstraps, rows of unscorable episodes.
 
     Args:
@@ -73,7 +75,7 @@ def check_steps(steps: Steps, gamma: float | None, missing_bootstrap: str | None
     unscorable[steps.episode_id[hole]] = True
     if hole.any():
         steps = replace(steps, reward=np.where(hole, steps.reward.dtype.type(0), steps.reward))
-    return steps, Repairs(int(both.sum()), int(unscorable.sum()), replaced), unscorable
+    return steps, BatchRepairs(int(both.sum()), int(unscorable.sum()), replaced), unscorable
 
 
 def _check_lengths(steps: Steps) -> None:

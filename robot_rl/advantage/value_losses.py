@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from robot_rl.advantage.kinds import Array, as_array, boolean, cast, detached, double, floating, library
+from robot_rl.advantage.kinds import Array, as_array, boolean, cast, detach, double, floating, library
 from robot_rl.advantage.layout import row_mask
 from robot_rl.advantage.segments import seg_count, seg_sum
 
@@ -29,7 +29,7 @@ def value_loss_rows(
     """
     value = floating(as_array(value))
     xp = library(value)
-    target = detached(as_array(target, value))
+    target = detach(as_array(target, value))
     if weight is not None:
         weight = as_array(weight, value)
         on = weight != 0
@@ -38,7 +38,7 @@ def value_loss_rows(
     if clip is not None:
         if old_value is None:
             raise ValueError("old_value is missing: value clipping needs the value at collection; or set clip=None")
-        old = detached(as_array(old_value, value))
+        old = detach(as_array(old_value, value))
         if weight is not None:
             old = xp.where(weight != 0, old, 0.0)
         rows = xp.maximum(rows, (old + xp.clip(value - old, -clip, clip) - target) ** 2)
@@ -56,7 +56,7 @@ def explained_variance(value: Array, target: Array, *, mask: Array = None) -> Ar
     Returns:
         0-d float64 without gradient.
     """
-    value, target = double(detached(as_array(value))).reshape(-1), double(detached(as_array(target))).reshape(-1)
+    value, target = double(detach(as_array(value))).reshape(-1), double(detach(as_array(target))).reshape(-1)
     xp = library(value)
     use = row_mask(None if mask is None else boolean(as_array(mask, value)).reshape(-1), value)
     ids = xp.zeros_like(use, dtype=xp.int64)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.arrays import Store, arrays_for
-from robot_rl.data.intake import Intake
+from robot_rl.data.intake import RingWriter
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
-from robot_rl.data.seen import spaced
+from robot_rl.data.seen import space_rows
 from robot_rl.data.segments import Segments
 from robot_rl.types import Episode, IOSpec, Step, Transitions
 
@@ -79,7 +79,7 @@ class ReplayBuffer:
         self._layout = RecordLayout(io, extras or {})
         self._ring = TransitionRing(self._arrays, self._layout, capacity, num_envs)
         self._generator = torch.Generator(self._arrays.device).manual_seed(seed)
-        self._intake = Intake(self._arrays, self._layout, self._ring, num_envs, gamma)
+        self._intake = RingWriter(self._arrays, self._layout, self._ring, num_envs, gamma)
         self._powers = self._arrays.put(gamma ** np.arange(n_step), "float32")
         self._whole: dict[int, Tensor] = {}
         self._segments = Segments()
@@ -173,7 +173,7 @@ class ReplayBuffer:
     def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
         """Vector observations and actions of evenly spaced rows, and how many steps came in; see `data.seen`."""
         ring, layout = self._ring, self._layout
-        slots = (ring.oldest + spaced(len(ring), most)) % ring.capacity
+        slots = (ring.oldest + space_rows(len(ring), most)) % ring.capacity
         rows = self._arrays.host(self._arrays.take(ring.record, self._arrays.put(slots, "int64")))
         obs = {state.key: rows[:, state.here] for state in layout.states}
         return obs, rows[:, layout.action], self.rows_taken

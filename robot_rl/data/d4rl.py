@@ -80,7 +80,7 @@ def read(
     findings = table.findings
     control_hz = table.rate if control_hz is None else control_hz
     if shuffled:
-        return _shuffled(table, name, control_hz)
+        return _read_shuffled(table, name, control_hz)
     if terminals == "auto":
         terminals = "timeout" if name.startswith("kitchen") else "terminal"
         if terminals == "timeout" and table["terminals"].any():
@@ -96,10 +96,10 @@ def read(
         terminal, timeout, cut = terminal[keep], timeout[keep] & ~terminal[keep], cut[keep] & ~terminal[keep]
     episodes = _episodes(table, terminal, timeout, cut)
     if maze2d_shift == "fix":
-        episodes = [_shifted(episode) for episode in episodes if len(episode) > 1]
+        episodes = [_shift(episode) for episode in episodes if len(episode) > 1]
         findings.append(note("maze2d_shift", "rewards moved one step back; the last step of every episode left out"))
     if table.lost is not None:
-        episodes = _salvaged(table, episodes)
+        episodes = _salvage(table, episodes)
     io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
     known = {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)}
     return Logs(episodes, findings, io, known, _bounds(table, io.action_dim))
@@ -364,7 +364,7 @@ def _bounds(table: Table, size: int) -> ActionBounds | None:
     return attributes(size, {key: value for key, value in table.told.items() if value is not None})
 
 
-def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
+def _read_shuffled(table: Table, name: str, control_hz: float) -> Logs:
     """Every row as an episode of one step."""
     if "next_observations" not in table.column:
         raise BadData(error("missing_key", f"{table.path} has no 'next_observations': shuffled rows need them"))
@@ -385,7 +385,7 @@ def _shuffled(table: Table, name: str, control_hz: float) -> Logs:
     return Logs(episodes, table.findings, io, known, _bounds(table, io.action_dim))
 
 
-def _salvaged(table: Table, episodes: list[Episode]) -> list[Episode]:
+def _salvage(table: Table, episodes: list[Episode]) -> list[Episode]:
     """The episodes that touch no lost row."""
     assert table.lost is not None
     lost = np.concatenate(([0], np.cumsum(table.lost)))
@@ -465,7 +465,7 @@ def _episodes(table: Table, terminal: np.ndarray, timeout: np.ndarray, cut: np.n
     return episodes
 
 
-def _shifted(episode: Episode) -> Episode:
+def _shift(episode: Episode) -> Episode:
     columns = {key: value[:-1] for key, value in episode.meta.get("columns", {}).items()}
     meta = {key: value for key, value in episode.meta.items() if key not in ("columns", "final_obs_valid")}
     return Episode(

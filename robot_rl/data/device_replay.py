@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from robot_rl.data.seen import spaced
+from robot_rl.data.seen import space_rows
 from robot_rl.types import IOSpec, Step, Transitions
 
 
@@ -122,7 +122,7 @@ class DeviceReplay:
     @torch.no_grad()
     def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
         """Observations and actions of evenly spaced rows, and how many steps came in; see `data.seen`."""
-        rows = torch.from_numpy(spaced(int(self.filled) * self.num_envs, most)).to(self.device)
+        rows = torch.from_numpy(space_rows(int(self.filled) * self.num_envs, most)).to(self.device)
         flat = self.record.view(-1, self.record.shape[-1])
         where = self._slot(rows // self.num_envs) * self.num_envs + rows % self.num_envs
         first = flat.index_select(0, where)

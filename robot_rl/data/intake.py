@@ -13,7 +13,7 @@ from robot_rl.data.ring import TransitionRing
 from robot_rl.types import Episode, Step
 
 
-class Intake:
+class RingWriter:
     """Writes the steps of N environments, and whole episodes, into a ring.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.arrays import HostArrays, arrays_for
-from robot_rl.data.seen import spaced
+from robot_rl.data.seen import space_rows
 from robot_rl.data.store import Store
 from robot_rl.types import Transitions
 
@@ -107,7 +107,7 @@ class LogDataset:
             raise ValueError(f"{store.path} has no {', '.join(unknown)}; its columns are {', '.join(store.names)}")
         self.notes: list[str] = []
         """What the user should know about this selection."""
-        self.episodes = _chosen(episodes, len(store))
+        self.episodes = _episode_numbers(episodes, len(store))
         """(E',) indices of the episodes in use."""
         self._segments(require_next)
         self.reward_scale = self._scale(reward_scale)
@@ -163,9 +163,9 @@ class LogDataset:
         """
         if len(self.episodes) == len(self.store):
             return self.store.moments(key)
-        from robot_rl.data.normalize import RunningNorm
+        from robot_rl.data.normalize import DataNorm
 
-        rows, norm = self.store.obs(key), RunningNorm(self.store.obs(key).shape[1:])
+        rows, norm = self.store.obs(key), DataNorm(self.store.obs(key).shape[1:])
         for episode in self.episodes:
             begin = int(self.store.start_obs[episode])
             norm.update(rows[begin : begin + int(self.store.length[episode])])
@@ -212,7 +212,7 @@ class LogDataset:
 
     def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
         """Vector observations and actions of evenly spaced steps of those in use, and how many there are."""
-        index = spaced(self._length, most)
+        index = space_rows(self._length, most)
         run = np.searchsorted(self._before, index, "right") - 1
         row = self._begin.take(run) + index - self._before.take(run)
         first = row + self._episode.take(run)
@@ -343,16 +343,16 @@ class LogDataset:
     def _returns(self, row: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """n-step reward, steps summed up beyond the first, and the row of the last, like `row`."""
         rewards = self.store.column("reward")
-        total = self._shifted(rewards.take(row))
+        total = self._shift(rewards.take(row))
         steps = np.zeros(row.shape, np.int64)
         for i in range(1, self.n_step):
             there = row + i
             inside = there < end
-            total = total + self._shifted(rewards.take(np.minimum(there, end - 1))) * inside * self._powers[i]
+            total = total + self._shift(rewards.take(np.minimum(there, end - 1))) * inside * self._powers[i]
             steps += inside
         return total, steps, row + steps if self.n_step > 1 else row
 
-    def _shifted(self, reward: np.ndarray) -> np.ndarray:
+    def _shift(self, reward: np.ndarray) -> np.ndarray:
         if self.reward_scale == 1.0 and self.reward_bias == 0.0:
             return reward
         return reward * np.float32(self.reward_scale) + np.float32(self.reward_bias)
@@ -430,7 +430,7 @@ class _Stream:
             self._draw()
 
 
-def _chosen(episodes: Sequence[int] | np.ndarray | None, count: int) -> np.ndarray:
+def _episode_numbers(episodes: Sequence[int] | np.ndarray | None, count: int) -> np.ndarray:
     if episodes is None:
         return np.arange(count)
     chosen = np.asarray(episodes)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class RunningNorm:
+class DataNorm:
     """Standardises vectors by the mean and variance of all data seen, in NumPy and torch alike.
 
     Statistics are float64 and are merged batch by batch, so that the result does not depend on how the data was cut

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from robot_rl.arbiter import Driver, Press
+from robot_rl.human.devices.teleop import Camera
 from robot_rl.human.labels import WORDS
 from robot_rl.human.pilot import Driven
 from robot_rl.human.screen import telemetry, views
 from robot_rl.human.session import Session
 from robot_rl.human.stats import Trials
 from robot_rl.human.trials import tell
+from robot_rl.human.waiting import reset
 from robot_rl.loops.stepping import NonFiniteError, Stepper
 from robot_rl.types import Obs, Step
 
@@ -64,7 +66,7 @@ class AttendedTrials:
         episodes: int,
         seed: int,
         stopped: Callable[[], bool],
-        frame: Callable[[int], Any] | None = None,
+        frame: Camera | None = None,
     ) -> None:
         self._session, self._pilot, self._env = session, session.pilot, env
         self._wanted, self._stopped, self._frame = episodes, stopped, frame
@@ -157,7 +159,7 @@ class AttendedTrials:
         self._hear(tuple(words))  # about what is over
         kinds = [press.kind for press in driven.presses if press not in words]
         if driven.stopped:
-            self.found.stops += "estop" not in kinds
+            self.found.stops += not driven.pressed
             trial.touched = True
         elif driven.lost or self._session.watch.lost or "rerecord" in kinds:
             trial.counts = False
@@ -206,7 +208,7 @@ class AttendedTrials:
 
     def _reset(self, seed: int | None = None) -> bool:
         try:
-            self._stepper.reset(seed=seed)
+            reset(self._session, lambda: self._stepper.reset(seed=seed))
         except RuntimeError as error:
             self._broken("the reset failed", error)
             return False

@@ -210,7 +210,7 @@ def test_duration_weights_ignore_masked_rows():
 
 
 def test_staleness_admits_by_version():
-    assert both(zoo_weights.admitted, np.array([3, 4, 5]), current_version=5, max_head_offpolicyness=1).tolist() == [
+    assert both(zoo_weights.admit, np.array([3, 4, 5]), current_version=5, max_head_offpolicyness=1).tolist() == [
         0,
         1,
         1,
@@ -219,7 +219,7 @@ def test_staleness_admits_by_version():
     assert not zoo_weights.may_start_rollout(10, 6, 1, 8)
     assert zoo_weights.may_start_rollout(10, 6, 1, 8, 1)
     with pytest.raises(ValueError, match="max_head_offpolicyness is -1"):
-        zoo_weights.admitted(np.zeros(1), 0, -1)
+        zoo_weights.admit(np.zeros(1), 0, -1)
 
 
 # Rollouts ------------------------------------------------------------------------------------------------------------

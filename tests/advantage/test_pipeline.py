@@ -119,12 +119,12 @@ def test_every_estimator_runs_in_a_pipeline_and_torch_gives_the_same(item):
 
 def full_batch_float32(batch):
     from robot_rl.advantage.batch import TurnBatch
-    from robot_rl.advantage.tables import mapped
+    from robot_rl.advantage.tables import map_table
 
     def change(x):
         return x.astype(np.float32) if x.dtype == np.float64 else x
 
-    tables = [mapped(table, change) for table in (batch.steps, batch.turns, batch.episodes, batch.segments)]
+    tables = [map_table(table, change) for table in (batch.steps, batch.turns, batch.episodes, batch.segments)]
     return TurnBatch(tables[0], tables[1], tables[2], tables[3], batch.report)
 
 

@@ -25,7 +25,7 @@ from robot_rl.human.stats import EpisodeFacts, HilStats, Trials
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.stats import wilson
-from robot_rl.types import Learner
+from robot_rl.types import Learner, Needs, Options, PolicyParts
 from tests.human.line_world import LineEnv
 
 
@@ -50,10 +50,17 @@ class Script(Teleop):
 class Fixed(Learner):
     """A learner whose policy always says the same; counts updates."""
 
-    consumes, batch_size = "transitions", 8
+    @property
+    def parts(self):
+        return PolicyParts()
 
     def __init__(self, io, value=0.3):
+        super().__init__(Options(), io)
         self.io, self.value, self.count, self.policy = io, value, 0, self
+
+    @classmethod
+    def needs(cls, options, io):
+        return Needs(rows=8)
 
     def reset(self, rows=None):
         pass

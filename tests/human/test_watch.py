@@ -54,7 +54,7 @@ def test_rlif_ends_above_hg_dagger_with_a_person_who_drives_badly(tmp_path):
                 batch_size=64,
                 seed=seed,
             )
-            loop.run(1200, lambda *_: False)
+            loop.run(2400, lambda *_: False)
             world = LineEnv(seed=99)
             block = trials(world, learner.policy, simulated(world, None), episodes=50, seed=99)
             results.append(block.metrics()["eval/success"])

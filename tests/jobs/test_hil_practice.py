@@ -14,15 +14,18 @@ from robot_rl.human.options import HilOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
-from robot_rl.types import Learner
+from robot_rl.types import Learner, Options, PolicyParts
 
 
 class Left(Learner):
     """Full speed, hard to the left: into the border before the next checkpoint."""
 
-    consumes, batch_size = "transitions", 8
+    @property
+    def parts(self):
+        return PolicyParts()
 
-    def __init__(self):
+    def __init__(self, io):
+        super().__init__(Options(), io)
         self.policy = self
 
     def reset(self, rows=None):
@@ -38,7 +41,7 @@ def test_practice_goes_on_at_the_last_checkpoint_through_the_whole_stack(tmp_pat
     memory = HilMemory(env.io, 5000)
     loop = HumanInTheLoop(
         env,
-        Left(),
+        Left(env.io),
         simulated(env, None),
         log=HilLog(tmp_path, env.io),
         memory=memory,

@@ -24,7 +24,7 @@ from robot_rl.human.pilot import simulated
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions
-from robot_rl.types import Action, IOSpec, Learner, Transitions
+from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, PolicyParts, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("dx", "dy"), (-0.1, -0.1), (0.1, 0.1), ("m", "m"), 10.0)
 EDGE = 0.25
@@ -108,9 +108,12 @@ def test_a_success_belongs_to_the_set_and_noise_off_the_data_does_not():
 class Point(Learner):
     """A method whose policy says what it is told; larger x is worth more."""
 
-    consumes, batch_size = "transitions", 8
+    @property
+    def parts(self):
+        return PolicyParts()
 
     def __init__(self, io, *, seed=0, device="cpu", gamma=0.97):
+        super().__init__(Options(), io)
         self.policy, self.says = self, np.zeros((1, 2), np.float32)
         self.samples = np.zeros((16, 2), np.float32)
 
@@ -241,6 +244,10 @@ class Bridge:
 
     num_envs = 1
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    @property
+    def parts(self):
+        return EnvParts(expert=self.expert)
 
     def __init__(self, seed=0):
         self.io, self.rng, self.falls, self.time = IO, np.random.default_rng(seed), 0, 0

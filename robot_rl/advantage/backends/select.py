@@ -41,7 +41,7 @@ def use_backend(name: str) -> Iterator[None]:
         ImportError: the package of that backend is not installed.
     """
     global _chosen
-    before, _chosen = _chosen, _checked(name)
+    before, _chosen = _chosen, _check(name)
     try:
         yield
     finally:
@@ -62,7 +62,7 @@ def backend(device: str = "cpu") -> str:
         ImportError: the package of the named backend is not installed.
     """
     able = CPU if device == "cpu" else CUDA
-    wanted = _chosen or _checked(os.environ.get(VARIABLE, "auto"))
+    wanted = _chosen or _check(os.environ.get(VARIABLE, "auto"))
     name = wanted if wanted in able else next(x for x in able if x in available())
     if name not in _logged:
         _logged.add(name)
@@ -76,7 +76,7 @@ def kernels(name: str) -> ModuleType:
     return importlib.import_module(f"robot_rl.advantage.backends.{name}_scan")
 
 
-def _checked(name: str) -> str:
+def _check(name: str) -> str:
     known = ("auto", *dict.fromkeys((*CPU, *CUDA)))
     if name not in known:
         raise ValueError(f"unknown advantage backend '{name}'; expected one of {', '.join(known)} ({VARIABLE})")

@@ -60,7 +60,7 @@ def _intervention(batch: TurnBatch, *, timing: str = "before", reward_weight: fl
 
 
 @register("redistribute", "gated", needs=("extras.level_reward",), paper="G-RA")
-def _gated(batch: TurnBatch, *, threshold: float = 0.0) -> TurnBatch:
+def _gate(batch: TurnBatch, *, threshold: float = 0.0) -> TurnBatch:
     s = batch.steps
     levels = s.extras["level_reward"].T  # stored (rows, levels), priority rising
     reward = gated_reward(levels, ids(s.episode_id), len(batch.episodes.start), threshold)

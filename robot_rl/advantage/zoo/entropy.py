@@ -15,7 +15,7 @@ from robot_rl.advantage.kinds import (
     as_array,
     boolean,
     cast,
-    detached,
+    detach,
     double,
     floating,
     integer,
@@ -56,9 +56,9 @@ def covariance(advantage: Array, logp: Array, *, mask: Array = None) -> Array:
 
     Source: Cui et al., The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models.
     """
-    advantage = detached(as_array(advantage))
+    advantage = detach(as_array(advantage))
     xp = library(advantage)
-    logp = detached(as_array(logp, advantage))
+    logp = detach(as_array(logp, advantage))
     use = row_mask(mask, advantage).reshape(advantage.shape)
     a = double(advantage) - batch_moments(advantage, use).mean
     b = double(logp) - batch_moments(logp, use).mean
@@ -170,7 +170,7 @@ def aepo_factor(entropy: Array, *, mask: Array = None, weight: float = 0.2, ddof
 
     Source: AEPO, entropy-aware advantage (a port of the ARPO family).
     """
-    entropy = detached(as_array(entropy))
+    entropy = detach(as_array(entropy))
     xp = library(entropy)
     use = row_mask(mask, entropy).reshape(entropy.shape)
     count, mean, square = batch_moments(entropy, use)
@@ -209,7 +209,7 @@ def epo_penalty_rows(
     """
     entropy = floating(as_array(entropy))
     xp = library(entropy)
-    history = detached(as_array(history, entropy))
+    history = detach(as_array(history, entropy))
     if tuple(history.shape) != tuple(entropy.shape):
         raise ValueError(f"history has shape {tuple(history.shape)}, expected that of entropy, {tuple(entropy.shape)}")
     use = ~xp.isnan(history)
@@ -241,7 +241,7 @@ def epo_release_penalty(
 
     Source: WujiangXu/EPO.
     """
-    entropy = detached(as_array(entropy))
+    entropy = detach(as_array(entropy))
     outside = epo_penalty_rows(entropy, history, coefficient=1.0, band=band, mask=mask) > 0
     use = double(row_mask(mask, entropy)).sum()
     return double(outside).sum() / library(entropy).maximum(use, library(entropy).ones_like(use))

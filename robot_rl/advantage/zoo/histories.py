@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from robot_rl.advantage.kinds import Array, as_array, cast, detached, double, integer, library
+from robot_rl.advantage.kinds import Array, as_array, cast, detach, double, integer, library
 from robot_rl.advantage.layout import row_mask
 from robot_rl.advantage.normalise import as_cells
 from robot_rl.advantage.segments import seg_count, seg_sum, seg_var
@@ -55,7 +55,7 @@ class EntropyHistory:
         Raises:
             ValueError: shapes differ or an index is not below max_turns.
         """
-        entropy = double(detached(as_array(entropy)))
+        entropy = double(detach(as_array(entropy)))
         xp = library(entropy)
         index = integer(as_array(turn_index, entropy))
         use = row_mask(mask, entropy) & (index >= 0)

@@ -8,7 +8,7 @@ from robot_rl.advantage.kinds import (
     argsort,
     as_array,
     cast,
-    detached,
+    detach,
     double,
     library,
     require_option,
@@ -54,9 +54,9 @@ def importance_weight(
 
     Source: Yao et al., Your efficient RL framework secretly brings you off-policy training (TIS); verl; TRL; DART.
     """
-    logp = detached(as_array(logp))
+    logp = detach(as_array(logp))
     xp = library(logp)
-    behaviour = detached(as_array(logp_behaviour, logp))
+    behaviour = detach(as_array(logp_behaviour, logp))
     step = log_ratio(logp, behaviour, mask=mask)
     weight = xp.exp(unit_log_ratio(step, level, turn=turn, episode=episode, mask=mask))
     weight = bounded_weight(weight, mode, cap=cap, floor=floor)
@@ -124,10 +124,10 @@ def rejection_mask(
     """
     require_option("metric", metric, ["ratio", "k1", "k2", "k3"])
     require_option("reduce", reduce, ["sum", "mean", "max"])
-    logp = detached(as_array(logp))
+    logp = detach(as_array(logp))
     xp = library(logp)
     use = row_mask(mask, logp)
-    step = double(log_ratio(logp, detached(as_array(logp_behaviour, logp)), mask=mask)).reshape(-1)
+    step = double(log_ratio(logp, detach(as_array(logp_behaviour, logp)), mask=mask)).reshape(-1)
     rows = {"ratio": step, "k1": -step, "k2": 0.5 * step * step, "k3": xp.exp(step) - 1.0 - step}[metric]
     ids, count = factorise(episode_ids(episode, logp))
     if reduce == "max":
@@ -158,9 +158,9 @@ def loglinear_proximal(logp: Array, logp_behaviour: Array, version: Array, curre
 
     Source: AReaL, log-linear proximal approximation.
     """
-    logp = detached(as_array(logp))
+    logp = detach(as_array(logp))
     xp = library(logp)
-    behaviour = detached(as_array(logp_behaviour, logp))
+    behaviour = detach(as_array(logp_behaviour, logp))
     age = current_version - double(as_array(version, logp))
     alpha = xp.where(age > 0, xp.clip((age - 1.0) / xp.where(age > 0, age, 1.0), 0.0, 1.0), 0.0)
     return cast(double(behaviour) + alpha * double(logp - behaviour), logp)
@@ -184,7 +184,7 @@ def m2po_mask(log_ratios: Array, *, tau: float = 0.04, mask: Array = None) -> Ar
     """
     if tau < 0:
         raise ValueError(f"tau is {tau}, expected a mean square >= 0")
-    log_ratios = detached(as_array(log_ratios))
+    log_ratios = detach(as_array(log_ratios))
     xp = library(log_ratios)
     use = row_mask(mask, log_ratios)
     square = xp.where(use, double(log_ratios.reshape(-1)) ** 2, float("inf"))

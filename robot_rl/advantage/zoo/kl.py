@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from robot_rl.advantage.kinds import Array, as_array, cast, detached, double, library, require_option
+from robot_rl.advantage.kinds import Array, as_array, cast, detach, double, library, require_option
 from robot_rl.advantage.kl import ESTIMATORS, kl_rows
 from robot_rl.advantage.ratios import log_ratio
 
@@ -34,7 +34,7 @@ def kl_reward(
     if beta == 0:
         return reward
     _require_reference(ref_logp, beta)
-    d = kl_rows(detached(as_array(logp, reward)), detached(as_array(ref_logp, reward)), "k1", mask=mask)
+    d = kl_rows(detach(as_array(logp, reward)), detach(as_array(ref_logp, reward)), "k1", mask=mask)
     return cast(double(reward) - beta * double(d), reward)
 
 
@@ -72,7 +72,7 @@ def kl_loss_rows(
         return library(logp).zeros_like(logp)
     _require_reference(ref_logp, beta)
     rows = beta * kl_rows(logp, ref_logp, kind, mask=mask, **options)
-    return rows if ratio is None else rows * detached(as_array(ratio, logp))
+    return rows if ratio is None else rows * detach(as_array(ratio, logp))
 
 
 def _require_reference(ref_logp: Array | None, beta: float) -> None:
@@ -96,9 +96,9 @@ def experimental_opd_advantage(logp: Array, teacher_logp: Array, *, mask: Array 
 
     Source: TT-OPD and Skill-SD (abstracts; reconstruction).
     """
-    logp = detached(as_array(logp))
+    logp = detach(as_array(logp))
     # 0 - d, so that equal log-probabilities give 0.0 and not -0.0.
-    return 0.0 - log_ratio(logp, detached(as_array(teacher_logp, logp)), mask=mask)
+    return 0.0 - log_ratio(logp, detach(as_array(teacher_logp, logp)), mask=mask)
 
 
 def distribution_kl(log_prob: Array, teacher_log_prob: Array) -> Array:
@@ -115,7 +115,7 @@ def distribution_kl(log_prob: Array, teacher_log_prob: Array) -> Array:
         ValueError: shapes differ.
     """
     log_prob = as_array(log_prob)
-    teacher = detached(as_array(teacher_log_prob, log_prob))
+    teacher = detach(as_array(teacher_log_prob, log_prob))
     if tuple(teacher.shape) != tuple(log_prob.shape):
         raise ValueError(f"teacher_log_prob has shape {tuple(teacher.shape)}, expected {tuple(log_prob.shape)}")
     xp = library(log_prob)

@@ -268,15 +268,15 @@ def infopo(
     require_rows(require_flat("gain", gain), length=length, episode=episode)
     cells = as_cells(group, score)
     ok = cells.inside & ~xp.isnan(score)
-    std = xp.sqrt(_known(seg_var(score, cells.ids, cells.n, mask=ok)))
+    std = xp.sqrt(_require_known(seg_var(score, cells.ids, cells.n, mask=ok)))
     outer = normalise(score, group, eps=eps)[0]
 
     row_cell, row_ok = cells.ids[episode], ok[episode]
     per_row = double(gain) / xp.where(length > 0, length, 1.0)
     use = row_ok & (per_row != 0) & (length > 0)
     count = seg_count(row_cell, cells.n, weight=length, mask=use)
-    mean = _known(seg_mean(per_row, row_cell, cells.n, weight=length, mask=use))
-    inner_std = xp.sqrt(_known(seg_var(per_row, row_cell, cells.n, weight=length, mask=use)))
+    mean = _require_known(seg_mean(per_row, row_cell, cells.n, weight=length, mask=use))
+    inner_std = xp.sqrt(_require_known(seg_var(per_row, row_cell, cells.n, weight=length, mask=use)))
     # One value has no deviation: it is centred only, and so becomes 0.
     divisor = xp.where(count > 1, inner_std + eps, 1.0)
     z = xp.where(use, (per_row - mean[row_cell]) / divisor[row_cell], 0.0)
@@ -288,7 +288,7 @@ def infopo(
     return cast(xp.where(row_ok, outer[episode] + beta * inner, 0.0), gain)
 
 
-def _known(x: Array) -> Array:
+def _require_known(x: Array) -> Array:
     xp = library(x)
     return xp.where(xp.isnan(x), 0.0, x)
 

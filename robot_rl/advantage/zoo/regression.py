@@ -10,7 +10,7 @@ from robot_rl.advantage.kinds import (
     Array,
     as_array,
     cast,
-    detached,
+    detach,
     double,
     floating,
     integer,
@@ -48,7 +48,7 @@ def pair_regression(log_ratio_gap: Array, reward_gap: Array, *, eta: float = 1.0
     if eta <= 0:
         raise ValueError(f"eta is {eta}, expected a positive step size")
     gap = as_array(log_ratio_gap)
-    reward = detached(as_array(reward_gap, gap))
+    reward = detach(as_array(reward_gap, gap))
     return (gap / eta - reward) ** 2 if paper_form else (gap - eta * reward) ** 2
 
 
@@ -78,7 +78,7 @@ def refuel_loss(
     reward = as_array(reward, logp)
     if len(reward.shape) != 2 or int(reward.shape[1]) != 2:
         raise ValueError(f"reward has shape {tuple(reward.shape)}, expected (pairs, 2)")
-    step = log_ratio(logp, detached(as_array(old_logp, logp)), mask=mask)
+    step = log_ratio(logp, detach(as_array(old_logp, logp)), mask=mask)
     sign = 1.0 - 2.0 * double(as_array(second, logp))
     gap = seg_sum(double(step) * sign, as_array(pair, logp), int(reward.shape[0]))
     return cast(pair_regression(gap, double(reward[:, 0]) - double(reward[:, 1]), **options), logp)
@@ -105,9 +105,9 @@ def a_lol_rows(logp: Array, ref_logp: Array, advantage: Array, *, clip: Clip = 0
     low, high = clip_bounds(clip)
     logp = floating(as_array(logp))
     xp = library(logp)
-    ratio = xp.exp(log_ratio(detached(logp), detached(as_array(ref_logp, logp)), mask=mask))
+    ratio = xp.exp(log_ratio(detach(logp), detach(as_array(ref_logp, logp)), mask=mask))
     use = row_mask(mask, logp).reshape(logp.shape)
-    gain = cast(xp.where(use, xp.clip(detached(as_array(advantage, logp)), 0.0, None), 0.0), logp)
+    gain = cast(xp.where(use, xp.clip(detach(as_array(advantage, logp)), 0.0, None), 0.0), logp)
     return -gain * xp.clip(ratio, 1 - low, 1 + high) * xp.where(use, logp, 0.0)
 
 
@@ -136,7 +136,7 @@ def pacs_logit(
     xp = library(logp)
     group = as_array(group, logp)
     n = require_flat("group", group)
-    step = log_ratio(logp, detached(as_array(old_logp, logp)), mask=mask).reshape(-1)
+    step = log_ratio(logp, detach(as_array(old_logp, logp)), mask=mask).reshape(-1)
     total = beta * seg_sum(step, episode_ids(episode, logp), n, mask=row_mask(mask, logp))
     cells, count = factorise(group)
     ones = xp.ones_like(total)
@@ -188,7 +188,7 @@ def rover_rows(q: Array, mean_q: Array, reward: Array, episode: Array) -> Array:
     """
     q = floating(as_array(q))
     xp = library(q)
-    mean_q, reward = detached(as_array(mean_q, q)), detached(as_array(reward, q))
+    mean_q, reward = detach(as_array(mean_q, q)), detach(as_array(reward, q))
     episode = as_array(episode, q)
     require_rows(require_flat("q", q), mean_q=mean_q, reward=reward, episode=episode)
     after = xp.zeros_like(mean_q)

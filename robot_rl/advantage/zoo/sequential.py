@@ -8,7 +8,7 @@ from robot_rl.advantage.kinds import (
     Array,
     as_array,
     cast,
-    detached,
+    detach,
     double,
     integer,
     library,
@@ -38,9 +38,9 @@ def experimental_seeupo_weight(
 
     Source: SeeUPO (notes; the ratio product and its clamp are reconstructions).
     """
-    advantage = detached(as_array(advantage))
+    advantage = detach(as_array(advantage))
     xp = library(advantage)
-    steps = double(detached(as_array(log_ratios, advantage)))
+    steps = double(detach(as_array(log_ratios, advantage)))
     require_rows(require_flat("advantage", advantage), log_ratios=steps)
     later = discounted_return(steps, as_array(episode, advantage), 1.0) - steps
     return cast(double(advantage) * xp.clip(xp.exp(xp.clip(later, -60.0, 60.0)), *bounds), advantage)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
-from robot_rl.advantage.rows import Rows, cast, check_float, rows, shifted, zero
+from robot_rl.advantage.rows import PreparedRows, cast, check_float, rows, shift, zero
 from robot_rl.advantage.scan import solve
 
 LOG_RATIO_LIMIT = 20.0  # |log pi - log mu| beyond this is cut before exp
@@ -117,7 +117,7 @@ def n_step(
     return _pair(ready, target - ready.value, target)
 
 
-def _tick_window(ready: Rows, one: Any, n_ticks: int, duration: Any) -> Any:
+def _tick_window(ready: PreparedRows, one: Any, n_ticks: int, duration: Any) -> Any:
     """Windows of a given number of ticks: row by row, until every window is full (at most n_ticks passes)."""
     xp = ready.xp
     ticks = xp.ones_like(ready.reward) if duration is None else cast(duration, ready.reward.dtype)
@@ -133,9 +133,9 @@ def _tick_window(ready: Rows, one: Any, n_ticks: int, duration: Any) -> Any:
         open_ = open_ & ~stops
         weight = weight * ahead_g
         ahead_one, ahead_reward, ahead_g, ahead_ticks = (
-            shifted(xp, y) for y in (ahead_one, ahead_reward, ahead_g, ahead_ticks)
+            shift(xp, y) for y in (ahead_one, ahead_reward, ahead_g, ahead_ticks)
         )
-        ahead_end = shifted(xp, ahead_end)
+        ahead_end = shift(xp, ahead_end)
     return total
 
 
@@ -240,7 +240,7 @@ def upgo(
         reward, value, next_value, terminated, boundary, gamma=gamma, duration=duration, discount=discount, valid=valid
     )
     one = ready.reward + ready.g * ready.ahead
-    follows = shifted(ready.xp, one >= ready.value) & ~ready.boundary
+    follows = shift(ready.xp, one >= ready.value) & ~ready.boundary
     trace = ready.xp.where(follows, _like(ready), zero(one))
     gain = solve(ready.xp.where(follows, ready.reward, one), trace) - ready.value
     if log_ratio is not None:
@@ -320,17 +320,17 @@ def retrace(
 
 
 def flags_or(xp: Any, terminated: Any, valid: Any) -> Any:
-    """Rows without a successor: terminated ones and padding."""
+    """PreparedRows without a successor: terminated ones and padding."""
     ended = cast(terminated, xp.bool if xp is torch else np.bool_)
     return ended if valid is None else ended | ~cast(valid, ended.dtype)
 
 
-def _like(ready: Rows) -> Any:
+def _like(ready: PreparedRows) -> Any:
     """The discounts as an array."""
     return ready.xp.full_like(ready.reward, ready.g) if isinstance(ready.g, float) else ready.g
 
 
-def _weight(ready: Rows, log_ratio: Any) -> Any:
+def _weight(ready: PreparedRows, log_ratio: Any) -> Any:
     check_float(log_ratio, "log_ratio")
     check_shapes(tuple(ready.reward.shape), log_ratio=log_ratio)
     if ready.valid is not None:
@@ -339,6 +339,6 @@ def _weight(ready: Rows, log_ratio: Any) -> Any:
     return cast(ready.xp.exp(bounded), ready.reward.dtype)
 
 
-def _pair(ready: Rows, advantage: Any, target: Any) -> tuple[Any, Any]:
+def _pair(ready: PreparedRows, advantage: Any, target: Any) -> tuple[Any, Any]:
     advantage, target = ready.finish(advantage, target)
     return advantage, target

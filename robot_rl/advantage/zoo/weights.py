@@ -122,7 +122,7 @@ def variance_top_fraction(score: Array, group: Array, fraction: float = 0.25) ->
     return ok & (double(rank) < keep)[cells]
 
 
-def admitted(version: Array, current_version: int, max_head_offpolicyness: int = 0) -> Array:
+def admit(version: Array, current_version: int, max_head_offpolicyness: int = 0) -> Array:
     """Samples that are fresh enough: current version - their version <= the limit.
 
     Args:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from robot_rl.bench.edge import run
+from benchmarks.edge import run
 from robot_rl.policies.nets.branches import Branches, Doubt, terminated
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.offline.mopo import Mopo, MopoOptions
