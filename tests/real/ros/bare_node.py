@@ -39,9 +39,9 @@ def main():
         place, speed = np.array(state.position), np.array(state.velocity)
         value = np.array(command.points[0].positions)
         hardware.publish(Float64MultiArray(data=value.tolist()))
-        message = JointTrajectory(joint_names=NAMES)
+        point = JointTrajectoryPoint(positions=value.tolist(), velocities=speed.tolist())
+        message = JointTrajectory(joint_names=NAMES, points=[point])
         message.header.stamp, message.header.frame_id = time_message(time.time()), command.header.frame_id
-        message.points.append(JointTrajectoryPoint(positions=value.tolist(), velocities=speed.tolist()))
         executed.publish(message)
         return float(place[0])
 
