@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 from fault_table import ACCELERATION, ELSEWHERE, HERE, TIMED, VELOCITY, now, row, said
+from rclpy.qos import DurabilityPolicy, QoSProfile
 from ros_harness import wait
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import JointState
@@ -271,3 +272,19 @@ def _ended(name, sign):
 
 _ended("42_sigint", signal.SIGINT)
 _ended("42_sigterm", signal.SIGTERM)
+
+
+@row("35_controller_of_another_qos", ends=("IDLE", "STARTUP"))
+def another_qos(made):
+    made.driver.deaf()
+    made.driver.hear(QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL))
+    since = now()
+    yield since
+    told = lambda: made.station.diagnostic("safety_supervisor: listeners")[1]  # noqa: E731
+    wait(lambda: "commands: QoS DURABILITY" in told(), limit=15.0, what="the topic and the policy by name")
+    answer = made.station.enable()
+    assert not answer.success
+    assert "nobody listens on forward_command_controller/commands" in answer.message
+    assert made.driver.moved(since) == 0.0
+    made.driver.deaf()
+    made.driver.hear()

@@ -84,9 +84,9 @@ class ForeignDriver:
         """Set the joints down somewhere, with nothing to follow."""
         self._placed = np.array([start[name] for name in self.joints], float)
 
-    def hear(self):
-        """Listen to commands."""
-        self.ear = self.controller.create_subscription(Float64MultiArray, "~/commands", self._take, 1)
+    def hear(self, profile=1):
+        """Listen to commands with a quality of service."""
+        self.ear = self.controller.create_subscription(Float64MultiArray, "~/commands", self._take, profile)
 
     def deaf(self):
         """Listen no more: the controller is gone, the joint states go on."""
