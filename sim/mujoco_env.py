@@ -435,6 +435,7 @@ class MujocoVectorEnv(VectorEnv):
         obs: Obs = {"state": self._state_obs.copy()} if self._with_state else {}
         if self._letters:
             words = np.zeros((self.num_envs, self._letters), np.uint8) if base is None else base["instruction"].copy()
+            assert self._offers.instruct is not None  # a world with letters says its sentence
             words[rows] = self._offers.instruct(self._view if whole else select(self._view, rows))
             obs["instruction"] = words
         if self._names:

@@ -136,12 +136,13 @@ class InUnits:
     @property
     def parts(self) -> PolicyParts:
         """The inner policy's, which hears and judges actions on its own scale."""
-        inner = self.policy.parts
+        inner: PolicyParts = self.policy.parts
+        ask = inner.at_interval
         return replace(
             inner,
             executed=None if inner.executed is None else self._executed,
             log_prob=None if inner.log_prob is None else self._log_prob,
-            at_interval=None if inner.at_interval is None else lambda steps: self.around(inner.at_interval(steps)),
+            at_interval=None if ask is None else lambda steps: self.around(ask(steps)),
         )
 
     def reset(self, rows: Array | None = None) -> None:

@@ -306,6 +306,7 @@ def test_bench_radius_of_fresh_episodes_is_that_of_the_policy_in_its_own_dynamic
     io = job.env({}, 1, 0).io
     push = SimpleNamespace(
         io=io,
+        parts=PolicyParts(),
         reset=lambda rows=None: None,
         act=lambda obs, deterministic=False: Action(np.zeros((len(obs["state"]), 1), np.float32)),
     )
