@@ -115,6 +115,7 @@ class NodeSpec:
         essential: when it ends, everything ends.
         lifecycle: whether it is a lifecycle node.
         grace: seconds that it may take to end before it is killed.
+        finishes: it moves nothing, and is left to end by itself where that takes longer.
         log_level: of its logger.
         enclave: of its keys, or "".
     """
@@ -128,6 +129,7 @@ class NodeSpec:
     essential: bool = False
     lifecycle: bool = False
     grace: float = 1.0
+    finishes: bool = False
     log_level: str = "info"
     enclave: str = ""
 
@@ -216,7 +218,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         steering = {"mode": args.teleop, "realtime": priority, **({"model": args.model} if args.model else {})}
         add("teleop", steering, restart="failure")
     if args.record:
-        add("recorder", {"folder": str(Path(args.record_folder).expanduser().resolve())}, grace=5.0)
+        add("recorder", {"folder": str(Path(args.record_folder).expanduser().resolve())}, grace=5.0, finishes=True)
     return made
 
 

@@ -22,6 +22,8 @@ NODES = "robot_rl.nodes"
 """The module that starts a node by the name of its executable."""
 PARENT = "ROBOT_RL_PARENT"  # the nodes end when the process of this id is gone
 RESTARTS_PER_MINUTE = 5
+END = 1.8
+"""Seconds after which a deployment that was told to end no longer waits for a recorder."""
 UNMADE = 2
 """Exit status of a process that could not be made: an argument or a file is wrong, and the next try will say so too."""
 
@@ -150,8 +152,10 @@ class Launcher:
         """End all processes: sources and supervisor at once, then the robot, then the recorder, who sees it all.
 
         The supervisor brakes whatever its sources say meanwhile, so it need not wait until they are gone. Who has not
-        ended within its grace is killed; the graces are chosen so that all of it takes two seconds at most.
+        ended within its grace is killed; the graces are chosen so that all of it takes two seconds at most. A recorder
+        that is still writing when these are over is left to it: the robot stands, and what was recorded stays.
         """
+        limit = time.monotonic() + END
         for names in (ORDER[:-2], ORDER[-2:-1], ORDER[-1:], tuple(self.children)):
             group = [(name, self.children.pop(name)) for name in names if name in self.children]
             begin = time.monotonic()
@@ -159,13 +163,16 @@ class Launcher:
                 if child.process.poll() is None:
                     child.process.send_signal(signal.SIGINT)
             for name, child in group:
-                self._await_end(name, child, begin)
+                self._await_end(name, child, limit if child.node.finishes else begin + child.node.grace)
 
-    def _await_end(self, name: str, child: _Child, begin: float) -> None:
+    def _await_end(self, name: str, child: _Child, limit: float) -> None:
         try:
-            code = child.process.wait(max(begin + child.node.grace - time.monotonic(), 0.0))
+            code = child.process.wait(max(limit - time.monotonic(), 0.0))
             self._say(f"{name}: ended ({code})")
         except subprocess.TimeoutExpired:
+            if child.node.finishes:
+                self._say(f"{name}: is still writing; process {child.process.pid} ends when all is on the disk")
+                return
             child.process.kill()
             child.process.wait()
             self._say(f"{name}: did not end within {child.node.grace:g} s, killed")

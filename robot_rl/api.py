@@ -26,7 +26,7 @@ from robot_rl.verbs.build import load_policy, saved_config
 from robot_rl.verbs.compose import choices, compose_verb
 from robot_rl.verbs.offline import offline_job
 from robot_rl.verbs.reading import plain, read_options
-from robot_rl.verbs.robot import seat
+from robot_rl.verbs.robot import put_card
 from robot_rl.verbs.table import OPTIONS
 from robot_rl.verbs.train import learner_of_init, train_job
 from robot_rl.words import Refused
@@ -107,7 +107,7 @@ def train(
     if not isinstance(env, str):
         settings.setdefault("num_envs", env.num_envs)
     values = {**settings, "env": _node_of(env), "total_steps": steps}
-    cfg = _composed("train", _policy_name(policy), options, values)
+    cfg = _compose("train", _policy_name(policy), options, values)
     learner_of_init(cfg)
     return _train(cfg, _folder(folder, cfg, "train"))
 
@@ -138,7 +138,7 @@ def offline(
         KeyboardInterrupt: after a Ctrl-C, once everything is saved; `resume` goes on.
     """
     values = {**settings, "env": None if env is None else _node_of(env), "data": str(log), "updates": updates}
-    cfg = _composed("offline", _policy_name(policy), options, values)
+    cfg = _compose("offline", _policy_name(policy), options, values)
     return _offline(cfg, _folder(folder, cfg, "offline"))
 
 
@@ -211,7 +211,7 @@ def evaluate(
         world = env
     else:
         _trust(OmegaConf.create({"trust": trust}))
-        node = _trained_in(run) if env is None else _env_node(env, {})
+        node = _world_of(run) if env is None else _env_node(env, {})
         world = build.make("engine", node, num_envs=1, seed=seed, device="cpu")
     try:
         policy = load(run, env=world, trust=trust) if isinstance(run, str | os.PathLike) else run
@@ -231,12 +231,12 @@ def _offline(cfg: DictConfig, folder: Path) -> RunResult:
     return RunResult(job.folder, job.run())
 
 
-def _composed(verb: str, policy: str, options: Mapping[str, Any] | None, values: Mapping[str, Any]) -> DictConfig:
+def _compose(verb: str, policy: str, options: Mapping[str, Any] | None, values: Mapping[str, Any]) -> DictConfig:
     """The configuration that the command line would have made, checked."""
     cfg = compose_verb(verb, {"policy": policy}, {**values, "policy": dict(options or {})})
     _trust(cfg)
     read_options(OPTIONS[verb](), cfg, verb)
-    seat(cfg)
+    put_card(cfg)
     return cfg
 
 
@@ -264,7 +264,7 @@ def _env_node(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         extras.allow(name)  # "module:Name-v0" stands in the user's own program
         values["id"] = name
     cfg = compose_verb("check", {"env": "gym" if gym else name}, values)
-    seat(cfg)
+    put_card(cfg)
     return plain(cfg.env)
 
 
@@ -278,7 +278,7 @@ def _node_of(env: EnvLike) -> dict[str, Any]:
     return _nodes[env]
 
 
-def _trained_in(run: PathLike | Policy) -> dict[str, Any]:
+def _world_of(run: PathLike | Policy) -> dict[str, Any]:
     if not isinstance(run, str | os.PathLike):
         raise Refused("say where: evaluate(policy, env)")
     saved: Any = OmegaConf.load(checkpoint.find(Path(run)) / "config.yaml")

@@ -59,10 +59,10 @@ def check_state(state: Any, name: str) -> None:
     Raises:
         TypeError: with the place of what is neither a tensor, nor an array, nor a plain value.
     """
-    _packed(state, name)
+    _pack(state, name)
 
 
-def _packed(value: Any, where: str = "state") -> Any:
+def _pack(value: Any, where: str = "state") -> Any:
     """Replace NumPy arrays by tensors (marked), since weights-only loading admits tensors and plain values alone."""
     if isinstance(value, np.ndarray):
         if value.dtype == object:
@@ -77,9 +77,9 @@ def _packed(value: Any, where: str = "state") -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
-        return {key: _packed(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {key: _pack(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_packed(item, f"{where}[{i}]") for i, item in enumerate(value))
+        return type(value)(_pack(item, f"{where}[{i}]") for i, item in enumerate(value))
     if value is None or isinstance(value, _PLAIN):
         return value
     raise TypeError(
@@ -88,22 +88,22 @@ def _packed(value: Any, where: str = "state") -> Any:
     )
 
 
-def _unpacked(value: Any) -> Any:
+def _unpack(value: Any) -> Any:
     if isinstance(value, dict):
         if "__array__" in value:
             return value["__array__"].numpy().view(np.dtype(value["dtype"]))
         if "__strings__" in value:
             return np.array(value["__strings__"], dtype=value["dtype"])
-        return {key: _unpacked(item) for key, item in value.items()}
+        return {key: _unpack(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_unpacked(item) for item in value)
+        return type(value)(_unpack(item) for item in value)
     return value
 
 
 def save_state(path: Path, state: Any) -> None:
     """Save nested dicts and lists of tensors, NumPy arrays and plain values; flushed to disk."""
     with path.open("wb") as file:
-        torch.save(_packed(state), file)
+        torch.save(_pack(state), file)
         file.flush()
         os.fsync(file.fileno())
 
@@ -115,7 +115,7 @@ def load_state(path: Path, *, device: str = "cpu") -> Any:
         CheckpointError: the file is absent, cut off or holds anything but tensors and plain values.
     """
     try:
-        return _unpacked(torch.load(path, map_location=device, weights_only=True))
+        return _unpack(torch.load(path, map_location=device, weights_only=True))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing; expected a checkpoint written by robot-rl") from error
     except Exception as error:  # torch raises many kinds for damaged files

@@ -25,7 +25,7 @@ BROKEN = (
 """What a damaged or hostile pickle raises."""
 
 
-class Refused(pickle.UnpicklingError):
+class NotPlain(pickle.UnpicklingError):
     """The file asks for a class or function that is neither an array nor a plain container; the text is its name."""
 
 
@@ -54,9 +54,9 @@ class ArrayUnpickler(pickle.Unpickler):
         """Refuse it; a subclass may give a class that does nothing instead.
 
         Raises:
-            Refused: always.
+            NotPlain: always.
         """
-        raise Refused(f"{module}.{name}")
+        raise NotPlain(f"{module}.{name}")
 
 
 def load(path: Path, kind: type[ArrayUnpickler] = ArrayUnpickler) -> Any:
@@ -68,7 +68,7 @@ def load(path: Path, kind: type[ArrayUnpickler] = ArrayUnpickler) -> Any:
 
     Raises:
         OSError: it cannot be opened.
-        Refused: it asks for something else than arrays and containers.
+        NotPlain: it asks for something else than arrays and containers.
         pickle.UnpicklingError: or another of `BROKEN`: it is damaged or claims more than it holds.
     """
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

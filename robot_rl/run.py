@@ -156,6 +156,20 @@ class Run:
         if self.interrupt.asked:
             raise KeyboardInterrupt(str(self.folder))
 
+    def play(
+        self,
+        work: Callable[[], None],
+        *,
+        calls: Mapping[str, Callable[[], Any]] | None = None,
+        more: Callable[[], dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        """`follow`, `finish` and, whatever happens, `close`; the summary."""
+        try:
+            self.follow(work)
+            return self.finish(calls=calls, more=more)
+        finally:
+            self.close()
+
     def due(self, before: int, after: int) -> bool:
         """Whether a loop that went from `before` to `after` has to call `tick`; cheap, for every step."""
         s = self.schedule
@@ -261,9 +275,9 @@ class Run:
         self.summary["checkpoint"] = str(self.checkpoints.root / f"step_{step:09d}")
         self._weights(step)
         self._write_numbers()
-        made = {"curve": self._curve, **(calls or {}), "tensorboard": self._tracked, "report": self.report}
+        made = {"curve": self._curve, **(calls or {}), "tensorboard": self._finish_tracker, "report": self.report}
         for name, call in made.items():
-            value = self._tried(name, call)
+            value = self._try(name, call)
             if isinstance(value, dict):
                 self.summary |= value
             elif value:
@@ -287,7 +301,7 @@ class Run:
 
     def close(self) -> None:
         """Let go of tracker and folder; always, also after an error."""
-        self._tried("tensorboard", self.tracker.close)
+        self._try("tensorboard", self.tracker.close)
         self.claim.release()
 
     def _curve(self) -> Path:
@@ -295,7 +309,7 @@ class Run:
         unit = "environment step" if self.schedule.unit == "step" else self.schedule.unit
         return report.write_curve(self.folder / "curve.png", rows, title=self.folder.name, unit=unit)
 
-    def _tracked(self) -> None:
+    def _finish_tracker(self) -> None:
         self.failures |= self.tracker.failures
         self.summary |= {name: f"not made: {why}" for name, why in self.tracker.failures.items()}
 
@@ -308,7 +322,7 @@ class Run:
         found = {**self.summary, **self.numbers, "notes": self.notes, "failures": self.failures}
         write_json(self.folder / "evaluation.json", found)
 
-    def _tried(self, name: str, call: Callable[[], Any]) -> Any:
+    def _try(self, name: str, call: Callable[[], Any]) -> Any:
         """What a call makes; what it raises becomes a line of `failures` and the answer."""
         try:
             return call()

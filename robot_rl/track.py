@@ -108,7 +108,7 @@ class Many:
 
     def add(self, name: str, make: Callable[[], Tracker]) -> None:
         """One more; if it cannot be made, that is a line in `failures`."""
-        made = self._tried(name, make)
+        made = self._try(name, make)
         if made is not None:
             self.trackers.append(made)
 
@@ -118,14 +118,14 @@ class Many:
             if place == 0:
                 tracker.log(metrics, step)
             else:
-                self._tried(type(tracker).__name__.lower(), lambda tracker=tracker: tracker.log(metrics, step), tracker)
+                self._try(type(tracker).__name__.lower(), lambda tracker=tracker: tracker.log(metrics, step), tracker)
 
     def close(self) -> None:
         """Close all."""
         for tracker in self.trackers:
-            self._tried(type(tracker).__name__.lower(), tracker.close)
+            self._try(type(tracker).__name__.lower(), tracker.close)
 
-    def _tried(self, name: str, call: Callable[[], Any], tracker: Tracker | None = None) -> Any:
+    def _try(self, name: str, call: Callable[[], Any], tracker: Tracker | None = None) -> Any:
         try:
             return call()
         except Exception as error:  # a server that is gone, a full disk, a missing package: the run goes on

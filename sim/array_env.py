@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 State = dict[str, np.ndarray]
 
@@ -123,6 +123,11 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
     def expert(self, obs: dict[str, np.ndarray]) -> np.ndarray:
         """(N, A) actions of the world's expert."""
         return self.world.expert(np.asarray(obs["state"]))
+
+    @property
+    def parts(self) -> EnvParts:
+        """The world's expert, and exact states."""
+        return EnvParts(expert=self.expert, saves=True)
 
     def render(self) -> tuple[np.ndarray, ...]:
         """A picture of every row."""

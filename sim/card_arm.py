@@ -16,7 +16,7 @@ import numpy as np
 from robot_rl.sim.arm import TIMESTEP, Arm, check_command
 from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.robot_model import add_floor, digest, load, mujoco
-from robot_rl.sim.robot_probe import Probe
+from robot_rl.sim.robot_probe import RobotProbe
 from robot_rl.sim.world import View
 from robot_rl.types import Array
 from robot_rl.types.card import DEFAULTS, OPEN, Card
@@ -243,7 +243,7 @@ def _reachable(text: str, now: str) -> tuple[np.ndarray, np.ndarray]:
     """
     card = Card.model_validate_json(text)
     model = mujoco.MjModel.from_xml_string(_scene(text, now))
-    probe = Probe(model, [model.joint(joint.name).id for joint in card.joints], TOOL)
+    probe = RobotProbe(model, [model.joint(joint.name).id for joint in card.joints], TOOL)
     poses, tips = probe.cloud(np.array(card.home), _POSES)
     assert card.workspace is not None
     inside = np.ones(len(tips), bool) if len(tips) else np.zeros(0, bool)

@@ -268,8 +268,8 @@ def _actions(run: _Run, steps: int) -> list[str]:
 
 def _expert(run: _Run, steps: int) -> list[str]:
     """A scripted expert answers like a policy."""
-    expert = getattr(run.env, "expert", None)
-    if expert is None or not hasattr(getattr(run.env, "world", None), "expert"):
+    expert = run.env.parts.expert
+    if expert is None:
         return []
     action = _numpy(expert(run.env.reset(seed=run.seed)[0]))
     wanted = (run.count, run.io.action_dim)
@@ -335,7 +335,7 @@ def _seeding(run: _Run, steps: int) -> list[str]:
 
 
 def _restore(run: _Run, steps: int) -> list[str]:
-    if not (hasattr(run.env, "state_dict") and hasattr(run.env, "load_state_dict")):
+    if not run.env.parts.saves:
         return ["the environment has no state_dict() and load_state_dict(); a run could not be resumed exactly"]
     run.env.reset(seed=run.seed)
     run.play([run.action() for _ in range(7)])

@@ -19,7 +19,7 @@ from robot_rl.sim.draw_torch import TorchStreams
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.randomize_torch import TorchRandomizer
 from robot_rl.sim.scene import Sensors, check_markers
-from robot_rl.sim.world import Reset, View, World
+from robot_rl.sim.world import Reset, View, World, parts_of
 
 BAD_STATE, BAD_REWARD, BAD_ACTION = 1, 2, 4
 """Bits of `Episodes.flags`."""
@@ -118,6 +118,7 @@ class Episodes:
         device: torch.device,
     ) -> None:
         self.world, self.physics, self.device, self.num_envs = world, physics, device, num_envs
+        self.offers = parts_of(world)
         self._host = device.type == "cpu"
         self.streams = TorchStreams(num_envs, seed, device=device)
         self.random = TorchRandomizer(
@@ -276,7 +277,7 @@ class Episodes:
         """Begin episodes in the environments of `mask`; sensors follow with `physics.forward`."""
         view, count, physics = self.view, self.num_envs, self.physics
         draw = self.streams.draw(mask)
-        follow = getattr(self.world, "reset_after", None) if ended else None
+        follow = self.offers.reset_after if ended else None
         start: Reset = self.world.reset(draw, count, xp) if follow is None else follow(draw, view)
         given: dict[str, Any] = {"qpos": start.qpos, "qvel": start.qvel, "ctrl": start.ctrl}
         for name, width in (("qpos", physics.model.nq), ("qvel", physics.model.nv), ("ctrl", physics.model.nu)):

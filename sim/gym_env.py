@@ -27,7 +27,7 @@ from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, gym_copies, interface
 from robot_rl.sim.interface import checked
-from robot_rl.types import IOSpec, Obs, action_of, choice_of
+from robot_rl.types import EnvParts, IOSpec, Obs, action_of, choice_of
 from robot_rl.types.data import all_finite
 from robot_rl.types.options import Count, Positive, Whole
 
@@ -229,6 +229,11 @@ class GymVectorEnv(VectorEnv):
         for key in self._images:
             obs[key] = self._arrays[key].copy()
         return obs
+
+    @property
+    def parts(self) -> EnvParts:
+        """States are saved: exactly for MuJoCo tasks, else a resumed run begins new episodes."""
+        return EnvParts(saves=True)
 
     def render(self) -> tuple[Any, ...] | None:
         """One frame per environment, or None without render_mode."""

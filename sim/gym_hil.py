@@ -22,7 +22,7 @@ from gymnasium import spaces
 
 from robot_rl.sim.gym_env import GymVectorEnv
 from robot_rl.sim.headless import prefer_headless
-from robot_rl.types import Obs
+from robot_rl.types import EnvParts, Obs
 from robot_rl.types.options import Count, Whole
 
 ID = "robot_rl/GymHilPickCube-v0"
@@ -126,6 +126,11 @@ class PickCube(gymnasium.Env):
 
 class GymHilEnv(GymVectorEnv):
     """`GymVectorEnv` with a scripted oracle."""
+
+    @property
+    def parts(self) -> EnvParts:
+        """The oracle beside what every Gymnasium task has."""
+        return replace(super().parts, expert=self.expert)
 
     def expert(self, obs: Obs) -> np.ndarray:
         """(N, 4) actions for observations with "state" (N, 21 or 24).

@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from robot_rl.sim import interface
-from robot_rl.types import IOSpec, Obs
+from robot_rl.types import EnvParts, IOSpec, Obs
 from robot_rl.types.options import Positive
 
 _APPS: list[Any] = []
@@ -208,6 +208,11 @@ class IsaacLabVectorEnv(VectorEnv):
             raise ValueError(f"saved from {int(state['num_envs'])} environments, expected {self.num_envs}")
         if bool(state["started"]):
             self.reset()
+
+    @property
+    def parts(self) -> EnvParts:
+        """A device; a resumed run begins new episodes."""
+        return EnvParts(saves=True, device=self.device)
 
     def render(self) -> Any:
         """What Isaac Lab renders: one picture of the scene, as a tuple."""

@@ -23,8 +23,8 @@ from robot_rl.sim.mujoco_physics import Physics
 from robot_rl.sim.randomize import Randomize, Randomizer
 from robot_rl.sim.scene import Sensors, check_markers, check_scene
 from robot_rl.sim.view_rows import flags, select
-from robot_rl.sim.world import Reset, View, World
-from robot_rl.types import IOSpec, Obs
+from robot_rl.sim.world import Reset, View, World, parts_of
+from robot_rl.types import EnvParts, IOSpec, Obs
 from robot_rl.types.data import all_finite
 from robot_rl.types.options import Count, Pixels
 
@@ -136,9 +136,8 @@ class MujocoVectorEnv(VectorEnv):
         image = (*self._size, 3)
         obs: dict[str, tuple[tuple[int, ...], str]] = {"state": ((components,), "float32")} if state else {}
         obs |= {f"image.{name}": (image, "uint8") for name in cameras}
-        self.task_names: tuple[str, ...] = tuple(getattr(world, "task_names", ()))
-        self.asked_tasks: tuple[int, ...] = tuple(getattr(world, "asked_tasks", range(len(self.task_names))))
-        self._letters = int(getattr(world, "instruction_bytes", 0))
+        self._offers = parts_of(world)
+        self._letters = self._offers.instruction_bytes
         if self._letters:
             obs["instruction"] = ((self._letters,), "uint8")
         self.io = IOSpec(
@@ -247,7 +246,7 @@ class MujocoVectorEnv(VectorEnv):
             index = int(np.flatnonzero(~np.isfinite(reward))[0])
             self._crash(index, "reward", reward[index : index + 1])
         done = terminated | truncated
-        tasks = {"task": np.array(view.task["goal"])} if self.task_names else {}
+        tasks = {"task": np.array(view.task["goal"])} if self._offers.task_names else {}
         obs = final
         if done.any():
             rows = np.flatnonzero(done)
@@ -279,34 +278,37 @@ class MujocoVectorEnv(VectorEnv):
         state = obs["state"] if obs is not None and "state" in obs else self._state_obs
         return np.clip(np.asarray(self.world.expert(state), np.float32), -1.0, 1.0)
 
-    def tool(self) -> dict[str, np.ndarray] | None:
-        """Where the robot's commanded axes stand, for a safety layer; None where the world has none.
-
-        Returns:
-            "position" and "velocity" (N, D) and "low" and "high" (D,) of the first D actions, which are moves; where
-            there are grippers, "gripper" (N, G), their openings in units of their actions, which are the last.
-        """
-        call = getattr(self.world, "tool", None)
-        return None if call is None else {key: np.array(value, float) for key, value in call(self._view).items()}
-
     @property
-    def way_out(self) -> tuple[float | None, ...] | None:
-        """(A,) action that leads out of where the robot is stuck, None in it is any number; None: nobody knows one."""
-        return getattr(self.world, "way_out", None)
+    def parts(self) -> EnvParts:
+        """Everything that the world has, and exact states."""
+        offers = self._offers
+        return EnvParts(
+            expert=self.expert,
+            mistaken=None if offers.mistaken is None else self._mistaken,
+            instructions=None if offers.instructions is None else self._instructions,
+            task_names=tuple(offers.task_names),
+            asked_tasks=tuple(offers.asked_tasks),
+            tool=None if offers.tool is None else self._tool,
+            place=None if offers.place is None else self._place,
+            way_out=offers.way_out,
+            saves=True,
+        )
 
-    def place(self) -> np.ndarray | None:
-        """(N, P) where the robots are [m]; None where the world does not tell."""
-        call = getattr(self.world, "place", None)
-        return None if call is None else np.array(call(self._view), float)
+    def _tool(self) -> dict[str, np.ndarray]:
+        assert self._offers.tool is not None
+        return {key: np.array(value, float) for key, value in self._offers.tool(self._view).items()}
 
-    def mistaken(self, obs: Obs, draw: np.ndarray) -> np.ndarray:
-        """(N, S) the states as if something else were asked; `draw` (N,) in [0, 1) says what, NaN leaves a row."""
-        return np.asarray(self.world.mistaken(obs["state"], draw))  # type: ignore[attr-defined]
+    def _place(self) -> np.ndarray:
+        assert self._offers.place is not None
+        return np.array(self._offers.place(self._view), float)
 
-    def instructions(self) -> list[str] | None:
-        """N sentences, what is asked of each copy now; None where the world asks nothing in words."""
-        call = getattr(self.world, "instructions", None)
-        return None if call is None else list(call(self._view))
+    def _mistaken(self, obs: Obs, draw: np.ndarray) -> np.ndarray:
+        assert self._offers.mistaken is not None
+        return np.asarray(self._offers.mistaken(obs["state"], draw))
+
+    def _instructions(self) -> list[str]:
+        assert self._offers.instructions is not None
+        return list(self._offers.instructions(self._view))
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """One (height, width, 3) uint8 frame per environment, or None without render_mode."""
@@ -376,7 +378,7 @@ class MujocoVectorEnv(VectorEnv):
         view, count = self._view, len(rows)
         if not count:
             return
-        follow = getattr(self.world, "reset_after", None) if ended else None
+        follow = self._offers.reset_after if ended else None
         if follow is None:
             start: Reset = self.world.reset(self._streams.draw(rows), count, xp)
         else:
@@ -432,9 +434,9 @@ class MujocoVectorEnv(VectorEnv):
             self._state_obs[rows] = self._random.noisy(state, rows)
         obs: Obs = {"state": self._state_obs.copy()} if self._with_state else {}
         if self._letters:
-            world: Any = self.world
             words = np.zeros((self.num_envs, self._letters), np.uint8) if base is None else base["instruction"].copy()
-            words[rows] = world.instruct(self._view if whole else select(self._view, rows))
+            assert self._offers.instruct is not None  # a world with letters says its sentence
+            words[rows] = self._offers.instruct(self._view if whole else select(self._view, rows))
             obs["instruction"] = words
         if self._names:
             obs |= self._film.take(
@@ -452,7 +454,7 @@ class MujocoVectorEnv(VectorEnv):
         if (size, quality) not in self._renderers:
             from robot_rl.sim.render import Cameras  # OpenGL only for those who look
 
-            markers = getattr(self.world, "markers", {})
+            markers = self._offers.markers
             model = self.physics.model
             self._renderers[size, quality] = Cameras(model, size[1], size[0], markers, quality=quality)
         task = {key: np.asarray(value)[rows] for key, value in self._view.task.items()}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.sim.tool import addresses, load
+from robot_rl.sim.world import parts_of
 
 
 class ModelPlant:
@@ -104,13 +105,13 @@ class ModelPlant:
         """Positions and drawn variables of this moment, for a photographer."""
         return self._data.qpos.copy()[None], {}
 
-    def photographer(self, height: int, width: int) -> Photographer:
+    def photographer(self, height: int, width: int) -> SceneRenderer:
         """Renderer for scenes of this plant; made, used and closed in one thread.
 
         Raises:
             RuntimeError: no renderer works.
         """
-        return Photographer(copy.copy(self._model), height, width, self._markers())
+        return SceneRenderer(copy.copy(self._model), height, width, self._markers())
 
     def _markers(self) -> Mapping[str, str]:
         return {}
@@ -195,7 +196,7 @@ class ModelPlant:
             raise ValueError("velocity commands need kd > 0 for every joint of the RobotSpec")
 
 
-class Photographer:
+class SceneRenderer:
     """Pictures of scenes of a plant; belongs to the thread that makes it.
 
     Args:
@@ -302,7 +303,7 @@ class WorldPlant(ModelPlant):
         return super().scene()[0], {name: np.array(value) for name, value in self._window.view.task.items()}
 
     def _markers(self) -> Mapping[str, str]:
-        return getattr(self.world, "markers", {})
+        return parts_of(self.world).markers
 
     def renew_task(self) -> None:
         """Draw a new goal; objects and robot stay where they are."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.sim.tool import load
-from robot_rl.sim.world import View, World
+from robot_rl.sim.world import View, World, parts_of
 from robot_rl.types import IOSpec
 
 OBJECTS = "objects"
@@ -85,7 +85,7 @@ class Window:
 
     def external(self, joints: Sequence[str]) -> tuple[str, ...]:
         """Names of what the joints alone do not tell: drawn goals (the world's markers) and `objects`."""
-        goals = tuple(dict.fromkeys(getattr(self._world, "markers", {}).values()))
+        goals = tuple(dict.fromkeys(parts_of(self._world).markers.values()))
         return (*goals, OBJECTS) if len(self.free) else goals
 
     def read(self, data: Any) -> None:
@@ -139,7 +139,7 @@ class WorldPort:
         if missing:
             raise ValueError(f"world {self.world.name} has no actuator for {', '.join(missing)}; it has {names}")
         self._columns = np.array([names.index(name) for name in joints], int)
-        if not hasattr(self.world, "adopt"):
+        if parts_of(self.world).adopt is None:
             raise ValueError(f"world {self.world.name} has no adopt(view); it cannot start from a measured state")
 
     def reset(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from robot_rl.sim.arm import TIMESTEP
 from robot_rl.sim.robot_model import FLOOR, RobotModel, add_floor, digest, find, load, mujoco
-from robot_rl.sim.robot_probe import Probe, limits_of
+from robot_rl.sim.robot_probe import RobotProbe, limits_of
 from robot_rl.types.card import DEFAULTS, OPEN, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
 
 _TOOLS = ("tcp", "tool0", "grasp", "gripper_?frame", "pinch", "attachment", "tool", "end_?effector", "(^|_)ee(_|$)",
@@ -78,7 +78,7 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
     return card, notes
 
 
-class _Survey(Probe):
+class _Survey(RobotProbe):
     """What a card says beyond its file: a home pose, a workspace, inertias."""
 
     def key(self, name: str) -> np.ndarray | None:

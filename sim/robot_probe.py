@@ -13,7 +13,7 @@ _TURN = math.pi
 """Joints that turn further are searched in this range either way: the rest is the same place again [rad]."""
 
 
-class Probe:
+class RobotProbe:
     """A compiled model, its chain of joints and the frame at the end.
 
     Args:

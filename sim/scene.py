@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from robot_rl.sim.mujoco_physics import mujoco
+from robot_rl.sim.world import parts_of
 
 
 def check_scene(world: Any, model: Any) -> None:
@@ -18,7 +19,7 @@ def check_scene(world: Any, model: Any) -> None:
     missing = [name for name in world.cameras if name not in cameras]
     if missing:
         raise ValueError(f"world '{world.name}' names the cameras {missing}; its model has {cameras}")
-    for body in getattr(world, "markers", {}):
+    for body in parts_of(world).markers:
         mocap(model, body)
 
 
@@ -29,7 +30,7 @@ def check_markers(world: Any, variables: Iterable[str]) -> None:
         ValueError: a marker is drawn at a variable that there is not.
     """
     known = sorted(variables)
-    for body, key in getattr(world, "markers", {}).items():
+    for body, key in parts_of(world).markers.items():
         if key not in known:
             raise ValueError(
                 f"{world.name}.markers draws '{body}' at the variable '{key}', and reset returned {known}; return "

@@ -20,7 +20,7 @@ from robot_rl.sim import crash, interface
 from robot_rl.sim.episodes_torch import BAD_ACTION, BAD_STATE, Episodes, TensorPhysics
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.world import World
-from robot_rl.types import IOSpec, Obs
+from robot_rl.types import EnvParts, IOSpec, Obs
 
 
 class TensorVectorEnv(VectorEnv):
@@ -160,13 +160,17 @@ class TensorVectorEnv(VectorEnv):
             action: Any = self.world.expert(state)
         return action.float().clamp(-1.0, 1.0) if isinstance(action, Tensor) else np.clip(action, -1.0, 1.0)
 
-    def tool(self) -> dict[str, np.ndarray] | None:
-        """Where the robot's commanded axes stand, for a safety layer; None where the world has none."""
-        call = getattr(self.world, "tool", None)
-        if call is None:
-            return None
+    @property
+    def parts(self) -> EnvParts:
+        """Expert and tool of the world, exact states, and the device."""
+        tool = None if self.episodes.offers.tool is None else self._tool
+        return EnvParts(expert=self.expert, tool=tool, saves=True, device=self.device)
+
+    def _tool(self) -> dict[str, np.ndarray]:
+        assert self.episodes.offers.tool is not None
         with self.episodes.terms():
-            return {key: np.array(_numpy(value), float) for key, value in call(self.episodes.view).items()}
+            found = self.episodes.offers.tool(self.episodes.view)
+        return {key: np.array(_numpy(value), float) for key, value in found.items()}
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """One (height, width, 3) uint8 frame per environment, drawn on the host, or None without render_mode."""
@@ -176,7 +180,7 @@ class TensorVectorEnv(VectorEnv):
             from robot_rl.sim.render import Cameras  # OpenGL only for those who look
 
             height, width = self._render_size
-            self._renderer = Cameras(self.physics.model, width, height, getattr(self.world, "markers", {}))
+            self._renderer = Cameras(self.physics.model, width, height, self.episodes.offers.markers)
         task = {key: _numpy(value) for key, value in self.episodes.task.items()}
         qpos = _numpy(self.physics.qpos).astype(np.float64)
         return tuple(self._renderer.render(qpos, (self._render_camera,), task)[self._render_camera])

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 
 class TextWorld(Protocol):
@@ -106,6 +106,11 @@ class TextVectorEnv:
         self._rows: list[TextWorld] = [copy.deepcopy(world) for _ in range(num_envs)]
         self._free: list[TextWorld] = []
         self._seed(seed)
+
+    @property
+    def parts(self) -> EnvParts:
+        """Dialogues."""
+        return EnvParts(dialogues=True)
 
     @property
     def vocabulary(self) -> tuple[str, ...]:

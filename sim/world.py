@@ -7,7 +7,8 @@ No term loops over environments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from robot_rl.types import Array
@@ -83,28 +84,7 @@ class World(Protocol):
         obs_names: names of the components of "state".
         cameras: camera names of the model that may be rendered as "image.<name>".
 
-    Optional attribute, read where present:
-        markers: name of a mocap body -> name of a (N, 3) variable of `task`, its position [m] in pictures (a goal that
-            cameras should see). Only drawn: give its geoms contype="0" conaffinity="0" and put no sensor on it.
-
-        task_names: names of several tasks in one scene, where `task["goal"]` (N,) counts them; evaluations then report
-            each, and the info of every step holds "task" (N,).
-        asked_tasks: which of them are drawn at all, as indices; all where absent.
-        instruction_bytes: length L of the observation "instruction", 0 for none (CPU engine).
-
-    Optional methods, called where present:
-        instruct(view) -> (N, L) uint8: the sentence that says the task, UTF-8 with zeros behind.
-        reset_after(draw, view) -> Reset: in place of `reset` when an episode ended by itself; `view` is the final state
-            of the n environments that reset, so that the next start may depend on it (practice without a person).
-        adopt(view): takes the measured `qpos` as the start, for worlds whose policies run on a robot.
-        tool(view) -> dict: "position", "velocity" (N, D), "low", "high" (D,) of the first D actions where these are
-            moves: what a safety layer between policy and simulation watches; where there are grippers, "gripper" (N,
-            G), their openings in units of their actions, which are the last.
-        instructions(view) -> list of N sentences: what is asked of each copy, for critics and policies that read.
-        mistaken(state, draw) -> state (N, S) as if something else were asked; `draw` (N,) in [0, 1) says what, NaN
-            leaves a row: logs in which people do the wrong thing.
-        place(view) -> (N, P) [m], with the attribute `way_out`, (A,) an action (None: any number) that leads out of
-            where the robot is stuck.
+    What a world may have beyond this stands in `WorldParts`, and is read where present.
     """
 
     @property
@@ -187,3 +167,51 @@ class World(Protocol):
     def expert(self, state: Array) -> Array:
         """A scripted controller: "state" observations (N, S) -> actions (N, A) in [-1, 1]; memoryless."""
         ...
+
+
+@dataclass(frozen=True)
+class WorldParts:
+    """What a world may have beyond `World`, each an attribute or method of that name; None or empty where it has none.
+
+    Attributes:
+        markers: name of a mocap body -> name of a (N, 3) variable of `task`, its position [m] in pictures (a goal that
+            cameras should see). Only drawn: give its geoms contype="0" conaffinity="0" and put no sensor on it.
+        task_names: names of several tasks in one scene, where `task["goal"]` (N,) counts them; evaluations then report
+            each, and the info of every step holds "task" (N,).
+        asked_tasks: which of them are drawn at all, as indices; all where a world does not say.
+        instruction_bytes: length L of the observation "instruction", 0 for none (CPU engine).
+        instruct: (view) -> (N, L) uint8: the sentence that says the task, UTF-8 with zeros behind.
+        reset_after: (draw, view) -> Reset: in place of `reset` when an episode ended by itself; `view` is the final
+            state of the n environments that reset, so that the next start may depend on it (practice without a person).
+        adopt: (view): takes the measured `qpos` as the start, for worlds whose policies run on a robot.
+        tool: (view) -> dict: "position", "velocity" (N, D), "low", "high" (D,) of the first D actions where these are
+            moves: what a safety layer between policy and simulation watches; where there are grippers, "gripper" (N,
+            G), their openings in units of their actions, which are the last.
+        instructions: (view) -> list of N sentences: what is asked of each copy, for critics and policies that read.
+        mistaken: (state, draw) -> state (N, S) as if something else were asked; `draw` (N,) in [0, 1) says what, NaN
+            leaves a row: logs in which people do the wrong thing.
+        place: (view) -> (N, P) [m].
+        way_out: (A,) an action (None: any number) that leads out of where the robot is stuck.
+    """
+
+    markers: Mapping[str, str] = field(default_factory=dict)
+    task_names: tuple[str, ...] = ()
+    asked_tasks: tuple[int, ...] = ()
+    instruction_bytes: int = 0
+    instruct: Callable[[View], Array] | None = None
+    reset_after: Callable[[Draw, View], Reset] | None = None
+    adopt: Callable[[View], None] | None = None
+    tool: Callable[[View], dict[str, Array]] | None = None
+    instructions: Callable[[View], list[str]] | None = None
+    mistaken: Callable[[Array, Array], Array] | None = None
+    place: Callable[[View], Array] | None = None
+    way_out: tuple[float | None, ...] | None = None
+
+
+def parts_of(world: Any) -> WorldParts:
+    """What a world has beyond `World`: the one place that looks."""
+    found = {item.name: getattr(world, item.name, None) for item in fields(WorldParts)}
+    parts = WorldParts(**{name: value for name, value in found.items() if value is not None})
+    if parts.task_names and not parts.asked_tasks:
+        return replace(parts, asked_tasks=tuple(range(len(parts.task_names))))
+    return parts

@@ -59,7 +59,18 @@ def ends():
     port = free_port()
 
     def make(
-        *, theirs=None, ours=None, rows=0, most=256, only="both", places=None, book=None, log="a", feed=None, **more
+        *,
+        theirs=None,
+        ours=None,
+        rows=0,
+        most=256,
+        only="both",
+        places=None,
+        book=None,
+        log="a",
+        feed=None,
+        words=None,
+        **more,
     ):
         base = {"endpoint": f"tcp/127.0.0.1:{port}", "heartbeat_s": 0.05, "resend_s": 0.3, "lost_s": 1.0}
         settings = LinkSettings(**{**base, **more})
@@ -69,7 +80,7 @@ def ends():
             pair.append(LearnerLink(settings, ours or {}, places or {}, most, **admit))
         if only != "learner":
             feed = feed or Feed(rows)
-            pair.append(ActorLink(settings, feed.rows, feed.end, LIKE, theirs or {}, log))
+            pair.append(ActorLink(settings, feed.rows, feed.end, LIKE, theirs or {}, log, words))
         opened.extend(pair)
         return pair
 
@@ -98,6 +109,15 @@ def receive(learner, wanted, seconds=10.0):
             place += head["first"] == place
         learner.confirm({0: (0, place)})
     return came, place
+
+
+def test_what_is_said_about_episodes_travels_with_every_sign_of_life(ends):
+    words = {3: (True, False)}
+    learner, _ = ends(words=words)
+    assert until(lambda: learner.words() == {0: {3: (True, False)}})
+    words[3] = False, True
+    words[7] = False, False
+    assert until(lambda: learner.words() == {0: {3: (False, True), 7: (False, False)}})
 
 
 def test_rows_arrive_in_order_and_weights_come_back(ends):
@@ -367,7 +387,7 @@ def test_password_is_asked_of_both_sides(ends):
 
 def test_no_row_is_lost_or_doubled_over_random_kills_and_cuts():
     """`robot-rl bench hil` with few kills; in a process of its own, because it forks."""
-    code = "import json; from robot_rl.bench.hil import run; print(json.dumps(run(kills=6, seed=5)['rows'][0]))"
+    code = "import json; from benchmarks.hil import run; print(json.dumps(run(kills=6, seed=5)['rows'][0]))"
     root = Path(__file__).resolve().parents[1]
     out = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=200)
     assert out.returncode == 0, out.stderr

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from robot_rl.types import Episode, IOSpec, Seen
+from robot_rl.types import Episode, IOSpec, Learner, Seen
 
 IO = IOSpec(
     obs={"state": ((3,), "float32"), "image.front": ((8, 8, 3), "uint8")},
@@ -118,3 +118,25 @@ def test_episode_ragged_columns_are_refused() -> None:
         Episode(**{**good, "obs": {"state": np.zeros((3, 2))}})
     with pytest.raises(ValueError, match="both terminated and truncated"):
         Episode(**{**good, "terminated": True})
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"rewardles": True}, "Mine.rewardles is no part of the contract of a learner; did you mean rewardless"),
+        ({"rewardless": True}, r"Mine.rewardless = True is read by nobody: .* returns Needs\(rewardless=...\)"),
+        ({"window": 4, "__annotations__": {"window": int}}, "Mine.window = 4 is read by nobody"),
+    ],
+)
+def test_what_no_loop_reads_of_a_learner_is_refused(written, message):
+    with pytest.raises(TypeError, match=message):
+        type("Mine", (Learner,), written)
+
+
+def test_learner_that_states_no_needs_is_named():
+    class Mine(Learner):
+        def __init__(self):
+            pass
+
+    with pytest.raises(TypeError, match=r"Mine.__init__ did not state what it needs: call super\(\).__init__"):
+        _ = Mine().need

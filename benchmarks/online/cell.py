@@ -21,7 +21,7 @@ from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.policies.online.sb3 import VectorEnvForSb3
 from robot_rl.stopwatch import Stopwatch
-from robot_rl.types import Action, Array, IOSpec, Obs
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 from robot_rl.verbs.train_job import TrainSettings
 
 PEERS = {"sb3": "stable_baselines3", "sbx": "sbx"}
@@ -156,6 +156,8 @@ class PeerPolicy:
         model: acts in the environment's own units.
         ours: the model was trained on actions in [-1, 1].
     """
+
+    parts = PolicyParts()
 
     def __init__(self, io: IOSpec, model: Any, *, ours: bool) -> None:
         self.io, self._model = io, model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -119,7 +120,7 @@ class Barfi(StateLearner[BarfiOptions, Rollout], OnPolicyLearner[BarfiOptions, R
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Rollouts."""
-        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps)
+        return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) zeros: there is no critic."""

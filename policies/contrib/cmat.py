@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -63,7 +64,7 @@ class Cmat(ModulePpo[CmatOptions]):
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Rollouts with the density of each agent's action."""
-        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps, record=("agent_logp",))
+        return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=("agent_logp",))
 
     def build(self) -> tuple[CmatNet, CmatPolicy]:
         """A network for N equal blocks of "state" and of actions.

@@ -13,7 +13,7 @@ from torch.nn.functional import smooth_l1_loss
 from robot_rl.policies.nets.learner import TdLearner, TdOptions, TdRows
 from robot_rl.policies.nets.net import Net, mean_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions, action_of, choice_of
+from robot_rl.types import Action, IOSpec, Metrics, Obs, PolicyParts, Transitions, action_of, choice_of
 from robot_rl.types.options import Count, Rate, Share
 
 
@@ -40,6 +40,8 @@ class GreedyPolicy:
         options: of the method.
         seed: of the random choices.
     """
+
+    parts = PolicyParts()
 
     def __init__(self, io: IOSpec, critic: Net, norm: RunningNorm | None, options: DqnOptions, *, seed: int) -> None:
         self.io, self._critic, self._norm, self._o = io, critic, norm, options

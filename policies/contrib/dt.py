@@ -17,7 +17,7 @@ from robot_rl.policies.nets.module_step import DrawnDropout, ModuleStep, load_mo
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 
@@ -261,11 +261,7 @@ class ReturnPolicy:
     The loop tells it rewards through `earned`. Where nobody does (a robot), the return to go stays at the target, and
     the policy goes on asking for it.
 
-    Attributes:
-        remembers: True: its answer depends on more than the observation, so estimators of single states refuse it.
     """
-
-    remembers = True
 
     def __init__(
         self, io: IOSpec, net: nn.Module, norm: FixedNorm, returns: Returns, *, context: int, clip: bool
@@ -276,6 +272,11 @@ class ReturnPolicy:
         self._device = norm.shift.device
         self.memory = TrajectoryMemory(context, io.obs["state"][0][0], io.action_dim, device=self._device)
         self._owed = torch.zeros(0, device=self._device)
+
+    @property
+    def parts(self) -> PolicyParts:
+        """It hears what was done and earned, and asks for a return."""
+        return PolicyParts(executed=self.executed, earned=self.earned, set_target_return=self.aim, remembers=True)
 
     def aim(self, target_return: float) -> None:
         """Ask for another return, from the next episode on."""

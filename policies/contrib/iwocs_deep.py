@@ -11,7 +11,7 @@ from torch import Tensor
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.net import Net, NetShape
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, PolicyParts, Transitions
 from robot_rl.types.options import Count, Mixing, Part
 
 RETEST = ("step", "episode")
@@ -245,6 +245,11 @@ class IwocsPolicy:
         self.io, self.default, self._retest = io, default, retest
         self.experts: list[Expert] = []
         self.reset()
+
+    @property
+    def parts(self) -> PolicyParts:
+        """It hears what was done."""
+        return PolicyParts(executed=self.executed)
 
     def add(self, expert: Expert) -> None:
         """One more expert; memory of the present episodes is lost.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.net import Net, NetShape
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Rollout
 from robot_rl.types.options import Count, Positive, Rate, Whole
 
 _MOST = 4096  # candidate actions
@@ -109,7 +110,7 @@ class Sqirl(StateLearner[SqirlOptions, Rollout], OnPolicyLearner[SqirlOptions, R
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Rollouts that say which decision a step belongs to."""
         record = ("choice", "time", "chunk_start")
-        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps, record=record)
+        return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=record)
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) zeros: there is no critic for rollouts to bootstrap from."""
@@ -216,6 +217,8 @@ class SqirlPolicy:
 
     Ties are broken at random while exploring.
     """
+
+    parts = PolicyParts()
 
     def __init__(self, learner: Sqirl, seed: int) -> None:
         self.io, self._learner = learner.io, learner

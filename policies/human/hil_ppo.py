@@ -84,7 +84,6 @@ class HilPpo(CloningLearner[HilPpoOptions]):
     """
 
     method = "HIL-PPO"
-    consumes = "episodes"
 
     def __init__(
         self, options: HilPpoOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.97
@@ -108,7 +107,7 @@ class HilPpo(CloningLearner[HilPpoOptions]):
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """All steps since the last update, in order, and rows to imitate."""
-        return Needs(feeds=cls.consumes, rows=options.batch_size, rollout_steps=options.rollout_steps)
+        return Needs(feeds="episodes", rows=options.batch_size, rollout_steps=options.rollout_steps)
 
     @property
     def log_std_min(self) -> float:

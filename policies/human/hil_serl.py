@@ -16,7 +16,7 @@ from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, Number, Positive
 
 CHOICES = (-1.0, 0.0, 1.0)
@@ -135,6 +135,11 @@ class HilSerlPolicy:
     def __init__(self, io: IOSpec, arm: SquashedGaussianPolicy, grasp: Any, params: FlatParams) -> None:
         self.io, self._arm, self._grasp, self._params = io, arm, grasp, params
         self._held = np.ones(1, np.float32)
+
+    @property
+    def parts(self) -> PolicyParts:
+        """It hears what was done: "stay" keeps that."""
+        return PolicyParts(executed=self.executed)
 
     def reset(self, rows: Any = None) -> None:
         """The gripper counts as open again in these rows; None means all."""

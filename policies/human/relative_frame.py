@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.policies.human.relative_frame_start import StartFrame
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, OuterLearner, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, OuterLearner, PolicyParts, Transitions
 
 
 class RelativeFrameOptions(Options):
@@ -95,6 +95,11 @@ class RelativePolicy:
         self.io, self._frame, self._policy = io, frame, policy
         self._state: np.ndarray | None = None
 
+    @property
+    def parts(self) -> PolicyParts:
+        """It hears what was done, where the method's policy does."""
+        return PolicyParts(executed=None if self._policy.parts.executed is None else self.executed)
+
     def reset(self, rows: Any = None) -> None:
         """The method's policy forgets."""
         self._policy.reset(rows)
@@ -108,7 +113,7 @@ class RelativePolicy:
 
     def executed(self, action: np.ndarray) -> None:
         """What the robot did, for policies that remember it."""
-        tell = getattr(self._policy, "executed", None)
+        tell = self._policy.parts.executed
         if tell is not None and self._state is not None:
             tell(self._frame.from_base(np.asarray(action), np.asarray(self._state)))
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions, mlp
 from robot_rl.policies.nets.imitation import human_rows
-from robot_rl.types import Action, IOSpec, Metrics, Obs, OuterLearner, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Obs, OuterLearner, PolicyParts, Transitions
 from robot_rl.types.options import Count, Whole
 
 
@@ -166,6 +166,11 @@ class SafePolicy:
         self.io, self._policy, self._safe, self._clone, self._values = io, policy, safe, clone, values
         self._counts = {"asked": 0, "replaced": 0, "fallback": 0}
 
+    @property
+    def parts(self) -> PolicyParts:
+        """It hears what was done, where the method's policy does."""
+        return PolicyParts(executed=self._policy.parts.executed)
+
     def reset(self, rows: Any = None) -> None:
         """The method's policy forgets."""
         self._policy.reset(rows)
@@ -215,12 +220,6 @@ class SafePolicy:
         """Shares of the actions so far that another sample, or the demonstrator, took the place of."""
         asked = max(self._counts["asked"], 1)
         return {f"safe/{name}": self._counts[name] / asked for name in ("replaced", "fallback")}
-
-    def executed(self, action: np.ndarray) -> None:
-        """What the robot did, for policies that remember it."""
-        tell = getattr(self._policy, "executed", None)
-        if tell is not None:
-            tell(action)
 
     def set_state(self) -> dict[str, Any]:
         """Set, model, clone and counters."""

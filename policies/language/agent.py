@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +27,7 @@ from robot_rl.policies.language.agent_model import LanguageModel, Tokenizer, loc
 from robot_rl.policies.language.agent_policy import LanguagePolicy
 from robot_rl.policies.language.agent_rollout import Dialogue, expert_dialogues, play, to_batch, token_logp
 from robot_rl.policies.language.agent_words import ModelTokenizer, WordTokenizer
-from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options
+from robot_rl.types import IOSpec, Metrics, Options, OwnLoop
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 BETAS = (0.9, 0.95)
@@ -114,7 +114,7 @@ class LanguageAgentOptions(TalkOptions, ImitationOptions):
     """Gradient clip of the policy updates; typical norms are 0.1 to 0.3, those of rare failures 5."""
 
 
-class LanguageAgent(Learner[LanguageAgentOptions, Any]):
+class LanguageAgent(OwnLoop[LanguageAgentOptions, Any]):
     """Learner of dialogues; it brings its own loop.
 
     `attach` a text environment, then `run`: first the imitation of the scripted expert, then rounds of dialogues and
@@ -132,8 +132,6 @@ class LanguageAgent(Learner[LanguageAgentOptions, Any]):
         ValueError: an unknown advantage.
         ImportError: transformers is not installed (when an environment is attached).
     """
-
-    consumes = "environment"
 
     def __init__(
         self, options: LanguageAgentOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
@@ -162,7 +160,7 @@ class LanguageAgent(Learner[LanguageAgentOptions, Any]):
             ValueError: the environment has another interface, or is no text environment.
         """
         self.io.check(env.io)
-        if not hasattr(env, "begin"):
+        if not env.parts.dialogues:
             raise ValueError(f"{type(env).__name__} is no text environment, expected env=text/guess, maze or tools")
         self._env = env
         self._build(tuple(env.vocabulary))
@@ -324,10 +322,6 @@ class LanguageAgent(Learner[LanguageAgentOptions, Any]):
         optimiser.step()
         return float(found)
 
-    def update(self, batches: Iterator[Any], /) -> Metrics:
-        """Refused: the agent plays its own dialogues inside `run`."""
-        raise TypeError("LanguageAgent brings its own loop; call attach(env) and run(total_steps) instead of update")
-
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimiser, generators, counters and the state of stateful estimators."""
         if self._env is None:
@@ -356,11 +350,6 @@ class LanguageAgent(Learner[LanguageAgentOptions, Any]):
         self._samples.set_state(state["samples"])
         _set_words(self._draw, [int(x, 16) for x in state["draw"]])
         self._saved = None
-
-    @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
-        """Its own loop."""
-        return Needs(feeds=cls.consumes)
 
 
 def policy_term(logp: Tensor, rows: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[float, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.language.agent_model import Conversation, LanguageModel, Tokenizer
-from robot_rl.types import Action, Array, IOSpec, Obs
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 
 Build = Callable[[tuple[str, ...]], tuple[LanguageModel, Tokenizer]]
 
@@ -24,6 +24,8 @@ class LanguagePolicy:
         context: tokens of a dialogue at most; a longer one goes on from its last observation alone.
         build: (words) -> (model, tokenizer), for a state that is loaded before there is a model.
     """
+
+    parts = PolicyParts()
 
     def __init__(self, io: IOSpec, *, longest: int, context: int, build: Build) -> None:
         self.io, self._longest, self._context, self._make = io, longest, context, build

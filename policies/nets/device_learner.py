@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -74,7 +75,6 @@ class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
         critic: online and averaged critics.
     """
 
-    consumes = "device_transitions"
     policy: DevicePolicy
 
     def __init__(self, options: D_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
@@ -118,7 +118,7 @@ class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Replayed rows on the device, of all processes together."""
-        return Needs(feeds=cls.consumes, rows=options.batch_size)
+        return replace(super().needs(options, io), rows=options.batch_size)
 
     # What a method brings -------------------------------------------------------------------------------------------
 

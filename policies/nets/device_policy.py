@@ -11,7 +11,7 @@ from torch import Tensor
 from robot_rl.policies.nets.device_mlp import Tower, frozen
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import Action, Array, IOSpec, Obs
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 
 Rule = Callable[[Tensor, "Tensor | None"], Tensor]
 """(B, O) output of the tower and (B, A) standard normal noise, or None for the most likely action -> (B, A) action."""
@@ -28,6 +28,8 @@ class DevicePolicy:
         seed: of the noise.
         normalizer: of the observation, shared; None for raw.
     """
+
+    parts = PolicyParts()
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ class Estimator(NetLearner[E_co]):
         """
         super().__init__(options, io, seed=seed, device=device)
         self.target_policy, self.deterministic = policy, deterministic
-        self.size, self.seeds = state_size(io, self.method), options.members
+        self.size = state_size(io, self.method)
         self.build()
 
     @classmethod

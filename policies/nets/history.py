@@ -12,7 +12,7 @@ from torch import Tensor
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.net import Leaves, Net
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.types import Action, IOSpec, Obs
+from robot_rl.types import Action, IOSpec, Obs, PolicyParts
 
 
 class HistoryEncoder(Leaves):
@@ -96,13 +96,9 @@ class Memory:
 
 
 class HistoryPolicy:
-    """tanh of a network of z over the last `history` observations; forgets at every reset.
+    """tanh of a network of z over the last `history` observations; forgets at every reset."""
 
-    Attributes:
-        remembers: True: its answer depends on more than the observation, so estimators of single states refuse it.
-    """
-
-    remembers = True
+    parts = PolicyParts(remembers=True)
 
     def __init__(
         self,

@@ -163,7 +163,7 @@ class NetLearner(RowLearner[O_co]):
 
     def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(options, io, seed=seed, device=device)
-        self._leaves: list[Leaves] = []
+        self.seeds, self._leaves = self.need.seeds, list[Leaves]()
 
     def build(self) -> None:
         """Make networks and `self.policy`."""
@@ -252,7 +252,7 @@ class LogLearner(NetLearner[L_co]):
             ValueError: images, or no "state".
         """
         super().__init__(options, io, seed=seed, device=device)
-        self.size, self.seeds = state_size(io, self.method), options.seeds
+        self.size = state_size(io, self.method)
         self.norm = FixedNorm(self.size, device=device) if options.normalize else None
         self.build()
         self.state.include({"policy": self.policy})

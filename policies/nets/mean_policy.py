@@ -11,7 +11,7 @@ from torch import Tensor
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.types import Action, IOSpec, Obs
+from robot_rl.types import Action, IOSpec, Obs, PolicyParts
 
 
 class MeanPolicy:
@@ -62,6 +62,17 @@ class MeanPolicy:
         self._arrays = None
         if self._device.type == "cpu":
             self._arrays = [(w.numpy(), b.numpy()) for w, b in self._layers]
+
+    @property
+    def parts(self) -> PolicyParts:
+        """One policy a seed; a density where actions are sampled."""
+        return PolicyParts(
+            log_prob=None if self._log_std is None else self.log_prob, seeds=self.seeds, activate=self.activate
+        )
+
+    def activate(self, seed: int) -> None:
+        """Act as this seed's policy, counted from 0."""
+        self.active = seed
 
     def reset(self, rows: Any = None) -> None:
         """Nothing to forget: the policy has no memory."""

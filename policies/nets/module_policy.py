@@ -9,6 +9,7 @@ from torch import nn
 
 from robot_rl.policies.nets.module_step import load_module, module_state
 from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.types import PolicyParts
 
 
 class ModulePolicy:
@@ -20,6 +21,8 @@ class ModulePolicy:
         generator: of its draws.
         norm: moments of its observations, or None.
     """
+
+    parts = PolicyParts()
 
     def __init__(
         self, name: str, module: nn.Module, generator: torch.Generator, norm: RunningNorm | None = None

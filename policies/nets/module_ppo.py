@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -92,7 +93,7 @@ class ModulePpo(StateLearner[M_co, Rollout], OnPolicyLearner[M_co, Rollout]):
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Rollouts."""
-        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps)
+        return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
 
     def build(self) -> tuple[nn.Module, Any]:
         """The network, (B, ...) -> means (B, ...), standard deviations (A,), values (B,), and what acts with it."""

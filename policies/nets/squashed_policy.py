@@ -13,7 +13,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.image import EncoderShape, ImageEncoder
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
-from robot_rl.types import Action, IOSpec, Obs
+from robot_rl.types import Action, IOSpec, Obs, PolicyParts
 
 
 class SquashedGaussianPolicy:
@@ -66,6 +66,11 @@ class SquashedGaussianPolicy:
         fast = self._device.type == "cpu" and encoder_shape is None and not shape.layer_norm
         self._arrays = [(w.numpy(), b.numpy()) for w, b in self._layers] if fast else None
         self._moments = normalizer.numpy() if fast and normalizer is not None else None
+
+    @property
+    def parts(self) -> PolicyParts:
+        """A density, and noise that can be repeated."""
+        return PolicyParts(log_prob=self.log_prob, reseed=self.reseed)
 
     def reset(self, rows: Any = None) -> None:
         """Nothing to forget: the policy has no memory."""

@@ -15,7 +15,7 @@ from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, Number, Rate, Share, Whole
 
 
@@ -25,6 +25,8 @@ class GoalPolicy:
     Attributes:
         goal: (G,) what to reach; assign another at any time. Not used where the observation holds the goal.
     """
+
+    parts = PolicyParts()
 
     def __init__(self, inner: MeanPolicy, io: IOSpec, goal: Sequence[float] | None, desired: tuple[int, ...]) -> None:
         """Wrap `inner`.

@@ -16,7 +16,7 @@ from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import Rows, split
 from robot_rl.policies.offline.td3_bc import NearLog, Td3BcOptions
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, Rate, Share, Whole
 
 
@@ -26,6 +26,8 @@ class TaskPolicy:
     Attributes:
         task: number of the task, from 0; assign another at any time.
     """
+
+    parts = PolicyParts()
 
     def __init__(self, inner: MeanPolicy, io: IOSpec, norm: RunningNorm, task: int, tasks: int) -> None:
         """Wrap `inner`, which answers [normalised state, one-hot task]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -94,8 +95,6 @@ class FastPpo(OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
     (Schulman's k3), and truncated episodes bootstrap from their true successor.
     """
 
-    consumes = "device_rollout"
-
     def __init__(
         self, options: FastPpoOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
@@ -134,7 +133,7 @@ class FastPpo(OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Rollouts on the device."""
-        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps)
+        return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
 
     @torch.no_grad()
     def explore(self, obs: Obs) -> tuple[Tensor, Tensor, Tensor]:

@@ -126,14 +126,14 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         self._normalize_parts = o.normalize_advantage  # advantages of a minibatch; else a method's rows are as they are
         self._pipeline = Pipeline([Stage("gae", options={"gamma": gamma, "gae_lambda": o.gae_lambda})])
         self._shuffle = np.random.default_rng(shuffle)
-        self._scale = RewardScale(gamma) if o.normalize_reward else None
+        self._scale = ReturnScale(gamma) if o.normalize_reward else None
         self._actor = self._make_policy(self._params, int(act.generate_state(1)[0]))
         self.policy = self._actor
 
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Fresh rollouts."""
-        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps, record=tuple(cls.rollout_extras))
+        return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) the critic's estimates."""
@@ -276,7 +276,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         self.updates = int(state["updates"])
 
 
-class RewardScale:
+class ReturnScale:
     """Divides rewards by the running standard deviation of the discounted return, clipped to [-10, 10].
 
     Args:

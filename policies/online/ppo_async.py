@@ -40,8 +40,6 @@ class PpoAsync(PpoLearner[PpoAsyncOptions], StaleLearner[PpoAsyncOptions, Rollou
     Source: Hilton et al., Batch size-invariance for policy optimization (decoupled objective); AReaL.
     """
 
-    consumes = "stale_rollout"
-
     def __init__(
         self, options: PpoAsyncOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:

@@ -25,7 +25,7 @@ from robot_rl.advantage import (
 )
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
 from robot_rl.policies.online.ppo import PpoLearner, PpoOptions, PpoPolicy
-from robot_rl.types import IOSpec, Metrics, Obs, Rollout
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, Rollout
 from robot_rl.types.options import Count, Positive, Share
 
 CRITIC_FREE = ("grpo", "rloo", "gigpo")
@@ -66,8 +66,6 @@ class PpoChunk(PpoLearner[PpoChunkOptions]):
     Source: Sutton, Precup and Singh, Between MDPs and semi-MDPs (durations); `robot_rl.advantage` for the estimators.
     """
 
-    rollout_extras = ("chunk_start",)
-
     def __init__(
         self, options: PpoChunkOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
@@ -75,6 +73,11 @@ class PpoChunk(PpoLearner[PpoChunkOptions]):
         self._turn_gamma = gamma**options.chunk if options.turn_gamma is None else options.turn_gamma
         self._open: Tensor | None = None
         self.policy: Any = PpoChunkPolicy(io, self._actor, options.chunk)
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rollouts that say where a chunk begins."""
+        return replace(super().needs(options, io), record=("chunk_start",))
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
         """As `Ppo`; the next rollout begins with fresh chunks."""

@@ -18,7 +18,7 @@ from robot_rl.policies.nets.actor_critic import (
     gaussian_logp,
     torch_outputs,
 )
-from robot_rl.types import Action, Array, IOSpec, Obs
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 
 OBS_LIMIT = 10.0
 COMPILED_ROWS = 4  # beyond, matrix products are as fast
@@ -113,6 +113,11 @@ class PpoPolicy:
         log_std_at = -1 if layout.state_std else layout.size - layout.action_dim
         self._table = np.append(layout.actor_table(), [[self._code, log_std_at, normalize_obs, 0]], axis=0)
         self.refresh()
+
+    @property
+    def parts(self) -> PolicyParts:
+        """Its noise can be continued."""
+        return PolicyParts(save=self.generator_state, restore=self.load_generator_state)
 
     def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class Rift(StateLearner[RiftOptions, Rollout], OnPolicyLearner[RiftOptions, Roll
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Rollouts with the scores of all candidates."""
-        return Needs(feeds=cls.consumes, rollout_steps=options.rollout_steps, record=("logits",))
+        return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=("logits",))
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) zeros: there is no critic."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from pydantic import ConfigDict
 from torch import Tensor
 
+from robot_rl.data.seen import StepSample
 from robot_rl.extras import require
-from robot_rl.types import Action, Array, IOSpec, Learner, Metrics, Obs
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, OwnLoop, PolicyParts
+from robot_rl.types.option_words import near
 
 Tick = Callable[[int, Metrics], bool]
 Due = Callable[[int, int], bool]
@@ -27,41 +31,45 @@ CONTRIB = ("ARS", "CrossQ", "MaskablePPO", "QRDQN", "RecurrentPPO", "TQC", "TRPO
 """Algorithms of sb3_contrib, which is installed apart."""
 
 
-class Sb3(Learner):
+class Sb3Options(Options):
+    """Of a Stable-Baselines3 algorithm; every further name is a keyword of its class, e.g. `learning_rate`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    algorithm: str = "SAC"
+    """A class of stable_baselines3 such as SAC or PPO, or of sb3_contrib such as TQC."""
+
+
+class Sb3(OwnLoop[Sb3Options, Any]):
     """A Stable-Baselines3 algorithm behind our learner's verbs; it brings its own loop.
 
     `attach` an environment, then `run`. Saving keeps networks, optimisers and the step count; SB3's replay buffer and
     generators are not part of it, so a resumed run continues learning but does not equal an uninterrupted one.
 
     Args:
+        options: algorithm and its keywords.
         io: interface of the environment.
-        algorithm: a class of stable_baselines3 such as "SAC" or "PPO", or of sb3_contrib such as "TQC".
         seed: of SB3, which seeds Python, NumPy and torch globally.
         device: torch device.
         gamma: discount per step.
-        options: further keyword arguments of the algorithm, e.g. `learning_rate`, `policy_kwargs`.
 
     Raises:
-        ValueError: there is no such algorithm.
+        ValueError: there is no such algorithm, or it has no such keyword.
         ImportError: stable_baselines3 is not installed.
     """
 
-    consumes = "environment"
-
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        algorithm: str = "SAC",
-        seed: int = 0,
-        device: str = "cpu",
-        gamma: float = 0.99,
-        **options: Any,
+        self, options: Sb3Options, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:
-        self._io = io
-        self._class = _algorithm(algorithm)
-        self._options = {"seed": seed, "device": device, "gamma": gamma, "verbose": 0, **options}
-        self._seed = seed
+        super().__init__(options, io, seed=seed, device=device)
+        self._class = _algorithm(options.algorithm)
+        given = dict(options.model_extra or {})
+        known = set(inspect.signature(self._class).parameters) - {"policy", "env", "_init_setup_model"}
+        for name in given:
+            if name not in known:
+                raise ValueError(f"{options.algorithm} of stable-baselines3 has no option '{name}'{near(name, known)}")
+        self._options = {"seed": seed, "device": device, "gamma": gamma, "verbose": 0, **given}
+        self.seen_rows: StepSample = StepSample()
         with warnings.catch_warnings():  # SB3's advice is about an environment, which comes with `attach`
             warnings.simplefilter("ignore", UserWarning)
             self._model = self._build(VectorEnvForSb3(None, io))
@@ -69,20 +77,15 @@ class Sb3(Learner):
         self.policy = self._actor
         self._env: VectorEnvForSb3 | None = None
 
-    @property
-    def env_steps(self) -> int:
-        """Transitions so far."""
-        return int(self._model.num_timesteps)
-
     def attach(self, env: Any) -> None:
         """Set the vector environment that `run` trains on.
 
         Raises:
             ValueError: it differs from the interface that the learner was made for, or is not same-step autoreset.
         """
-        self._io.check(env.io)
+        self.io.check(env.io)
         weights, steps = self.state_dict(), self.env_steps
-        self._env = VectorEnvForSb3(env, self._io)
+        self._env = VectorEnvForSb3(env, self.io, self.seen_rows)
         # SB3 sizes its buffers by the number of environments, so the model is made anew and keeps its weights.
         self._model = self._build(self._env)
         self._actor.follow(self._model.policy)
@@ -106,31 +109,29 @@ class Sb3(Learner):
         if missing > 0:
             self._model.learn(
                 missing,
-                callback=_Callback(tick, due or _every_1000, total_steps, self._env),
+                callback=_Callback(self, tick, due or _every_1000, total_steps, self._env),
                 log_interval=None,
                 reset_num_timesteps=False,
             )
+            self.env_steps = int(self._model.num_timesteps)
 
     def train(self, env: Any, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
         """`attach` and `run` in one call."""
         self.attach(env)
         self.run(total_steps, tick, due=due)
 
-    def update(self, batches: Iterator[Any], /) -> Metrics:
-        """Refused: SB3 draws its own batches inside `run`."""
-        raise TypeError("Sb3 brings its own loop; call attach(env) and run(total_steps) instead of update")
-
     def state_dict(self) -> dict[str, Any]:
-        """Networks, optimisers, temperature and step count."""
+        """Networks, optimisers, temperature, step count, and rows of what was seen."""
         state_dicts, variables = self._model._get_torch_save_params()
         names = [*state_dicts, *(variables or [])]
         parts = {name: _attribute(self._model, name) for name in names}
         state = {name: part.detach() if isinstance(part, Tensor) else part.state_dict() for name, part in parts.items()}
-        return {"parts": state, "env_steps": self.env_steps}
+        return {"parts": state, "env_steps": self.env_steps, "rows": self.seen_rows.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Continue learning with saved networks and optimisers; SB3 starts with an empty replay buffer."""
         self._restore(state, int(state["env_steps"]))
+        self.seen_rows.load_state_dict(state["rows"])
 
     def _restore(self, state: dict[str, Any], steps: int) -> None:
         for name, saved in state["parts"].items():
@@ -140,8 +141,8 @@ class Sb3(Learner):
                     part.copy_(torch.as_tensor(saved))
             else:
                 part.load_state_dict(saved)
-        self._model.num_timesteps = steps
-        if steps and hasattr(self._model, "learning_starts"):  # fill the new buffer a little before the next update
+        self.env_steps = self._model.num_timesteps = steps
+        if steps and "learning_starts" in vars(self._model):  # fill the new buffer a little before the next update
             self._model.learning_starts = steps + int(self._options.get("learning_starts", 100))
 
     def _build(self, env: VectorEnvForSb3) -> Any:
@@ -156,6 +157,8 @@ class Sb3LivePolicy:
         io: interface.
         policy: SB3's policy module.
     """
+
+    parts = PolicyParts()
 
     def __init__(self, io: IOSpec, policy: Any) -> None:
         self.io, self._policy = io, policy
@@ -190,12 +193,13 @@ class VectorEnvForSb3(_vec_env.VecEnv):
     Args:
         env: vector environment with same-step autoreset, or None.
         io: its interface.
+        rows: gets what was acted on and the actions, or None.
 
     Raises:
         ValueError: another autoreset mode.
     """
 
-    def __init__(self, env: Any, io: IOSpec) -> None:
+    def __init__(self, env: Any, io: IOSpec, rows: StepSample | None = None) -> None:
         if env is not None:
             mode = env.metadata.get("autoreset_mode")
             if mode is not gymnasium.vector.AutoresetMode.SAME_STEP:
@@ -203,6 +207,7 @@ class VectorEnvForSb3(_vec_env.VecEnv):
                     f"the environment's autoreset is {mode}, expected same-step, which is what SB3 assumes"
                 )
         self._inner: Any = env
+        self._rows, self._obs = rows, dict[str, Any]()
         boxes = {key: _box(shape, dtype) for key, (shape, dtype) in io.obs.items()}
         space = boxes["state"] if list(boxes) == ["state"] else gymnasium.spaces.Dict(_for_sb3(boxes))
         count = 1 if env is None else env.num_envs
@@ -214,9 +219,10 @@ class VectorEnvForSb3(_vec_env.VecEnv):
         """First observations."""
         seed = self._seeds[0]
         obs, _ = self._inner.reset(seed=seed)
+        self._obs = _numpy(obs)
         self._reset_seeds()
         self._return[:], self._length[:] = 0.0, 0
-        return _for_sb3(_numpy(obs))
+        return _for_sb3(self._obs)
 
     def step_async(self, actions: np.ndarray) -> None:
         """Keep the action for `step_wait`."""
@@ -224,8 +230,11 @@ class VectorEnvForSb3(_vec_env.VecEnv):
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """One step; ended rows carry SB3's `terminal_observation`, `TimeLimit.truncated`, `episode`, `is_success`."""
+        if self._rows is not None:
+            self._rows.step(self._obs, self._action)
         obs, reward, terminated, truncated, info = self._inner.step(self._action)
         obs, info = _numpy(obs), _numpy(info)
+        self._obs = obs
         reward, terminated, truncated = (np.asarray(x) for x in (reward, terminated, truncated))
         done = terminated | truncated
         self._return += reward
@@ -272,8 +281,9 @@ def _every_1000(before: int, after: int) -> bool:
 class _Callback(_callbacks.BaseCallback):
     """Calls `tick` where something is due."""
 
-    def __init__(self, tick: Tick | None, due: Due, total: int, env: VectorEnvForSb3) -> None:
+    def __init__(self, learner: Sb3, tick: Tick | None, due: Due, total: int, env: VectorEnvForSb3) -> None:
         super().__init__()
+        self._learner = learner
         self._tick, self._due, self._total, self._copies = tick, due, total, env.num_envs
         self._time, self._steps = time.perf_counter(), 0
 
@@ -281,7 +291,7 @@ class _Callback(_callbacks.BaseCallback):
         self._time, self._steps = time.perf_counter(), self.num_timesteps
 
     def _on_step(self) -> bool:
-        done = self.num_timesteps
+        done = self._learner.env_steps = self.num_timesteps
         if self._tick is None or (done < self._total and not self._due(done - self._copies, done)):
             return True
         now = time.perf_counter()
@@ -299,7 +309,7 @@ class _Callback(_callbacks.BaseCallback):
 
 
 def _algorithm(name: str) -> Any:
-    known = {key: value for key, value in vars(sb3).items() if hasattr(value, "learn")}
+    known = {key: value for key, value in vars(sb3).items() if isinstance(value, type)}
     if name in known:
         return known[name]
     if name in CONTRIB:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.online import sb3_moments
-from robot_rl.types import Action, Array, IOSpec, Obs
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 
 ACTIVATIONS = ("tanh", "relu", "elu")
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
@@ -77,6 +77,11 @@ class Sb3Policy:
         statistics = sb3_moments.find(Path(path)) if vecnormalize is None else Path(vecnormalize)
         self._moments = None if statistics is None else sb3_moments.load(statistics, len(self._net.layers[0][0]))
         self._rng = np.random.default_rng(seed)
+
+    @property
+    def parts(self) -> PolicyParts:
+        """Noise that can be repeated."""
+        return PolicyParts(reseed=self.reseed)
 
     def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget."""

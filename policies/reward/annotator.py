@@ -28,7 +28,7 @@ _TWO = (
 )
 
 
-class Cells:
+class ObservableCells:
     """Messages out of observables: their values in steps of `size`, such as "tip_to_goal=0,-2,1".
 
     Args:
@@ -361,14 +361,14 @@ def annotator(
     Args:
         model: "program:<expression>" (`ProgramAnnotator`), or whatever `open_model` opens; None with `replay`.
         model_options: of the model.
-        names, size: of `Cells`.
-        messages: "python:<module>:<object>" in place of `Cells`.
+        names, size: of `ObservableCells`.
+        messages: "python:<module>:<object>" in place of `ObservableCells`.
         mode, goal, scale, beta, keep, queue, inline, fit_every, quantile, save, replay, seed: see `AsyncLabelReward`.
 
     Raises:
         ValueError: an option out of range.
     """
-    keys = Cells(names, size) if messages is None else user_object(messages)
+    keys = ObservableCells(names, size) if messages is None else user_object(messages)
     labeler: Any = None
     if replay is None and model is not None:
         options = dict(model_options or {})

@@ -79,6 +79,9 @@ class ContrastReward:
         self._places: dict[str, list[int]] = {}
         self._age, self._held = np.zeros(0, np.int64), np.zeros(0)
 
+    def close(self) -> None:
+        """Nothing to stop."""
+
     def bind(self, io: IOSpec) -> None:
         """Compile the programs.
 

@@ -13,7 +13,7 @@ from robot_rl.policies.nets.history import Memory
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.preferences import Pairs
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, LogFacts, Obs, Options
+from robot_rl.types import Action, IOSpec, LogFacts, Obs, Options, PolicyParts
 from robot_rl.types.options import Count, NotNegative, Positive, Rate
 
 
@@ -64,13 +64,9 @@ class _Decoder(nn.Module):
 
 
 class CodePolicy:
-    """Acts as segments with the wanted code do; remembers as many steps as a segment has.
+    """Acts as segments with the wanted code do; remembers as many steps as a segment has."""
 
-    Attributes:
-        remembers: True: its answer depends on more than the observation.
-    """
-
-    remembers = True
+    parts = PolicyParts(remembers=True)
 
     def __init__(self, io: IOSpec, decoder: _Decoder, wanted: Tensor, length: int, norm: FixedNorm | None) -> None:
         """Share the learner's networks."""

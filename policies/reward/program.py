@@ -50,6 +50,9 @@ class ProgramReward:
         self._program: Expression | None = None
         self._before = np.zeros((0, 0))
 
+    def close(self) -> None:
+        """Nothing to stop."""
+
     def bind(self, io: IOSpec) -> None:
         """Compile for an interface.
 

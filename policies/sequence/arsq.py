@@ -18,7 +18,7 @@ from robot_rl.policies.nets.learner import NetLearner, NetOptions
 from robot_rl.policies.nets.net import mean_rows, step
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
 _INF = math.inf
@@ -182,6 +182,8 @@ class Arsq(NetLearner[ArsqOptions]):
 
 class ArsqPolicy:
     """Chooses digit by digit; shares the learner's parameters."""
+
+    parts = PolicyParts()
 
     def __init__(self, learner: Arsq, seed: int) -> None:
         self.io, self._learner = learner.io, learner

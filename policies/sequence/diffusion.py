@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from robot_rl.policies.nets.mlp import AutogradMlp
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, NotNegative, Share, Whole
 
 TIME = 16
@@ -330,6 +331,11 @@ class DiffusionPolicy(ChunkedPolicy):
     def __init__(self, io: IOSpec, planner: DiffusionPlanner, execution: Execution, *, student: bool = False) -> None:
         super().__init__(io, planner, execution)
         self.student = planner.student = student
+
+    @property
+    def parts(self) -> PolicyParts:
+        """As of every chunk policy, and who decides."""
+        return replace(super().parts, use_student=lambda student: self.choose(student=student))
 
     def choose(self, *, student: bool) -> None:
         """Let the student decide, or the teacher.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.sequence.srl_actor import RecurrentActor
 from robot_rl.policies.sequence.srl_model import RecallModel, RecallModelOptions
-from robot_rl.types import IOSpec, Metrics, Needs, Obs, Transitions
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
 
@@ -320,12 +321,15 @@ class SrlPlanner:
 class SrlPolicy(ChunkedPolicy):
     """Plays SRL's sequences; `at_interval(k)` plays k steps per decision."""
 
-    any_interval: ClassVar[bool] = True
-
     def __init__(self, io: IOSpec, planner: SrlPlanner) -> None:
         steps = planner.steps
         super().__init__(io, planner, Execution(Horizons(steps, steps, steps), io.action_dim))
         self._srl = planner
+
+    @property
+    def parts(self) -> PolicyParts:
+        """As of every chunk policy, and any interval."""
+        return replace(super().parts, at_interval=self.at_interval)
 
     def at_interval(self, steps: int) -> SrlPolicy:
         """The same actor, asked every `steps` ticks."""

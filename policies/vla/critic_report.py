@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,12 +18,24 @@ from robot_rl.policies.nets.critic_scores import (
 )
 from robot_rl.policies.nets.progress import FORMS, accumulate, log_delta, true_values
 from robot_rl.policies.vla.critic_clips import Clips
-from robot_rl.policies.vla.interface import ProgressCritic
 from robot_rl.stats import rank_correlation
+from robot_rl.types import Array
+
+
+class PairCritic(Protocol):
+    """What is judged: a `policies.vla.interface.MomentCritic`."""
+
+    def __call__(self, images_t0: Array, images_t1: Array, goal: Sequence[str]) -> Any:
+        """Pairs of pictures (B, H, W, 3) uint8 and B sentences -> answers with `dlogw` (B,)."""
+        ...
+
+    def trajectory(self, frames: Array, goal: str) -> Any:
+        """Pictures (T + 1, H, W, 3) -> values, deltas, done and the frames used."""
+        ...
 
 
 def evaluate(
-    critic: ProgressCritic,
+    critic: PairCritic,
     clips: Clips,
     *,
     phrasing: str = "held_out",
@@ -214,7 +226,7 @@ def _residual(
     return _mean(found)
 
 
-def _latency(critic: ProgressCritic, clips: Clips, sentences: list[list[str]], calls: int = 30) -> dict[str, float]:
+def _latency(critic: PairCritic, clips: Clips, sentences: list[list[str]], calls: int = 30) -> dict[str, float]:
     """Processor milliseconds of one pair alone, after three calls that do not count."""
     first, second, text = clips.frames[:1], clips.frames[1:2], [sentences[int(clips.goal[0])][0]]
     spent = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from robot_rl.advantage import RowIds, gae, group_advantage, policy_loss, row_weight, value_loss_rows
 from robot_rl.advantage.weights import drop_zero_variance
+from robot_rl.data.seen import StepSample
 from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
 from robot_rl.policies.vla.grpo_waves import Wave, moments, play
 from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, save_folder
-from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options
+from robot_rl.types import IOSpec, Metrics, Options, OwnLoop
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Positive, Rate, Share, Whole
 
 DRIFT = 0.02
@@ -70,7 +71,7 @@ class VlaGrpoOptions(Options):
     """Recipe of a fresh policy (see `Recipe`), to begin without init=."""
 
 
-class VlaGrpo(Learner[VlaGrpoOptions, Any]):
+class VlaGrpo(OwnLoop[VlaGrpoOptions, Any]):
     """Learner of whole episodes; it brings its own loop. One decision (chunk) is one turn.
 
     Each round plays waves of episodes, `group_size` from each start (the same state and sentence), until `groups`
@@ -84,7 +85,6 @@ class VlaGrpo(Learner[VlaGrpoOptions, Any]):
     Source: SimpleVLA-RL (groups, dynamic sampling, clip .2 / .28, no KL term); Fei et al., SRPO; RLinf, piRL (flow).
     """
 
-    consumes = "environment"
     from_policy = True
     """`robot-rl train init=<run>` begins with that run's policy, and keeps the learner that policy= names."""
 
@@ -109,14 +109,9 @@ class VlaGrpo(Learner[VlaGrpoOptions, Any]):
         self._env: Any = None
         self._ready, self._steps = options.scratch is not None, 0
         self._first: Any = None  # as it began: its readings are what clips are compared by
-        self.env_steps = 0
+        self.env_steps, self.seen_rows = 0, StepSample()
         if self._ready:
             self._begin(options.explore)
-
-    @classmethod
-    def needs(cls, options: VlaGrpoOptions, io: IOSpec) -> Needs:
-        """An environment: it brings its own loop."""
-        return Needs(feeds="environment")
 
     @property
     def planner(self) -> VlaPlanner:
@@ -183,7 +178,7 @@ class VlaGrpo(Learner[VlaGrpoOptions, Any]):
         useful = 0
         while len(waves) < least or (len(waves) < least + self.o.refills and useful < self.o.groups):
             seeds = np.repeat(self._starts.integers(2**31, size=per_wave), self.o.group_size)
-            wave = play(self._env, self.planner, seeds, generator=self._samples)
+            wave = play(self._env, self.planner, seeds, generator=self._samples, rows=self.seen_rows)
             waves.append(wave)
             if self.o.advantage == "gae":
                 useful += per_wave
@@ -347,11 +342,12 @@ class VlaGrpo(Learner[VlaGrpoOptions, Any]):
 
     def _remember_expert(self) -> None:
         """Successes of the scripted expert for the memory, `demos` for each sentence."""
-        if not hasattr(self._env, "expert"):
+        expert = self._env.parts.expert
+        if expert is None:
             raise ValueError("demos needs an environment with a scripted expert; set demos=0")
         for _ in range(20):
             seeds = self._starts.integers(2**31, size=self._env.num_envs)
-            wave = play(self._env, self.planner, seeds, generator=self._samples, expert=self._env.expert)
+            wave = play(self._env, self.planner, seeds, generator=self._samples, expert=expert)
             clips, still = self.clips(wave)
             for i, text in enumerate(wave.goal):
                 if wave.success[i] and self.memory.count(text) < self.o.demos:
@@ -359,14 +355,6 @@ class VlaGrpo(Learner[VlaGrpoOptions, Any]):
                     self.memory.add_idle(text, still[i])
             if all(self.memory.count(text) >= self.o.demos for text in set(wave.goal)):
                 return
-
-    def update(self, batches: Iterator[Any], /) -> Metrics:
-        """Not used: this learner plays its own episodes.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError("VlaGrpo plays its own episodes; use robot-rl train")
 
     def export(self, folder: Path) -> Path:
         """Write the policy as a folder of the guard.
@@ -391,6 +379,7 @@ class VlaGrpo(Learner[VlaGrpoOptions, Any]):
             "starts": [str(draw["state"]), str(draw["inc"])],
             "steps": self._steps,
             "env_steps": self.env_steps,
+            "rows": self.seen_rows.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
@@ -416,3 +405,4 @@ class VlaGrpo(Learner[VlaGrpoOptions, Any]):
         place["state"] = {"state": int(state["starts"][0]), "inc": int(state["starts"][1])}
         self._starts.bit_generator.state = place
         self._steps, self.env_steps = int(state["steps"]), int(state["env_steps"])
+        self.seen_rows.load_state_dict(state["rows"])

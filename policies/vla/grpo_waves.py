@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robot_rl.data.seen import StepSample
 from robot_rl.policies.vla.player import VLAObs, VlaPlanner
 
 
@@ -54,6 +55,7 @@ def play(
     *,
     generator: torch.Generator,
     expert: Callable[[Any], np.ndarray] | None = None,
+    rows: StepSample | None = None,
 ) -> Wave:
     """One episode per copy of the environment, from the start that its seed names.
 
@@ -63,6 +65,7 @@ def play(
         seeds: (N,).
         generator: of the draws.
         expert: observations -> actions (N, A) in place of the policy's.
+        rows: gets what was acted on and the actions, or None.
 
     Raises:
         ValueError: the environment does not tell success.
@@ -83,6 +86,8 @@ def play(
             executed[:, j] = ~over
             steps += int((~over).sum())
             move = action[:, j] if expert is None else expert(raw)
+            if rows is not None:
+                rows.step(raw, move, ~over)
             raw, reward, terminated, truncated, info = env.step(move)
             if "success" not in info:
                 raise ValueError("this environment does not tell success, which group-relative learning compares")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from robot_rl.extras import require
 from robot_rl.policies.nets.critic_scores import voc
-from robot_rl.policies.vla.interface import NORMS, ActionStats, PolicyMeta, ProgressCritic
+from robot_rl.policies.vla.interface import NORMS, ActionStats, MomentCritic, PolicyMeta
 
 CHECKS = (
     "files", "keys", "finite", "untouched", "digest", "class", "tokenizer", "vocabulary", "image_size", "channels",
@@ -148,7 +148,7 @@ def save(folder: Path, policy: Any, config: Mapping[str, Any], *, probe: Probe, 
     tensors.save_file(state, str(temporary / "model.safetensors"))
     (temporary / "config.json").write_text(json.dumps(dict(config), indent=1))
     (temporary / "card.json").write_text(json.dumps(card, indent=1))
-    arrays: dict[str, Any] = {name: np.asarray(getattr(policy.stats, name)) for name in _ARRAYS}
+    arrays: dict[str, Any] = {name: np.asarray(vars(policy.stats)[name]) for name in _ARRAYS}
     np.savez(temporary / "stats.npz", **arrays)
     os.replace(temporary, folder)
 
@@ -227,7 +227,7 @@ def load(
     return policy, Inspection(CHECKS, tuple(guard.passed), tuple(guard.skipped))
 
 
-def check_critic(critic: ProgressCritic, frames: np.ndarray, goal: str, other: str) -> list[Mismatch]:
+def check_critic(critic: MomentCritic, frames: np.ndarray, goal: str, other: str) -> list[Mismatch]:
     """A critic's self-test on one stored success.
 
     Args:
@@ -302,8 +302,9 @@ def _check_meta(guard: _Guard, meta: PolicyMeta, robot: RobotFacts) -> None:
         guard.fail("horizon", f"{meta.exec_len} of {meta.horizon} actions run in a chunk; expected 1 to {meta.horizon}")
     width = len(meta.action_names)
     for name in ("semantics", "gripper"):
-        if len(getattr(meta, name)) != width:
-            guard.fail(name, f"{len(getattr(meta, name))} entries for {width} actions")
+        count = len(vars(meta)[name])
+        if count != width:
+            guard.fail(name, f"{count} entries for {width} actions")
     if robot.action_names is not None and sorted(meta.action_names) == sorted(robot.action_names):
         hint = "the same actions in another order: map them before they reach the robot"
     else:
@@ -328,11 +329,12 @@ def _check_meta(guard: _Guard, meta: PolicyMeta, robot: RobotFacts) -> None:
 
 def _check_stats(guard: _Guard, stats: ActionStats, meta: PolicyMeta, robot: RobotFacts) -> None:
     width = len(meta.action_names)
-    wrong = {name: np.shape(getattr(stats, name)) for name in _ARRAYS if np.shape(getattr(stats, name)) != (width,)}
+    arrays = {name: vars(stats)[name] for name in _ARRAYS}
+    wrong = {name: np.shape(value) for name, value in arrays.items() if np.shape(value) != (width,)}
     if wrong:
         guard.fail("stats_shape", f"{wrong}, expected ({width},): one number for each of {list(meta.action_names)}")
         return
-    numbers = {name: np.asarray(getattr(stats, name), np.float64) for name in _ARRAYS if name != "mask"}
+    numbers = {name: np.asarray(value, np.float64) for name, value in arrays.items() if name != "mask"}
     bad = [name for name, value in numbers.items() if not np.isfinite(value).all()]
     if bad:
         guard.fail("stats_finite", f"{', '.join(bad)} hold NaN or infinity")
@@ -399,8 +401,8 @@ def _check_tokenizer(guard: _Guard, policy: Any, meta: PolicyMeta) -> None:
     here = policy.backbone.fingerprint()
     if here != meta.tokenizer:
         guard.fail("tokenizer", f"the model was trained with {meta.tokenizer}, this one reads with {here}")
-    needed, there = int(meta.tokenizer.get("size", 0)), getattr(policy.backbone, "vocabulary", None)
-    if there is not None and needed > there:
+    needed, there = int(meta.tokenizer.get("size", 0)), policy.backbone.vocabulary
+    if needed > there:
         guard.fail("vocabulary", f"the tokenizer gives numbers up to {needed - 1}, the model knows {there}")
 
 
@@ -445,9 +447,9 @@ def _digest(value: Tensor) -> str:
     return hashlib.sha256(str((value.dtype, tuple(value.shape))).encode() + raw).hexdigest()[:16]
 
 
-def _class_of(policy: Any) -> str:
-    parts = [policy, getattr(policy, "backbone", None)]
-    return " on ".join(f"{type(part).__module__}.{type(part).__name__}" for part in parts if part is not None)
+def _class_of(policy: nn.Module) -> str:
+    parts = [policy, *(part for name, part in policy.named_children() if name == "backbone")]
+    return " on ".join(f"{type(part).__module__}.{type(part).__name__}" for part in parts)
 
 
 def _short(value: Any) -> str:

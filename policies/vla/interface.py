@@ -107,7 +107,7 @@ class Trajectory:
     valid: np.ndarray
 
 
-class ProgressCritic(Scorer, Protocol):
+class MomentCritic(Scorer, Protocol):
     """Two moments and a goal in, progress out. `score` is the short form that loops know (`robot_rl.types`)."""
 
     meta: CriticMeta

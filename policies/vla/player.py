@@ -105,7 +105,7 @@ class VlaPlanner:
         return {
             "recipe": torch.tensor(list(raw), dtype=torch.uint8),
             "key": torch.tensor(list(stats.key.encode()), dtype=torch.uint8),
-            **{f"stats.{name}": torch.as_tensor(np.array(getattr(stats, name))) for name in names},
+            **{f"stats.{name}": torch.as_tensor(np.array(vars(stats)[name])) for name in names},
             **{f"model.{name}": x.detach().clone() for name, x in self.model.state_dict().items()},
         }
 

@@ -123,6 +123,7 @@ class Ros2Env(gymnasium.Env):
         self._size, self._latency_mode = tuple(image_size), latency_mode
         self._busy, self._closing = threading.Lock(), threading.Event()
         self._closed = False
+        self._unlocked = False
         self._needs_reset = "reset() has not been called yet"
         self._steps = self._missed = 0
         self._deadline = self._published = 0.0
@@ -178,7 +179,9 @@ class Ros2Env(gymnasium.Env):
             lift(self._priority)
             self._needs_reset = "the last reset failed; call reset() again"
             try:
-                self._way.bring(mode, operator_reset=bool(options.get("operator_reset", False)), rng=self.np_random)
+                operator = bool(options.get("operator_reset", False)) or self._unlocked
+                self._unlocked = False
+                self._way.bring(mode, operator_reset=operator, rng=self.np_random)
             except BaseException:
                 self.link.release()
                 raise
@@ -226,6 +229,16 @@ class Ros2Env(gymnasium.Env):
             if picture is not None:
                 return resized(picture, *picture.shape[:2])
         return None
+
+    def stop(self) -> None:
+        """A person's STOP: the supervisor latches at once, also while `reset` or `step` runs; from any thread."""
+        self._unlocked = False
+        self.link.estop(True)
+
+    def unlock(self) -> None:
+        """The person lets go of STOP; the next `reset` asks the supervisor once to clear its latch."""
+        self.link.estop(False)
+        self._unlocked = True
 
     def close(self) -> None:
         """Let the robot go (brake and hold; disabled when we armed it), end node and threads; callable twice."""

@@ -96,6 +96,7 @@ class EnvLink:
         self.cameras = CameraInputs(node, health, spec.cameras, freeze_time=freeze_time)
         self._external_sensors = [name for name in external if name in spec.sensors]
         self._out = publisher(node, JointTrajectory, "robot_rl/command/policy", "command", health)
+        self._estop = publisher(node, Bool, "robot_rl/estop", "event", health)
         subscribe(node, JointTrajectory, "robot_rl/executed", self._on_executed, "executed", health)
         subscribe(node, String, "robot_rl/safety/state", self._on_state, "latched", health)
         subscribe(node, String, "robot_rl/authority", self._on_authority, "latched", health)
@@ -201,6 +202,10 @@ class EnvLink:
             self._until = -np.inf
             with contextlib.suppress(Exception):
                 self._publish(None)
+
+    def estop(self, pressed: bool) -> None:
+        """A person presses or releases the supervisor's e-stop; from any thread, waits for nothing."""
+        self._estop.publish(Bool(data=pressed))
 
     def call(self, name: str, *, data: bool | None = None, timeout: float = 3.0) -> tuple[bool, str]:
         """Call a Trigger service, or a SetBool one with `data`; success and message."""

@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
 from robot_rl.real.ros.env import Ros2Env
-from robot_rl.types import Obs
+from robot_rl.types import EnvParts, Obs
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Whole
 
 
@@ -164,10 +164,23 @@ class Ros2VectorEnv(VectorEnv):
         flags = (np.array([terminated]), np.array([truncated]))
         return _batch(obs), np.array([reward], np.float32), *flags, self._batched(info)
 
+    @property
+    def parts(self) -> EnvParts:
+        """Nothing: a robot has no expert, and cannot be put anywhere."""
+        return EnvParts()
+
     def render(self) -> tuple[np.ndarray, ...] | None:
         """Picture of the first camera."""
         picture = self._robot.env.render()
         return None if picture is None else (picture,)
+
+    def stop(self) -> None:
+        """See `Ros2Env.stop`."""
+        self._robot.env.stop()
+
+    def unlock(self) -> None:
+        """See `Ros2Env.unlock`."""
+        self._robot.env.unlock()
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the robot with its last view."""

@@ -14,7 +14,7 @@ from robot_rl.chunks.horizons import Horizons
 from robot_rl.chunks.latency import DelayEstimate, LatencyModel, ticks_of
 from robot_rl.chunks.meter import ChunkMeter
 from robot_rl.chunks.policy import Plan, Planner
-from robot_rl.types import Action, Array, IOSpec, Obs
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 
 COMPENSATIONS = ("queue", "rtc", "naive", "wait")
 
@@ -83,6 +83,11 @@ class DelayedPolicy:
         self.estimate, self.meter = DelayEstimate(), ChunkMeter()
         self.stale = self.dropped = self.lost = self.stops = 0
         self._start(0)
+
+    @property
+    def parts(self) -> PolicyParts:
+        """Decisions are counted."""
+        return PolicyParts(meter=self.meter)
 
     def _start(self, count: int) -> None:
         self.execution.reset_all(count)

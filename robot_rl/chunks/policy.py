@@ -13,7 +13,7 @@ from torch import Tensor
 
 from robot_rl.chunks.execution import Execution
 from robot_rl.chunks.meter import ChunkMeter
-from robot_rl.types import Action, Array, IOSpec, Obs, Policy
+from robot_rl.types import Action, Array, IOSpec, Obs, Policy, PolicyParts
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,11 @@ class ChunkedPolicy:
         self.meter = ChunkMeter()
         self._rng = np.random.default_rng(seed)
         self._kept: dict[str, np.ndarray] = {}
+
+    @property
+    def parts(self) -> PolicyParts:
+        """It hears what was done; chunks under way can be continued, decisions are counted."""
+        return PolicyParts(executed=self.executed, save=self.memory, restore=self.recall, meter=self.meter)
 
     def reset(self, rows: Array | None = None) -> None:
         """Forget the chunks of these rows ((N,) bool mask), or all."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data import scores
-from robot_rl.data.bounds import DENSITIES, HOW, NORMALISED, ActionBounds, Scale, meaning, of_io, stated
+from robot_rl.data.bounds import DENSITIES, HOW, NORMALISED, ActionBounds, Scale, bounds_of_io, meaning, read_stated
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import Finding, note, warning
 from robot_rl.types import Episode
@@ -31,7 +31,7 @@ def settle(logs: Logs, *, action: str | None = None, low: Any = None, high: Any 
         ValueError: `low` and `high` are no range.
     """
     said = NORMALISED if action == NORMALISED else None
-    known = stated(_known(logs), logs.io.action_dim, action=said, low=low, high=high)
+    known = read_stated(_find_bounds(logs), logs.io.action_dim, action=said, low=low, high=high)
     done: list[Finding] = []
     if action == "rescale" and (known is None or not (known.normalised or known.low)):
         known, done = _own_range(logs.episodes)
@@ -45,20 +45,20 @@ def settle(logs: Logs, *, action: str | None = None, low: Any = None, high: Any 
         assert known is not None
         assert known.low is not None
         assert known.high is not None
-        episodes = [_scaled(e, scale) for e in episodes]
+        episodes = [_scale(e, scale) for e in episodes]
         if not done:
             who = "given" if known.stated else "declared"
             text = f"actions scaled from their {who} range, {min(known.low):.4g} to {max(known.high):.4g}, to [-1, 1]"
             done.append(note("action_scale", text))
     if action in ("clip", "rescale"):
-        episodes, more = _clipped(episodes)
+        episodes, more = _clip(episodes)
         done += more
     if known is not None and known.low is not None:
         known = replace(known, normalised=True)
     return replace(logs, episodes=episodes, io=io, bounds=known), done
 
 
-def unknown(logs: Logs) -> list[Finding]:
+def find_unknown_bounds(logs: Logs) -> list[Finding]:
     """A finding where nobody can tell what the actions of a log mean."""
     if logs.bounds is not None:
         return []
@@ -66,9 +66,9 @@ def unknown(logs: Logs) -> list[Finding]:
     return [Finding("note", "action_unknown", message, repair=HOW)]
 
 
-def _known(logs: Logs) -> ActionBounds | None:
+def _find_bounds(logs: Logs) -> ActionBounds | None:
     """What the file says, or what everybody knows of a data set of that name and size: D4RL's are in [-1, 1]."""
-    found = logs.bounds if logs.bounds is not None else of_io(logs.io)
+    found = logs.bounds if logs.bounds is not None else bounds_of_io(logs.io)
     if found is not None or not logs.episodes:
         return found
     state = logs.episodes[0].obs.get("state")
@@ -90,7 +90,7 @@ def _own_range(episodes: list[Episode]) -> tuple[ActionBounds, list[Finding]]:
     return bounds, [warning("action_rescale", message)]
 
 
-def _scaled(episode: Episode, scale: Scale) -> Episode:
+def _scale(episode: Episode, scale: Scale) -> Episode:
     columns = episode.meta.get("columns", {})
     less = {name: columns[name] - np.float32(scale.log_volume) for name in DENSITIES if name in columns}
     meta = {**episode.meta, "columns": {**columns, **less}} if less else episode.meta
@@ -98,7 +98,7 @@ def _scaled(episode: Episode, scale: Scale) -> Episode:
     return replace(episode, action=scale(action), proposed=scale(proposed), meta=meta)
 
 
-def _clipped(episodes: list[Episode]) -> tuple[list[Episode], list[Finding]]:
+def _clip(episodes: list[Episode]) -> tuple[list[Episode], list[Finding]]:
     count = sum(int((np.abs(e.action) > 1.0 + 1e-6).sum()) for e in episodes)
     if not count:
         return episodes, []

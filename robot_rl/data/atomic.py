@@ -66,7 +66,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     temporary.mkdir()
     hold = _hold(temporary)
     try:
-        with _removed_after_kill(temporary):
+        with _remove_after_kill(temporary):
             yield temporary
             sync_folder(temporary)
             replaced = path.exists()
@@ -96,7 +96,7 @@ def _hold(path: Path) -> int:
 
 
 @contextmanager
-def _removed_after_kill(temporary: Path) -> Iterator[None]:
+def _remove_after_kill(temporary: Path) -> Iterator[None]:
     """A process of its own removes `temporary` when this one has gone, even by SIGKILL, while the block runs.
 
     It waits at a pipe that the system closes with us; what ended well no longer has that name.
@@ -149,7 +149,7 @@ def new_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     _sweep(path)
     try:
-        with _removed_after_kill(temporary), _Patient(temporary) as raw:
+        with _remove_after_kill(temporary), _Patient(temporary) as raw:
             with suppress(OSError):
                 fcntl.flock(raw.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:

@@ -70,7 +70,7 @@ def _check_chunks(file: Path) -> None:
                 foreign.room(file, total, "a chunk")
                 if compression == b"zstd":
                     data.seek(8, 1)
-                    _unpacked(file, data.read(length - _HEAD.size - name - 8), claimed)
+                    _unpack(file, data.read(length - _HEAD.size - name - 8), claimed)
             at += 9 + length
 
 
@@ -86,10 +86,10 @@ def _check_tables(file: Path, packed: bool) -> None:
             raise BadData(error("unreadable", message, "convert the bag on the robot (`ros2 bag convert`)"))
         if packed and "messages" in kinds:
             for (data,) in base.execute("SELECT data FROM messages"):
-                _unpacked(file, bytes(data), foreign.SMALL)
+                _unpack(file, bytes(data), foreign.SMALL)
 
 
-def _unpacked(file: Path, data: bytes, most: int) -> None:
+def _unpack(file: Path, data: bytes, most: int) -> None:
     """Refuse zstd data that unpacks to more than `most` bytes: by what its frames say, else by trying."""
     zstd: Any = extras.require("backports.zstd")
     total = 0

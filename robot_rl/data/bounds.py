@@ -89,7 +89,7 @@ class Scale:
         return float(np.log(np.abs(self.gain)).sum())
 
 
-def same(size: int) -> Scale:
+def identity_scale(size: int) -> Scale:
     """Nothing changes."""
     return Scale(np.ones(size), np.zeros(size))
 
@@ -100,7 +100,7 @@ def from_units(low: Sequence[float], high: Sequence[float]) -> Scale:
     return Scale(2.0 / (b - a), -(a + b) / (b - a))
 
 
-def between(source: IOSpec, target: IOSpec) -> Scale:
+def scale_between(source: IOSpec, target: IOSpec) -> Scale:
     """Actions in [-1, 1] of one interface to those that command the same in another.
 
     Raises:
@@ -112,7 +112,9 @@ def between(source: IOSpec, target: IOSpec) -> Scale:
     return Scale(np.where(near, 1.0, scale.gain), np.where(near, 0.0, scale.shift))
 
 
-def declared(low: Any, high: Any, size: int, units: Any = None, *, normalised: bool = False) -> ActionBounds | None:
+def read_declared(
+    low: Any, high: Any, size: int, units: Any = None, *, normalised: bool = False
+) -> ActionBounds | None:
     """Bounds out of a file: one number for all actions or one for each; None where they are no finite range.
 
     Args:
@@ -154,7 +156,7 @@ def attributes(size: int, *places: Mapping[str, Any]) -> ActionBounds | None:
         return named[0] if named else places[-1].get(short) if places else None
 
     normalised = np.asarray(find("action_normalised")).tolist() is True
-    found = declared(find("action_low"), find("action_high"), size, find("action_units"), normalised=normalised)
+    found = read_declared(find("action_low"), find("action_high"), size, find("action_units"), normalised=normalised)
     return ActionBounds(None, None, None, True) if found is None and normalised else found
 
 
@@ -167,7 +169,7 @@ def facts(io: IOSpec | None, said: str | None = None) -> dict[str, Any]:
     return {"action_normalised": True} if said == NORMALISED else {}
 
 
-def of_io(io: IOSpec, said: str | None = None) -> ActionBounds | None:
+def bounds_of_io(io: IOSpec, said: str | None = None) -> ActionBounds | None:
     """What an interface knows of actions that are in [-1, 1]; None: nothing."""
     if io.knows_bounds:
         return ActionBounds(*io.bounds, io.action_units, normalised=True, stated=said == STATED)
@@ -190,7 +192,7 @@ def check_ends(low: Any, high: Any) -> None:
         )
 
 
-def stated(
+def read_stated(
     known: ActionBounds | None, size: int, *, action: str | None = None, low: Any = None, high: Any = None
 ) -> ActionBounds | None:
     """What is known once a person has said `action=normalised`, `action_low=` and `action_high=`, or nothing.
@@ -214,7 +216,7 @@ def stated(
         if action is None:
             return known
         return replace(known, normalised=True) if known is not None else ActionBounds(None, None, None, True)
-    given = declared(low, high, size)
+    given = read_declared(low, high, size)
     if given is None:
         raise ValueError(
             f"action_low is {low} and action_high {high}, expected for both a finite number or a list of {size}, the "
@@ -232,7 +234,7 @@ def meaning(io: IOSpec, bounds: ActionBounds | None) -> tuple[IOSpec, Scale]:
     """
     size = io.action_dim
     if bounds is None or bounds.low is None or bounds.high is None:
-        return replace(io, action_low=(None,) * size, action_high=(None,) * size), same(size)
-    scale = same(size) if bounds.normalised else from_units(bounds.low, bounds.high)
+        return replace(io, action_low=(None,) * size, action_high=(None,) * size), identity_scale(size)
+    scale = identity_scale(size) if bounds.normalised else from_units(bounds.low, bounds.high)
     units = io.action_units if bounds.units is None else bounds.units
     return replace(io, action_low=bounds.low, action_high=bounds.high, action_units=units), scale

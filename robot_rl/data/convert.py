@@ -105,7 +105,7 @@ def convert(
         left = [replace(f, severity="warning", repair="") if f.case == "action_bounds" else f for f in left]
     if mend.trust_terminals:
         left = [f for f in left if f.case != "timeout_as_terminal"]
-    findings = [*read, *done, *left, *actions.unknown(mended)]
+    findings = [*read, *done, *left, *actions.find_unknown_bounds(mended)]
     stop_on_errors(findings)
     facts = {key: logs.meta[key] for key in ("name", "rewards", "shuffled", "robot") if logs.meta.get(key) is not None}
     source = Path(path)

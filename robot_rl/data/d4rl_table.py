@@ -66,7 +66,7 @@ def load(path: Path, infos: bool, *, salvage: bool = False) -> D4rlTable:
     holes: list[tuple[int, int]] = []
     with foreign.hdf5(path) as file:
         present, rate = _present(file), _rate(file)
-        told = {key: _told(file, key) for key in _BOUNDS}
+        told = {key: _read_told(file, key) for key in _BOUNDS}
         for key in REQUIRED:
             if key not in present:
                 findings += sources.missing_key(path, key, present).findings
@@ -128,7 +128,7 @@ def _rate(file: h5py.File) -> float:
     return rate if math.isfinite(rate) and rate > 0.0 else 20.0
 
 
-def _told(file: h5py.File, key: str) -> Any:
+def _read_told(file: h5py.File, key: str) -> Any:
     """An attribute of the file or of its actions ("action_low" or "low"), or `metadata/<key>`."""
     actions = file.get("actions")
     if key in file.attrs:
@@ -145,7 +145,7 @@ def _by_chunk(
 ) -> tuple[np.ndarray | None, list[tuple[int, int]], list[Finding]]:
     """Read chunk by chunk to tell which rows are damaged: (column with holes or None, holes, findings)."""
     if not dataset.chunks or dataset.ndim == 0:
-        return None, [], sources.unreadable(path, key, problem).findings
+        return None, [], sources.unreadable_error(path, key, problem).findings
     foreign.room(path, dataset.size * dataset.dtype.itemsize, f"'{key}'")
     value = np.zeros(dataset.shape, dataset.dtype)
     if value.dtype.kind == "f":

@@ -70,7 +70,7 @@ def features(
     path = cache_path(store, reader)
     columns = {key: store.obs(key) for key in reader.keys}
     count = len(next(iter(columns.values())))
-    kept = _kept(path, (count, reader.width))
+    kept = _read_kept(path, (count, reader.width))
     if kept is not None:
         return kept
     source = _first_of_run(columns, count)
@@ -110,7 +110,7 @@ def _first_of_run(columns: Mapping[str, np.ndarray], count: int) -> np.ndarray:
     return np.maximum.accumulate(np.where(new, np.arange(count), 0))
 
 
-def _kept(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
+def _read_kept(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
     """The rows on disk, or None where there are none or they are damaged."""
     try:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -173,7 +173,7 @@ def text(path: Path, most: int = _TEXT) -> str:
         raise BadData(error("unreadable", f"{path} is no text ({problem})", sources.AGAIN)) from problem
 
 
-def parsed(path: Path, content: str, kind: type = dict) -> Any:
+def parse(path: Path, content: str, kind: type = dict) -> Any:
     """JSON that stood in `path`.
 
     Raises:
@@ -190,14 +190,14 @@ def parsed(path: Path, content: str, kind: type = dict) -> Any:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object; see `parsed`."""
-    return parsed(path, text(path))
+    return parse(path, text(path))
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file with one in every line; none where there is no file."""
     if not path.is_file():
         return []
-    return [parsed(path, line) for line in text(path).splitlines() if line.strip()]
+    return [parse(path, line) for line in text(path).splitlines() if line.strip()]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -368,7 +368,7 @@ def unpickle(path: Path) -> Any:
     try:
         room(path, path.stat().st_size, "the file")
         return plain_pickle.load(path)
-    except plain_pickle.Refused as problem:
+    except plain_pickle.NotPlain as problem:
         message = f"{path} asks for '{problem}', which is neither an array nor a plain container: not loaded"
         repair = "write the arrays with numpy.savez instead; a pickle can run any code"
         raise BadData(error("pickle_global", message, repair, where=str(problem))) from problem

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl.data import foreign, replay_log, sources
-from robot_rl.data.bounds import of_io
+from robot_rl.data.bounds import bounds_of_io
 from robot_rl.data.episode import Logs, sound, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.types import Episode, IOSpec
@@ -155,7 +155,7 @@ def _recording(path: Path) -> Logs:
             episodes.append(recording[i])
         except ValueError as problem:
             findings.append(error("damaged", str(problem), "copy the recording again", where=f"episode {i}"))
-    episodes = _sampled(episodes, findings)
+    episodes = _sample(episodes, findings)
     if not episodes:
         raise BadData([*findings, error("no_rows", f"{folder} has no complete episode")])
     io = episodes[0].meta.get("io")
@@ -164,7 +164,7 @@ def _recording(path: Path) -> Logs:
     return Logs(episodes, list(findings), io, {"path": str(folder), "format": "recording"})
 
 
-def _sampled(episodes: list[Episode], findings: list[Finding]) -> list[Episode]:
+def _sample(episodes: list[Episode], findings: list[Finding]) -> list[Episode]:
     """Episodes with a person in the loop as the pieces that learners see: no gaps, holds or thrown away episodes."""
     from robot_rl.data.hil_episode import valid_pieces
     from robot_rl.data.hil_record import COLUMNS
@@ -196,7 +196,7 @@ def _store(path: Path) -> Logs:
         raise BadData(error("damaged", str(problem))) from problem
     facts = {"path": str(path), "format": "store", "name": store.meta.get("name", path.stem)}
     findings = [note("conversion", line) for line in store.report]
-    return Logs(list(store.episodes()), findings, store.io, facts, of_io(store.io, store.meta.get("action")))
+    return Logs(list(store.episodes()), findings, store.io, facts, bounds_of_io(store.io, store.meta.get("action")))
 
 
 def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> None:

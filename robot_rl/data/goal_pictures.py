@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from robot_rl.data.goals import GoalStream
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.types import Transitions
 
@@ -31,7 +30,7 @@ def unsaid(like: np.ndarray) -> np.ndarray:
     return out
 
 
-class GoalPictures:
+class GoalPictures(GoalStream):
     """A `LogDataset` in whose batches the pictures of one camera are a goal, and the sentence says nothing.
 
     "image.<camera>" of step t, in `obs` and in `next_obs`, is what that camera saw at a later time of the same episode:
@@ -57,22 +56,10 @@ class GoalPictures:
             raise ValueError(f"the log holds no '{self.key}' to take goals from; it holds {', '.join(data.keys)}")
         if not 0.0 <= last <= 1.0:
             raise ValueError(f"last is {last}, expected a share from 0 to 1")
-        self.data, self.last = data, last
-        store = data.store
-        self._start = np.asarray(store.start_obs)
-        # the last observation of an episode may never have been recorded; it is no goal then
-        self._end = np.asarray(store.length) - (~np.asarray(store.final_obs_valid)).astype(np.int64)
-        self._generator = torch.Generator().manual_seed(seed)
+        super().__init__(data, seed=seed)
+        self.last = last
 
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def batches(self, size: int) -> Iterator[Transitions]:
-        """Endless batches of `size` rows under goals."""
-        for batch in self.data.batches(size):
-            yield self._under_goals(batch)
-
-    def _under_goals(self, batch: Transitions) -> Transitions:
+    def _with_goals(self, batch: Transitions) -> Transitions:
         try:
             episode, step = (batch.extras[name].cpu().numpy() for name in ("episode", "step"))
         except KeyError as error:
@@ -80,7 +67,7 @@ class GoalPictures:
         if step.ndim > 1:  # windows: one goal for all steps of a window
             episode, step = episode[:, 0], step[:, 0]
         draw = torch.rand((2, len(step)), generator=self._generator, dtype=torch.float64).numpy()
-        end = self._end[episode]
+        end = self._last[episode]
         later = np.minimum(step + 1 + (draw[0] * np.maximum(end - step, 1)).astype(np.int64), end)
         row = self._start[episode] + np.where(draw[1] < self.last, end, later)
         shown = torch.from_numpy(np.asarray(self.data.store.column(f"obs/{self.key}")[row])).to(batch.reward.device)
@@ -94,16 +81,3 @@ class GoalPictures:
             return out
 
         return replace(batch, obs=put(batch.obs), next_obs=put(batch.next_obs))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position in the stream of samples and goals."""
-        return {"data": self.data.state_dict(), "generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly as the saved one would have.
-
-        Raises:
-            ValueError: it read other data.
-        """
-        self.data.load_state_dict(state["data"])
-        self._generator.set_state(state["generator"].cpu())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,43 @@ from robot_rl.data.log_dataset import LogDataset
 from robot_rl.types import Transitions
 
 
-class GoalDataset:
+class GoalStream(ABC):
+    """A `LogDataset` whose batches are given goals, with a generator of their own."""
+
+    def __init__(self, data: LogDataset, *, seed: int) -> None:
+        self.data = data
+        self._generator = torch.Generator().manual_seed(seed)
+        self._start = np.asarray(data.store.start_obs)
+        # The last observation of an episode may never have been recorded; it is no goal then.
+        valid = np.asarray(data.store.final_obs_valid)
+        self._last = np.asarray(data.store.length) - (~valid).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batches(self, size: int) -> Iterator[Transitions]:
+        """Endless batches of `size` rows with goals."""
+        return map(self._with_goals, self.data.batches(size))
+
+    @abstractmethod
+    def _with_goals(self, batch: Transitions) -> Transitions:
+        """The batch under goals."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the stream of samples and goals."""
+        return {"data": self.data.state_dict(), "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly as the saved one would have.
+
+        Raises:
+            ValueError: it read other data.
+        """
+        self.data.load_state_dict(state["data"])
+        self._generator.set_state(state["generator"].cpu())
+
+
+class GoalDataset(GoalStream):
     """A `LogDataset` whose batches have `extras["goal"]` (B, G): a goal that the step's action leads towards.
 
     For step t a later time w of the same episode is drawn. With probability `stitch` the goal is drawn behind a random
@@ -52,11 +89,8 @@ class GoalDataset:
             raise ValueError(f"goal components are {self.achieved}, expected some of 0 ... {size - 1}")
         if not 0.0 <= stitch <= 1.0 or clusters < 1:
             raise ValueError(f"stitch is {stitch} and clusters {clusters}, expected [0, 1] and at least 1")
-        self.data, self.stitch = data, stitch
-        self._generator = torch.Generator().manual_seed(seed)
-        self._start = np.asarray(store.start_obs)
-        # The last observation of an episode may never have been recorded; it is no goal then.
-        self._last = np.asarray(store.length) - (~np.asarray(store.final_obs_valid)).astype(np.int64)
+        super().__init__(data, seed=seed)
+        self.stitch = stitch
         states = store.column("obs/state")
         begins, lasts = self._start[data.episodes].tolist(), self._last[data.episodes].tolist()
         parts = [np.arange(begin, begin + last + 1) for begin, last in zip(begins, lasts)]
@@ -69,45 +103,24 @@ class GoalDataset:
         order = np.argsort(label, kind="stable")
         self._members, self._begin = order, np.searchsorted(label[order], np.arange(label.max() + 2))
 
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def batches(self, size: int) -> Iterator[Transitions]:
-        """Endless batches of `size` rows with goals."""
-        for batch in self.data.batches(size):
-            yield self._with_goals(batch)
-
     def _with_goals(self, batch: Transitions) -> Transitions:
         episode, step = (batch.extras[name].cpu().numpy() for name in ("episode", "step"))
         size = len(step)
         draw = torch.rand((4, size), generator=self._generator, dtype=torch.float64).numpy()
-        later = _between(step + 1, self._last[episode], draw[0])
+        later = _draw_between(step + 1, self._last[episode], draw[0])
         row = self._start[episode] + later
         cluster = self._cluster_of[row]
         begin, end = self._begin[cluster], self._begin[cluster + 1]
         near = self._members[begin + (draw[1] * (end - begin)).astype(np.int64)]  # a state of that cluster
         owner, place = self._owner[near], self._rows[near] - self._start[self._owner[near]]
-        beyond = self._start[owner] + _between(place, self._last[owner], draw[2])
+        beyond = self._start[owner] + _draw_between(place, self._last[owner], draw[2])
         goal_row = np.where(draw[3] < self.stitch, beyond, row)
         goal = np.asarray(self.data.store.column("obs/state")[goal_row])[:, list(self.achieved)]
         extras = {**batch.extras, "goal": torch.from_numpy(goal.astype(np.float32)).to(batch.reward.device)}
         return replace(batch, extras=extras)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Position in the stream of samples and goals."""
-        return {"data": self.data.state_dict(), "generator": self._generator.get_state()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly as the saved one would have.
-
-        Raises:
-            ValueError: it read other data.
-        """
-        self.data.load_state_dict(state["data"])
-        self._generator.set_state(state["generator"].cpu())
-
-
-def _between(low: np.ndarray, high: np.ndarray, draw: np.ndarray) -> np.ndarray:
+def _draw_between(low: np.ndarray, high: np.ndarray, draw: np.ndarray) -> np.ndarray:
     """Uniform integers in [low, high]; `high` where the range is empty."""
     return np.minimum(low + (draw * np.maximum(high - low + 1, 1)).astype(np.int64), high)
 

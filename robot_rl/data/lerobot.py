@@ -19,7 +19,7 @@ import numpy as np
 
 from robot_rl import extras
 from robot_rl.data import foreign, sources, video
-from robot_rl.data.bounds import ActionBounds, attributes, declared
+from robot_rl.data.bounds import ActionBounds, attributes, read_declared
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
 from robot_rl.types import Episode, IOSpec
@@ -149,8 +149,8 @@ def _meta(root: Path) -> _Set:
                 text = row.get("task", row.get("__index_level_0__", ""))
                 data.tasks[int(row["task_index"])] = str(text)
     else:
-        rows = _listed(root, "episodes")
-        data.tasks = {int(r["task_index"]): str(r["task"]) for r in _listed(root, "tasks")}
+        rows = _read_rows(root, "episodes")
+        data.tasks = {int(r["task_index"]): str(r["task"]) for r in _read_rows(root, "tasks")}
     data.rows = {int(row["episode_index"]): row for row in rows}
     numbers = [int(row["episode_index"]) for row in rows]
     if numbers != list(range(len(numbers))):
@@ -166,11 +166,11 @@ def _parquet(root: Path, file: Path, what: str, *, numeric: bool = False) -> Any
     return foreign.parquet(foreign.inside(root, file.relative_to(root)), what, numeric=numeric)
 
 
-def _listed(root: Path, name: str) -> list[dict[str, Any]]:
+def _read_rows(root: Path, name: str) -> list[dict[str, Any]]:
     return foreign.json_lines(foreign.inside(root, f"meta/{name}.jsonl"))
 
 
-def _named(data: _Set, kind: str, **values: Any) -> Path:
+def _path_of(data: _Set, kind: str, **values: Any) -> Path:
     """The file that a template of info.json stands for; below the data set's folder."""
     return foreign.inside(data.root, foreign.fill(data.info.get(kind), **values))
 
@@ -180,14 +180,14 @@ def _tables_v2(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
     missing = []
     for number in sorted(data.rows):
         chunk = number // int(data.info.get("chunks_size", 1000))
-        file = _named(data, "data_path", episode_chunk=chunk, episode_index=number)
+        file = _path_of(data, "data_path", episode_chunk=chunk, episode_index=number)
         if not file.is_file():
             missing.append(number)
             continue
         try:
             tables[number] = _columns(_parquet(data.root, file, f"episode {number}", numeric=True))
         except BadData as bad:
-            _broken(data, bad, salvage)
+            _report_broken(data, bad, salvage)
     if missing:
         message = f"{len(missing)} of {len(data.rows)} episodes are missing: {_spans(missing)}"
         data.findings.append(warning("episodes_missing", message, "copy them, or go on without", count=len(missing)))
@@ -201,14 +201,14 @@ def _tables_v3(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
     tables: dict[int, dict[str, np.ndarray]] = {}
     missing: list[int] = []
     for (chunk, number), held in sorted(wanted.items()):
-        file = _named(data, "data_path", chunk_index=chunk, file_index=number)
+        file = _path_of(data, "data_path", chunk_index=chunk, file_index=number)
         if not file.is_file():
             missing += held
             continue
         try:
             columns = _columns(_parquet(data.root, file, f"episodes {_spans(held)}", numeric=True))
         except BadData as bad:
-            _broken(data, bad, salvage)
+            _report_broken(data, bad, salvage)
             continue
         index = columns["episode_index"].reshape(-1)
         for episode in held:
@@ -228,7 +228,7 @@ def _tables_v3(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
     return dict(sorted(tables.items()))
 
 
-def _broken(data: _Set, bad: BadData, salvage: bool) -> None:
+def _report_broken(data: _Set, bad: BadData, salvage: bool) -> None:
     for item in bad.findings:
         if salvage:
             message = item.message + ": left out, the others are numbered anew (salvage)"
@@ -303,7 +303,7 @@ def _check_rows(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
 
 def _check_stats(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
     """Do the episodes lie in the range that the stored statistics give?"""
-    said = _said(data)
+    said = _read_said(data)
     count, worst, first = 0, 0.0, -1
     for number, table in tables.items():
         stats = said.get(number, {}).get("action")
@@ -322,7 +322,7 @@ def _bounds(data: _Set, size: int) -> ActionBounds | None:
     that range for [-1, 1], and actions are in the robot's units."""
     if "action_bounds" in data.info:
         return attributes(size, data.info["action_bounds"] or {})
-    said = _said(data)
+    said = _read_said(data)
     whole = foreign.inside(data.root, "meta/stats.json")
     if whole.is_file():
         said = {-1: foreign.read_json(whole)}
@@ -333,12 +333,12 @@ def _bounds(data: _Set, size: int) -> ActionBounds | None:
             return None
         ends.append(least([np.asarray(row, np.float64).reshape(-1) for row in rows], axis=0))
     still = ends[1] - ends[0] < 1e-9
-    return declared(np.where(still, ends[0] - 1.0, ends[0]), np.where(still, ends[1] + 1.0, ends[1]), size)
+    return read_declared(np.where(still, ends[0] - 1.0, ends[0]), np.where(still, ends[1] + 1.0, ends[1]), size)
 
 
-def _said(data: _Set) -> dict[int, dict[str, Any]]:
+def _read_said(data: _Set) -> dict[int, dict[str, Any]]:
     """Episode -> its stored statistics."""
-    said = {int(row["episode_index"]): row["stats"] for row in _listed(data.root, "episodes_stats")}
+    said = {int(row["episode_index"]): row["stats"] for row in _read_rows(data.root, "episodes_stats")}
     for number, row in data.rows.items():
         flat = {end: row[f"stats/action/{end}"] for end in ("min", "max") if row.get(f"stats/action/{end}") is not None}
         if flat:
@@ -359,10 +359,10 @@ def _images(
                 "chunk_index": int(row[f"videos/{key}/chunk_index"]),
                 "file_index": int(row[f"videos/{key}/file_index"]),
             }
-            file = _named(data, "video_path", video_key=key, **where)
+            file = _path_of(data, "video_path", video_key=key, **where)
         else:
             chunk = number // int(data.info.get("chunks_size", 1000))
-            file = _named(data, "video_path", video_key=key, episode_chunk=chunk, episode_index=number)
+            file = _path_of(data, "video_path", video_key=key, episode_chunk=chunk, episode_index=number)
         try:
             if file.is_file():
                 length = video.facts(file)[0] - begin

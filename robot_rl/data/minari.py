@@ -19,7 +19,7 @@ import numpy as np
 
 from robot_rl.data import foreign, minari_arrow, sources
 from robot_rl.data.atomic import new_folder, new_hdf5
-from robot_rl.data.bounds import attributes, declared, facts
+from robot_rl.data.bounds import attributes, facts, read_declared
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, warning
 from robot_rl.extras import require
@@ -87,10 +87,10 @@ def read(
     interface = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
     known = {**metadata, "path": str(file_path), "format": "minari"}
     size = interface.action_dim
-    space = foreign.parsed(folder / META, metadata["action_space"]) if metadata.get("action_space") else {}
+    space = foreign.parse(folder / META, metadata["action_space"]) if metadata.get("action_space") else {}
     bounds = attributes(size, metadata)
     if bounds is None and space.get("type") == "Box":
-        bounds = declared(space.get("low"), space.get("high"), size)
+        bounds = read_declared(space.get("low"), space.get("high"), size)
     return Logs(episodes, findings, interface, known, bounds)
 
 
@@ -203,7 +203,7 @@ def _episode(
             foreign.take(path, group[key]) for key in ("rewards", "terminations", "truncations")
         )
     except OSError as problem:
-        raise sources.unreadable(path, name, problem) from problem
+        raise sources.unreadable_error(path, name, problem) from problem
     steps = len(action)
     wrong = [
         error("lengths", f"{path}: {name}/{key} has {len(value)} rows, expected {rows} ({steps} actions)")
@@ -278,7 +278,7 @@ def _flat(
     try:
         value = foreign.take(path, item)
     except OSError as problem:
-        raise sources.unreadable(path, item.name, problem) from problem
+        raise sources.unreadable_error(path, item.name, problem) from problem
     if h5py.check_vlen_dtype(value.dtype) == np.uint8:
         first = decode(bytes(value[0])) if len(value) else None
         foreign.room(path, len(value) * (0 if first is None else first.nbytes), f"'{item.name}', decoded,")

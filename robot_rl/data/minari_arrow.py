@@ -64,9 +64,9 @@ def episodes(data: Path, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Gro
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
         items: dict[str, Any] = {}
         if "observations" in columns:
-            items["observations"] = _decoded(columns["observations"], spaces["observation"])
+            items["observations"] = _decode(columns["observations"], spaces["observation"])
         if "actions" in columns:
-            items["actions"] = _cut(_decoded(columns["actions"], spaces["action"]))
+            items["actions"] = _cut(_decode(columns["actions"], spaces["action"]))
         for name in ("rewards", "terminations", "truncations"):
             if name in columns:
                 items[name] = _plain(columns[name])[:-1]
@@ -76,14 +76,14 @@ def episodes(data: Path, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Gro
 
 def _space(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
     given = metadata.get(f"{name}_space")
-    return foreign.parsed(Path("metadata.json"), given) if isinstance(given, str) else {}
+    return foreign.parse(Path("metadata.json"), given) if isinstance(given, str) else {}
 
 
 def _plain(column: Any) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
-def _decoded(column: Any, space: Mapping[str, Any]) -> Any:
+def _decode(column: Any, space: Mapping[str, Any]) -> Any:
     """An array (T, ...) or a group of them."""
     arrow = require("pyarrow")
     kind = column.type
@@ -94,7 +94,7 @@ def _decoded(column: Any, space: Mapping[str, Any]) -> Any:
         tuples = space.get("type") == "Tuple"
         return Group(
             {
-                f"_index_{name}" if tuples else name: _decoded(column.field(i), named.get(name, {}))
+                f"_index_{name}" if tuples else name: _decode(column.field(i), named.get(name, {}))
                 for i, name in enumerate(fields)
             }
         )

@@ -68,7 +68,7 @@ def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:
     if not episodes:
         raise BadData([*done, error("nothing_left", "no episode is left after the repairs")])
     if not repairs.trust_terminals and not logs.meta.get("shuffled"):
-        episodes, more = _untrusted(episodes, str(logs.meta.get("name", "")))
+        episodes, more = _drop_untrusted(episodes, str(logs.meta.get("name", "")))
         done += more
     if repairs.split_gaps:
         episodes, more = _split_gaps(episodes)
@@ -85,7 +85,7 @@ def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:
     return replace(logs, io=io), done
 
 
-def _untrusted(episodes: list[Episode], name: str) -> tuple[list[Episode], list[Finding]]:
+def _drop_untrusted(episodes: list[Episode], name: str) -> tuple[list[Episode], list[Finding]]:
     found = checks.timeout_as_terminal(episodes, name)
     if not found:
         return episodes, []

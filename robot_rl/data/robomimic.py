@@ -73,7 +73,7 @@ def read(
         stop_on_errors(findings)
         facts: dict[str, Any] = {"path": str(path), "format": "robomimic", "filter": filter, "order": order}
         if "env_args" in group.attrs:
-            facts["env_args"] = foreign.parsed(path, group.attrs["env_args"])
+            facts["env_args"] = foreign.parse(path, group.attrs["env_args"])
             facts["name"] = str(facts["env_args"].get("env_name", path.stem))
         total = int(group.attrs.get("total", -1))
         told = attributes(episodes[0].action.shape[1], file.attrs, group.attrs, group[names[0]]["actions"].attrs)
@@ -105,7 +105,7 @@ def _episode(
         after = _observe(path, name, demo, "next_obs", order) if whole else None
         states = foreign.take(path, demo["states"]) if "states" in demo else None
     except OSError as problem:
-        raise sources.unreadable(path, name, problem) from problem
+        raise sources.unreadable_error(path, name, problem) from problem
     rows = {"rewards": reward, "dones": done, **{f"obs/{k}": v for k, v in obs.items()}}
     for key, value in rows.items():
         if len(value) != len(action):

@@ -34,7 +34,7 @@ import numpy as np
 
 from robot_rl import extras
 from robot_rl.data import bag_check, foreign, mcap_salvage
-from robot_rl.data.bounds import declared
+from robot_rl.data.bounds import read_declared
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.data.lerobot import action_lag
@@ -347,7 +347,7 @@ def _convert(path: Path, plan: Mapping[str, Any], topics: dict[str, _Topic], fin
         raise BadData([*findings, error("no_rows", message, "raise max_age_s, or lower the clock's rate")])
     width = command_value.shape[1]
     low, high, units = (plan.get(key) for key in _RANGE)
-    bounds = declared(low, high, width, units)
+    bounds = read_declared(low, high, width, units)
     if bounds is None and not (low is None and high is None):
         message = f"action_low is {low} and action_high {high}, expected for both a number or a list of {width}"
         raise BadData([*findings, error("map", f"{path}: {message}, the first below the second")])

@@ -103,10 +103,10 @@ def _describe(file: h5py.File, attributes: Mapping[str, Any]) -> None:
     file.attrs["schema"] = SCHEMA
     for key, value in attributes.items():
         plain = isinstance(value, (str, int, float, bool, np.generic))
-        file.attrs[key] = value if plain else json.dumps(value, default=_listed)
+        file.attrs[key] = value if plain else json.dumps(value, default=_as_list)
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be stored as an attribute")
@@ -138,11 +138,11 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
                 columns[key] = [v.tobytes() for v in value] if h5py.check_vlen_dtype(item.dtype) else value
 
         file.visititems(visit)
-        attributes = {key: _parsed(value) for key, value in file.attrs.items()}
+        attributes = {key: _parse(value) for key, value in file.attrs.items()}
     return columns, attributes
 
 
-def _parsed(value: Any) -> Any:
+def _parse(value: Any) -> Any:
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return json.loads(value)

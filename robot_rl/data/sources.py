@@ -53,7 +53,7 @@ def explain(path: Path, problem: Exception) -> BadData:
     return BadData(error("unreadable", f"{path} cannot be read: {text}", AGAIN))
 
 
-def unreadable(path: Path, key: str, problem: Exception) -> BadData:
+def unreadable_error(path: Path, key: str, problem: Exception) -> BadData:
     """A dataset that is listed but does not come out."""
     return BadData(
         error("damaged", f"{path}: key '{key}' cannot be read ({problem}); the file is damaged there", AGAIN)

@@ -85,7 +85,7 @@ class StoreWriter:
         """
         if not self._columns:
             self._begin(episode)
-        for name, value in self._required(episode).items():
+        for name, value in self._require(episode).items():
             column = self._columns[name]
             if value.shape[1:] != column.shape:
                 raise ValueError(
@@ -108,11 +108,11 @@ class StoreWriter:
         self._steps += len(episode)
         self._observations += len(episode) + 1
         self._pending.append(episode)
-        self._bytes += sum(v.nbytes for v in self._required(episode).values())
+        self._bytes += sum(v.nbytes for v in self._require(episode).values())
         if self._bytes >= CHUNK:
             self._flush()
 
-    def _required(self, episode: Episode) -> dict[str, np.ndarray]:
+    def _require(self, episode: Episode) -> dict[str, np.ndarray]:
         return {**{f"obs/{key}": value for key, value in episode.obs.items()}, "action": episode.action}
 
     def _begin(self, episode: Episode) -> None:
@@ -121,7 +121,7 @@ class StoreWriter:
             if isinstance(io, dict):
                 io = IOSpec.from_dict(io)
             self.io = io if isinstance(io, IOSpec) else unnamed_io(episode.obs, episode.action.shape[1], 20.0)
-        shapes = {f"obs/{key}": (value.shape[1:], _kept(value.dtype)) for key, value in episode.obs.items()}
+        shapes = {f"obs/{key}": (value.shape[1:], _stored_dtype(value.dtype)) for key, value in episode.obs.items()}
         shapes["action"] = (episode.action.shape[1:], np.dtype("<f4"))
         shapes |= {"reward": ((), np.dtype("<f4")), "terminal": ((), np.dtype(bool))}
         shapes |= {"truncated": ((), np.dtype(bool)), "intervened": ((), np.dtype(bool))}
@@ -338,7 +338,7 @@ class _Column:
         }
 
 
-def _kept(dtype: np.dtype) -> np.dtype:
+def _stored_dtype(dtype: np.dtype) -> np.dtype:
     if dtype.kind == "f":
         return np.dtype("<f4")
     if dtype.kind not in "biu":

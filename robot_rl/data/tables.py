@@ -88,7 +88,7 @@ def read(
         sources.check_file(foreign.inside(path, file.relative_to(path)) if path.is_dir() else file)
     if map is None:
         header = ", ".join(foreign.csv(files[0])[0])
-        repair = f"give map=<file.yaml> that names state and action columns; maps of the package: {_known()}"
+        repair = f"give map=<file.yaml> that names state and action columns; maps of the package: {_list_known()}"
         raise BadData(error("no_map", f"{path} has the columns {header}, but nothing says what they are", repair))
     plan = _plan(map)
     findings: list[Finding] = []
@@ -99,7 +99,7 @@ def read(
         if made is not None:
             episodes.append(made)
     if periods:
-        findings.append(_resampled(periods, float(plan["control_hz"])))
+        findings.append(_report_resampled(periods, float(plan["control_hz"])))
     stop_on_errors(findings)
     if not episodes:
         raise BadData([*findings, error("no_rows", f"{path} has no row of data")])
@@ -162,7 +162,7 @@ def _plan(given: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
         if not file.exists() and (MAPS / f"{given}.yaml").exists():
             file = MAPS / f"{given}.yaml"
         if not file.is_file():
-            message = f"there is no map '{given}'; expected a YAML file or one of {_known()}"
+            message = f"there is no map '{given}'; expected a YAML file or one of {_list_known()}"
             raise BadData(error("map", message))
         plan = foreign.read_yaml(file)
     unknown = {str(key) for key in plan} - _KEYS
@@ -194,7 +194,7 @@ def _check_plan(plan: Mapping[str, Any], name: str) -> None:
             raise BadData(error("map", f"{name}: {key} is {plan[key]}, expected 0 to 100,000"))
 
 
-def _known() -> str:
+def _list_known() -> str:
     return ", ".join(sorted(p.stem for p in MAPS.glob("*.yaml"))) or "none"
 
 
@@ -224,7 +224,7 @@ def _load(path: Path, findings: list[Finding]) -> dict[str, np.ndarray] | None:
     return dict(zip(names, rows.T))
 
 
-def _resampled(periods: list[tuple[float, float, str]], hz: float) -> Finding:
+def _report_resampled(periods: list[tuple[float, float, str]], hz: float) -> Finding:
     """One line about the sampling of all files: usual periods, the largest gap."""
     low, high = min(p[0] for p in periods) * 1e3, max(p[0] for p in periods) * 1e3
     gap, where = max((p[1], p[2]) for p in periods)

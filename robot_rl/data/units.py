@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from robot_rl.data.bounds import HOW, NORMALISED, STATED, Scale, between, of_io, stated
-from robot_rl.types import Action, Array, IOSpec, Obs, Policy
+from robot_rl.data.bounds import HOW, NORMALISED, STATED, Scale, bounds_of_io, read_stated, scale_between
+from robot_rl.types import Action, Array, IOSpec, Obs, Policy, PolicyParts
 
 LAST_ACTION = "last_action"
 """Begin of the names of the components of "state" that are the action executed last, in [-1, 1]."""
@@ -32,7 +32,7 @@ def meaning_of(io: IOSpec, known: str | None, options: Mapping[str, Any]) -> tup
         ValueError: the bounds are none.
     """
     given = {"action": options.get("action"), "low": options.get("action_low"), "high": options.get("action_high")}
-    bounds = stated(of_io(io, known), io.action_dim, **given)
+    bounds = read_stated(bounds_of_io(io, known), io.action_dim, **given)
     if bounds is None or bounds.low is None or bounds.high is None:
         return io, None if bounds is None else bounds.said
     if bounds.normalised:
@@ -55,7 +55,7 @@ def in_units(policy: Policy, io: IOSpec, here: IOSpec, known: str | None, say: C
         ValueError: they do not fit, or nobody knows what the actions mean; see `agree`.
     """
     meant = agree(io, here, known)
-    return policy if meant is here else InUnits(policy, between(meant, here), here, say)
+    return policy if meant is here else InUnits(policy, scale_between(meant, here), here, say)
 
 
 def agree(log: IOSpec, env: IOSpec, said: str | None = None) -> IOSpec:
@@ -69,8 +69,8 @@ def agree(log: IOSpec, env: IOSpec, said: str | None = None) -> IOSpec:
         said: what is known of the actions beside it, see `bounds.ActionBounds.said`.
 
     Returns:
-        `env` itself where -1 and +1 are its own bounds, else a new interface; `bounds.between` it and `env` leads from
-        one scale to the other.
+        `env` itself where -1 and +1 are its own bounds, else a new interface; `bounds.scale_between` it
+        and `env` leads from one scale to the other.
 
     Raises:
         ValueError: they do not fit, listing every difference; or nobody knows what the actions mean.
@@ -87,7 +87,7 @@ def agree(log: IOSpec, env: IOSpec, said: str | None = None) -> IOSpec:
             f"the log has observations {mine} and {log.action_dim} actions, the environment {theirs} and "
             f"{env.action_dim}; choose the environment that the log was made in"
         )
-    here = span(env)
+    here = describe_span(env)
     one = env.knows_bounds and np.allclose(env.bounds, [[-1.0] * env.action_dim, [1.0] * env.action_dim])
     if not log.knows_bounds:
         if env.knows_bounds and (said == NORMALISED or one):  # in a world of [-1, 1] both answers are the same
@@ -97,12 +97,12 @@ def agree(log: IOSpec, env: IOSpec, said: str | None = None) -> IOSpec:
             f"same number could be another action: {HOW}"
         )
     if not env.knows_bounds:
-        raise ValueError(f"the log's actions go from {span(log)}, and nobody knows the environment's range")
+        raise ValueError(f"the log's actions go from {describe_span(log)}, and nobody knows the environment's range")
     if _units(log, env) != env.action_units:
         wrong = [i for i, unit in enumerate(_units(log, env)) if unit != env.action_units[i]]
         names = ", ".join(f"{env.action_names[i]} ({log.action_units[i]}, {env.action_units[i]})" for i in wrong)
         raise ValueError(f"the log's actions are in other units than the environment's: {names}; convert the log")
-    if not between(log, env).changes:
+    if not scale_between(log, env).changes:
         return env
     bare = np.allclose(log.bounds, [[-1.0] * log.action_dim, [1.0] * log.action_dim]) and set(log.action_units) == {"1"}
     if bare and said != STATED and set(env.action_units) != {"1"}:
@@ -133,10 +133,17 @@ class InUnits:
         last = [name.startswith(LAST_ACTION) for name in io.obs_names]
         self._last = np.flatnonzero(last) if sum(last) == io.action_dim else np.zeros(0, np.int64)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "policy":  # while it is copied or unpickled there is none yet
-            raise AttributeError(name)
-        return getattr(self.policy, name)
+    @property
+    def parts(self) -> PolicyParts:
+        """The inner policy's, which hears and judges actions on its own scale."""
+        inner: PolicyParts = self.policy.parts
+        ask = inner.at_interval
+        return replace(
+            inner,
+            executed=None if inner.executed is None else self._executed,
+            log_prob=None if inner.log_prob is None else self._log_prob,
+            at_interval=None if ask is None else lambda steps: self.around(ask(steps)),
+        )
 
     def reset(self, rows: Array | None = None) -> None:
         """Forget memory and chunks of these rows."""
@@ -155,21 +162,14 @@ class InUnits:
         logp = None if found.logp is None else found.logp - self._scale.log_volume
         return Action(value.clip(-1.0, 1.0), logp, found.extras)
 
-    def executed(self, action: Array) -> None:
-        """What was done in the last tick, for a policy that reads it."""
-        told = getattr(self.policy, "executed", None)
-        if told is not None:
-            told(self._scaled(action, self._back))
+    def _executed(self, action: Array) -> None:
+        told = self.policy.parts.executed
+        assert told is not None
+        told(self._scaled(action, self._back))
 
-    def log_prob(self, obs: Obs, action: Tensor) -> Tensor:
-        """(B,) log-density of an action of the environment.
-
-        Raises:
-            ValueError: the inner policy has none.
-        """
-        density = getattr(self.policy, "log_prob", None)
-        if density is None:
-            raise ValueError(f"{type(self.policy).__name__} has no density")
+    def _log_prob(self, obs: Obs, action: Tensor) -> Tensor:
+        density = self.policy.parts.log_prob
+        assert density is not None
         return density(self._read(obs), self._scaled(action, self._back)) - self._scale.log_volume
 
     def around(self, policy: Any) -> InUnits:
@@ -196,7 +196,7 @@ def _units(log: IOSpec, env: IOSpec) -> tuple[str, ...]:
     return tuple(b if "1" in (a, b) else a for a, b in zip(log.action_units, env.action_units))
 
 
-def span(io: IOSpec) -> str:
+def describe_span(io: IOSpec) -> str:
     """From where to where actions go, for messages."""
     if not io.knows_bounds:
         return "nobody knows where to where"

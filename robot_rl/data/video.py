@@ -66,9 +66,9 @@ def frames(
         raise
     except (OSError, ValueError, IndexError) as problem:  # PyAV's errors derive from these
         if not found:
-            raise _unreadable(path, codec, str(problem)) from problem
+            raise _unreadable_error(path, codec, str(problem)) from problem
     if not found:
-        raise _unreadable(path, codec, "no frame came out")
+        raise _unreadable_error(path, codec, "no frame came out")
     return np.stack(found)
 
 
@@ -84,7 +84,7 @@ def facts(path: Path) -> tuple[float, int, str]:
             length = float(stream.duration * stream.time_base) if stream.duration else (container.duration or 0) / 1e6
             return length, stream.frames, stream.codec_context.name
     except (OSError, ValueError, IndexError) as problem:
-        raise _unreadable(path, "unknown codec", str(problem)) from problem
+        raise _unreadable_error(path, "unknown codec", str(problem)) from problem
 
 
 def write(
@@ -125,7 +125,7 @@ def _open(path: Path) -> Any:
     return extras.require("av").open(str(path), format=kind, container_options=options)
 
 
-def _unreadable(path: Path, codec: str, problem: str) -> BadData:
+def _unreadable_error(path: Path, codec: str, problem: str) -> BadData:
     return BadData(
         error(
             "video_unreadable",

@@ -14,7 +14,8 @@ from robot_rl.data.hil_record import ControlStep
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.pieces import Outbox, Place
 from robot_rl.human.stats import EpisodeFacts
-from robot_rl.types import Episode, Learner, Metrics, Policy
+from robot_rl.human.waiting import meanwhile
+from robot_rl.types import Episode, IOSpec, Learner, Metrics, Needs, Options, Policy
 
 _OWN = ("generator", "held")  # what a policy remembers of its own acting: the actor's, never the learner's
 
@@ -107,11 +108,14 @@ class Follower(Learner[Any, Any]):
         policy: acts; gets new weights between episodes.
     """
 
-    consumes = "transitions"
-
     def __init__(self, policy: Policy) -> None:
+        super().__init__(Options(), policy.io)
         self.policy = policy
-        self.batch_size = 1
+
+    @classmethod
+    def needs(cls, options: Options, io: IOSpec) -> Needs:
+        """Single rows, which are never drawn."""
+        return Needs(rows=1)
 
     def update(self, batches: Any, /) -> Metrics:
         """Nothing to do here."""
@@ -192,10 +196,14 @@ class HilActor(HumanInTheLoop):
         self.link.done = True
         self.link.notify()
         begun = time.monotonic()
-        while not self.link.finished and not self._stop:
-            if min(self.link.silence, time.monotonic() - begun) > self._patience:
-                return False
-            time.sleep(0.05)
+
+        def wait() -> None:
+            while not self.link.finished and not self._stop:
+                if min(self.link.silence, time.monotonic() - begun) > self._patience:
+                    break
+                time.sleep(0.05)
+
+        meanwhile(self, "the learner finishes", wait)
         self._follow()
         return self.link.finished
 

@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 
 from robot_rl.arbiter import Driver, Press
+from robot_rl.human.devices.teleop import Camera
 from robot_rl.human.labels import WORDS
 from robot_rl.human.pilot import Driven
 from robot_rl.human.screen import telemetry, views
 from robot_rl.human.session import Session
 from robot_rl.human.stats import Trials
 from robot_rl.human.trials import tell
+from robot_rl.human.waiting import reset
 from robot_rl.loops.stepping import NonFiniteError, Stepper
 from robot_rl.types import Obs, Step
 
 
 @dataclass
-class Trial:
+class AttendedTrial:
     """One trial.
 
     Attributes:
@@ -64,12 +66,12 @@ class AttendedTrials:
         episodes: int,
         seed: int,
         stopped: Callable[[], bool],
-        frame: Callable[[int], Any] | None = None,
+        frame: Camera | None = None,
     ) -> None:
         self._session, self._pilot, self._env = session, session.pilot, env
         self._wanted, self._stopped, self._frame = episodes, stopped, frame
         self._stepper, self._seed, self._problem = Stepper(env), seed, ""
-        self._last: Trial | None = None
+        self._last: AttendedTrial | None = None
         self.found = Trials(deterministic=True)
 
     def run(self) -> Trials:
@@ -114,13 +116,13 @@ class AttendedTrials:
             pilot.wait()
         return False
 
-    def _trial(self) -> Trial:
+    def _trial(self) -> AttendedTrial:
         session, pilot, policy = self._session, self._pilot, self._session.learner.policy
         policy.reset()
         session.watch.begin()
         if session.judge is not None:
             session.judge.begin()
-        trial, seen, ended = Trial(), {}, False
+        trial, seen, ended = AttendedTrial(), {}, False
         while True:
             if self._stopped():
                 trial.counts = False
@@ -151,13 +153,13 @@ class AttendedTrials:
             self._reset()
         return trial
 
-    def _person_ends(self, trial: Trial, driven: Driven) -> bool:
+    def _person_ends(self, trial: AttendedTrial, driven: Driven) -> bool:
         """What happened to the robot goes before what was said in the same tick: a stop is never a success."""
         words = [press for press in driven.presses if press.episode >= 0 or press.kind == "undo"]
         self._hear(tuple(words))  # about what is over
         kinds = [press.kind for press in driven.presses if press not in words]
         if driven.stopped:
-            self.found.stops += "estop" not in kinds
+            self.found.stops += not driven.pressed
             trial.touched = True
         elif driven.lost or self._session.watch.lost or "rerecord" in kinds:
             trial.counts = False
@@ -206,7 +208,7 @@ class AttendedTrials:
 
     def _reset(self, seed: int | None = None) -> bool:
         try:
-            self._stepper.reset(seed=seed)
+            reset(self._session, lambda: self._stepper.reset(seed=seed))
         except RuntimeError as error:
             self._broken("the reset failed", error)
             return False

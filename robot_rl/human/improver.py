@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from robot_rl.loops.contract import learned
+from robot_rl.loops.contract import update_learner
 from robot_rl.types import Learner, Metrics, Transitions
 
 
@@ -51,7 +51,7 @@ class Improver:
         while self.credit >= 1.0 and go_on():
             self.credit -= 1.0
             try:
-                self.metrics.update(learned(self.learner, self._batches))
+                self.metrics.update(update_learner(self.learner, self._batches))
             except FloatingPointError as error:
                 self.skipped += 1
                 if self.skipped >= 10:

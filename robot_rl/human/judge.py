@@ -13,7 +13,7 @@ from robot_rl.types import Obs
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """About one observation.
 
     Attributes:
@@ -49,7 +49,7 @@ class Judge:
         """A new episode."""
         self._run = 0
 
-    def __call__(self, obs: Obs, patience: float = math.inf) -> Verdict:
+    def __call__(self, obs: Obs, patience: float = math.inf) -> Judgement:
         """Judge an observation without a batch axis.
 
         Args:
@@ -64,6 +64,6 @@ class Judge:
         late = time.perf_counter() - begun > patience
         if late or not math.isfinite(probability):
             self._run, self.unknown = 0, self.unknown + 1
-            return Verdict(False, math.nan, False)
+            return Judgement(False, math.nan, False)
         self._run = self._run + 1 if probability >= self.threshold else 0
-        return Verdict(self._run >= self._needed, probability, True)
+        return Judgement(self._run >= self._needed, probability, True)

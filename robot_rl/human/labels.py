@@ -44,7 +44,7 @@ class Labels:
 
     Args:
         log: of the run.
-        memory: of it; None where the learner is elsewhere: then the log alone hears it.
+        memory: of it; None where the learner is elsewhere: it hears of the log's words over the link.
         rules: rewards and ends.
         most: episodes that can still be found.
     """
@@ -86,7 +86,6 @@ class Labels:
         self._log.correct(told.number, told.facts.success, undone=success is None)
         self.said = f"{kind if success is not None else 'label taken back'}, episode {told.number}"
         if self._memory is None:
-            self.said += " (in the log; the learner elsewhere does not hear of it)"
             return 0
         return self._amend(self._memory, told, episode, success)
 
@@ -129,7 +128,7 @@ class Labels:
                     relabel(steps, self._rules, success if label else None)
             human = sum(step.human for step in steps)
             useful = not shown or (bool(facts.get("demo")) if line is None else success)
-            rows, final = _store(self._memory, steps, demo=shown) if useful else ([], -1)
+            rows, final = store(self._memory, steps, demo=shown) if useful else ([], -1)
             if promote and success and not human and not shown:
                 self._memory.promote(rows)
             if (key.run_id, key.actor_id) == (self._log.run_id, self._log.actor_id):
@@ -142,15 +141,14 @@ class Labels:
     def _amend(self, memory: HilMemory, told: Told, episode: Episode, success: bool | None) -> int:
         """The memory hears it, too."""
         steps = to_steps(episode)
-        final = relabel(steps, self._rules, success) if success is not None or told.keyed else None
-        final = final or next((step for step in reversed(steps) if step.valid), None)
+        final = last_word(steps, self._rules, success)
         if final is None:
             return 0
         if not told.demo:
             memory.amend(told.final, final)
             return 0
         if told.facts.success and not told.rows:
-            told.rows, told.final = _store(memory, steps, demo=True)
+            told.rows, told.final = store(memory, steps, demo=True)
             return 1
         if not told.facts.success and told.rows:
             memory.forget(told.rows)
@@ -159,7 +157,14 @@ class Labels:
         return 0
 
 
-def _store(memory: HilMemory, steps: Sequence[ControlStep], *, demo: bool) -> tuple[list[int], int]:
+def last_word(steps: Sequence[ControlStep], rules: EpisodeRules, success: bool | None) -> ControlStep | None:
+    """The last valid step with the outcome that a person says; None takes back what they had said, a key included."""
+    keyed = any(step.reward_source == RewardSource.HUMAN_KEY for step in steps)
+    final = relabel(steps, rules, success) if success is not None or keyed else None
+    return final or next((step for step in reversed(steps) if step.valid), None)
+
+
+def store(memory: HilMemory, steps: Sequence[ControlStep], *, demo: bool) -> tuple[list[int], int]:
     """Rows of the steps, and the row of the last valid one or -1."""
     first, final = memory.count, -1
     for step in steps:

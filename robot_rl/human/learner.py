@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_record import Invalid
 from robot_rl.human.actor import tensors_of
 from robot_rl.human.improver import Improver
+from robot_rl.human.labels import last_word, store
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.pieces import Inbox, PieceHead, Place, Received
 from robot_rl.types import Learner, Metrics, Sampler, Transitions
@@ -41,6 +44,10 @@ class Actors(Protocol):
         """Actors that have been heard of lately."""
         ...
 
+    def words(self) -> dict[int, dict[int, Word]]:
+        """Actor -> episode -> what a person said about it last, after its end."""
+        ...
+
     def complete(self) -> bool:
         """Every actor is done, and all that it has is here."""
         ...
@@ -54,6 +61,27 @@ class Actors(Protocol):
         ...
 
 
+Word = tuple[bool, bool]
+"""(success, taken back); with the second what counts is how the episode was recorded."""
+
+
+@dataclass
+class Kept:
+    """Where an episode that came as a whole lies in the memory.
+
+    Attributes:
+        rows: of the memory; empty where it was thrown away or failed as a demonstration.
+        final: of them the row of its last valid step, or -1.
+        shown: it was a demonstration, or thrown away.
+        useful: it counts as a demonstration now.
+    """
+
+    rows: list[int]
+    final: int
+    shown: bool
+    useful: bool
+
+
 class HilLearner:
     """Receives, stores, learns, publishes; ends when the actors are done and every row has had its updates.
 
@@ -64,6 +92,7 @@ class HilLearner:
         memory: where batches come from; filled from the inbox.
         sampler: of the memory's views.
         batch_size: rows per batch.
+        rules: rewards and ends; the actors' too.
         demos: demonstrations to wait for before anything is learned.
         learning_starts: own steps before the first update.
         updates_per_step: updates per own step.
@@ -80,6 +109,7 @@ class HilLearner:
         memory: HilMemory,
         sampler: Sampler,
         batch_size: int,
+        rules: EpisodeRules,
         demos: int,
         learning_starts: int,
         updates_per_step: float,
@@ -97,7 +127,10 @@ class HilLearner:
         """The demonstrations have been learned."""
         self.trouble = ""
         self._stop = False
-        self._episodes: dict[int, tuple[int, list[int], bool]] = {}  # actor -> its episode, its rows, nobody helped
+        self._rules = rules
+        self._open: dict[int, tuple[int, Kept, bool]] = {}  # actor -> its episode, where it lies, nobody helped
+        self._whole: dict[tuple[int, int], Kept] = {}  # (actor, episode) -> the same, once all of it is here
+        self._heard: dict[tuple[int, int], Word] = {}
         for received in inbox.restored():
             self._learn_of(received)
         self.improver.poisoned = False  # what was proposed in an earlier life was dealt with there
@@ -134,6 +167,7 @@ class HilLearner:
                 if hook(self.rows, {**self.metrics(), "time/updates_per_s": speed}):
                     return False
             if done:
+                self._hear()  # what came with the word that the actor is done
                 return True
         return False
 
@@ -156,6 +190,7 @@ class HilLearner:
                 self._learn_of(received)
         if came:
             self.link.confirm(self.inbox.places)
+        self._hear()
         return new
 
     def metrics(self) -> Metrics:
@@ -212,14 +247,19 @@ class HilLearner:
     def _learn_of(self, received: Received) -> None:
         """Into the memory, and into the count of updates that are due."""
         head = received.head
-        number, rows, alone = self._episodes.get(head.actor, (-1, [], True))
+        number, kept, alone = self._open.get(head.actor, (-1, Kept([], -1, False, False), True))
         if number != head.episode:
-            rows, alone = [], True
+            kept, alone = Kept([], -1, head.demo or head.discarded, head.demo), True
+        self._open[head.actor] = head.episode, kept, alone
+        if head.final:
+            self._whole[head.actor, head.episode] = kept
         if head.discarded:  # known with the last piece; what came before it is forgotten
-            self.memory.forget(rows)
+            self.memory.forget(kept.rows)
+            kept.rows, kept.final, kept.shown = [], -1, True
             return
-        before = self.memory.count
-        self.memory.extend(received.steps, demo=head.demo)
+        rows, final = store(self.memory, received.steps, demo=head.demo)
+        kept.rows += rows
+        kept.final = final if any(step.valid for step in received.steps) else kept.final
         if head.demo:
             self.demos += head.final
             return
@@ -228,11 +268,35 @@ class HilLearner:
             if len(self.memory.views["online"]) >= self._starts:
                 self.improver.earn()
             self.improver.poisoned |= step.invalid_reason == Invalid.NONFINITE
-        rows = [*rows, *range(before, self.memory.count)]
         alone = alone and not any(step.human for step in received.steps)
-        self._episodes[head.actor] = head.episode, rows, alone
+        self._open[head.actor] = head.episode, kept, alone
         if self._promote and head.final and head.success and alone:
-            self.memory.promote(rows)
+            self.memory.promote(kept.rows)
+
+    def _hear(self) -> None:
+        """What people said about episodes after their end, once all of such an episode is here."""
+        for actor, words in self.link.words().items():
+            for episode, word in words.items():
+                key = actor, episode
+                if self._heard.get(key) != word and key in self._whole:
+                    self._heard[key] = word
+                    self._amend(key, self._whole[key], *word)
+
+    def _amend(self, key: tuple[int, int], kept: Kept, success: bool, undone: bool) -> None:
+        steps = self.inbox.steps(*key)
+        final = last_word(steps, self._rules, None if undone else success)
+        if final is None:
+            return
+        if not kept.shown:
+            self.memory.amend(kept.final, final)
+        elif success and not kept.useful:
+            kept.rows, kept.final = store(self.memory, steps, demo=True)
+            kept.useful = True
+            self.demos += 1
+        elif not success and kept.useful:
+            self.memory.forget(kept.rows)
+            kept.rows, kept.final, kept.useful = [], -1, False
+            self.demos -= 1
 
     def _prepare(self) -> None:
         """Learn the demonstrations once they are all here."""

@@ -62,6 +62,12 @@ class HilLog:
         self._keys = {episode_key(line) for line in self.manifest}
         self.recovered: list[Key] = self._recover()
         """Episodes that a killed process had left open; they are closed and stored now."""
+        self.words: dict[int, tuple[bool, bool]] = {}
+        """Episode of this actor -> (success, taken back): what a person said about it last, after its end."""
+        for line in read_corrections(self.path):
+            key = episode_key(line)
+            if (key.run_id, key.actor_id) == (run_id, actor_id):
+                self.words[key.episode_id] = bool(line["success"]), bool(line.get("undone"))
 
     @property
     def next_episode(self) -> int:
@@ -154,6 +160,7 @@ class HilLog:
             file.write(json.dumps(line | ({"undone": True} if undone else {})) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        self.words[number] = success, undone
 
     def close(self) -> None:
         """Close the files; an episode under way stays in the journal."""

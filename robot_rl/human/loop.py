@@ -6,7 +6,6 @@ import errno
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from robot_rl.human.screen import telemetry, views
 from robot_rl.human.session import Session
 from robot_rl.human.stats import EpisodeFacts
 from robot_rl.human.trials import tell
+from robot_rl.human.waiting import meanwhile, reset
 from robot_rl.loops.stepping import NonFiniteError
 from robot_rl.types import Episode, Metrics, Obs, Step
 
@@ -108,8 +108,7 @@ class HumanInTheLoop(Session):
                 draft.close(EndReason.COMMS)
                 break
             if driven.stopped:
-                pressed = any(press.kind == "estop" for press in driven.presses)
-                draft.close(EndReason.HUMAN_STOP if pressed else EndReason.SAFETY_STOP)
+                draft.close(EndReason.HUMAN_STOP if driven.pressed else EndReason.SAFETY_STOP)
                 break
             t_cmd = self.pilot.now_ns()
             try:
@@ -308,7 +307,7 @@ class HumanInTheLoop(Session):
                 self.memory.promote(rows)
         if not demo:
             if self._whole:
-                self.meanwhile("learning", lambda: self._learn(ended=True))
+                meanwhile(self, "learning", lambda: self._learn(ended=True))
             self.improver.mark()
         if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
             self._reset()
@@ -317,7 +316,7 @@ class HumanInTheLoop(Session):
     def _reset(self, seed: int | None = None) -> bool:
         """Reset the robot; False when a real one could not be reset: it holds, and a person has to see to it."""
         try:
-            self.stepper.reset(seed=seed)
+            reset(self, lambda: self.stepper.reset(seed=seed))
         except RuntimeError as error:
             self._broken("the reset failed", error)
             return False
@@ -355,24 +354,6 @@ class HumanInTheLoop(Session):
             return
         if self.improver.spend(lambda: ended or not self.pilot.realtime or self.pilot.spare() > 0.0):
             self.version, self.updated_ns = self.updates, self.pilot.now_ns()
-
-    def meanwhile(self, phase: str, work: Callable[[], Any]) -> Any:
-        """Something that takes a while, with the robot on hold: keys are heard and the screen goes on.
-
-        Args:
-            phase: what the screen says.
-            work: called in a thread of its own where a person is there, at once elsewhere.
-        """
-        if not self.pilot.realtime:
-            return work()
-        with ThreadPoolExecutor(1, "meanwhile") as pool:
-            done = pool.submit(work)
-            while not done.done():
-                self.hear(self.pilot.idle(self.here()))
-                self.pilot.hold()  # a go that comes now is too early
-                self.pilot.show({**self._telemetry(False, None), "phase": phase}, self.frame)
-                self.pilot.wait()
-            return done.result()
 
     # ------------------------------------------------------------ screen
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from robot_rl.data.hil_record import ControlStep, Source
-from robot_rl.data.seen import spaced
+from robot_rl.data.seen import space_rows
 from robot_rl.types import IOSpec, Obs, Transitions
 
 VIEWS = ("online", "demo", "human")
@@ -164,7 +164,7 @@ class HilMemory:
 
     def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
         """Vector observations and actions of evenly spaced rows, and how many came in; see `data.seen`."""
-        slot = (self._oldest + spaced(self.count - self._oldest, most)) % self.capacity
+        slot = (self._oldest + space_rows(self.count - self._oldest, most)) % self.capacity
         here = self._refs[slot, 0] % self._frames_kept
         vectors = {key: store[here] for key, store in self._frames.items() if store.ndim == 2}
         return vectors, self._action[slot], self.count

@@ -8,7 +8,7 @@ from robot_rl.data.hil_record import EndReason
 
 
 @dataclass(frozen=True)
-class HilOptions:
+class SessionOptions:
     """Numbers of the loop.
 
     Attributes:

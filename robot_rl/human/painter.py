@@ -6,10 +6,12 @@ import io
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 from robot_rl.extras import require
+from robot_rl.human.devices.teleop import Frame
 
 
 class Painter:
@@ -29,11 +31,11 @@ class Painter:
         self._child = context.Process(target=_paint, args=(make_env, theirs, self._pipe), daemon=True)
         self._child.start()
         theirs.close()
-        self._busy = False
+        self._busy, self._asked = False, 0.0
         self.dead = False
         """There will be no more pictures from here; somebody else has to draw."""
 
-    def turn(self, state: Callable[[], dict[str, Any]], quality: int = 75) -> bytes | None:
+    def turn(self, state: Callable[[], dict[str, Any]], quality: int = 75) -> Frame | None:
         """Ask for a picture of the present state when the child is free.
 
         Args:
@@ -41,13 +43,14 @@ class Painter:
             quality: of the JPEG, 1 to 95.
 
         Returns:
-            A JPEG that was asked for earlier and has come since; None while there is no new one.
+            A JPEG that was asked for earlier and has come since, as old as the asking; None while there is no new one.
         """
         picture = None
         try:
             if self._busy and self._pipe.poll(0):
-                picture, self._busy = self._pipe.recv(), False
+                picture, self._busy = Frame(self._pipe.recv(), self._asked), False
             if not self._busy:
+                self._asked = time.monotonic()
                 self._pipe.send((state(), quality))
                 self._busy = True
         except (EOFError, OSError, TypeError):  # the child is gone, or this environment cannot say its state

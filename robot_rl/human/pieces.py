@@ -292,6 +292,14 @@ class Inbox:
         self.places[head.actor] = cut.after
         return Received(cut, steps)
 
+    def steps(self, actor: int, episode: int) -> list[ControlStep]:
+        """What was received of an episode, read back from the disk."""
+        found: list[ControlStep] = []
+        for piece in Recording(self.path):
+            if (piece.meta["actor_id"], piece.meta["episode_id"]) == (actor, episode):
+                found += to_steps(piece)
+        return found
+
     def close(self) -> None:
         """Close the files."""
         self._recorder.close()

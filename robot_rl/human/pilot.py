@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from robot_rl.arbiter import Arbiter, Driver, Press, Reading, TakeoverSettings
-from robot_rl.human.devices.teleop import Teleop
+from robot_rl.human.devices.teleop import Camera, Teleop
 from robot_rl.real.action_safety import ActionSafety, Axes, SafetyLimits
 from robot_rl.real.core.clock import Clock, ManualClock, SteadyClock
 from robot_rl.real.core.spec import SpecError
@@ -42,6 +42,7 @@ class Driven:
         clip_frac: share of the command that was cut.
         finite: the command was finite.
         stopped: a stop is latched.
+        pressed: a person did it.
         warning: about the device.
         gripper: (G,) where the grippers stand, in units of their actions; None where that is not measured.
     """
@@ -65,8 +66,22 @@ class Driven:
     clip_frac: float
     finite: bool
     stopped: bool
+    pressed: bool
     warning: str
     gripper: np.ndarray | None = None
+
+
+@runtime_checkable
+class OwnSupervisor(Protocol):
+    """A robot with a safety supervisor of its own, in another process or machine, which has to hear STOP itself."""
+
+    def stop(self) -> None:
+        """Latch at once, whatever the robot does, a reset too; from any thread, waits for nothing."""
+        ...
+
+    def unlock(self) -> None:
+        """The person's act before the latch may be cleared."""
+        ...
 
 
 class Pilot:
@@ -80,6 +95,7 @@ class Pilot:
         limits: of the safety layer.
         clock: default: the machine's steady clock, or simulated time when the device does not need real time.
         teleports: the robot may be put elsewhere at the end of an episode, as simulated ones are.
+        robot: with a supervisor of its own, or None.
     """
 
     def __init__(
@@ -92,8 +108,9 @@ class Pilot:
         limits: SafetyLimits | None = None,
         clock: Clock | None = None,
         teleports: bool = False,
+        robot: OwnSupervisor | None = None,
     ) -> None:
-        self.io, self.human = io, human
+        self.io, self.human, self._robot = io, human, robot
         self._seen: Axes | None = None
         self.realtime = human is not None and human.realtime
         self.simulates = teleports
@@ -107,7 +124,9 @@ class Pilot:
         self._next = self.clock.now()
         self.late = 0
         """Ticks that came more than half a period late."""
-        self._unlock = self._demo = self._overrun = False
+        self._unlock = self._demo = self._overrun = self._pressed = False
+        if human is not None:
+            human.on_stop = self.stop
 
     @property
     def driver(self) -> str:
@@ -188,6 +207,13 @@ class Pilot:
         """The clock in whole nanoseconds."""
         return round(self.clock.now() * 1e9)
 
+    def stop(self) -> None:
+        """STOP, at once and from any thread: neither a step, a reset nor a learner that takes its time delays it."""
+        if self._robot is not None:
+            self._robot.stop()
+        self._pressed = True
+        self.safety.estop()
+
     def hold(self) -> None:
         """Nobody drives until a person resumes; a simulated robot without a person goes on with the next episode."""
         if self.realtime:
@@ -207,7 +233,7 @@ class Pilot:
         if not np.isfinite(reading.value).all():
             reading = Reading(reading.stamp, np.zeros_like(reading.value), connected=False)
         if any(press.kind == "estop" for press in reading.presses):
-            self.safety.estop()
+            self.stop()
         decision = self.arbiter.tick(now, reading, np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0))
         if self._overrun:
             self._overrun = False
@@ -249,6 +275,7 @@ class Pilot:
             clip_frac=done.clip_frac,
             finite=done.finite,
             stopped=self.safety.stopped,
+            pressed=self._pressed,
             warning=decision.warning,
             gripper=None if self._seen is None else self._seen.gripper,
         )
@@ -270,7 +297,7 @@ class Pilot:
         self.safety.watch(self._axes(), now)
         if "estop" in kinds:
             self._unlock = False  # a stop takes back whatever was asked for before it, and with it
-            self.safety.estop()
+            self.stop()
         elif "reset" in kinds:
             self._unlock = True
             self.safety.estop(pressed=False)
@@ -278,7 +305,9 @@ class Pilot:
         if self._unlock and stopped and not self.safety.rearm():
             stopped = False
         if self._unlock and not stopped:
-            self._unlock = False
+            self._unlock = self._pressed = False
+            if self._robot is not None:
+                self._robot.unlock()
             self.arbiter.tick(now, Reading(now, reading.value, presses=reading.presses), np.zeros_like(reading.value))
             if self.arbiter.driver is Driver.STOPPED:
                 self.arbiter.driver = Driver.HOLD
@@ -306,7 +335,7 @@ class Pilot:
     def show(
         self,
         telemetry: dict[str, Any],
-        frame: Callable[[int], Any] | None = None,
+        frame: Camera | None = None,
         views: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Hand telemetry, a picture and what the policy sees to a device that has a screen."""
@@ -366,7 +395,7 @@ def simulated(
         known = [item.name for item in fields(kind)]
         for key in (given or {}).keys() - set(known):
             raise ValueError(f"{name}.{key} is no setting of {name}{near(key, known)}")
-    if hasattr(env, "tool"):
+    if env.parts.tool is not None:
         env.reset()  # a place to read limits from
     try:
         return Pilot(
@@ -376,7 +405,8 @@ def simulated(
             takeover=TakeoverSettings(**(takeover or {})),
             limits=SafetyLimits(**(limits or {})),
             clock=clock,
-            teleports=hasattr(env, "state_dict"),  # what can be put anywhere is no robot
+            teleports=env.parts.saves,  # what can be put anywhere is no robot
+            robot=env if isinstance(env, OwnSupervisor) else None,
         )
     except (TypeError, SpecError) as error:
         raise ValueError(f"the takeover or safety settings are wrong: {error}") from error
@@ -384,14 +414,12 @@ def simulated(
 
 def _place(env: Any) -> Callable[[], Axes | None]:
     """Where the robot of an environment stands now."""
-    call = getattr(env, "tool", None)
+    call = env.parts.tool
     if call is None:
         return lambda: None
 
     def axes() -> Axes | None:
         found = call()
-        if found is None:
-            return None
         grip = found["gripper"][0] if "gripper" in found else None
         return Axes(found["position"][0], found["velocity"][0], found["low"], found["high"], grip)
 

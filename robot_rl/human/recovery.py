@@ -87,13 +87,11 @@ def of_environment(env: Any, seed: int) -> Recovery:
     Raises:
         ValueError: it knows none.
     """
-    place = getattr(env, "place", None)
-    action = getattr(env, "way_out", None)
-    if place is None or action is None or place() is None:
+    place, action = env.parts.place, env.parts.way_out
+    if place is None or action is None:
         raise ValueError("recover=true needs a world that knows where its robot is and how it gets out: env=race")
 
     def here() -> np.ndarray | None:
-        found = place()
-        return None if found is None else found[0]
+        return place()[0]
 
     return Recovery(here, action, env.io.control_hz, seed=seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from robot_rl.arbiter import Press
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.human.adviser import Adviser
+from robot_rl.human.devices.teleop import Camera
 from robot_rl.human.elicitor import Elicitor
 from robot_rl.human.grippers import Grippers
 from robot_rl.human.improver import Improver
@@ -18,7 +19,7 @@ from robot_rl.human.judge import Judge
 from robot_rl.human.labels import WORDS, Labels
 from robot_rl.human.log import HilLog
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import Pilot
 from robot_rl.human.recovery import Recovery
 from robot_rl.human.stats import HilStats
@@ -41,7 +42,7 @@ class Session:
         options: numbers.
         batch_size: rows per batch.
         seed: of the environment's first reset and of random proposals.
-        frame: (JPEG quality) -> picture for the person's screen, as pixels or JPEG, or None.
+        frame: where the picture for the person's screen comes from.
         judge: says whether an observation shows success; needed for task_reward="classifier".
         elicitor: looks at demonstrations as they come.
         adviser: tells the person when help is wanted.
@@ -58,10 +59,10 @@ class Session:
         memory: HilMemory,
         sampler: Sampler,
         rules: EpisodeRules,
-        options: HilOptions,
+        options: SessionOptions,
         batch_size: int,
         seed: int = 0,
-        frame: Callable[[int], Any] | None = None,
+        frame: Camera | None = None,
         judge: Judge | None = None,
         elicitor: Elicitor | None = None,
         adviser: Adviser | None = None,
@@ -142,7 +143,7 @@ class Session:
             "rows": self.memory.count,
             "memory": self.memory.state_dict(),
             "recovery": None if self.recovery is None else self.recovery.state_dict(),
-            "stepper": stepper.state_dict() if hasattr(self.env, "state_dict") and stepper.obs else None,
+            "stepper": stepper.state_dict() if self.env.parts.saves and stepper.obs else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from robot_rl.types import Policy
 
 def tell(policy: Any, executed: np.ndarray) -> None:
     """Policies that remember their last command hear what was really done."""
-    call = getattr(policy, "executed", None)
+    call = policy.parts.executed
     if call is not None:
         call(executed[None])
 

@@ -31,6 +31,8 @@ class ActorLink:
         facts: what both sides must agree on; the learner refuses an actor with others.
         log: identity of the actor's log: rows are named within it, so a learner that has rows of another log under
             this actor's number refuses instead of taking new rows for old ones.
+        words: episode -> (success, taken back), what a person said about it last, after its end. Every sign of life
+            carries them all, so none is lost.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class ActorLink:
         like: Mapping[str, Tensor],
         facts: Mapping[str, Any],
         log: str = "",
+        words: Mapping[int, tuple[bool, bool]] | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings, self._words = settings, {} if words is None else words
         self._rows, self._end, self._like = rows, end, dict(like)
         self._greeting = {"facts": dict(facts), "actor": settings.actor_id, "log": log}
         self._session = open_session(settings, listen=False)
@@ -151,6 +154,7 @@ class ActorLink:
                 if now - last >= self.settings.heartbeat_s:
                     last = now
                     life = {"done": self.done, "end": self._end(), "version": self._known[1]}
+                    life["words"] = [(number, *word) for number, word in list(self._words.items())]
                     self._put(f"actor/{self.settings.actor_id}", json.dumps(life).encode())
                 self._exchange(now)
             except Exception as error:  # a thread that ended here would leave a robot that records for nobody

@@ -101,6 +101,10 @@ class LearnerLink:
         now = time.monotonic()
         return [actor for actor, (seen, _) in self._actors.items() if now - seen < self.settings.lost_s]
 
+    def words(self) -> dict[int, dict[int, tuple[bool, bool]]]:
+        """Actor -> episode -> (success, taken back): what was said about it last, after its end."""
+        return {actor: life["words"] for actor, (_, life) in list(self._actors.items())}
+
     def complete(self) -> bool:
         """Every actor that was heard of is done, and all that it has is on our disk."""
         known = list(self._actors.items())
@@ -154,6 +158,7 @@ class LearnerLink:
         try:
             life = json.loads(bytes(sample.payload))
             life["end"] = (int(life["end"][0]), int(life["end"][1]))
+            life["words"] = {int(number): (bool(good), bool(undone)) for number, good, undone in life.get("words", [])}
             actor = int(str(sample.key_expr).rpartition("/")[2])
         except (ValueError, TypeError, KeyError, IndexError):
             self.nonsense += 1

@@ -20,7 +20,7 @@ import torch
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.extras import require
-from robot_rl.loops.contract import Due, Tick, every, learned
+from robot_rl.loops.contract import Due, Tick, every, update_learner
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Episode, IOSpec, Learner, Metrics, Sampler, Step
 
@@ -351,12 +351,12 @@ class ClusterOffPolicy:
                 if self._credit < 1.0:
                     break
                 self._credit -= 1.0
-                metrics.update(learned(self.learner, batches))
+                metrics.update(update_learner(self.learner, batches))
                 self.updates += 1
             if self.env_steps >= total_steps or due(before, self.env_steps):
                 while self._credit >= 1.0:
                     self._credit -= 1.0
-                    metrics.update(learned(self.learner, batches))
+                    metrics.update(update_learner(self.learner, batches))
                     self.updates += 1
                 speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)
                 self._follow_file()

@@ -28,12 +28,13 @@ def rows_per_batch(learner: Learner[Any, Any]) -> int:
     size = learner.need.rows
     if not isinstance(size, int) or size < 1:
         raise ValueError(
-            f"{type(learner).__name__}.batch_size is {size!r}, expected the rows of a batch as a number of at least 1"
+            f"{type(learner).__name__} needs batches of {size!r} rows, expected a number of at least 1: its `needs` "
+            "returns Needs(rows=...)"
         )
     return size
 
 
-def learned(learner: Learner[Any, Any], batches: Iterator[Any]) -> Metrics:
+def update_learner(learner: Learner[Any, Any], batches: Iterator[Any]) -> Metrics:
     """`learner.update(batches)`.
 
     Raises:

@@ -47,16 +47,15 @@ class DeviceWorld(Protocol):
 def open_world(env: Any, device: torch.device, save_to: str | Path | None = None) -> DeviceWorld:
     """The environment as tensors on `device`.
 
-    An environment with an attribute `device` of type `torch.device` hands over tensors and is stepped without a wait;
-    any other is bridged through NumPy.
+    An environment with a device among its parts hands over tensors and is stepped without a wait; any other is bridged
+    through NumPy.
 
     Args:
         env: vector environment.
         device: of the learner.
         save_to: folder for a bridged environment's state if it returns NaN.
     """
-    native = isinstance(getattr(env, "device", None), torch.device)
-    return TensorWorld(env, device) if native else HostWorld(env, device, save_to)
+    return TensorWorld(env, device) if env.parts.device is not None else HostWorld(env, device, save_to)
 
 
 class TensorWorld:
@@ -144,7 +143,7 @@ class TensorWorld:
 
     def state_dict(self) -> dict[str, Any]:
         """State of the environment, where it has one, and the observation."""
-        if not hasattr(self.env, "state_dict"):
+        if not self.env.parts.saves:
             return {}
         return {"env": self.env.state_dict(), "obs": {key: value.cpu() for key, value in self.obs.items()}}
 
@@ -202,7 +201,7 @@ class HostWorld:
 
     def state_dict(self) -> dict[str, Any]:
         """State of the environment, where it has one."""
-        return self._stepper.state_dict() if hasattr(self._stepper.env, "state_dict") else {}
+        return self._stepper.state_dict() if self._stepper.env.parts.saves else {}
 
     def load_state_dict(self, state: dict[str, Any], seed: int) -> None:
         """Continue, or begin anew where the environment could not be saved."""

@@ -102,8 +102,8 @@ def evaluate(
     stepper = Stepper(env)
     stepper.reset(seed=seed)
     policy.reset()
-    earned = getattr(policy, "earned", None)
-    meter: ChunkMeter | None = getattr(policy, "meter", None)
+    earned = policy.parts.earned
+    meter: ChunkMeter | None = policy.parts.meter
     if meter is not None:
         meter.clear()
     result = Evaluation()

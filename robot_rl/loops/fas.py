@@ -85,8 +85,8 @@ def at_interval(policy: Any, steps: int) -> tuple[Policy, bool]:
     if isinstance(policy, InUnits):
         played, holds = at_interval(policy.policy, steps)
         return policy.around(played), holds
-    if getattr(policy, "any_interval", False):
-        return policy.at_interval(steps), False
+    if policy.parts.at_interval is not None:
+        return policy.parts.at_interval(steps), False
     if isinstance(policy, ChunkedPolicy):
         own = policy.execution.horizons.pred
         return ChunkedPolicy(policy.io, _Stretched(policy.planner, steps), _open(policy, steps)), steps > own

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from robot_rl.loops.stepping import autoreset_mode
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 
 class Hiding(VectorWrapper):
@@ -24,6 +24,7 @@ class Hiding(VectorWrapper):
 
     Attributes:
         io: of what the policy sees.
+        inner: the environment.
 
     Raises:
         ValueError: no such pictures, nothing is left to observe, or another way of resetting.
@@ -31,6 +32,7 @@ class Hiding(VectorWrapper):
 
     def __init__(self, env: Any, *, needed: Collection[str], hide: Collection[str]) -> None:
         super().__init__(env)
+        self.inner = env
         io: IOSpec = env.io
         for key in needed:
             if key not in io.obs:
@@ -52,21 +54,23 @@ class Hiding(VectorWrapper):
             self.single_observation_space = gymnasium.spaces.Dict({key: spaces[key] for key in kept})
             self.observation_space = batch_space(self.single_observation_space, env.num_envs)
 
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else the environment offers: its expert, its world, its tool."""
-        if name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
+    @property
+    def parts(self) -> EnvParts:
+        """What the environment offers."""
+        return self.inner.parts
+
+    def state_dict(self) -> dict[str, Any]:
+        """The environment's."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue."""
+        self.inner.load_state_dict(state)
 
     def _shown(self, obs: Any) -> Any:
         return {key: value for key, value in obs.items() if key not in self._hidden} if self._hidden else obs
 
-    @property
-    def _asks(self) -> bool:
-        """Whether the environment asks in words, which it can say before its first episode."""
-        ask, world = getattr(self.env, "instructions", None), getattr(self.env, "world", None)
-        return ask is not None and (world is None or hasattr(world, "instructions"))
-
     def _asked(self) -> list[str] | None:
         """The sentence of each copy, or None where the environment asks nothing in words; once an episode has begun."""
-        return list(self.env.instructions()) if self._asks else None  # type: ignore[attr-defined]
+        ask = self.parts.instructions
+        return None if ask is None else list(ask())

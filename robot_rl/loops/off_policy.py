@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.loops.contract import Due, Tick, chosen, every, learned
+from robot_rl.loops.contract import Due, Tick, chosen, every, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Learner, Metrics, Sampler
@@ -90,7 +90,7 @@ class OffPolicy:
             self.learner.policy.reset()
         num_envs, action_dim = self.env.num_envs, self.env.io.action_dim
         batches = self.sampler.batches(self.batch_size)
-        told = getattr(self.learner.policy, "executed", None)
+        told = self.learner.policy.parts.executed
         metrics: Metrics = {}
         mark, mark_steps = time.perf_counter(), self.env_steps
         while self.env_steps < total_steps:
@@ -124,7 +124,7 @@ class OffPolicy:
                 self._update_credit += num_envs * self.updates_per_step
                 while self._update_credit >= 1.0:
                     self._update_credit -= 1.0
-                    metrics.update(learned(self.learner, batches))
+                    metrics.update(update_learner(self.learner, batches))
                     self.updates += 1
             if self.env_steps >= total_steps or due(self.env_steps - num_envs, self.env_steps):
                 now = time.perf_counter()
@@ -139,7 +139,7 @@ class OffPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """All that continuation needs besides learner and buffer; chunks under way are part of it."""
-        memory = getattr(self.learner.policy, "memory", None)
+        memory = self.learner.policy.parts.save
         return {
             "kind": "off_policy",
             "env_steps": self.env_steps,
@@ -150,7 +150,7 @@ class OffPolicy:
             **({} if memory is None else {"policy_memory": memory()}),
             **({} if self._previous is None else {"previous_action": self._previous}),
             **({} if self._hold is None else {"hold": self._hold.state_dict()}),
-            "stepper": self._stepper.state_dict() if hasattr(self.env, "state_dict") else None,
+            "stepper": self._stepper.state_dict() if self.env.parts.saves else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -163,7 +163,7 @@ class OffPolicy:
         self._rng.bit_generator.state = state["rng"]
         self.stats.load_state_dict(state["stats"])
         if "policy_memory" in state:
-            self.learner.policy.recall(state["policy_memory"])  # type: ignore[attr-defined]
+            self.learner.policy.parts.restore(state["policy_memory"])
         if self._previous is not None:
             self._previous = np.array(state["previous_action"], np.float32)
         if self._hold is not None:

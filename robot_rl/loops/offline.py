@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from robot_rl.loops.contract import Due, Tick, every, learned
+from robot_rl.loops.contract import Due, Tick, every, update_learner
 from robot_rl.types import Learner, Metrics, Sampler
 
 
@@ -49,7 +49,7 @@ class Offline:
         metrics: Metrics = {}
         mark, mark_updates = time.perf_counter(), self.updates
         while self.updates < total_updates:
-            metrics = learned(self.learner, batches)
+            metrics = update_learner(self.learner, batches)
             self.updates += 1
             if self.updates >= total_updates or due(self.updates - 1, self.updates):
                 now = time.perf_counter()

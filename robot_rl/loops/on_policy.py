@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.seen import RowSample
-from robot_rl.loops.contract import Due, Tick, learned
+from robot_rl.loops.contract import Due, Tick, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Array, Obs, OnPolicyLearner, Policy, Rollout, Step
@@ -35,8 +35,7 @@ class OnPolicy:
         self.iterations = 0
         self.stats = EpisodeStats(env.num_envs)
         self.rows = RowSample()
-        if hasattr(env, "io"):
-            learner.policy.io.check(env.io)
+        learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed
         self._stepper = Stepper(env, save_to=save_to)
         self._storage: RolloutStorage | None = None
@@ -59,7 +58,7 @@ class OnPolicy:
             rollout = self._collect()
             collected = time.perf_counter()
             steps = int(rollout.valid.sum())
-            metrics = learned(self._learner, iter((rollout,)))
+            metrics = update_learner(self._learner, iter((rollout,)))
             end = time.perf_counter()
             self.env_steps += steps
             self.iterations += 1
@@ -77,7 +76,7 @@ class OnPolicy:
     def state_dict(self) -> dict[str, Any]:
         """Environment, observation, statistics and counters; the learner saves itself."""
         return {
-            "stepper": self._stepper.state_dict() if hasattr(self._stepper.env, "state_dict") else None,
+            "stepper": self._stepper.state_dict() if self._stepper.env.parts.saves else None,
             "episodes": self.stats.state_dict(),
             "env_steps": self.env_steps,
             "iterations": self.iterations,

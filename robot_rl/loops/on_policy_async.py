@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robot_rl.data.seen import RowSample
-from robot_rl.loops.contract import Due, Tick, learned
+from robot_rl.loops.contract import Due, Tick, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.on_policy import RolloutStorage, collect
 from robot_rl.loops.stepping import Stepper
@@ -54,8 +54,7 @@ class AsyncOnPolicy:
         self.iterations = 0
         self.stats = EpisodeStats(env.num_envs)
         self.rows = RowSample()
-        if hasattr(env, "io"):
-            learner.policy.io.check(env.io)
+        learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed
         self._stepper = Stepper(env, save_to=save_to)
         self._actor: Any = learner.actor()
@@ -92,13 +91,13 @@ class AsyncOnPolicy:
         """
         with self._collecting:
             return {
-                "stepper": self._stepper.state_dict() if hasattr(self._stepper.env, "state_dict") else None,
+                "stepper": self._stepper.state_dict() if self._stepper.env.parts.saves else None,
                 "episodes": self.stats.state_dict(),
                 "env_steps": self.env_steps,
                 "iterations": self.iterations,
                 "rows": self.rows.state_dict(),
                 "past": [{"version": old.version, "state": old.state} for old in self._past],
-                "noise": self._actor.generator_state() if hasattr(self._actor, "generator_state") else None,
+                "noise": None if self._actor.parts.save is None else self._actor.parts.save(),
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -111,7 +110,7 @@ class AsyncOnPolicy:
         self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
         self._past.extend(_Weights(int(old["version"]), old["state"]) for old in state["past"])
         if state["noise"] is not None:
-            self._actor.load_generator_state(state["noise"])
+            self._actor.parts.restore(state["noise"])
 
     def _run_in_turns(self, total_steps: int, look: Tick) -> None:
         storage = RolloutStorage(self._learner.need.rollout_steps)
@@ -179,7 +178,7 @@ class AsyncOnPolicy:
         item.storage.sample(self.rows)
         rollout = item.storage.rollout(learner)
         staleness = learner.updates - item.version
-        metrics = learned(learner, iter((rollout,)))
+        metrics = update_learner(learner, iter((rollout,)))
         end = time.perf_counter()
         steps = int(rollout.valid.sum())
         self.env_steps += steps

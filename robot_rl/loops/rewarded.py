@@ -44,7 +44,7 @@ class Rewarded(Hiding):
         reward: what pays.
         camera: which pictures.
         hide: leave these pictures out of the observation, for policies that read the state.
-        instruction: the sentence for all copies; None asks `env.instructions()`.
+        instruction: the sentence for all copies; None asks `env.parts.instructions()`.
         audit: takes (critic's success, true success) of each episode and may answer with a warning; None: no audit.
 
     Raises:
@@ -65,7 +65,7 @@ class Rewarded(Hiding):
         super().__init__(env, needed=(self._key,), hide=(self._key,) if hide else ())
         self._reward, self._audit = reward, audit
         self._instruction = instruction
-        if instruction is None and not self._asks:
+        if instruction is None and self.parts.instructions is None:
             raise ValueError("the environment asks nothing in words; add rewarder.instruction='<sentence>'")
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -99,11 +99,11 @@ class Rewarded(Hiding):
 
     def state_dict(self) -> dict[str, Any]:
         """State of the environment and of the reward."""
-        return {"env": self.env.state_dict(), "reward": self._reward.state_dict()}  # type: ignore[attr-defined]
+        return {"env": self.inner.state_dict(), "reward": self._reward.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly."""
-        self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
+        self.inner.load_state_dict(state["env"])
         self._reward.load_state_dict(state["reward"])
 
     def _sentences(self) -> list[str]:

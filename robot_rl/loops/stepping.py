@@ -79,7 +79,7 @@ class Stepper:
         Raises:
             TypeError: the environment cannot save its state.
         """
-        if not hasattr(self.env, "state_dict"):
+        if not self.env.parts.saves:
             raise TypeError(
                 f"{type(self.env).__name__} has no state_dict(), so a run on it cannot be saved exactly; "
                 "use an environment of robot_rl.sim, or resume without the environment's state"
@@ -184,7 +184,7 @@ def autoreset_mode(env: Any) -> AutoresetMode:
     Raises:
         ValueError: the metadata does not say.
     """
-    value = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    value = env.metadata.get("autoreset_mode")
     try:
         return value if isinstance(value, AutoresetMode) else AutoresetMode(value)
     except ValueError:
@@ -294,8 +294,8 @@ def _float32(value: Any) -> Any:
 
 
 def _like_env(value: Array, env: Any) -> Array:
-    """A saved array in the kind that the environment hands over: tensors where it has a `device`, also on the CPU."""
-    device = getattr(env, "device", None)
+    """A saved array in the kind that the environment hands over: tensors where it names a device, also on the CPU."""
+    device = env.parts.device
     if device is not None:
         return torch.as_tensor(value, device=device)
     return value.numpy() if isinstance(value, torch.Tensor) else value
@@ -345,7 +345,7 @@ def _save_state(env: Any, around: dict[str, Any], folder: str | Path | None) -> 
     if folder is None:
         return "its state was not saved (no folder was given)"
     try:
-        state = env.state_dict() if hasattr(env, "state_dict") else None
+        state = env.state_dict() if env.parts.saves else None
         path = Path(folder) / "nonfinite_step.pt"
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(_tensors({"env": state, **around}), path)

@@ -42,6 +42,10 @@ class Watcher(Protocol):
         """Continue."""
         ...
 
+    def close(self) -> None:
+        """Stop what works for it."""
+        ...
+
 
 class Watched(Hiding):
     """N copies of an environment with the reward of a `Watcher`; when episodes end stays the environment's affair.
@@ -91,16 +95,14 @@ class Watched(Hiding):
 
     def state_dict(self) -> dict[str, Any]:
         """State of the environment and of the reward."""
-        return {"env": self.env.state_dict(), "reward": self._reward.state_dict()}  # type: ignore[attr-defined]
+        return {"env": self.inner.state_dict(), "reward": self._reward.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly."""
-        self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
+        self.inner.load_state_dict(state["env"])
         self._reward.load_state_dict(state["reward"])
 
     def close(self, **options: Any) -> None:
         """Close the environment, and what works for the reward."""
-        stop = getattr(self._reward, "close", None)
-        if stop is not None:
-            stop()
+        self._reward.close()
         self.env.close(**options)

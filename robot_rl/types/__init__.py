@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from robot_rl.types.data import Array, Episode, LogFacts, Metrics, Obs, Rollout, Sampler, Step, Transitions
-    from robot_rl.types.env import VecEnv
+    from robot_rl.types.env import EnvParts, VecEnv
     from robot_rl.types.io import IOSpec, Seen, action_of, choice_of
     from robot_rl.types.learner import (
         Learner,
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
         StaleLearner,
     )
     from robot_rl.types.options import Options
-    from robot_rl.types.policy import Action, Critic, Loaded, Policy, ProgressCritic, TrainedPolicy
+    from robot_rl.types.policy import Action, Critic, Loaded, Policy, PolicyParts, ProgressCritic, TrainedPolicy
     from robot_rl.types.track import Stateful, Tracker
 
 __all__ = [
     "Action",
     "Array",
     "Critic",
+    "EnvParts",
     "Episode",
     "IOSpec",
     "Learner",
@@ -45,6 +46,7 @@ __all__ = [
     "OuterLearner",
     "OwnLoop",
     "Policy",
+    "PolicyParts",
     "ProgressCritic",
     "Rollout",
     "Sampler",

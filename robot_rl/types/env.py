@@ -2,9 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from robot_rl.types.io import IOSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class EnvParts:
+    """What an environment offers beyond stepping, fixed when it is made; None, False or empty where it does not.
+
+    A wrapper hands on its inner environment's, and hides one with `replace(env.parts, instructions=None)`.
+
+    Attributes:
+        expert: observations -> (N, A) actions of a scripted controller, in [-1, 1].
+        mistaken: (observations, draw (N,) in [0, 1)) -> (N, S) states as if something else were asked; NaN: as it is.
+        instructions: () -> N sentences, what is asked of each copy now; once an episode has begun.
+        task_names: of several tasks in one scene, in the order in which `info["task"]` counts them.
+        asked_tasks: which of them are drawn at all.
+        tool: () -> where the commanded axes stand, for a safety layer: "position" and "velocity" (N, D), "low" and
+            "high" (D,) of the first D actions, which are moves; "gripper" (N, G) where there are some.
+        place: () -> (N, P) where the robots are [m].
+        way_out: (A,) an action that leads out of where the robot is stuck, None in it is any number.
+        saves: `state_dict()` and `load_state_dict(state)` are there.
+        dialogues: `begin(seeds)` and `say(rows, utterances)` are there: texts, of which the caller chooses the task.
+        device: of the tensors that it hands over; None: NumPy arrays.
+    """
+
+    expert: Callable[[Any], Any] | None = None
+    mistaken: Callable[[Any, Any], Any] | None = None
+    instructions: Callable[[], list[str]] | None = None
+    task_names: tuple[str, ...] = ()
+    asked_tasks: tuple[int, ...] = ()
+    tool: Callable[[], dict[str, Any]] | None = None
+    place: Callable[[], Any] | None = None
+    way_out: tuple[float | None, ...] | None = None
+    saves: bool = False
+    dialogues: bool = False
+    device: torch.device | None = None
 
 
 class VecEnv(Protocol):
@@ -18,6 +57,11 @@ class VecEnv(Protocol):
     @property
     def num_envs(self) -> int:
         """N."""
+        ...
+
+    @property
+    def parts(self) -> EnvParts:
+        """What it offers beyond stepping."""
         ...
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -94,25 +94,6 @@ class Learner(Generic[O_co, Data_contra]):
     """
 
     policy: Any
-    consumes: str = "transitions"
-    """Which loop feeds a learner; with the names below, what `need` is made of until a method states `needs`."""
-    fine_tunes: str = ""
-    batch_size: int = 0
-    window: int = 1
-    seeds: int = 1
-    keeps: Any = None
-    rollout_extras: tuple[str, ...] = ()
-    rollout_steps: int = 1
-    reads: tuple[str, ...] = ()
-    keys: tuple[str, ...] | None = None
-    return_gamma: float | None = None
-    return_bootstrap: bool = False
-    rewardless: bool = False
-    needs_expert: bool = False
-    progress: Any = None
-    relabel_goals: Any = None
-    goal_pictures: Any = None
-    decision_interval: int = 1
     method: str = ""
     """The method's name in messages."""
     chooses: bool = False
@@ -136,11 +117,17 @@ class Learner(Generic[O_co, Data_contra]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         declared = {name for base in cls.__mro__[1:] for name in (*vars(base), *vars(base).get("__annotations__", {}))}
+        asked = {item.name for item in fields(Needs)}
         for name, value in vars(cls).items():
             if name.startswith("_") or name.isupper() or callable(value) or hasattr(value, "__get__"):
                 continue  # a method, a property or a constant of the class's own
+            if name in asked and name not in declared:
+                raise TypeError(
+                    f"{cls.__name__}.{name} = {value!r} is read by nobody: what a learner asks of what feeds it is "
+                    f"stated by its `needs`, which returns Needs({name}=...)"
+                )
             if name not in declared:
-                known = sorted(x for x in declared if not x.startswith("_"))
+                known = sorted(x for x in declared | asked if not x.startswith("_"))
                 stated = name in cls.__annotations__ if "__annotations__" in vars(cls) else False
                 near = difflib.get_close_matches(name, known, 1, cutoff=0.85 if stated else 0.6)
                 if stated and not near:
@@ -156,29 +143,12 @@ class Learner(Generic[O_co, Data_contra]):
     @property
     def need(self) -> Needs:
         """What this learner asks of what feeds it."""
-        stated = vars(self).get("_need")
-        if stated is not None:
-            return stated
-        return Needs(
-            feeds=self.consumes,
-            then=self.fine_tunes,
-            rows=self.batch_size,
-            window=self.window,
-            seeds=self.seeds,
-            columns=self.keeps or {},
-            record=tuple(self.rollout_extras),
-            extras=tuple(self.reads),
-            keys=self.keys,
-            return_gamma=self.return_gamma,
-            return_bootstrap=self.return_bootstrap,
-            rewardless=self.rewardless,
-            expert=self.needs_expert,
-            progress=self.progress,
-            goals=self.relabel_goals,
-            goal_pictures=self.goal_pictures,
-            decision_interval=self.decision_interval,
-            rollout_steps=self.rollout_steps,
-        )
+        try:
+            return vars(self)["_need"]
+        except KeyError:
+            raise TypeError(
+                f"{type(self).__name__}.__init__ did not state what it needs: call super().__init__(options, io)"
+            ) from None
 
     def update(self, batches: Iterator[Data_contra], /) -> Metrics:
         """Draw as many batches as the method needs (UTD, epochs) and improve the policy."""
@@ -243,7 +213,10 @@ class OuterLearner(Learner[O_co, Data_contra]):
 class OnPolicyLearner(Learner[O_co, Data_contra]):
     """A learner of fresh rollouts: the loop asks it for values to bootstrap with."""
 
-    consumes = "rollout"
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Fresh rollouts."""
+        return Needs(feeds="rollout")
 
     def value(self, obs: Obs) -> Tensor:
         """(N,) state values."""
@@ -259,10 +232,14 @@ class StaleLearner(OnPolicyLearner[O_co, Data_contra]):
         updates: updates so far: the version of the weights.
     """
 
-    consumes = "stale_rollout"
     lag: int | None
     queue: int
     updates: int
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rollouts of somewhat older weights."""
+        return Needs(feeds="stale_rollout")
 
     def actor(self) -> Policy:
         """A policy with weights of its own, for the collecting side."""
@@ -276,8 +253,12 @@ class OffPolicyDeviceLearner(Learner[O_co, Data_contra]):
         device: of its tensors; `batch_size` are rows per batch of this process.
     """
 
-    consumes = "device_transitions"
     device: Any
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Replayed rows on its device."""
+        return Needs(feeds="device_transitions")
 
     def explore(self, obs: Obs, ended: Tensor) -> Tensor:
         """(N, A) actions to learn from; `ended` (N,) bool marks rows in which an episode has just begun."""
@@ -295,8 +276,12 @@ class OnPolicyDeviceLearner(Learner[O_co, Data_contra]):
         device: of its tensors; `rollout_steps` are steps T of every environment between updates.
     """
 
-    consumes = "device_rollout"
     device: Any
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Rollouts on its device."""
+        return Needs(feeds="device_rollout")
 
     def explore(self, obs: Obs) -> tuple[Tensor, Tensor, Tensor]:
         """Samples before clipping (N, A), log-probabilities (N,), values (N,)."""
@@ -311,18 +296,37 @@ class OnPolicyDeviceLearner(Learner[O_co, Data_contra]):
         raise NotImplementedError(f"{type(self).__name__}.read_metrics is missing")
 
 
-class OwnLoop(Protocol):
-    """A learner that brings its own loop: stable-baselines3, language agents, policies improved by trying."""
+class OwnLoop(Learner[O_co, Data_contra]):
+    """A learner that brings its own loop: stable-baselines3, language agents, policies improved by trying.
 
-    env_steps: int
+    Attributes:
+        env_steps: transitions so far.
+        seen_rows: what it saw, as `data.seen.Looked`; None where observations are no vectors.
+    """
+
+    env_steps: int = 0
+    seen_rows: Any = None
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """An environment."""
+        return Needs(feeds="environment")
 
     def attach(self, env: Any) -> None:
         """Take the environment."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.attach is missing")
 
     def run(self, total_steps: int, tick: Any = None, *, due: Any = None) -> None:
         """Learn until `env_steps` reaches `total_steps`.
 
         `tick(env_steps, metrics)` is called where `due(steps before, steps after)` says so; its True ends the run.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.run is missing")
+
+    def update(self, batches: Iterator[Data_contra], /) -> Metrics:
+        """Refused: it draws its own batches.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"{type(self).__name__} brings its own loop; use attach(env) and run(total_steps)")

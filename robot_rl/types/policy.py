@@ -27,15 +27,51 @@ class Action:
     extras: dict[str, Array] = field(default_factory=dict)
 
 
-@runtime_checkable
-class Policy(Protocol):
-    """Anything that acts: network, teleoperator, script, remote VLA.
+@dataclass(frozen=True)
+class PolicyParts:
+    """What a policy offers beyond acting, fixed by its class and options; None where it does not.
 
-    Two further methods are called where a policy has them: `executed(action (N, A))` by training and trials, what was
-    done in the last tick; `earned(reward (N,))` by evaluation, what it brought (return-conditioned policies).
+    Attributes:
+        executed: (action (N, A)): training and trials tell what was done in the last tick.
+        earned: (reward (N,)): evaluation tells what it brought (return-conditioned policies).
+        log_prob: (observations, actions (B, A)) -> (B,) log-density, before the bounds; for off-policy evaluation.
+        reseed: (seed): begin the noise anew.
+        save: () -> what acting depends on beside the weights: chunks under way, noise generators.
+        restore: (what `save` gave): continue.
+        meter: a `chunks.ChunkMeter` of its decisions.
+        seeds: policies side by side in one.
+        activate: (index): which of them acts.
+        use_student: (bool): let the student decide, or the teacher.
+        set_target_return: (return): ask for another one, from the next episode on.
+        remembers: its action depends on more than the observation, so estimators of single states refuse it.
+        at_interval: (steps) -> the same policy, asked every that many ticks.
     """
 
+    executed: Callable[[Any], None] | None = None
+    earned: Callable[[Any], None] | None = None
+    log_prob: Callable[[Obs, Tensor], Tensor] | None = None
+    reseed: Callable[[int], None] | None = None
+    save: Callable[[], dict[str, Any]] | None = None
+    restore: Callable[[dict[str, Any]], None] | None = None
+    meter: Any = None
+    seeds: int = 1
+    activate: Callable[[int], None] | None = None
+    use_student: Callable[[bool], None] | None = None
+    set_target_return: Callable[[float], None] | None = None
+    remembers: bool = False
+    at_interval: Callable[[int], Policy] | None = None
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Anything that acts: network, teleoperator, script, remote VLA."""
+
     io: IOSpec
+
+    @property
+    def parts(self) -> PolicyParts:
+        """What it offers beyond acting."""
+        ...
 
     def reset(self, rows: Array | None = None) -> None:
         """Forget memory and chunks of these rows ((N,) bool mask); None means all."""

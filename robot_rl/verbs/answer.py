@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 _runs: list[dict[str, Any]] = []  # one of every run that this process did; a sweep does several
 
@@ -36,6 +36,29 @@ def run_folder_is(folder: Path) -> None:
     """Say where a run writes."""
     note(folder=str(folder))
     print(f"run folder: {folder}", flush=True)
+
+
+class Job(Protocol):
+    """What a verb runs in a folder.
+
+    Attributes:
+        folder: of the run.
+    """
+
+    folder: Path
+
+    def run(self) -> Any:
+        """Do it all."""
+        ...
+
+
+def run(job: Job, verb: str) -> Any:
+    """Say where a job writes and do it; after a Ctrl-C say how it goes on, and end with 130."""
+    run_folder_is(job.folder)
+    try:
+        return job.run()
+    except KeyboardInterrupt:
+        leave_interrupted(verb, job.folder)
 
 
 def say_how_to_continue(why: str, verb: str, folder: Path) -> None:

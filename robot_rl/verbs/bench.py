@@ -1,21 +1,24 @@
-"""The verb bench: measure ours against peers."""
+"""The verb bench: measure ours against peers, from a checkout."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from importlib import resources
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.bench import report as bench_report
 from robot_rl.report import versions
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import run_folder
 from robot_rl.verbs.options import VerbOptions
 from robot_rl.words import Refused, near
 
+SUITES = Path(__file__).resolve().parents[2] / "benchmarks"
+"""Beside the package in a checkout; the wheel has none."""
 RESUMABLE = (
     *("learning", "language", "advantage_learning", "offline_scores", "pendulum", "decision_interval"),
     *("closed_loop", "iwocs_deep"),
@@ -34,13 +37,16 @@ class BenchOptions(VerbOptions):
 
 def bench(cfg: DictConfig) -> None:
     """Run one suite, print its table, write its JSON."""
-
-    folder_of_suites = resources.files("robot_rl.bench")
-    files = [item for item in folder_of_suites.iterdir() if item.name.endswith(".py")]
-    suites = [item.name.removesuffix(".py") for item in files if "\ndef run(" in item.read_text("utf-8")]
+    if not (SUITES / "harness.py").is_file():  # a package of that name may lie beside an installed one
+        raise Refused("the benchmarks are not part of an installed robot_rl: run robot-rl bench from a checkout of it")
+    suites = [path.stem for path in sorted(SUITES.glob("*.py")) if "\ndef run(" in path.read_text("utf-8")]
     if cfg.suite not in suites:
         raise Refused(f"there is no suite '{cfg.suite}'{near(str(cfg.suite), suites)} (robot-rl bench --help)")
-    run = importlib.import_module(f"robot_rl.bench.{cfg.suite}").run
+    root = str(SUITES.parent)
+    sys.path.insert(0, root)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))  # for its processes
+    report = importlib.import_module("benchmarks.report")
+    run = importlib.import_module(f"benchmarks.{cfg.suite}").run
     known = {"suite", "quick", "debug", "trust", "name", "output"}
     plain: Any = OmegaConf.to_object(cfg)
     given = {key: value for key, value in plain.items() if key not in known}
@@ -59,7 +65,7 @@ def bench(cfg: DictConfig) -> None:
         raise Refused(f"bench {cfg.suite}: {error}; it takes {names or 'no options'}") from error
     result = run(**extra)
     answer.note(result=result)
-    print(bench_report.table(result))
-    path = bench_report.write(folder, str(cfg.suite), result, versions())
+    print(report.table(result))
+    path = report.write(folder, str(cfg.suite), result, versions())
     answer.note(numbers=str(path))
     print(f"numbers: {path}")

@@ -66,7 +66,7 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any 
     own, known = checkpoint.read_io(path), checkpoint.read_meta(path).get("action")
     io = own
     if world is not None:  # a policy from a log that names nothing fits any world of its sizes
-        own, known = meaning_of(own, known, said_of_actions(cfg))
+        own, known = meaning_of(own, known, read_action_meaning(cfg))
         io = agree(own, world, known)
     made = OmegaConf.merge(run_config, {"device": cfg.device})
     learner = learner_factory(made)(io)  # type: ignore[arg-type]
@@ -76,7 +76,32 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any 
     return in_units(learner.policy, own, world, known, lambda line: print(line, file=sys.stderr))
 
 
-def said_of_actions(cfg: DictConfig) -> dict[str, Any]:
+def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, Any, Any]:
+    """What an evaluation is of: `path` as a run of ours, or, with `policy=`, as a policy of another project.
+
+    Returns:
+        The configuration with the environment, where the policy lies, environment, policy.
+
+    Raises:
+        CheckpointError: there is no run.
+        Refused: no environment.
+    """
+    from robot_rl import checkpoint
+
+    path = Path(cfg.path)
+    if cfg.get("policy") is None:
+        path = checkpoint.find(path)
+        run_config: Any = OmegaConf.load(path / "config.yaml")
+        cfg = in_env_of(cfg, run_config)
+        env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+        return cfg, path, env, load_policy(cfg, run_config, path, env.io)
+    if cfg.get("env") is None:
+        raise Refused(f"policy={choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
+    env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+    return cfg, path, env, foreign(cfg, str(path), env.io)
+
+
+def read_action_meaning(cfg: DictConfig) -> dict[str, Any]:
     """What the command line says of the actions of a log: `action`, `action_low` and `action_high`."""
     names = [name for name in ("action", "action_low", "action_high") if cfg.get(name) is not None]
     return {name: OmegaConf.to_container(cfg, resolve=True)[name] for name in names}  # type: ignore[index]

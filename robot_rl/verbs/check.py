@@ -37,7 +37,7 @@ def check(cfg: DictConfig) -> None:
     findings = build.tool("check")(env, steps=cfg.steps, seed=cfg.seed)
     for number, finding in enumerate(findings, 1):
         print(f"{number}. {finding}")
-    if hasattr(env, "expert") and not findings:
+    if not findings and env.parts.expert is not None:
         result = evaluate(env, ExpertPolicy(env), episodes=cfg.num_envs, seed=cfg.seed)
         success = result.metrics().get("eval/success", float("nan"))
         print(f"expert: return {np.mean(result.returns):.4g}, success {success:.2f}")

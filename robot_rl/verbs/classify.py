@@ -202,11 +202,7 @@ class ClassifyJob:
             CheckpointError: a checkpoint could not be written.
             KeyboardInterrupt: after a Ctrl-C, once everything is saved.
         """
-        try:
-            self._run.follow(self._train)
-            return self._run.finish(more=self._measure) | self._run.numbers
-        finally:
-            self._run.close()
+        return self._run.play(self._train, more=self._measure) | self._run.numbers
 
     def _train(self) -> None:
         if not self._fit.run(self.model.update, self.model.steps, self._run.tick, due=self._run.due):
@@ -397,11 +393,7 @@ def classify(cfg: DictConfig) -> None:
         config=saved_config(cfg),
         resume=cfg.resume is not None,
     )
-    answer.run_folder_is(job.folder)
-    try:
-        found = job.run()
-    except KeyboardInterrupt:
-        answer.leave_interrupted("classify", job.folder)
+    found = answer.run(job, "classify")
     lists = ("advice", "hard_negatives", "hard_positives", "reliability")
     answer.table({name: value for name, value in found.items() if name not in lists})
     answer.note(**{name: found[name] for name in lists})

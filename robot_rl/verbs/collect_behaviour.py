@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl.types import Action, Obs, Policy
+from robot_rl.types import Action, Obs, Policy, PolicyParts
 
 _LOG_SQRT_TAU = 0.5 * math.log(2.0 * math.pi)
 
@@ -49,7 +49,7 @@ class Behaviour:
             raise ValueError(
                 f"noise is {noise}, bias {bias}, random {random}; expected noise and bias >= 0, random in [0, 1]"
             )
-        if sample and (noise or not hasattr(policy, "reseed")):
+        if sample and (noise or policy.parts.reseed is None):
             raise ValueError(
                 "sample takes the place of noise; give one of them" if noise else
                 f"{type(policy).__name__} has no reseed(seed), so that what it samples could not be repeated; use noise"
@@ -59,11 +59,17 @@ class Behaviour:
         self._wave: tuple[np.ndarray, np.ndarray] | None = None
         self.reseed(seed)
 
+    @property
+    def parts(self) -> PolicyParts:
+        """Noise that can be repeated."""
+        return PolicyParts(reseed=self.reseed)
+
     def reseed(self, seed: int) -> None:
         """Begin the noise anew."""
         self._rng = np.random.default_rng(seed)
-        if self.sample:
-            self._policy.reseed(seed)  # type: ignore[attr-defined]
+        again = self._policy.parts.reseed
+        if self.sample and again is not None:
+            again(seed)
 
     def reset(self, rows: Any = None) -> None:
         """Forget memory of these rows."""
@@ -94,9 +100,10 @@ class Behaviour:
             action = np.where(chance[:, None], uniform, mode).astype(np.float32)
             if not self.random:
                 return Action(action, logp=logp)
-            if logp is None or not hasattr(self._policy, "log_prob"):  # of the uniform actions it is not known
+            density = self._policy.parts.log_prob
+            if logp is None or density is None:  # of the uniform actions it is not known
                 return Action(action)
-            logp = self._policy.log_prob(obs, torch.from_numpy(action)).cpu().numpy()  # type: ignore[attr-defined]
+            logp = density(obs, torch.from_numpy(action)).cpu().numpy()
             mixed = np.logaddexp(math.log1p(-self.random) + logp, math.log(self.random) + flat)
             return Action(action, logp=mixed.astype(np.float32))
         if not self.noise:
@@ -112,7 +119,7 @@ class Behaviour:
         """(B,) log-density of what the policy drew, where it tells it."""
         if answer.logp is not None:
             return np.asarray(answer.logp, np.float32)
-        known = getattr(self._policy, "log_prob", None)
+        known = self._policy.parts.log_prob
         return None if known is None else known(obs, torch.as_tensor(answer.value)).cpu().numpy()
 
     def _pull(self, state: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from robot_rl.data.atomic import write_json
 from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Action, Episode, IOSpec, Obs, Policy, Step
+from robot_rl.types import Action, Episode, IOSpec, Obs, Policy, PolicyParts, Step
 
 LOGP = "action_log_probs"
 """Per-step column: log-density of the action under the policy that took it, as in D4RL's `infos/action_log_probs`."""
@@ -36,7 +36,7 @@ class ExpertPolicy:
         mistakes: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """Wrap `env.expert`.
+        """Wrap `env.parts.expert`.
 
         Args:
             env: environment whose world has a scripted expert.
@@ -51,7 +51,7 @@ class ExpertPolicy:
         Raises:
             ValueError: the environment has no scripted expert, or a number is out of range.
         """
-        if not hasattr(env, "expert"):
+        if env.parts.expert is None:
             raise ValueError(
                 "this environment has no scripted expert; choose one of our worlds (env=reach, env=pick ...) "
                 "or collect with a trained policy: path=runs/train/<run>"
@@ -63,13 +63,13 @@ class ExpertPolicy:
             )
         if not 0 <= mistakes <= 1:
             raise ValueError(f"mistakes is {mistakes}, expected a share between 0 and 1")
-        self._mistaken = getattr(env, "mistaken", None) if mistakes else None
-        if mistakes and (self._mistaken is None or not hasattr(env.world, "mistaken")):
+        self._mistaken = env.parts.mistaken if mistakes else None
+        if mistakes and self._mistaken is None:
             raise ValueError("this world asks for one thing only, so nothing else could be done by mistake: mistakes=0")
         self._mistakes = mistakes
         self._wrong: np.ndarray | None = None  # (B,) in [0, 1): which mistake; NaN: none
         self.io = env.io
-        self._expert, self._noise, self._rng = env.expert, noise, np.random.default_rng(seed)
+        self._expert, self._noise, self._rng = env.parts.expert, noise, np.random.default_rng(seed)
         tick = 1.0 / env.io.control_hz
         self._keep = float(np.exp(-tick / noise_time)) if noise_time > 0 else 0.0
         # Two-state chain: the share of time in a pause is begin / (begin + end).
@@ -80,6 +80,11 @@ class ExpertPolicy:
         self._still = np.zeros(0, bool)  # (B,) in a pause
         self._fresh = np.zeros(0, bool)  # (B,) an episode begins
         self._last = np.zeros((0, 0), np.float32)
+
+    @property
+    def parts(self) -> PolicyParts:
+        """Noise that can be repeated."""
+        return PolicyParts(reseed=self.reseed)
 
     def reseed(self, seed: int) -> None:
         """Noise, pauses and mistakes from here on are those of this seed."""
@@ -134,9 +139,7 @@ class WithDensity:
     """A policy whose sampled actions come with their log-density, where it can tell it (`log_prob`)."""
 
     def __init__(self, policy: Policy) -> None:
-        """Wrap `policy`; where its `log_prob` refuses, it is passed through as it is."""
-        self.io, self._policy = policy.io, policy
-        self._log_prob: Callable[[Obs, torch.Tensor], torch.Tensor] | None = getattr(policy, "log_prob", None)
+        self.io, self._policy, self.parts = policy.io, policy, policy.parts
 
     def reset(self, rows: Any = None) -> None:
         """Forget memory of these rows."""
@@ -145,13 +148,9 @@ class WithDensity:
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """The policy's answer, with `logp` (B,) unless the action is the mode."""
         action = self._policy.act(obs, deterministic=deterministic)
-        if deterministic or action.logp is not None or self._log_prob is None:
+        if deterministic or action.logp is not None or self.parts.log_prob is None:
             return action
-        try:
-            logp = self._log_prob(obs, torch.as_tensor(action.value))
-        except ValueError:  # a deterministic policy with exploration noise
-            self._log_prob = None
-            return action
+        logp = self.parts.log_prob(obs, torch.as_tensor(action.value))
         return replace(action, logp=logp.cpu().numpy() if isinstance(action.value, np.ndarray) else logp)
 
 
@@ -165,10 +164,9 @@ class BesidePictures:
 
     def __init__(self, policy: Policy, io: IOSpec) -> None:
         self.io, self._policy, self._keys = io, policy, tuple(policy.io.obs)
-        if hasattr(policy, "reseed"):
-            self.reseed = policy.reseed  # type: ignore[attr-defined]
-        if hasattr(policy, "log_prob"):
-            self.log_prob = lambda obs, action: policy.log_prob(self._seen(obs), action)  # type: ignore[attr-defined]
+        density = policy.parts.log_prob
+        read = None if density is None else lambda obs, action: density(self._seen(obs), action)
+        self.parts = replace(policy.parts, log_prob=read, at_interval=None)
 
     def reset(self, rows: Any = None) -> None:
         """Forget memory of these rows."""
@@ -220,9 +218,8 @@ def keep_steps(
     begin = max((int(e.meta["round"]) for e in earlier), default=0)
     kept = [e for e in earlier if e.meta["round"] < begin]
     tried = 0
-    names = getattr(env, "task_names", ())
-    asked = getattr(env, "asked_tasks", range(len(names)))
-    room: dict[int, int] = dict.fromkeys(asked, per_task or 0)
+    names = env.parts.task_names
+    room: dict[int, int] = dict.fromkeys(env.parts.asked_tasks, per_task or 0)
     if per_task is not None:
         if not names or per_task < 1:
             raise ValueError(f"per_task is {per_task}: expected 1 or more, of an environment with several tasks")
@@ -230,8 +227,8 @@ def keep_steps(
     for episode in earlier:
         task = int(episode.meta.get("task", -1))
         room[task] = room.get(task, 0) - 1
-    reseed = getattr(policy, "reseed", None) if work is not None else None
-    if hasattr(policy, "log_prob"):
+    reseed = policy.parts.reseed if work is not None else None
+    if policy.parts.log_prob is not None:
         policy = WithDensity(policy)
     with ExitStack() as stack:
         recorder = None if work is None else stack.enter_context(Recorder(work))
@@ -321,7 +318,7 @@ def episodes_of(
     share = quota.copy()
     found: list[Episode] = []
     builders: list[EpisodeBuilder] = []
-    sentences = getattr(env, "instructions", None)
+    sentences = env.parts.instructions
     asked: list[Any] = [None]
     if sentences is not None:
         env.reset(seed=seed)  # as `evaluate` does again: what the first episodes are asked
@@ -339,7 +336,7 @@ def episodes_of(
             if quota[i] > 0:
                 quota[i] -= 1
                 said = None if asked[0] is None else asked[0][i]
-                found.append(_finished(episode, env.io.control_hz, None if success is None else success[i], said))
+                found.append(_finish(episode, env.io.control_hz, None if success is None else success[i], said))
                 if task is not None:
                     found[-1].meta["task"] = int(task[i])
                 found[-1].meta["place"] = [i, int(share[i] - quota[i]) - 1]
@@ -356,7 +353,7 @@ def _flags(value: Any) -> np.ndarray:
     return np.asarray(value.cpu() if hasattr(value, "cpu") else value).astype(bool)
 
 
-def _finished(episode: Episode, control_hz: float, success: Any = None, instruction: str | None = None) -> Episode:
+def _finish(episode: Episode, control_hz: float, success: Any = None, instruction: str | None = None) -> Episode:
     """Stamps in seconds; success at the end of the episode and what was asked in `meta`."""
     meta = dict(episode.meta)
     if instruction is not None:

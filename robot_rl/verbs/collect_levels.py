@@ -48,7 +48,7 @@ _BISECTIONS = 7
 
 
 @dataclass(frozen=True)
-class Part:
+class LevelPart:
     """A share of the steps and who makes them."""
 
     name: str
@@ -174,7 +174,7 @@ def collect_level(
                 on_steps(before + count)
 
         made = _run(env, part.behaviour, work / f"part-{number}", wanted, seed + 1_000_003 * (number + 1), told)
-        episodes += [_marked(e, number) for e in made]
+        episodes += [_mark(e, number) for e in made]
         mean = float(np.mean([e.reward.sum(dtype=np.float64) for e in made]))
         summary[part.name] = (len(made), sum(len(e) for e in made), mean)
     if not all(LOGP in e.meta.get("columns", {}) for e in episodes):  # a part without density: none has the column
@@ -217,7 +217,7 @@ def calibrate(
         if on_trial is not None:
             on_trial(f"{trials} of {_BISECTIONS + 2}")
         parts = {**(agent or {}), **spoilt}
-        behaviour = _spoilt(policy, parts, seed=seed)
+        behaviour = _spoil(policy, parts, seed=seed)
         return float(np.mean(evaluate(env, behaviour, episodes=count, seed=seed, deterministic=False).returns))
 
     best, worst = measure(), measure(random=1.0)
@@ -239,25 +239,27 @@ def _parts(
     agent: dict[str, float],
     by: str,
     rungs: list[float] | None,
-) -> list[Part]:
-    medium, best = _spoilt(weaker, middle), _spoilt(expert, agent)
+) -> list[LevelPart]:
+    medium, best = _spoil(weaker, middle), _spoil(expert, agent)
     if level == "random":
-        return [Part("random", 1.0, Behaviour(expert, random=1.0))]
+        return [LevelPart("random", 1.0, Behaviour(expert, random=1.0))]
     if level == "expert":
-        return [Part("expert", 1.0, best)]
+        return [LevelPart("expert", 1.0, best)]
     if level == "medium":
-        return [Part("medium", 1.0, medium)]
+        return [LevelPart("medium", 1.0, medium)]
     if level == "medium-expert":
-        return [Part("medium", 0.5, medium), Part("expert", 0.5, best)]
+        return [LevelPart("medium", 0.5, medium), LevelPart("expert", 0.5, best)]
     if rungs is not None:
-        between = [_spoilt(weaker, {**middle, by: amount}) for amount in rungs]
+        between = [_spoil(weaker, {**middle, by: amount}) for amount in rungs]
         agents = [Behaviour(expert, random=1.0), *between, medium]
-        return [Part(f"{k / (_RUNGS - 1):.0%} of medium's return", 1 / _RUNGS, one) for k, one in enumerate(agents)]
+        return [
+            LevelPart(f"{k / (_RUNGS - 1):.0%} of medium's return", 1 / _RUNGS, one) for k, one in enumerate(agents)
+        ]
     chances = [1.0 - k / (_RUNGS - 1) for k in range(_RUNGS)]
-    return [Part(f"{1 - p:.0%} medium", 1 / _RUNGS, _spoilt(weaker, {**middle, "random": p})) for p in chances]
+    return [LevelPart(f"{1 - p:.0%} medium", 1 / _RUNGS, _spoil(weaker, {**middle, "random": p})) for p in chances]
 
 
-def _spoilt(policy: Policy, how: dict[str, float], seed: int = 0) -> Behaviour:
+def _spoil(policy: Policy, how: dict[str, float], seed: int = 0) -> Behaviour:
     return Behaviour(
         policy,
         noise=how.get("noise", 0.0),
@@ -296,7 +298,7 @@ def _run(
     return kept
 
 
-def _marked(episode: Episode, number: int) -> Episode:
+def _mark(episode: Episode, number: int) -> Episode:
     columns = {**episode.meta.get("columns", {}), "behaviour": np.full(len(episode), number, np.int8)}
     return replace(episode, meta={**episode.meta, "columns": columns})
 

@@ -162,7 +162,7 @@ def take_own(items: Sequence[str]) -> list[str]:
     return found
 
 
-def unreadable(items: Sequence[str]) -> str:
+def find_unreadable(items: Sequence[str]) -> str:
     """What is wrong with the first item that Hydra's grammar cannot read, or ""."""
     parser = OverridesParser.create()
     for item in items:
@@ -177,7 +177,7 @@ def unreadable(items: Sequence[str]) -> str:
     return ""
 
 
-def wrong_of_sweep(config: str, items: Sequence[str]) -> str:
+def find_wrong_value(config: str, items: Sequence[str]) -> str:
     """What is wrong with the first of several values of an option (-m seed=0,1), or ""; they would fail late."""
     fields = OPTIONS[config]().model_fields
     for item in items if {"-m", "--multirun"} & set(items) else ():
@@ -197,7 +197,7 @@ def wrong_of_sweep(config: str, items: Sequence[str]) -> str:
     return ""
 
 
-def wrong_name(config: str, items: Sequence[str]) -> str:
+def find_wrong_name(config: str, items: Sequence[str]) -> str:
     """What is wrong with the first choice or option that does not exist, with the near name, or "".
 
     Hydra would answer a choice with its search path and an option with the advice to add it.
@@ -243,7 +243,7 @@ def compose_verb(verb: str, chosen: Mapping[str, str], values: Mapping[str, Any]
     named = {key: value for key, value in values.items() if key in groups and isinstance(value, str)}
     values = {key: value for key, value in values.items() if key not in named}
     items = take_own([f"{group}={name}" for group, name in {**chosen, **named}.items()])
-    wrong = unreadable(items) or wrong_name(verb, items)
+    wrong = find_unreadable(items) or find_wrong_name(verb, items)
     if wrong:
         raise Refused(wrong)
     replaced = [key for key in groups - set(chosen) if key in values]
@@ -261,13 +261,13 @@ def compose_verb(verb: str, chosen: Mapping[str, str], values: Mapping[str, Any]
 
 def groups_of(config: str) -> list[str]:
     """Groups that a verb's configuration chooses from."""
-    return [name for name in (key.split("@")[0] for key in _chosen(file_of(config))) if name.isidentifier()]
+    return [name for name in (key.split("@")[0] for key in _group_keys(file_of(config))) if name.isidentifier()]
 
 
 def other_keys(config: str) -> list[str]:
     """Keys of a verb that are neither options nor groups: a group under another name, nodes."""
     made = file_of(config)
-    names = [key.partition("@")[2].split(".")[0] for key in _chosen(made)]
+    names = [key.partition("@")[2].split(".")[0] for key in _group_keys(made)]
     nodes = [str(key) for key in made if key not in ("defaults", "hydra")]
     return [name for name in names if name.isidentifier()] + nodes
 
@@ -278,7 +278,7 @@ def file_of(config: str) -> DictConfig:
     return OmegaConf.create(text)  # type: ignore[return-value]
 
 
-def _chosen(made: DictConfig) -> list[str]:
+def _group_keys(made: DictConfig) -> list[str]:
     return [str(key) for item in made.get("defaults", ()) if isinstance(item, DictConfig) for key in item]
 
 

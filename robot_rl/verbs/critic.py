@@ -143,11 +143,7 @@ def _train(cfg: DictConfig) -> None:
         minutes=minutes,
         resume=cfg.resume is not None,
     )
-    answer.run_folder_is(made.folder)
-    try:
-        summary = made.run()
-    except KeyboardInterrupt:
-        answer.leave_interrupted("critic train", made.folder)
+    summary = answer.run(made, "critic train")
     if summary is None:
         answer.say_how_to_continue("stopped after its minutes", "critic train", made.folder)
     else:

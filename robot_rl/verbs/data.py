@@ -144,7 +144,7 @@ def data(cfg: DictConfig) -> None:
         sys.exit(2)
 
 
-def positional(arguments: list[str]) -> list[str]:
+def name_positions(arguments: list[str]) -> list[str]:
     """`info file key=value` as `what=info path=file key=value`."""
     named = iter(("what", "path"))
     found = []

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tqdm import tqdm
 
-from robot_rl import checkpoint
 from robot_rl.checkpoint import write_json
 from robot_rl.loops.evaluate import LONGEST, by_task
 from robot_rl.loops.evaluate import evaluate as run_evaluation
 from robot_rl.stats import wilson
 from robot_rl.types.options import Count, Discount, Number, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import choice, env_factory, foreign, in_env_of, load_policy, run_folder, threads
+from robot_rl.verbs.build import env_factory, load_subject, run_folder, threads
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
 from robot_rl.verbs.train_job import record_video
@@ -55,33 +53,21 @@ def evaluate(cfg: DictConfig) -> None:
     """Evaluate a checkpoint or a foreign policy."""
 
     threads(cfg)
-    path = Path(cfg.path)
-    run_config: Any = None
-    if cfg.get("policy") is None:
-        path = checkpoint.find(path)
-        run_config = OmegaConf.load(path / "config.yaml")
-        cfg = in_env_of(cfg, run_config)
-    elif cfg.get("env") is None:
-        raise Refused(f"policy={choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
+    cfg, path, env, policy = load_subject(cfg)
     make_env = env_factory(cfg)
-    env = make_env(cfg.num_envs, cfg.seed, False)
-    if cfg.get("policy") is None:
-        policy = load_policy(cfg, run_config, path, env.io)
-    else:
-        policy = foreign(cfg, str(path), env.io)
     if cfg.student is not None:
-        if not hasattr(policy, "choose"):
+        if policy.parts.use_student is None:
             raise Refused(
                 f"student={cfg.student} is for a diffusion policy with a student, not {type(policy).__name__}"
             )
-        policy.choose(student=bool(cfg.student))
+        policy.parts.use_student(bool(cfg.student))
     if cfg.target_return is not None:
-        if not hasattr(policy, "aim"):
+        if policy.parts.set_target_return is None:
             raise Refused(
                 f"target_return={cfg.target_return} is for a policy that is conditioned on returns "
                 f"(policy=contrib/dt, contrib/modt), not {type(policy).__name__}"
             )
-        policy.aim(float(cfg.target_return))
+        policy.parts.set_target_return(float(cfg.target_return))
     with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
         result = run_evaluation(
             env,
@@ -95,7 +81,7 @@ def evaluate(cfg: DictConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed)
     summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}
-    tasks = by_task(result, getattr(env, "task_names", ()))
+    tasks = by_task(result, env.parts.task_names)
     lines = {f"success, {name}": _with_interval(won, count) for name, (won, count) in tasks.items() if count}
     write_json(
         folder / "evaluation.json",

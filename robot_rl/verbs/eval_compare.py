@@ -55,7 +55,7 @@ def compare(cfg: DictConfig) -> None:
     env.close()
     rows: dict[str, Any] = {}
     for name, row in zip(given, found):
-        rows[name] = {**row, **alone(row), **({} if name == given[0] else against(found[0], row))}
+        rows[name] = {**row, **describe_run(row), **({} if name == given[0] else compare_to_first(found[0], row))}
         answer.table({"run": name, **{key: value for key, value in rows[name].items() if isinstance(value, str)}})
     folder = run_folder(cfg, "compare", Path(given[0]).name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def compare(cfg: DictConfig) -> None:
     answer.table({"numbers": str(folder / "compare.json")})
 
 
-def alone(row: dict[str, list[Any]]) -> dict[str, Any]:
+def describe_run(row: dict[str, list[Any]]) -> dict[str, Any]:
     """Mean return and success of a run with 95 % intervals, as lines."""
     returns = np.array(row["returns"])
     mean = bootstrap(len(returns), lambda i: float(returns[i].mean()))
@@ -76,7 +76,7 @@ def alone(row: dict[str, list[Any]]) -> dict[str, Any]:
     return lines
 
 
-def against(first: dict[str, list[Any]], row: dict[str, list[Any]]) -> dict[str, Any]:
+def compare_to_first(first: dict[str, list[Any]], row: dict[str, list[Any]]) -> dict[str, Any]:
     """A run against the first on the same episodes: by success where it differs in one of them, else by return."""
     gain = np.array(row["returns"]) - np.array(first["returns"])
     mean = bootstrap(len(gain), lambda i: float(gain[i].mean()))
@@ -86,10 +86,10 @@ def against(first: dict[str, list[Any]], row: dict[str, list[Any]]) -> dict[str,
         noun, pairs = "success", Paired.of(first["successes"], row["successes"])
     out |= {"gained": pairs.gained, "lost": pairs.lost, "p": pairs.p, "evidence": pairs.evidence}
     out["episodes"] = f"better in {pairs.gained} and worse in {pairs.lost} of {pairs.pairs} by {noun}, p {pairs.p:.3g}"
-    return {**out, "verdict": verdict(pairs)}
+    return {**out, "verdict": describe_evidence(pairs)}
 
 
-def verdict(pairs: Paired) -> str:
+def describe_evidence(pairs: Paired) -> str:
     """Whether it is better than the first; if that cannot be told, how many more episodes would probably tell.
 
     The number takes the shares seen so far for the true ones, at 5 % error and 80 % power.

@@ -9,8 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from robot_rl import checkpoint
-from robot_rl.bench import curves
+from robot_rl import checkpoint, curves
 from robot_rl.checkpoint import write_json
 from robot_rl.loops import fas
 from robot_rl.types.options import Count, Discount, Number, Positive

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from robot_rl.types.options import Count, Discount, Meaning, NotNegative, Share, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import env_factory, foreign, in_env_of, load_policy, run_folder, threads
+from robot_rl.verbs.build import load_subject, run_folder, threads
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
 from robot_rl.words import Refused
@@ -52,7 +51,6 @@ def evaluate_latency(cfg: DictConfig) -> None:
     """Evaluate a policy of chunks without latency, and with it for each way to deal with it, on the same episodes."""
     from tqdm import tqdm
 
-    from robot_rl import checkpoint
     from robot_rl.checkpoint import write_json
     from robot_rl.chunks import ChunkedPolicy, DelayedPolicy, Horizons, LatencyModel
     from robot_rl.data.units import InUnits
@@ -60,19 +58,7 @@ def evaluate_latency(cfg: DictConfig) -> None:
     from robot_rl.stats import Paired, wilson
 
     threads(cfg)
-    path = Path(cfg.path)
-    run_config: Any = None
-    if cfg.get("policy") is None:
-        path = checkpoint.find(path)
-        run_config = OmegaConf.load(path / "config.yaml")
-        cfg = in_env_of(cfg, run_config)
-    elif cfg.get("env") is None:
-        raise Refused("there is no environment to evaluate in; add env=…")
-    env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
-    if run_config is None:
-        policy: Any = foreign(cfg, str(path), env.io)
-    else:
-        policy = load_policy(cfg, run_config, path, env.io)
+    cfg, path, env, policy = load_subject(cfg)
     chunks = policy.policy if isinstance(policy, InUnits) else policy
     if not isinstance(chunks, ChunkedPolicy):
         raise Refused(f"{type(chunks).__name__} decides at every step; latency is made up for by policies of chunks")
@@ -116,7 +102,7 @@ def evaluate_latency(cfg: DictConfig) -> None:
             line += f"dry {row['dry_share']:.1%}"
         found[name] = {**row, "line": line}
     env.close()
-    folder = run_folder(cfg, "latency", path.name if run_config is None else path.parent.parent.name)
+    folder = run_folder(cfg, "latency", path.parent.parent.name if cfg.get("policy") is None else path.name)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "latency.json", found)
     print(f"success of {lengths.exec} of {lengths.pred} actions per decision, {cfg.latency_ms:g} ms of latency")

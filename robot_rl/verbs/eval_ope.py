@@ -12,7 +12,7 @@ from robot_rl.checkpoint import write_json
 from robot_rl.data.bounds import NORMALISED
 from robot_rl.data.units import meaning_of
 from robot_rl.verbs import answer, ope
-from robot_rl.verbs.build import load_policy, run_folder, said_of_actions, settings_of, threads
+from robot_rl.verbs.build import load_policy, read_action_meaning, run_folder, settings_of, threads
 from robot_rl.verbs.ope import OpeSettings
 from robot_rl.verbs.options import Machine
 from robot_rl.verbs.reading import plain
@@ -34,7 +34,7 @@ def evaluate_offline(cfg: DictConfig) -> None:
     settings = settings_of(OpeSettings, cfg)
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     meta = checkpoint.read_meta(path)
-    io, known = meaning_of(checkpoint.read_io(path), meta.get("action"), said_of_actions(cfg))
+    io, known = meaning_of(checkpoint.read_io(path), meta.get("action"), read_action_meaning(cfg))
 
     def alike(store: Any) -> bool:
         both = known == store.meta.get("action") == NORMALISED

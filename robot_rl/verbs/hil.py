@@ -22,7 +22,7 @@ from robot_rl.verbs.rewarders import rewarded_factory
 from robot_rl.words import Refused
 
 
-class HilOptions(Machine, Env, Resume, HilSettings):
+class HilVerbOptions(Machine, Env, Resume, HilSettings):
     """robot-rl hil."""
 
     judge: str | None = None
@@ -42,7 +42,10 @@ def hil(cfg: DictConfig) -> None:
     name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
     part = "" if cfg.role == "both" else f"_{cfg.role}"
     groups = ("env", "engine", "policy", "human", "rewarder", "track")
-    cfg, folder = begin(cfg, "hil", HilOptions, groups, name + part)
+    composed = cfg
+    cfg, folder = begin(cfg, "hil", HilVerbOptions, groups, name + part)
+    if cfg.get("compatibility") is None:  # a run that is older than it
+        cfg.compatibility = composed.compatibility
     resume = cfg.resume is not None
     if cfg.get("rewarder") is not None and cfg.task_reward != "env":
         raise Refused(f"rewarder= pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env")
@@ -59,8 +62,7 @@ def hil(cfg: DictConfig) -> None:
     def make_pilot(env: Any, with_person: bool) -> Any:
         human = None
         if with_person:
-            expert = getattr(env, "expert", None)
-            human = build.make("human", plain(cfg.human), io=env.io, expert=expert, seed=cfg.seed)
+            human = build.make("human", plain(cfg.human), io=env.io, expert=env.parts.expert, seed=cfg.seed)
         return build.make("pilot", plain(cfg.pilot), env=env, human=human)
 
     make_pilot.pictures = cfg.human.name == "browser"  # type: ignore[attr-defined]
@@ -93,10 +95,4 @@ def hil(cfg: DictConfig) -> None:
             fit_clones=partial(build.prepare("compatibility", plain(cfg.compatibility)), seed=cfg.seed),
             **({} if cfg.role == "both" else {"link": link, "policy": everything["policy"]}),
         )
-    folder = job.folder
-    answer.run_folder_is(folder)
-    try:
-        summary = job.run()
-    except KeyboardInterrupt:
-        answer.leave_interrupted("hil", folder)
-    answer.table(summary)
+    answer.table(answer.run(job, "hil"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -17,20 +18,22 @@ from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.mix import Mix
-from robot_rl.data.seen import seen
+from robot_rl.data.seen import measure_seen
 from robot_rl.human.adviser import Adviser
 from robot_rl.human.attended import AttendedTrials
+from robot_rl.human.devices.teleop import Camera, Frame
 from robot_rl.human.elicitor import Elicitor
 from robot_rl.human.judge import Judge
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.new_steps import NewSteps
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.painter import Painter
 from robot_rl.human.recovery import Recovery, of_environment
 from robot_rl.human.stats import Trials
 from robot_rl.human.trials import trials
+from robot_rl.human.waiting import meanwhile
 from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
@@ -117,10 +120,10 @@ class HilSettings(Options):
         """Rewards and ends."""
         return EpisodeRules(gamma=self.gamma, reaction_ms=self.reaction_ms, stop_is_end=self.stop_is_end)
 
-    def options(self) -> HilOptions:
+    def options(self) -> SessionOptions:
         """Numbers of the loop."""
-        names = [item.name for item in fields(HilOptions) if hasattr(self, item.name)]
-        return HilOptions(**{name: getattr(self, name) for name in names})
+        names = [item.name for item in fields(SessionOptions) if hasattr(self, item.name)]
+        return SessionOptions(**{name: getattr(self, name) for name in names})
 
 
 def make_memory(settings: HilSettings, io: IOSpec, *, in_order: bool = False) -> tuple[HilMemory, Mix | NewSteps]:
@@ -190,7 +193,7 @@ class HilJob:
         pictures = getattr(make_pilot, "pictures", False)
         self.env = make_env(1, settings.seed, pictures)
         self._painter: Painter | None = None
-        if pictures and hasattr(self.env, "load_state_dict") and not hasattr(make_env, "plain"):
+        if pictures and self.env.parts.saves and not hasattr(make_env, "plain"):
             self._painter = Painter(lambda: make_env(1, settings.seed, True))  # before anything draws here
         self.judge = None if make_judge is None else make_judge(self.env.io)
         self.elicitor: Elicitor | None = None
@@ -239,10 +242,10 @@ class HilJob:
             policy=self.learner.policy,
             io=self.env.io,
             facts={"seed": self.settings.seed, "settings": self.settings.model_dump(mode="json")},
-            seen=lambda: seen(self.memory, self.env.io),
+            seen=lambda: measure_seen(self.memory, self.env.io),
         )
 
-    def _make_loop(self, picture: Callable[[int], Any] | None) -> HumanInTheLoop:
+    def _make_loop(self, picture: Camera | None) -> HumanInTheLoop:
         """Memory, batches and the loop that uses them."""
         settings = self.settings
         self.memory, self.sampler = make_memory(settings, self.env.io, in_order=self.learner.need.feeds == "episodes")
@@ -351,7 +354,7 @@ class HilJob:
         if self.loop.updates > 0 or not len(views["demo"]) or self._run.interrupt.asked:
             return
         batches = views["demo"].batches(self.learner.need.rows or 256)
-        metrics = self.loop.meanwhile("learning the demonstrations", lambda: self.learner.pretrain(batches))
+        metrics = meanwhile(self.loop, "learning the demonstrations", lambda: self.learner.pretrain(batches))
         self.tracker.log(metrics, self.loop.env_steps)
 
     def _settle(self) -> None:
@@ -361,13 +364,13 @@ class HilJob:
         """More lines of the summary."""
         return {}
 
-    def _picture(self, quality: int) -> Any:
+    def _picture(self, quality: int) -> Frame | None:
         return self._draw(self.env, quality)
 
-    def _draw(self, env: Any, quality: int) -> Any:
+    def _draw(self, env: Any, quality: int) -> Frame | None:
         """For the screen: a simulation is drawn elsewhere, a robot's camera is there already."""
         if self._painter is None or self._painter.dead:
-            return env.render()[0]
+            return Frame(env.render()[0], time.monotonic() - 1e-3 * self.loop.watch.age_ms)
         return self._painter.turn(env.state_dict, quality)
 
     def _restore(self) -> None:

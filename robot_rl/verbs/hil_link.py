@@ -12,8 +12,9 @@ from typing import Any
 from robot_rl import checkpoint
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.claim import claim_existing, claim_new
-from robot_rl.data.seen import seen
+from robot_rl.data.seen import measure_seen
 from robot_rl.human.actor import Follower, HilActor, tensors_of
+from robot_rl.human.devices.teleop import Camera
 from robot_rl.human.learner import HilLearner
 from robot_rl.human.pieces import ActorBook, Inbox, Outbox, Place
 from robot_rl.interrupt import Interrupt
@@ -56,7 +57,7 @@ class HilActorJob(HilJob):
         self.link: Any = None
         super().__init__(settings, folder, **parts)
 
-    def _make_loop(self, picture: Callable[[int], Any] | None) -> HilActor:
+    def _make_loop(self, picture: Camera | None) -> HilActor:
         s, link = self.settings, self._link_settings
         self.learner = Follower(self.learner.policy)
         outbox = Outbox(self.log)
@@ -67,7 +68,9 @@ class HilActorJob(HilJob):
 
         facts = {**agreement(s, self._policy), "io": self.env.io.to_dict()}
         like = tensors_of(self.learner.policy)
-        self.link = ActorLink(link, rows, outbox.end, like, json.loads(json.dumps(facts)), self.log.identity)
+        self.link = ActorLink(
+            link, rows, outbox.end, like, json.loads(json.dumps(facts)), self.log.identity, self.log.words
+        )
         return HilActor(
             self.env,
             self.learner,
@@ -209,6 +212,7 @@ class HilLearnerJob:
             memory=memory,
             sampler=sampler,
             batch_size=learner.need.rows or 256,
+            rules=s.rules(),
             demos=s.demos,
             learning_starts=s.learning_starts,
             updates_per_step=s.updates_per_step,
@@ -219,7 +223,7 @@ class HilLearnerJob:
         run = Run(
             self._claim,
             replace(s.schedule(), unit="row"),
-            Parts(states, policy=learner.policy, io=io, facts=facts, seen=lambda: seen(memory, io)),
+            Parts(states, policy=learner.policy, io=io, facts=facts, seen=lambda: measure_seen(memory, io)),
             count=lambda: loop.rows,
             config=self._config,
             on_interrupt=loop.stop,

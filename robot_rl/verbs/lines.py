@@ -24,7 +24,7 @@ NAMED = ("path", "resume", "init", "data", "out", "log", "judge", "medium_path",
 """Options that name a file or folder: an empty one comes from an empty variable of the shell."""
 
 
-def slip(verb: str, items: Sequence[str], keys: Collection[str], groups: Collection[str]) -> str:
+def find_slip(verb: str, items: Sequence[str], keys: Collection[str], groups: Collection[str]) -> str:
     """What is wrong with the first item that is written as no option is, or "".
 
     Args:
@@ -49,7 +49,7 @@ def slip(verb: str, items: Sequence[str], keys: Collection[str], groups: Collect
             found = f"'{key}' is no option; a group is chosen by its name alone, {key.split('@')[0]}={value}"
         elif value in ("", "''", '""') and key in NAMED:
             found = f"{key}= is empty (a variable of the shell that is not set?); give a value, or leave it out"
-        elif not many and _several(value):
+        elif not many and len(split_values(value)) > 1:
             found = _commas(key, value, groups)
         elif key.startswith("+") and verb != "bench" and _top(key) not in keys:
             found = f"robot-rl {verb} has no key '{_top(key)}'{_near(_top(key), keys)} all keys: robot-rl {verb} --help"
@@ -77,21 +77,24 @@ def _word(verb: str, item: str, keys: Collection[str]) -> str:
     return f"'{item}' is no option, expected key=value; did you mean {FIRST[verb]}={item}?"
 
 
-def _several(value: str) -> bool:
-    """Whether Hydra would take it for one run each: a comma outside brackets and quotes."""
-    depth, quote = 0, ""
-    for sign in value:
+def split_values(text: str) -> list[str]:
+    """Parts between commas outside of brackets, braces and quotes: Hydra does one run for each."""
+    parts, depth, quote, current = [], 0, "", ""
+    for letter in text:
         if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "'\"":
-            quote = sign
-        elif sign in "[{(":
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "[{(":
             depth += 1
-        elif sign in "]})":
+        elif letter in "]})":
             depth -= 1
-        elif sign == "," and depth == 0:
-            return True
-    return False
+        elif letter == "," and depth == 0:
+            parts.append(current)
+            current = ""
+            continue
+        current += letter
+    return [*parts, current]
 
 
 def _commas(key: str, value: str, groups: Collection[str]) -> str:

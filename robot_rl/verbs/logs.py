@@ -12,11 +12,20 @@ from typing_extensions import Self
 
 from robot_rl.data import formats
 from robot_rl.data.actions import settle
-from robot_rl.data.bounds import NORMALISED, STATED, between, check_ends, meaning, of_io, same, stated
+from robot_rl.data.bounds import (
+    NORMALISED,
+    STATED,
+    bounds_of_io,
+    check_ends,
+    identity_scale,
+    meaning,
+    read_stated,
+    scale_between,
+)
 from robot_rl.data.features import Reader, cache_path, features, moments
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import META, Store, earlier, open_store, store_from_d4rl, write_store
-from robot_rl.data.units import agree, span
+from robot_rl.data.units import agree, describe_span
 from robot_rl.types import IOSpec, LogFacts, Options
 from robot_rl.types.options import Bound, Discount, Mixing, Number
 
@@ -71,14 +80,18 @@ def read_log(settings: LogSettings, path: str | None = None) -> Store:
         ValueError: it cannot be read, or the bounds are none; says why.
     """
     s = settings
-    return said(open_log(s.data if path is None else path), action=s.action, low=s.action_low, high=s.action_high)
+    return apply_meaning(
+        open_log(s.data if path is None else path), action=s.action, low=s.action_low, high=s.action_high
+    )
 
 
-def said(store: Store, *, action: str | None = None, low: Any = None, high: Any = None) -> Store:
+def apply_meaning(store: Store, *, action: str | None = None, low: Any = None, high: Any = None) -> Store:
     """A store with what a person says of its actions; the same one where nothing is said."""
     if action is None and low is None and high is None:
         return store
-    bounds = stated(of_io(store.io, store.meta.get("action")), store.io.action_dim, action=action, low=low, high=high)
+    bounds = read_stated(
+        bounds_of_io(store.io, store.meta.get("action")), store.io.action_dim, action=action, low=low, high=high
+    )
     assert bounds is not None
     io, scale = meaning(store.io, bounds)
     return store.scaled(scale, io, bounds.said)
@@ -257,10 +270,10 @@ def fit(store: Store, env: IOSpec) -> tuple[Store, list[str]]:
     """
     meant = agree(store.io, env, store.meta.get("action"))
     if meant is env:
-        return store.scaled(same(env.action_dim), env, NORMALISED), []
-    scale = between(meant, env)
+        return store.scaled(identity_scale(env.action_dim), env, NORMALISED), []
+    scale = scale_between(meant, env)
     return store.scaled(scale, env, STATED), [
-        f"actions from {span(meant)} in the log, scaled to the environment's, from {span(env)}"
+        f"actions from {describe_span(meant)} in the log, scaled to the environment's, from {describe_span(env)}"
     ]
 
 

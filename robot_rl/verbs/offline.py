@@ -18,7 +18,7 @@ from robot_rl.data import scores
 from robot_rl.data.goal_pictures import GoalPictures
 from robot_rl.data.goals import GoalDataset
 from robot_rl.data.mix import Mix
-from robot_rl.data.seen import seen
+from robot_rl.data.seen import measure_seen
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
 from robot_rl.parts import Parts
@@ -249,7 +249,7 @@ class OfflineJob:
                 "data_fingerprint": self.sampler.store.fingerprint,
                 "reward": {"scale": self.sampler.reward_scale, "bias": self.sampler.reward_bias},
             },
-            seen=cache(lambda: seen(self.sampler, self.io)),
+            seen=cache(lambda: measure_seen(self.sampler, self.io)),
         )
 
     def _same_log(self, found: Path) -> bool:
@@ -290,24 +290,25 @@ class OfflineJob:
         if self._judges is not None and self._estimate_updates:  # minutes: what is known already comes first
             calls |= {"report so far": self._report_so_far, "value, from the log alone": self._estimate}
         self._run.numbers |= {"score_of": self._score, "findings": self.findings, "estimate": None}
-        try:
-            self._run.follow(self._learn)
-            return self._run.finish(calls=calls, more=lambda: {"transitions": len(self.sampler)})
-        finally:
-            self._run.close()
+        return self._run.play(self._learn, calls=calls, more=lambda: {"transitions": len(self.sampler)})
 
     def _learn(self) -> None:
         if self.loop.updates < self.settings.updates:
             self.loop.run(self.settings.updates, self._run.tick, due=self._run.due)
 
+    def _activate(self, number: int) -> None:
+        """Let this one act of the policies that were trained side by side."""
+        choose = self.learner.policy.parts.activate
+        if choose is not None:
+            choose(number)
+
     def evaluate(self, episodes: int) -> SeedEvaluations:
         """Deterministic evaluation, one per seed that the learner trains side by side."""
-        policy: Any = self.learner.policy
-        results = []
-        for active in range(getattr(policy, "seeds", 1)):
-            policy.active = active
+        policy, results = self.learner.policy, []
+        for number in range(policy.parts.seeds):
+            self._activate(number)
             results.append(evaluate(self._eval_env, policy, episodes=episodes, seed=10_000))
-        policy.active = 0
+        self._activate(0)
         return SeedEvaluations(results, self._score)
 
     def _model(self) -> Path | None:
@@ -328,7 +329,7 @@ class OfflineJob:
     def _estimate(self) -> dict[str, Any] | str:
         """The policy's value from the log alone, and where it leaves the data."""
         assert self._judges is not None
-        self.learner.policy.active = 0  # type: ignore[attr-defined]
+        self._activate(0)
         s = self.settings
         judged, why = judge(s, self.learner.policy, self.io, self._judges, updates=self._estimate_updates, seed=s.seed)
         if judged is None:
@@ -340,7 +341,7 @@ class OfflineJob:
         self._run.pictures["Where the policy leaves the data"] = support
         return {
             "value, from the log alone": ope.line(judged.estimates[0]),
-            "value of the logged policy": ope.line(ope.Estimate("", judged.behaviour)),
+            "value of the logged policy": ope.line(ope.OpeEstimate("", judged.behaviour)),
             "actions outside the data": f"{judged.outside:.1%}",
         }
 
@@ -379,16 +380,10 @@ def offline_job(cfg: DictConfig, folder: Path) -> OfflineJob:
 
 def offline(cfg: DictConfig) -> None:
     """Train a policy from a log; Ctrl-C saves and says how to go on."""
-    name = f"{Path(str(cfg.data)).stem}_{run_name(cfg)}"
+    name = f"{Path(str(cfg.data)).stem}_{run_name(cfg)}" if cfg.resume is None else ""
     cfg, folder = begin(cfg, "offline", OfflineOptions, ("env", "engine", "policy", "track"), name)
     job = offline_job(cfg, folder)
-    folder = job.folder
-    answer.run_folder_is(folder)
     for line in job.findings:
         print(f"  log: {line}")
-    try:
-        summary = job.run()
-    except KeyboardInterrupt:
-        answer.leave_interrupted("offline", folder)
-    answer.table(summary)
+    answer.table(answer.run(job, "offline"))
     print("".join(f"  {line}\n" for line in job.warnings), end="")

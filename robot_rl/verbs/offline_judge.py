@@ -43,7 +43,7 @@ def updates_of(wanted: int | str, run: int) -> int:
 
 def judge(
     settings: LogSettings, policy: Any, io: IOSpec, judges: Judges, *, updates: int, seed: int
-) -> tuple[ope.Report | None, str]:
+) -> tuple[ope.OpeReport | None, str]:
     """Value of `policy` by FQE on the log that it was learnt from, and its support.
 
     Args:

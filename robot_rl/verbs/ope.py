@@ -22,7 +22,7 @@ from robot_rl.types import IOSpec, Transitions
 from robot_rl.types.options import Count, Part, Positive, Share, Whole
 from robot_rl.verbs import logs
 from robot_rl.verbs.logs import LogSettings
-from robot_rl.verbs.ope_policy import Judged, judged
+from robot_rl.verbs.ope_policy import Judged, judge_policy
 
 Method = Literal["fqe", "mb", "is", "wis", "pdis", "wpdis", "dr", "wdr"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -58,7 +58,7 @@ class OpeSettings(LogSettings):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class OpeEstimate:
     """One estimator's answer.
 
     Attributes:
@@ -95,7 +95,7 @@ class Support:
 
 
 @dataclass(frozen=True)
-class Report:
+class OpeReport:
     """What the job found.
 
     Attributes:
@@ -109,7 +109,7 @@ class Report:
         judged: which policy the estimates speak of: its mode, or as it samples.
     """
 
-    estimates: list[Estimate]
+    estimates: list[OpeEstimate]
     behaviour: Interval
     effective: float | None
     outside: float
@@ -147,7 +147,7 @@ def run(
     make_behaviour: Callable[[IOSpec], Any],
     make_model: Callable[..., Any] | None = None,
     alike: Callable[[Store], bool] = lambda store: False,
-) -> Report:
+) -> OpeReport:
     """Evaluate `policy` on a log.
 
     Args:
@@ -172,7 +172,7 @@ def run(
             "the policy plays chunks: what it does next depends on the chunk under way and not on the state alone, and "
             "these estimators judge policies of the state; evaluate it in an environment"
         )
-    if getattr(policy, "remembers", False):
+    if policy.parts.remembers:
         raise ValueError(
             "the policy remembers: its action depends on more than the state, and these estimators judge policies of "
             "the state; evaluate it in an environment"
@@ -187,8 +187,8 @@ def run(
     inside, held_out = _split(data.episodes, s.holdout, s.seed)
     warnings = list(notes)
 
-    mu, estimated = _behaviour(data, inside, s, make_behaviour, io)
-    if estimated:
+    mu = _behaviour(data, inside, s, make_behaviour, io)
+    if not mu.column:
         warnings.append("the log holds no log-densities: the behaviour policy is estimated by cloning")
     support = _support(mu, policy, _pick(data, held_out, s), s)
     outside = support.share
@@ -198,7 +198,7 @@ def run(
             f"{s.support_quantile:.0%} of the logged ones; no estimate from this log can be trusted there"
         )
     ratios = bool(set(s.methods) - {"fqe", "mb"})
-    subject = judged(policy, data.initial_obs()["state"].float()[:1], ratios=ratios, smooth=s.smooth, seed=s.seed)
+    subject = judge_policy(policy, ratios=ratios, smooth=s.smooth, seed=s.seed)
     fqe, td_error, seen = None, None, np.zeros((1, 0), bool)
     if {"fqe", "dr", "wdr"} & set(s.methods):
         fqe = make_fqe(io, subject.policy, deterministic=subject.deterministic)
@@ -220,7 +220,7 @@ def run(
         model = make_model(io, subject.policy, deterministic=subject.deterministic)
         model.prepare(logs.facts(data))
         _fit(model, _halves(data, inside, s, model)[0], s.model_updates, "models")
-    logged, reason = _logged(data, subject, mu, fqe, seen, s), subject.reason
+    logged, reason = _read_logged(data, subject, mu, fqe, seen, s), subject.reason
     estimates = [_estimate(name, logged, reason, model if name == "mb" else fqe, data, s) for name in s.methods]
     effective = None if reason else estimators.effective_sample_size(logged)
     if not reason and estimators.unreliable(logged):
@@ -232,7 +232,7 @@ def run(
     behaviour = bootstrap(
         len(returns), lambda i: float(returns[i].mean()), resamples=s.resamples, confidence=s.confidence, seed=s.seed
     )
-    return Report(estimates, behaviour, effective, outside, warnings, td_error, support, subject.name)
+    return OpeReport(estimates, behaviour, effective, outside, warnings, td_error, support, subject.name)
 
 
 def _split(episodes: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -275,12 +275,12 @@ def _halves(data: LogDataset, inside: np.ndarray, s: OpeSettings, fqe: Any) -> t
 
     def joined() -> Iterator[Transitions]:
         while True:
-            yield _joined([next(stream) for stream in streams])
+            yield _join([next(stream) for stream in streams])
 
     return joined(), seen
 
 
-def _unseen(values: Tensor, seen: np.ndarray) -> np.ndarray:
+def _select_unseen(values: Tensor, seen: np.ndarray) -> np.ndarray:
     """Mean over the members that were not trained on the episode, (M, T) -> (T,); of all where each of them was.
 
     What a value function was fitted to it explains too well: a doubly robust estimate whose Q has seen the episode
@@ -291,7 +291,7 @@ def _unseen(values: Tensor, seen: np.ndarray) -> np.ndarray:
     return kept.mean(0).double().numpy()
 
 
-def _joined(batches: list[Transitions]) -> Transitions:
+def _join(batches: list[Transitions]) -> Transitions:
     """One batch out of several, row after row, without extras."""
     names = ("action", "reward", "discount", "terminated", "truncated", "intervened", "mask")
     columns: dict[str, Any] = {name: torch.cat([getattr(b, name) for b in batches]) for name in names}
@@ -309,11 +309,17 @@ def _fit(learner: Any, batches: Iterator[Transitions], updates: int, what: str) 
                 bar.set_postfix({k.removeprefix("train/"): f"{v:.3g}" for k, v in list(metrics.items())[:2]})
 
 
-class _FromColumn:
-    """Log-densities that the log itself holds, for logged actions only."""
+@dataclass(frozen=True)
+class _Behaviour:
+    """Who drove in the log, as cloned from it.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    Attributes:
+        log_prob: (observations, actions (B, A)) -> (B,) log-density.
+        column: of the log, with the true log-densities of the logged actions; "" where it has none.
+    """
+
+    log_prob: Callable[[Any, Tensor], Tensor]
+    column: str
 
 
 def _behaviour(
@@ -322,17 +328,18 @@ def _behaviour(
     s: OpeSettings,
     make: Callable[[IOSpec], Any],
     io: IOSpec,
-) -> tuple[Any, bool]:
-    """(policy of the behaviour, whether it is the only source of log-densities)."""
+) -> _Behaviour:
+    """Clone the log's actions."""
     learner = make(io)
     learner.prepare(logs.facts(data))
     _fit(learner, _pick(data, inside, s).batches(learner.need.rows), s.behaviour_updates, "behaviour")
-    column = next((name for name in _LOGP if f"info/{name}" in data.store.names), None)
-    learner.policy.logged = _FromColumn(f"info/{column}") if column else None
-    return learner.policy, column is None
+    column = next((name for name in _LOGP if f"info/{name}" in data.store.names), "")
+    density = learner.policy.parts.log_prob
+    assert density is not None  # a Gaussian
+    return _Behaviour(density, column)
 
 
-def _support(mu: Any, policy: Any, data: LogDataset, s: OpeSettings) -> Support:
+def _support(mu: _Behaviour, policy: Any, data: LogDataset, s: OpeSettings) -> Support:
     """Which of the policy's actions the behaviour would hardly have taken."""
     batch = next(iter(data.ordered(4096)))
     state = batch.obs["state"]
@@ -342,7 +349,9 @@ def _support(mu: Any, policy: Any, data: LogDataset, s: OpeSettings) -> Support:
     return Support(*(part.detach().cpu().numpy() for part in (state, batch.action, chosen, outside)))
 
 
-def _logged(data: LogDataset, subject: Judged, mu: Any, fqe: Any, seen: np.ndarray, s: OpeSettings) -> Logged:
+def _read_logged(
+    data: LogDataset, subject: Judged, mu: _Behaviour, fqe: Any, seen: np.ndarray, s: OpeSettings
+) -> Logged:
     """Padded episodes; ratios are 1 where `subject` has none.
 
     Only what the wanted methods read is computed: values of every logged state take longer than FQE itself on a large
@@ -354,7 +363,7 @@ def _logged(data: LogDataset, subject: Judged, mu: Any, fqe: Any, seen: np.ndarr
     reward = np.zeros((count, steps))
     ratio, q, v = (np.zeros((count, steps) if wanted else (count, 1)) for wanted in (ratios, with_model, with_model))
     ends: dict[int, np.ndarray] = {}  # row -> where an episode was cut
-    reason = subject.reason
+    reason, density = subject.reason, subject.policy.parts.log_prob
     for row, index in enumerate(chosen.tolist()):
         episode = store.episode(index)
         size = len(episode)
@@ -367,12 +376,12 @@ def _logged(data: LogDataset, subject: Judged, mu: Any, fqe: Any, seen: np.ndarr
             continue
         state = torch.from_numpy(np.array(episode.obs["state"], np.float32))
         action = torch.from_numpy(np.array(episode.action, np.float32)).clamp(-1.0, 1.0)
-        if not reason:
-            target = subject.policy.log_prob({"state": state[:-1]}, action)
-            ratio[row, :size] = (target - _logged_density(mu, episode, state[:-1], action)).double().numpy()
+        if not reason and density is not None:
+            target = density({"state": state[:-1]}, action)
+            ratio[row, :size] = (target - _density_of_logged(mu, episode, state[:-1], action)).double().numpy()
         if with_model:
-            q[row, :size] = _unseen(fqe.q_values(state[:-1], action), seen[:, index])
-            v[row, :size] = _unseen(fqe.state_values(state[:-1]), seen[:, index])
+            q[row, :size] = _select_unseen(fqe.q_values(state[:-1], action), seen[:, index])
+            v[row, :size] = _select_unseen(fqe.state_values(state[:-1]), seen[:, index])
     tail = np.zeros(count)
     if fqe is not None and ends:
         rows = np.array(list(ends))
@@ -390,12 +399,10 @@ def _logged(data: LogDataset, subject: Judged, mu: Any, fqe: Any, seen: np.ndarr
     return logged
 
 
-def _logged_density(mu: Any, episode: Any, state: Tensor, action: Tensor) -> Tensor:
-    source = getattr(mu, "logged", None)
-    if source is None:
+def _density_of_logged(mu: _Behaviour, episode: Any, state: Tensor, action: Tensor) -> Tensor:
+    if not mu.column:
         return mu.log_prob({"state": state}, action)
-    name = source.name.removeprefix("info/")
-    return torch.from_numpy(np.array(episode.meta["columns"][name], np.float32))
+    return torch.from_numpy(np.array(episode.meta["columns"][mu.column], np.float32))
 
 
 _ESTIMATORS: dict[str, Callable[[Logged], float]] = {
@@ -408,7 +415,7 @@ _ESTIMATORS: dict[str, Callable[[Logged], float]] = {
 }
 
 
-def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset, s: OpeSettings) -> Estimate:
+def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset, s: OpeSettings) -> OpeEstimate:
     if name in ("fqe", "mb"):
         start = data.initial_obs()["state"].float()
         if name == "mb" and len(start) > _MOST_STARTS:  # roll-outs take a second per hundred
@@ -416,9 +423,9 @@ def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset
         values = fqe.state_values(start).double().numpy()  # (M, E)
         interval = half_samples(values, confidence=s.confidence, seed=s.seed)
         what = "value functions" if name == "fqe" else "models"
-        return Estimate(name, interval, f"{len(values)} {what}, each from half of the episodes")
+        return OpeEstimate(name, interval, f"{len(values)} {what}, each from half of the episodes")
     if reason:
-        return Estimate(name, None, reason)
+        return OpeEstimate(name, None, reason)
     interval = bootstrap(
         len(logged.length),
         lambda index: _ESTIMATORS[name](logged.part(index)),
@@ -426,10 +433,10 @@ def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset
         confidence=s.confidence,
         seed=s.seed,
     )
-    return Estimate(name, interval, "unreliable" if estimators.unreliable(logged) else "")
+    return OpeEstimate(name, interval, "unreliable" if estimators.unreliable(logged) else "")
 
 
-def line(estimate: Estimate) -> str:
+def line(estimate: OpeEstimate) -> str:
     """For the screen."""
     if estimate.interval is None:
         return f"- ({estimate.note})"
@@ -438,18 +445,18 @@ def line(estimate: Estimate) -> str:
     return f"{i.value:.4g}  [{i.low:.4g}, {i.high:.4g}]{note}"
 
 
-def table(report: Report) -> dict[str, Any]:
+def table(report: OpeReport) -> dict[str, Any]:
     """Name -> what the screen shows."""
     return {
         "judged": f"the policy, {report.judged}",
         **{e.name: line(e) for e in report.estimates},
-        "logged policy": line(Estimate("", report.behaviour)),
+        "logged policy": line(OpeEstimate("", report.behaviour)),
         "effective episodes": "-" if report.effective is None else report.effective,
         "outside support": f"{report.outside:.1%} of actions",
     }
 
 
-def plain_numbers(report: Report) -> dict[str, Any]:
+def plain_numbers(report: OpeReport) -> dict[str, Any]:
     """For JSON."""
 
     def bounds(interval: Interval | None) -> dict[str, float] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robot_rl.types import Action, Obs
+from robot_rl.types import Action, Obs, PolicyParts
 
 _NO_DENSITY = "this policy has no density; use FQE, or smooth=0.1 for a Gaussian around its action"
 
@@ -28,6 +28,11 @@ class Smoothed:
             raise ValueError(f"smooth is {std}, expected a standard deviation above 0, such as 0.1")
         self._policy, self._std, self.io = policy, std, policy.io
         self._generator = torch.Generator().manual_seed(seed)
+
+    @property
+    def parts(self) -> PolicyParts:
+        """The density of its noise."""
+        return PolicyParts(log_prob=self.log_prob)
 
     def reset(self, rows: Any = None) -> None:
         """No memory of its own."""
@@ -64,7 +69,7 @@ class Judged:
     reason: str = ""
 
 
-def judged(policy: Any, state: Tensor, *, ratios: bool, smooth: float | None, seed: int = 0) -> Judged:
+def judge_policy(policy: Any, *, ratios: bool, smooth: float | None, seed: int = 0) -> Judged:
     """The policy as it samples where importance weights are wanted and it has densities, else its mode.
 
     Weights compare densities, so they speak of the policy that samples; a value of its mode beside them, or inside a
@@ -72,7 +77,6 @@ def judged(policy: Any, state: Tensor, *, ratios: bool, smooth: float | None, se
 
     Args:
         policy: what was trained.
-        state: (B, n) some states, to see whether it has densities.
         ratios: importance weights are wanted.
         smooth: standard deviation of a Gaussian around its mode, or None.
         seed: of the samples of a smoothed policy.
@@ -81,9 +85,6 @@ def judged(policy: Any, state: Tensor, *, ratios: bool, smooth: float | None, se
         return Judged(policy, True, "by its mode", "not asked for")
     if smooth is not None:
         return Judged(Smoothed(policy, smooth, seed), False, f"by its mode with noise of {smooth:g}")
-    action = torch.as_tensor(policy.act({"state": state}, deterministic=True).value)
-    try:
-        policy.log_prob({"state": state}, action)
-    except (AttributeError, ValueError):  # a deterministic one
+    if policy.parts.log_prob is None:
         return Judged(policy, True, "by its mode", _NO_DENSITY)
     return Judged(policy, False, "as it samples")

@@ -11,15 +11,15 @@ from pydantic import Field
 
 from robot_rl import build
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import choice, run_folder, saved_config, settings_of, threads
-from robot_rl.verbs.options import Machine
+from robot_rl.verbs.build import begin, choice, saved_config, settings_of, threads, tracker_factory
+from robot_rl.verbs.options import Machine, Resume
 from robot_rl.verbs.prefer_pictures import PictureJob, PictureSettings
-from robot_rl.verbs.prefer_segments import PreferJob, PreferSettings
+from robot_rl.verbs.prefer_segments import PreferSettings, SegmentJob
 from robot_rl.verbs.reading import plain
 from robot_rl.words import Refused
 
 
-class PreferOptions(Machine, PreferSettings, PictureSettings):
+class PreferOptions(Machine, Resume, PreferSettings, PictureSettings):
     """robot-rl prefer."""
 
     model: str | None = None
@@ -31,18 +31,20 @@ class PreferOptions(Machine, PreferSettings, PictureSettings):
 def prefer(cfg: DictConfig) -> None:
     """Learn a reward from preferences and relabel a log with it."""
     threads(cfg)
-    if cfg.labels == "vlm" or _of_pictures(Path(str(cfg.labels))):
-        report = _pictures(cfg)
-    else:
-        report = _segments(cfg)
+    name = "pictures" if _of_pictures(cfg) else choice("preference").split("/")[-1]
+    groups = ("preference", "pictures_reward", "track")
+    cfg, folder = begin(cfg, "prefer", PreferOptions, groups, f"{name}_seed{cfg.seed}")
+    job = (_pictures if _of_pictures(cfg) else _segments)(cfg, folder)
+    report = answer.run(job, "prefer")
     answer.table(report)
     print(f"next: robot-rl offline data={report['relabelled']} policy=offline/iql")
 
 
-def _of_pictures(path: Path) -> bool:
-    """Whether a file of answers speaks of pictures under goals."""
-    if not path.is_file():
-        return False
+def _of_pictures(cfg: DictConfig) -> bool:
+    """Whether a model is asked, or a file of answers speaks, of pictures under goals."""
+    path = Path(str(cfg.labels))
+    if cfg.labels == "vlm" or not path.is_file():
+        return cfg.labels == "vlm"
     with open(path, encoding="utf-8") as file:
         try:
             return "goal" in json.loads(file.readline() or "{}")
@@ -50,20 +52,23 @@ def _of_pictures(path: Path) -> bool:
             return False
 
 
-def _segments(cfg: DictConfig) -> dict[str, Any]:
-    settings = settings_of(PreferSettings, cfg)
-    folder = run_folder(cfg, "prefer", f"{choice('preference').split('/')[-1]}_seed{cfg.seed}")
-
+def _segments(cfg: DictConfig, folder: Path) -> SegmentJob:
     def make(state: int, action: int) -> Any:
         return build.make("preference", plain(cfg.preference), state, action, seed=cfg.seed, device=str(cfg.device))
 
     tools = {"Pairs": build.tool("pairs"), "Scripted": build.tool("scripted_answers"), "query": build.tool("query")}
-    job = PreferJob(settings, folder, make=make, tools=tools, config=saved_config(cfg))
-    answer.run_folder_is(folder)
-    return job.run()
+    return SegmentJob(
+        settings_of(PreferSettings, cfg),
+        folder,
+        make=make,
+        tools=tools,
+        make_tracker=tracker_factory(cfg),
+        config=saved_config(cfg),
+        resume=cfg.resume is not None,
+    )
 
 
-def _pictures(cfg: DictConfig) -> dict[str, Any]:
+def _pictures(cfg: DictConfig, folder: Path) -> PictureJob:
     settings = settings_of(PictureSettings, cfg)
     if settings.labels == "vlm" and cfg.model is None:
         raise Refused(
@@ -73,7 +78,6 @@ def _pictures(cfg: DictConfig) -> dict[str, Any]:
     if cfg.model != "scripted" and (settings.error or settings.tie):
         raise Refused("error and tie are of model=scripted; another model errs by itself")
     options: Any = OmegaConf.to_container(cfg.model_options, resolve=True)
-    folder = run_folder(cfg, "prefer", f"pictures_seed{cfg.seed}")
 
     def labeller(truth: Any) -> Any:
         if settings.labels != "vlm" or cfg.model == "scripted":
@@ -87,12 +91,13 @@ def _pictures(cfg: DictConfig) -> dict[str, Any]:
         node = plain(cfg.pictures_reward)
         return build.make("pictures_reward", node, goals, size, seed=cfg.seed, device=str(cfg.device))
 
-    tools = {
-        "PicturePairs": build.tool("picture_pairs"),
-        "query": build.tool("query"),
-    }
-    job = PictureJob(
-        settings, folder, make_reward=reward, make_labeller=labeller, tools=tools, config=saved_config(cfg)
+    return PictureJob(
+        settings,
+        folder,
+        make_reward=reward,
+        make_labeller=labeller,
+        tools={"PicturePairs": build.tool("picture_pairs"), "query": build.tool("query")},
+        make_tracker=tracker_factory(cfg),
+        config=saved_config(cfg),
+        resume=cfg.resume is not None,
     )
-    answer.run_folder_is(folder)
-    return job.run()

@@ -1,26 +1,24 @@
-"""A reward from preferences between pictures of a log: ask, fit, measure, relabel."""
+"""A reward from preferences between pictures of a log: whom a model is asked about, and the log relabelled."""
 
 from __future__ import annotations
 
 import json
-import sys
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
-from robot_rl.checkpoint import save_state, write_bytes, write_json
 from robot_rl.data import recorder
+from robot_rl.track import Many
 from robot_rl.verbs.critic_clips import without_pictures
 from robot_rl.verbs.logs import open_log
-from robot_rl.verbs.prefer_segments import TIE, PairSettings, spearman
+from robot_rl.verbs.prefer_rounds import TIE, LabelledPair, PairSettings, Place, PreferenceJob, chance_of
+from robot_rl.verbs.prefer_segments import spearman
 
-Frame = tuple[int, int]
-"""(episode, observation)."""
 _PATIENCE = 20  # pairs after which a model that is never understood is given up
 
 
@@ -41,35 +39,14 @@ class PictureSettings(PairSettings):
     """Keep the pictures in the relabelled log."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Two frames under a goal and what was said: 0 first, 1 second, -1 neither."""
-
-    first: Frame
-    second: Frame
-    goal: int
-    said: int = TIE
-
-
-class PictureJob:
-    """Ask about pictures, fit a reward, measure it against the truth of the log, relabel every step.
+class PictureJob(PreferenceJob):
+    """Pairs of pictures, which a model that sees has an opinion of.
 
     The reward of a step is that of the picture after it. Pairs are drawn among frames of episodes that were asked the
     same, whatever happened in them.
-
-    Args:
-        settings: numbers.
-        folder: where everything goes.
-        make_reward: (goals, image size) -> reward, such as `policies.reward.picture_preference.PictureReward`.
-        make_labeller: (truth of a picture under a goal) -> labeller with `label` and `counts`; a model of its own does
-            not look at the truth.
-        tools: "PicturePairs" and "query".
-        config: the composed configuration as YAML.
-
-    Raises:
-        ValueError: no such pictures or truth in the log, or no goal.
-        FileNotFoundError: no log.
     """
+
+    smoothing = (0.02, 200)
 
     def __init__(
         self,
@@ -79,16 +56,34 @@ class PictureJob:
         make_reward: Callable[[list[str], tuple[int, int]], Any],
         make_labeller: Callable[[Callable[[np.ndarray, str], float]], Any],
         tools: Mapping[str, Any],
+        make_tracker: Callable[[str, int | None], Many],
         config: str,
+        resume: bool = False,
     ) -> None:
-        self._s, self._folder, self._make, self._tools, self._config = settings, folder, make_reward, tools, config
+        """Open the log.
+
+        Args:
+            settings: numbers.
+            folder: where everything goes.
+            make_reward: (goals, image size) -> reward, such as `policies.reward.picture_preference.PictureReward`.
+            make_labeller: (truth of a picture under a goal) -> labeller with `label` and `counts`; a model of its own
+                does not look at the truth.
+            tools: "PicturePairs" and "query".
+            make_tracker: (folder, resume step or None) -> tracker.
+            config: the composed configuration as YAML.
+            resume: continue from the newest checkpoint in `folder`.
+
+        Raises:
+            ValueError: no such pictures or truth in the log, or no goal.
+            FileNotFoundError: no log.
+        """
+        self._look, self._tools, self._known = settings, tools, None
         self.store = store = open_log(settings.data)
         self._key = f"image.{settings.camera}"
         if self._key not in store.io.obs:
             found = [name for name in store.io.obs if name.startswith("image.")]
             raise ValueError(f"the log holds no '{self._key}'; it holds {found or 'no pictures'}")
-        height, width = store.io.obs[self._key][0][:2]
-        self._size = (int(height), int(width))
+        height, width = (int(size) for size in store.io.obs[self._key][0][:2])
         said = [settings.goal or store.episode_meta(e).get("instruction") for e in range(len(store))]
         if not all(said):
             raise ValueError("episodes of the log name no instruction; add goal='<sentence>'")
@@ -98,63 +93,15 @@ class PictureJob:
         if name not in store.names:
             raise ValueError(f"the log has no column '{settings.truth}' for truth; it has {sorted(store.names)}")
         self._truth = np.asarray(store.column(name), np.float64)
-        self._labeller = make_labeller(self._of_picture)
-        self._rng = np.random.default_rng(settings.seed)
-        self._known: dict[bytes, float] | None = None
+        self._model = make_labeller(self._of_picture)
+        super().__init__(settings, store, make=lambda: make_reward(self.goals, (height, width)), query=tools["query"])
+        self._facts |= {"goals": self.goals, "image_size": [height, width]}
+        self._open(folder, make_tracker=make_tracker, config=config, resume=resume)
 
-    def run(self) -> dict[str, Any]:
-        """Do it all.
-
-        Returns:
-            pairs, ties, what was skipped and unreadable, label_accuracy (decided answers against the truth, where it
-            differs), accuracy of the reward on training and held-out answers and on the truth of the held-out pairs,
-            rank correlation with the truth over frames and over episodes' sums (within goals), and the log.
-
-        Raises:
-            ValueError: too few answers, or a model whose answers cannot be read.
-        """
-        s = self._s
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(self._folder / "config.yaml", self._config.encode())
-        given = s.labels != "vlm"
-        answers = read_answers(Path(s.labels), self.store, self.goals) if given else []
-        rounds = 1 if given or s.rule == "uniform" else s.rounds
-        model, train, test = None, [], []
-        for i in range(rounds):
-            if not given:
-                self._ask(self._choose(s.pairs * (i + 1) // rounds - len(answers), model), answers)
-            decided = [a for a in answers if a.said != TIE]
-            if len(decided) < 10:
-                raise ValueError(f"{len(decided)} of {len(answers)} answers are decided, expected 10 or more")
-            kept = answers if s.keep_ties else decided
-            order = np.random.default_rng(s.seed).permutation(len(kept))
-            out = max(1, round(s.test_share * len(kept)))
-            train, test = [kept[k] for k in order[out:]], [kept[k] for k in order[:out]]
-            model = self._make(self.goals, self._size)
-            self._fit(model, self._pairs(train), f"round {i + 1}/{rounds}")
-        clear = [a for a in answers if a.said != TIE and self._true(a.first) != self._true(a.second)]
-        counts = self._labeller.counts
-        report = {
-            "goals": len(self.goals),
-            "pairs": len(answers),
-            "ties": sum(a.said == TIE for a in answers),
-            "skipped": counts.skipped,
-            "unreadable": counts.unreadable,
-            "label_accuracy": _mean([(a.said == 1) == (self._true(a.second) > self._true(a.first)) for a in clear]),
-            "accuracy_train": self._right(model, train),
-            "accuracy_test": self._right(model, test),
-            "accuracy_truth": self._right(model, test, truth=True),
-            **self._relabel(model),
-        }
-        save_state(self._folder / "reward.pt", model.state_dict())  # type: ignore[union-attr]
-        write_json(self._folder / "goals.json", {"goals": self.goals, "image_size": list(self._size)})
-        write_json(self._folder / "report.json", report)
-        return report
-
-    def _picture(self, frame: Frame) -> np.ndarray:
+    def _picture(self, frame: Place) -> np.ndarray:
         return np.asarray(self.store.obs(self._key)[int(self.store.start_obs[frame[0]]) + frame[1]])
 
-    def _true(self, frame: Frame) -> float:
+    def _true(self, frame: Place) -> float:
         return float(self._truth[int(self.store.start_step[frame[0]]) + frame[1] - 1])
 
     def _of_picture(self, picture: np.ndarray, goal: str) -> float:
@@ -167,7 +114,13 @@ class PictureJob:
                     self._known[mark + self._picture((e, t)).tobytes()] = self._true((e, t))
         return self._known[goal.encode() + np.ascontiguousarray(picture).tobytes()]
 
-    def _draw(self, count: int, rng: np.random.Generator | None = None) -> list[Answer]:
+    def _usable(self) -> list[LabelledPair]:
+        decided = [pair for pair in self.answers if pair.said != TIE]
+        if len(decided) < 10:
+            raise ValueError(f"{len(decided)} of {len(self.answers)} answers are decided, expected 10 or more")
+        return self.answers if self._look.keep_ties else decided
+
+    def _draw(self, count: int, rng: np.random.Generator | None = None) -> list[LabelledPair]:
         """Pairs of frames: an episode by its length, another that was asked the same, and a frame of each."""
         rng, length = rng or self._rng, np.asarray(self.store.length, np.float64)
         first = rng.choice(len(length), count, p=length / length.sum())
@@ -176,75 +129,79 @@ class PictureJob:
             same = np.flatnonzero((self._goal == self._goal[e]) & (length > 0))
             other = int(rng.choice(same))
             frames = [(k, int(rng.integers(1, int(length[k]) + 1))) for k in (e, other)]
-            found.append(Answer(frames[0], frames[1], int(self._goal[e])))
+            found.append(LabelledPair(frames[0], frames[1], int(self._goal[e])))
         return found
 
-    def _choose(self, count: int, model: Any) -> list[Answer]:
-        if model is None:
-            return self._draw(count)
-        found = self._draw(count * self._s.candidates)
-        chance = model.probabilities(self._pairs(found))
-        return [found[k] for k in self._tools["query"](chance, len(found), count, rule=self._s.rule)]
+    def _labeller(self) -> Callable[[LabelledPair, bool], int | None]:
+        counts = self._model.counts
 
-    def _ask(self, wanted: list[Answer], answers: list[Answer]) -> None:
-        counts = self._labeller.counts
-        with open(self._folder / "pairs.jsonl", "a", encoding="utf-8") as file:
-            for pair in tqdm(wanted, desc="asking", unit="pair", file=sys.stderr, dynamic_ncols=True):
-                said = self._labeller.label(
-                    self._picture(pair.first), self._picture(pair.second), self.goals[pair.goal]
+        def label(pair: LabelledPair, there: bool) -> int | None:
+            if there:
+                return None
+            said = self._model.label(self._picture(pair.first), self._picture(pair.second), self.goals[pair.goal])
+            if counts.asked >= _PATIENCE and counts.unreadable > 0.5 * counts.asked:
+                raise ValueError(
+                    f"{counts.unreadable} of {counts.asked} answers were not one integer 0, 1 or -1; this model does "
+                    "not do what it is asked: try it by hand, or take another"
                 )
-                answers.append(replace(pair, said=said))
-                row = {"first": pair.first, "second": pair.second, "goal": self.goals[pair.goal], "answer": said}
-                file.write(json.dumps({**row, "truth": [self._true(pair.first), self._true(pair.second)]}) + "\n")
-                file.flush()
-                if counts.asked >= _PATIENCE and counts.unreadable > 0.5 * counts.asked:
-                    raise ValueError(
-                        f"{counts.unreadable} of {counts.asked} answers were not one integer 0, 1 or -1; this model "
-                        "does not do what it is asked: try it by hand, or take another"
-                    )
+            return said
 
-    def _pairs(self, answers: list[Answer]) -> Any:
-        frames = sorted({frame for a in answers for frame in (a.first, a.second)})
+        return label
+
+    def _row(self, pair: LabelledPair) -> dict[str, Any]:
+        row = {"first": pair.first, "second": pair.second, "goal": self.goals[pair.goal], "answer": pair.said}
+        return {**row, "truth": [self._true(pair.first), self._true(pair.second)]}
+
+    def _read(self, path: Path) -> list[LabelledPair]:
+        return read_answers(path, self.store, self.goals)
+
+    def _pairs(self, pairs: list[LabelledPair]) -> Any:
+        frames = sorted({frame for pair in pairs for frame in (pair.first, pair.second)})
         place = {frame: i for i, frame in enumerate(frames)}
-        said = [0.5 if a.said == TIE else float(a.said) for a in answers]
         return self._tools["PicturePairs"](
             torch.from_numpy(np.stack([self._picture(frame) for frame in frames])),
-            torch.tensor([place[a.first] for a in answers]),
-            torch.tensor([place[a.second] for a in answers]),
-            torch.tensor([a.goal for a in answers]),
-            torch.tensor(said),
+            torch.tensor([place[pair.first] for pair in pairs]),
+            torch.tensor([place[pair.second] for pair in pairs]),
+            torch.tensor([pair.goal for pair in pairs]),
+            chance_of(pairs),
         )
 
-    def _fit(self, model: Any, pairs: Any, title: str) -> None:
-        smooth, bar = 0.0, tqdm(range(self._s.updates), desc=title, unit="update", file=sys.stderr, dynamic_ncols=True)
-        for i in bar:
-            smooth += 0.02 * (model.update(pairs)["accuracy"] - smooth)
-            if i % 20 == 0:
-                bar.set_postfix(accuracy=f"{smooth:.3f}")
-            if i > 200 and smooth >= self._s.accuracy:
-                break
-        bar.close()
+    def _measure(self, test: list[LabelledPair]) -> dict[str, Any]:
+        """Answers against the truth, where it differs."""
 
-    def _right(self, model: Any, answers: list[Answer], truth: bool = False) -> float | None:
-        """Share of pairs that the reward orders as labelled, or as the truth; None where none is decided."""
-        if truth:
-            rows = [a for a in answers if self._true(a.first) != self._true(a.second)]
-            wanted = [self._true(a.second) > self._true(a.first) for a in rows]
-        else:
-            rows = [a for a in answers if a.said != TIE]
-            wanted = [a.said == 1 for a in rows]
-        if not rows:
-            return None
-        chance = model.probabilities(self._pairs(rows)).mean(0).numpy()
-        return float(((chance > 0.5) == np.array(wanted)).mean())
+        def better(pair: LabelledPair) -> bool:
+            return self._true(pair.second) > self._true(pair.first)
 
-    def _relabel(self, model: Any) -> dict[str, Any]:
+        def clear(pairs: list[LabelledPair]) -> list[LabelledPair]:
+            return [pair for pair in pairs if self._true(pair.first) != self._true(pair.second)]
+
+        decided = clear([pair for pair in self.answers if pair.said != TIE])
+        return {
+            "goals": len(self.goals),
+            "skipped": self._model.counts.skipped,
+            "unreadable": self._model.counts.unreadable,
+            "label_accuracy": float(np.mean([(p.said == 1) == better(p) for p in decided])) if decided else None,
+            "accuracy_truth": self._accuracy(clear(test), better),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the rounds, and what became of the questions."""
+        return {**super().state_dict(), "counts": asdict(self._model.counts)}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Continue."""
+        super().load_state_dict(state)
+        for name, value in state["counts"].items():
+            setattr(self._model.counts, name, value)
+
+    def _relabel(self) -> dict[str, Any]:
         """The log with learnt rewards, without pictures unless they are kept, and how they rank with the truth."""
-        store, s = self.store, self._s
+        store, s, model = self.store, self._look, self.model
         # a generator of its own: labels that are asked for and labels that are read again are calibrated alike
         probe = [(a.first, a.second) for a in self._draw(1000, np.random.default_rng([s.seed, 1]))]
         model.calibrate(torch.from_numpy(np.stack([self._picture(frame) for pair in probe for frame in pair])))
-        out, sums, frames = self._folder / "relabelled", [], ([], [])
+        out, sums, frames = self.folder / "relabelled", [], ([], [])
+        shutil.rmtree(out, ignore_errors=True)  # of a run that was stopped while it wrote
         with recorder.Recorder(out) as writer:
             for e, episode in enumerate(store.episodes()):
                 if not len(episode):
@@ -279,11 +236,7 @@ def _within(goal: np.ndarray, a: np.ndarray, b: np.ndarray) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _mean(rows: list[bool]) -> float | None:
-    return float(np.mean(rows)) if rows else None
-
-
-def read_answers(path: Path, store: Any, goals: list[str]) -> list[Answer]:
+def read_answers(path: Path, store: Any, goals: list[str]) -> list[LabelledPair]:
     """Answers of an earlier run.
 
     Raises:
@@ -297,7 +250,7 @@ def read_answers(path: Path, store: Any, goals: list[str]) -> list[Answer]:
         try:
             row = json.loads(line)
             frames = [(int(row[k][0]), int(row[k][1])) for k in ("first", "second")]
-            answer = Answer(frames[0], frames[1], goals.index(row["goal"]), int(row["answer"]))
+            answer = LabelledPair(frames[0], frames[1], goals.index(row["goal"]), int(row["answer"]))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ValueError(
                 f'{path}, line {number} is no answer about this log ({error}); expected {{"first": [episode, frame], '

@@ -77,10 +77,10 @@ def read_words(model: type[S], words: Sequence[str], verb: str) -> S:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise Refused(f"'{word}' is no option of {verb}, expected key=value; {_known(model)}")
+            raise Refused(f"'{word}' is no option of {verb}, expected key=value; {_list_options(model)}")
         values[key] = value
     return build.check(model, values, "", verb)
 
 
-def _known(model: type[Options]) -> str:
+def _list_options(model: type[Options]) -> str:
     return "its options are " + ", ".join(f"{key}=" for key in model.model_fields)

@@ -173,7 +173,7 @@ def _safety(arguments: list[str]) -> None:
     print(yaml.safe_dump(table, sort_keys=False, default_flow_style=None, width=120), end="")
 
 
-def seat(cfg: DictConfig) -> None:
+def put_card(cfg: DictConfig) -> None:
     """Put the card that `robot=` names into the world of a configuration; changed in place.
 
     Raises:

@@ -15,19 +15,27 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 from robot_rl import extras
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import REFUSALS, clear_refused
-from robot_rl.verbs.compose import choices, groups_of, other_keys, take_own, unreadable, wrong_name, wrong_of_sweep
-from robot_rl.verbs.data import positional, session
+from robot_rl.verbs.compose import (
+    choices,
+    find_unreadable,
+    find_wrong_name,
+    find_wrong_value,
+    groups_of,
+    other_keys,
+    take_own,
+)
+from robot_rl.verbs.data import name_positions, session
 from robot_rl.verbs.doctor import diagnose, doctor_isaac, doctor_ros
 from robot_rl.verbs.help import doctor_page, page
-from robot_rl.verbs.lines import slip
+from robot_rl.verbs.lines import find_slip
 from robot_rl.verbs.reading import read_options
-from robot_rl.verbs.robot import robot, seat
+from robot_rl.verbs.robot import put_card, robot
 from robot_rl.verbs.sweep import sweep
 from robot_rl.verbs.table import VERBS, Verb
 from robot_rl.words import Refused
 
 
-def _guarded(verb: Verb, debug: bool) -> Callable[[DictConfig], None]:
+def _guard(verb: Verb, debug: bool) -> Callable[[DictConfig], None]:
     """Turn errors into one readable paragraph; --debug keeps the traceback."""
 
     def task(cfg: DictConfig) -> None:
@@ -36,7 +44,7 @@ def _guarded(verb: Verb, debug: bool) -> Callable[[DictConfig], None]:
         try:
             if cfg.get("resume") is None:  # else with what the run was started with
                 read_options(verb.options(), cfg, verb.config)
-                seat(cfg)
+                put_card(cfg)
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb.run(cfg)
         except KeyboardInterrupt:
@@ -46,15 +54,15 @@ def _guarded(verb: Verb, debug: bool) -> Callable[[DictConfig], None]:
         except Exception as error:
             if debug or cfg.debug:
                 traceback.print_exc()
-            missing = left_open(cfg, error)
-            answer.error(missing or readable(error))
+            missing = missing_options(cfg, error)
+            answer.error(missing or message_of(error))
             begun = clear_refused()  # what fails on the way is no wrong request
             sys.exit(2 if missing or (isinstance(error, REFUSALS) and not begun) else 1)
 
     return task
 
 
-def left_open(cfg: DictConfig, error: BaseException | None) -> str:
+def missing_options(cfg: DictConfig, error: BaseException | None) -> str:
     """Which options have to be given, where that is what the error is about, else ""."""
     while error is not None and not isinstance(error, MissingMandatoryValue):
         error = error.__cause__ or error.__context__
@@ -68,7 +76,7 @@ def left_open(cfg: DictConfig, error: BaseException | None) -> str:
     return f"{verb} to be given: {' '.join(f'{key}=<...>' for key in all_open)}"
 
 
-def readable(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """The message of the innermost error that speaks to the user, without Hydra's wrapping."""
     while error.__cause__ is not None and type(error).__name__ == "InstantiationException":
         error = error.__cause__
@@ -84,12 +92,12 @@ def readable(error: BaseException) -> str:
     )
 
 
-def named(item: str) -> str:
+def as_policy_option(item: str) -> str:
     """`advantage=NAME` as the option of the policy that it is, so that a policy without one refuses it."""
     return f"policy.{item}" if item.startswith("advantage=") else item
 
 
-def handed_on(items: list[str]) -> list[str]:
+def join_train_words(items: list[str]) -> list[str]:
     """What stands behind "--" as one list, train=[...]; its brackets and equal signs are not Hydra's affair."""
     if "--" not in items:
         return items
@@ -101,7 +109,7 @@ def handed_on(items: list[str]) -> list[str]:
 SYNONYMS = {"total_steps": "updates", "updates": "total_steps", "steps": "total_steps", "task": "env"}
 
 
-def unknown(verb: str, overrides: list[str]) -> str:
+def find_unknown(verb: str, overrides: list[str]) -> str:
     """What is wrong with the first key that this verb has not, or with a group that is set to nothing, or "".
 
     Hydra's advice would be to add the key; to a group's null it answers with a trace.
@@ -109,7 +117,7 @@ def unknown(verb: str, overrides: list[str]) -> str:
     config = VERBS[verb].config
     groups = set(groups_of(config))
     keys = {"hydra", "experiment", *groups, *other_keys(config), *VERBS[verb].options().model_fields}
-    written = slip(verb, overrides, keys, groups)
+    written = find_slip(verb, overrides, keys, groups)
     if written:
         return written
     for item in overrides:
@@ -163,17 +171,22 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
     if verb == "critic" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
         rest[0] = f"what={rest[0]}"
     if verb == "data":
-        rest = positional(rest)
+        rest = name_positions(rest)
     if verb == "train":
-        rest = [named(item) for item in rest]
+        rest = [as_policy_option(item) for item in rest]
     if verb == "design":
-        rest = handed_on(rest)
+        rest = join_train_words(rest)
     if {"-h", "--help"} & set(rest):
         print(page(config, [item for item in rest if "=" in item]))
         return
     try:
         rest = take_own(rest)
-        wrong = unknown(verb, rest) or unreadable(rest) or wrong_of_sweep(config, rest) or wrong_name(config, rest)
+        wrong = (
+            find_unknown(verb, rest)
+            or find_unreadable(rest)
+            or find_wrong_value(config, rest)
+            or find_wrong_name(config, rest)
+        )
     except (Refused, ValueError, ImportError) as error:
         if debug:
             raise
@@ -185,7 +198,7 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
     flags = [item for item in rest if item.startswith("-")]
     sys.argv = [f"robot-rl {verb}", *rest, *([] if flags else ["--run"])]  # else Hydra composes twice, to find its mode
     hydra.main(config_path="pkg://robot_rl.configs", config_name=config, version_base="1.3")(
-        _guarded(VERBS[verb], debug)
+        _guard(VERBS[verb], debug)
     )()
 
 

@@ -21,6 +21,7 @@ from robot_rl.loops.cluster import start
 from robot_rl.types import Options
 from robot_rl.types.options import NotNegative, Positive, Whole
 from robot_rl.verbs import answer
+from robot_rl.verbs.lines import split_values
 from robot_rl.verbs.reading import read_words
 from robot_rl.words import Refused
 
@@ -28,7 +29,7 @@ VERBS = ("train", "offline")
 
 
 @dataclass(frozen=True)
-class Trial:
+class SweepTrial:
     """One run of a sweep.
 
     Attributes:
@@ -40,7 +41,7 @@ class Trial:
     arguments: tuple[str, ...]
 
 
-def trials(arguments: list[str]) -> list[Trial]:
+def trials(arguments: list[str]) -> list[SweepTrial]:
     """Every combination of the comma-separated values.
 
     Args:
@@ -57,17 +58,17 @@ def trials(arguments: list[str]) -> list[Trial]:
         if key in keys:
             raise ValueError(f"'{key}' is given twice; give its values in one argument: {key}=a,b")
         keys.append(key)
-        choices.append(_values(value))
+        choices.append(split_values(value))
     many = [i for i, values in enumerate(choices) if len(values) > 1]
     found = []
     for combination in itertools.product(*choices):
         pairs = [f"{key}={value}" for key, value in zip(keys, combination)]
         name = re.sub(r"[^\w.=-]+", "-", "_".join(pairs[i] for i in many)) or "only"
-        found.append(Trial(name, tuple(pairs)))
+        found.append(SweepTrial(name, tuple(pairs)))
     return found
 
 
-def run_trial(verb: str, trial: Trial, folder: str, variables: dict[str, str]) -> dict[str, Any]:
+def run_trial(verb: str, trial: SweepTrial, folder: str, variables: dict[str, str]) -> dict[str, Any]:
     """Run one trial in a process of its own, or what is left of it; returns its summary.
 
     A trial that has finished is not run again, one that was interrupted is resumed from its newest checkpoint.
@@ -156,26 +157,6 @@ def run(
             ray.shutdown()
     order = {trial.name: i for i, trial in enumerate(wanted)}
     return sorted(results, key=lambda row: order[row["trial"]])
-
-
-def _values(text: str) -> list[str]:
-    """Split at commas outside of brackets, braces and quotes."""
-    parts, depth, quote, current = [], 0, "", ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter in "[{(":
-            depth += 1
-        elif letter in "]})":
-            depth -= 1
-        elif letter == "," and depth == 0:
-            parts.append(current)
-            current = ""
-            continue
-        current += letter
-    return [*parts, current]
 
 
 def _plain(value: Any) -> bool:

@@ -20,7 +20,7 @@ from robot_rl.verbs.eval_compare import CompareOptions, compare
 from robot_rl.verbs.eval_fas import FasOptions, evaluate_intervals
 from robot_rl.verbs.eval_latency import LatencyOptions, evaluate_latency
 from robot_rl.verbs.eval_ope import OpeOptions, evaluate_offline
-from robot_rl.verbs.hil import HilOptions, hil
+from robot_rl.verbs.hil import HilVerbOptions, hil
 from robot_rl.verbs.offline import OfflineOptions, offline
 from robot_rl.verbs.options import VerbOptions
 from robot_rl.verbs.prefer import PreferOptions, prefer
@@ -43,7 +43,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "train": Verb("train", lambda: TrainOptions, train),
-    "hil": Verb("hil", lambda: HilOptions, hil),
+    "hil": Verb("hil", lambda: HilVerbOptions, hil),
     "classify": Verb("classify", lambda: ClassifyOptions, classify),
     "offline": Verb("offline", lambda: OfflineOptions, offline),
     "prefer": Verb("prefer", lambda: PreferOptions, prefer),

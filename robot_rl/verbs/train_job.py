@@ -17,7 +17,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
-from robot_rl.data.seen import seen
+from robot_rl.data.seen import measure_seen
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
@@ -31,7 +31,7 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Learner, Seen
+from robot_rl.types import Learner, OwnLoop, Seen
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 from robot_rl.verbs import logs
 from robot_rl.verbs.collect_episodes import ExpertPolicy, keep_steps
@@ -228,10 +228,12 @@ class TrainJob:
         )
 
     def _seen(self) -> Seen | None:
-        """What training saw: of the replay, or of all rollouts; None with a learner that brings its own loop."""
+        """What training saw: of the replay, or of all rollouts; None where a learner with its own loop keeps none."""
+        if isinstance(self.loop, OwnLoop):
+            return measure_seen(self.loop.seen_rows, self.env.io, count=self.loop.env_steps)
         on_policy = isinstance(self.loop, OnPolicy | AsyncOnPolicy | DeviceOnPolicy)
         source = self.buffer if self.buffer is not None else self.loop.rows if on_policy else None
-        return seen(source, self.env.io, count=int(self.loop.env_steps))
+        return measure_seen(source, self.env.io, count=int(self.loop.env_steps))
 
     def _sources(self) -> dict[str, Any]:
         """What a new run comes from."""
@@ -279,10 +281,9 @@ class TrainJob:
             return OnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
         if consumes == "stale_rollout":
             return AsyncOnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
-        if consumes == "environment":  # a learner that brings its own loop, such as stable-baselines3's
-            own: Any = self.learner
-            own.attach(self.env)
-            return own
+        if isinstance(self.learner, OwnLoop):
+            self.learner.attach(self.env)
+            return self.learner
         if self._window > 1 and s.n_step != 1:
             raise ValueError(
                 f"n_step is {s.n_step}, and this policy sums over chunks of {self._window} steps itself; use n_step=1"
@@ -414,11 +415,7 @@ class TrainJob:
             CheckpointError: a checkpoint could not be written.
             KeyboardInterrupt: after a Ctrl-C, once everything is saved.
         """
-        try:
-            self._run.follow(self._train)
-            return self._run.finish(calls={"model": self._model, "video": self._video})
-        finally:
-            self._run.close()
+        return self._run.play(self._train, calls={"model": self._model, "video": self._video})
 
     def _train(self) -> None:
         try:

@@ -40,6 +40,8 @@ def test_wheel_holds_every_module_configuration_and_asset(dist: Path) -> None:
         inside = path if path.startswith("robot_rl/") else f"robot_rl/{path}"
         assert inside in names, f"{path} is not in the wheel"
     assert any(name.endswith("share/robot_rl/package.xml") for name in names)
+    ours = ("robot_rl/", "robot_rl-")  # benchmarks, tests and docs stay in the checkout
+    assert not [name for name in names if not name.startswith(ours)]
 
 
 def test_sdist_holds_what_a_build_needs(dist: Path) -> None:

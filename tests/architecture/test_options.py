@@ -11,7 +11,7 @@ from robot_rl import build
 from robot_rl.link import LinkSettings
 from robot_rl.types import Options
 from robot_rl.types.options import Interval, Support
-from robot_rl.verbs.hil import HilOptions
+from robot_rl.verbs.hil import HilVerbOptions
 from robot_rl.verbs.offline import OfflineSettings
 from robot_rl.verbs.table import VERBS
 from robot_rl.verbs.train_job import TrainSettings
@@ -59,7 +59,7 @@ class Ends(Options):
         (TrainSettings, {"eval_every": float("nan")}, "eval_every is nan, expected a whole number"),
         (OfflineSettings, {}, "this has to be given: data=<"),
         (LinkSettings, {"speed": 0}, "speed is 0, expected a number above 0"),
-        (HilOptions, {"link": {"speed": 0}}, "link.speed is 0, expected a number above 0"),
+        (HilVerbOptions, {"link": {"speed": 0}}, "link.speed is 0, expected a number above 0"),
         (Ends, {"drawn": (1, 0)}, r"drawn is \(1, 0\): the first is above the second, expected \[low,high\]"),
         (Ends, {"support": (1.0, 1.0)}, "the first is not below the second"),
         (Ends, {"support": "autto"}, "did you mean auto"),

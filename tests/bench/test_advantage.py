@@ -5,8 +5,8 @@ import json
 
 import torch
 
+from benchmarks import advantage
 from robot_rl.advantage import entries
-from robot_rl.bench import advantage
 
 
 def test_bench_rows_agree_with_their_peers_and_every_estimator_is_timed():

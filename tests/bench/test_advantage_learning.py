@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("mujoco", reason="needs mujoco (extra `sim`)")
 pytest.importorskip("matplotlib", reason="needs matplotlib (extra `report`)")
-from robot_rl.bench import advantage_learning as bench
+from benchmarks import advantage_learning as bench
 
 
 def test_every_estimator_runs_once_at_equal_ticks(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.bench.closed_loop import judged_film, on_plates, run, summarise
+from benchmarks.closed_loop import judged_film, on_plates, run, summarise
 from robot_rl.sim.worlds.tabletop import Tabletop
 from robot_rl.types import Episode
 

@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("aiohttp", reason="needs aiohttp (extra `console`)")
-from robot_rl.bench.console import run
+from benchmarks.console import run
 
 
 def test_inputs_arrive_within_a_few_ticks_and_every_picture_does():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robot_rl.bench import data
+from benchmarks import data
 from robot_rl.data import d4rl
 
 

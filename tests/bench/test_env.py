@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from robot_rl.bench import env as suite
+from benchmarks import env as suite
 
 
 def test_rows_hold_rates_and_ratios(capsys):

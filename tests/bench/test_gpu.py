@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.bench import engines, gpu
+from benchmarks import engines, gpu
+from robot_rl.types import EnvParts
 
 
 def test_unknown_names_are_refused() -> None:
@@ -63,6 +64,10 @@ def test_returns_of_whole_episodes_are_compared(monkeypatch: pytest.MonkeyPatch)
 
     class Stand:
         num_envs, io = 3, SimpleNamespace(action_dim=1)
+
+        @property
+        def parts(self):
+            return EnvParts(expert=self.expert)
 
         def __init__(self, extra: float, length: int) -> None:
             self.extra, self.length, self.count = extra, length, 0

@@ -4,14 +4,14 @@ import math
 
 import torch
 
-from robot_rl.bench import gpu_learn
-from robot_rl.bench.point_world import PointWorld
+from benchmarks import gpu_learn
+from benchmarks.point_world import PointWorld
 
 
 def test_rows_of_one_size_hold_figures_and_ratios_for_every_contestant():
     rows = gpu_learn.sac_rows("cpu", "tiny", quick=True)
     assert {row["contestant"] for row in rows} == {"plain_eager", "ours_eager"}
-    assert all(row["figure"] > 0 and row["low"] <= row["ratio"] <= row["high"] for row in rows)
+    assert all(row["figure"] > 0 and row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
     assert next(row for row in rows if row["contestant"] == "plain_eager")["ratio"] == 1.0
 
 

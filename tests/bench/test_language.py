@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs transformers (extra `language`)")
 pytest.importorskip("matplotlib", reason="needs matplotlib (extra `report`)")
-from robot_rl.bench import language
+from benchmarks import language
 from robot_rl.sim.text import TextVectorEnv
 from robot_rl.sim.worlds.text_guess import TextGuess
 from robot_rl.sim.worlds.text_tools import TextTools

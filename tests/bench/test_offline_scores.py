@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.bench import offline_scores
-from robot_rl.bench.offline_scores import METHODS, run, summarise
+from benchmarks import offline_scores
+from benchmarks.offline_scores import METHODS, run, summarise
 
 
 def cell(folder: Path, name: str, **fields: object) -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from robot_rl.bench.pendulum import summarise
+from benchmarks.pendulum import summarise
 
 
 def cell(folder: Path, policy: str, truth: float, fqe: float, mb: float) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from robot_rl.bench import replay
+from benchmarks import replay
 
 
 @pytest.mark.parametrize(("name", "shape", "dtype"), [("state", (17,), "float32"), ("image84", (4, 4, 3), "uint8")])

@@ -1,6 +1,6 @@
 """Tables of bench results."""
 
-from robot_rl.bench.report import table
+from benchmarks.report import table
 
 
 def test_table_aligns_rows_of_either_form() -> None:

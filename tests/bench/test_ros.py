@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("rclpy", reason="rclpy is not installed")
 
-from robot_rl.bench import ros, ros_core, ros_soak
+from benchmarks import ros, ros_core, ros_soak
 
 
 def test_ros_bench_probe_counts_every_state_and_orders_its_percentiles() -> None:

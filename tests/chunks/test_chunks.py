@@ -25,7 +25,7 @@ from robot_rl.chunks import (
     guided_flow,
 )
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.types import Action, Episode, IOSpec, Step, Transitions
+from robot_rl.types import Action, Episode, IOSpec, PolicyParts, Step, Transitions
 
 IO = IOSpec({"state": ((1,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
 
@@ -392,6 +392,8 @@ def test_tensors_are_answered_with_tensors_and_logp() -> None:
 def test_held_policy_is_the_hold_baseline() -> None:
     class Echo:
         io = IO
+
+        parts = PolicyParts()
 
         def reset(self, rows: Any = None) -> None: ...
 

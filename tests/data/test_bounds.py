@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from broken import d4rl_columns, episode, hdf5
 
 from robot_rl.data import formats, minari
-from robot_rl.data.bounds import declared
+from robot_rl.data.bounds import read_declared
 from robot_rl.data.convert import convert, validate
 from robot_rl.data.findings import BadData, exit_code
 from robot_rl.data.repairs import Repairs
@@ -143,4 +143,4 @@ def test_what_is_unknown_is_unknown_in_every_format_that_is_written(tmp_path: Pa
     ("low", "high"), [(None, 1), (-np.inf, np.inf), ([0, 0], [1, 0]), ("a", "b"), ([0] * 3, 1), ({}, 1)]
 )
 def test_what_is_no_range_is_unknown(low: Any, high: Any) -> None:
-    assert declared(low, high, 2) is None
+    assert read_declared(low, high, 2) is None

@@ -13,7 +13,7 @@ from broken import episode
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.log_dataset import LogDataset
-from robot_rl.data.seen import RowSample, seen
+from robot_rl.data.seen import RowSample, measure_seen
 from robot_rl.data.store import write_store
 from robot_rl.types import IOSpec
 
@@ -31,7 +31,7 @@ def test_of_a_log_and_of_a_replay_is_that_of_their_rows(tmp_path: Path) -> None:
         buffer.add_episode(one)
         untouched.add_episode(one)
     for source in (log, buffer):
-        found = seen(source, IO)
+        found = measure_seen(source, IO)
         assert found is not None
         assert (found.count, found.rate) == (120, 20.0)
         np.testing.assert_allclose(found.obs["state"], np.quantile(state, AT, axis=0).T, atol=1e-5)
@@ -45,15 +45,15 @@ def test_of_a_ring_that_went_round_is_that_of_the_rows_that_are_left() -> None:
     for one in episodes:
         buffer.add_episode(one)
     kept = np.concatenate([e.action for e in episodes])[-50:]
-    found = seen(buffer, IO)
+    found = measure_seen(buffer, IO)
     assert found is not None
     assert found.count == 90
     np.testing.assert_allclose(found.action, np.quantile(kept, AT, axis=0).T, atol=1e-5)
 
 
 def test_of_nothing_is_none() -> None:
-    assert seen(None, IO) is None
-    assert seen(ReplayBuffer(IO, 50), IO) is None
+    assert measure_seen(None, IO) is None
+    assert measure_seen(ReplayBuffer(IO, 50), IO) is None
 
 
 def rollouts(count: int) -> list[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]]:
@@ -71,7 +71,7 @@ def test_of_rollouts_is_that_of_all_of_them_and_not_of_the_newest() -> None:
     made = rollouts(400)  # 102,400 rows
     for obs, action, valid in made:
         rows.add(obs, action, valid)
-    found = seen(rows, IO)
+    found = measure_seen(rows, IO)
     assert found is not None
     assert found.count == 102_400
     state = np.concatenate([obs["state"][valid] for obs, _, valid in made])

@@ -2,6 +2,7 @@
 # pyright: reportArgumentType=false
 
 import contextlib
+import queue
 import shutil
 import socket
 import threading
@@ -15,13 +16,14 @@ from robot_rl.data.mix import Mix
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import Fixed
 
 pytest.importorskip("aiohttp", reason="the console needs aiohttp (extra console)")
 from robot_rl.human.devices.browser import BrowserTeleop
+from robot_rl.human.devices.teleop import Frame
 
 DEADMAN_MS = 400.0  # generous: the machine that runs the tests is busy
 
@@ -63,9 +65,9 @@ class Session:
             memory=memory,
             sampler=Mix({"online": (memory.views["online"], 1.0)}),
             rules=EpisodeRules(),
-            options=options or HilOptions(task_reward="labels"),
+            options=options or SessionOptions(task_reward="labels"),
             batch_size=8,
-            frame=lambda _: self.env.render()[0],
+            frame=lambda _: Frame(self.env.render()[0], time.monotonic()),
         )
         self.memory = memory
         run = run or (lambda loop: loop.run(10**6, lambda *_: False))
@@ -163,7 +165,9 @@ class Wire:
     """A relay between browser and console that can go dead without anybody being told, as a network does."""
 
     def __init__(self, port):
-        self._port, self._dead = port, threading.Event()
+        self._port, self._dead, self._stranded = port, threading.Event(), threading.Event()
+        self.delay_s = 0.0
+        """How long everything is on its way."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -174,6 +178,11 @@ class Wire:
     def mend(self):
         self._dead.clear()
 
+    def strand(self):
+        """What is connected now never hears a word again, and nobody closes it; new connections work."""
+        self._stranded.set()
+        self._stranded = threading.Event()
+
     def close(self):
         self._listener.close()
 
@@ -183,13 +192,26 @@ class Wire:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._port))
                 for a, b in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=(a, b), daemon=True).start()
+                    way = queue.SimpleQueue()
+                    threading.Thread(target=self._take, args=(a, way), daemon=True).start()
+                    threading.Thread(target=self._give, args=(b, way, self._stranded), daemon=True).start()
 
-    def _carry(self, a, b):
+    def _take(self, a, way):
         with contextlib.suppress(OSError):
             while data := a.recv(65536):
-                while self._dead.is_set():
-                    time.sleep(0.01)
+                way.put((time.monotonic() + self.delay_s, data))
+        way.put((time.monotonic(), b""))
+
+    def _give(self, b, way, stranded):
+        with contextlib.suppress(OSError):
+            while True:
+                due, data = way.get()
+                while self._dead.is_set() or time.monotonic() < due:
+                    time.sleep(0.005)
+                if stranded.is_set():
+                    continue
+                if not data:
+                    break
                 b.sendall(data)
         with contextlib.suppress(OSError):
             b.shutdown(socket.SHUT_WR)

@@ -3,7 +3,7 @@
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 
 class LineEnv:
@@ -11,6 +11,10 @@ class LineEnv:
 
     num_envs = 1
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    @property
+    def parts(self):
+        return EnvParts(expert=self.expert, tool=self.tool, saves=True)
 
     def __init__(self, steps: int = 30, speed: float = 0.1, seed: int = 0):
         self.io = IOSpec({"state": ((2,), "float32")}, ("tip_dx",), (-speed,), (speed,), ("m",), 10.0)

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import ssl
+import struct
 import time
 import urllib.error
 import urllib.request
@@ -178,6 +179,25 @@ def test_second_client_watches_only():
         console.close()
 
 
+def test_every_page_learns_the_clock_of_the_robot_and_when_a_picture_was_taken():
+    console, got = server(now=lambda: 7.5)
+    try:
+        with connect(console) as first, connect(console) as second:
+            assert receive(first, "role")["operator"]
+            second.send(json.dumps({"type": "ping", "sent": 3}))
+            echo = receive(second, "echo")
+            assert (echo["sent"], echo["at"]) == (3, 7500.0)
+            console.publish({"driver": "HOLD"})
+            assert receive(second, "state")["at"] == 7500.0
+            console.show(2, b"JPEG", 6.25)
+            found = next(data for data in iter(lambda: second.recv(timeout=10), None) if isinstance(data, bytes))
+            assert struct.unpack("<Bd", found[:9]) == (2, 6250.0)
+            assert found[9:] == b"JPEG"
+        assert all(message["type"] == "left" for message in got)
+    finally:
+        console.close()
+
+
 def test_nonsense_from_the_wire_is_refused_and_harmless():
     human = BrowserTeleop(LineEnv().io, port=0, token="secret", announce=False)
     try:
@@ -186,7 +206,7 @@ def test_nonsense_from_the_wire_is_refused_and_harmless():
                 socket.send(bad)
                 assert receive(socket, "refused")["why"]
             axes = {"x": 1e308, "y": float("nan")}
-            socket.send(json.dumps({"type": "input", "seq": 1, "axes": axes, "enable": True, "sent": 0}))
+            socket.send(json.dumps({"type": "input", "seq": 1, "axes": axes, "enable": True, "sent": 0, "at": 1e308}))
             receive(socket, "echo")
             reading = human.read(time.monotonic(), {}, np.zeros(1, np.float32))
             assert np.isfinite(reading.value).all()

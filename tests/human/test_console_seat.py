@@ -9,7 +9,7 @@ import time
 import pytest
 
 from robot_rl.human.devices.browser import BrowserTeleop
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from tests.human.console_stage import Page, Session, Stage, chromium
 from tests.human.test_console import connect, receive, server
 from tests.human.test_loop import Fixed
@@ -198,7 +198,7 @@ def test_after_the_last_demonstration_the_policy_waits_for_go(tmp_path):
         loop.run(10**6, lambda *_: False)
 
     session = Session(
-        tmp_path / "log", deadman_ms=PATIENT_MS, run=run, options=HilOptions(task_reward="labels", hold_s=60.0)
+        tmp_path / "log", deadman_ms=PATIENT_MS, run=run, options=SessionOptions(task_reward="labels", hold_s=60.0)
     )
     try:
         with chromium(tmp_path / "profile") as browser:

@@ -11,6 +11,7 @@ import pytest
 from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.devices.browser import BrowserTeleop
 from robot_rl.human.pilot import simulated
+from robot_rl.human.waiting import meanwhile
 from robot_rl.verbs.hil_job import HilJob, HilSettings
 from tests.human.console_stage import Page, Session, Stage, Wire, chromium
 from tests.human.test_console import connect, receive, server
@@ -181,6 +182,73 @@ def test_stop_over_a_dead_link_says_so_and_arrives_when_it_is_back(tmp_path):
         session.close()
 
 
+def test_stop_goes_over_a_new_connection_where_the_old_one_is_dead_and_nobody_closed_it(tmp_path):
+    """A network that was changed, a router that forgot: the browser itself would wait for minutes."""
+    session = Session(tmp_path / "log", deadman_ms=60_000.0)
+    wire = Wire(session.human.server.port)
+    try:
+        with chromium(tmp_path / "profile") as browser:
+            page = Page(browser, session, f"http://127.0.0.1:{wire.port}/?token=t0ken")
+            page.click("go")
+            page.drives("POLICY")
+            wire.strand()
+            page.click("stop")
+            page.drives("STOPPED")
+            page.shows("notice", "STOP received")
+            page.shows("link", "operator")
+    finally:
+        wire.close()
+        session.close()
+
+
+def test_a_go_that_the_link_held_back_moves_nothing(tmp_path):
+    session = Session(tmp_path / "log", deadman_ms=60_000.0)
+    wire = Wire(session.human.server.port)
+    try:
+        with chromium(tmp_path / "profile") as browser:
+            page = Page(browser, session, f"http://127.0.0.1:{wire.port}/?token=t0ken")
+            page.drives("HOLD")
+            session.until(lambda: browser.execute_script("return sync !== null"))
+            wire.cut()
+            page.click("go")  # at once, before the page can know
+            page.shows("news", "no news for 1")
+            wire.mend()
+            page.shows("notice", "late")
+            since = time.monotonic()
+            session.until(lambda: time.monotonic() - since > 0.5)
+            assert session.pilot.driver == "HOLD"
+            page.click("go")
+            page.drives("POLICY")
+    finally:
+        wire.close()
+        session.close()
+
+
+def test_stop_counts_when_the_robot_says_so_and_not_before(tmp_path):
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def run(loop):
+        loop.run(10**6, lambda *_: stuck.set() or not go_on.wait(60.0))  # the loop saves something, for a long time
+
+    session = Session(tmp_path / "log", deadman_ms=60_000.0, run=run)
+    try:
+        with chromium(tmp_path / "profile") as browser:
+            page = Page(browser, session)
+            page.click("go")
+            page.drives("POLICY")
+            session.until(lambda: len(session.drivers) > 5)
+            page.key("1")
+            session.until(stuck.is_set)
+            page.click("stop")
+            page.shows("notice", "not confirmed")
+            go_on.set()
+            page.drives("STOPPED")
+            page.shows("notice", "STOP received")
+    finally:
+        go_on.set()
+        session.close()
+
+
 def test_stop_while_the_learner_works(tmp_path):
     begun, go_on = threading.Event(), threading.Event()
 
@@ -190,7 +258,7 @@ def test_stop_while_the_learner_works(tmp_path):
             go_on.wait(60.0)
 
         loop.pilot.hold()
-        loop.meanwhile("learning the demonstrations", work)
+        meanwhile(loop, "learning the demonstrations", work)
         loop.run(10**6, lambda *_: False)
 
     session = Session(tmp_path / "log", deadman_ms=PATIENT_MS, run=run)

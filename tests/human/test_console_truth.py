@@ -1,12 +1,14 @@
 """The page never lies: what is old is grey and says how old, and a person hears that help is wanted or a fault came."""
 # pyright: reportArgumentType=false
 
+import threading
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from robot_rl.human.waiting import meanwhile
 from tests.human.console_stage import Page, Session, Stage, Wire, chromium
 
 pytestmark = pytest.mark.live
@@ -58,10 +60,43 @@ def test_a_cut_link_turns_the_page_grey_at_once(tmp_path):
         session.close()
 
 
+def test_what_was_long_on_its_way_is_old_on_arrival_and_so_is_what_the_person_does(tmp_path):
+    """A slow link delivers everything, in order and at the full rate: nothing is silent, and all of it is past."""
+    session = Session(tmp_path / "log")
+    wire = Wire(session.human.server.port)
+    try:
+        with chromium(tmp_path / "profile") as browser:
+            page = Page(browser, session, f"http://127.0.0.1:{wire.port}/?token=t0ken")
+            page.click("go")
+            page.drives("POLICY")
+            session.until(lambda: not look(browser)[0] and browser.execute_script("return frames > 0"))
+            wire.delay_s = 2.0
+            session.until(lambda: session.pilot.driver == "HOLD")  # hands whose movements come 2 s late are no hands
+            page.shows("news", "no news for 2.")
+            grey, driver, _, age = look(browser)
+            assert grey
+            assert driver == "NO NEWS"
+            assert age.startswith("picture 2.")
+            page.click("go")
+            page.shows("notice", "Not done")
+            since = time.monotonic()
+            session.until(lambda: time.monotonic() - since > 3.0)
+            assert session.pilot.driver == "HOLD"
+            wire.delay_s = 0.0
+            session.until(lambda: look(browser)[0] is False)
+            page.click("go")
+            page.drives("POLICY")
+    finally:
+        wire.close()
+        session.close()
+
+
 def test_the_page_lives_while_the_learner_works_and_tells_when_the_loop_itself_is_stuck(tmp_path):
+    seen = threading.Event()
+
     def run(loop):
         loop.pilot.hold()
-        loop.meanwhile("learning the demonstrations", lambda: time.sleep(4.0))
+        meanwhile(loop, "learning the demonstrations", lambda: seen.wait(60.0))
         time.sleep(4.0)  # nobody looks after the page
         loop.run(10**6, lambda *_: False)
 
@@ -70,12 +105,27 @@ def test_the_page_lives_while_the_learner_works_and_tells_when_the_loop_itself_i
         with chromium(tmp_path / "profile") as browser:
             page = Page(browser, session)
             page.shows("phase", "learning the demonstrations")
-            assert not look(browser)[0]
+            session.until(lambda: not look(browser)[0])
+            seen.set()
             page.shows("news", "no news for")
             page.shows("phase", "training")
             session.until(lambda: not look(browser)[0])
     finally:
+        seen.set()
         session.close()
+
+
+def test_a_session_that_ends_says_so(tmp_path):
+    session = Session(tmp_path / "log", deadman_ms=60_000.0)
+    with chromium(tmp_path / "profile") as browser:
+        page = Page(browser, session)
+        page.drives("HOLD")
+        session.close()
+        end = time.monotonic() + 20.0
+        while look(browser)[:2] != [True, "ENDED"]:
+            assert time.monotonic() < end, look(browser)
+            time.sleep(0.05)
+        assert "has ended" in page.text("notice")
 
 
 def test_a_person_hears_faults_and_that_help_is_wanted(tmp_path):

@@ -69,6 +69,28 @@ def test_keyboard_holds_keys_and_toggles():
     assert reading.presses == ()
 
 
+def test_what_was_long_on_its_way_is_old_and_frees_nothing():
+    clock = ManualClock(50.0)
+    device = RemoteTeleop(io(), clock=clock)
+    device.message(1, {"x": 1.0}, True, sent=49.0)
+    assert device.read(clock.now(), OBS, ZERO).stamp == 49.0
+    device.message(2, {"x": 1.0}, True, sent=60.0)  # a clock that is wrong makes nothing newer than now
+    device.message(3, {"x": 1.0}, True, sent=math.nan)
+    assert device.read(clock.now(), OBS, ZERO).stamp == 50.0
+    for kind in ("resume", "reset", "toggle"):
+        with pytest.raises(ValueError, match=r"2\.0 s late"):
+            device.press(kind, sent=48.0)
+    for kind in ("estop", "hold", "success"):  # late is better than never, and a label is about when it was pressed
+        device.press(kind, sent=48.0)
+    reading = device.read(clock.now(), OBS, ZERO)
+    assert [(press.kind, press.time) for press in reading.presses] == [
+        ("estop", 48.0),
+        ("hold", 48.0),
+        ("success", 48.0),
+    ]
+    assert reading.toggles == 0
+
+
 def test_whoever_has_hands_is_waited_for_and_a_script_is_not():
     """A keyboard that counted as a script drove before anybody said go, and was deaf in trials."""
     hands = (KeyboardTeleop(io(), listen=False), GamepadTeleop(io(), pad=FakePad()), RemoteTeleop(io()))

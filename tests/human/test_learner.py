@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from robot_rl.checkpoint import load_state, save_state
+from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_record import EndReason
 from robot_rl.data.mix import Mix
 from robot_rl.human.actor import tensors_of
@@ -27,6 +28,10 @@ class Wire:
 
     def __init__(self, pieces=()):
         self.pieces, self.published, self.places = list(pieces), [], {}
+        self.said = {}
+
+    def words(self):
+        return {0: self.said}
 
     def drain(self, timeout):
         came, self.pieces = self.pieces, []
@@ -81,6 +86,7 @@ def build(folder, wire, *, demos=1, starts=5, per_step=1.0, **more):
         memory=memory,
         sampler=mix,
         batch_size=16,
+        rules=EpisodeRules(),
         demos=demos,
         learning_starts=starts,
         updates_per_step=per_step,
@@ -109,6 +115,43 @@ def test_learner_waits_for_the_demonstrations_and_owes_an_update_per_step_after_
     current = tensors_of(loop.learner.policy)
     assert all(torch.equal(current[name], tensor) for name, tensor in wire.published[-1][1].items())
     assert wire.places == {0: (2, 0)}
+
+
+def final_row(memory, row):
+    batch = memory.take(np.array([row]))
+    return float(batch.reward[0]), bool(batch.terminated[0]), float(batch.discount[0])
+
+
+def test_what_a_person_says_after_an_episode_reaches_a_learner_elsewhere(tmp_path):
+    """It stayed in the actor's log, and the learner went on with what the world had said."""
+    pieces = record(tmp_path / "log", ["p" * 10, "p" * 10, "H" * 6], demos=(2,))
+    deaf = build(tmp_path / "deaf", Wire(pieces))
+    deaf.receive()
+    recorded = final_row(deaf.memory, 9)
+    assert recorded == final_row(deaf.memory, 19) != (1.0, True, 0.0)
+    wire = Wire(pieces[:2])  # the first episode, 7 and 3 steps
+    wire.said = {0: (True, False), 1: (True, False)}  # the second word is there before its episode
+    loop = build(tmp_path / "rows", wire)
+    loop.receive()
+    assert final_row(loop.memory, 9) == (1.0, True, 0.0)
+    wire.pieces = pieces[2:]
+    loop.receive()
+    assert final_row(loop.memory, 19) == (1.0, True, 0.0)
+    # taken back; and the demonstration was none
+    wire.said = {0: (recorded[0] > 0, True), 1: (True, False), 2: (False, False)}
+    demos = len(loop.memory.views["demo"])
+    loop.receive()
+    assert loop.demos == 0
+    assert demos - len(loop.memory.views["demo"]) == 6
+    assert final_row(loop.memory, 9) == recorded
+    wire.said[2] = True, False  # but it was
+    loop.receive()
+    assert (loop.demos, len(loop.memory.views["demo"])) == (1, demos)
+    again = build(tmp_path / "rows", Wire())  # killed and resumed: the next sign of life says it all again
+    again.link.said = {0: (True, False), 2: (True, False)}
+    again.receive()
+    assert final_row(again.memory, 9) == (1.0, True, 0.0)
+    assert (again.demos, len(again.memory.views["demo"])) == (1, demos)
 
 
 def test_discarded_demonstrations_are_kept_on_disk_and_not_learned_from(tmp_path):

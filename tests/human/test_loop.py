@@ -19,13 +19,13 @@ from robot_rl.human.devices.teleop import Teleop
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.human.stats import EpisodeFacts, HilStats, Trials
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.stats import wilson
-from robot_rl.types import Learner
+from robot_rl.types import Learner, Needs, Options, PolicyParts
 from tests.human.line_world import LineEnv
 
 
@@ -50,10 +50,17 @@ class Script(Teleop):
 class Fixed(Learner):
     """A learner whose policy always says the same; counts updates."""
 
-    consumes, batch_size = "transitions", 8
+    @property
+    def parts(self):
+        return PolicyParts()
 
     def __init__(self, io, value=0.3):
+        super().__init__(Options(), io)
         self.io, self.value, self.count, self.policy = io, value, 0, self
+
+    @classmethod
+    def needs(cls, options, io):
+        return Needs(rows=8)
 
     def reset(self, rows=None):
         pass
@@ -89,7 +96,7 @@ def build(folder, human, *, env=None, learner=None, options=None, rules=None, ta
         memory=memory,
         sampler=mix,
         rules=rules or EpisodeRules(gamma=0.9),
-        options=options or HilOptions(learning_starts=10),
+        options=options or SessionOptions(learning_starts=10),
         batch_size=learner.need.rows,
         seed=seed,
     )
@@ -174,7 +181,9 @@ def test_executed_action_respects_the_rate_limit_at_the_handover(tmp_path):
 
 def test_label_key_ends_the_episode_at_the_step_before_the_reaction_time(tmp_path):
     ticks = [{}] * 8 + [{"press": ("success",)}]
-    loop = build(tmp_path, Script(ticks), learner=Fixed(LineEnv().io, 0.0), options=HilOptions(task_reward="labels"))
+    loop = build(
+        tmp_path, Script(ticks), learner=Fixed(LineEnv().io, 0.0), options=SessionOptions(task_reward="labels")
+    )
     loop.run(5, lambda *_: True)
     steps = episode(loop)
     # pressed at the start of tick 8 = 0.8 s (and the settling ticks before the start); 200 ms earlier is step 6

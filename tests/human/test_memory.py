@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_record import EndReason
 from robot_rl.data.mix import Mix
-from robot_rl.data.seen import seen
+from robot_rl.data.seen import measure_seen
 from robot_rl.human.memory import HilMemory
 from tests.human import traces
 
@@ -153,7 +153,7 @@ def test_what_was_seen_is_of_the_rows_that_are_kept():
     """Moments 0 to 4 are the first component of the states: their median is 2."""
     memory = HilMemory(traces.io(), 100)
     fill(memory, "ppHHp", 0, EndReason.TIMEOUT)
-    found = seen(memory, traces.io())
+    found = measure_seen(memory, traces.io())
     assert found is not None
     assert found.count == 5
     assert found.obs["state"][0][2] == 2.0

@@ -27,7 +27,8 @@ def until_picture(painter, env):
     while time.monotonic() < end:
         picture = painter.turn(env.state_dict, 95)
         if picture is not None:
-            return np.asarray(image.open(io.BytesIO(picture)))
+            assert time.monotonic() - picture.taken > 0.3  # as old as the state that it shows
+            return np.asarray(image.open(io.BytesIO(picture.picture)))
         time.sleep(0.01)
     raise AssertionError("no picture came")
 

@@ -2,6 +2,7 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 # pyright: reportOptionalSubscript=false
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from robot_rl.data.hil_record import Source
 from robot_rl.human.recovery import Recovery, of_environment
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
+from robot_rl.types import EnvParts
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import Fixed, Script, build, episode
 
@@ -18,7 +20,9 @@ from tests.human.test_loop import Fixed, Script, build, episode
 class Ditch(LineEnv):
     """The line with a ditch at 0.5 that holds whoever drives to the right, until they have backed out to 0.2."""
 
-    way_out = (-1.0,)
+    @property
+    def parts(self):
+        return replace(super().parts, way_out=(-1.0,))
 
     def _draw(self):
         super()._draw()
@@ -35,7 +39,7 @@ def stuck(folder, human=None, steps=90):
     env = Ditch(steps=steps)
     loop = build(folder, human, env=env, learner=Fixed(env.io, 0.6))
     places = lambda: np.array([env.place])  # noqa: E731
-    loop.recovery = Recovery(places, env.way_out, env.io.control_hz, patience=10, radius=0.05, drive_s=1.0)
+    loop.recovery = Recovery(places, env.parts.way_out, env.io.control_hz, patience=10, radius=0.05, drive_s=1.0)
     return loop
 
 
@@ -94,7 +98,7 @@ def test_car_that_stands_on_the_track_backs_up():
     env = make(1, 0, world=Race())
     env.reset(seed=0)
     recovery = of_environment(env, 0)
-    start, driven = env.place()[0].copy(), []
+    start, driven = env.parts.place()[0].copy(), []
     for _ in range(60):
         way = recovery.look()
         action = np.array([0.0, -0.6], np.float32) if way is None else way  # -0.6 is 0 m/s
@@ -104,13 +108,13 @@ def test_car_that_stands_on_the_track_backs_up():
             break
     assert driven.index(True) == 29
     assert recovery.count == 1
-    assert np.linalg.norm(env.place()[0] - start) > 0.3
+    assert np.linalg.norm(env.parts.place()[0] - start) > 0.3
     env.close()
 
 
 def test_worlds_that_know_no_way_out_are_refused():
     with pytest.raises(ValueError, match="env=race"):
         of_environment(LineEnv(), 0)
-    nowhere = SimpleNamespace(place=lambda: None, way_out=(0.0,))
+    nowhere = SimpleNamespace(parts=EnvParts(way_out=(0.0,)))
     with pytest.raises(ValueError, match="env=race"):
         of_environment(nowhere, 0)

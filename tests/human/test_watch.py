@@ -11,7 +11,7 @@ from robot_rl.human.devices.scripted import ScriptedHuman
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.human.trials import trials
 from robot_rl.human.watch import Watch
@@ -50,11 +50,11 @@ def test_rlif_ends_above_hg_dagger_with_a_person_who_drives_badly(tmp_path):
                 memory=memory,
                 sampler=Mix({"online": parts["online"]} if kind == "rlif" else parts, seed=seed),
                 rules=EpisodeRules(gamma=0.9, min_span=1),
-                options=HilOptions(learning_starts=10),
+                options=SessionOptions(learning_starts=10),
                 batch_size=64,
                 seed=seed,
             )
-            loop.run(1200, lambda *_: False)
+            loop.run(2400, lambda *_: False)
             world = LineEnv(seed=99)
             block = trials(world, learner.policy, simulated(world, None), episodes=50, seed=99)
             results.append(block.metrics()["eval/success"])
@@ -95,7 +95,9 @@ def test_fault_camera_stall_holds_for_three_ticks_and_then_ends_the_episode(tmp_
     assert steps[4].cam_age_ms == pytest.approx(250.0)
 
     env = Camera(stall_at=4, ticks=20)
-    loop = build(tmp_path / "long", None, env=env, learner=Fixed(env.io, 0.01), options=HilOptions(learning_starts=10))
+    loop = build(
+        tmp_path / "long", None, env=env, learner=Fixed(env.io, 0.01), options=SessionOptions(learning_starts=10)
+    )
     facts = loop._episode(demo=False)
     assert facts is not None
     assert facts.end_reason in ("fault", "human_stop")

@@ -10,8 +10,11 @@ from omegaconf import OmegaConf
 
 from robot_rl import build
 from robot_rl.verbs.build import settings_of
+from robot_rl.verbs.compose import register
 from robot_rl.verbs.reading import plain
 from robot_rl.verbs.train_job import TrainJob, TrainSettings
+
+register()  # as the command line does: a file of these tests may run alone
 
 TINY = [
     "env=reach",

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
-from robot_rl.types import Action, IOSpec, Learner
+from robot_rl.types import Action, IOSpec, Learner, Options, PolicyParts
 
 NAMES = ("a_effort", "b_effort")
 """Of actions: those of a robot of two joints that takes efforts."""
@@ -14,6 +14,8 @@ NAMES = ("a_effort", "b_effort")
 
 class ConstantPolicy:
     """Answers `value`."""
+
+    parts = PolicyParts()
 
     def __init__(self, io: IOSpec) -> None:
         self.io, self.value = io, torch.zeros(io.action_dim)
@@ -35,6 +37,7 @@ class Constant(Learner):
     """Learns nothing."""
 
     def __init__(self, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(Options(), io)
         self.policy = ConstantPolicy(io)
 
     def state_dict(self) -> dict[str, Any]:

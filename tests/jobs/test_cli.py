@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.verbs.start import unknown
+from robot_rl.verbs.start import find_unknown
 from robot_rl.verbs.table import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
 )
 def test_key_that_a_verb_has_not(verb: str, item: str, answer: str) -> None:
-    assert answer in unknown(verb, [item]) if answer else not unknown(verb, [item])
+    assert answer in find_unknown(verb, [item]) if answer else not find_unknown(verb, [item])
 
 
 def test_check_tells_what_is_wrong_with_a_world_and_lets_the_expert_play(robot_rl) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.sim.worlds.tabletop import BLOCKS, PLATES, Tabletop
-from robot_rl.types import Action, Episode, IOSpec
+from robot_rl.types import Action, EnvParts, Episode, IOSpec, PolicyParts
 from robot_rl.verbs.collect_episodes import BesidePictures, ExpertPolicy, begin_work, episodes_of, keep_steps
 
 
@@ -46,7 +47,7 @@ def test_keep_steps_same_seed_same_episodes() -> None:
 def test_keep_steps_per_task_counts_the_tasks_that_are_asked() -> None:
     names = [f"{block} on {plate}" for block, plate in (("red", "yellow"), ("blue", "purple"))]
     env = make(8, 0, world=Tabletop(only=names, layout="fixed", seconds=2.4))
-    assert len(env.task_names) == 6
+    assert len(env.parts.task_names) == 6
     kept = keep_steps(env, ExpertPolicy(env), episodes=99, seed=0, only_success=True, per_task=2)
     counts = np.bincount([int(episode.meta["task"]) for episode in kept], minlength=6)
     assert sorted(counts.tolist()) == [0, 0, 0, 0, 2, 2]
@@ -74,6 +75,8 @@ def test_short_episodes_are_not_preferred() -> None:
         io = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
         metadata: ClassVar[dict] = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
+        parts = EnvParts()
+
         def reset(self, *, seed=None, options=None):
             self.t = np.zeros(2, int)
             return {"state": np.zeros((2, 1), np.float32)}, {}
@@ -87,7 +90,7 @@ def test_short_episodes_are_not_preferred() -> None:
             return obs, np.ones(2, np.float32), np.zeros(2, bool), cut, info
 
     class Still:
-        io = Uneven.io
+        io, parts = Uneven.io, PolicyParts()
 
         def reset(self, rows=None):
             pass
@@ -100,7 +103,7 @@ def test_short_episodes_are_not_preferred() -> None:
 
 def test_expert_without_one_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="no scripted expert"):
-        ExpertPolicy(object())
+        ExpertPolicy(SimpleNamespace(parts=EnvParts()))
 
 
 def test_collect_then_data_info_reads_both_formats(tmp_path: Path, robot_rl) -> None:
@@ -153,6 +156,10 @@ class _Steady:
         ("m", "m"),
         50.0,
     )
+
+    @property
+    def parts(self) -> EnvParts:
+        return EnvParts(expert=self.expert)
 
     @staticmethod
     def expert(obs: dict[str, np.ndarray]) -> np.ndarray:

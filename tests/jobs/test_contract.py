@@ -12,7 +12,7 @@ import torch
 from robot_rl import build, checkpoint
 from robot_rl.live_bar import LiveBar
 from robot_rl.track import Jsonl, files
-from robot_rl.types import Action, Learner
+from robot_rl.types import Action, Learner, Needs, PolicyParts
 from robot_rl.verbs.contract import check_learner
 from robot_rl.verbs.offline import OfflineSettings
 from robot_rl.verbs.train_job import TrainJob, TrainSettings
@@ -20,6 +20,8 @@ from robot_rl.words import Refused
 
 
 class MeanPolicy:
+    parts = PolicyParts()
+
     def __init__(self, io: Any) -> None:
         self.io, self.mean = io, torch.zeros(io.action_dim)
 
@@ -38,13 +40,16 @@ class MeanPolicy:
 class Mean(Learner[Any, Any]):
     """The learner of docs/add_a_method.md; tests break one thing of it."""
 
-    consumes = "transitions"
-
     def __init__(self, io: Any, **broken: Any) -> None:
-        self.batch_size: Any = 8
+        self.asked = {"rows": 8, **broken.pop("needs", {})}
+        super().__init__(self.asked, io)  # type: ignore[arg-type]
         self.policy, self.result, self.state = MeanPolicy(io), {"train/x": 1.0}, {}
         for name, value in broken.items():
             setattr(self, name, value)
+
+    @classmethod
+    def needs(cls, options: Any, io: Any) -> Needs:
+        return Needs(**options)
 
     def update(self, batches: Any, /) -> Any:
         next(batches)
@@ -84,12 +89,12 @@ def test_the_unbroken_one_trains(tmp_path: Path) -> None:
     ("broken", "kind", "message"),
     [
         (
-            {"consumes": "transition"},
+            {"needs": {"feeds": "transition"}},
             ValueError,
             r"a learner is fed 'transition', expected one of transitions, rollout",
         ),
-        ({"batch_size": None}, ValueError, "Mean.batch_size is None, expected the rows of a batch"),
-        ({"batch_size": 0}, ValueError, "Mean.batch_size is 0"),
+        ({"needs": {"rows": None}}, ValueError, "Mean needs batches of None rows, expected a number"),
+        ({"needs": {"rows": 0}}, ValueError, "Mean needs batches of 0 rows"),
         (
             {"state": {"rng": [random.Random(0)]}},
             TypeError,
@@ -113,6 +118,12 @@ def test_refused_before_the_first_update(tmp_path: Path, broken: Any, kind: Any,
 def test_refused_in_the_call(tmp_path: Path, broken: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         job(tmp_path, **broken).run()
+
+
+def test_policy_without_declared_parts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(MeanPolicy, "parts")
+    with pytest.raises(TypeError, match=r"Mean.policy is a MeanPolicy, and no policy: .*PolicyParts\(\)"):
+        job(tmp_path)
 
 
 def test_policy_that_answers_with_an_array_is_named(tmp_path: Path) -> None:

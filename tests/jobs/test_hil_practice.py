@@ -10,19 +10,22 @@ from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
-from robot_rl.types import Learner
+from robot_rl.types import Learner, Options, PolicyParts
 
 
 class Left(Learner):
     """Full speed, hard to the left: into the border before the next checkpoint."""
 
-    consumes, batch_size = "transitions", 8
+    @property
+    def parts(self):
+        return PolicyParts()
 
-    def __init__(self):
+    def __init__(self, io):
+        super().__init__(Options(), io)
         self.policy = self
 
     def reset(self, rows=None):
@@ -38,13 +41,13 @@ def test_practice_goes_on_at_the_last_checkpoint_through_the_whole_stack(tmp_pat
     memory = HilMemory(env.io, 5000)
     loop = HumanInTheLoop(
         env,
-        Left(),
+        Left(env.io),
         simulated(env, None),
         log=HilLog(tmp_path, env.io),
         memory=memory,
         sampler=memory.views["online"],
         rules=EpisodeRules(),
-        options=HilOptions(task_reward="env", learning_starts=10**6),
+        options=SessionOptions(task_reward="env", learning_starts=10**6),
         batch_size=8,
     )
     gates = []

@@ -15,7 +15,7 @@ import torch
 from robot_rl.data import d4rl
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
-from robot_rl.types import Action
+from robot_rl.types import Action, PolicyParts
 from robot_rl.verbs import collect_levels as levels
 from robot_rl.verbs.collect_episodes import ExpertPolicy
 from robot_rl.verbs.collect_levels import Behaviour, calibrate, collect_level
@@ -29,6 +29,8 @@ def expert() -> tuple[object, ExpertPolicy]:
 def test_behaviour_is_uniform_or_the_mode_with_noise() -> None:
     class Half:
         io = expert()[0].io  # pyright: ignore[reportAttributeAccessIssue]
+
+        parts = PolicyParts()
 
         def reset(self, rows=None):
             pass
@@ -147,6 +149,8 @@ def test_unknown_level_is_refused(tmp_path: Path) -> None:
 class Fixed:
     """Always the same action."""
 
+    parts = PolicyParts()
+
     def __init__(self, value: float) -> None:
         self.io, self._value = expert()[0].io, value
 
@@ -208,6 +212,10 @@ def test_a_medium_agent_that_is_too_good_is_spoilt_on_request(tmp_path: Path) ->
 
 class Wide(Fixed):
     """Draws N(0.5, 0.1), and says so."""
+
+    @property
+    def parts(self):
+        return PolicyParts(log_prob=self.log_prob, reseed=self.reseed)
 
     def reseed(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from robot_rl.data.store import write_store
 from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.policies.offline.fqe import Fqe, FqeOptions
 from robot_rl.policies.offline.model_value import ModelValue, ModelValueOptions
-from robot_rl.types import Action, Episode, IOSpec
+from robot_rl.types import Action, Episode, IOSpec, PolicyParts
 from robot_rl.verbs.ope import OpeSettings, run
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -23,6 +23,10 @@ class Gaussian:
     """a ~ N(mean, std), clipped when it acts."""
 
     io = IO
+
+    @property
+    def parts(self):
+        return PolicyParts(log_prob=self.log_prob)
 
     def __init__(self, mean: float, std: float = 0.3) -> None:
         self.mean, self.std = mean, std

@@ -15,7 +15,7 @@ from robot_rl.data.store import write_store
 from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.policies.offline.fqe import Fqe, FqeOptions
 from robot_rl.policies.offline.model_value import ModelValue, ModelValueOptions
-from robot_rl.types import Action, Episode, IOSpec
+from robot_rl.types import Action, Episode, IOSpec, PolicyParts
 from robot_rl.verbs.ope import METHODS, OpeSettings, run
 
 IO = IOSpec({"state": ((2,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -29,6 +29,10 @@ class Linear:
     """a ~ N(gain x, std), x the first component of the state."""
 
     io = IO
+
+    @property
+    def parts(self):
+        return PolicyParts(log_prob=self.log_prob)
 
     def __init__(self, gain: float, std: float) -> None:
         self.gain, self.std = gain, std

@@ -2,6 +2,7 @@
 # pyright: reportArgumentType=false
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from robot_rl.data import d4rl
 from robot_rl.policies.nets.preferences import Pairs, Scripted, query
 from robot_rl.policies.reward.preference import RewardEnsemble, RewardOptions
+from robot_rl.track import Many
 from robot_rl.types import Episode
-from robot_rl.verbs.prefer_segments import PreferJob, PreferSettings
+from robot_rl.verbs.prefer_segments import PreferSettings, SegmentJob
 
+PLACES = ("relabelled", "checkpoint", "curve", "report")
 TOOLS = {"Pairs": Pairs, "Scripted": Scripted, "query": query}
 
 
@@ -34,16 +37,18 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log.hdf5"
 
 
-def job(log: Path, out: Path, **options: Any) -> PreferJob:
+def job(log: Path, out: Path, *, resume: bool = False, **options: Any) -> SegmentJob:
     ask = options.pop("ask", None)
     values = {"pairs": 200, "length": 10, "updates": 150, **options}
     settings = PreferSettings(data=str(log), **values)  # type: ignore[arg-type]
-    return PreferJob(
+    return SegmentJob(
         settings,
         out,
         make=lambda *widths: RewardEnsemble(RewardOptions(hidden=(32, 32), lr=3e-3, batch_size=32), *widths),
         tools=TOOLS,
+        make_tracker=lambda *_: Many([]),
         config="",
+        resume=resume,
         **({"ask": ask} if ask else {}),
     )
 
@@ -68,7 +73,7 @@ def test_wrong_answers_are_counted_and_answers_are_used_again(log, tmp_path):
     assert len(rows) == first["pairs"] == 200
     assert 0 < first["ties"] == sum(row["answer"] == -1 for row in rows)
     again = job(log, tmp_path / "b", labels=str(tmp_path / "a/pairs.jsonl")).run()
-    same = [name for name in first if name != "relabelled"]
+    same = [name for name in first if name not in PLACES]
     assert {name: again[name] for name in same} == {name: first[name] for name in same}
 
 
@@ -91,6 +96,46 @@ def test_a_person_answers_and_stops(log, tmp_path):
     assert "episode" in shown[0]
     assert "steps" in shown[0]
     assert (tmp_path / "a/pair.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(("labels", "stop"), [("ask", 12), ("ask", 33), ("return", 33)])
+def test_interrupted_run_asks_what_it_would_have_asked(log, tmp_path, labels: str, stop: int):
+    """Ctrl-C at a person's 13th or 34th answer (second round), or in the middle of the second fit."""
+    count = 0
+
+    def ask(prompt: str) -> str:
+        nonlocal count
+        count += 1
+        if count == stop + 1 and labels == "ask":
+            signal.raise_signal(signal.SIGINT)
+        return str(1 + len(prompt) % 2)
+
+    def rounds(folder: str, **options: Any) -> SegmentJob:
+        options |= {"labels": labels, "rule": "disagreement", "rounds": 2, "pairs": 40, "updates": 60, "ask": ask}
+        return job(log, tmp_path / folder, error=0.2, candidates=3, **options)
+
+    parts = rounds("parts")
+    if labels == "return":
+        update = RewardEnsemble.update
+
+        def interrupted(self: RewardEnsemble, pairs: Pairs) -> dict[str, float]:
+            nonlocal count
+            count += 1
+            if count == 60 + stop:
+                signal.raise_signal(signal.SIGINT)
+            return update(self, pairs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RewardEnsemble, "update", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                parts.run()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            parts.run()
+        assert len((tmp_path / "parts/pairs.jsonl").read_text().splitlines()) == stop
+    again, whole = rounds("parts", resume=True).run(), rounds("whole").run()
+    assert {**again, **dict.fromkeys(PLACES)} == {**whole, **dict.fromkeys(PLACES)}
+    assert (tmp_path / "parts/pairs.jsonl").read_text() == (tmp_path / "whole/pairs.jsonl").read_text()
 
 
 @pytest.mark.parametrize(

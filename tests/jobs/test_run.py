@@ -15,7 +15,7 @@ from robot_rl import checkpoint, lineage, report
 from robot_rl.claim import InUse
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.schedule import Schedule
-from robot_rl.types import Action, IOSpec
+from robot_rl.types import Action, EnvParts, IOSpec, PolicyParts
 
 SHORT = ["total_steps=80", "eval_every=0"]
 
@@ -117,6 +117,8 @@ class Endless(VectorEnv):
     io, num_envs = IO, 2
     single_action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
 
+    parts = EnvParts()
+
     def __init__(self) -> None:
         self.resets, self.tick = 0, 0
 
@@ -133,6 +135,8 @@ class Endless(VectorEnv):
 
 class Still:
     io = IO
+
+    parts = PolicyParts()
 
     def reset(self, rows: Any = None) -> None: ...
 

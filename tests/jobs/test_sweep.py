@@ -28,7 +28,7 @@ def test_arguments_that_are_none_are_refused(arguments, words):
 
 
 def test_finished_trial_is_not_run_again_and_an_interrupted_one_is_resumed(tmp_path, monkeypatch):
-    trial, calls = sweep.Trial("seed=0", ("env=reach", "seed=0")), []
+    trial, calls = sweep.SweepTrial("seed=0", ("env=reach", "seed=0")), []
     place = tmp_path / "seed=0" / "train" / "2026_x"
 
     class Result:

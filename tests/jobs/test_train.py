@@ -138,6 +138,10 @@ def test_train_checkpoints_and_evaluations_come_when_they_are_asked_for(make_job
     assert [int(folder.name[5:]) for folder in folders] == [30, 60, 90, 120]
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows if "eval/return" in row] == [50, 100, 120]
+    found = checkpoint.read_io(folders[-1]).seen
+    assert found is not None
+    assert found.count == 120
+    assert all(-1.0 <= low <= high <= 1.0 for low, *_, high in found.action)
 
 
 def test_train_leaves_curve_numbers_and_report(make_job, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from unit_logs import ENV, FORMATS, HIGH, LOW, TORQUE, physical, write  # pyrigh
 
 from robot_rl import checkpoint, cli, extras
 from robot_rl.data import d4rl, formats
-from robot_rl.data.bounds import Scale, between
+from robot_rl.data.bounds import Scale, scale_between
 from robot_rl.data.convert import convert
 from robot_rl.data.findings import BadData
 from robot_rl.data.repairs import Repairs
@@ -35,7 +35,7 @@ from robot_rl.loops.evaluate import evaluate
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.pilot import Pilot, fitted
 from robot_rl.sim.array_env import ArrayVectorEnv
-from robot_rl.types import Action, IOSpec
+from robot_rl.types import Action, IOSpec, PolicyParts
 from robot_rl.verbs import logs, ope
 from robot_rl.verbs.build import load_for_robot, load_policy
 from robot_rl.verbs.collect_episodes import keep_steps
@@ -50,6 +50,8 @@ Bench = extras.own(WORLD)
 
 class Constant:
     """Answers one action, for ever."""
+
+    parts = PolicyParts()
 
     def __init__(self, io: IOSpec, value: np.ndarray) -> None:
         self.io, self.value = io, np.asarray(value, np.float32)
@@ -214,9 +216,9 @@ def test_unknown_range_is_asked_for_and_nothing_is_guessed(tmp_path: Path, kind:
     with pytest.raises(ValueError, match=r"nothing says what .* mean.*action_low=… action_high=….*action=normalised"):
         logs.fit(store, ENV)
     # both answers: torques, and parts of the environment's own range
-    torque, _ = logs.fit(logs.said(store, low=LOW, high=HIGH), ENV)
+    torque, _ = logs.fit(logs.apply_meaning(store, low=LOW, high=HIGH), ENV)
     np.testing.assert_allclose(in_units(ENV, torque.column("action")[0]), TORQUE, atol=1e-3)
-    parts, _ = logs.fit(logs.said(store, action="normalised"), ENV)
+    parts, _ = logs.fit(logs.apply_meaning(store, action="normalised"), ENV)
     np.testing.assert_allclose(parts.column("action")[0], TORQUE, atol=1e-6)
     # where the environment's range is [-1, 1] both are the same number
     plain = replace(ENV, action_low=(-1.0,) * 2, action_high=(1.0,) * 2)
@@ -242,7 +244,7 @@ def test_what_the_environment_cannot_do_is_clipped_and_told_once() -> None:
     small = replace(ENV, action_low=(-1.0,) * 2, action_high=(1.0,) * 2)
     wide = replace(ENV, action_low=(LOW,) * 2, action_high=(HIGH,) * 2)
     heard: list[str] = []
-    policy = InUnits(Constant(wide, np.array([0.25, 0.75])), between(wide, small), small, heard.append)
+    policy = InUnits(Constant(wide, np.array([0.25, 0.75])), scale_between(wide, small), small, heard.append)
     obs = {"state": np.zeros((1, 4), np.float32)}
     for _ in range(3):
         np.testing.assert_allclose(policy.act(obs).value, [[0.5, 1.0]])
@@ -282,7 +284,7 @@ def test_tensors_are_mapped_as_arrays_are() -> None:
         def act(self, obs: Any, *, deterministic: bool = False) -> Action:
             return Action(torch.tensor(self.value)[None], torch.zeros(1))
 
-    policy = InUnits(Torch(wide, np.array([0.5, -1.0])), between(wide, ENV), ENV, pytest.fail)
+    policy = InUnits(Torch(wide, np.array([0.5, -1.0])), scale_between(wide, ENV), ENV, pytest.fail)
     found = policy.act({"state": torch.zeros(1, 4)})
     torch.testing.assert_close(found.value, torch.tensor([[0.25, -0.5]]))
     assert found.logp is not None
@@ -326,7 +328,7 @@ def test_cloned_policy_commands_the_torque_of_its_log(tmp_path: Path) -> None:
     for _ in range(5000):
         learner.update(batches)
     meant = agree(store.io, ENV)
-    policy = InUnits(learner.policy, between(meant, ENV), ENV, pytest.fail)
+    policy = InUnits(learner.policy, scale_between(meant, ENV), ENV, pytest.fail)
     for row in store.obs()[:20]:
         found = in_units(ENV, policy.act({"state": row[None]}, deterministic=True).value[0])
         np.testing.assert_allclose(found, TORQUE, atol=0.04)

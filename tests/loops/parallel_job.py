@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.point_world import PointWorld
 from robot_rl import parallel
-from robot_rl.bench.point_world import PointWorld
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.policies.online.fast_ppo import FastPpo, FastPpoOptions
 from robot_rl.policies.online.fast_sac import FastSac, FastSacOptions

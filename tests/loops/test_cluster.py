@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker, split
 from robot_rl.loops.contract import every
-from robot_rl.types import Action, IOSpec, Learner
+from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, PolicyParts
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 20.0)
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra cluster)")
@@ -21,6 +21,8 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 class Counting:
     """State counts the steps of an episode of five; reward is the environment's number."""
+
+    parts = EnvParts()
 
     def __init__(self, num_envs, seed, render=False, delay=0.0):
         self.num_envs, self.io, self.metadata = num_envs, IO, {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -45,9 +47,12 @@ class Counting:
 class Half(Learner):
     """Always acts 0.5, whatever it is sent."""
 
-    consumes = "transitions"
+    @property
+    def parts(self):
+        return PolicyParts()
 
     def __init__(self, io=IO):
+        super().__init__(Options(), io)
         self.io, self.policy, self.updates = io, self, 0
 
     def act(self, obs, *, deterministic=False):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
+from benchmarks.point_world import PointWorld
 from robot_rl.advantage import arrays
-from robot_rl.bench.point_world import PointWorld
 from robot_rl.loops.contract import every
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
@@ -19,6 +19,7 @@ from robot_rl.loops.stepping import NonFiniteError
 from robot_rl.policies.online.fast_ppo import FastPpo, FastPpoOptions
 from robot_rl.policies.online.fast_sac import FastSac, FastSacOptions
 from robot_rl.policies.online.fast_td3 import FastTd3, FastTd3Options
+from robot_rl.types import EnvParts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from device_guard import HostSyncError, no_host_sync
@@ -30,6 +31,8 @@ SMALL = {"batch_size": 16, "updates": 2, "actor_delay": 2, "actor_hidden": (8,),
 
 class NumpyPoints:
     """PointWorld behind NumPy arrays, as a CPU engine hands them over."""
+
+    parts = EnvParts(saves=True)
 
     def __init__(self, *args, **kwargs):
         self.world = PointWorld(*args, **kwargs)

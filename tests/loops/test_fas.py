@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.fas import INTERVALS, at_interval, frequency_averaged_score, score
-from robot_rl.types import Action, IOSpec
+from robot_rl.types import Action, EnvParts, IOSpec, PolicyParts
 
 IO = IOSpec({"state": ((1,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
 
@@ -37,6 +37,8 @@ def test_score_refuses_a_wrong_count_and_scale() -> None:
 class Clock(gymnasium.vector.VectorEnv):
     """State = time; reward 1 where the action is a tenth of the time; 30 steps."""
 
+    parts = EnvParts()
+
     def __init__(self, num_envs: int) -> None:
         self.num_envs, self.io = num_envs, IO
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -60,6 +62,8 @@ class Steps:
     """A policy of single ticks that says a thirtieth of the time that it sees."""
 
     io = IO
+
+    parts = PolicyParts()
 
     def reset(self, rows: Any = None) -> None: ...
 

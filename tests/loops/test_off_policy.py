@@ -13,7 +13,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.contract import every
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
-from robot_rl.types import Action, IOSpec, Learner, Transitions
+from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, PolicyParts, Transitions
 
 IO = IOSpec(
     obs={"state": ((1,), "float32")},
@@ -27,6 +27,8 @@ IO = IOSpec(
 
 class Count(gymnasium.vector.VectorEnv):
     """Environment i counts steps; its episodes have length i + 2, reward 1 a step, success where the length is even."""
+
+    parts = EnvParts()
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs, self.io = num_envs, IO
@@ -56,6 +58,8 @@ class Half:
 
     io = IO
 
+    parts = PolicyParts()
+
     def __init__(self) -> None:
         self.resets: list[Any] = []
 
@@ -75,9 +79,8 @@ class Half:
 class Recorder(Learner[Any, Transitions]):
     """A learner that only remembers what it was given."""
 
-    consumes = "transitions"
-
     def __init__(self) -> None:
+        super().__init__(Options(), IO)
         self.policy = Half()
         self.sizes: list[int] = []
 

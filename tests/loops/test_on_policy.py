@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,7 @@ from robot_rl.advantage.rows import RolloutRows
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.loops.on_policy import OnPolicy, train_on_policy
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
-from robot_rl.types import Action, IOSpec, OnPolicyLearner
+from robot_rl.types import Action, EnvParts, IOSpec, OnPolicyLearner, Options, PolicyParts
 
 IO = IOSpec(
     obs={"state": ((2,), "float32")},
@@ -48,10 +49,16 @@ class Count(gymnasium.Env):
         return obs, float(self.count), over and not odd, over and odd, {}
 
 
+class Copies(SyncVectorEnv):
+    io, parts = IO, EnvParts()
+
+
 class Noisy(VectorEnv):
     """N noisy integrators with exact state save."""
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    io, parts = IO, EnvParts(saves=True)
 
     def __init__(self, num_envs=3, limit=7):
         self.num_envs, self.limit = num_envs, limit
@@ -79,12 +86,27 @@ class Noisy(VectorEnv):
         self.rng.bit_generator.state = state["rng"]
 
 
+class Steps(Options):
+    """Of the rollout."""
+
+    steps: int
+    """T."""
+
+
 class Recorder(OnPolicyLearner):
     """A learner with value 10 * episode + step that keeps its rollouts and never changes."""
 
+    @property
+    def parts(self):
+        return PolicyParts()
+
     def __init__(self, steps):
-        self.rollout_steps, self.rollouts, self.policy = steps, [], self
-        self.io = IO
+        super().__init__(Steps(steps=steps), IO)
+        self.rollouts, self.policy = [], self
+
+    @classmethod
+    def needs(cls, options, io):
+        return replace(super().needs(options, io), rollout_steps=options.steps)
 
     def reset(self, rows=None):
         pass
@@ -110,7 +132,7 @@ class Recorder(OnPolicyLearner):
 
 
 def record(mode, steps=60, lengths=(2, 3)):
-    env = SyncVectorEnv([lambda n=n: Count(n) for n in lengths], autoreset_mode=mode)
+    env = Copies([lambda n=n: Count(n) for n in lengths], autoreset_mode=mode)
     learner: Any = Recorder(steps)
     train_on_policy(env, learner, total_steps=1)
     return learner.rollouts[0]
@@ -149,7 +171,7 @@ def test_on_policy_next_value_is_of_the_true_successor():
 
 
 def test_on_policy_rollouts_continue_where_the_last_one_ended():
-    env = SyncVectorEnv([lambda: Count(5)], autoreset_mode=AutoresetMode.SAME_STEP)
+    env = Copies([lambda: Count(5)], autoreset_mode=AutoresetMode.SAME_STEP)
     learner: Any = Recorder(3)
     loop = train_on_policy(env, learner, total_steps=6)
     assert [r[0][:, 0, 1].tolist() for r in learner.rollouts] == [[0, 1, 2], [3, 4, 0]]
@@ -208,8 +230,11 @@ def test_on_policy_torch_environment_is_collected_as_tensors():
     class Tensors(VectorEnv):
         metadata = Noisy.metadata
 
+        parts = EnvParts(device=torch.device("cpu"))
+
         def __init__(self):
             self.inner = Noisy()
+            self.io = self.inner.io
             self.num_envs = self.inner.num_envs
 
         def reset(self, *, seed=None, options=None):

@@ -12,13 +12,15 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.loops.on_policy_async import AsyncOnPolicy
 from robot_rl.policies.online.ppo_async import PpoAsync, PpoAsyncOptions
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 IO = IOSpec({"state": ((2,), "float32")}, ("push",), (-1.0,), (1.0,), ("1",), 10.0)
 
 
 class Aim:
     """The action should equal the first of two numbers: reward 1 - (a - s)^2, a new state each step, 8 steps."""
+
+    parts = EnvParts(saves=True)
 
     def __init__(self, num_envs: int = 8, seed: int = 0) -> None:
         self.num_envs, self.io = num_envs, IO

@@ -17,13 +17,17 @@ from robot_rl.loops.stepping import Stepper
 from robot_rl.policies.reward.critic_reward import Audit, CriticReward, progress_reward
 from robot_rl.policies.vla.interface import CriticOutput
 from robot_rl.sim import interface
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 STEPS = 12
 
 
 class Slider(VectorEnv):
     """A dot on [0, 1] that a picture shows as its grey level; asked is one of the two ends."""
+
+    @property
+    def parts(self) -> EnvParts:
+        return EnvParts(instructions=self.instructions, saves=True)
 
     def __init__(self, num_envs: int = 3, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> None:
         self.num_envs, self.random = num_envs, np.random.default_rng(0)

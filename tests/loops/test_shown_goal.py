@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from robot_rl.data.goal_pictures import SENTENCE
 from robot_rl.loops.shown_goal import ShownGoal
 from robot_rl.sim import interface
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 STEPS, BYTES = 3, 30
 
@@ -23,6 +23,8 @@ def words(text: str) -> np.ndarray:
 
 class Asking(VectorEnv):
     """Two rows of three steps; "left" and "right" are asked in turn."""
+
+    parts = EnvParts()
 
     def __init__(self) -> None:
         self.num_envs, self.metadata = 2, {"autoreset_mode": AutoresetMode.SAME_STEP}

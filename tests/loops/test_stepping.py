@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import NonFiniteError, Stepper, clip_action
+from robot_rl.types import EnvParts
 
 
 class Count(gymnasium.Env):
@@ -41,6 +42,8 @@ class Table(VectorEnv):
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
+    parts = EnvParts(saves=True)
+
     def __init__(self, num_envs, length=3):
         self.num_envs, self.length = num_envs, length
         self.bad: int | None = None
@@ -68,8 +71,12 @@ class Table(VectorEnv):
         return {"state": np.stack([self.count, -self.count], axis=1)}
 
 
+class Copies(SyncVectorEnv):
+    parts = EnvParts()
+
+
 def sync(mode, lengths, truncate=False):
-    return SyncVectorEnv([lambda n=n: Count(n, truncate) for n in lengths], autoreset_mode=mode)
+    return Copies([lambda n=n: Count(n, truncate) for n in lengths], autoreset_mode=mode)
 
 
 def transitions(mode, lengths, steps, truncate=False):

@@ -13,13 +13,15 @@ from robot_rl.loops.stepping import Stepper
 from robot_rl.loops.watched import Watched
 from robot_rl.policies.reward.program import ProgramReward
 from robot_rl.sim import interface
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 STEPS = 4
 
 
 class Line(VectorEnv):
     """x moves by the action; an episode has four steps; the reward of its own is 7."""
+
+    parts = EnvParts(saves=True)
 
     def __init__(self, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> None:
         self.num_envs, self.metadata = 2, {"autoreset_mode": mode}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.bench.point_world import PointWorld
+from benchmarks.point_world import PointWorld
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
 from robot_rl.policies.online.fast_ppo import FastPpo, FastPpoOptions

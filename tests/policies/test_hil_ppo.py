@@ -15,7 +15,7 @@ from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.new_steps import NewSteps
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.hil_ppo import HilPpo, HilPpoOptions
@@ -171,7 +171,7 @@ def line(folder, seed, steps, **options):
         memory=memory,
         sampler=NewSteps(memory, 0.5),
         rules=EpisodeRules(gamma=0.97),
-        options=HilOptions(learning_starts=10),
+        options=SessionOptions(learning_starts=10),
         batch_size=learner.need.rows,
         seed=seed,
     )

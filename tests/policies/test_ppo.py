@@ -12,9 +12,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robot_rl.advantage import use_backend
 from robot_rl.loops.on_policy import train_on_policy
-from robot_rl.policies.online.ppo import Ppo, PpoOptions, RewardScale, standardize
+from robot_rl.policies.online.ppo import Ppo, PpoOptions, ReturnScale, standardize
 from robot_rl.policies.online.ppo_policy import Moments
-from robot_rl.types import IOSpec, Rollout
+from robot_rl.types import EnvParts, IOSpec, Rollout
 
 KERNELS = [
     "numpy",
@@ -38,6 +38,8 @@ class World(VectorEnv):
     """N copies of x' = drift x + push a + noise with reward -(x^2 + cost a^2) + bonus, cut after `limit` steps."""
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    parts = EnvParts()
 
     def __init__(self, num_envs=4, limit=20, drift=0.0, push=0.0, cost=0.0, bonus=0.0, noise=0.0, terminal=False):
         self.num_envs, self.limit, self.terminal = num_envs, limit, terminal
@@ -236,7 +238,7 @@ def test_reward_scale_counts_discounted_returns_across_rollouts():
         zero = torch.zeros(3, 1)
         return Rollout({}, zero, zero, zero, reward, zero, terminated, none, terminated, ~none)
 
-    scale = RewardScale(0.5)
+    scale = ReturnScale(0.5)
     # Discounted returns so far: 1, 1 + 0.5 = 1.5, (end) 1; then 1 + 0.5, 1 + 0.75, 1 + 0.875.
     scale(data(torch.ones(3, 1), end))
     scaled = scale(data(torch.ones(3, 1), none))

@@ -18,7 +18,7 @@ from robot_rl.policies.online.ppo_chunk import (
     option_of,
     temporal_credit,
 )
-from robot_rl.types import IOSpec, Rollout
+from robot_rl.types import EnvParts, IOSpec, Rollout
 
 IO = IOSpec({"state": ((1,), "float32")}, ("push",), (-1.0,), (1.0,), ("1",), 10.0)
 
@@ -114,6 +114,8 @@ class Ring:
 
     The value before tick t of the cycle is gamma^(period - 1 - t) / (1 - gamma^period).
     """
+
+    parts = EnvParts()
 
     def __init__(self, num_envs: int, limit: int, period: int = 4) -> None:
         self.num_envs, self.limit, self.period, self.io = num_envs, limit, period, IO

@@ -19,11 +19,12 @@ from robot_rl.human.devices.scripted import ScriptedHuman
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.options import HilOptions
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
+from robot_rl.human.trials import trials
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions
-from robot_rl.types import Action, IOSpec, Learner, Transitions
+from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, PolicyParts, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("dx", "dy"), (-0.1, -0.1), (0.1, 0.1), ("m", "m"), 10.0)
 EDGE = 0.25
@@ -107,9 +108,12 @@ def test_a_success_belongs_to_the_set_and_noise_off_the_data_does_not():
 class Point(Learner):
     """A method whose policy says what it is told; larger x is worth more."""
 
-    consumes, batch_size = "transitions", 8
+    @property
+    def parts(self):
+        return PolicyParts()
 
     def __init__(self, io, *, seed=0, device="cpu", gamma=0.97):
+        super().__init__(Options(), io)
         self.policy, self.says = self, np.zeros((1, 2), np.float32)
         self.samples = np.zeros((16, 2), np.float32)
 
@@ -241,6 +245,10 @@ class Bridge:
     num_envs = 1
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
+    @property
+    def parts(self):
+        return EnvParts(expert=self.expert)
+
     def __init__(self, seed=0):
         self.io, self.rng, self.falls, self.time = IO, np.random.default_rng(seed), 0, 0
         self.place, self.moved = np.zeros(2), np.zeros(2)
@@ -278,7 +286,7 @@ class Bridge:
 
 
 def crossings(folder, delta, seed, steps=2000):
-    """(falls while so many own steps were learned from, success of the last 20 episodes)."""
+    """(falls while so many own steps were learned from, success of 100 trials afterwards)."""
     env = Bridge(seed)
     options = {"batch_size": 64, "hidden": (32, 32), "critics": 2, "utd": 3, "lr": 1e-3}
     options |= {"bc_steps": 0, "il_weight": 0.0, "init_alpha": 0.02}
@@ -297,14 +305,16 @@ def crossings(folder, delta, seed, steps=2000):
         memory=memory,
         sampler=Mix({"online": (views["online"], 0.5), "demo": (views["demo"], 0.5)}, seed=seed),
         rules=EpisodeRules(gamma=0.97),
-        options=HilOptions(learning_starts=50),
+        options=SessionOptions(learning_starts=50),
         batch_size=64,
         seed=seed,
     )
     loop.collect_demos(8)
     env.falls = 0
     loop.run(steps, lambda *_: False)
-    return env.falls, loop.stats.metrics()["rollout/success"]
+    world = Bridge(100 + seed)
+    block = trials(world, learner.policy, simulated(world, None), episodes=100, seed=100 + seed)
+    return env.falls, block.metrics()["eval/success"]
 
 
 def test_fewer_fall_from_a_bridge(tmp_path):

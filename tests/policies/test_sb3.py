@@ -10,11 +10,12 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robot_rl.checkpoint import load_state, save_state
+from robot_rl.data.seen import measure_seen
 from robot_rl.loops.contract import every
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 pytest.importorskip("stable_baselines3", reason="needs stable-baselines3 (extra `baselines`)")
-from robot_rl.policies.online.sb3 import Sb3, VectorEnvForSb3
+from robot_rl.policies.online.sb3 import Sb3, Sb3Options, VectorEnvForSb3
 
 IO = IOSpec(
     obs={"state": ((2,), "float32")},
@@ -30,6 +31,8 @@ class Point(VectorEnv):
     """Reward -(a - 0.5)^2; environment 0 is cut after 5 steps, environment 1 ends after 3."""
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    parts = EnvParts()
 
     def __init__(self, io=IO):
         self.num_envs, self.io = 2, io
@@ -93,7 +96,7 @@ def test_adapter_other_autoreset_modes_are_refused():
 )
 def test_sb3_trains_calls_the_hook_and_continues_after_a_save(tmp_path, algorithm, options):
     env, rows = Point(), []
-    learner = Sb3(IO, algorithm=algorithm, **options)
+    learner = Sb3(Sb3Options(algorithm=algorithm, **options), IO)
     learner.train(env, 80, lambda step, metrics: rows.append((step, metrics)) or False, due=every(20))
     assert learner.env_steps == 80
     assert [step for step, _ in rows] == [20, 40, 60, 80]
@@ -102,7 +105,7 @@ def test_sb3_trains_calls_the_hook_and_continues_after_a_save(tmp_path, algorith
 
     save_state(tmp_path / "learner.pt", learner.state_dict())
     save_state(tmp_path / "policy.pt", learner.policy.state_dict())  # type: ignore[attr-defined]
-    second: Any = Sb3(IO, algorithm=algorithm, seed=7, **options)
+    second: Any = Sb3(Sb3Options(algorithm=algorithm, **options), IO, seed=7)
     second.load_state_dict(load_state(tmp_path / "learner.pt"))
     second.attach(Point())
     obs = {"state": np.ones((3, 2), np.float32)}
@@ -111,20 +114,20 @@ def test_sb3_trains_calls_the_hook_and_continues_after_a_save(tmp_path, algorith
     second.run(120)
     assert second.env_steps == 120
 
-    third: Any = Sb3(IO, algorithm=algorithm, **options)  # as an evaluation does: the policy alone
+    third: Any = Sb3(Sb3Options(algorithm=algorithm, **options), IO)  # as an evaluation does: the policy alone
     third.policy.load_state_dict(load_state(tmp_path / "policy.pt"))
     np.testing.assert_array_equal(third.policy.act(obs, deterministic=True).value, expected)
 
 
 def test_sb3_hook_stops_the_run():
-    learner = Sb3(IO, algorithm="A2C")
+    learner = Sb3(Sb3Options(algorithm="A2C"), IO)
     learner.train(Point(), 1000, lambda step, metrics: step >= 20, due=every(10))
     assert learner.env_steps == 20
 
 
 def test_sb3_dictionary_observations_with_a_camera():
     io = IOSpec(**{**vars(IO), "obs": {"state": ((2,), "float32"), "image.wrist": ((36, 36, 3), "uint8")}})
-    learner = Sb3(io, algorithm="PPO", n_steps=4, batch_size=8, n_epochs=1)
+    learner = Sb3(Sb3Options(algorithm="PPO", n_steps=4, batch_size=8, n_epochs=1), io)
     learner.train(Point(io), 8)
     obs = {"state": torch.zeros(2, 2), "image.wrist": torch.zeros(2, 36, 36, 3, dtype=torch.uint8)}
     action = learner.policy.act(obs, deterministic=True).value
@@ -134,13 +137,32 @@ def test_sb3_dictionary_observations_with_a_camera():
 
 def test_sb3_unknown_algorithm_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"no algorithm 'SOC'.*PPO.*SAC"):
-        Sb3(IO, algorithm="SOC")
+        Sb3(Sb3Options(algorithm="SOC"), IO)
 
 
 def test_sb3_without_environment_or_with_another_interface_is_refused():
-    learner = Sb3(IO, algorithm="PPO")
+    learner = Sb3(Sb3Options(algorithm="PPO"), IO)
     with pytest.raises(ValueError, match="attach"):
         learner.run(10)
     other = IOSpec(**{**vars(IO), "action_units": ("m",)})
     with pytest.raises(ValueError, match="action 0"):
         learner.attach(Point(other))
+
+
+def test_sb3_keyword_that_the_algorithm_lacks_is_named():
+    options = Sb3Options(algorithm="SAC", learning_rates=1e-3)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"SAC of stable-baselines3 has no option 'learning_rates'.*learning_rate"):
+        Sb3(options, IO)
+
+
+def test_sb3_keeps_rows_of_all_that_it_saw_over_a_save():
+    options = Sb3Options(algorithm="A2C")
+    learner, second = Sb3(options, IO), Sb3(options, IO)
+    learner.train(Point(), 20)
+    second.load_state_dict(learner.state_dict())
+    second.train(Point(), 40)
+    found = measure_seen(second.seen_rows, IO, count=second.env_steps)
+    assert found is not None
+    assert (found.count, found.rate) == (40, 10.0)
+    np.testing.assert_allclose(found.obs["state"][0][::4], [0.0, 4.0], atol=0.1)  # row 0 is cut after 5 steps
+    assert second.seen_rows.look(100)[1].shape == (40, 1)

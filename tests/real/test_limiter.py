@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from robot_rl.bench import safety
+from benchmarks import safety
 from robot_rl.real.core.limiter import JointLimiter, stopping_distance, stopping_speed, wrap
 
 

@@ -15,13 +15,15 @@ from robot_rl.real.graph import EXECUTABLES, ORDER, GraphArgs, GraphError, envir
 from robot_rl.real.operator import Edge, JointSteer, deadband
 from robot_rl.real.pilot import Pilot, Unfit, fitted, prove
 from robot_rl.real.port import SpecPort
-from robot_rl.types import Action, Loaded, Seen
+from robot_rl.types import Action, Loaded, PolicyParts, Seen
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Constant:
     """A policy with one answer."""
+
+    parts = PolicyParts()
 
     def __init__(self, io, value):
         self.io, self.value, self.resets = io, np.asarray(value, np.float32), 0

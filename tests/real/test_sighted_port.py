@@ -7,7 +7,7 @@ from robot_rl.real.cameras import Camera, PictureError
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.pilot import Unfit, fitted, prove
 from robot_rl.real.port import SightedPort, SpecPort, ported
-from robot_rl.types import Action, IOSpec, Loaded
+from robot_rl.types import Action, IOSpec, Loaded, PolicyParts
 
 SPEC = RobotSpec.from_dict(
     {
@@ -27,6 +27,8 @@ def interface(*, state=True, camera="wrist", shape=(4, 6, 3), dtype="uint8"):
 
 
 class Sees:
+    parts = PolicyParts()
+
     def __init__(self, io):
         self.io, self.keys = io, set()
 

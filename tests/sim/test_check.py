@@ -7,7 +7,7 @@ from robot_rl.sim.check import check
 from robot_rl.sim.gym_env import make as make_gym
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.randomize import Randomize
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 
 class Broken:
@@ -263,7 +263,7 @@ def test_reset_of_one_environment_that_disturbs_the_others(env):
 
 
 def test_missing_and_incomplete_saved_state(env):
-    only(check(Broken(env, state_dict=AttributeError)), "has no state_dict() and load_state_dict()")
+    only(check(Broken(env, parts=EnvParts())), "has no state_dict() and load_state_dict()")
 
     def forgetful():
         state = env.state_dict()

@@ -201,7 +201,7 @@ def test_tabletop_says_the_goal_and_rows_of_one_seed_have_one_start() -> None:
     obs, _, _, truncated, info = env.step(np.zeros((4, 4), np.float32))
     assert truncated.all()
     np.testing.assert_array_equal(info["task"], before)  # of the episode that ended, not of the next
-    assert len(env.task_names) == 6
+    assert len(env.parts.task_names) == 6
     env.close()
     plain = make(2, 0, world=Tabletop(), num_threads=1)
     assert "instruction" not in plain.io.obs
@@ -262,7 +262,7 @@ def test_tabletop_asks_only_what_it_is_told_and_says_it_in_words() -> None:
     env.reset(seed=0)
     goals = np.asarray(env._view.task["goal"])
     assert set(goals) == {0, 5}
-    said = env.instructions()
+    said = env.parts.instructions()
     assert said is not None
     assert {said[int(np.flatnonzero(goals == g)[0])] for g in (0, 5)} == {
         "put the red block on the yellow plate", "put the blue block on the purple plate"
@@ -272,7 +272,7 @@ def test_tabletop_asks_only_what_it_is_told_and_says_it_in_words() -> None:
         Tabletop(only=["pink on yellow"])
     worded = make(3, 0, world=Tabletop(sentences="held_out"), num_threads=1)
     obs, _ = worded.reset(seed=0)
-    found = worded.instructions()
+    found = worded.parts.instructions()
     assert found == [bytes(row).rstrip(b"\0").decode() for row in obs["instruction"].tolist()]
     worded.close()
 
@@ -282,7 +282,7 @@ def test_tabletop_mistaken_states_ask_for_another_goal_and_nothing_else_changes(
     env = make(30, 0, world=world, num_threads=1)
     obs, _ = env.reset(seed=0)
     draw = np.where(np.arange(30) % 3 == 0, np.nan, np.linspace(0, 0.999, 30))
-    state = env.mistaken(obs, draw)
+    state = env.parts.mistaken(obs, draw)
     first = len(world.obs_names) - 5
     np.testing.assert_array_equal(state[:, :first], obs["state"][:, :first])
     same = (state == obs["state"]).all(axis=1)

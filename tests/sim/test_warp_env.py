@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.bench.engines import run as compare_returns
+from benchmarks.engines import run as compare_returns
 from robot_rl.sim import mujoco_env
 from robot_rl.sim.check import check
 from robot_rl.sim.worlds.double_pendulum import DoublePendulum

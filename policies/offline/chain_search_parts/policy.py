@@ -13,7 +13,7 @@ from torch import Tensor
 
 from robot_rl.policies.offline.chain_search_parts.log import StateLayout
 from robot_rl.policies.offline.chain_search_parts.mechanics import Columns, HingeChain, linearise, regulator, running
-from robot_rl.types import Action, IOSpec, Obs
+from robot_rl.types import Action, IOSpec, Obs, PolicyParts
 
 _SIGN_SPEED = 0.1
 
@@ -94,6 +94,8 @@ class ChainPolicy:
     Everything it needs travels in its state: the chain's constants, the goal, the regulator and the searched weights.
     Before the model is fitted it answers 0.
     """
+
+    parts = PolicyParts()
 
     def __init__(self, io: IOSpec, layout: StateLayout, actions: int) -> None:
         n = layout.joints

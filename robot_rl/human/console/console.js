@@ -1,13 +1,16 @@
 "use strict";
 // Sends the state of the hands 30 times a second and at every change; silence is what stops the robot.
-// What it shows is grey as soon as it is old.
-const PERIOD = 33, NEWS_MS = 500, PICTURE_MS = 1000;
+// What it shows is grey as soon as it is old: as old as it is at the robot, not since it arrived here.
+const PERIOD = 33, NEWS_MS = 500, PICTURE_MS = 1000, DEAD_MS = 3000;
+const MOVES = ["resume", "reset", "toggle"];  // nobody frees a robot that they do not see
 const at = (id) => document.getElementById(id);
 const token = new URLSearchParams(location.search).get("token") || "";
 const page = [...crypto.getRandomValues(new Uint32Array(2))].map((n) => n.toString(36)).join("");
 
 let socket = null, sequence = 0, operator = false, state = null, pending = "", asking = false;
 let news = -Infinity, drawn = -Infinity, trip = null, frames = 0, rate = 0, points = [], pictures = {}, speeds = [];
+let sync = null, alive = -Infinity, dialed = -Infinity;  // the robot's clock and ours; when anything came; when we called
+let over = false;  // the session has ended
 let sound = null, muted = false, alarmed = { help: "", fault: "" }, listed = "", replaying = null;
 
 const open = () => socket !== null && socket.readyState === WebSocket.OPEN;
@@ -22,12 +25,36 @@ function press(kind, episode = -1) {
   } else if (!operator && kind !== "hold") {
     notice("Not done: this page watches. Take the seat first; STOP and hold work from here.");
     return;
+  } else if (MOVES.includes(kind) && isStale()) {
+    notice("Not done: there is no news of the robot. Press it again when there is.");
+    return;
   }
-  send({ type: "press", kind, episode, sent: performance.now() });
+  send({ type: "press", kind, episode, ...times() });
 }
 
+// ------------------------------------------------------------ what time it is at the robot
+
+function times() {
+  const sent = performance.now();
+  return sync === null ? { sent } : { sent, at: sent - sync.offset };
+}
+
+function told(echo) {  // the quickest answer knows best; it counts less as it grows old, for clocks drift
+  const now = performance.now(), round = now - echo.sent;
+  trip = round;
+  if (sync === null || round < sync.round + (now - sync.when) / 1000) sync = { round, offset: now - round / 2 - echo.at, when: now };
+}
+
+function born(at) {
+  const now = performance.now();
+  return sync === null ? now : Math.min(now, at + sync.offset);
+}
+
+function limit() { return Math.max(NEWS_MS, state && state.hz ? 2500 / state.hz : 0); }
+function isStale() { return performance.now() - news > limit(); }
+
 const hands = new Hands(press, tick);
-function tick() { if (operator) send({ type: "input", seq: sequence++, ...hands.read(), sent: performance.now() }); }
+function tick() { if (operator) send({ type: "input", seq: sequence++, ...hands.read(), ...times() }); }
 
 // ------------------------------------------------------------ what is told
 
@@ -35,7 +62,8 @@ function percent(x) { return x === null || x === undefined ? "–" : Math.round(
 
 function show(next) {
   state = next;
-  news = performance.now();
+  news = born(state.at);
+  if (pending === "estop" && state.driver === "STOPPED") { pending = ""; notice("STOP received: the robot is stopped."); }
   const driver = at("driver");
   driver.textContent = state.driver;
   driver.className = state.driver;
@@ -71,8 +99,9 @@ function show(next) {
   list(state.list || []);
 }
 
-function paint(bytes) {  // the first byte says which: 0 the large picture, others what the policy sees
-  const which = bytes[0], latest = URL.createObjectURL(new Blob([bytes.subarray(1)], { type: "image/jpeg" }));
+function paint(bytes) {  // which (0 the large picture, others what the policy sees), when it was taken, a JPEG
+  const which = bytes[0], taken = new DataView(bytes.buffer).getFloat64(1, true);
+  const latest = URL.createObjectURL(new Blob([bytes.subarray(9)], { type: "image/jpeg" }));
   let screen = at("camera");
   if (which) {
     screen = at("view-" + which);
@@ -85,24 +114,24 @@ function paint(bytes) {  // the first byte says which: 0 the large picture, othe
       at("views").append(figure);
     }
     at("view-word-" + which).textContent = "the policy sees: " + (state && state.views[which - 1] || "camera " + which);
-  } else { frames++; drawn = performance.now(); }
+  } else { frames++; drawn = born(taken); }
   screen.src = latest;
   if (pictures[which]) URL.revokeObjectURL(pictures[which]);
   pictures[which] = latest;
 }
 
 function fresh() {  // ten times a second: what is old must not look live
-  const now = performance.now(), quiet = now - news;
-  const limit = Math.max(NEWS_MS, state && state.hz ? 2500 / state.hz : 0), stale = quiet > limit;
+  const now = performance.now(), quiet = now - news, stale = isStale();
+  if (now - Math.max(alive, dialed) > DEAD_MS) connect();  // a connection that nobody closed, and nothing comes from
   document.body.classList.toggle("stale", stale);
   at("news").textContent = stale ? (Number.isFinite(quiet) ? "no news for " + (quiet / 1000).toFixed(1) + " s" : "no news yet") : "";
   if (stale) {
-    at("driver").textContent = open() && state ? "NO NEWS" : "OFFLINE";
+    at("driver").textContent = over ? "ENDED" : open() && state ? "NO NEWS" : "OFFLINE";
     at("driver").className = "OFFLINE";
-    if (state && state.driver !== "HOLD") alarm("fault", "no news");
+    if (state && state.driver !== "HOLD" && !over) alarm("fault", "no news");
   }
   const age = now - drawn;
-  at("age").textContent = Number.isFinite(age) && age > (stale ? limit : PICTURE_MS) ? "picture " + (age / 1000).toFixed(1) + " s old" : "";
+  at("age").textContent = Number.isFinite(age) && age > (stale ? limit() : PICTURE_MS) ? "picture " + (age / 1000).toFixed(1) + " s old" : "";
   at("frame").classList.toggle("old", at("age").textContent !== "");
 }
 
@@ -209,35 +238,50 @@ function role(message) {
 }
 
 function connect() {
-  const scheme = location.protocol === "https:" ? "wss://" : "ws://";
-  socket = new WebSocket(scheme + location.host + "/socket?token=" + encodeURIComponent(token) + "&page=" + page);
-  socket.binaryType = "arraybuffer";
-  socket.onopen = () => {
-    hands.release(); sequence = 0; points = []; speeds = [];
+  const scheme = location.protocol === "https:" ? "wss://" : "ws://", before = socket;
+  const mine = new WebSocket(scheme + location.host + "/socket?token=" + encodeURIComponent(token) + "&page=" + page);
+  socket = mine;
+  dialed = performance.now();
+  if (before !== null) { before.close(); lost(); }
+  mine.binaryType = "arraybuffer";
+  mine.onopen = () => {
+    if (mine !== socket) return;
+    hands.release(); sequence = 0; points = []; speeds = []; sync = null; over = false;
     if (pending) press(pending);
+    ping();
   };
-  socket.onmessage = (event) => {
+  mine.onmessage = (event) => {
+    if (mine !== socket) return;
+    alive = performance.now();
     if (event.data instanceof ArrayBuffer) { paint(new Uint8Array(event.data)); return; }
     const message = JSON.parse(event.data);
     if (message.type === "state") show(message);
-    else if (message.type === "echo") { trip = performance.now() - message.sent; if (message.kind) heard(message.kind); }
+    else if (message.type === "echo") { told(message); if (message.kind) heard(message.kind); }
     else if (message.type === "refused") notice("Not done: " + message.why);
     else if (message.type === "history") { points.push(...message.points); draw(); }
     else if (message.type === "role") role(message);
+    else if (message.type === "over") { over = true; notice("The session has ended; the terminal says how it went."); }
   };
-  socket.onclose = () => {
-    operator = false; asking = false;
-    hands.release();
-    at("driver").textContent = "OFFLINE"; at("driver").className = "OFFLINE";
-    at("link").textContent = "connection lost, trying again";
-    fresh();
-    setTimeout(connect, 500);
+  mine.onclose = () => {
+    if (mine !== socket) return;
+    socket = null;
+    lost();
+    setTimeout(() => { if (socket === null) connect(); }, 500);
   };
 }
 
-function heard(kind) {
-  if (kind === pending) pending = "";
-  notice(kind === "estop" ? "STOP received" : "");
+function lost() {
+  operator = false; asking = false;
+  hands.release();
+  at("driver").textContent = over ? "ENDED" : "OFFLINE"; at("driver").className = "OFFLINE";
+  at("link").textContent = over ? "the session has ended" : "connection lost, trying again";
+}
+
+function ping() { send({ type: "ping", sent: performance.now() }); }
+
+function heard(kind) {  // by the console; a stop counts when the robot says that it stands
+  if (kind !== "estop") notice("");
+  else if (pending) notice("STOP has reached the console; the robot has not confirmed it yet");
 }
 
 for (const button of document.querySelectorAll("[data-press]")) {
@@ -254,6 +298,7 @@ at("slower").addEventListener("click", () => hands.speed(hands.factor - 0.1));
 at("faster").addEventListener("click", () => hands.speed(hands.factor + 0.1));
 setInterval(tick, PERIOD);
 setInterval(fresh, 100);
+setInterval(ping, 500);
 setInterval(() => { rate = frames; frames = 0; }, 1000);
 draw();
 connect();

@@ -15,6 +15,7 @@ import ipaddress
 import json
 import secrets
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ class ConsoleServer:
     Args:
         on_message: called in the server's thread with every message of the operator (a dict with "type").
         on_leave: called when the operator is gone.
+        now: the clock of the control loop [s]; pages learn it, so that they know how old what they get is.
         host: address to listen on.
         port: 0 takes a free one.
         token: what clients must know; None makes one.
@@ -65,6 +67,7 @@ class ConsoleServer:
         on_message: Callable[[dict[str, Any]], None],
         on_leave: Callable[[], None],
         *,
+        now: Callable[[], float] = time.monotonic,
         host: str = "127.0.0.1",
         port: int = 8765,
         token: str | None = None,
@@ -86,7 +89,7 @@ class ConsoleServer:
             self._ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._ssl.load_cert_chain(certificate, key)
         self._hosts, self._replay = tuple(hosts), replay
-        self._on_message, self._on_leave = on_message, on_leave
+        self._on_message, self._on_leave, self._now = on_message, on_leave, now
         self._operator: Any = None
         self._page_of: dict[Any, str] = {}  # client -> what its page calls itself
         self._asks: Any = None  # the client that wants the seat
@@ -94,7 +97,7 @@ class ConsoleServer:
         self._clients: dict[Any, asyncio.Event] = {}
         self._tasks: set[Any] = set()
         self._telemetry = "{}"
-        self._pictures: dict[int, tuple[int, bytes]] = {}  # which -> how many there were, the newest
+        self._pictures: dict[int, tuple[int, bytes]] = {}  # which -> how many there were, the newest with its head
         self._history: list[dict[str, Any]] = []
         self._loop: Any = None
         self._failure: BaseException | None = None
@@ -123,11 +126,12 @@ class ConsoleServer:
 
     def publish(self, telemetry: dict[str, Any]) -> None:
         """Newest numbers; never blocks."""
-        self._call(self._set, json.dumps({"type": "state", **telemetry}, allow_nan=False, default=str))
+        told = {"type": "state", "at": 1e3 * self._now(), **telemetry}
+        self._call(self._set, json.dumps(told, allow_nan=False, default=str))
 
-    def show(self, which: int, picture: bytes) -> None:
-        """Newest picture, a JPEG: 0 is the large one, 1 and more are the policy's; never blocks."""
-        self._call(self._draw, which, picture)
+    def show(self, which: int, picture: bytes, taken: float) -> None:
+        """Newest JPEG, taken at `taken` [s]: 0 is the large picture, 1 and more are the policy's; never blocks."""
+        self._call(self._draw, which, struct.pack("<Bd", which, 1e3 * taken) + picture)
 
     def remember(self, point: dict[str, Any]) -> None:
         """A point of the curves: one per episode; new clients get them all."""
@@ -196,6 +200,7 @@ class ConsoleServer:
             self._ready.set()
             await self._done.wait()
             for client in list(self._clients):
+                await _send(client, json.dumps({"type": "over"}))
                 await client.close()
         finally:
             await runner.cleanup()
@@ -272,7 +277,9 @@ class ConsoleServer:
             message = json.loads(text)
             if not isinstance(message, dict):
                 raise ValueError("expected an object")
-            if message.get("type") == "seat":
+            if message.get("type") == "ping":
+                pass
+            elif message.get("type") == "seat":
                 self._ask(client, str(message.get("do")))
             elif client is self._operator:
                 self._heard = time.monotonic()
@@ -286,7 +293,9 @@ class ConsoleServer:
             return
         if "sent" in message:
             kind = message["kind"] if message.get("type") == "press" else None
-            await _send(client, json.dumps({"type": "echo", "sent": message["sent"], "kind": kind}))
+            await _send(
+                client, json.dumps({"type": "echo", "sent": message["sent"], "kind": kind, "at": 1e3 * self._now()})
+            )
 
     def _ask(self, client: Any, what: str) -> None:
         """Change hands: "take" the seat (asked for while somebody is in it), or "hand" it to whoever asked."""
@@ -332,7 +341,7 @@ class ConsoleServer:
             for which, (count, picture) in list(self._pictures.items()):
                 if shown.get(which) != count:
                     shown[which] = count
-                    await client.send_bytes(bytes([which]) + picture)
+                    await client.send_bytes(picture)
 
 
 async def _send(client: Any, text: str) -> None:

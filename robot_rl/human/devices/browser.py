@@ -7,8 +7,9 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from robot_rl.arbiter import Reading
 from robot_rl.extras import require
 from robot_rl.human.console.server import ConsoleServer
 from robot_rl.human.devices.remote import RemoteTeleop
+from robot_rl.human.devices.teleop import Camera, Frame
 from robot_rl.real.core.clock import Clock
 from robot_rl.types import IOSpec, Obs
 from robot_rl.types.options import Count, Positive
@@ -71,6 +73,7 @@ class BrowserTeleop(RemoteTeleop):
         self.server = ConsoleServer(
             self._message,
             self.disconnect,
+            now=self._clock.now,
             host=host,
             port=port,
             token=token,
@@ -93,14 +96,14 @@ class BrowserTeleop(RemoteTeleop):
     def show(
         self,
         telemetry: dict[str, Any],
-        frame: Callable[[int], Any] | None = None,
+        frame: Camera | None = None,
         views: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Numbers at every tick, pictures at every `frame_every`-th; nothing is rendered while nobody looks.
 
         Args:
             telemetry: plain values.
-            frame: (JPEG quality) -> pixels, a JPEG, or None while there is no new picture.
+            frame: where its picture comes from.
             views: name -> (H, W, 3) what the policy sees.
         """
         self._tick += 1
@@ -108,13 +111,12 @@ class BrowserTeleop(RemoteTeleop):
         if self.server.watched and self._tick % self._every == 0 and (self._encoding is None or self._encoding.done()):
             if self._encoding is not None:
                 self._encoding.result()  # what went wrong there is told here
-            shown = None if frame is None else frame(self._quality)
-            pixels = [None if shown is None or isinstance(shown, bytes) else np.array(shown)]
-            pixels += [np.array(view) for view in views.values()]
+            shown, now = None if frame is None else frame(self._quality), self._clock.now()
+            pixels = [Frame(np.array(view), now) for view in views.values()]
             episode = int(telemetry.get("episode", -1))
-            if isinstance(shown, bytes):
-                self._send(0, shown, episode)
-            self._encoding = self._encoder.submit(self._encode, pixels, episode)
+            if shown is not None and not isinstance(shown.picture, bytes):
+                shown = replace(shown, picture=np.array(shown.picture))
+            self._encoding = self._encoder.submit(self._encode, [shown, *pixels], episode)
         if self._ages:
             p50, p95 = np.percentile(self._ages, (50, 95))
             telemetry = {**telemetry, "input_ms": [round(float(p50), 1), round(float(p95), 1)]}
@@ -131,30 +133,32 @@ class BrowserTeleop(RemoteTeleop):
         self._encoder.shutdown()
         self.server.close()
 
-    def _encode(self, pixels: list[np.ndarray | None], episode: int) -> None:
+    def _encode(self, frames: list[Frame | None], episode: int) -> None:
         """In a thread of its own: the encoder does not hold the interpreter."""
-        for which, one in enumerate(pixels):
-            if one is not None:
+        for which, frame in enumerate(frames):
+            if frame is None:
+                continue
+            picture = frame.picture
+            if not isinstance(picture, bytes):
                 out = bytes_io.BytesIO()
-                self._image.fromarray(one).save(out, "JPEG", quality=self._quality)
-                self._send(which, out.getvalue(), episode)
-
-    def _send(self, which: int, picture: bytes, episode: int) -> None:
-        self.server.show(which, picture)
-        if which == 0 and episode >= 0:
-            self.reel.add(episode, picture)
+                self._image.fromarray(picture).save(out, "JPEG", quality=self._quality)
+                picture = out.getvalue()
+            self.server.show(which, picture, frame.taken)
+            if which == 0 and episode >= 0:
+                self.reel.add(episode, picture)
 
     def _message(self, message: dict[str, Any]) -> None:
-        kind = message.get("type")
+        kind, at = message.get("type"), message.get("at")
+        sent = None if at is None else float(at) * 1e-3
         if kind == "input":
             axes = message.get("axes", {})
             if not isinstance(axes, dict) or len(axes) > 16:
                 raise ValueError("axes is no small object of numbers")
             numbers = {str(k): float(v) for k, v in axes.items()}
             factor = float(message.get("factor", 1.0))
-            self.message(int(message["seq"]), numbers, bool(message.get("enable")), factor)
+            self.message(int(message["seq"]), numbers, bool(message.get("enable")), factor, sent)
         elif kind == "press":
-            self.press(str(message["kind"]), int(message.get("episode", -1)))
+            self.press(str(message["kind"]), int(message.get("episode", -1)), sent)
         else:
             raise ValueError(f"message type '{kind}' is unknown, expected input or press")
 

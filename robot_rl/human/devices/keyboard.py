@@ -105,6 +105,8 @@ class KeyboardTeleop(TerminalTeleop):
                 self._presses.append(Press(PRESSES[key], now))
             elif key.lower() in KEYS:
                 self._held[key.lower()] = now
+        if PRESSES.get(key) == "estop":
+            self.on_stop()
 
     def begin(self, now: float) -> None:
         """A new episode: nothing is held."""

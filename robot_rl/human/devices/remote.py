@@ -14,6 +14,11 @@ from robot_rl.human.devices.teleop import Teleop
 from robot_rl.real.core.clock import Clock, SteadyClock
 from robot_rl.types import IOSpec, Obs
 
+FREES = ("resume", "reset", "toggle")
+"""Keys after which the robot may move."""
+LATEST_S = 0.5
+"""One of them that was longer on its way does nothing: a link that comes back moves nothing."""
+
 
 class RemoteTeleop(Teleop):
     """Holds the newest message of a remote operator; its age is the age of the link.
@@ -36,7 +41,9 @@ class RemoteTeleop(Teleop):
         self._presses: list[Press] = []
         self._connected = self._left = False
 
-    def message(self, sequence: int, axes: Mapping[str, float], enable: bool, factor: float = 1.0) -> bool:
+    def message(
+        self, sequence: int, axes: Mapping[str, float], enable: bool, factor: float = 1.0, sent: float | None = None
+    ) -> bool:
         """Newest state of the device; one that is older than the last is dropped (returns False).
 
         Args:
@@ -44,32 +51,45 @@ class RemoteTeleop(Teleop):
             axes: by name, in [-1, 1].
             enable: the dead-man is held.
             factor: in [0, 1] on the speed, for fine work.
+            sent: when it left the device [s of our clock]; None: now. What was long on its way is that old.
         """
         with self._lock:
             if sequence <= self._sequence:
                 return False
             self._sequence, self._axes, self._enable = sequence, dict(axes), enable
             self._factor = min(max(factor, 0.0), 1.0) if math.isfinite(factor) else 0.0
-            self._stamp, self._connected = self._clock.now(), True
+            self._stamp, self._connected = self._past(sent), True
             return True
 
-    def press(self, kind: str, episode: int = -1) -> None:
+    def press(self, kind: str, episode: int = -1, sent: float | None = None) -> None:
         """A discrete key.
 
         Args:
             kind: of it.
             episode: that a label is about; see `Press`.
+            sent: when it went down [s of our clock]; None: now.
 
         Raises:
-            ValueError: unknown; says which there are.
+            ValueError: unknown, or a key that frees the robot and was too long on its way.
         """
         if kind not in (*LABELS, *ORDERS, "toggle"):
             raise ValueError(f"key '{kind}' is unknown, expected one of {', '.join((*LABELS, *ORDERS, 'toggle'))}")
+        when = self._past(sent)
+        late = self._clock.now() - when
+        if kind in FREES and late > LATEST_S:
+            raise ValueError(f"{kind} came {late:.1f} s late, and the robot may be elsewhere by now; press it again")
         with self._lock:
             if kind == "toggle":
                 self._toggles += 1
             else:
-                self._presses.append(Press(kind, self._clock.now(), episode))
+                self._presses.append(Press(kind, when, episode))
+        if kind == "estop":
+            self.on_stop()
+
+    def _past(self, sent: float | None) -> float:
+        """A time that is not in the future."""
+        now = self._clock.now()
+        return now if sent is None or not math.isfinite(sent) else min(sent, now)
 
     def disconnect(self) -> None:
         """The link is gone, or somebody else sits down: one reading says so, however soon the next message comes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,30 @@ from robot_rl.arbiter import Reading
 from robot_rl.types import Obs
 
 
+@dataclass(frozen=True)
+class Frame:
+    """A picture for a person, and when what it shows was so.
+
+    Attributes:
+        picture: (H, W, 3) uint8, or a JPEG.
+        taken: [s of the steady clock].
+    """
+
+    picture: np.ndarray | bytes
+    taken: float
+
+
+Camera = Callable[[int], Frame | None]
+"""(JPEG quality, 1 to 95) -> a picture, or None while there is no new one."""
+
+
 class Teleop(ABC):
     """A device, read without blocking."""
 
     realtime = True
     """A person of flesh and blood: the robot keeps to real time, holds until they say go, and trials wait for them."""
+    on_stop: Callable[[], None] = staticmethod(lambda: None)
+    """Called at once when STOP is pressed, by devices that hear keys in a thread; the key is read later, too."""
 
     @abstractmethod
     def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
@@ -42,14 +62,14 @@ class Teleop(ABC):
     def show(  # noqa: B027
         self,
         telemetry: dict[str, Any],
-        frame: Callable[[int], Any] | None = None,
+        frame: Camera | None = None,
         views: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Numbers of this tick for a screen.
 
         Args:
             telemetry: plain values, see `human.screen`.
-            frame: (JPEG quality) -> pixels, a JPEG, or None while there is no new picture.
+            frame: where its picture comes from.
             views: name -> (H, W, 3) what the policy sees.
         """
 
@@ -81,7 +101,7 @@ class TerminalTeleop(Teleop):
     def show(
         self,
         telemetry: dict[str, Any],
-        frame: Callable[[int], Any] | None = None,
+        frame: Camera | None = None,
         views: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """One line where something changed."""

@@ -14,7 +14,7 @@ from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import write_store
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.policies.contrib.dt import DecisionTransformer, ReturnOptions, masked_error
-from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
+from robot_rl.types import EnvParts, Episode, IOSpec, LogFacts, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
 SMALL: dict[str, Any] = {
@@ -178,6 +178,8 @@ class Line:
     """The same as an environment of N copies that start at 1 or -1."""
 
     metadata = {"autoreset_mode": "SameStep"}  # noqa: RUF012
+
+    parts = EnvParts()
 
     def __init__(self, copies: int, steps: int = 12) -> None:
         self.num_envs, self.io, self._steps = copies, IO, steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from robot_rl.bench.iwocs import run
+from benchmarks.iwocs import run
 from robot_rl.policies.contrib.iwocs import (
     KnownTask,
     iwocs,

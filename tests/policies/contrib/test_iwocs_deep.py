@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.bench.iwocs_deep import _Job, run
+from benchmarks.iwocs_deep import _Job, run
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.policies.contrib.iwocs_deep import (
     Expert,
@@ -23,7 +23,7 @@ from robot_rl.policies.contrib.iwocs_deep import (
     validity_radius,
 )
 from robot_rl.policies.online.sac import Sac, SacOptions
-from robot_rl.types import Action, IOSpec, Transitions
+from robot_rl.types import Action, IOSpec, PolicyParts, Transitions
 
 IO = IOSpec({"state": ((1,), "float32")}, ("push",), (-1.0,), (1.0,), ("N",), control_hz=10.0)
 SMALL: dict[str, Any] = {"hidden": (16,), "model_hidden": (32,), "batch_size": 16, "lr": 3e-3}
@@ -61,6 +61,8 @@ def stub(push: float, value: float, slope: float, radius: float = 0.1) -> Any:
 
 class Default:
     io = IO
+
+    parts = PolicyParts()
 
     def act(self, obs: Any, *, deterministic: bool = False) -> Action:
         return Action(0.0 * obs["state"])
@@ -304,6 +306,7 @@ def test_bench_radius_of_fresh_episodes_is_that_of_the_policy_in_its_own_dynamic
     io = job.env({}, 1, 0).io
     push = SimpleNamespace(
         io=io,
+        parts=PolicyParts(),
         reset=lambda rows=None: None,
         act=lambda obs, deterministic=False: Action(np.zeros((len(obs["state"]), 1), np.float32)),
     )

@@ -5,11 +5,13 @@ import pytest
 import torch
 
 from robot_rl.policies.offline.fqe import Fqe, FqeOptions
-from robot_rl.types import Action, IOSpec, LogFacts, Transitions
+from robot_rl.types import Action, IOSpec, LogFacts, PolicyParts, Transitions
 
 
 class Constant:
     """Always the same action; stochastic: uniform in [-1, 1]."""
+
+    parts = PolicyParts()
 
     def __init__(self, io: IOSpec, action: float) -> None:
         self.io, self.action = io, action

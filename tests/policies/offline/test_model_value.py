@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from robot_rl.policies.offline.model_value import ModelValue, ModelValueOptions
-from robot_rl.types import Action, IOSpec, Transitions
+from robot_rl.types import Action, IOSpec, PolicyParts, Transitions
 
 
 class Push:
     """Always the same action."""
+
+    parts = PolicyParts()
 
     def __init__(self, io, action):
         self.io, self.action = io, action

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.bench.d3rlpy_peer import peer
-from robot_rl.bench.offline_reference import Td3BcReference
+from benchmarks.d3rlpy_peer import peer
+from benchmarks.offline_reference import Td3BcReference
 from robot_rl.policies.offline.td3_bc import Td3Bc, Td3BcOptions
 from robot_rl.types import IOSpec, LogFacts, Transitions
 

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.policies.reward.annotator import AsyncLabelReward, Cells, ProgramAnnotator, annotator, read_table
+from robot_rl.policies.reward.annotator import (
+    AsyncLabelReward,
+    ObservableCells,
+    ProgramAnnotator,
+    annotator,
+    read_table,
+)
 from robot_rl.policies.reward.annotator_worker import LabelWorker
 from robot_rl.types import IOSpec
 
@@ -36,12 +42,12 @@ def made(code: str = "way[0] < 1", **options: Any) -> AsyncLabelReward:
 
 
 def test_messages_are_cells_of_observables() -> None:
-    cells = Cells(["way", "open"], 0.5)
+    cells = ObservableCells(["way", "open"], 0.5)
     cells.bind(IO)
     assert cells(seen((0.6, -1.0, 2.4), (0, 0, 0))) == ["way=1,-2 open=5", "way=0,0 open=0"]
     np.testing.assert_allclose(cells.features("way=1,-2 open=5"), [0.5, -1.0, 2.5])
     with pytest.raises(ValueError, match=r"no speed; it has open, state, way, way_x"):
-        Cells(["speed"], 1.0).bind(IO)
+        ObservableCells(["speed"], 1.0).bind(IO)
 
 
 def test_label_is_paid_by_its_count_beside_the_worlds_reward() -> None:
@@ -68,7 +74,7 @@ class Slow:
 
 def test_training_does_not_wait_for_labels(tmp_path: Path) -> None:
     model = Slow()
-    reward = AsyncLabelReward(Cells(["way"], 0.5), model, scale=1.0, beta=0.0, save=str(tmp_path / "t.jsonl"))
+    reward = AsyncLabelReward(ObservableCells(["way"], 0.5), model, scale=1.0, beta=0.0, save=str(tmp_path / "t.jsonl"))
     reward.bind(IO)
     reward.start(np.ones(2, bool), seen((0, 0, 0), (9, 0, 0)))
     states = seen((0, 0, 0), (9, 0, 0))
@@ -82,7 +88,7 @@ def test_training_does_not_wait_for_labels(tmp_path: Path) -> None:
     assert later == [1.0, 1.0]
     assert model.asked == 2  # each message once
     reward.close()
-    again = AsyncLabelReward(Cells(["way"], 0.5), None, scale=1.0, beta=0.0, replay=str(tmp_path / "t.jsonl"))
+    again = AsyncLabelReward(ObservableCells(["way"], 0.5), None, scale=1.0, beta=0.0, replay=str(tmp_path / "t.jsonl"))
     again.bind(IO)
     again.start(np.ones(2, bool), states)
     assert [again.step(states, NO).tolist() for _ in range(4)] == [*first, later]  # at the same steps
@@ -112,7 +118,7 @@ def test_labeller_that_keeps_failing_stops_the_run_and_unreadable_is_no() -> Non
             return "hm"
 
     for model, fails in ((Broken(), True), (Mute(), False)):
-        reward = AsyncLabelReward(Cells(["way"], 0.5), model, inline=True)
+        reward = AsyncLabelReward(ObservableCells(["way"], 0.5), model, inline=True)
         reward.bind(IO)
         reward.start(np.ones(2, bool), seen((0, 0, 0), (0, 0, 0)))
         if fails:

@@ -15,7 +15,7 @@ from robot_rl.loops.fas import at_interval
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.policies.sequence.sac_j import SacJ, SacJOptions
-from robot_rl.types import IOSpec, Transitions
+from robot_rl.types import EnvParts, IOSpec, Transitions
 
 IO = IOSpec({"state": ((1,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
 
@@ -83,6 +83,8 @@ class Five:
 
     num_envs, io = 1, IO
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    parts = EnvParts()
 
     def __init__(self) -> None:
         self.done: list[float] = []

@@ -12,7 +12,7 @@ import torch
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.contract import every
 from robot_rl.policies.sequence.srl import Srl, SrlOptions
-from robot_rl.types import IOSpec, Transitions
+from robot_rl.types import EnvParts, IOSpec, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
 
@@ -380,6 +380,8 @@ def test_loop_keeps_the_previously_executed_action() -> None:
 
         num_envs, io = 1, IO
         metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+        parts = EnvParts()
 
         def reset(self, *, seed: Any = None, options: Any = None) -> Any:
             self.t = 0

@@ -12,7 +12,7 @@ from robot_rl.policies.vla.grpo import VlaGrpo, VlaGrpoOptions
 from robot_rl.policies.vla.grpo_progress import SuccessMemory, clusters, embed
 from robot_rl.policies.vla.interface import VLAObs
 from robot_rl.policies.vla.player import VlaPlayer
-from robot_rl.types import IOSpec
+from robot_rl.types import EnvParts, IOSpec
 
 TEXTS = ("to the left end", "to the right end")
 GOALS = np.array([-1.6, 1.6])
@@ -20,6 +20,10 @@ GOALS = np.array([-1.6, 1.6])
 
 class Rail:
     """A cart on a rail, 8 steps of at most .25; success within .2 of the end that the sentence names."""
+
+    @property
+    def parts(self):
+        return EnvParts(expert=self.expert)
 
     def __init__(self, num_envs: int = 32, start: float = 0.0) -> None:
         self.num_envs, self.start = num_envs, start

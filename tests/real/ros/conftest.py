@@ -1,9 +1,11 @@
 """A live graph over DDS on loopback: simulated robot and supervisor as processes; see ros_harness."""
 
+import contextlib
 import fcntl
 import os
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,11 @@ os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
 os.environ["ROS_DOMAIN_ID"] = str(domain)
 sys.path.insert(0, str(Path(__file__).parent))
 
+import rclpy  # noqa: E402
+from foreign_cell import Cell  # noqa: E402
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
+from rclpy.node import Node  # noqa: E402
+from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from ros_harness import RT, SUPERVISOR, Processes, Station  # noqa: E402
 
 ALONE = ("test_launch.py", "test_messages.py", "test_wiggle.py")
@@ -75,3 +82,44 @@ def live(graph, processes):
             processes.start(module, *parameters)
     yield graph.ready()
     graph.quiet()
+
+
+@pytest.fixture
+def cell(processes):
+    made = []
+
+    def make(**options):
+        made.append(Cell(processes, **options))
+        return made[0]
+
+    yield make
+    for item in made:
+        item.close()
+
+
+@pytest.fixture
+def another():
+    """Another node in a process of its own as far as DDS can tell: its own context."""
+    made = []
+
+    def spin(executor, context):
+        with contextlib.suppress(ExternalShutdownException):
+            while context.ok():
+                executor.spin_once(timeout_sec=0.1)
+
+    def make(name):
+        context = rclpy.Context()
+        rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
+        node = Node(name, context=context, enable_rosout=False)
+        executor = SingleThreadedExecutor(context=context)
+        executor.add_node(node)
+        made.append((context, node, executor))
+        threading.Thread(target=spin, args=(executor, context), daemon=True).start()
+        return node
+
+    yield make
+    for context, node, executor in made:
+        executor.shutdown(1.0)
+        node.destroy_node()
+        with contextlib.suppress(RuntimeError):
+            rclpy.try_shutdown(context=context)

@@ -40,13 +40,9 @@ class ForeignDriver:
         self.velocity = np.zeros(len(self.joints))
         self.target = self.position.copy() if interface == "position" else np.zeros(len(self.joints))
         self.truth, self.commands = [], []  # (time, {joint: position}), (time, array)
-        self.frozen = False  # the same numbers under new stamps
-        self.spoken = lambda name: name  # the name that joint states give to a joint
-        self.stamp = lambda now: now  # of a measurement made at `now` [s of the wall clock]
-        self.moves = lambda step: step  # what the joints make of a step
-        self.shows = lambda value: value  # of positions and velocities
         self.told = False  # that commands have stopped
-        self.delay = lambda: 0.0  # of joint states on their way [s]
+        self._placed = None
+        self.undo()
         self._coming, self._leaving, self._shown = [], [], None
         self.over = threading.Event()
         self.context = rclpy.Context()
@@ -56,7 +52,7 @@ class ForeignDriver:
             self.controller.declare_parameter("joints", self.joints)
             self.controller.declare_parameter("interface_name", interface)
         self.broadcaster = Node("joint_state_broadcaster", context=self.context)
-        self.controller.create_subscription(Float64MultiArray, "~/commands", self._take, 1)
+        self.hear()
         self.states = self.broadcaster.create_publisher(JointState, "joint_states", 10)
         self.executor = SingleThreadedExecutor(context=self.context)
         self.executor.add_node(self.controller)
@@ -73,6 +69,28 @@ class ForeignDriver:
         self.controller.destroy_node()
         self.broadcaster.destroy_node()
         rclpy.try_shutdown(context=self.context)
+
+    def undo(self):
+        """Nothing is wrong with it."""
+        self.frozen = False  # the same numbers under new stamps
+        self.spoken = lambda name: name  # the name that joint states give to a joint
+        self.stamp = lambda now: now  # of a measurement made at `now` [s of the wall clock]
+        self.moves = lambda step: step  # what the joints make of a step
+        self.shows = lambda value: value  # of positions and velocities
+        self.delay = lambda: 0.0  # of joint states on their way [s]
+        self.says = lambda message: [message]  # what is published in place of a message of joint states
+
+    def place(self, start):
+        """Set the joints down somewhere, with nothing to follow."""
+        self._placed = np.array([start[name] for name in self.joints], float)
+
+    def hear(self, profile=1):
+        """Listen to commands with a quality of service."""
+        self.ear = self.controller.create_subscription(Float64MultiArray, "~/commands", self._take, profile)
+
+    def deaf(self):
+        """Listen no more: the controller is gone, the joint states go on."""
+        self.controller.destroy_subscription(self.ear)
 
     def where(self):
         """Joint -> position, truly."""
@@ -114,6 +132,9 @@ class ForeignDriver:
             self._show(now)
 
     def _move(self, now, period):
+        if self._placed is not None:
+            self.position, self._placed = self._placed, None
+            self.target = self.position.copy() if self.interface == "position" else np.zeros_like(self.position)
         while self._coming and self._coming[0][0] <= now:
             self.target = self._coming.pop(0)[1]
         if self.timeout and self.commands and now - self.commands[-1][0] > self.timeout + self.lag:
@@ -141,4 +162,5 @@ class ForeignDriver:
         message.header.stamp.sec, message.header.stamp.nanosec = int(stamp), int(stamp % 1 * 1e9)
         self._leaving.append((now + self.delay(), message))
         while self._leaving and self._leaving[0][0] <= now:
-            self.states.publish(self._leaving.pop(0)[1])
+            for said in self.says(self._leaving.pop(0)[1]):
+                self.states.publish(said)

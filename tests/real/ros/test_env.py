@@ -135,6 +135,33 @@ def test_env_estop_truncates_with_its_cause_and_blocks_resets_until_the_operator
     np.testing.assert_allclose(obs["state"][:3], 0.0, atol=0.06)
 
 
+def test_env_stop_of_a_person_latches_the_supervisor_during_a_reset_until_they_unlock(env, live) -> None:
+    env.reset()
+    for _ in range(10):
+        env.step(np.full(3, 1.0))
+    failed: list[BaseException] = []
+
+    def reset() -> None:
+        try:
+            env.reset()
+        except ResetBlocked as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=reset)
+    thread.start()
+    time.sleep(0.05)
+    env.stop()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert "estop_topic" in str(failed[0])
+    with pytest.raises(ResetBlocked):
+        env.reset()
+    env.unlock()
+    time.sleep(0.7)
+    obs, _ = env.reset()  # asks the supervisor once, because a person has unlocked it
+    np.testing.assert_allclose(obs["state"][:3], 0.0, atol=0.06)
+
+
 def test_41_env_second_thread_is_refused_and_close_during_step_brakes(live, processes) -> None:
     env = Ros2Env(spec(processes), rate=2.0, arm=True, realtime=39, state_timeout=0.3, reset_mode="none")
     env.reset()

@@ -1,20 +1,17 @@
 """Another's driver, default timeouts, and the truth from the driver: what may go wrong on a robot that is not ours."""
 # pyright: reportOptionalMemberAccess=false
 
-import contextlib
 import signal
-import threading
 import time
 
 import numpy as np
 import pytest
+from foreign_cell import START, SUPERVISOR
 from foreign_driver import ForeignDriver
 from rclpy.duration import Duration
 from rclpy.event_handler import SubscriptionEventCallbacks
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
-from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, LivelinessPolicy, QoSProfile
-from ros_harness import FOREIGN_CLOCK, NAMES, RT, SPEC, Station, trajectory, wait
+from ros_harness import FOREIGN_CLOCK, NAMES, SPEC, trajectory, wait
 from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import SetBool
 
@@ -23,93 +20,6 @@ from robot_rl.real.ros.io import JointTrajectory, qos
 
 pytestmark = [pytest.mark.ros, pytest.mark.timing, pytest.mark.timeout(120)]
 ORDER = ["j2", "j0", "j1"]
-START = {"j0": 0.6, "j1": -0.6, "j2": 0.2}
-SUPERVISOR = (RT, "autostart:=true")
-
-
-class Cell:
-    """A foreign robot, the supervisor with its defaults as a process, and a station."""
-
-    def __init__(self, processes, *, spec=None, driver=None, parameters=()):
-        self.processes = processes
-        text = spec or SPEC.format(mode="forward_position", timeout=0.0)
-        (processes.folder / "foreign.yaml").write_text(text)
-        self.driver = ForeignDriver(**{"joints": NAMES, "start": START, **(driver or {})})
-        self.station = Station()
-        self.parameters = (*SUPERVISOR, *parameters)
-        self.supervisor = self.start()
-
-    def start(self, key="safety_supervisor_node"):
-        return self.processes.start("safety_supervisor_node", *self.parameters, spec="foreign.yaml", key=key)
-
-    def idle(self):
-        self.station.connected().wait_state("IDLE", limit=60.0)
-        return self
-
-    def armed(self):
-        self.idle()
-        wait(lambda: self.station.enable().success, limit=10.0, what="enable")
-        self.station.wait_state("ARMED")
-        return self
-
-    def active(self):
-        self.armed()
-        self.station.driver.value = lambda t: np.array([START[name] for name in NAMES])
-        self.station.driver.on = True
-        self.station.wait_state("ACTIVE")
-        return self
-
-    def fault(self):
-        return self.station.diagnostic("safety_supervisor: safety")[2].get("fault")
-
-    def close(self):
-        self.station.close()
-        self.processes.end("safety_supervisor_node")
-        self.driver.close()
-
-
-@pytest.fixture
-def cell(processes):
-    made = []
-
-    def make(**options):
-        made.append(Cell(processes, **options))
-        return made[0]
-
-    yield make
-    for item in made:
-        item.close()
-
-
-@pytest.fixture
-def another():
-    """Another node in a process of its own as far as DDS can tell: its own context."""
-    import rclpy
-    from rclpy.signals import SignalHandlerOptions
-
-    made = []
-
-    def spin(executor, context):
-        with contextlib.suppress(ExternalShutdownException):
-            while context.ok():
-                executor.spin_once(timeout_sec=0.1)
-
-    def make(name):
-        context = rclpy.Context()
-        rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
-        node = Node(name, context=context, enable_rosout=False)
-        executor = SingleThreadedExecutor(context=context)
-        executor.add_node(node)
-        made.append((context, node, executor))
-        threading.Thread(target=spin, args=(executor, context), daemon=True).start()
-        return node
-
-    yield make
-    for context, node, executor in made:
-        executor.shutdown(1.0)
-        node.destroy_node()
-        with contextlib.suppress(RuntimeError):
-            rclpy.try_shutdown(context=context)
 
 
 # ---------------------------------------------------------------- who else speaks

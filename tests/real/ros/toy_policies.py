@@ -12,7 +12,7 @@ from robot_rl import checkpoint
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.port import SpecPort
 from robot_rl.sim.port import WorldPort
-from robot_rl.types import Action, IOSpec, Learner, Loaded
+from robot_rl.types import Action, IOSpec, Learner, Loaded, Options, PolicyParts
 
 JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
 
@@ -33,6 +33,8 @@ def io(joints=3, low=-2.0):
 
 class Toward:
     """Steps towards a target, at most 0.02 rad per decision from where the robot is."""
+
+    parts = PolicyParts()
 
     def __init__(self, target, bad=False, half=1.98):
         self.io, self.target, self.bad, self.half = io(), target, bad, half
@@ -67,6 +69,8 @@ def load(path, *, device, threads, trust):
 class Looks:
     """Holds the arm where it is, but turns the waist by 0.3 rad as long as it sees something."""
 
+    parts = PolicyParts()
+
     def __init__(self, spec):
         self.io, self.seen = spec, None
 
@@ -93,6 +97,8 @@ def looks(path):
 class ExpertPolicy:
     """The scripted controller of the world reach as a policy."""
 
+    parts = PolicyParts()
+
     def __init__(self, io):
         self.io, self.world = io, WorldPort("reach", JOINTS).world
 
@@ -113,6 +119,7 @@ class Expert(Learner):
     """A method of somebody's own that has nothing to learn."""
 
     def __init__(self, io, *, seed=0, device="cpu"):
+        super().__init__(Options(), io)
         self.policy = ExpertPolicy(io)
 
 

@@ -1,1 +1,0 @@
-"""Speed and learning measured against peers in the same run."""
