@@ -283,7 +283,7 @@ def test_wrong_loss_options_are_refused(batch):
     for options, message in wrong:
         with pytest.raises(ValueError, match=message):
             losses.policy_loss(x, x, x, **options)
-    with pytest.raises(ValueError, match="dual is 0.5"):
+    with pytest.raises(ValueError, match=r"dual is 0\.5"):
         ClipRange(dual=0.5)
     with pytest.raises(ValueError, match="advantage has shape"):
         losses.policy_loss(x, x, x[:2])
