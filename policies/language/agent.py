@@ -190,7 +190,7 @@ class LanguageAgent(OwnLoop[LanguageAgentOptions, Any]):
     def run(
         self,
         total_steps: int,
-        hook: Callable[[int, Metrics], bool] | None = None,
+        tick: Callable[[int, Metrics], bool] | None = None,
         *,
         due: Callable[[int, int], bool] | None = None,
     ) -> None:
@@ -198,7 +198,7 @@ class LanguageAgent(OwnLoop[LanguageAgentOptions, Any]):
 
         Args:
             total_steps: turns of the policy in all.
-            hook: called after every round with the turns so far and the metrics; True stops.
+            tick: called after every round with the turns so far and the metrics; True stops.
             due: as loops have it; not asked, since a round is long and each one is told.
 
         Raises:
@@ -216,7 +216,7 @@ class LanguageAgent(OwnLoop[LanguageAgentOptions, Any]):
             self.env_steps += turns
             metrics = {**summary(dialogues), **self.learn(dialogues)}
             metrics["time/sps"] = turns / (time.perf_counter() - begin)
-            if hook is not None and hook(self.env_steps, metrics):
+            if tick is not None and tick(self.env_steps, metrics):
                 return
 
     def warm_up(self) -> Metrics:

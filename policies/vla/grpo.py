@@ -145,11 +145,11 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, Any]):
     def run(
         self,
         total_steps: int,
-        hook: Callable[[int, Metrics], bool] | None = None,
+        tick: Callable[[int, Metrics], bool] | None = None,
         *,
         due: Callable[[int, int], bool] | None = None,
     ) -> None:
-        """Rounds until `env_steps` reaches `total_steps`, or the hook, called after each whatever is `due`, says stop.
+        """Rounds until `env_steps` reaches `total_steps`, or the tick, called after each whatever is `due`, says stop.
 
         Raises:
             ValueError: no environment, or no policy to begin with.
@@ -167,7 +167,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, Any]):
             self.env_steps += steps
             metrics |= self.learn(waves)
             metrics["time/sps"] = steps / (time.perf_counter() - begun)
-            if hook is not None and hook(self.env_steps, metrics):
+            if tick is not None and tick(self.env_steps, metrics):
                 return
 
     def collect(self) -> tuple[list[Wave], Metrics]:

@@ -98,16 +98,16 @@ class StepSample(RowSample):
         mask = np.ones(len(action), bool) if valid is None else np.array(valid, bool)
         self._steps.append((vectors, np.array(action), mask))
         if len(self._steps) == self.BLOCK:
-            self._join()
+            self._flush()
 
     def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
         """See `Looked`."""
-        self._join()
+        self._flush()
         return super().look(most)
 
     def state_dict(self) -> dict[str, Any]:
         """The rows and where it stands."""
-        self._join()
+        self._flush()
         return super().state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ class StepSample(RowSample):
         self._steps.clear()
         super().load_state_dict(state)
 
-    def _join(self) -> None:
+    def _flush(self) -> None:
         if not self._steps:
             return
         obs, actions, valid = zip(*self._steps, strict=True)

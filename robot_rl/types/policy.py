@@ -101,6 +101,7 @@ class Loaded:
     known: str | None = None
 
 
+@runtime_checkable
 class TrainedPolicy(Policy, Protocol):
     """A policy with weights: what a checkpoint's policy.pt holds."""
 

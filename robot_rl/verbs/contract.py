@@ -6,7 +6,7 @@ from typing import Any
 
 from robot_rl.checkpoint import check_state
 from robot_rl.loops.contract import rows_per_batch
-from robot_rl.types import Learner, Policy
+from robot_rl.types import Learner, TrainedPolicy
 
 
 def check_learner(learner: Learner[Any, Any]) -> None:
@@ -19,10 +19,10 @@ def check_learner(learner: Learner[Any, Any]) -> None:
     name = type(learner).__name__
     if not isinstance(learner, Learner):
         raise TypeError(f"{name} is no learner; a method inherits from robot_rl.types.Learner (docs/add_a_method.md)")
-    if not isinstance(learner.policy, Policy):
+    if not isinstance(learner.policy, TrainedPolicy):
         raise TypeError(
-            f"{name}.policy is a {type(learner.policy).__name__}, and no policy: it needs io, reset, act and "
-            "parts, which is robot_rl.types.PolicyParts() where it offers nothing else (docs/add_a_method.md)"
+            f"{name}.policy is a {type(learner.policy).__name__}, and no policy: it needs io, reset, act, state_dict, "
+            "load_state_dict and parts, which is robot_rl.types.PolicyParts() where it offers nothing else (docs/add_a_method.md)"
         )
     feeds = learner.need.feeds
     if feeds.endswith("transitions"):

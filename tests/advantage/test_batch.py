@@ -103,8 +103,11 @@ def test_batch_empty_is_refused():
 
 def test_batch_missing_bootstrap_named_replaces_and_counts():
     zero = make_batch(**columns(next_value=None), missing_bootstrap="zero")
+    assert zero.steps.next_value is not None
     assert zero.steps.next_value[2] == 0
     own = make_batch(**columns(next_value=None), missing_bootstrap="last_value")
+    assert own.steps.next_value is not None
+    assert own.steps.value is not None
     assert own.steps.next_value[2] == own.steps.value[2]
     assert (zero.report.missing_bootstrap, own.report.missing_bootstrap) == (1, 1)
 
@@ -124,6 +127,7 @@ def test_batch_nan_reward_makes_the_episode_unscorable():
     assert np.isfinite(batch.steps.reward).all()
     turns = make_batch(**columns(), turn={"turn_reward": np.array([0, np.nan, 0.5, 0.5])})
     np.testing.assert_array_equal(turns.episodes.outcome, [np.nan, 1.0])
+    assert turns.turns.turn_reward is not None
     assert np.isfinite(turns.turns.turn_reward).all()
 
 
@@ -135,6 +139,8 @@ def test_batch_tensors_in_tensors_out_without_copy():
     arrays = batch.numpy()
     assert isinstance(arrays.turns.start, np.ndarray)
     again = arrays.to("cpu")
+    assert arrays.steps.value is not None
+    assert again.steps.value is not None
     assert again.steps.value.data_ptr() == arrays.steps.value.ctypes.data
     assert batch.steps.reward.dtype == torch.float64
 

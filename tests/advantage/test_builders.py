@@ -32,6 +32,7 @@ def test_vector_rollout_same_step_splits_at_ends_and_keeps_the_final_observation
     np.testing.assert_array_equal(batch.steps.reward, [1, 2, 3, 4, 10, 20, 30, 40])
     np.testing.assert_array_equal(batch.steps.episode_id, [0, 0, 1, 1, 2, 2, 2, 3])
     np.testing.assert_array_equal(batch.steps.boundary, [0, 1, 0, 1, 0, 0, 1, 1])
+    assert batch.steps.next_value is not None
     assert batch.steps.next_value[1] == 7.0  # V of the final observation, not 0.3 of the reset one
     assert batch.steps.next_value[3] == 5.0
     assert batch.steps.next_value[7] == 6.0
@@ -135,6 +136,7 @@ def test_tokens_observations_leave_the_clock_and_teachers_the_loss():
     np.testing.assert_array_equal(batch.steps.terminated, [0, 0, 0, 1, 0, 0])
     # The conversation was cut after a tool output: the value of its successor serves the last decision.
     np.testing.assert_array_equal(np.flatnonzero(batch.steps.boundary), [3, 4])
+    assert batch.steps.next_value is not None
     assert batch.steps.next_value[4] == 2.0
 
 

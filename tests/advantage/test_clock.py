@@ -83,6 +83,7 @@ def test_compaction_moves_leading_rewards_forward_and_late_ends_back():
     np.testing.assert_array_equal(small.segments.end, [0, 1])
     added = compact(batch, "add").batch
     np.testing.assert_array_equal(added.steps.k, [10, 11])
+    assert added.steps.discount is not None
     np.testing.assert_allclose(added.steps.discount, [0.9**10, 0.9**11])
     with pytest.raises(ValueError, match="clock_gap is 'skip'"):
         compact(batch, "skip")

@@ -156,6 +156,8 @@ def test_pipeline_gae_is_gae_on_the_compacted_rows():
         reward[np.searchsorted(rows, t) - 1] += s.reward[t]
     ends = np.append(np.diff(s.episode_id[rows]) > 0, True)
     done = ends & (s.episode_id[rows] < 4)
+    assert s.next_value is not None
+    assert s.value is not None
     final = np.where(ends, s.next_value[np.minimum(rows + 1, len(s.clock) - 1)], np.nan)
     advantage, target = rollout_gae(RolloutRows(reward, s.value[rows], final, done, ends), gamma=0.9, gae_lambda=0.8)
     np.testing.assert_allclose(credit.advantage[rows], advantage, atol=1e-12)
@@ -170,6 +172,7 @@ def test_pipeline_turn_estimators_use_the_turn_table():
     np.add.at(reward, s.turn_id[s.clock], s.reward[s.clock])
     for t in np.flatnonzero(~s.clock):
         reward[s.turn_id[t - 1]] += s.reward[t]
+    assert turns.turn_reward is not None
     reward += turns.turn_reward
     expected = trloo(reward, turns.episode_id.astype(np.int64), batch.episodes.group_id.astype(np.int64), gamma=0.9)
     credit = Pipeline([Stage("trloo", options={"gamma": 0.9})])(batch)
@@ -332,6 +335,7 @@ def test_preset_gives_credit_and_a_loss_with_gradient_on_loss_rows_only(preset):
         extras = {**twin_heads(len(full_batch())), "token_baseline": np.full(len(full_batch()), 0.1)}
     batch = full_batch(extras=extras).to("cpu")
     credit = pipeline(batch)
+    assert batch.steps.logp_behaviour is not None
     logp = (batch.steps.logp_behaviour + 0.05).requires_grad_()
     pipeline.loss(logp, batch, credit).backward()
     assert torch.isfinite(logp.grad).all()

@@ -60,6 +60,7 @@ def test_05_final_observation_is_kept_under_autoreset(autoreset):
     batch = from_vector_rollout(
         np.zeros((3, 1)), np.zeros((3, 1)), truncated & False, truncated, final, np.ones(1), autoreset=autoreset
     )
+    assert batch.steps.next_value is not None
     assert batch.steps.next_value[0] == 5.0
     assert len(batch) == (3 if autoreset == "same_step" else 2)
 

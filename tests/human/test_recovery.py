@@ -98,7 +98,9 @@ def test_car_that_stands_on_the_track_backs_up():
     env = make(1, 0, world=Race())
     env.reset(seed=0)
     recovery = of_environment(env, 0)
-    start, driven = env.parts.place()[0].copy(), []
+    place = env.parts.place
+    assert place is not None
+    start, driven = place()[0].copy(), []
     for _ in range(60):
         way = recovery.look()
         action = np.array([0.0, -0.6], np.float32) if way is None else way  # -0.6 is 0 m/s
@@ -108,7 +110,7 @@ def test_car_that_stands_on_the_track_backs_up():
             break
     assert driven.index(True) == 29
     assert recovery.count == 1
-    assert np.linalg.norm(env.parts.place()[0] - start) > 0.3
+    assert np.linalg.norm(place()[0] - start) > 0.3
     env.close()
 
 

@@ -43,6 +43,7 @@ def test_tables_by_hand():
     assert batch.turns.end.tolist() == [1, 3, 4, 8]
     assert batch.episodes.group_id.tolist() == [0, 0]
     assert batch.episodes.outcome == pytest.approx([1.2, 0.4])
+    assert batch.steps.logp_behaviour is not None
     assert batch.steps.logp_behaviour.tolist() == [0, -1, -2, -3, -5, -6, -7, -8, -9]
 
 

@@ -127,7 +127,7 @@ def test_sb3_hook_stops_the_run():
 
 def test_sb3_dictionary_observations_with_a_camera():
     io = IOSpec(**{**vars(IO), "obs": {"state": ((2,), "float32"), "image.wrist": ((36, 36, 3), "uint8")}})
-    learner = Sb3(Sb3Options(algorithm="PPO", n_steps=4, batch_size=8, n_epochs=1), io)
+    learner = Sb3(Sb3Options.model_validate({"algorithm": "PPO", "n_steps": 4, "batch_size": 8, "n_epochs": 1}), io)
     learner.train(Point(io), 8)
     obs = {"state": torch.zeros(2, 2), "image.wrist": torch.zeros(2, 36, 36, 3, dtype=torch.uint8)}
     action = learner.policy.act(obs, deterministic=True).value

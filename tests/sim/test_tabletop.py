@@ -262,6 +262,7 @@ def test_tabletop_asks_only_what_it_is_told_and_says_it_in_words() -> None:
     env.reset(seed=0)
     goals = np.asarray(env._view.task["goal"])
     assert set(goals) == {0, 5}
+    assert env.parts.instructions is not None
     said = env.parts.instructions()
     assert said is not None
     assert {said[int(np.flatnonzero(goals == g)[0])] for g in (0, 5)} == {
@@ -272,6 +273,7 @@ def test_tabletop_asks_only_what_it_is_told_and_says_it_in_words() -> None:
         Tabletop(only=["pink on yellow"])
     worded = make(3, 0, world=Tabletop(sentences="held_out"), num_threads=1)
     obs, _ = worded.reset(seed=0)
+    assert worded.parts.instructions is not None
     found = worded.parts.instructions()
     assert found == [bytes(row).rstrip(b"\0").decode() for row in obs["instruction"].tolist()]
     worded.close()
@@ -282,6 +284,7 @@ def test_tabletop_mistaken_states_ask_for_another_goal_and_nothing_else_changes(
     env = make(30, 0, world=world, num_threads=1)
     obs, _ = env.reset(seed=0)
     draw = np.where(np.arange(30) % 3 == 0, np.nan, np.linspace(0, 0.999, 30))
+    assert env.parts.mistaken is not None
     state = env.parts.mistaken(obs, draw)
     first = len(world.obs_names) - 5
     np.testing.assert_array_equal(state[:, :first], obs["state"][:, :first])

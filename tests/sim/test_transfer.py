@@ -73,13 +73,15 @@ def test_transfer_counts_a_rod_that_both_hold_as_not_handed_over() -> None:
 def test_transfer_tool_is_what_the_actions_move() -> None:
     env = make(1, 0, world=Transfer(), num_threads=1)
     env.reset(seed=0)
-    before = env.parts.tool()
+    tool = env.parts.tool
+    assert tool is not None
+    before = tool()
     assert before is not None
     assert before["position"].shape == (1, 6)
     assert before["gripper"].tolist() == [[1.0, 1.0]]
     for _ in range(4):
         env.step(np.array([[0.5, 0, 0, 0, 0, -0.5, 1, -1]], np.float32))
-    after = env.parts.tool()
+    after = tool()
     assert after is not None
     moved = (after["position"] - before["position"])[0]
     assert moved == pytest.approx([0.05, 0, 0, 0, 0, -0.05], abs=0.012)
