@@ -22,7 +22,8 @@ def check_learner(learner: Learner[Any, Any]) -> None:
     if not isinstance(learner.policy, TrainedPolicy):
         raise TypeError(
             f"{name}.policy is a {type(learner.policy).__name__}, and no policy: it needs io, reset, act, state_dict, "
-            "load_state_dict and parts, which is robot_rl.types.PolicyParts() where it offers nothing else (docs/add_a_method.md)"
+            "load_state_dict and parts, which is robot_rl.types.PolicyParts() where it offers nothing else "
+            "(docs/add_a_method.md)"
         )
     feeds = learner.need.feeds
     if feeds.endswith("transitions"):
