@@ -35,8 +35,9 @@ def test_works_without_numba():
         "import sys; sys.modules['numba'] = None\n"
         "import importlib.util; find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name: None if name == 'numba' else find(name)\n"
-        "import numpy as np; from robot_rl.advantage import available, rollout_gae\n"
+        "import numpy as np; from robot_rl.advantage import RolloutRows, available, rollout_gae\n"
         "end = np.array([False, True])\n"
-        "print(available(), rollout_gae(np.ones(2), np.zeros(2), np.zeros(2), end, end, gamma=1.0, gae_lambda=1.0)[1])"
+        "rows = RolloutRows(np.ones(2), np.zeros(2), np.zeros(2), end, end)\n"
+        "print(available(), rollout_gae(rows, gamma=1.0, gae_lambda=1.0)[1])"
     )
     assert run(code) == "('numpy', 'torch') [2. 1.]"

@@ -1,12 +1,15 @@
 """Golden numbers of the temporal estimators (worked by hand, six digits), in every dtype, layout, kind and backend."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from robot_rl.advantage.backends import available, use_backend
 from robot_rl.advantage.gae import macro_reward, rollout_gae
-from robot_rl.advantage.hierarchy import hae
+from robot_rl.advantage.hierarchy import OptionRows, hae
+from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
 from robot_rl.advantage.views import RowLayout
 from robot_rl.advantage.zoo.archer import archer_advantage, archer_q_target
@@ -57,7 +60,12 @@ def run(request, dtype):
             if request.param == "padded_wide":
                 mask = np.concatenate((mask, np.zeros((3, mask.shape[1]), bool)))
             placed[valid_name] = torch.from_numpy(mask.copy()) if tensors else mask
-        results = function(*(place(x) for x in columns), **placed)
+        given = [place(x) for x in columns]
+        # the first columns are the record that an estimator reads, with what the options say of its rows
+        record, count = (OptionRows, 9) if function is hae else (RolloutRows, 5)
+        names = [field.name for field in dataclasses.fields(record)]
+        rows = record(*given[:count], **{name: placed.pop(name) for name in names[count:] if name in placed})
+        results = function(rows, *given[count:], **placed)
         out = []
         for y in results:
             assert isinstance(y, torch.Tensor) == tensors

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def test_best_checkpoint_and_lineage_are_kept(make_job, tmp_path) -> None:
 
 def test_resume_with_new_episodes_says_so(make_job, tmp_path, monkeypatch) -> None:
     kind = type(make_job(tmp_path / "io", *SHORT).env)
-    monkeypatch.delattr(kind, "state_dict")
+    parts = kind.parts.fget
+    monkeypatch.setattr(kind, "parts", property(lambda env: replace(parts(env), saves=False)))
     make_job(tmp_path / "run", *SHORT, "total_steps=40").run()
     job = make_job(tmp_path / "run", *SHORT, resume=True)
     job.run()

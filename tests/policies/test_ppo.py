@@ -39,7 +39,7 @@ class World(VectorEnv):
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
-    parts = EnvParts()
+    io, parts = make_io(), EnvParts()
 
     def __init__(self, num_envs=4, limit=20, drift=0.0, push=0.0, cost=0.0, bonus=0.0, noise=0.0, terminal=False):
         self.num_envs, self.limit, self.terminal = num_envs, limit, terminal
