@@ -60,12 +60,20 @@ class Hiding(VectorWrapper):
         return self.inner.parts
 
     def state_dict(self) -> dict[str, Any]:
-        """The environment's."""
-        return self.inner.state_dict()
+        """State of the environment and of the wrapper; "exact" as the environment says it."""
+        inner = self.inner.state_dict()
+        return {"env": inner, "own": self._own_state(), "exact": inner.get("exact", True)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue."""
-        self.inner.load_state_dict(state)
+        """Continue exactly."""
+        self.inner.load_state_dict(state["env"])
+        self._load_own_state(state["own"])
+
+    def _own_state(self) -> dict[str, Any]:
+        return {}
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        pass
 
     def _shown(self, obs: Any) -> Any:
         return {key: value for key, value in obs.items() if key not in self._hidden} if self._hidden else obs

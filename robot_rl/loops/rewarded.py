@@ -97,14 +97,11 @@ class Rewarded(Hiding):
         self._look_after(new | ended, met, info)
         return self._shown(obs), reward.astype(np.float32), terminated, truncated, info
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of the environment and of the reward."""
-        return {"env": self.inner.state_dict(), "reward": self._reward.state_dict()}
+    def _own_state(self) -> dict[str, Any]:
+        return self._reward.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly."""
-        self.inner.load_state_dict(state["env"])
-        self._reward.load_state_dict(state["reward"])
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        self._reward.load_state_dict(state)
 
     def _sentences(self) -> list[str]:
         if self._instruction is not None:

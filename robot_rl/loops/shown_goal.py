@@ -105,6 +105,13 @@ class ShownGoal(Hiding):
             self._draw(obs, ended)
         return self._with_goal(obs), reward, terminated, truncated, info
 
+    def _own_state(self) -> dict[str, Any]:
+        return {"rng": self._rng.bit_generator.state, "shows": self._shows.copy()}
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
+        self._shows = np.array(state["shows"], np.uint8)
+
     def _draw(self, obs: Any, rows: np.ndarray) -> None:
         said = np.asarray(obs[_WORDS])
         for row in np.flatnonzero(rows):

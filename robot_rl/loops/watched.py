@@ -93,14 +93,11 @@ class Watched(Hiding):
         info = {**info, "env_reward": own.astype(np.float32)}
         return self._shown(obs), np.asarray(reward, np.float32), terminated, truncated, info
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of the environment and of the reward."""
-        return {"env": self.inner.state_dict(), "reward": self._reward.state_dict()}
+    def _own_state(self) -> dict[str, Any]:
+        return self._reward.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly."""
-        self.inner.load_state_dict(state["env"])
-        self._reward.load_state_dict(state["reward"])
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        self._reward.load_state_dict(state)
 
     def close(self, **options: Any) -> None:
         """Close the environment, and what works for the reward."""

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robot_rl.data.goal_pictures import SENTENCE
 from robot_rl.loops.shown_goal import ShownGoal
+from robot_rl.loops.stepping import begins_anew
 from robot_rl.sim import interface
 from robot_rl.types import EnvParts, IOSpec
 
@@ -42,6 +43,12 @@ class Asking(VectorEnv):
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         self.age[:] = 0
         return self._obs(), {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"age": self.age.copy(), "asked": self.asked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.age, self.asked = state["age"].copy(), state["asked"]
 
     def step(self, actions: Any) -> Any:
         self.age += 1
@@ -77,6 +84,32 @@ def test_goal_stays_for_the_episode_and_follows_what_is_asked(
         obs, _, _, _, info = env.step(np.zeros((2, 1)))
         assert seen(info["final_obs"]) == first  # of the episode that ended
     assert seen(obs) == second
+
+
+def test_goal_that_is_shown_and_the_draws_to_come_are_kept() -> None:
+    """A picture for each draw: what is shown after a resume is what an uninterrupted run shows."""
+    many = {
+        said: np.arange(50, dtype=np.uint8)[:, None, None, None] + 0 * shown[:1] for said, shown in pictures().items()
+    }
+    first = ShownGoal(Asking(), many, camera="side", seed=0)
+    first.reset()
+    obs, *_ = first.step(np.zeros((2, 1)))
+    state = first.state_dict()
+    second = ShownGoal(Asking(), many, camera="side", seed=1)
+    second.reset()
+    second.load_state_dict(state)
+    for _ in range(2 * STEPS):
+        expected, *_ = first.step(np.zeros((2, 1)))
+        found, *_ = second.step(np.zeros((2, 1)))
+        assert seen(found) == seen(expected)
+    assert len(set(seen(obs) + seen(expected))) == 4
+
+
+def test_a_state_that_is_not_exact_is_told_through_the_wrapper() -> None:
+    env, inner = ShownGoal(Asking(), pictures(), camera="side"), {"exact": False}
+    assert begins_anew(env, {"stepper": {"env": env.state_dict()}}) == ""
+    env.inner.state_dict = lambda: inner  # as an engine says it whose state cannot be saved
+    assert "new episodes" in begins_anew(env, {"stepper": {"env": env.state_dict()}})
 
 
 def test_what_does_not_fit_is_refused() -> None:
