@@ -86,6 +86,11 @@ class SafetyMachine:
         """True when stopped for good, or braking on the way there."""
         return self.state in LATCHED or (self.state is State.STOPPING and self._after is State.FAULT)
 
+    @property
+    def leaving(self) -> bool:
+        """Braking, after which nothing is sent any more."""
+        return self.state is State.STOPPING and self._after is State.STARTUP
+
     def handle(self, event: Event, now: float, *, code: str = "", blockers: Sequence[str] = ()) -> list[str]:
         """Apply one event.
 

@@ -319,10 +319,15 @@ class SafetySupervisor:
             self._machine.handle(Event.LOST, now)
             self._target = None
             self._begin_stop()
-        if self._machine.state is State.STOPPING:
-            slow = self._monitor.resting() if self._efforts else self.limiter.still
-            if slow or now > self._stop_by:
-                self._machine.handle(Event.STOPPED, now)
+        if self._machine.state is State.STOPPING and self._stopped(now):
+            self._machine.handle(Event.STOPPED, now)
+
+    def _stopped(self, now: float) -> bool:
+        """Whether braking is over; who falls silent then has sent a command that stands, since the last one stays."""
+        if self._efforts is None:
+            return not self.limiter.velocity.any()
+        rested = self._monitor.resting() or now > self._stop_by
+        return rested and (self._efforts.still or not self._machine.leaving)
 
     def _near(self, target: np.ndarray) -> bool:
         if self.spec.mode != POSITION:
@@ -398,7 +403,8 @@ class SafetySupervisor:
         """Damp the measured motion until it has come to rest, then fade to zero; fade at once without a good state."""
         last = self._monitor.last
         trusted = last is not None and not UNTRUSTED & set(self._codes)
-        self._stilled |= self._monitor.resting() or not trusted or self._machine.state is State.ARMED
+        given_up = self._machine.state is State.STOPPING and now > self._stop_by
+        self._stilled |= self._monitor.resting() or not trusted or self._machine.state is State.ARMED or given_up
         if last is None or self._stilled or self._monitor.age(now) > self.settings.state_timeout:
             limiter.brake(None, None, period)
         else:
