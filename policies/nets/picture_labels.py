@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,9 +73,10 @@ class Counts:
 class TwoStage:
     """A `Labeller` of pictures: the model describes both, then reads its description and answers with one integer.
 
-    Which picture is called picture 1 is drawn anew for each pair and the answer turned back, so that a model that
-    prefers a place prefers nothing. Unreadable answers are asked for once more, and are ties then. Pairs that hardly
-    differ and pictures of one colour are ties without being asked.
+    Which picture is called picture 1 is drawn for each pair, from the seed and the pictures, and the answer turned
+    back: a model that prefers a place prefers nothing, and a run that was stopped goes on with the same orders.
+    Unreadable answers are asked for once more, and are ties then. Pairs that hardly differ and pictures of one colour
+    are ties without being asked.
 
     Args:
         model: with `answer`.
@@ -102,7 +104,7 @@ class TwoStage:
             raise ValueError("the first question must hold {goal}, the second {said}")
         self.model, self.counts = model, Counts()
         self._least, self._describe, self._decide = least_difference, describe, decide
-        self._rng = np.random.default_rng(seed)
+        self._salt = seed.to_bytes(8, "little")
 
     def label(self, first: np.ndarray, second: np.ndarray, goal: str) -> int:
         """0: the first (H, W, 3) uint8 is nearer to the goal, 1: the second, -1: neither, or not clear.
@@ -118,7 +120,8 @@ class TwoStage:
             raise ValueError(f"the pictures are {first.shape} and {second.shape}, expected one size")
         if not goal.strip():
             raise ValueError("the goal is empty; say in words what the better picture shows")
-        swap = bool(self._rng.random() < 0.5)  # drawn before anything is left out: the order depends on the seed alone
+        mark = first.tobytes() + second.tobytes()
+        swap = bool(hashlib.blake2b(mark, digest_size=1, salt=self._salt).digest()[0] & 1)
         gap = (first.astype(np.float64) - second.astype(np.float64)) / 255.0
         if np.linalg.norm(gap) < self._least or min(first.std(), second.std()) < 1.0:
             self.counts.skipped += 1

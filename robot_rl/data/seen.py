@@ -142,7 +142,7 @@ def measure_seen(source: Looked | None, io: IOSpec, *, count: int | None = None)
 
 
 def space_rows(count: int, most: int) -> np.ndarray:
-    """(n,) int64 numbers below `count`, evenly space_rows, n at most `most`."""
+    """(n,) int64 numbers below `count`, evenly spaced, n at most `most`."""
     return np.linspace(0, count - 1, min(count, most)).astype(np.int64) if count else np.zeros(0, np.int64)
 
 

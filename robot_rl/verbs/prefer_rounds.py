@@ -16,7 +16,8 @@ from pydantic import Field
 from torch import Tensor
 from tqdm import tqdm
 
-from robot_rl import report
+from robot_rl import checkpoint, report
+from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import claim_folder
 from robot_rl.data.store import Store
 from robot_rl.loops.fit import Fit
@@ -162,10 +163,16 @@ class PreferenceJob(ABC):
     def _open(
         self, folder: Path, *, make_tracker: Callable[[str, int | None], Many], config: str, resume: bool
     ) -> None:
-        """Claim the folder; read the answers that there are, of another run or of this one."""
+        """Claim the folder; read the answers that there are, of another run or of this one.
+
+        Raises:
+            CheckpointError: nothing to resume from, or the run began with another log.
+        """
         s = self._s
         if self._given:
             self.answers = self._read(Path(s.labels))
+        if resume and checkpoint.read_meta(checkpoint.find(folder))["fingerprint"] != self.store.fingerprint:
+            raise CheckpointError(f"{s.data} is not the log that the run began with; give the original")
         claim = claim_folder(folder, resume=resume)
         self.folder = claim.folder
         with claim.building():
@@ -330,7 +337,7 @@ class PreferenceJob(ABC):
         return {"progress": asdict(self._progress), "fit": self._fit.state_dict(), "rng": state}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Continue exactly, but for what a person or a model answers."""
+        """Continue exactly, but for what a person, a model or a script that stands for one answers."""
         self._progress = Progress(**state["progress"])
         self._fit.load_state_dict(state["fit"])
         self._rng.bit_generator.state = self._before = state["rng"]

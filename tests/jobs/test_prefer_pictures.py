@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from robot_rl.checkpoint import CheckpointError
 from robot_rl.data import formats, recorder
 from robot_rl.policies.nets.picture_labels import ScriptedJudge, TwoStage
 from robot_rl.policies.nets.preferences import query
@@ -44,7 +45,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def job(log: Path, out: Path, model: Any = None, **options: Any) -> PictureJob:
+def job(log: Path, out: Path, model: Any = None, *, resume: bool = False, **options: Any) -> PictureJob:
     values: dict[str, Any] = {"pairs": 150, "updates": 120, **options}
     return PictureJob(
         PictureSettings(data=str(log), **values),
@@ -54,7 +55,42 @@ def job(log: Path, out: Path, model: Any = None, **options: Any) -> PictureJob:
         tools={"PicturePairs": PicturePairs, "query": query},
         make_tracker=lambda *_: Many([]),
         config="",
+        resume=resume,
     )
+
+
+class FirstPlace:
+    """Prefers picture 1 whatever it shows, and dies at a question."""
+
+    def __init__(self, last: int = 10**9) -> None:
+        self.left = last
+
+    def answer(self, pictures: Any, text: str) -> str:
+        self.left -= 1
+        if not self.left:
+            raise MemoryError("killed")
+        return "0"
+
+
+def test_killed_while_asking_it_goes_on_with_the_pairs_and_orders_that_were_to_come(log: Path, tmp_path: Path) -> None:
+    """A model that prefers a place is told apart from one that sees only by the drawn order of the pictures."""
+    with pytest.raises(MemoryError):
+        job(log, tmp_path / "parts", FirstPlace(last=80)).run()
+    asked = len((tmp_path / "parts/pairs.jsonl").read_text().splitlines())
+    assert 30 <= asked < 150
+    for folder, resume in (("parts", True), ("whole", False)):
+        job(log, tmp_path / folder, FirstPlace(), resume=resume).run()
+    assert (tmp_path / "parts/pairs.jsonl").read_text() == (tmp_path / "whole/pairs.jsonl").read_text()
+
+
+def test_resume_with_another_log_is_refused(log: Path, tmp_path: Path) -> None:
+    job(log, tmp_path / "run").run()
+    other = recorder.Recording(log)
+    with recorder.Recorder(tmp_path / "other") as writer:
+        for episode in list(other)[:-1]:
+            writer.append(episode)
+    with pytest.raises(CheckpointError, match="not the log that the run began with"):
+        job(tmp_path / "other", tmp_path / "run", resume=True)
 
 
 def test_labels_become_a_reward_that_ranks_as_the_truth(log: Path, tmp_path: Path) -> None:

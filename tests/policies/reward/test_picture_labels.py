@@ -68,8 +68,12 @@ def test_judge_that_sees_the_truth_is_right_in_any_order() -> None:
 def test_order_is_drawn_and_the_answer_turned_back() -> None:
     model = Says("a description", "0")  # then always "0": a model that prefers the first place
     always = TwoStage(Says("0"), seed=3)
-    labels = [always.label(grey(10), grey(200), GOAL) for _ in range(200)]
+    pairs = [(grey(k), grey(250 - k)) for k in range(100)] + [(grey(250 - k), grey(k)) for k in range(100)]
+    labels = [always.label(first, second, GOAL) for first, second in pairs]
     assert 70 < sum(labels) < 130  # it prefers no picture
+    again = TwoStage(Says("0"), seed=3)  # as after a restart: a pair's order does not depend on those before it
+    assert labels[150:] == [again.label(first, second, GOAL) for first, second in pairs[150:]]
+    assert labels != [TwoStage(Says("0"), seed=4).label(first, second, GOAL) for first, second in pairs]
     asked = TwoStage(model, seed=0)
     asked.label(grey(10), grey(200), GOAL)
     (first, second) = model.asked
