@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ from robot_rl.real.core.recording import RecordSettings, SessionRecorder, topic_
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import qos  # noqa: E402
 from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, steady_timer  # noqa: E402
-from robot_rl.real.ros.parameters import declare  # noqa: E402
+from robot_rl.real.ros.parameters import check_parameters, declare  # noqa: E402
 from robot_rl.real.ros.priority import lift  # noqa: E402
 
 LOW_DISK = 1 << 30
@@ -75,6 +76,11 @@ class RecorderNode(Node):
         )
         extra = declare(self, "topics", "", 'further topics for the bag as JSON: {"/tf": "geometry_msgs/msg/..."}')
         topics |= {f"extra:{topic}": (topic, kind) for topic, kind in (json.loads(extra) if extra else {}).items()}
+        priority = int(
+            declare(self, "realtime", 0, "SCHED_FIFO priority of receiving and writing, 0 = ordinary", high=38)
+        )
+        autostart = declare(self, "autostart", True, "begin an episode at once")
+        check_parameters(self, sys.argv)
         self.recorder = SessionRecorder(spec, topics, settings)
         self.health = Health(self, spec.name)
         self.health.add("recorder", self._aspect)
@@ -86,11 +92,8 @@ class RecorderNode(Node):
             ("discard", self.recorder.discard),
         ):
             self.create_service(Trigger, f"~/{name}", lambda _, answer, act=act: _answer(act, answer))
-        priority = int(
-            declare(self, "realtime", 0, "SCHED_FIFO priority of receiving and writing, 0 = ordinary", high=38)
-        )
         self._lifting = steady_timer(self, 0.1, lambda: self._lift(priority)) if priority else None
-        if declare(self, "autostart", True, "begin an episode at once"):
+        if autostart:
             self.recorder.start()
 
     def wind_down(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from robot_rl.real.ros.io import (
     time_message,
 )
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, subscribe
-from robot_rl.real.ros.parameters import declare
+from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.sim_controller import SimController
 
 INJECT: dict[str, Any] = {
@@ -144,6 +145,7 @@ class SimRobotNode(Node):
         self._inject = {
             name: declare(self, f"inject.{name}", v, "fault", read_only=False) for name, v in INJECT.items()
         }
+        check_parameters(self, sys.argv)
         spec = RobotSpec.load(path)
         if self._timeout < 0.0:
             self._timeout = spec.controller_timeout

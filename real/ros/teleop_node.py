@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from robot_rl.real.ros.io import (
     twist_array,
 )
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, subscribe
-from robot_rl.real.ros.parameters import declare
+from robot_rl.real.ros.parameters import check_parameters, declare
 
 MODES = ("joy", "twist", "leader")
 
@@ -71,6 +72,7 @@ class TeleopNode(Node):
         priority = declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         model = declare(self, "model", "", "MuJoCo model of the robot, for twists")
         site = declare(self, "site", "tip", "its tool site")
+        check_parameters(self, sys.argv)
         if len(self._axes) != count or len(self._scale) != count:
             raise ValueError(f"joint_axes and joint_scale need {count} entries: one per joint")
         jacobian = None

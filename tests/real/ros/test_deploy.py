@@ -20,6 +20,7 @@ from toy_policies import save_expert
 
 from benchmarks.ros_soak import soak
 from robot_rl.data import bag, d4rl
+from robot_rl.nodes import NODES
 from robot_rl.real.graph import GraphArgs, find_file, graph
 from robot_rl.real.processes import Launcher, Relay
 
@@ -172,6 +173,18 @@ def test_a_run_folder_that_names_code_moves_nothing_until_it_is_trusted(tmp_path
         _, said = process.communicate(timeout=120)
         assert process.returncode == 2
         assert words in said
+
+
+@pytest.mark.parametrize("executable", sorted(NODES))
+def test_every_node_refuses_a_parameter_that_it_does_not_have(executable, tmp_path):
+    command = [sys.executable, "-m", "robot_rl.nodes", executable, "--ros-args"]
+    command += ["-p", f"robot_spec:={find_file('desk_arm')}", "-p", f"folder:={tmp_path}", "-p", "realtme:=0"]
+    if executable != "recorder_node":  # whose folder it is
+        del command[-4:-2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "realtme is no parameter of" in done.stderr
+    assert "did you mean realtime?" in done.stderr
 
 
 def family(process):
