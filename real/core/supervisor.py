@@ -367,12 +367,13 @@ class SafetySupervisor:
         return self._sent, self._held()
 
     def _follow(self, target: np.ndarray, period: float, now: float, reasons: list[str]) -> tuple[np.ndarray, Level]:
-        limiter, last = self.limiter, self._monitor.last
+        limiter, last = self._efforts or self.limiter, self._monitor.last
         assert last is not None
         before = limiter.position
-        if self._efforts is not None:
-            return self._follow_efforts(self._efforts, target, last, period, reasons)
-        if self.spec.mode != POSITION:
+        if isinstance(limiter, EffortLimiter):
+            self._stilled = False
+            limiter.step(target, last.position, last.velocity, period)
+        elif self.spec.mode != POSITION:
             before = last.position
             limiter.step_velocity(
                 target, before, under_way=self._under_way.ways(now, self._monitor.age(now)), period=period
@@ -383,20 +384,10 @@ class SafetySupervisor:
             reasons.append("limit")
         if limiter.at_rate.any():
             reasons.append("rate")
-        if self._guard is not None and self._guard.hold_back(limiter, before, period):
-            reasons.append("workspace")
+        if self._guard is not None and isinstance(limiter, JointLimiter):
+            if self._guard.hold_back(limiter, before, period):
+                reasons.append("workspace")
         self._sent = self._resting()
-        return self._sent, Level.CLIPPED if reasons else Level.OK
-
-    def _follow_efforts(
-        self, limiter: EffortLimiter, target: np.ndarray, last: RobotState, period: float, reasons: list[str]
-    ) -> tuple[np.ndarray, Level]:
-        self._stilled = False
-        self._sent = limiter.step(target, last.position, last.velocity, period).copy()
-        if limiter.at_limit.any():
-            reasons.append("limit")
-        if limiter.at_rate.any():
-            reasons.append("rate")
         return self._sent, Level.CLIPPED if reasons else Level.OK
 
     def _brake_efforts(self, limiter: EffortLimiter, period: float, now: float) -> None:

@@ -28,7 +28,7 @@ from robot_rl import build, extras
 from robot_rl.verbs.table import OPTIONS
 from robot_rl.words import Refused, expected, near
 
-BASES = {"method": "policy", "simulator": "engine", "world_options": "world"}
+BASES = {"method": "policy", "simulator": "engine", "world_defaults": "world"}
 """Groups that files build on -> kind: `/method/online/sac` is a method's options where a preset has taken its name."""
 
 PLAIN = {

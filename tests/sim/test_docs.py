@@ -26,4 +26,4 @@ def test_example_world_passes_the_check_and_its_expert_succeeds(monkeypatch):
 
 def test_example_config_builds_on_the_engine_and_the_world():
     config = yaml.safe_load(blocks("yaml")[0])
-    assert config == {"defaults": ["/simulator/mujoco@_here_", "/world_options/line@world", "_self_"]}
+    assert config == {"defaults": ["/simulator/mujoco@_here_", "/world_defaults/line@world", "_self_"]}
