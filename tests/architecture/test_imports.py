@@ -17,6 +17,7 @@ OURS = {
     "words": {"types"},
     "tables": set(),
     "card": {"types", "words", "tables"},
+    "legs": {"types"},
     "build": {"types", "extras", "words"},
     "stats": set(),
     "stopwatch": set(),
@@ -56,10 +57,10 @@ OURS = {
         "chunks",
         "plain_pickle",
     },
-    "sim": {"types", "extras", "child"},
+    "sim": {"types", "extras", "child", "legs"},
     "real": {
         *("types", "data.recorder", "data.session", "data.bag", "data.units"),
-        *("extras", "child", "chunks", "card", "tables"),
+        *("extras", "child", "chunks", "card", "legs", "tables"),
     },
     "loops": {"types", "stats", "data", "advantage", "extras", "parallel", "chunks"},
     "verbs": {
