@@ -30,7 +30,7 @@ class LeggedPort:
     """
 
     cameras: tuple[str, ...] = ()
-    external = (IMU, COMMAND)
+    external: tuple[str, ...] = (IMU, COMMAND)
 
     def __init__(self, card: PolicyCard, joints: tuple[str, ...]) -> None:
         if set(joints) != set(card.joints):
@@ -54,6 +54,8 @@ class LeggedPort:
             raise ValueError(
                 f"command_mode is {spec.command_mode}, expected pd: this policy asks for torque by targets that lead"
             )
+        if not spec.imu:
+            raise ValueError("the robot's card has no sensor of type sensor_msgs/Imu, and this policy reads one")
         for key, values in (("kp", self.card.kp), ("kd", self.card.kd)):
             theirs = spec.array(key)[self._order]
             wrong = np.flatnonzero(~np.isclose(theirs, values, rtol=1e-3))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -142,19 +142,15 @@ def spec_text(spec: Any) -> str:
     return str(spec.to_xml())
 
 
-def make_plant(
-    joints: Sequence[str], *, base: str, model: str, home: Sequence[float] | None, drive: Mapping[str, Any]
-) -> ModelPlant:
+def make_plant(joints: Sequence[str], *, base: str = "", **rest: Any) -> ModelPlant:
     """A robot on legs where a trunk is named, else as `robot_rl.sim.plant.make_plant` makes it.
 
     Args:
         joints: names, in the order of the plant's vectors.
         base: body that the legs carry; "" = none.
-        model: path of MJCF or URDF.
-        home: first position.
-        drive: kd, effort and timestep of legs; what `plant.make_plant` takes besides.
+        rest: what `plant.make_plant` takes.
     """
     if not base:
-        return plant.make_plant(joints, model=model, home=home, **drive)
-    kept = {key: drive[key] for key in ("kd", "effort", "timestep")}
-    return LegsPlant(model, joints, base=base, home=home, **kept)
+        return plant.make_plant(joints, **rest)
+    kept = {key: rest[key] for key in ("kd", "effort", "timestep", "home")}
+    return LegsPlant(rest["model"], joints, base=base, **kept)

@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 
 from robot_rl import card
+from robot_rl.real.core.legs_spec import LegsSpec
 from robot_rl.tables import read_table
 from robot_rl.types.card import Card
 
@@ -131,23 +132,6 @@ class ActionSpec:
 
 
 @dataclass(frozen=True)
-class LegsSpec:
-    """How legs begin and end, in pd mode.
-
-    Args:
-        stop: of a fault, an e-stop or a lost command: `damp`, or `sit`: go to the rest pose in `stop_seconds` first.
-        stop_seconds: see stop.
-        stand_seconds: from wherever the legs are to the home pose, after enabling.
-        tilt: largest angle between the trunk and upright [rad]; beyond it the robot counts as fallen.
-    """
-
-    stop: str = "damp"
-    stop_seconds: float = 3.0
-    stand_seconds: float = 2.0
-    tilt: float | None = None
-
-
-@dataclass(frozen=True)
 class RobotSpec:
     """One robot.
 
@@ -223,6 +207,19 @@ class RobotSpec:
     def has_positions(self) -> bool:
         """Whether commands are joint positions or velocities, whose way can be told in advance."""
         return self.mode in (POSITION, VELOCITY)
+
+    @cached_property
+    def imu(self) -> str:
+        """Name of the first sensor of type sensor_msgs/Imu, or ""."""
+        return self._first("sensor_msgs/Imu")
+
+    @cached_property
+    def velocity_command(self) -> str:
+        """Name of the first sensor that tells a wanted velocity of the base, or ""."""
+        return self._first("geometry_msgs/Twist")
+
+    def _first(self, kind: str) -> str:
+        return next((name for name, s in self.sensors.items() if s.type.replace("/msg/", "/") == kind), "")
 
     def array(self, key: str) -> np.ndarray:
         """One number of every joint as (J,) float64, e.g. `array("velocity")`; None becomes nan."""
@@ -462,6 +459,10 @@ def _check_legs(spec: RobotSpec) -> None:
     weak = [joint.name for joint in spec.joints if not (joint.kp > 0.0 and joint.kd > 0.0)]
     if weak:
         raise SpecError(f"joint {weak[0]} has no kp and kd > 0: in pd mode they go to the driver with each target")
+    if spec.legs.stop == "sit" and not spec.rest:
+        raise SpecError("legs.stop is sit, and rest is missing: the pose that the robot sits down in")
+    if spec.legs.tilt is not None and not spec.imu:
+        raise SpecError("legs.tilt needs a sensor of type sensor_msgs/Imu; tilt: null leaves a fall unwatched")
     if spec.legs.stop not in ("damp", "sit"):
         raise SpecError(f"legs.stop is {spec.legs.stop!r}, expected damp or sit")
     for key in ("stop_seconds", "stand_seconds", "tilt"):

@@ -159,7 +159,7 @@ class LegsCard(Options):
     """Of the way to rest."""
     stand_seconds: Positive = 2.0
     """Of the way to home, when it is enabled."""
-    tilt: Positive | None = None
+    tilt: Positive | None = 1.0
     """Largest angle between trunk and upright [rad]; beyond it the robot counts as fallen; null = not watched."""
 
 

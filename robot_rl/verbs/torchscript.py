@@ -8,33 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
-from robot_rl import build
-from robot_rl.tables import read_table
+from robot_rl import build, policy_card
 from robot_rl.types import Action, IOSpec, Loaded, Obs, PolicyParts
 from robot_rl.types.data import Array
-from robot_rl.types.policy_card import PolicyCard
 from robot_rl.words import Refused
-
-
-def read_policy_card(path: Path) -> PolicyCard:
-    """A policy card from its file.
-
-    Raises:
-        Refused: not YAML, or a key that is unknown, missing or holds a wrong value.
-    """
-    try:
-        table = read_table(path.read_text(encoding="utf-8"))
-        if not isinstance(table, dict):
-            raise Refused(f"{path} is no table of keys; robot-rl robot policy writes one")
-        return PolicyCard(**table)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Refused(f"{path} cannot be read as YAML: {error}") from error
-    except Refused:
-        raise
-    except ValueError as error:
-        raise Refused(f"{path}: {error}") from error
 
 
 def load_torchscript(card_path: Path, *, device: str, trust: bool) -> Loaded:
@@ -48,7 +26,7 @@ def load_torchscript(card_path: Path, *, device: str, trust: bool) -> Loaded:
     Raises:
         Refused: it is not trusted, has changed since its card was written, or is no TorchScript.
     """
-    card = read_policy_card(card_path)
+    card = policy_card.read(card_path)
     file = card_path.parent / card.weights
     if not trust:
         raise Refused(f"{file} is TorchScript, a program that runs with your rights; if you trust it, add trust=true")

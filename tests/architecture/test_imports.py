@@ -17,6 +17,7 @@ OURS = {
     "words": {"types"},
     "tables": set(),
     "card": {"types", "words", "tables"},
+    "policy_card": {"types", "words", "tables"},
     "legs": {"types"},
     "build": {"types", "extras", "words"},
     "stats": set(),
@@ -66,6 +67,7 @@ OURS = {
     "verbs": {
         "stats",
         "card",
+        "policy_card",
         "claim",
         "build",
         "words",

@@ -1,4 +1,4 @@
-"""The description that comes with a walking policy, as a policy card: robot-rl robot policy <policy.yaml> robot=g1."""
+"""Cards of walking policies as files, and out of the description that came with the weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from robot_rl.tables import read_table
-from robot_rl.types import Options
 from robot_rl.types.card import Card
 from robot_rl.types.policy_card import FILE, PolicyCard, Term
 from robot_rl.words import Refused, near
@@ -27,13 +26,21 @@ _IDLE = ("policy_path", "xml_path", "simulation_duration", "cmd_init")
 """Of that project's own machine and demonstration."""
 
 
-class PolicyOptions(Options):
-    """robot-rl robot policy <policy.yaml>: the card of a walking policy out of the description that came with it."""
+def read(path: Path) -> PolicyCard:
+    """A policy card from its file.
 
-    robot: str
-    """Card of the robot that it moves; names the joints, in the model's order."""
-    weights: str = ""
-    """TorchScript file; the card is written beside it; "" = policy.pt beside the description."""
+    Raises:
+        Refused: not YAML, or a key that is unknown, missing or holds a wrong value.
+    """
+    try:
+        table = read_table(path.read_text(encoding="utf-8"))
+        if not isinstance(table, dict):
+            raise Refused(f"{path} is no table of keys; robot-rl robot policy writes one")
+        return PolicyCard(**table)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Refused(f"{path} cannot be read as YAML: {error}") from error
+    except ValueError as error:
+        raise Refused(f"{path}: {error}") from error
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -64,8 +71,8 @@ def read_description(path: Path) -> dict[str, Any]:
     if table["num_obs"] != terms:
         raise Refused(
             f"{path}: num_obs is {table['num_obs']}, expected {terms}: angular velocity 3, gravity 3, command 3, joint "
-            f"positions, velocities and last action {count} each, phase 2. Nobody says what else it holds: write {FILE} "
-            "by hand"
+            f"positions, velocities and last action {count} each, phase 2. Nobody says what else it holds: write the "
+            f"card {FILE} by hand"
         )
     return table
 
@@ -130,7 +137,7 @@ def standing(made: Card, table: Mapping[str, Any]) -> Card:
     return Card(**{**dict(made), "joints": joints, "home": home})
 
 
-def write_policy_card(description: Path, weights: Path, robot: Card) -> Path:
+def write(description: Path, weights: Path, robot: Card) -> Path:
     """Write the card of a policy beside its weights; returns its path.
 
     Raises:
