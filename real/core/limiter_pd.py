@@ -151,6 +151,7 @@ class PdLimiter:
         kp = np.where(known & ~wrong, self._kp * scale, 0.0)
         speed = np.maximum(np.abs(self.velocity), 1e-9)
         kd = np.where(known & ~wrong, self._kd * scale, np.minimum(self._kd, self._largest / speed))
+        target = np.where(known, target, np.clip(self.position, self._lower, self._upper))
         self.target, self.gains = target, np.stack([kp, kd])
         moved = np.abs(np.where(known, wanted, np.inf) - target) > 1e-9
         self.at_rate = moved & fast
