@@ -325,6 +325,12 @@ def _check(args: GraphArgs) -> None:
             "saved one (runs/train/<run>), one of its checkpoints/step_… folders, or TorchScript weights with their "
             f"card {FILE} (robot-rl robot policy writes it)"
         )
+    robot_card = _card(args.robot_spec)
+    if robot_card is not None and robot_card.legs is not None and args.teleop != "none":
+        raise GraphError(
+            f"teleop={args.teleop} moves joints or a tool; {robot_card.name} walks: leave it out, and tell its policy "
+            "where to on the Twist topic of its card, such as with teleop_twist_keyboard"
+        )
     if args.teleop not in TELEOP:
         raise GraphError(f"teleop is {args.teleop!r}, expected one of {', '.join(TELEOP)}")
     if (args.action_low is None) != (args.action_high is None):

@@ -160,6 +160,8 @@ class SimRobotNode(Node):
         return spec
 
     def _make_plant(self, spec: RobotSpec) -> Plant:
+        if spec.mode == PD and not self._base:
+            raise ValueError("pd mode needs a model that walks: give a card with legs, or model and base")
         if not self._world and not self._model:
             return KinematicPlant(spec)
         return self._plant_of(
