@@ -20,7 +20,7 @@ from std_srvs.srv import Trigger
 
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.graph import bound
+from robot_rl.real.graph import bound, has_card
 from robot_rl.real.legged_port import COMMAND, IMU
 from robot_rl.real.pilot import Pilot, Setpoints, fitted
 from robot_rl.real.port import IMAGE, Port
@@ -281,7 +281,7 @@ class PolicyNode(LifecycleNode):
         for change in changes:
             if change.name == "policy_path" and self.pilot is not None:
                 folder = Path(str(change.value)).expanduser()
-                if not folder.is_dir():
+                if not (folder.is_dir() or has_card(folder)):
                     return SetParametersResult(successful=False, reason=f"policy_path {folder} is no folder")
                 refused = self._begin_swap(str(change.value))
                 if refused:
