@@ -1,4 +1,5 @@
 """A simulated G1 with its policy, supervisor and pilot in one process: `import`ed by the tests of legs."""
+# pyright: reportArgumentType=false, reportOptionalIterable=false, reportOptionalMemberAccess=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 

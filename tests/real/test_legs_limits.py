@@ -1,4 +1,5 @@
 """Command mode pd: what leaves the supervisor, whatever comes in."""
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false
 
 from __future__ import annotations
 

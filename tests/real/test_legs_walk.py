@@ -1,4 +1,5 @@
 """The G1 and the policy that came with it, in one process: what it sees, how it walks, how it goes down."""
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 

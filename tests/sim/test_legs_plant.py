@@ -1,4 +1,5 @@
 """Robots on legs that the project has never met: their cards, and the simulated driver and harness."""
+# pyright: reportGeneralTypeIssues=false, reportOptionalIterable=false
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The G1 deployed as its user does it: card, policy card, the whole graph, a walk, and ways down."""
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false, reportArgumentType=false
 
 import contextlib
 import os

@@ -1,5 +1,5 @@
 """Messages to arrays and back, and what the QoS table promises."""
-# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false, reportArgumentType=false
 
 import numpy as np
 import pytest
