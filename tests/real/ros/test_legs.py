@@ -42,7 +42,7 @@ def command(folder, *words, **more):
 class Walk:
     """A deployment of the G1, and who steers and watches it."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *more):
         self.spec = RobotSpec.load(folder / "g1.yaml")
         self.context = rclpy.Context()
         rclpy.init(context=self.context, signal_handler_options=SignalHandlerOptions.NO)
@@ -66,7 +66,7 @@ class Walk:
         self.executor.add_node(node)
         self.thread = threading.Thread(target=self._spin, daemon=True)
         self.thread.start()
-        words = ("deploy", "robot_spec=g1", "policy_path=g1", "trust=true", "auto_arm=true")
+        words = ("deploy", "robot_spec=g1", "policy_path=g1", "trust=true", "auto_arm=true", *more)
         self.process = command(folder, *words, stderr=subprocess.PIPE)
         threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True).start()
 
@@ -127,12 +127,13 @@ def cards(tmp_path_factory):
 
 
 @pytest.fixture
-def walk(cards):
-    made = Walk(cards)
+def walk(cards, request):
+    made = Walk(cards, *request.param)
     yield made
     made.close()
 
 
+@pytest.mark.parametrize("walk", [()], indirect=True, ids=["100"])
 @pytest.mark.parametrize("cause", ["estop", "imu", "supervisor"])
 def test_g1_walks_where_it_is_told_through_the_bridge_and_goes_down_damped(walk, cause):
     wait(lambda: walk.authority == "policy", 90.0, f"a walk, it is {walk.state}: {walk.said}")
@@ -171,3 +172,16 @@ def test_g1_walks_where_it_is_told_through_the_bridge_and_goes_down_damped(walk,
     torque, speed = walk.down(since)
     assert (torque <= effort).all()
     assert speed < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("walk", [("rate=50",), ("rate=100",)], indirect=True, ids=["50", "100"])
+def test_g1_walks_twenty_metres_within_forty_seconds_through_the_bridge(walk):
+    wait(lambda: walk.authority == "policy", 90.0, f"a walk, it is {walk.state}: {walk.said}")
+    begin = np.array(walk.odom[-1][1:3])
+    since = time.monotonic()
+    walk.go(0.8, 0.0, 26.0)
+    while np.linalg.norm(np.array(walk.odom[-1][1:3]) - begin) < 20.0:
+        assert time.monotonic() - since < 40.0
+        walk.go(0.8, 0.0, 2.0)
+    assert walk.state == "ACTIVE"
