@@ -25,6 +25,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   eval fas      evaluate it at fewer decisions           robot-rl eval fas path=runs/train/<run>
   eval latency  with answers that come late            robot-rl eval latency path=runs/offline/<run> latency_ms=300
   collect       record episodes                          robot-rl collect env=pick out=pick.hdf5
+  export        a policy as an ONNX graph                robot-rl export path=runs/train/<run> out=my_policy
   check         an environment against the contract       robot-rl check env=reach
   data          info, validate, convert or plot a log    robot-rl data info pick.hdf5
   data session  recorded robot sessions                  robot-rl data session convert <bag> out.hdf5 ...
@@ -55,7 +56,7 @@ NAMES = (
         "eval fas",
         "eval latency",
     ),
-    *("collect", "check", "data", "critic", "deploy", "robot", "bench", "doctor"),
+    *("collect", "export", "check", "data", "critic", "deploy", "robot", "bench", "doctor"),
 )
 """Of all verbs."""
 

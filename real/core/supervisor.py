@@ -384,9 +384,9 @@ class SafetySupervisor:
             reasons.append("limit")
         if limiter.at_rate.any():
             reasons.append("rate")
-        if self._guard is not None and isinstance(limiter, JointLimiter):
-            if self._guard.hold_back(limiter, before, period):
-                reasons.append("workspace")
+        guard = self._guard
+        if guard is not None and isinstance(limiter, JointLimiter) and guard.hold_back(limiter, before, period):
+            reasons.append("workspace")
         self._sent = self._resting()
         return self._sent, Level.CLIPPED if reasons else Level.OK
 
