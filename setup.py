@@ -19,6 +19,7 @@ EXTRAS = {
     "fast": ["numba"],
     "logs": ["pyarrow", "rosbags>=0.10"],
     "robot": ["aiohttp>=3.9", "opencv-python-headless", "eclipse-zenoh>=1.5", "safetensors"],
+    "onnx": ["onnxruntime", "onnx", "onnxscript"],
     "track": ["wandb"],
     "language": ["transformers>=5"],
     "gpu": ["mujoco-warp>=3.13", "warp-lang>=1.15"],

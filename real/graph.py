@@ -281,7 +281,10 @@ def has_card(path: Path) -> bool:
 def holds_checkpoint(folder: Path) -> bool:
     """Whether a folder is a checkpoint, or a run or a checkpoints folder with a complete one in it."""
     found = [folder, *folder.glob("step_*"), *folder.glob("checkpoints/step_*")]
-    return any((one / "meta.json").is_file() and (one / "policy.pt").is_file() for one in found)
+    return any(
+        ((one / "meta.json").is_file() and (one / "policy.pt").is_file()) or (one / "policy.onnx").is_file()
+        for one in found
+    )
 
 
 def _parameters(path: str, what: str = "params_file") -> dict[str, Any]:

@@ -24,6 +24,7 @@ from robot_rl.words import Refused, expected, near, option_error
 
 PLACES: dict[str, dict[str, str]] = {
     "policy": {
+        "onnx": "robot_rl.onnx_policy:OnnxPolicy",
         "sb3": "robot_rl.policies.online.sb3_zip:Sb3Policy",
         "vla/folder": "robot_rl.policies.vla.player:from_folder",
     },

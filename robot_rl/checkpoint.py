@@ -226,7 +226,7 @@ def find(path: Path) -> Path:
         CheckpointError: there is none.
     """
     path = Path(path)
-    if (path / "meta.json").exists() and any(path.glob("*.pt")):
+    if (path / "meta.json").exists() and (any(path.glob("*.pt")) or (path / "policy.onnx").exists()):
         return path
     for root in (path / "checkpoints", path):
         found = complete(root) if root.is_dir() else []

@@ -25,6 +25,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   eval fas      evaluate it at fewer decisions           robot-rl eval fas path=runs/train/<run>
   eval latency  with answers that come late            robot-rl eval latency path=runs/offline/<run> latency_ms=300
   collect       record episodes                          robot-rl collect env=pick out=pick.hdf5
+  export        a policy as an ONNX graph                robot-rl export path=runs/train/<run> out=my_policy
   check         an environment against the contract       robot-rl check env=reach
   data          info, validate, convert or plot a log    robot-rl data info pick.hdf5
   data session  recorded robot sessions                  robot-rl data session convert <bag> out.hdf5 ...
@@ -33,6 +34,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   robot new     a card of your robot from URDF or MJCF   robot-rl robot new fr3.urdf name=my_arm
   robot show    the card as a page: model, limits        robot-rl robot show my_arm
   robot safety  what the supervisor takes from it        robot-rl robot safety my_arm
+  robot policy  the card of a walking policy of others   robot-rl robot policy walk/policy.yaml robot=my_legs
   bench         measure ours against peers               robot-rl bench sac
   doctor        versions, devices, what is missing       robot-rl doctor
   doctor ros    a robot's topics, QoS, clocks, state     robot-rl doctor ros desk_arm
@@ -55,7 +57,7 @@ NAMES = (
         "eval fas",
         "eval latency",
     ),
-    *("collect", "check", "data", "critic", "deploy", "robot", "bench", "doctor"),
+    *("collect", "export", "check", "data", "critic", "deploy", "robot", "bench", "doctor"),
 )
 """Of all verbs."""
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from robot_rl import build, onnx_policy
+from robot_rl.onnx_policy import graph_of
 from robot_rl.real.ros.node_base import leave, run
 
 if TYPE_CHECKING:  # the supervisor's process loads no torch
@@ -22,6 +25,8 @@ def policy_node() -> NoReturn:
     from robot_rl.real.ros.policy_node import PolicyNode
 
     def load(path: str, *, device: str, threads: int, trust: bool) -> Loaded:
+        if graph_of(Path(path)):  # no torch in this process
+            return onnx_policy.load_for_robot(path, device=device, threads=threads, make_port=build.tool("world_port"))
         from robot_rl.verbs.build import load_for_robot  # torch
 
         return load_for_robot(path, device=device, threads=threads, trust=trust)

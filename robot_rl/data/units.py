@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from robot_rl.data.bounds import HOW, NORMALISED, STATED, Scale, bounds_of_io, read_stated, scale_between
 from robot_rl.types import Action, Array, IOSpec, Obs, Policy, PolicyParts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LAST_ACTION = "last_action"
 """Begin of the names of the components of "state" that are the action executed last, in [-1, 1]."""
@@ -180,15 +182,15 @@ class InUnits:
         """What the inner policy sees: the last action, where it is part of the state, on its own scale."""
         if not len(self._last):
             return obs
-        state = obs["state"].clone() if isinstance(obs["state"], Tensor) else np.array(obs["state"])
+        state = np.array(obs["state"]) if isinstance(obs["state"], np.ndarray) else obs["state"].clone()
         state[..., self._last] = self._scaled(state[..., self._last], self._back)
         return {**obs, "state": state}
 
     @staticmethod
     def _scaled(value: Any, scale: Scale) -> Any:
-        if isinstance(value, Tensor):
-            return value * value.new_tensor(scale.gain) + value.new_tensor(scale.shift)
-        return scale(np.asarray(value))
+        if isinstance(value, np.ndarray):
+            return scale(value)
+        return value * value.new_tensor(scale.gain) + value.new_tensor(scale.shift)
 
 
 def _units(log: IOSpec, env: IOSpec) -> tuple[str, ...]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Union
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import numpy as np
-from torch import Tensor
 
-Array = Union[np.ndarray, Tensor]  # noqa: UP007  (a runtime alias; `|` of two classes would do as well)
+if TYPE_CHECKING:  # the processes of a robot that acts without torch load none
+    from torch import Tensor
+
+Array: TypeAlias = Union[np.ndarray, "Tensor"]
 Obs = dict[str, Any]
 """Observation batch: "state": (B, S) float32; "image.<camera>": (B, H, W, 3) uint8; "instruction": tokens."""
 Metrics = dict[str, float]

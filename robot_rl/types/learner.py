@@ -6,14 +6,15 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Generic, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from robot_rl.types.data import LogFacts, Metrics, Obs
 from robot_rl.types.io import IOSpec
 from robot_rl.types.options import Options
 from robot_rl.types.policy import Policy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FEEDS = ("transitions", "rollout", "stale_rollout", "episodes", "device_transitions", "device_rollout", "environment")
 """Ways of feeding, one loop each: replayed rows, fresh rollouts, rollouts of somewhat older weights, whole episodes

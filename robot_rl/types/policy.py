@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from robot_rl.types.data import Array, Obs
 from robot_rl.types.io import IOSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build, extras
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
+from robot_rl.onnx_policy import OnnxPolicy, graph_of
 from robot_rl.types import Loaded, Options
 from robot_rl.types.policy_card import FILE
 from robot_rl.verbs.reading import plain, read_options
@@ -70,12 +71,15 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any 
     if world is not None:  # a policy from a log that names nothing fits any world of its sizes
         own, known = meaning_of(own, known, read_action_meaning(cfg))
         io = agree(own, world, known)
-    made = OmegaConf.merge(run_config, {"device": cfg.device})
-    learner = learner_factory(made)(io)  # type: ignore[arg-type]
-    learner.policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
+    if graph_of(path):
+        policy: Any = OnnxPolicy(str(path), io, device=str(cfg.device))
+    else:
+        made = OmegaConf.merge(run_config, {"device": cfg.device})
+        policy = learner_factory(made)(io).policy  # type: ignore[arg-type]
+        policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
     if world is None:
-        return learner.policy
-    return in_units(learner.policy, own, world, known, lambda line: print(line, file=sys.stderr))
+        return policy
+    return in_units(policy, own, world, known, lambda line: print(line, file=sys.stderr))
 
 
 def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, Any, Any]:

@@ -152,7 +152,7 @@ def take_own(items: Sequence[str]) -> list[str]:
         if key == "env" and (":" in plain or plain.endswith(".py")):
             key, plain = "world", _resolve(plain if ":" in plain else f"{plain}:{_class_of(plain)}")
             item = f"env={OWN}"
-        if key in build.ROOMS and ":" in plain:
+        if key in build.ROOMS and ":" in plain and plain[0] not in "[{":
             name = _resolve(plain)
             extras.allow(name)
             build.find(key, name)

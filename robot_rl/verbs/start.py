@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import hydra
+from hydra.errors import HydraException
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from robot_rl import extras
 from robot_rl.verbs import answer
@@ -124,6 +126,8 @@ def find_unknown(verb: str, overrides: list[str]) -> str:
         if "=" not in item and item[:1] not in ("-", "~"):
             word = f"; did you mean {verb} {item}=<...>?" if item in keys else ""
             return f"'{item}' is no option, expected key=value{word or f'; all keys: robot-rl {verb} --help'}"
+        if item.startswith("="):
+            return f"'{item}' has no name before the equal sign, expected key=value; all keys: robot-rl {verb} --help"
         key = item.split("=")[0].split("@")[0]
         top = key.replace("/", ".").split(".")[0]
         if key in groups and item.partition("=")[2] in ("null", "true", "false"):
@@ -155,6 +159,8 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
     if verb == "doctor" and rest[:1] == ["isaac"]:
         sys.exit(doctor_isaac(rest[1:]))
     if verb == "doctor":
+        if rest:
+            _refuse(f"robot-rl doctor takes no options, and got '{rest[0]}'; robot-rl doctor ros and isaac do")
         text, healthy = diagnose()
         answer.note(healthy=healthy, report=text)
         print(text)
@@ -193,13 +199,17 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         wrong = str(error)
     if wrong:
         _refuse(wrong)
-    if debug:
-        os.environ["HYDRA_FULL_ERROR"] = "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, and told below
     flags = [item for item in rest if item.startswith("-")]
     sys.argv = [f"robot-rl {verb}", *rest, *([] if flags else ["--run"])]  # else Hydra composes twice, to find its mode
-    hydra.main(config_path="pkg://robot_rl.configs", config_name=config, version_base="1.3")(
-        _guard(VERBS[verb], debug)
-    )()
+    try:
+        hydra.main(config_path="pkg://robot_rl.configs", config_name=config, version_base="1.3")(
+            _guard(VERBS[verb], debug)
+        )()
+    except (HydraException, OmegaConfBaseException) as error:  # what the checks above leave: "+" and "++"
+        if debug:
+            raise
+        _refuse(f"{' '.join(str(error).split())} (all keys: robot-rl {verb} --help)")
 
 
 def _refuse(text: str) -> NoReturn:

@@ -20,6 +20,7 @@ from robot_rl.verbs.eval_compare import CompareOptions, compare
 from robot_rl.verbs.eval_fas import FasOptions, evaluate_intervals
 from robot_rl.verbs.eval_latency import LatencyOptions, evaluate_latency
 from robot_rl.verbs.eval_ope import OpeOptions, evaluate_offline
+from robot_rl.verbs.export import ExportOptions, export
 from robot_rl.verbs.hil import HilVerbOptions, hil
 from robot_rl.verbs.offline import OfflineOptions, offline
 from robot_rl.verbs.options import VerbOptions
@@ -53,6 +54,7 @@ VERBS = {
     "eval compare": Verb("compare", lambda: CompareOptions, compare),
     "eval fas": Verb("fas", lambda: FasOptions, evaluate_intervals),
     "eval latency": Verb("latency", lambda: LatencyOptions, evaluate_latency),
+    "export": Verb("export", lambda: ExportOptions, export),
     "check": Verb("check", lambda: CheckOptions, check),
     "collect": Verb("collect", lambda: CollectOptions, collect),
     "data": Verb("data", lambda: DataOptions, data),

@@ -22,6 +22,11 @@ train policy.hidden=[256,256 -> quotes or brackets do not match
 train total_stepz=5 -> did you mean total_steps?
 train updates=5 -> did you mean total_steps?
 train polizy.lr=1 -> did you mean policy?
+train =reach -> has no name before the equal sign
+train ++env=reach -> force-add of config groups is not supported: '++env=reach'
+train policy={_target_:os.system} -> policy
+bench sac +quick=true -> remove + prefix: 'quick=true'
+doctor ros=maybe -> robot-rl doctor takes no options
 train zzz=1 -> all keys: robot-rl train --help
 train total_steps=-5 -> expected a whole number of at least 1
 train total_steps=0 -> expected a whole number of at least 1

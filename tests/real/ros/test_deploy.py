@@ -2,6 +2,7 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportArgumentType=false
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import psutil
 import pytest
 from ros_harness import ROOT, SLACK, Station, wait
@@ -23,6 +25,7 @@ from robot_rl.data import bag, d4rl
 from robot_rl.nodes import NODES
 from robot_rl.real.graph import GraphArgs, find_file, graph
 from robot_rl.real.processes import Launcher, Relay
+from robot_rl.sim.port import WorldPort
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(280)]
 JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
@@ -173,6 +176,31 @@ def test_a_run_folder_that_names_code_moves_nothing_until_it_is_trusted(tmp_path
         _, said = process.communicate(timeout=120)
         assert process.returncode == 2
         assert words in said
+
+
+def test_a_graph_of_somebody_else_drives_and_its_process_has_no_torch(deployed, tmp_path):
+    """Full speed along the first axis: the tool leaves its place, and the supervisor stops nothing."""
+    io = WorldPort("reach", JOINTS).io
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    gain, push = np.zeros((io.obs["state"][0][0], 3), np.float32), np.array([[1.0, 0.0, 0.0]], np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["obs", "gain"], ["none"]), helper.make_node("Add", ["none", "push"], ["actions"])],
+        "pushes",
+        [helper.make_tensor_value_info("obs", kind, ["batch", len(gain)])],
+        [helper.make_tensor_value_info("actions", kind, ["batch", 3])],
+        [onnx.numpy_helper.from_array(gain, "gain"), onnx.numpy_helper.from_array(push, "push")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (tmp_path / "policy.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / "io.json").write_text(json.dumps(io.to_dict()))
+    (tmp_path / "config.yaml").write_text("env: {world: {name: reach}}\n")
+    made = deployed(f"policy_path={tmp_path}", "auto_arm=true")
+    made.station.wait_state("ACTIVE", limit=90.0)
+    wait(lambda: np.abs(made.station.last.velocity).max() > 0.05, limit=30.0, what="motion")
+    libraries = Path(f"/proc/{made.child('policy')}/maps").read_text()
+    assert "onnxruntime" in libraries
+    assert "libtorch" not in libraries
+    assert made.interrupt() < 2.0
 
 
 @pytest.mark.parametrize("executable", sorted(NODES))

@@ -1,0 +1,194 @@
+"""Graphs of others against hand-worked numbers, graphs of ours against the policy, and a process without torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from robot_rl.onnx_policy import OnnxPolicy
+from robot_rl.types import IOSpec
+from robot_rl.verbs.export import export
+from robot_rl.words import Refused
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
+GAIN = np.array([[0.5, 0.0], [0.0, -2.0], [0.25, 0.25]], np.float32)
+
+
+def io(inputs=3, outputs=2):
+    ones = (1.0,) * outputs
+    names = tuple(f"joint{i}" for i in range(outputs))
+    return IOSpec(
+        obs={"state": ((inputs,), "float32")},
+        action_names=names,
+        action_low=tuple(-x for x in ones),
+        action_high=ones,
+        action_units=("rad",) * outputs,
+        control_hz=20.0,
+    )
+
+
+def linear(folder, *, batch="batch", inputs=("obs",), outputs=("actions",), gain=GAIN):
+    """obs @ GAIN as somebody else's exporter would write it; every further output is the first one again."""
+    folder.mkdir(exist_ok=True)
+    weight = onnx.numpy_helper.from_array(gain, "gain")
+    nodes = [helper.make_node("MatMul", [inputs[0], "gain"], [name]) for name in outputs]
+    graph = helper.make_graph(
+        nodes,
+        "policy",
+        [helper.make_tensor_value_info(name, FLOAT, [batch, gain.shape[0]]) for name in inputs],
+        [helper.make_tensor_value_info(name, FLOAT, [batch, gain.shape[1]]) for name in outputs],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (folder / "policy.onnx").write_bytes(model.SerializeToString())
+    (folder / "io.json").write_text(json.dumps(io().to_dict()))
+    return folder
+
+
+@pytest.mark.parametrize("batch", ["batch", 1])
+def test_graph_of_somebody_else_answers_as_worked_by_hand(tmp_path, batch):
+    policy = OnnxPolicy(str(linear(tmp_path / "a", batch=batch)))
+    states = np.array([[0.2, 0.1, 0.4], [1.0, 3.0, -2.0]], np.float32)
+    # 0.5 * .2 + .25 * .4 and -2 * .1 + .25 * .4; the second row is 0.0 and -6.5, which is cut to the bounds
+    assert policy.act({"state": states}).value == pytest.approx(np.array([[0.2, -0.1], [0.0, -1.0]]), abs=1e-6)
+    assert policy.act({"state": states[:1]}).value.shape == (1, 2)
+
+
+def test_graph_answers_tensors_with_tensors(tmp_path):
+    import torch
+
+    policy = OnnxPolicy(str(linear(tmp_path / "a")))
+    answer = policy.act({"state": torch.tensor([[0.2, 0.1, 0.4]], dtype=torch.float64)}).value
+    assert isinstance(answer, torch.Tensor)
+    assert answer.dtype == torch.float32
+    assert answer.numpy() == pytest.approx(np.array([[0.2, -0.1]]), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"inputs": ("obs", "h_in")}, "its input obs is no observation here; its input h_in .* memory"),
+        ({"outputs": ("actions", "std")}, "has the outputs actions, std; expected one called action"),
+        ({"gain": np.ones((4, 2), np.float32)}, r"shape \[4\] per row, the observation state \[3\]"),
+        ({"gain": np.ones((3, 5), np.float32)}, r"shape \(2, 5\), expected \(2, 2\): the actions joint0, joint1"),
+    ],
+)
+def test_graph_that_does_not_fit_says_what_is_wrong(tmp_path, change, words):
+    with pytest.raises(ValueError, match=words):
+        OnnxPolicy(str(linear(tmp_path / "a", **change)))
+
+
+def test_damaged_graph_and_missing_interface_are_one_sentence(tmp_path):
+    folder = linear(tmp_path / "a")
+    whole = (folder / "policy.onnx").read_bytes()
+    (folder / "policy.onnx").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"policy\.onnx cannot be read as an ONNX graph"):
+        OnnxPolicy(str(folder))
+    (folder / "policy.onnx").write_bytes(whole)
+    (folder / "io.json").unlink()
+    with pytest.raises(ValueError, match=r"has no io\.json: it says what a graph sees"):
+        OnnxPolicy(str(folder))
+
+
+def test_weights_in_other_files_are_not_read(tmp_path):
+    """A graph may name any file of the machine as the place of its weights."""
+    folder = linear(tmp_path / "a")
+    (tmp_path / "secret").write_bytes(GAIN.tobytes())
+    model = onnx.load(folder / "policy.onnx")
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    entry = weight.external_data.add()
+    entry.key, entry.value = "location", "../secret"
+    (folder / "policy.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="cannot be read as an ONNX graph"):
+        OnnxPolicy(str(folder))
+
+
+def exported(run, out):
+    export(OmegaConf.create({"path": str(run), "out": str(out)}))
+    return out
+
+
+def test_export_is_the_policy_and_runs_without_torch(make_run, tmp_path):
+    run = make_run("env=reach", "policy=online/sac", "policy.normalize_obs=true")
+    out = exported(run, tmp_path / "graph")
+    assert json.loads((out / "meta.json").read_text())["largest_difference"] < 1e-5
+    assert (out / "io.json").read_bytes() == (next(run.glob("checkpoints/*")) / "io.json").read_bytes()
+    state = np.linspace(-1, 1, 12, dtype=np.float32)[None]
+    from robot_rl import load
+
+    expected = load(run).act({"state": state}, deterministic=True).value
+    said = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(out)], capture_output=True, text=True, check=True)
+    assert json.loads(said.stdout) == pytest.approx(expected[0].tolist(), abs=1e-5)
+
+
+WITHOUT_TORCH = """
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ImportError("torch is not to be imported")
+sys.meta_path.insert(0, NoTorch())
+import json
+import numpy as np
+from robot_rl import build, onnx_policy
+import robot_rl.real.pilot
+loaded = onnx_policy.load_for_robot(sys.argv[1], device="cpu", threads=1, make_port=build.tool("world_port"))
+port = loaded.make_port(("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll"))
+assert port.io.action_names == loaded.io.action_names
+state = np.linspace(-1, 1, 12, dtype=np.float32)[None]
+print(json.dumps(loaded.policy.act({"state": state}).value[0].tolist()))
+"""
+
+
+@pytest.mark.slow
+def test_export_of_pictures_and_of_choices(make_run, tmp_path):
+    looking = make_run("env=reach", "env.cameras=[front]", "env.image_size=32", "policy=online/sac", "policy.latent=8")
+    assert json.loads((exported(looking, tmp_path / "a") / "meta.json").read_text())["largest_difference"] < 1e-4
+    choosing = make_run("env=gym", "id=CartPole-v1", "policy=online/ppo")
+    assert json.loads((exported(choosing, tmp_path / "b") / "meta.json").read_text())["largest_difference"] < 1e-5
+
+
+def test_export_of_a_policy_with_a_memory_is_refused_and_writes_nothing(make_run, tmp_path):
+    run = make_run("env=pick", "policy=human/hil_serl")
+    with pytest.raises(Refused, match="HilSerlPolicy decides from more than the present observation"):
+        exported(run, tmp_path / "out")
+    assert not list(Path(tmp_path / "out").parent.glob("*out*"))
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """(overrides) -> run folder of a learner that was not trained."""
+    from hydra import compose, initialize_config_module
+
+    from robot_rl import checkpoint
+    from robot_rl.verbs.build import env_factory, learner_factory
+    from robot_rl.verbs.compose import register
+
+    register()
+
+    def make(*overrides):
+        with initialize_config_module("robot_rl.configs", version_base="1.3"):
+            cfg = compose("train", overrides=list(overrides))
+        env = env_factory(cfg)(1, 0, False)
+        learner = learner_factory(cfg)(env.io)
+        env.close()
+        folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+        checkpoint.save(
+            folder / "checkpoints",
+            1,
+            states={"policy": learner.policy.state_dict()},
+            io=env.io,
+            config=OmegaConf.to_yaml(cfg, resolve=True),
+            meta={},
+        )
+        return folder
+
+    return make
