@@ -17,6 +17,7 @@ from robot_rl.real.core.spec import of_card
 from robot_rl.tables import read_table
 from robot_rl.types.card import Card
 from robot_rl.types.options import Bound, Count, Positive, Whole
+from robot_rl.types.policy_card import FILE
 
 BOUNDS = ("action_low", "action_high")
 TELEOP = ("none", "joy", "twist", "leader")
@@ -50,9 +51,9 @@ class GraphArgs:
         world: world of the simulated robot, e.g. reach.
         world_options: arguments of the world, JSON.
         model: MuJoCo model of the robot: simulation without a world, workspace and twists.
-        policy_path: run or checkpoint folder; empty = no policy.
+        policy_path: run or checkpoint folder, or a policy of others with its card io.yaml; empty = no policy.
         policy_root: folder that policies must lie in.
-        trust: run a method of somebody's own that the run folder names: it is a program.
+        trust: run a method of somebody's own that the run folder names, or TorchScript: they are programs.
         action: normalised: -1 and +1 of the log that the policy comes from are the robot's own bounds.
         action_low: lower bound of that log's actions where the checkpoint does not tell, a number or a list.
         action_high: upper bound.
@@ -183,6 +184,8 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
             robot |= {"world": args.world, "world_options": _world_options(args, robot_card)}
         elif args.model:
             robot["model"] = args.model
+        if robot_card is not None and robot_card.legs is not None:
+            robot |= {"model": robot_card.model.path, "base": robot_card.base}
         if args.use_sim_time:
             robot["publish_clock"] = True
         add("sim_robot", robot, essential=True, grace=0.4)
@@ -270,6 +273,11 @@ def environment(base: Mapping[str, str] | None = None, *, sim: bool) -> dict[str
     return made
 
 
+def has_card(path: Path) -> bool:
+    """Whether a policy of others lies here, a folder or a file of weights, with the card that tells what it means."""
+    return path.exists() and ((path if path.is_dir() else path.parent) / FILE).is_file()
+
+
 def holds_checkpoint(folder: Path) -> bool:
     """Whether a folder is a checkpoint, or a run or a checkpoints folder with a complete one in it."""
     found = [folder, *folder.glob("step_*"), *folder.glob("checkpoints/step_*")]
@@ -306,12 +314,25 @@ def _check(args: GraphArgs) -> None:
         _parameters(args.params_file)
     for name in ("policy_path", "policy_root"):
         path = getattr(args, name)
-        if path and not Path(path).expanduser().is_dir():
+        if path and not Path(path).expanduser().is_dir() and not (name == "policy_path" and has_card(Path(path))):
             raise GraphError(f"{name} is {path}, which is no folder")
-    if args.policy_path and not holds_checkpoint(Path(args.policy_path).expanduser()):
+    if args.policy_path and has_card(Path(args.policy_path).expanduser()):
+        if not args.trust:
+            raise GraphError(
+                f"policy_path {args.policy_path} is TorchScript, a program that runs with your rights; if you trust "
+                "whoever wrote it, add trust=true"
+            )
+    elif args.policy_path and not holds_checkpoint(Path(args.policy_path).expanduser()):
         raise GraphError(
             f"policy_path {args.policy_path} holds no complete checkpoint; give a run folder in which a training has "
-            "saved one (runs/train/<run>), or one of its checkpoints/step_… folders"
+            "saved one (runs/train/<run>), one of its checkpoints/step_… folders, or TorchScript weights with their "
+            f"card {FILE} (robot-rl robot policy writes it)"
+        )
+    robot_card = _card(args.robot_spec)
+    if robot_card is not None and robot_card.legs is not None and args.teleop != "none":
+        raise GraphError(
+            f"teleop={args.teleop} moves joints or a tool; {robot_card.name} walks: leave it out, and tell its policy "
+            "where to on the Twist topic of its card, such as with teleop_twist_keyboard"
         )
     if args.teleop not in TELEOP:
         raise GraphError(f"teleop is {args.teleop!r}, expected one of {', '.join(TELEOP)}")

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from robot_rl.legs import Trunk
 from robot_rl.real.core.clock import ManualClock
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.fake_robot import FakeRobot
@@ -49,6 +50,11 @@ class Plant(Protocol):
         ...
 
     @property
+    def trunk(self) -> Trunk | None:
+        """Of a robot on legs; None of any other."""
+        ...
+
+    @property
     def task(self) -> dict[str, np.ndarray]:
         """What a perception would tell a policy, by name."""
         ...
@@ -80,11 +86,15 @@ class Plant(Protocol):
         ...
 
     def hold(self) -> None:
-        """Command the present position, or zero velocity or effort."""
+        """Command the present position, or zero velocity or effort; legs are damped."""
         ...
 
     def command(self, value: np.ndarray) -> None:
-        """Take (J,) positions, velocities or efforts from now on."""
+        """Take (J,) positions, velocities or efforts from now on; legs (5, J), see `spec.PD_INTERFACES`."""
+        ...
+
+    def release(self) -> None:
+        """Let go of a robot on legs that hangs in a harness; nothing for any other."""
         ...
 
     def push(self, offset: np.ndarray) -> None:
@@ -107,6 +117,7 @@ class KinematicPlant:
     """
 
     effort: np.ndarray | None = None
+    trunk: Trunk | None = None
     success = False
     cameras: tuple[str, ...] = ()
 
@@ -156,6 +167,9 @@ class KinematicPlant:
     def hold(self) -> None:
         """Command the present position, or zero velocity."""
         self._robot.stop()
+
+    def release(self) -> None:
+        """Nothing hangs."""
 
     def command(self, value: np.ndarray) -> None:
         """Take (J,) positions or velocities from now on."""

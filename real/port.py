@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from robot_rl.real.cameras import resized
-from robot_rl.real.core.spec import POSITION, RobotSpec, check_mapping
+from robot_rl.real.core.spec import PD, POSITION, RobotSpec, check_mapping
 from robot_rl.types import IOSpec
 
 UNITS = {"absolute": "rad", "delta": "rad", "velocity": "rad/s", "effort": "N*m"}
@@ -46,7 +46,7 @@ class SpecPort:
 
     - `absolute`: middle of the joint's range + action * half of it,
     - `delta`: last command + action * scale [rad],
-    - `velocity`: action * scale [rad/s]; in position mode integrated from the last command,
+    - `velocity`: action * scale [rad/s]; in position and pd modes integrated from the last command,
     - `effort`: action * scale [N m].
 
     Args:
@@ -106,7 +106,7 @@ class SpecPort:
         self._action = np.clip(np.asarray(action, float)[0], -1.0, 1.0)
         move = self._action * self._scale
         mapping = self.spec.action.mapping
-        if self.spec.mode != POSITION:
+        if self.spec.mode not in (POSITION, PD):
             return move
         if mapping == "absolute":
             self._command = 0.5 * (self._lower + self._upper) + move

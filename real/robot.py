@@ -44,12 +44,14 @@ class Command:
             "release": brake and hold.
         source: who asks: `policy`, `human`, `external` or a name of your own.
         seq: running number of the source.
+        gains: (2, J) kp and kd that go out with the targets of pd mode; else None.
     """
 
     stamp: float
     value: np.ndarray
     source: str = "policy"
     seq: int = 0
+    gains: np.ndarray | None = None
 
 
 class Level(IntEnum):

@@ -104,6 +104,8 @@ TOOLS = {
     "query": "robot_rl.policies.nets.preferences:query",
     "reference_clip": "robot_rl.policies.nets.reference:RefClip",
     "scripted_answers": "robot_rl.policies.nets.preferences:Scripted",
+    "legged_port": "robot_rl.real.legged_port:LeggedPort",
+    "new_legs_card": "robot_rl.sim.legs_card:new_legs_card",
     "new_card": "robot_rl.sim.robot_card:new_card",
     "robot_digest": "robot_rl.sim.robot_model:digest",
     "robot_pictures": "robot_rl.sim.card_pictures:pictures",

@@ -53,7 +53,7 @@ def teleop_node() -> NoReturn:
 def sim_robot_node() -> NoReturn:
     """The simulated robot, moved by MuJoCo where it has a model or a world."""
     from robot_rl.real.ros.sim_robot_node import SimRobotNode
-    from robot_rl.sim.plant import make_plant
+    from robot_rl.sim.legs_plant import make_plant
 
     leave(run(partial(SimRobotNode, make_plant)))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.legs import Trunk
 from robot_rl.sim.tool import addresses, load
 from robot_rl.sim.world import parts_of
 
@@ -35,7 +36,10 @@ class ModelPlant:
 
     Attributes:
         blocked: (J,) joints that do not move whatever is commanded.
+        trunk: of a robot on legs, see `robot_rl.sim.legs_plant`.
     """
+
+    trunk: Trunk | None = None
 
     def __init__(
         self,
@@ -134,6 +138,9 @@ class ModelPlant:
     def command(self, value: np.ndarray) -> None:
         """Take (J,) positions, velocities or efforts from now on."""
         self._goal = np.array(value, float)
+
+    def release(self) -> None:
+        """Nothing hangs."""
 
     def push(self, offset: np.ndarray) -> None:
         """Displace the joints by (J,) [rad], as somebody leaning on the arm would."""

@@ -46,14 +46,14 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
     model = made.spec.compile()
     notes = list(made.notes)
     if any(int(kind) == int(mujoco.mjtJoint.mjJNT_FREE) for kind in model.jnt_type):
-        raise ValueError(f"{path} has a free base (legs or wheels); cards are for arms on a fixed base so far")
+        raise ValueError(f"{path} has a free base; without tool= it gets the card of a robot on legs")
     where, body = _tool(model, tool)
     if not tool:
         notes.append(f"tool frame: {where} (tool=<site or body> chooses another)")
     chain = _chain(model, body, base)
     others = [b for b in range(1, model.nbody) if len(set(_chain(model, b, "")) - set(chain)) >= 3]
     if len({next(iter(_chain(model, b, ""))) for b in others} - set(chain[:1])) >= 2:
-        raise ValueError(f"{path} has several limbs beside the one to {where} (legs?); cards are for arms so far")
+        raise ValueError(f"{path} has several limbs beside the one to {where}; without tool= those of legs get a card")
     if len(chain) < 2:
         raise ValueError(
             f"only {len(chain)} joints move {where}, expected an arm of at least 2; choose tool=<site or body>"
@@ -162,7 +162,7 @@ def _joint(model: Any, made: RobotModel, joint: int, inertia: float) -> JointCar
     low, high = limits_of(model, joint)
     limited = bool(model.jnt_limited[joint])
     stated: Mapping[str, float] = made.limits.get(name, {})
-    effort = stated.get("effort") or _effort(model, joint)
+    effort = stated.get("effort") or largest_effort(model, joint)
     own = _servos(model).get(joint)
     if own is not None and (own[1] * TIMESTEP > 0.6 * inertia or own[0] * TIMESTEP**2 > inertia):
         own = None  # meant for smaller steps than ours: it would chatter where its force is cut
@@ -180,7 +180,7 @@ def _joint(model: Any, made: RobotModel, joint: int, inertia: float) -> JointCar
     )
 
 
-def _effort(model: Any, joint: int) -> float | None:
+def largest_effort(model: Any, joint: int) -> float | None:
     """Largest effort that MJCF states: of the joint, or of its actuator."""
     if model.jnt_actfrclimited[joint]:
         return float(model.jnt_actfrcrange[joint, 1])
@@ -254,7 +254,7 @@ def _gripper(model: Any, made: RobotModel, arm: _Survey, home: np.ndarray) -> Gr
         fingers = [int(model.jnt_bodyid[j]) for j in joints]
         wide.append(sum(float(np.linalg.norm(arm.data.xipos[b] - arm.tip())) for b in fingers))
     opened, closed = (low, high) if wide[0] > wide[1] else (high, low)
-    efforts = [made.limits.get(model.joint(j).name, {}).get("effort") or _effort(model, j) for j in joints]
+    efforts = [made.limits.get(model.joint(j).name, {}).get("effort") or largest_effort(model, j) for j in joints]
     known = [value for value in efforts if value]
     mass = np.zeros((model.nv, model.nv))
     mujoco.mj_fullM(model, arm.data, mass)

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.robot import RobotState
 
 Array = np.ndarray
 COAST = 0.5
 """Seconds that a brake may take beyond the time the effort needs to fade."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a stop depends on.
+
+    Args:
+        state: fresh and believed; None = none is.
+        done: at rest, or its time is over.
+        last_stop: nothing will be sent after it.
+        armed: no stop at all: the robot waits for a first command.
+    """
+
+    state: RobotState | None
+    done: bool
+    last_stop: bool = False
+    armed: bool = False
 
 
 class EffortLimiter:
@@ -55,6 +74,11 @@ class EffortLimiter:
         self.reset(np.zeros(len(self._largest)))
 
     @property
+    def command(self) -> Array:
+        """(J,) what is sent."""
+        return self.effort
+
+    @property
     def still(self) -> bool:
         """Whether no effort is commanded."""
         return bool((np.abs(self.effort) <= 1e-6 * self._largest).all())
@@ -75,6 +99,7 @@ class EffortLimiter:
         self.velocity = np.zeros_like(self.position) if velocity is None else np.array(velocity, float)
         self.effort, self._asked = np.zeros_like(self.position), np.zeros_like(self.position)
         self.moved = 0.0
+        self._stilled = True  # has come to rest since it was last driven
         self.at_limit = self.at_rate = np.zeros(self.position.shape, bool)
 
     def step(self, target: Any, position: Array, velocity: Array, period: float | None = None) -> Array:
@@ -89,9 +114,17 @@ class EffortLimiter:
         Returns:
             (J,) efforts.
         """
+        self._stilled = False
         wanted = np.asarray(target, float)
         wanted = np.where(np.isfinite(wanted), wanted, 0.0)
         return self._send(wanted, np.asarray(position, float), np.asarray(velocity, float), period)
+
+    def stop(self, moment: Moment, period: float) -> Array:
+        """One period of a stop: damp the measured motion until it has come to rest, then fade to zero."""
+        self._stilled |= moment.done or moment.armed or moment.state is None
+        if self._stilled or moment.state is None:
+            return self.brake(None, None, period)
+        return self.brake(moment.state.position, moment.state.velocity, period)
 
     def brake(self, position: Array | None, velocity: Array | None, period: float | None = None) -> Array:
         """One period of braking: damping against the measured motion, or fading to zero without a state to trust."""

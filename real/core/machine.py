@@ -45,6 +45,8 @@ WORDS = {
     "state_frozen": "bad_state",
     "limit_measured": "limit",
     "velocity_measured": "rate",
+    "acceleration_measured": "rate",
+    "fallen": "limit",
     "effort_measured": "force",
     "force": "force",
     "tracking": "tracking",

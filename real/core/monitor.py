@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from robot_rl.legs import gravity
 from robot_rl.real.core.limiter import wrap
 from robot_rl.real.core.settings import SafetySettings
-from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.core.spec import PD, RobotSpec
 from robot_rl.real.robot import RobotState
 
 UNTRUSTED = frozenset(
@@ -15,6 +16,10 @@ UNTRUSTED = frozenset(
 
 GONE = UNTRUSTED | {"controller_gone", "controller_changed"}
 """After these nobody knows what the next command would be read as: the driver may have been restarted."""
+
+
+WINDOW = 0.02
+"""Seconds over which the acceleration of legs is averaged: the peak of a step on the ground is shorter."""
 
 
 class StateMonitor:
@@ -38,6 +43,10 @@ class StateMonitor:
         self._last: RobotState | None = None
         self._good_since: float | None = None
         self._pushes, self._push = 0, 0.0
+        self._acceleration = spec.array("acceleration") if spec.mode == PD else None
+        self._pace: tuple[float, np.ndarray] | None = None  # stamp and velocities at the begin of the window
+        self._tilt = spec.legs.tilt if spec.legs is not None else None
+        self._imu = spec.imu
         self.numbers: dict[str, str] = {}
         self._forgiven = np.zeros(self._joints)  # how far outside each joint may be after a reset
 
@@ -108,7 +117,9 @@ class StateMonitor:
         if now - state.stamp > self._set.state_timeout:
             codes.append(self._stale(now - state.stamp))
         if last is None or state.stamp > last.stamp:
-            codes += self._moved(state, position)
+            codes += self._moved(state, position) + self._jolted(state.stamp, velocity)
+        if self._tilt is not None and self._imu in state.sensors:
+            codes += self._fallen(state.sensors[self._imu][:4], self._tilt)
         return codes + self._limits(state, position, velocity)
 
     def _moved(self, state: RobotState, position: np.ndarray) -> list[str]:
@@ -127,6 +138,31 @@ class StateMonitor:
             self._push = float(np.linalg.norm(state.wrench[:3]))
             self._pushes = self._pushes + 1 if not self._push <= self._set.force_factor * force else 0
         return []
+
+    def _jolted(self, stamp: float, velocity: np.ndarray) -> list[str]:
+        if self._acceleration is None:
+            return []
+        begin = self._pace
+        if begin is not None and stamp - begin[0] < WINDOW - 1e-6:
+            return []
+        self._pace = stamp, velocity
+        if begin is None or stamp - begin[0] > 5.0 * WINDOW:
+            return []
+        seen, most = np.abs(velocity - begin[1]) / (stamp - begin[0]), self._set.velocity_factor * self._acceleration
+        if not (seen > most).any():
+            return []
+        self._tell("acceleration_measured", seen, most, "rad/s2 of acceleration")
+        return ["acceleration_measured"]
+
+    def _fallen(self, orientation: np.ndarray, most: float) -> list[str]:
+        if not np.isfinite(orientation).all() or not orientation.any():
+            self.numbers["state_nonfinite"] = f"{self._imu} has no orientation: {orientation.tolist()}"
+            return ["state_nonfinite"]
+        tilt = float(np.arccos(np.clip(-gravity(orientation)[2], -1.0, 1.0)))
+        if tilt <= most:
+            return []
+        self.numbers["fallen"] = f"the trunk is {tilt:.2f} rad from upright, allowed {most:g}"
+        return ["fallen"]
 
     def _limits(self, state: RobotState, position: np.ndarray, velocity: np.ndarray) -> list[str]:
         codes, outside = [], self._outside(position)

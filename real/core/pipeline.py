@@ -54,6 +54,7 @@ class Sent:
         verdict: of the supervisor.
         velocity: (J,) commanded [rad/s]; measured in effort mode.
         period: time over which the command moved [s], 0 when it stood.
+        gains: (2, J) kp and kd of pd mode, else None.
     """
 
     value: np.ndarray
@@ -64,6 +65,7 @@ class Sent:
     verdict: Verdict
     velocity: np.ndarray
     period: float
+    gains: np.ndarray | None = None
 
 
 class CommandPipeline:
@@ -269,7 +271,7 @@ class CommandPipeline:
             trace = self.door.trace if authority != "none" else "supervisor/0"
             if State(verdict.state) not in MOVABLE:
                 self.door.rest()
-            return Sent(out.value, verdict.publish, authority, trace, flags, verdict, *self.safety.motion)
+            return Sent(out.value, verdict.publish, authority, trace, flags, verdict, *self.safety.motion, out.gains)
 
     def overdue(self, now: float) -> list[str]:
         """Inputs that have been silent for too long, as sentences."""

@@ -13,10 +13,11 @@ import numpy as np
 import yaml
 
 from robot_rl import card
+from robot_rl.real.core.legs_spec import LegsSpec
 from robot_rl.tables import read_table
 from robot_rl.types.card import Card
 
-POSITION, VELOCITY, EFFORT, TWIST = "position", "velocity", "effort", "twist"
+POSITION, VELOCITY, EFFORT, TWIST, PD = "position", "velocity", "effort", "twist", "pd"
 MODES = {
     "forward_position": POSITION,
     "forward_velocity": VELOCITY,
@@ -25,6 +26,7 @@ MODES = {
     "joint_command": POSITION,
     "twist": TWIST,
     "servo": TWIST,
+    "pd": PD,
 }
 TOPICS = {
     "jtc": "joint_trajectory_controller/joint_trajectory",
@@ -34,8 +36,10 @@ TOPICS = {
 }
 """Command mode -> topic of the robot's controller unless the RobotSpec says another; the rest are forward."""
 MAPPINGS = ("absolute", "delta", "velocity", "effort")
-FIELDS = {POSITION: "positions", VELOCITY: "velocities", EFFORT: "effort", TWIST: "velocities"}
+FIELDS = {POSITION: "positions", VELOCITY: "velocities", EFFORT: "effort", TWIST: "velocities", PD: "positions"}
 """Mode -> field of a trajectory point."""
+PD_INTERFACES = ("position", "velocity", "effort", "kp", "kd")
+"""What a controller takes of every joint in pd mode, in this order; velocity and effort are 0."""
 AXES: tuple[str, ...] = ("linear_x", "linear_y", "linear_z", "angular_x", "angular_y", "angular_z")
 """What the joints of a RobotSpec are called in a twist mode, in the order of a Twist."""
 CLOCKS = ("auto", "common", "foreign")
@@ -135,7 +139,8 @@ class RobotSpec:
         name: of the robot.
         joints: in the order of commands and observations; in a twist mode the axes that may move, named as in AXES.
         command_mode: jtc and joint_command name their joints; forward_position, forward_velocity and forward_effort
-            send arrays in the order of `joints`, which must be the controller's; twist or servo.
+            send arrays in the order of `joints`, which must be the controller's, and so does pd, which sends targets
+            with their gains; twist or servo.
         controller_topic: where the supervisor sends commands; "" = the usual one of the mode, see TOPICS.
         controller: node whose parameters `joints` and `interface_name` are read; "" = the one its topic belongs to.
         controller_timeout: seconds after which the robot's own controller stops without commands; 0 = never.
@@ -144,7 +149,9 @@ class RobotSpec:
         sensors: name -> topic that is read.
         cameras: name -> topic, type, timeout.
         workspace: box for the tool, or None.
-        home: (J,) rest configuration.
+        home: (J,) start configuration; in pd mode enabling moves the legs there.
+        rest: (J,) configuration to switch off in; () = home.
+        legs: of pd mode.
         margin: kept free at both ends of every position range [rad]; 5 % of a smaller range.
         force: largest force at the tool [N], or None.
         observation: keys in the order that the policy reads.
@@ -165,6 +172,8 @@ class RobotSpec:
     cameras: dict[str, SensorSpec] = field(default_factory=dict)
     workspace: Workspace | None = None
     home: tuple[float, ...] = ()
+    rest: tuple[float, ...] = ()
+    legs: LegsSpec | None = None
     margin: float = 0.02
     force: float | None = None
     observation: tuple[str, ...] = ()
@@ -191,13 +200,26 @@ class RobotSpec:
 
     @cached_property
     def mode(self) -> str:
-        """`position`, `velocity`, `effort` or `twist`."""
+        """`position`, `velocity`, `effort`, `twist` or `pd`."""
         return MODES[self.command_mode]
 
     @property
     def has_positions(self) -> bool:
         """Whether commands are joint positions or velocities, whose way can be told in advance."""
         return self.mode in (POSITION, VELOCITY)
+
+    @cached_property
+    def imu(self) -> str:
+        """Name of the first sensor of type sensor_msgs/Imu, or ""."""
+        return self._first("sensor_msgs/Imu")
+
+    @cached_property
+    def velocity_command(self) -> str:
+        """Name of the first sensor that tells a wanted velocity of the base, or ""."""
+        return self._first("geometry_msgs/Twist")
+
+    def _first(self, kind: str) -> str:
+        return next((name for name, s in self.sensors.items() if s.type.replace("/msg/", "/") == kind), "")
 
     def array(self, key: str) -> np.ndarray:
         """One number of every joint as (J,) float64, e.g. `array("velocity")`; None becomes nan."""
@@ -232,7 +254,7 @@ class RobotSpec:
         for key in ("sensors", "cameras"):
             table = _mapping(raw.get(key) or {}, key)
             raw[key] = {name: _build(SensorSpec, item, f"{key}.{name}") for name, item in table.items()}
-        for key, kind in (("workspace", Workspace), ("action", ActionSpec)):
+        for key, kind in (("workspace", Workspace), ("action", ActionSpec), ("legs", LegsSpec)):
             if raw.get(key) is None:
                 raw.pop(key, None)
             else:
@@ -273,7 +295,7 @@ def of_card(found: Card) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     table = card.to_table(found)
     stop = table.pop("estop")
-    for key in ("model", "base", "tool", "gripper", "rest", "ignore"):
+    for key in ("model", "base", "tool", "gripper", "ignore"):
         table.pop(key, None)
     for joint in table["joints"]:
         del joint["armature"]
@@ -409,6 +431,8 @@ def _check(spec: RobotSpec) -> None:
             "dead_time is missing: in velocity mode the joints move on for it after a command; measure the time from a "
             "command to the joints' following it (some 0.01 to 0.1 s) and write it down, 0.0 only for a simulation"
         )
+    if spec.mode == PD:
+        _check_legs(spec)
     if spec.dead_time is not None and not (0.0 <= spec.dead_time <= 1.0):
         raise SpecError(f"dead_time is {spec.dead_time}, expected seconds in [0, 1]")
     _positive(spec.force, "force")
@@ -429,14 +453,31 @@ def _check(spec: RobotSpec) -> None:
     _check_places(spec)
 
 
+def _check_legs(spec: RobotSpec) -> None:
+    if spec.legs is None or not spec.home:
+        raise SpecError("pd mode needs legs: {stop: damp or sit} and the pose `home` that they stand up into")
+    weak = [joint.name for joint in spec.joints if not (joint.kp > 0.0 and joint.kd > 0.0)]
+    if weak:
+        raise SpecError(f"joint {weak[0]} has no kp and kd > 0: in pd mode they go to the driver with each target")
+    if spec.legs.stop == "sit" and not spec.rest:
+        raise SpecError("legs.stop is sit, and rest is missing: the pose that the robot sits down in")
+    if spec.legs.tilt is not None and not spec.imu:
+        raise SpecError("legs.tilt needs a sensor of type sensor_msgs/Imu; tilt: null leaves a fall unwatched")
+    if spec.legs.stop not in ("damp", "sit"):
+        raise SpecError(f"legs.stop is {spec.legs.stop!r}, expected damp or sit")
+    for key in ("stop_seconds", "stand_seconds", "tilt"):
+        _positive(getattr(spec.legs, key), f"legs.{key}")
+
+
 def _check_places(spec: RobotSpec) -> None:
-    if spec.home:
-        if len(spec.home) != len(spec.joints):
-            raise SpecError(f"home has {len(spec.home)} entries, expected {len(spec.joints)}: one per joint")
-        lower, upper = spec.bounds()
-        for name, value, low, high in zip(spec.names, spec.home, lower, upper):
+    for key, pose in (("home", spec.home), ("rest", spec.rest)):
+        if pose and len(pose) != len(spec.joints):
+            raise SpecError(f"{key} has {len(pose)} entries, expected {len(spec.joints)}: one per joint")
+        lower, upper = spec.bounds() if key == "home" else spec.hard_bounds()
+        for name, value, low, high in zip(spec.names, pose, lower, upper):
             if not low <= value <= high:
-                raise SpecError(f"home of {name} is {value}, expected in [{low:g}, {high:g}]: limits minus margin")
+                of = "limits minus margin" if key == "home" else "its limits"
+                raise SpecError(f"{key} of {name} is {value}, expected in [{low:g}, {high:g}]: {of}")
     box = spec.workspace
     if box is not None:
         if len(box.lower) != 3 or len(box.upper) != 3:

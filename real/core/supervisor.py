@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from robot_rl.real.core.limiter import JointLimiter, wrap
-from robot_rl.real.core.limiter_effort import EffortLimiter
+from robot_rl.real.core.limiter_effort import EffortLimiter, Moment
+from robot_rl.real.core.limiter_pd import PdLimiter
 from robot_rl.real.core.machine import MOVABLE, WORDS, Event, SafetyMachine, State
 from robot_rl.real.core.monitor import GONE, UNTRUSTED, StateMonitor
 from robot_rl.real.core.motion import Farewell, FreezeWatch, Leash, PlaceWatch, UnderWay, farthest
 from robot_rl.real.core.settings import SafetySettings
-from robot_rl.real.core.spec import EFFORT, POSITION, VELOCITY, RobotSpec
+from robot_rl.real.core.spec import EFFORT, PD, POSITION, VELOCITY, RobotSpec
 from robot_rl.real.core.watchdogs import Overrun
 from robot_rl.real.core.workspace import WorkspaceGuard
 from robot_rl.real.robot import Command, Level, RobotState, Verdict
@@ -71,8 +72,9 @@ class SafetySupervisor:
             jerk=np.where(np.isnan(jerk), np.inf, jerk),
             continuous=[joint.continuous for joint in spec.joints],
         )
-        self._efforts = EffortLimiter(spec, period=period) if spec.mode == EFFORT else None
-        self._stilled = True  # effort mode: has come to rest since it was last driven
+        self._pd = PdLimiter(spec, period=period) if spec.mode == PD else None
+        # of the modes in which torque is bounded, and where the joints go is for physics to decide
+        self._efforts = EffortLimiter(spec, period=period) if spec.mode == EFFORT else self._pd
         self._lower, self._upper = lower, upper
         self._turning = self.limiter.continuous
         self._period, self._longest = period, 2.0 * period
@@ -208,9 +210,7 @@ class SafetySupervisor:
     def soft_stop(self) -> None:
         """Brake and hold as after a lost command (flood, silent operator); goes on with the next good command."""
         with self._lock:
-            self._machine.handle(Event.LOST, self._now)
-            self._target = None
-            self._begin_stop()
+            self._lose()
 
     def adopt(self, settings: SafetySettings) -> None:
         """Take over shorter timeouts; other settings keep their first values."""
@@ -248,7 +248,7 @@ class SafetySupervisor:
     def _watch_state(self, state: RobotState | None, now: float) -> None:
         self._codes = self._monitor.check(state, now)
         speed = float(np.abs(self.limiter.velocity).max()) if self._efforts is None else 0.0
-        if self._machine.state is State.ACTIVE and self.spec.has_positions:
+        if self._machine.state is State.ACTIVE and (self.spec.has_positions or self._pd is not None):
             if self._freeze.check(self._monitor.last, speed, now):
                 self._codes.append("state_frozen")
                 self._monitor.numbers["state_frozen"] = self._freeze.numbers
@@ -300,7 +300,8 @@ class SafetySupervisor:
         if not value.size:
             self._target = None
             if self._machine.state is State.ACTIVE:
-                self._machine.handle(Event.RELEASE, now)
+                # legs that were let down do not stand up again by themselves
+                self._machine.handle(Event.RELEASE if self._pd is None else Event.DISABLE, now)
                 self._begin_stop()
             return None
         return value
@@ -316,22 +317,29 @@ class SafetySupervisor:
                     reasons.append("start_mismatch")
         if self._machine.state is State.ACTIVE and now - self._heard > self.settings.command_timeout:
             reasons.append("stale_command")
-            self._machine.handle(Event.LOST, now)
-            self._target = None
-            self._begin_stop()
+            self._lose()
         if self._machine.state is State.STOPPING and self._stopped(now):
             self._machine.handle(Event.STOPPED, now)
+
+    def _lose(self) -> None:
+        """The source of the commands has gone silent, or talks nonsense."""
+        self._target = None
+        if self._pd is not None and self._machine.state is State.ACTIVE:
+            self._fault("cmd_timeout", "a robot on legs does not stand up again by itself")
+        else:
+            self._machine.handle(Event.LOST, self._now)
+            self._begin_stop()
 
     def _stopped(self, now: float) -> bool:
         """Whether braking is over; who falls silent then has sent a command that stands, since the last one stays."""
         if self._efforts is None:
             return not self.limiter.velocity.any()
         rested = self._monitor.resting() or now > self._stop_by
-        return rested and (self._efforts.still or not self._machine.leaving)
+        return rested and (self._efforts.still or not (self._machine.leaving or self._pd is not None))
 
     def _near(self, target: np.ndarray) -> bool:
         if self.spec.mode != POSITION:
-            return True
+            return self._pd is None or self._pd.ready(self.settings.lead_fault)
         last = self._monitor.last
         assert last is not None
         return bool((np.abs(self._difference(target, last.position)) <= self.settings.start_tolerance).all())
@@ -356,7 +364,7 @@ class SafetySupervisor:
                 self._settle_on(self.limiter.position)
             self._zeroed = True
         elif self._efforts is not None:
-            self._brake_efforts(self._efforts, period, now)
+            self._rest_efforts(self._efforts, period, now)
         elif machine.state is not State.ARMED or np.any(self.limiter.velocity):
             self.limiter.brake(period)
         if machine.state is State.ARMED:
@@ -370,8 +378,7 @@ class SafetySupervisor:
         limiter, last = self._efforts or self.limiter, self._monitor.last
         assert last is not None
         before = limiter.position
-        if isinstance(limiter, EffortLimiter):
-            self._stilled = False
+        if not isinstance(limiter, JointLimiter):
             limiter.step(target, last.position, last.velocity, period)
         elif self.spec.mode != POSITION:
             before = last.position
@@ -390,16 +397,13 @@ class SafetySupervisor:
         self._sent = self._resting()
         return self._sent, Level.CLIPPED if reasons else Level.OK
 
-    def _brake_efforts(self, limiter: EffortLimiter, period: float, now: float) -> None:
-        """Damp the measured motion until it has come to rest, then fade to zero; fade at once without a good state."""
-        last = self._monitor.last
-        trusted = last is not None and not UNTRUSTED & set(self._codes)
-        given_up = self._machine.state is State.STOPPING and now > self._stop_by
-        self._stilled |= self._monitor.resting() or not trusted or self._machine.state is State.ARMED or given_up
-        if last is None or self._stilled or self._monitor.age(now) > self.settings.state_timeout:
-            limiter.brake(None, None, period)
-        else:
-            limiter.brake(last.position, last.velocity, period)
+    def _rest_efforts(self, limiter: EffortLimiter | PdLimiter, period: float, now: float) -> None:
+        last, state = self._monitor.last, self._machine.state
+        if UNTRUSTED & set(self._codes) or self._monitor.age(now) > self.settings.state_timeout:
+            last = None
+        over = state is State.STOPPING and now > self._stop_by
+        done, leaving = over or self._monitor.resting(), over or self._machine.leaving
+        limiter.stop(Moment(last, done, last_stop=leaving, armed=state is State.ARMED), period)
 
     def _lead(self, target: np.ndarray, last: RobotState, now: float, reasons: list[str]) -> np.ndarray:
         """Target held near the robot once the command has run ahead of it; a robot that does not follow is a fault."""
@@ -421,7 +425,7 @@ class SafetySupervisor:
     def _resting(self) -> np.ndarray:
         """The limiter's present command in the mode of the robot."""
         if self._efforts is not None:
-            return self._efforts.effort.copy()
+            return self._efforts.command.copy()
         return (self.limiter.position if self.spec.mode == POSITION else self.limiter.velocity).copy()
 
     def _settle_on(self, position: np.ndarray) -> None:
@@ -474,7 +478,7 @@ class SafetySupervisor:
             self._farewell.begin(self.limiter.still)
         source, seq = (command.source, command.seq) if command is not None else ("supervisor", 0)
         verdict = Verdict(level, tuple(dict.fromkeys(reasons)), self.state, machine.cause, not quiet)
-        return Command(self._now, value.copy(), source, seq), verdict
+        return Command(self._now, value.copy(), source, seq, self._pd and self._pd.gains), verdict
 
     def _emergency(self, now: float, error: Exception) -> tuple[Command, Verdict]:
         """Brake with the last good command and latch; used only when the tick itself broke."""
@@ -484,11 +488,11 @@ class SafetySupervisor:
         if np.all(np.isfinite(self.limiter.velocity)) and np.isfinite(self._moved_at):
             self.limiter.brake()
             if self._efforts is not None:
-                self._efforts.brake(None, None)
+                self._efforts.stop(Moment(None, True), self._period)
             self._sent = self._resting()
         quiet = self._machine.state is State.STARTUP
         self._moved_at = self._now
         return (
-            Command(self._now, self._sent.copy(), "supervisor"),
+            Command(self._now, self._sent.copy(), "supervisor", gains=self._pd and self._pd.gains),
             Verdict(Level.STOP, ("internal",), self.state, self._machine.cause, not quiet),
         )

@@ -10,7 +10,7 @@ from rcl_interfaces.srv import GetParameters
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 
-from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.core.spec import PD, PD_INTERFACES, RobotSpec
 
 ANSWER = 2.0
 """Seconds after which a question is asked again."""
@@ -23,6 +23,11 @@ def controller_name(node: Node, spec: RobotSpec) -> str:
     return node.resolve_topic_name(spec.controller_topic).rpartition("/")[0]
 
 
+def interface_parameter(spec: RobotSpec) -> str:
+    """Parameter in which a controller of this mode tells what it takes."""
+    return {"jtc": "command_interfaces", "pd": "interface_names"}.get(spec.command_mode, "interface_name")
+
+
 def judge(spec: RobotSpec, name: str, joints: list[str], interfaces: list[str]) -> str:
     """What is wrong with a controller for this robot, "" when it fits.
 
@@ -30,9 +35,9 @@ def judge(spec: RobotSpec, name: str, joints: list[str], interfaces: list[str]) 
         spec: of the robot.
         name: of the controller.
         joints: its parameter `joints`; [] = it has none.
-        interfaces: its parameter `interface_name` or `command_interfaces`; [] = it has none.
+        interfaces: its parameter `interface_name`, `interface_names` or `command_interfaces`; [] = it has none.
     """
-    indexed = spec.command_mode.startswith("forward")
+    indexed = spec.command_mode.startswith("forward") or spec.mode == PD
     if not joints:
         return f"{name} does not tell its joints; {REMEDY}" if indexed else ""
     if indexed and joints != list(spec.names):
@@ -43,6 +48,10 @@ def judge(spec: RobotSpec, name: str, joints: list[str], interfaces: list[str]) 
     absent = [joint for joint in spec.names if joint not in joints]
     if absent:
         return f"{name} drives {', '.join(joints)}, but not {', '.join(absent)} of the RobotSpec"
+    if spec.mode == PD:
+        wrong = interfaces != list(PD_INTERFACES)
+        told = f"{name} takes {', '.join(interfaces) or 'nobody knows what'} of each joint"
+        return f"{told}, the RobotSpec's pd sends {', '.join(PD_INTERFACES)}" if wrong else ""
     if interfaces and spec.mode not in interfaces:
         return f"{name} takes {', '.join(interfaces)}, the RobotSpec's {spec.command_mode} sends {spec.mode}"
     return ""
@@ -69,9 +78,9 @@ class ControllerCheck:
         self._node, self._spec = node, spec
         self._topic = node.resolve_topic_name(spec.controller_topic)
         self._name = controller_name(node, spec)
-        kind = "command_interfaces" if spec.command_mode == "jtc" else "interface_name"
+        kind = interface_parameter(spec)
         self._wanted = ("joints", kind)
-        self._indexed = spec.command_mode.startswith("forward")
+        self._indexed = spec.command_mode.startswith("forward") or spec.mode == PD
         self.client = node.create_client(GetParameters, f"{self._name}/get_parameters") if self._name else None
         self._listeners: set[bytes] = set()  # when it was read
         self._asked: list[Any] = []

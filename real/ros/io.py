@@ -13,7 +13,7 @@ import numpy as np
 from robot_rl.extras import require
 from robot_rl.real.cameras import raw_pixels
 from robot_rl.real.core.intake import CommandMessage
-from robot_rl.real.core.spec import AXES, FIELDS, TWIST, RobotSpec
+from robot_rl.real.core.spec import AXES, FIELDS, PD, PD_INTERFACES, TWIST, RobotSpec
 
 require("rclpy")
 
@@ -29,7 +29,7 @@ from rclpy.qos import (  # noqa: E402
     ReliabilityPolicy,
 )
 from sensor_msgs.msg import CompressedImage, Image, Imu, JointState  # noqa: E402
-from std_msgs.msg import Float64MultiArray  # noqa: E402
+from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayout  # noqa: E402
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint  # noqa: E402
 
 Array = np.ndarray
@@ -41,6 +41,7 @@ TYPES: dict[str, Any] = {
     "sensor_msgs/Image": Image,
     "sensor_msgs/CompressedImage": CompressedImage,
     "geometry_msgs/WrenchStamped": WrenchStamped,
+    "geometry_msgs/Twist": Twist,
     "geometry_msgs/TwistStamped": TwistStamped,
     "nav_msgs/Odometry": Odometry,
     "std_msgs/Float64MultiArray": Float64MultiArray,
@@ -211,7 +212,7 @@ def sensor_array(message: Any) -> Array:
         return wrench_array(message)
     if isinstance(message, Odometry):
         return odometry_array(message)
-    if isinstance(message, TwistStamped):
+    if isinstance(message, (Twist, TwistStamped)):
         return twist_array(message)
     return np.array(message.data, float)
 
@@ -331,16 +332,24 @@ def hardware_type(spec: RobotSpec) -> Any:
     """
     if spec.mode == TWIST:
         return TwistStamped if spec.stamped else Twist
-    if spec.command_mode.startswith("forward"):
+    if spec.command_mode.startswith("forward") or spec.mode == PD:
         return Float64MultiArray
     kinds = {"jtc": JointTrajectory, "joint_command": JointState}
     if spec.command_mode not in kinds:
-        raise ValueError(f"command_mode is {spec.command_mode}, expected forward_*, jtc, joint_command, twist or servo")
+        raise ValueError(
+            f"command_mode is {spec.command_mode}, expected forward_*, jtc, joint_command, twist, servo or pd"
+        )
     return kinds[spec.command_mode]
 
 
-def hardware_message(spec: RobotSpec, value: Array, period: float, stamp: float) -> Any:
-    """Command (J,) for the robot's controller, to be reached within `period` [s] where it asks for a time."""
+def hardware_message(spec: RobotSpec, value: Array, period: float, stamp: float, gains: Array | None = None) -> Any:
+    """Command (J,) for the robot's controller, to be reached within `period` [s] where it asks for a time.
+
+    In pd mode `gains` are (2, J) kp and kd; joint after joint its five numbers go out, see `PD_INTERFACES`.
+    """
+    if spec.mode == PD:
+        assert gains is not None
+        return _pd_message(spec, np.stack([value, np.zeros_like(value), np.zeros_like(value), *gains]))
     numbers = value.tolist()
     if spec.command_mode.startswith("forward"):
         return Float64MultiArray(data=numbers)
@@ -352,6 +361,17 @@ def hardware_message(spec: RobotSpec, value: Array, period: float, stamp: float)
     message = JointState(name=list(spec.names), position=numbers)
     message.header.stamp = time_message(stamp)
     return message
+
+
+def _pd_message(spec: RobotSpec, table: Array) -> Float64MultiArray:
+    joints, kinds = len(spec.joints), len(PD_INTERFACES)
+    layout = MultiArrayLayout(
+        dim=[
+            MultiArrayDimension(label="joint", size=joints, stride=joints * kinds),
+            MultiArrayDimension(label="interface", size=kinds, stride=kinds),
+        ]
+    )
+    return Float64MultiArray(layout=layout, data=table.T.ravel().tolist())
 
 
 def _twist_message(spec: RobotSpec, value: Sequence[float], stamp: float) -> Twist | TwistStamped:
@@ -369,8 +389,12 @@ def _twist_message(spec: RobotSpec, value: Sequence[float], stamp: float) -> Twi
 def hardware_values(spec: RobotSpec, message: Any) -> Array | None:
     """Inverse of `hardware_message` as a controller reads it: (J,) in the order of the spec, None when it does not fit.
 
-    A JointTrajectory is read at its last point.
+    A JointTrajectory is read at its last point; in pd mode it is (5, J), rows as in `PD_INTERFACES`.
     """
+    if spec.mode == PD:
+        table = np.array(message.data, float)
+        fits = table.shape == (len(PD_INTERFACES) * len(spec.joints),) and np.isfinite(table).all()
+        return table.reshape(len(spec.joints), -1).T if fits else None
     if isinstance(message, Float64MultiArray):
         value = np.array(message.data, float)
     elif isinstance(message, (Twist, TwistStamped)):

@@ -20,9 +20,11 @@ from std_srvs.srv import Trigger
 
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.graph import bound
+from robot_rl.real.graph import bound, has_card
+from robot_rl.real.legged_port import COMMAND, IMU
 from robot_rl.real.pilot import Pilot, Setpoints, fitted
 from robot_rl.real.port import IMAGE, Port
+from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.camera_inputs import CameraInputs
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import FIELDS, JointTrajectory, trajectory
@@ -212,7 +214,7 @@ class PolicyNode(LifecycleNode):
         said["action"] = self._value("action") or None
         policy, port = fitted(loaded, self.spec, said, self.get_logger().warning)
         for task in port.external:
-            if task not in self._task_topics:
+            if task not in (*self._task_topics, IMU, COMMAND):
                 self._task_topics[task] = self.create_subscription(
                     Float64MultiArray, f"robot_rl/task/{task}", functools.partial(self._on_task, task), 1
                 )
@@ -279,7 +281,7 @@ class PolicyNode(LifecycleNode):
         for change in changes:
             if change.name == "policy_path" and self.pilot is not None:
                 folder = Path(str(change.value)).expanduser()
-                if not folder.is_dir():
+                if not (folder.is_dir() or has_card(folder)):
                     return SetParametersResult(successful=False, reason=f"policy_path {folder} is no folder")
                 refused = self._begin_swap(str(change.value))
                 if refused:
@@ -311,7 +313,7 @@ class PolicyNode(LifecycleNode):
         assert self.loop is not None
         self._out.assert_liveliness()
         state = self.inputs.latest(begin)
-        task, self._silent = self._task_now(pilot, begin)
+        task, self._silent = self._task_now(pilot, state, begin)
         pictures, self._blind = self._cameras.look(begin, pilot.port.cameras)
         if state is None or begin - state.stamp > self._value_state_timeout or self._silent or self._blind:
             self._stale += 1
@@ -344,16 +346,36 @@ class PolicyNode(LifecycleNode):
             self._publish(kept.times, kept.values, kept_stamp)
         return begin - state.stamp
 
-    def _task_now(self, pilot: Pilot, now: float) -> tuple[dict[str, np.ndarray], list[str]]:
+    def _task_now(self, pilot: Pilot, state: RobotState | None, now: float) -> tuple[dict[str, np.ndarray], list[str]]:
         found, silent = {}, []
         patience = self._task_timeout or np.inf
         for name in pilot.port.external:
+            if name in (IMU, COMMAND):
+                value = self._of_body(name, state, now)
+                if value is None:
+                    silent.append(f"sensor {name}")
+                else:
+                    found[name] = value
+                continue
             value, when = self._task.get(name, (None, -np.inf))
             if value is None or now - when > patience:
                 silent.append(name)
             else:
                 found[name] = value
         return found, silent
+
+    def _of_body(self, name: str, state: RobotState | None, now: float) -> np.ndarray | None:
+        """A reading of the IMU, None when there is no fresh one; the wanted velocity, 0 when nobody asks for one."""
+        sensor = self.spec.imu if name == IMU else self.spec.velocity_command
+        fresh = (
+            state is not None
+            and sensor in state.sensors
+            and self.inputs.age(sensor, now) <= self.spec.sensors[sensor].timeout
+        )
+        value = state.sensors[sensor] if fresh and state is not None else None
+        if name == IMU:
+            return value
+        return np.zeros(3) if value is None else value[[0, 1, 5]]
 
     def _publish(self, times: np.ndarray, values: np.ndarray, stamp: float) -> None:
         identity = self.pilot.identity if self.pilot is not None else "policy"
@@ -411,7 +433,8 @@ class PolicyNode(LifecycleNode):
         if self.loop.errors:
             return ERROR, f"{self.loop.errors} exceptions, the last: {self._refused}", values
         if self._silent:
-            return WARN, f"no value yet on {', '.join(f'robot_rl/task/{name}' for name in self._silent)}", values
+            names = (name if name.startswith("sensor ") else f"robot_rl/task/{name}" for name in self._silent)
+            return WARN, f"no value yet on {', '.join(names)}", values
         if self._blind:
             return WARN, self._blind, values
         if self._refused:

@@ -407,7 +407,7 @@ class SafetySupervisorNode(LifecycleNode):
     def _send(self, sent: Sent, now: float) -> None:
         if sent.publish:
             stamp = 1e-9 * self.get_clock().now().nanoseconds
-            self._hardware.publish(hardware_message(self.spec, sent.value, self._period, stamp))
+            self._hardware.publish(hardware_message(self.spec, sent.value, self._period, stamp, sent.gains))
             self._executed.publish(
                 executed_message(
                     self.spec,

@@ -8,12 +8,12 @@ import threading
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 
-from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.ros.controller_check import controller_name
+from robot_rl.real.core.spec import PD, PD_INTERFACES, RobotSpec
+from robot_rl.real.ros.controller_check import controller_name, interface_parameter
 
 
 class SimController:
-    """A node with the parameters `joints` and `interface_name` or `command_interfaces`; it answers, and does nothing.
+    """A node with the parameters of a controller of the robot's mode; it answers, and does nothing.
 
     Args:
         robot: node of the simulated robot, which takes the commands.
@@ -29,10 +29,11 @@ class SimController:
         # global arguments rename the robot's node, and would rename this one too
         self._node = Node(name, namespace=space or "/", context=robot.context, use_global_arguments=False)
         self._node.declare_parameter("joints", list(spec.names))
-        if spec.command_mode == "jtc":
-            self._node.declare_parameter("command_interfaces", [spec.mode])
+        named = interface_parameter(spec)
+        if named == "interface_name":
+            self._node.declare_parameter(named, spec.mode)
         else:
-            self._node.declare_parameter("interface_name", spec.mode)
+            self._node.declare_parameter(named, list[str](PD_INTERFACES) if spec.mode == PD else [spec.mode])
         self._executor = SingleThreadedExecutor(context=robot.context)
         self._executor.add_node(self._node)
         self._thread = threading.Thread(target=self._spin, name="controller", daemon=True)

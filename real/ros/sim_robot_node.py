@@ -15,11 +15,11 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock
-from std_msgs.msg import Bool, Float64MultiArray
+from std_msgs.msg import Bool, Float64MultiArray, String
 from std_srvs.srv import SetBool, Trigger
 
 from robot_rl.real.core.scheduler import Tick
-from robot_rl.real.core.spec import AXES, MOTION, POSITION, TWIST, RobotSpec
+from robot_rl.real.core.spec import AXES, MOTION, PD, POSITION, TWIST, RobotSpec
 from robot_rl.real.plant import KinematicPlant, Plant
 from robot_rl.real.ros.camera_feed import FAULTS, CameraFeed
 from robot_rl.real.ros.io import (
@@ -34,6 +34,7 @@ from robot_rl.real.ros.io import (
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.sim_controller import SimController
+from robot_rl.real.ros.trunk_topics import TrunkTopics
 
 INJECT: dict[str, Any] = {
     "freeze": False,  # no new joint states
@@ -44,6 +45,7 @@ INJECT: dict[str, Any] = {
     "reverse": False,  # joints in reverse order
     "split": False,  # two publishers with half of the joints each
     "clock_offset": 0.0,  # added to stamps [s]
+    "imu_silent": False,  # no readings of the IMU of a robot on legs
     "blocked": False,  # all joints stuck
     "push": 0.0,  # displaces the first joint once [rad]
     "clock_back": 0.0,  # /clock jumps back by this once [s]
@@ -62,7 +64,7 @@ class SimRobotNode(Node):
         """Read the parameters, make the robot, begin.
 
         Args:
-            make_plant: as `robot_rl.sim.plant.make_plant`: what has a model or a world.
+            make_plant: as `robot_rl.sim.legs_plant.make_plant`: what has a model or a world.
             options: of the node.
         """
         super().__init__("sim_robot", **options)
@@ -87,8 +89,12 @@ class SimRobotNode(Node):
         self.health = Health(self, spec.name)
         kind, topic = self._state_topic(spec)
         self._states = [publisher(self, kind, topic, "state_out", self.health)]
+        self._trunk = TrunkTopics(self, spec, self.health) if self.plant.trunk is not None else None
         self._tasks: dict[str, Any] = {}
         self._success = publisher(self, Bool, "robot_rl/success", "event", self.health)
+        subscribe(self, String, "robot_rl/authority", self._on_authority, "latched", self.health)
+        if not self._harness:
+            self.plant.release()
         subscribe(self, hardware_type(spec), spec.controller_topic, self._on_command, "hardware", self.health)
         self._clock_out = publisher(self, Clock, "/clock", "clock", self.health) if self._publish_clock else None
         self.create_service(Trigger, "~/reset", self._on_reset)
@@ -117,6 +123,8 @@ class SimRobotNode(Node):
         self._world = declare(self, "world", "", "a world of robot_rl.sim.worlds, e.g. reach")
         self._world_options = declare(self, "world_options", "{}", "arguments of the world, as JSON")
         self._model = declare(self, "model", "", "MJCF or URDF; without world and model the joints have no mass")
+        self._base = declare(self, "base", "", "body of the model that legs carry; empty = the robot stands fixed")
+        self._harness = declare(self, "harness", True, "legs hang, feet on the ground, until somebody drives them")
         self._rate = declare(self, "rate", 100.0, "joint states per second", low=1.0, high=2000.0)
         self._physics_dt = declare(self, "physics_dt", 0.0, "physics step [s], 0 = the model's", low=0.0, high=0.1)
         self._factor = declare(self, "realtime_factor", 1.0, "simulated per real second", low=0.01, high=100.0)
@@ -152,6 +160,8 @@ class SimRobotNode(Node):
         return spec
 
     def _make_plant(self, spec: RobotSpec) -> Plant:
+        if spec.mode == PD and not self._base:
+            raise ValueError("pd mode needs a model that walks: give a card with legs, or model and base")
         if not self._world and not self._model:
             return KinematicPlant(spec)
         return self._plant_of(
@@ -166,6 +176,7 @@ class SimRobotNode(Node):
             kd=spec.array("kd"),
             effort=spec.array("effort"),
             timestep=self._physics_dt or None,
+            **({"base": self._base} if self._base else {}),
         )
 
     def _make_feed(self, spec: RobotSpec) -> CameraFeed | None:
@@ -213,6 +224,12 @@ class SimRobotNode(Node):
             self._number += 1
             heapq.heappush(self._coming, (due, self._number, value))
         self._answered.set()
+
+    def _on_authority(self, message: String) -> None:
+        """Whoever lowers the harness looks whether somebody drives the legs."""
+        if message.data != "none":
+            with self._lock:
+                self.plant.release()
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         with self._lock:
@@ -319,7 +336,7 @@ class SimRobotNode(Node):
         silent = time.monotonic() - self._heard
         if self._timeout > 0.0 and silent > self._timeout and np.isfinite(self._heard) and not self._timed_out:
             self._timed_out = True  # what a controller with a command timeout does
-            if self.spec.mode == POSITION:
+            if self.spec.mode in (POSITION, PD):
                 self.plant.hold()
             else:
                 self.plant.command(np.zeros(len(self.spec.joints)))
@@ -336,6 +353,9 @@ class SimRobotNode(Node):
         while self._late_by and self._late_by[0][0] <= now:
             for where, message in zip(self._states, heapq.heappop(self._late_by)[2]):
                 where.publish(message)
+        trunk = self.plant.trunk
+        if self._trunk is not None and trunk is not None:
+            self._trunk.publish(trunk, stamp, imu=not self._inject["imu_silent"])
         for name, value in self.plant.task.items():
             if name not in self._tasks:
                 self._tasks[name] = publisher(

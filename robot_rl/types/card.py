@@ -61,7 +61,7 @@ class JointCard(Options):
     limit_slack: NotNegative | None = None
     """How far a measured position may lie outside its limits; null = as the supervisor's settings say."""
     kp: NotNegative = 0.0
-    """Gain of the simulated servo."""
+    """Gain of the simulated servo; in pd mode of the real one, too."""
     kd: NotNegative = 0.0
     """Its damping."""
     armature: NotNegative = 0.0
@@ -150,6 +150,19 @@ class ActionCard(Options):
     """What 1 means, one number or one per joint."""
 
 
+class LegsCard(Options):
+    """Of a robot that walks: its base moves freely, and its driver takes joint targets with gains."""
+
+    stop: Literal["damp", "sit", "?"] = OPEN
+    """After a fault, an e-stop or a lost command: damp (kp 0, the joints' kd), or sit: go to rest first."""
+    stop_seconds: Positive = 3.0
+    """Of the way to rest."""
+    stand_seconds: Positive = 2.0
+    """Of the way to home, when it is enabled."""
+    tilt: Positive | None = 1.0
+    """Largest angle between trunk and upright [rad]; beyond it the robot counts as fallen; null = not watched."""
+
+
 class Card(Options):
     """One robot: an arm with a tool, or legs on a base that moves freely."""
 
@@ -159,6 +172,8 @@ class Card(Options):
     """Kinematics, masses and shapes."""
     base: str = ""
     """Body of the model that is fixed to the world, or the trunk of legs."""
+    legs: LegsCard | None = None
+    """null = an arm."""
     tool: str = ""
     """Site or body that tasks move."""
     joints: tuple[JointCard, ...] = Field(min_length=1)
@@ -174,7 +189,7 @@ class Card(Options):
     ignore: tuple[tuple[str, str], ...] = ()
     """Pairs of bodies whose contact in the model means nothing: their shapes overlap where they are joined."""
     command_mode: Literal[
-        "forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "?"
+        "forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd", "?"
     ] = OPEN
     """What the controller takes."""
     controller_topic: Text = OPEN

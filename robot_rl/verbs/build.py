@@ -21,7 +21,9 @@ from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.onnx_policy import OnnxPolicy, graph_of
 from robot_rl.types import Loaded, Options
+from robot_rl.types.policy_card import FILE
 from robot_rl.verbs.reading import plain, read_options
+from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
 
 REFUSALS = (Refused, ValueError, FileNotFoundError, CheckpointError, InUse)
@@ -240,10 +242,10 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
     """A trained policy for the robot: what the policy node runs.
 
     Args:
-        path: run or checkpoint folder.
+        path: run or checkpoint folder; the folder or the file of a TorchScript policy with its card.
         device: where the policy computes.
         threads: CPU threads of torch.
-        trust: run a method of somebody's own that the folder names.
+        trust: run a method of somebody's own that the folder names, or TorchScript, which is a program.
 
     Raises:
         CheckpointError: no complete checkpoint there.
@@ -253,8 +255,12 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
     from robot_rl.chunks import ChunkedPolicy
 
     torch.set_num_threads(threads)
+    given = Path(path)
+    card = (given if given.is_dir() else given.parent) / FILE
+    if card.is_file():
+        return load_torchscript(card, device=device, trust=trust)
     extras.allow(everything=trust)
-    folder = checkpoint.find(Path(path))
+    folder = checkpoint.find(given)
     run_config: Any = OmegaConf.load(folder / "config.yaml")
     policy = load_policy(OmegaConf.create({"device": device}), run_config, folder)
     io = checkpoint.read_io(folder)

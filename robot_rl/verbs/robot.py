@@ -1,4 +1,4 @@
-"""Cards of robots: robot-rl robot new | show | safety, and robot=<card> of every verb that steps an environment."""
+"""Cards: robot-rl robot new | show | safety | policy, and robot=<card> of every verb that steps an environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl import build, card
+from robot_rl import build, card, policy_card
 from robot_rl.types import Options
 from robot_rl.types.card import DEFAULTS, OPEN, Card, SensorCard
 from robot_rl.types.options import NotNegative, Positive
@@ -20,7 +20,16 @@ from robot_rl.verbs import answer
 from robot_rl.verbs.reading import read_words
 from robot_rl.words import Refused, near
 
-Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo"]
+Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd"]
+
+
+class PolicyOptions(Options):
+    """robot-rl robot policy <policy.yaml>: the card of a walking policy, from the description that came with it."""
+
+    robot: str
+    """Card of the robot that it moves: its joints are the policy's, in the order of the model."""
+    weights: str = ""
+    """TorchScript file, beside which the card is written; left out = policy.pt beside the description."""
 
 
 class NewOptions(Options):
@@ -31,7 +40,9 @@ class NewOptions(Options):
     tool: str = ""
     """Site or body that tasks move; left out = guessed by its name."""
     base: str = ""
-    """Body below which the arm begins; left out = the world."""
+    """Body below which the arm begins, or that legs carry; left out = the world, or the one with the free joint."""
+    policy: str = ""
+    """Description of a walking policy (unitree_rl_gym's deploy_mujoco layout): gains and standing pose of the legs."""
     velocity: Positive | None = None
     """Largest speed of joints whose file states none [rad/s]."""
     acceleration: Positive | None = None
@@ -46,6 +57,12 @@ class NewOptions(Options):
     """Seconds after which the controller stops by itself without commands; 0 = never."""
     states: str | None = None
     """Topic of the joint states."""
+    imu: str | None = None
+    """Topic of the sensor_msgs/Imu of legs, in the frame of the body that they carry."""
+    command: str = "cmd_vel"
+    """Topic of the geometry_msgs/Twist that says where legs should walk."""
+    stop: Literal["damp", "sit"] | None = None
+    """Of legs, after a fault, an e-stop or a lost command."""
     estop: Literal["brake", "zero", "halt"] | None = None
     """What an emergency stop sends."""
 
@@ -63,16 +80,19 @@ QUESTIONS = {
     "controller_timeout": "seconds after which it stops by itself without commands (0 = never)",
     "states": "topic of the joint states, such as joint_states",
     "estop": "emergency stop: brake, zero or halt",
+    "imu": "topic of the IMU, such as imu",
+    "stop": "legs after a fault, an e-stop or a lost command: damp or sit",
 }
+OF_LEGS = ("imu", "stop")
 
 
 def robot(arguments: list[str]) -> int:
     """What is asked of a card; the exit status."""
-    verbs = {"new": _new, "show": _show, "safety": _safety}
+    verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
     verb = arguments[0] if arguments else ""
     try:
         if verb not in verbs:
-            raise Refused(f"robot-rl robot new|show|safety; there is no '{verb}'{near(verb, verbs)}")
+            raise Refused(f"robot-rl robot new|show|safety|policy; there is no '{verb}'{near(verb, verbs)}")
         verbs[verb](arguments[1:])
     except (Refused, ValueError, OSError, ImportError) as error:
         answer.error(str(error))
@@ -88,7 +108,13 @@ def _new(arguments: list[str]) -> None:
     path = Path(f"{options.name}.yaml")
     if path.exists():
         raise Refused(f"{path} exists; take another name= or remove it")
-    made, notes = build.tool("new_card")(models[0], options.name, tool=options.tool, base=options.base)
+    legs = None if options.tool else build.tool("new_legs_card")(models[0], options.name, base=options.base)
+    if legs is None and options.policy:
+        raise Refused(f"policy= is for a robot on legs, and {models[0]} has a fixed base")
+    made, notes = legs or build.tool("new_card")(models[0], options.name, tool=options.tool, base=options.base)
+    if options.policy:
+        made = policy_card.standing(made, policy_card.read_description(Path(options.policy)))
+        notes = [note for note in notes if not note.startswith("home is")]
     for note in notes:
         print(f"  {note}")
     given = options.model_dump(exclude_none=True)
@@ -96,8 +122,13 @@ def _new(arguments: list[str]) -> None:
         given = options.model_validate(given | _ask(made, given)).model_dump(exclude_none=True)
     made = _with(made, given)
     card.write(made, path)
-    joints = f"{len(made.joints)} joints" + (", a gripper" if made.gripper is not None else ", no gripper")
-    print(f"{path}: {joints}, tool {made.tool}, home {' '.join(f'{x:g}' for x in made.home)}")
+    if made.legs is not None:
+        what = f"{len(made.joints)} joints, legs of {made.base}"
+    else:
+        what = f"{len(made.joints)} joints, {'a' if made.gripper is not None else 'no'} gripper, tool {made.tool}"
+    print(f"{path}: {what}, home {' '.join(f'{x:g}' for x in made.home)}")
+    if made.legs is not None and not all(joint.kp and joint.kd for joint in made.joints):
+        print("  kp and kd of the joints are not known: policy=<description of a policy>, or write them into the card")
     left = made.open_keys()
     answer.note(card=str(path), open=list(left))
     if left:
@@ -109,7 +140,9 @@ def _ask(made: Card, given: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for key, question in QUESTIONS.items():
         stated = key in DEFAULTS and all(x != OPEN for joint in made.joints for x in (joint.model_dump()[key],))
-        if key in given or stated:
+        if key in given or stated or (key in OF_LEGS and made.legs is None):
+            continue
+        if key == "command_mode" and made.command_mode != OPEN:
             continue
         answer = input(f"{question} [?]: ").strip()
         if answer and answer != OPEN:
@@ -130,8 +163,26 @@ def _with(made: Card, given: dict[str, Any]) -> Card:
         update["estop"] = made.estop.model_copy(update={"action": given["estop"]})
     if made.gripper is not None and "effort" in limits and made.gripper.effort == OPEN:
         update["gripper"] = made.gripper.model_copy(update={"effort": limits["effort"]})
-    update["sensors"] = {"joints": SensorCard(topic=given.get("states", OPEN), type="sensor_msgs/JointState")}
+    sensors = {"joints": SensorCard(topic=given.get("states", OPEN), type="sensor_msgs/JointState")}
+    if made.legs is not None:
+        sensors["imu"] = SensorCard(topic=given.get("imu", OPEN), type="sensor_msgs/Imu")
+        sensors["command"] = SensorCard(topic=given["command"], type="geometry_msgs/Twist", required=False, timeout=0.5)
+        update["legs"] = made.legs.model_copy(update={"stop": given.get("stop", OPEN)})
+    update["sensors"] = sensors
     return made.model_copy(update=update)
+
+
+def _policy(arguments: list[str]) -> None:
+    """Write the card of a walking policy beside its weights."""
+    files = [item for item in arguments if "=" not in item]
+    if len(files) != 1:
+        raise Refused("say which description: robot-rl robot policy <policy.yaml> robot=g1")
+    options = read_words(PolicyOptions, [item for item in arguments if "=" in item], "robot policy")
+    description = Path(files[0])
+    weights = Path(options.weights) if options.weights else description.parent / "policy.pt"
+    file = policy_card.write(description, weights, card.read(options.robot))
+    answer.note(card=str(file))
+    print(f"{file}: what {weights.name} sees and does. The weights are a program; deploy runs them with trust=true")
 
 
 def _one(arguments: list[str], verb: str) -> Card:
@@ -142,7 +193,7 @@ def _one(arguments: list[str], verb: str) -> Card:
 
 def _show(arguments: list[str]) -> None:
     found = _one(arguments, "show")
-    pictures, told = build.tool("robot_pictures")(found)
+    pictures, told = ([], ["no pictures: only arms are drawn"]) if found.legs else build.tool("robot_pictures")(found)
     page = Path(f"{found.name}.html")
     body = f"<h1>{html.escape(found.name)}</h1>"
     for text, data in pictures:

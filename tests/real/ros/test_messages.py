@@ -1,5 +1,5 @@
 """Messages to arrays and back, and what the QoS table promises."""
-# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false, reportArgumentType=false
 
 import numpy as np
 import pytest
@@ -7,8 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rclpy.qos import DurabilityPolicy, LivelinessPolicy, ReliabilityPolicy
 
+from robot_rl.legs import Trunk
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros import io
+from robot_rl.real.ros.controller_check import judge
+from robot_rl.real.ros.trunk_topics import imu_message, trunk_odometry
 
 pytestmark = pytest.mark.ros
 NAMES = ("a", "b", "c")
@@ -63,6 +66,46 @@ def test_hardware_command_round_trip(mode):
     message = io.hardware_message(made, np.array([1.0, 2.0, 3.0]), 0.01, 5.0)
     assert isinstance(message, io.hardware_type(made))
     assert io.hardware_values(made, message).tolist() == [1.0, 2.0, 3.0]
+
+
+def legs():
+    joint = {"lower": -2.0, "upper": 2.0, "velocity": 1.0, "acceleration": 5.0, "effort": 10.0, "kp": 50.0, "kd": 1.0}
+    raw = {"name": "legs", "joints": [{"name": n, **joint} for n in NAMES], "command_mode": "pd", "home": [0.0] * 3}
+    return RobotSpec.from_dict({**raw, "legs": {}, "sensors": {"imu": {"topic": "imu", "type": "sensor_msgs/Imu"}}})
+
+
+def test_targets_with_gains_go_out_joint_after_joint_as_ros2_control_takes_them():
+    gains = np.array([[50.0, 40.0, 0.0], [1.0, 2.0, 3.0]])
+    message = io.hardware_message(legs(), np.array([0.1, 0.2, 0.3]), 0.01, 5.0, gains)
+    assert isinstance(message, io.hardware_type(legs()))
+    assert list(message.data) == [0.1, 0, 0, 50, 1, 0.2, 0, 0, 40, 2, 0.3, 0, 0, 0, 3]
+    assert [(dim.label, dim.size, dim.stride) for dim in message.layout.dim] == [("joint", 3, 15), ("interface", 5, 5)]
+    back = io.hardware_values(legs(), message)
+    assert back.tolist() == [[0.1, 0.2, 0.3], [0] * 3, [0] * 3, [50, 40, 0], [1, 2, 3]]
+    assert io.hardware_values(legs(), io.Float64MultiArray(data=[1.0] * 3)) is None
+    assert io.hardware_values(legs(), io.Float64MultiArray(data=[np.nan] * 15)) is None
+
+
+def test_controller_of_targets_with_gains_has_to_take_the_same_five_in_the_same_order():
+    five, names = ["position", "velocity", "effort", "kp", "kd"], list(NAMES)
+    assert judge(legs(), "drive", names, five) == ""
+    assert "reads arrays as c, b, a" in judge(legs(), "drive", names[::-1], five)
+    assert "drive takes position, velocity, effort, kd, kp" in judge(legs(), "drive", names, [*five[:3], "kd", "kp"])
+    assert "nobody knows what" in judge(legs(), "drive", names, [])
+    assert "does not tell its joints" in judge(legs(), "drive", [], five)
+
+
+def test_trunk_as_messages_and_back():
+    trunk = Trunk(*(np.array(x, float) for x in ([1, 2, 3], [0.1, 0.2, 0.3, 0.9], [4, 5, 6], [7, 8, 9], [0, 1, 9.8])))
+    imu = imu_message(trunk, 2.5, "pelvis")
+    assert (imu.header.frame_id, imu.header.stamp.sec) == ("pelvis", 2)
+    assert io.sensor_array(imu).tolist() == [0.1, 0.2, 0.3, 0.9, 7, 8, 9, 0, 1, 9.8]
+    odom = trunk_odometry(trunk, 2.5, "pelvis")
+    assert (odom.header.frame_id, odom.child_frame_id) == ("odom", "pelvis")
+    assert io.sensor_array(odom).tolist() == [1, 2, 3, 0.1, 0.2, 0.3, 0.9, 4, 5, 6, 7, 8, 9]
+    twist = io.Twist()
+    twist.linear.x, twist.angular.z = 0.5, -0.2
+    assert io.sensor_array(twist).tolist() == [0.5, 0, 0, 0, 0, -0.2]
 
 
 def test_controller_drops_what_does_not_fit():

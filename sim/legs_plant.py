@@ -1,0 +1,156 @@
+"""A robot on legs: its trunk moves freely over a plane, its driver turns targets and gains into torques."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from robot_rl.legs import Trunk
+from robot_rl.sim import plant
+from robot_rl.sim.plant import ModelPlant
+from robot_rl.sim.robot_model import FLOOR, add_floor, load, mujoco
+
+
+class LegsPlant(ModelPlant):
+    """What stands behind the bridge's simulated robot in pd mode.
+
+    The driver's law tau = kp (target - q) + kd (speed - qd) + tau_ff runs at every physics step, cut at the joints'
+    largest effort. After a reset the trunk hangs in a harness, its feet on the ground, until `release`: as a robot on
+    legs is held while nobody drives it.
+
+    Args:
+        model: path of URDF or MJCF; meshes touch as capsules, see `robot_model.load`.
+        joints: names, in the order of all vectors here.
+        base: body that the legs carry; it gets a free joint where the file has none.
+        kd: (J,) [N m s/rad] of the damping when commands stop.
+        effort: (J,) largest effort [N m].
+        timestep: of the physics [s]; None keeps the model's.
+        home: (J,) first position; None keeps the model's.
+
+    Raises:
+        ValueError: a joint or body that the model has not.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        joints: Sequence[str],
+        *,
+        base: str,
+        kd: Sequence[float],
+        effort: Sequence[float],
+        timestep: float | None = None,
+        home: Sequence[float] | None = None,
+    ) -> None:
+        spec = load(model).spec
+        add_floor(spec)
+        free_trunk(spec, base)
+        self._started = False
+        self._damping = np.array(kd, float)
+        super().__init__(spec_text(spec), joints, mode="effort", kd=kd, effort=effort, timestep=timestep, home=home)
+        self._body = int(self._model.body(base).id)
+        joint = int(self._model.body_jntadr[self._body])
+        self._root, self._spin = int(self._model.jnt_qposadr[joint]), int(self._model.jnt_dofadr[joint])
+        self._started = True
+        self.reset(0)
+
+    @property
+    def trunk(self) -> Trunk:  # type: ignore[override]  # of legs it is never None
+        """As the simulation knows it."""
+        data, root, spin = self._data, self._root, self._spin
+        w, x, y, z = data.qpos[root + 3 : root + 7]
+        turn = data.xmat[self._body].reshape(3, 3)
+        return Trunk(
+            position=data.qpos[root : root + 3].copy(),
+            orientation=np.array([x, y, z, w]),
+            velocity=turn.T @ data.qvel[spin : spin + 3],
+            angular_velocity=data.qvel[spin + 3 : spin + 6].copy(),
+            acceleration=turn.T @ (data.qacc[spin : spin + 3] - self._model.opt.gravity),
+        )
+
+    @property
+    def hanging(self) -> bool:
+        """Whether the harness holds the trunk."""
+        return self._held is not None
+
+    def reset(self, seed: int) -> None:
+        """Back to the first position, upright in the harness, feet on the ground."""
+        self._held: np.ndarray | None = None
+        super().reset(seed)
+        if not self._started:
+            return
+        root = slice(self._root, self._root + 7)
+        self._data.qpos[root.start + 3 : root.stop] = [1.0, 0.0, 0.0, 0.0]
+        self._data.qpos[root.start + 2] += self._clearance()
+        mujoco.mj_forward(self._model, self._data)
+        self._held = self._data.qpos[root].copy()
+
+    def release(self) -> None:
+        """Open the harness; a robot that nobody drives falls."""
+        self._held = None
+
+    def hold(self) -> None:
+        """Damping, as a driver does when commands stop coming."""
+        count = len(self.names)
+        self._goal = np.stack([self.position, *np.zeros((3, count)), self._damping])
+
+    def step(self, seconds: float) -> None:
+        """Advance by whole physics steps, `seconds` rounded to them but at least one."""
+        for _ in range(max(round(seconds / self._model.opt.timestep), 1)):
+            super().step(self._model.opt.timestep)
+            if self._held is not None:
+                self._data.qpos[self._root : self._root + 7] = self._held
+                self._data.qvel[self._spin : self._spin + 6] = 0.0
+
+    def _drive(self) -> None:
+        target, speed, feed, kp, kd = self._goal
+        q, v = self._data.qpos[self._qpos], self._data.qvel[self._dof]
+        force = kp * (target - q) + kd * (speed - v) + feed
+        self._data.qfrc_applied[self._dof] = np.clip(force, -self._effort, self._effort)
+
+    def _clearance(self) -> float:
+        """How far the trunk has to rise so that the lowest shape just touches the floor [m]; negative: sink."""
+        model, data = self._model, self._data
+        mujoco.mj_forward(model, data)
+        own = [g for g in range(model.ngeom) if model.geom_contype[g] and int(model.geom_bodyid[g]) != self._floor]
+        floor = int(model.body_geomadr[self._floor])
+        return -min(mujoco.mj_geomDistance(model, data, g, floor, 10.0, None) for g in own)
+
+    @property
+    def _floor(self) -> int:
+        return int(self._model.body(FLOOR).id)
+
+
+def free_trunk(spec: Any, base: str) -> None:
+    """Give a body of an editable model a free joint where it has none.
+
+    Raises:
+        ValueError: the model has no such body.
+    """
+    body = spec.body(base)
+    if body is None:
+        raise ValueError(f"the model has no body '{base}' that legs could carry; see base in the card")
+    if not any(joint.type == mujoco.mjtJoint.mjJNT_FREE for joint in body.joints):
+        body.add_freejoint()
+
+
+def spec_text(spec: Any) -> str:
+    """MJCF of an editable model."""
+    spec.compile()
+    return str(spec.to_xml())
+
+
+def make_plant(joints: Sequence[str], *, base: str = "", **rest: Any) -> ModelPlant:
+    """A robot on legs where a trunk is named, else as `robot_rl.sim.plant.make_plant` makes it.
+
+    Args:
+        joints: names, in the order of the plant's vectors.
+        base: body that the legs carry; "" = none.
+        rest: what `plant.make_plant` takes.
+    """
+    if not base:
+        return plant.make_plant(joints, **rest)
+    kept = {key: rest[key] for key in ("kd", "effort", "timestep", "home")}
+    return LegsPlant(rest["model"], joints, base=base, **kept)

@@ -1,0 +1,103 @@
+"""A robot on legs and the policy of others that moves it, from the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from robot_rl import cli
+from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.graph import GraphArgs, GraphError, graph
+
+LEG = """
+<body name="{side}_thigh" pos="0 {y} -0.1"><joint name="{side}_hip" axis="0 1 0" range="-1 1"/>
+ <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.03"/>
+ <body name="{side}_shin" pos="0 0 -0.3"><joint name="{side}_knee" axis="0 1 0" range="-0.1 2"/>
+  <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.03"/></body></body>
+"""
+MODEL = """
+<mujoco><compiler angle="radian" autolimits="true"/><worldbody><body name="trunk" pos="0 0 1">
+<freejoint name="root"/><geom type="box" size="0.1 0.2 0.1"/>{legs}</body></worldbody></mujoco>
+"""
+TOLD = ["velocity=10", "acceleration=100", "effort=40", "controller_topic=", "controller_timeout=0.1"]
+TOLD += ["states=joint_states", "imu=imu", "stop=damp", "estop=brake"]
+POLICY = {
+    "simulation_dt": 0.002, "control_decimation": 10, "kps": [50] * 4, "kds": [2] * 4,
+    "default_angles": [-0.2, 0.4, -0.2, 0.4],
+    "ang_vel_scale": 0.25, "dof_pos_scale": 1.0, "dof_vel_scale": 0.05, "action_scale": 0.25,
+    "cmd_scale": [2.0, 2.0, 0.25], "num_actions": 4, "num_obs": 23,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    legs = LEG.format(side="l", y=0.1) + LEG.format(side="r", y=-0.1)
+    (tmp_path / "biped.xml").write_text(MODEL.format(legs=legs))
+    (tmp_path / "walk").mkdir()
+    (tmp_path / "walk/policy.yaml").write_text(yaml.safe_dump(POLICY))
+    (tmp_path / "walk/policy.pt").write_bytes(b"no program at all")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def robot_rl(*words: str) -> int:
+    """Exit status of a line."""
+    sys.argv = ["robot-rl", *words]
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_card_takes_gains_and_pose_from_the_policy_and_the_graph_takes_the_card(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert robot_rl("robot", "new", "biped.xml", "name=biped", *TOLD) == 0
+    assert "kp and kd of the joints are not known" in capsys.readouterr().out
+    assert robot_rl("robot", "new", "biped.xml", "name=legs", "policy=walk/policy.yaml", *TOLD) == 0
+    assert "still ?" not in capsys.readouterr().out
+    spec = RobotSpec.load("legs.yaml")
+    assert (spec.mode, spec.home, spec.imu, spec.velocity_command) == ("pd", (-0.2, 0.4, -0.2, 0.4), "imu", "command")
+    assert spec.array("kp").tolist() == [50.0] * 4
+    assert spec.legs is not None
+    assert (spec.legs.stop, spec.sensors["command"].required) == ("damp", False)
+    robot = {node.name: node for node in graph(GraphArgs(robot_spec="legs.yaml"))}["sim_robot"]
+    assert robot.parameters["base"] == "trunk"
+    assert robot.parameters["model"] == str(folder / "biped.xml")
+    with pytest.raises(GraphError, match="legs walks: leave it out"):
+        graph(GraphArgs(robot_spec="legs.yaml", teleop="joy"))
+
+
+def test_policy_of_others_needs_its_card_and_trust_before_anything_starts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert robot_rl("robot", "new", "biped.xml", "name=legs", "policy=walk/policy.yaml", *TOLD) == 0
+    with pytest.raises(GraphError, match=r"card io\.yaml"):
+        graph(GraphArgs(robot_spec="legs.yaml", policy_path="walk"))
+    assert robot_rl("robot", "policy", "walk/policy.yaml", "robot=legs") == 0
+    assert "trust=true" in capsys.readouterr().out
+    for path in ("walk", "walk/policy.pt"):
+        with pytest.raises(GraphError, match="a program that runs with your rights"):
+            graph(GraphArgs(robot_spec="legs.yaml", policy_path=path))
+        node = {node.name: node for node in graph(GraphArgs("legs.yaml", policy_path=path, trust=True))}["policy"]
+        assert node.parameters["policy_path"] == str(folder / path)
+    assert robot_rl("deploy", "robot_spec=legs", "policy_path=walk") == 2
+    assert "add trust=true" in capsys.readouterr().err
+
+
+def test_wrong_requests_are_answered_in_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (("new", "biped.xml", "name=x", "stop=hold"), "stop"),
+        (("policy", "robot=legs"), "say which description"),
+        (("policy", "walk/policy.yaml"), "robot"),
+        (("policy", "walk/policy.yaml", "robot=legs"), "there is no card 'legs'"),
+        (("new", "biped.xml", "name=y", "policy=biped.xml"), "layout"),
+        (("show2",), "there is no 'show2'"),
+    ):
+        assert robot_rl("robot", *words) == 2, words
+        assert said in capsys.readouterr().err, words
+    assert not list(folder.glob("*.yaml"))
