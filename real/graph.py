@@ -278,6 +278,11 @@ def has_card(path: Path) -> bool:
     return path.exists() and ((path if path.is_dir() else path.parent) / FILE).is_file()
 
 
+def is_program(path: Path) -> bool:
+    """Whether the card says that the policy is one; what the card says else its reader judges."""
+    return _parameters(str((path if path.is_dir() else path.parent) / FILE), FILE).get("format") != "onnx"
+
+
 def holds_checkpoint(folder: Path) -> bool:
     """Whether a folder is a checkpoint, or a run or a checkpoints folder with a complete one in it."""
     found = [folder, *folder.glob("step_*"), *folder.glob("checkpoints/step_*")]
@@ -317,7 +322,7 @@ def _check(args: GraphArgs) -> None:
         if path and not Path(path).expanduser().is_dir() and not (name == "policy_path" and has_card(Path(path))):
             raise GraphError(f"{name} is {path}, which is no folder")
     if args.policy_path and has_card(Path(args.policy_path).expanduser()):
-        if not args.trust:
+        if not args.trust and is_program(Path(args.policy_path).expanduser()):
             raise GraphError(
                 f"policy_path {args.policy_path} is TorchScript, a program that runs with your rights; if you trust "
                 "whoever wrote it, add trust=true"

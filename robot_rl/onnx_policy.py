@@ -12,7 +12,7 @@ import numpy as np
 
 from robot_rl import extras
 from robot_rl.types import Action, Array, IOSpec, Loaded, Obs, PolicyParts
-from robot_rl.types.options import Count
+from robot_rl.types.options import Count, Positive
 
 FILE = "policy.onnx"
 """In an exported folder; io.json lies beside it, and config.yaml and meta.json where it was ours."""
@@ -37,6 +37,7 @@ class OnnxPolicy:
     Args:
         path: an .onnx file, or a folder with `policy.onnx`.
         io: interface to act in; None: that of `io.json` beside the graph.
+        largest: output that stands for 1.
         device: "cpu", or "cuda" where ONNX Runtime has it.
         threads: of ONNX Runtime.
 
@@ -45,11 +46,14 @@ class OnnxPolicy:
         ImportError: ONNX Runtime is absent.
     """
 
-    def __init__(self, path: str, io: IOSpec | None = None, *, device: str = "cpu", threads: Count = 1) -> None:
+    def __init__(
+        self, path: str, io: IOSpec | None = None, *, largest: Positive = 1.0, device: str = "cpu", threads: Count = 1
+    ) -> None:
         file = graph_of(Path(path).expanduser())
         if file is None:
             raise ValueError(f"{path} is no ONNX policy; expected an .onnx file or a folder with {FILE}")
         self.io = read_io(file.parent) if io is None else io
+        self._largest = largest
         self._session = _open(file, device, threads)
         self._inputs = _match(self._session, self.io, file)
         outputs = [output.name for output in self._session.get_outputs()]
@@ -85,7 +89,7 @@ class OnnxPolicy:
         else:
             rows = [{name: x[i : i + 1] for name, x in feed.items()} for i in range(count)]
             value = np.concatenate([self._session.run([self._output], row)[0] for row in rows])
-        return np.clip(np.asarray(value, np.float32), -1.0, 1.0)
+        return np.clip(np.asarray(value, np.float32) / self._largest, -1.0, 1.0)
 
     def _try(self, file: Path) -> None:
         """Two rows through the graph, one where it was written for one."""

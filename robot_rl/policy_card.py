@@ -43,6 +43,24 @@ def read(path: Path) -> PolicyCard:
         raise Refused(f"{path}: {error}") from error
 
 
+def read_for(path: Path) -> tuple[PolicyCard, Path] | None:
+    """The card of a policy of others, and its weights, where one lies beside them or in the folder; else None.
+
+    Raises:
+        Refused: the card cannot be used, or the weights are absent or other ones than it was written for.
+    """
+    file = (path if path.is_dir() else path.parent) / FILE
+    if not file.is_file():
+        return None
+    card = read(file)
+    weights = file.parent / card.weights
+    if not weights.is_file():
+        raise Refused(f"{file} names the weights {card.weights}, and there is no such file beside it")
+    if hashlib.sha256(weights.read_bytes()).hexdigest() != card.sha256:
+        raise Refused(f"{weights} is not the file that {file} was written for (another SHA-256); write the card anew")
+    return card, weights
+
+
 def read_description(path: Path) -> dict[str, Any]:
     """The numbers of a description of the layout `LAYOUT`.
 
@@ -97,7 +115,7 @@ def of_description(table: Mapping[str, Any], joints: tuple[str, ...], sha256: st
 
     try:
         return PolicyCard(
-            format="torchscript",
+            format="torchscript",  # `write` says otherwise of a graph
             sha256=sha256,
             source=source,
             control_hz=round(1.0 / (float(table["simulation_dt"]) * int(table["control_decimation"])), 6),
@@ -144,16 +162,19 @@ def write(description: Path, weights: Path, robot: Card) -> Path:
         Refused: no weights, a card that stands there, or a description that cannot be used.
     """
     if not weights.is_file():
-        raise Refused(f"there are no weights {weights}; say weights=<file of TorchScript>")
+        raise Refused(f"there are no weights {weights}; say weights=<file of TorchScript or ONNX>")
     file = weights.parent / FILE
     if file.exists():
         raise Refused(f"{file} exists; remove it to write it anew")
     names = tuple(joint.name for joint in robot.joints)
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     made = of_description(read_description(description), names, digest, f"{description.name} in the layout of {LAYOUT}")
-    table = made.model_copy(update={"weights": weights.name}).model_dump(mode="json", exclude_none=True)
+    kind = "onnx" if weights.suffix == ".onnx" else "torchscript"
+    made = made.model_copy(update={"weights": weights.name, "format": kind})
+    table = made.model_dump(mode="json", exclude_none=True)
     rows = table.pop("observation")
-    text = [f"# What {weights.name} sees and does. It is a program: deploy runs it with trust=true only."]
+    warning = "" if kind == "onnx" else " It is a program: deploy runs it with trust=true only."
+    text = [f"# What {weights.name} sees and does.{warning}"]
     for key, value in table.items():
         flow = None if isinstance(value, list) else False
         text.append(yaml.safe_dump({key: value}, default_flow_style=flow, sort_keys=False, width=1000).strip())

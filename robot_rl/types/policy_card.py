@@ -43,8 +43,8 @@ class Term(Options):
 class PolicyCard(Options):
     """What a legged policy sees and does."""
 
-    format: Literal["torchscript"]
-    """Of its weights: a TorchScript file is a program, and runs only where it is trusted."""
+    format: Literal["torchscript", "onnx"]
+    """Of its weights: a TorchScript file is a program, and runs only where it is trusted; an ONNX graph is data."""
     weights: str = "policy.pt"
     """File beside this one."""
     sha256: str

@@ -16,12 +16,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl import build, extras
+from robot_rl import build, extras, policy_card
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.onnx_policy import OnnxPolicy, graph_of
 from robot_rl.types import Loaded, Options
-from robot_rl.types.policy_card import FILE
 from robot_rl.verbs.reading import plain, read_options
 from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
@@ -255,12 +254,11 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
     from robot_rl.chunks import ChunkedPolicy
 
     torch.set_num_threads(threads)
-    given = Path(path)
-    card = (given if given.is_dir() else given.parent) / FILE
-    if card.is_file():
-        return load_torchscript(card, device=device, trust=trust)
+    foreign_card = policy_card.read_for(Path(path))
+    if foreign_card is not None:
+        return load_torchscript(*foreign_card, device=device, trust=trust)
     extras.allow(everything=trust)
-    folder = checkpoint.find(given)
+    folder = checkpoint.find(Path(path))
     run_config: Any = OmegaConf.load(folder / "config.yaml")
     policy = load_policy(OmegaConf.create({"device": device}), run_config, folder)
     io = checkpoint.read_io(folder)

@@ -182,7 +182,8 @@ def _policy(arguments: list[str]) -> None:
     weights = Path(options.weights) if options.weights else description.parent / "policy.pt"
     file = policy_card.write(description, weights, card.read(options.robot))
     answer.note(card=str(file))
-    print(f"{file}: what {weights.name} sees and does. The weights are a program; deploy runs them with trust=true")
+    told = "" if weights.suffix == ".onnx" else ". The weights are a program; deploy runs them with trust=true"
+    print(f"{file}: what {weights.name} sees and does{told}")
 
 
 def _one(arguments: list[str], verb: str) -> Card:

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from robot_rl import build, policy_card
+from robot_rl import build
 from robot_rl.types import Action, IOSpec, Loaded, Obs, PolicyParts
 from robot_rl.types.data import Array
+from robot_rl.types.policy_card import PolicyCard
 from robot_rl.words import Refused
 
 
-def load_torchscript(card_path: Path, *, device: str, trust: bool) -> Loaded:
+def load_torchscript(card: PolicyCard, file: Path, *, device: str, trust: bool) -> Loaded:
     """A TorchScript policy as the policy node takes it.
 
     Args:
-        card_path: its card.
+        card: of the policy.
+        file: its weights.
         device: where it computes.
         trust: run it; it is a program.
 
     Raises:
-        Refused: it is not trusted, has changed since its card was written, or is no TorchScript.
+        Refused: it is not trusted, or is no TorchScript.
     """
-    card = policy_card.read(card_path)
-    file = card_path.parent / card.weights
     if not trust:
         raise Refused(f"{file} is TorchScript, a program that runs with your rights; if you trust it, add trust=true")
-    if not file.is_file():
-        raise Refused(f"{card_path} names the weights {card.weights}, and there is no such file beside it")
-    if hashlib.sha256(file.read_bytes()).hexdigest() != card.sha256:
-        raise Refused(f"{file} is not the file that {card_path} was written for (another SHA-256); write the card anew")
     try:
         module = torch.jit.load(str(file), map_location=device)
     except RuntimeError as error:

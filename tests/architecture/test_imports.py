@@ -91,7 +91,7 @@ OURS = {
     "api": {"build", "checkpoint", "extras", "loops", "types", "verbs", "words"},
     "envs": {"api", "types"},
     "cli": {"verbs", "child", "version"},
-    "nodes": {"build", "onnx_policy", "real", "sim", "types", "verbs"},
+    "nodes": {"build", "onnx_policy", "policy_card", "real", "sim", "types", "verbs"},
     "__main__": {"cli"},
     "configs": set(),
 }

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import yaml
 
 from robot_rl import policy_card
 from robot_rl.legs import Body, gravity, observe, target_of
+from robot_rl.nodes import load_walker
 from robot_rl.real.core.spec import RobotSpec, of_card
 from robot_rl.real.legged_port import COMMAND, IMU, LeggedPort
 from robot_rl.types.policy_card import PolicyCard, Term
@@ -258,3 +262,34 @@ def test_policy_is_refused_on_a_robot_with_other_gains_or_another_mode(tmp_path)
     table = {**of_card(card)[0], "command_mode": "joint_command"}
     with pytest.raises(ValueError, match="expected pd"):
         port.check(RobotSpec.from_dict(table))
+
+
+def test_a_graph_with_a_card_walks_without_trust_and_by_hand(tmp_path: Path) -> None:
+    """The graph answers 2 and -4, of at most 8: targets are 0.5 + 0.25 * 2 and -0.5 - 0.25 * 4."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    arrays = {"gain": np.zeros((17, 2), np.float32), "push": np.array([[2.0, -4.0]], np.float32)}
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["obs", "gain"], ["none"]), helper.make_node("Add", ["none", "push"], ["actions"])],
+        "stands",
+        [helper.make_tensor_value_info("obs", kind, [1, 17])],
+        [helper.make_tensor_value_info("actions", kind, [1, 2])],
+        [onnx.numpy_helper.from_array(value, name) for name, value in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (tmp_path / "walk.onnx").write_bytes(model.SerializeToString())
+    digest = hashlib.sha256((tmp_path / "walk.onnx").read_bytes()).hexdigest()
+    made = small(format="onnx", weights="walk.onnx", sha256=digest, action_clip=8.0)
+    (tmp_path / "io.yaml").write_text(json.dumps(made.model_dump(mode="json", exclude_none=True)))
+    loaded = load_walker(tmp_path, device="cpu", threads=1)
+    assert loaded is not None
+    assert loaded.make_port is not None
+    port = loaded.make_port(("a", "b"))
+    upright = {"imu": np.array([0, 0, 0, 1.0, 0, 0, 0, 0, 0, 0]), "velocity_command": np.zeros(3)}
+    port.reset(np.zeros(2), np.zeros(2), upright)
+    action = loaded.policy.act(port.observe(np.zeros(2), np.zeros(2), upright)).value
+    assert port.act(np.asarray(action)) == pytest.approx(np.array([-1.5, 1.0]))
+    (tmp_path / "walk.onnx").write_bytes(b"another")
+    with pytest.raises(Refused, match="is not the file that"):
+        load_walker(tmp_path, device="cpu", threads=1)
