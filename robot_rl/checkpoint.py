@@ -202,8 +202,10 @@ def save(
             "Earlier checkpoints are untouched; free some space or choose another folder, then resume the run."
         ) from error
     if not name:
-        for old in complete(root)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        for old in complete(root)[:-keep]:  # renamed first: killed here, no half of it counts as a checkpoint
+            gone = root / f"{_TEMPORARY}old-{old.name}-{os.getpid()}"
+            with contextlib.suppress(OSError):
+                shutil.rmtree(old.rename(gone), ignore_errors=True)
     return final
 
 

@@ -157,6 +157,24 @@ def test_save_killed_at_any_moment_leaves_only_readable_checkpoints(tmp_path: Pa
                 assert (checkpoint.load_state(path / name)["w"] == step).all()
 
 
+def test_kill_while_an_old_checkpoint_is_removed_leaves_no_half_of_it(tmp_path: Path, monkeypatch) -> None:
+    def half(folder: Path, ignore_errors: bool = False) -> None:
+        (folder / "policy.pt").unlink()
+        raise KeyboardInterrupt
+
+    def save(step: int) -> None:
+        checkpoint.save(tmp_path, step, states={"policy": {}}, io=IO, config="", meta={}, keep=1)
+
+    save(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.shutil, "rmtree", half)
+        with pytest.raises(KeyboardInterrupt):
+            save(2)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step_000000002"]
+    save(3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000003"]
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path):
     disk = tmp_path / "disk"
