@@ -53,6 +53,8 @@ def read_for(path: Path) -> tuple[PolicyCard, Path] | None:
     if not file.is_file():
         return None
     card = read(file)
+    if Path(card.weights).name != card.weights:  # the card is a stranger's: it opens nothing elsewhere
+        raise Refused(f"{file} names the weights {card.weights}; expected the name of a file beside it")
     weights = file.parent / card.weights
     if not weights.is_file():
         raise Refused(f"{file} names the weights {card.weights}, and there is no such file beside it")

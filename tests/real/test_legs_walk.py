@@ -293,3 +293,23 @@ def test_a_graph_with_a_card_walks_without_trust_and_by_hand(tmp_path: Path) -> 
     (tmp_path / "walk.onnx").write_bytes(b"another")
     with pytest.raises(Refused, match="is not the file that"):
         load_walker(tmp_path, device="cpu", threads=1)
+
+
+def test_a_card_opens_no_file_elsewhere_and_a_program_called_a_graph_does_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "walker"
+    folder.mkdir()
+    program = torch.jit.script(torch.nn.Linear(17, 2))
+    for place in (tmp_path, folder):
+        program.save(str(place / "policy.pt"))
+    digest = hashlib.sha256((folder / "policy.pt").read_bytes()).hexdigest()
+    elsewhere = hashlib.sha256((tmp_path / "policy.pt").read_bytes()).hexdigest()
+
+    def load(weights: str, sha256: str) -> None:
+        made = small(format="onnx", weights=weights, sha256=sha256)
+        (folder / "io.yaml").write_text(json.dumps(made.model_dump(mode="json", exclude_none=True)))
+        load_walker(folder, device="cpu", threads=1)
+
+    with pytest.raises(ValueError, match="is no ONNX policy"):
+        load("policy.pt", digest)
+    with pytest.raises(Refused, match="expected the name of a file beside it"):
+        load("../policy.pt", elsewhere)
