@@ -7,7 +7,7 @@ Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import array_api_compat.numpy as xp
@@ -41,7 +41,7 @@ def make(
     camera_quality: str = "full",
     camera_every: Count = 1,
     state: bool = True,
-    randomize: Randomize | Mapping[str, Any] | None = None,
+    randomize: Randomize | None = None,
     render_mode: str | None = None,
     render_size: Pixels = (480, 640),
     render_camera: str | None = None,
@@ -61,7 +61,7 @@ def make(
         camera_every: control steps between two pictures of an episode; in between the last one is repeated, as by a
             camera that is slower than the controller (and as cheap).
         state: whether to observe "state".
-        randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`.
+        randomize: domain randomisation and observation noise.
         render_mode: "rgb_array" or None.
         render_size: (height, width) of `render()`.
         render_camera: camera of `render()`; None takes the world's first camera, or a free one.
@@ -80,7 +80,7 @@ def make(
         camera_quality=camera_quality,
         camera_every=camera_every,
         state=state,
-        randomize=Randomize(**randomize) if isinstance(randomize, Mapping) else randomize,
+        randomize=randomize,
         render_mode=render_mode,
         render_size=render_size,
         render_camera=render_camera,
