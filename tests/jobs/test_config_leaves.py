@@ -50,12 +50,12 @@ def run(line: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 def check(
     line: tuple[str, ...],
-    kinds: list[str],
+    thorough: bool,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Train, then evaluate once for each leaf of the configuration and kind of hostile value, kinds taken in turn."""
+    """Train, then evaluate for each leaf of the configuration and each value; or every third leaf, values in turn."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "evil.py").write_text(EVIL)
@@ -64,8 +64,9 @@ def check(
     made = next(tmp_path.glob("out/train/*"))
     kept = {path: path.read_text() for path in made.rglob("config.yaml")}
     wrong: list[str] = []
-    for number, leaf in enumerate(leaves(yaml.safe_load(next(iter(kept.values()))))):
-        for kind in kinds if len(kinds) == len(HOSTILE) else [kinds[number % len(kinds)]]:
+    places = list(leaves(yaml.safe_load(next(iter(kept.values())))))
+    for number, leaf in enumerate(places if thorough else places[::3]):
+        for kind in HOSTILE if thorough else [[*HOSTILE][number % (len(HOSTILE) - 1)]]:
             for path, text in kept.items():
                 config = node = yaml.safe_load(text)
                 for part in leaf[:-1]:
@@ -86,10 +87,10 @@ def check(
     assert not wrong
 
 
-def test_one_hostile_value_in_every_place_of_a_run_names_no_code(
+def test_a_hostile_value_in_every_third_place_of_a_run_names_no_code(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(RUNS["sac"], [*HOSTILE][:-1], tmp_path, capfd, monkeypatch)
+    check(RUNS["sac"], False, tmp_path, capfd, monkeypatch)
 
 
 @pytest.mark.slow
@@ -97,4 +98,4 @@ def test_one_hostile_value_in_every_place_of_a_run_names_no_code(
 def test_every_hostile_value_in_every_place_of_a_run_names_no_code(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(RUNS[name], [*HOSTILE], tmp_path, capfd, monkeypatch)
+    check(RUNS[name], True, tmp_path, capfd, monkeypatch)
