@@ -16,13 +16,13 @@ from robot_rl.verbs.build import begin, choice, learner_factory, saved_config, s
 from robot_rl.verbs.classify import judge_factory
 from robot_rl.verbs.hil_job import HilJob, HilSettings
 from robot_rl.verbs.hil_link import HilActorJob, HilLearnerJob
-from robot_rl.verbs.options import Env, Machine, Resume
+from robot_rl.verbs.options import Env, Machine, Pictures, Resume
 from robot_rl.verbs.reading import plain
 from robot_rl.verbs.rewarders import rewarded_factory
 from robot_rl.words import Refused
 
 
-class HilVerbOptions(Machine, Env, Resume, HilSettings):
+class HilVerbOptions(Machine, Env, Pictures, Resume, HilSettings):
     """robot-rl hil."""
 
     judge: str | None = None
