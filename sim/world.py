@@ -193,6 +193,7 @@ class WorldParts:
         place: (view) -> (N, P) [m].
         way_out: (A,) an action (None: any number) that leads out of where the robot is stuck.
         policy_cameras: cameras that show a policy what it needs to do the task.
+        goal_lift: metres above the tip at success that the place which pictures show lies, as the mouth of a hole does.
         proprio: components of "state" that the robot feels of itself; the others are of goals and objects.
     """
 
@@ -210,6 +211,7 @@ class WorldParts:
     way_out: tuple[float | None, ...] | None = None
     policy_cameras: tuple[str, ...] = ()
     proprio: tuple[str, ...] = ()
+    goal_lift: float = 0.0
 
 
 def parts_of(world: Any) -> WorldParts:

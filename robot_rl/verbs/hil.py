@@ -41,7 +41,7 @@ def hil(cfg: DictConfig) -> None:
     """Teach a robot with a person in the loop; Ctrl-C saves and says how to go on."""
     name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
     part = "" if cfg.role == "both" else f"_{cfg.role}"
-    groups = ("env", "engine", "policy", "human", "rewarder", "track")
+    groups = ("env", "engine", "policy", "encoder", "human", "rewarder", "track")
     composed = cfg
     cfg, folder = begin(cfg, "hil", HilVerbOptions, groups, name + part)
     if cfg.get("compatibility") is None:  # a run that is older than it

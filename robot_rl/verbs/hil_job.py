@@ -38,7 +38,7 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import IOSpec, Learner, Metrics, Options
+from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options
 from robot_rl.types.options import Count, Discount, NotNegative, Positive, Share, Whole
 
 
@@ -126,8 +126,8 @@ class HilSettings(Options):
         return SessionOptions(**{name: getattr(self, name) for name in names})
 
 
-def make_memory(settings: HilSettings, io: IOSpec, *, in_order: bool = False) -> tuple[HilMemory, Mix | NewSteps]:
-    """An empty memory, and batches of it at the shares that the settings want; `in_order` for on-policy learners."""
+def make_memory(settings: HilSettings, io: IOSpec, need: Needs) -> tuple[HilMemory, Mix | NewSteps]:
+    """An empty memory, and batches of it at the shares that the settings want, for a learner that needs this."""
     memory = HilMemory(
         io,
         settings.buffer_size,
@@ -135,8 +135,10 @@ def make_memory(settings: HilSettings, io: IOSpec, *, in_order: bool = False) ->
         dup_human=settings.dup_human,
         store_human=settings.store_human,
         seed=settings.seed,
+        keys=need.keys if need.sight else None,
+        sight=need.sight,
     )
-    if in_order:
+    if need.feeds == "episodes":
         return memory, NewSteps(memory, settings.demo_share)
     views = memory.views
     parts: Any = {"online": (views["online"], 1.0 - settings.demo_share)}
@@ -248,7 +250,8 @@ class HilJob:
     def _make_loop(self, picture: Camera | None) -> HumanInTheLoop:
         """Memory, batches and the loop that uses them."""
         settings = self.settings
-        self.memory, self.sampler = make_memory(settings, self.env.io, in_order=self.learner.need.feeds == "episodes")
+        self.memory, self.sampler = make_memory(settings, self.env.io, self.learner.need)
+        self.learner.take_frames(self.memory)
         return HumanInTheLoop(
             self.env,
             self.learner,

@@ -73,6 +73,7 @@ class Insert:
     cameras: tuple[str, ...] = ("front", "side", "wrist")
     policy_cameras: ClassVar[tuple[str, ...]] = ("front", "wrist")  # a millimetre has to be seen from near
     success_depth = 0.025
+    goal_lift = 0.025  # the mouth is what is seen of a hole
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """What a policy sees of a world: cameras that stand where they are said to, and no goal but in the pictures."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from omegaconf import OmegaConf
 from robot_rl import api
 from robot_rl.sim.arm import downward
 from robot_rl.sim.eyes import shrink
+from robot_rl.sim.mujoco_physics import mujoco
 from robot_rl.types import IOSpec
 from robot_rl.types.camera import Calibration
 from robot_rl.verbs.pictures import put_pictures
@@ -17,7 +19,7 @@ from robot_rl.words import Refused
 SEEN = {"camera_size": [64, 64], "camera_quality": "fast", "supersample": 2}
 
 
-def seen_env(world, cameras="own", proprio="own", **options):
+def seen_env(world: str, cameras: Any = "own", proprio: Any = "own", **options: Any) -> Any:
     return api.make(world, 1, seed=0, cameras=cameras, proprio=proprio, **{**SEEN, **options})
 
 
@@ -59,11 +61,9 @@ def test_a_camera_in_the_hand_moves_and_turns_with_the_tool():
     env = seen_env("insert", cameras=["wrist"])
     obs, _ = env.reset(seed=1)
     calibration = env.io.calibration["image.wrist"]
-    physics, index = env.physics, 0
+    physics = env.physics
     for _ in range(25):
         obs, *_ = env.step(env.parts.expert(obs))
-    import mujoco
-
     data = mujoco.MjData(physics.model)
     data.qpos[:] = physics.qpos[0]
     mujoco.mj_kinematics(physics.model, data)
@@ -107,7 +107,7 @@ def test_goals_and_objects_are_in_the_pictures_alone(world):
 
 
 def test_the_expert_sees_all_though_the_policy_does_not():
-    whole = api.make("pick", 1, seed=0)
+    whole: Any = api.make("pick", 1, seed=0)
     part = seen_env("pick", proprio=["tip", "opening"])
     first, _ = whole.reset(seed=5)
     second, _ = part.reset(seed=5)
