@@ -173,8 +173,9 @@ class HumanInTheLoop(Session):
             self._sight = self._look(self.stepper.obs)
             return self.rng.uniform(-1.0, 1.0, self.env.io.action_dim).astype(np.float32)
         action = self.learner.policy.act(self.stepper.obs)
-        proposal, sight = np.asarray(action.value[0], np.float32), action.extras.get("sight")
-        self._sight = None if sight is None else np.asarray(sight[0], np.float32)
+        proposal = np.asarray(action.value[0], np.float32)
+        looks = self.learner.policy.parts.look is not None
+        self._sight = np.asarray(action.extras["sight"][0], np.float32) if looks else None
         if self.adviser is not None and not demo and np.isfinite(proposal).all():
             self.pilot.advise(self.adviser.look(self.stepper.obs, proposal))
         return proposal
