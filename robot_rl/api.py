@@ -25,6 +25,7 @@ from robot_rl.types import Learner, Policy, VecEnv
 from robot_rl.verbs.build import load_policy, saved_config
 from robot_rl.verbs.compose import choices, compose_verb
 from robot_rl.verbs.offline import offline_job
+from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import plain, read_options, stored_config
 from robot_rl.verbs.robot import put_card
 from robot_rl.verbs.table import OPTIONS
@@ -233,6 +234,7 @@ def _compose(verb: str, policy: str, options: Mapping[str, Any] | None, values: 
     _trust(cfg)
     read_options(OPTIONS[verb](), cfg, verb)
     put_card(cfg)
+    put_pictures(cfg)
     return cfg
 
 
@@ -261,6 +263,7 @@ def _env_node(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         values["id"] = name
     cfg = compose_verb("check", {"env": "gym" if gym else name}, values)
     put_card(cfg)
+    put_pictures(cfg)
     return plain(cfg.env)
 
 

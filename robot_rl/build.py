@@ -67,6 +67,7 @@ PLACES: dict[str, dict[str, str]] = {
         "fqe": "robot_rl.policies.offline.fqe:Fqe",
         "model": "robot_rl.policies.offline.model_value:ModelValue",
     },
+    "encoder": {"selftrained": "robot_rl.policies.encoders.selftrained:SelfTrained"},
     "track": {"files": "robot_rl.track:files", "wandb": "robot_rl.track:wandb"},
     "clips": {"tabletop": "robot_rl.sim.worlds.tabletop_clips:TabletopClips"},
     "graph": {"processes": "robot_rl.real.graph:GraphArgs"},
@@ -110,6 +111,7 @@ TOOLS = {
     "robot_digest": "robot_rl.sim.robot_model:digest",
     "robot_pictures": "robot_rl.sim.card_pictures:pictures",
     "robot_spec": "robot_rl.real.core.spec:of_card",
+    "world_parts": "robot_rl.sim.world:parts_of",
     "session_tools": "robot_rl.real.session_tools",
     "world_port": "robot_rl.sim.port:WorldPort",
 }
@@ -220,6 +222,8 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
         values[key] = make(NESTED[key], child, where=f"{where}.{key}")
     if kind == "policy" and isinstance(values.get("method"), Mapping):
         values["method"] = prepare("policy", values["method"], where=f"{where}.method")
+    if kind == "policy" and isinstance(values.get("encoder"), Mapping):
+        values["encoder"] = prepare("encoder", values["encoder"])
     if kind == "engine" and "inner" in values:
         values["inner"] = find("engine", str(values["inner"]))
     if kind == "engine" and ":" in str(values.get("id") or ""):
@@ -244,6 +248,9 @@ def look(kind: str, node: Mapping[str, Any]) -> None:
     if isinstance(values.get("method"), Mapping):
         look(kind, values["method"])
         values["method"] = maker
+    if kind == "policy" and isinstance(values.get("encoder"), Mapping):
+        look("encoder", values["encoder"])
+        values["encoder"] = maker
     read(kind, maker, values, kind, name)
 
 

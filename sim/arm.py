@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import array_api_compat
 
+from robot_rl.sim.arm_cameras import Aim, place_cameras
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.world import View
@@ -31,14 +32,17 @@ _YAW = 1.2  # rad either way
 _TIP, _SPEED, _LAG, _JOINT, _JOINT_LAG = 0.15, 0.3, 0.02, 0.5, 0.1
 
 
-def scene(objects: str = "", *, hand: str = "") -> str:
+def scene(objects: str = "", *, hand: str = "", aim: Aim | None = None) -> str:
     """The arm's model with more bodies in it, as one MJCF string.
 
     Args:
         objects: elements for the world body.
         hand: elements fixed to the hand; its x axis is the direction of the tool.
+        aim: of the cameras; None leaves `front` and `wrist` where the model has them, and there is no `side`.
     """
     root = ElementTree.parse(MODEL).getroot()
+    if aim is not None:
+        place_cameras(root, aim)
     for parent, text in ((root.find("worldbody"), objects), (root.find(".//body[@name='link6']"), hand)):
         if parent is not None:
             parent.extend(ElementTree.fromstring(f"<group>{text}</group>"))

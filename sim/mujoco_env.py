@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, interface
 from robot_rl.sim.draw import Streams
+from robot_rl.sim.eyes import Feeling, Painters, calibrate, chosen_cameras, tool_pose
 from robot_rl.sim.film import Film
 from robot_rl.sim.interface import check_options, checked
 from robot_rl.sim.mujoco_physics import Physics
@@ -36,11 +37,13 @@ def make(
     *,
     world: World,
     num_threads: Count | None = None,
-    cameras: Sequence[str] = (),
+    cameras: Sequence[str] | str = (),
     camera_size: Pixels = (84, 84),
     camera_quality: str = "full",
     camera_every: Count = 1,
+    supersample: Count = 1,
     state: bool = True,
+    proprio: Sequence[str] | str | None = None,
     randomize: Randomize | None = None,
     render_mode: str | None = None,
     render_size: Pixels = (480, 640),
@@ -55,13 +58,16 @@ def make(
         device: where the learner runs; the CPU engine hands over NumPy arrays whatever it is.
         world: the task.
         num_threads: threads of MuJoCo's pool; None takes the processors available to this process.
-        cameras: names of the world's cameras to observe as "image.<name>".
+        cameras: names of the world's cameras to observe as "image.<name>"; "own" for those that it takes for policies.
         camera_size: (height, width) of these images in pixels.
         camera_quality: "full" or "fast" (no shadows, reflections and multisampling) of these images.
         camera_every: control steps between two pictures of an episode; in between the last one is repeated, as by a
             camera that is slower than the controller (and as cheap).
+        supersample: each pixel of these images is the mean of so many times so many drawn ones.
         state: whether to observe "state".
-        randomize: domain randomisation and observation noise.
+        proprio: what of the state is observed: names of what the robot feels of itself, or "own" for all of that; goals
+            and objects are hidden, and "tool" (4,) tells its tip [m] and turn [rad]. None observes the whole state.
+        randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`.
         render_mode: "rgb_array" or None.
         render_size: (height, width) of `render()`.
         render_camera: camera of `render()`; None takes the world's first camera, or a free one.
@@ -79,7 +85,9 @@ def make(
         camera_size=camera_size,
         camera_quality=camera_quality,
         camera_every=camera_every,
+        supersample=supersample,
         state=state,
+        proprio=proprio,
         randomize=randomize,
         render_mode=render_mode,
         render_size=render_size,
@@ -104,17 +112,20 @@ class MujocoVectorEnv(VectorEnv):
         *,
         world: World,
         num_threads: int | None,
-        cameras: Sequence[str],
+        cameras: Sequence[str] | str,
         camera_size: Sequence[int],
         camera_quality: str,
         camera_every: int,
+        supersample: int,
         state: bool,
+        proprio: Sequence[str] | str | None,
         randomize: Randomize | None,
         render_mode: str | None,
         render_size: Sequence[int],
         render_camera: str | None,
         crash_dir: str | None,
     ) -> None:
+        cameras = chosen_cameras(world, cameras)
         check_options(num_envs, world, cameras, camera_size, camera_quality, state, render_mode, render_camera)
         self.num_envs, self.world = num_envs, world
         self._mjcf = world.mjcf()
@@ -127,16 +138,19 @@ class MujocoVectorEnv(VectorEnv):
         self._render_camera = render_camera if render_camera or not world.cameras else world.cameras[0]
         self.render_mode = render_mode
         self._quality = camera_quality
-        self._film = Film(cameras, camera_every)
-        self._renderers: dict[tuple[tuple[int, int], str], Any] = {}
+        self._film, self._supersample = Film(cameras, camera_every), supersample
+        self._feeling = Feeling(world, proprio)
         self._with_state = state
         self._crash_dir = crash_dir
 
         actions, components = len(world.action_names), len(world.obs_names)
         image = (*self._size, 3)
-        obs: dict[str, tuple[tuple[int, ...], str]] = {"state": ((components,), "float32")} if state else {}
+        feels, tool = self._feeling.names, self._feeling.tool
+        obs: dict[str, tuple[tuple[int, ...], str]] = {"state": ((len(feels),), "float32")} if state else {}
+        obs |= {"tool": ((4,), "float32")} if tool else {}
         obs |= {f"image.{name}": (image, "uint8") for name in cameras}
         self._offers = parts_of(world)
+        self._painters = Painters(self.physics.model, self._offers.markers)
         self._letters = self._offers.instruction_bytes
         if self._letters:
             obs["instruction"] = ((self._letters,), "uint8")
@@ -147,7 +161,9 @@ class MujocoVectorEnv(VectorEnv):
             action_high=tuple(world.action_high),
             action_units=tuple(world.action_units),
             control_hz=float(world.control_hz),
-            obs_names=tuple(world.obs_names) if state else (),
+            obs_names=feels if state else (),
+            obs_units={"tool": ("m", "m", "m", "rad")} if tool else {},
+            calibration=calibrate(world, self.physics.model, cameras, self._size) if cameras else {},
         )
         self.single_observation_space, self.single_action_space = interface.spaces(self.io)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -273,9 +289,10 @@ class MujocoVectorEnv(VectorEnv):
         """The world's scripted controller: (N, A) actions in [-1, 1].
 
         Args:
-            obs: an observation; where it has no "state" (cameras only), the environment's own state is used.
+            obs: an observation; where it has no whole "state", the environment's own state is used.
         """
-        state = obs["state"] if obs is not None and "state" in obs else self._state_obs
+        whole = obs is not None and "state" in obs and self._feeling.columns is None
+        state = obs["state"] if obs is not None and whole else self._state_obs
         return np.clip(np.asarray(self.world.expert(state), np.float32), -1.0, 1.0)
 
     @property
@@ -320,9 +337,7 @@ class MujocoVectorEnv(VectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Stop the threads and free the renderer."""
         self.physics.close()
-        for renderer in self._renderers.values():
-            renderer.close()
-        self._renderers.clear()
+        self._painters.close()
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next steps depend on, as arrays and texts; `load_state_dict` continues bit for bit."""
@@ -432,7 +447,9 @@ class MujocoVectorEnv(VectorEnv):
                 worst = int(np.flatnonzero(~np.isfinite(state).all(axis=1))[0])
                 self._crash(int(rows[worst]), "state", state[worst])
             self._state_obs[rows] = self._random.noisy(state, rows)
-        obs: Obs = {"state": self._state_obs.copy()} if self._with_state else {}
+        obs: Obs = {"state": self._feeling.of(self._state_obs)} if self._with_state else {}
+        if self._feeling.tool:
+            obs["tool"] = tool_pose(self.world, self._view)
         if self._letters:
             words = np.zeros((self.num_envs, self._letters), np.uint8) if base is None else base["instruction"].copy()
             assert self._offers.instruct is not None  # a world with letters says its sentence
@@ -442,23 +459,17 @@ class MujocoVectorEnv(VectorEnv):
             obs |= self._film.take(
                 rows,
                 self._step,
-                lambda due: self._pictures(due, self._names, self._size, self._quality),
+                lambda due: self._pictures(due, self._names, self._size, self._quality, self._supersample),
                 anew=not fresh,
                 ended=ended,
             )
         return obs
 
     def _pictures(
-        self, rows: np.ndarray, cameras: Sequence[str | None], size: tuple[int, int], quality: str = "full"
+        self, rows: np.ndarray, cameras: Sequence[str | None], size: tuple[int, int], quality: str = "full", by: int = 1
     ) -> dict[str | None, np.ndarray]:
-        if (size, quality) not in self._renderers:
-            from robot_rl.sim.render import Cameras  # OpenGL only for those who look
-
-            markers = self._offers.markers
-            model = self.physics.model
-            self._renderers[size, quality] = Cameras(model, size[1], size[0], markers, quality=quality)
         task = {key: np.asarray(value)[rows] for key, value in self._view.task.items()}
-        return self._renderers[size, quality].render(self.physics.qpos[rows], cameras, task)
+        return self._painters.paint(self.physics.qpos[rows], task, cameras, size, quality=quality, supersample=by)
 
     def _crash(self, index: int, key: str, values: Any) -> None:
         physics = self.physics

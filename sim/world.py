@@ -192,6 +192,9 @@ class WorldParts:
             leaves a row: logs in which people do the wrong thing.
         place: (view) -> (N, P) [m].
         way_out: (A,) an action (None: any number) that leads out of where the robot is stuck.
+        policy_cameras: cameras that show a policy what it needs to do the task.
+        goal_lift: metres above the tip at success that the place which pictures show lies, as the mouth of a hole does.
+        proprio: components of "state" that the robot feels of itself; the others are of goals and objects.
     """
 
     markers: Mapping[str, str] = field(default_factory=dict)
@@ -206,6 +209,9 @@ class WorldParts:
     mistaken: Callable[[Array, Array], Array] | None = None
     place: Callable[[View], Array] | None = None
     way_out: tuple[float | None, ...] | None = None
+    policy_cameras: tuple[str, ...] = ()
+    proprio: tuple[str, ...] = ()
+    goal_lift: float = 0.0
 
 
 def parts_of(world: Any) -> WorldParts:

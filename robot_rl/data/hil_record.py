@@ -104,6 +104,8 @@ class ControlStep:
         logp_policy: log-probability of `action_policy`, nan where unknown.
         safety_bits: limits that fired.
         clip_frac: |cmd - exec|_1 / |cmd|_1.
+        sight: (W,) what the policy's encoder saw in `obs`, where it has one; not stored, it can be made again.
+        next_sight: the same of `next_obs`.
         valid: False means stored but never sampled.
         invalid_reason: why.
     """
@@ -144,6 +146,8 @@ class ControlStep:
     logp_policy: float = float("nan")
     safety_bits: int = 0
     clip_frac: float = 0.0
+    sight: np.ndarray | None = None
+    next_sight: np.ndarray | None = None
     valid: bool = True
     invalid_reason: int = Invalid.NONE
 

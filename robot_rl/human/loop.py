@@ -122,6 +122,8 @@ class HumanInTheLoop(Session):
             self.pilot.wait()
             self._world_ended = bool(row.terminated[0] or row.truncated[0])
             step, over = self._record(obs, proposal, driven, row, (t_obs, t_cmd, self.pilot.now_ns()))
+            if draft.steps:
+                draft.steps[-1].next_sight = self._sight
             draft.add(step)
             self._note(step)
             facts.count(step, driven)
@@ -168,11 +170,20 @@ class HumanInTheLoop(Session):
 
     def _propose(self, demo: bool = False) -> np.ndarray:
         if self.env_steps < self.options.random_steps:
+            self._sight = self._look(self.stepper.obs)
             return self.rng.uniform(-1.0, 1.0, self.env.io.action_dim).astype(np.float32)
-        proposal = np.asarray(self.learner.policy.act(self.stepper.obs).value[0], np.float32)
+        action = self.learner.policy.act(self.stepper.obs)
+        proposal = np.asarray(action.value[0], np.float32)
+        looks = self.learner.policy.parts.look is not None
+        self._sight = np.asarray(action.extras["sight"][0], np.float32) if looks else None
         if self.adviser is not None and not demo and np.isfinite(proposal).all():
             self.pilot.advise(self.adviser.look(self.stepper.obs, proposal))
         return proposal
+
+    def _look(self, obs: Obs) -> np.ndarray | None:
+        """What the policy's encoder sees in an observation (1, ...) for which nobody asks it for an action."""
+        look = self.learner.policy.parts.look
+        return None if look is None else np.asarray(look(obs)[0], np.float32)
 
     def _keys(self, draft: EpisodeDraft, presses: tuple[Press, ...]) -> bool:
         """Labels of the person; True when the episode is to be thrown away."""
@@ -242,6 +253,7 @@ class HumanInTheLoop(Session):
             safety_bits=driven.bits,
             clip_frac=driven.clip_frac,
             cam_age_ms=self.watch.age_ms,
+            sight=self._sight,
             valid=valid,
             invalid_reason=invalid,
         )
@@ -285,6 +297,9 @@ class HumanInTheLoop(Session):
         useful = demo and facts.success and not discard
         if useful and self.elicitor is not None:
             useful = self.elicitor.offer(draft.steps)
+        if draft.steps and draft.steps[-1].next_sight is None:  # of the last observation nobody asked for an action
+            last = draft.steps[-1]
+            last.next_sight = self._look({name: value[None] for name, value in last.next_obs.items()})
         steps = draft.settled()
         if useful or not demo:
             self._hand_on(steps, demo=demo)

@@ -15,6 +15,7 @@ import torch
 from robot_rl.data.hil_record import ControlStep, Source
 from robot_rl.data.seen import space_rows
 from robot_rl.types import IOSpec, Obs, Transitions
+from robot_rl.types.frames import Run
 
 VIEWS = ("online", "demo", "human")
 _EXTRAS = ("imitate", "grip_action", "grip_penalty", "reward_task", "reward_rlif")
@@ -38,6 +39,11 @@ class HilMemory:
         store_human: which human steps are kept for learning: "all", "last" of every span, or "none".
         handover_weight: imitation weight of the first two steps of a span, where the person is still taking over.
         seed: of the sampling.
+        keys: observations that batches hold; None for all. Pictures that an encoder has looked at stay out of them.
+        sight: width of what an encoder saw in each frame, kept as an observation "sight"; 0 for none.
+
+    Attributes:
+        encoded: which fit of the encoder that is of; -1 where a frame came without, or in another order.
 
     Raises:
         ValueError: an option outside its range.
@@ -56,6 +62,8 @@ class HilMemory:
         store_human: str = "all",
         handover_weight: float = 0.3,
         seed: int = 0,
+        keys: tuple[str, ...] | None = None,
+        sight: int = 0,
     ) -> None:
         if capacity < 2:
             raise ValueError(f"capacity is {capacity}, expected at least 2 steps")
@@ -79,6 +87,9 @@ class HilMemory:
         self._floats = {name: np.zeros(room, np.float32) for name in _FLOATS}
         frames = min(self._frames_kept, 1024)
         self._frames = {key: np.zeros((frames, *shape), dtype) for key, (shape, dtype) in io.obs.items()}
+        if sight:
+            self._frames["sight"] = np.zeros((frames, sight), np.float32)
+        self._sight, self._keys, self.encoded = sight, tuple(self._frames if keys is None else keys), -1
         self.views = {name: MemoryView(self, seed + i) for i, name in enumerate(VIEWS)}
 
     def __len__(self) -> int:
@@ -150,11 +161,11 @@ class HilMemory:
         here, there = (self._refs[slot] % self._frames_kept).T
         flags = torch.from_numpy(self._flags[slot])
         return Transitions(
-            obs={key: torch.from_numpy(store[here]) for key, store in self._frames.items()},
+            obs={key: torch.from_numpy(self._frames[key][here]) for key in self._keys},
             action=torch.from_numpy(self._action[slot]),
             reward=torch.from_numpy(self._floats["reward"][slot]),
             discount=torch.from_numpy(self._floats["discount"][slot]),
-            next_obs={key: torch.from_numpy(store[there]) for key, store in self._frames.items()},
+            next_obs={key: torch.from_numpy(self._frames[key][there]) for key in self._keys},
             terminated=flags[:, 0],
             truncated=flags[:, 1],
             intervened=flags[:, 2],
@@ -166,24 +177,61 @@ class HilMemory:
         """Vector observations and actions of evenly spaced rows, and how many came in; see `data.seen`."""
         slot = (self._oldest + space_rows(self.count - self._oldest, most)) % self.capacity
         here = self._refs[slot, 0] % self._frames_kept
-        vectors = {key: store[here] for key, store in self._frames.items() if store.ndim == 2}
+        vectors = {key: self._frames[key][here] for key in self.io.obs if self._frames[key].ndim == 2}
         return vectors, self._action[slot], self.count
 
     def state_dict(self) -> dict[str, Any]:
-        """Generators of the views; the rows are in the episode log, which is the buffer."""
-        return {"count": self.count, "views": {name: view.state_dict() for name, view in self.views.items()}}
+        """Generators of the views, and what an encoder saw; the rows are in the episode log, which is the buffer."""
+        views = {name: view.state_dict() for name, view in self.views.items()}
+        return {"count": self.count, "views": views, **({"frames": self._seen()} if self._sight else {})}
+
+    def _seen(self) -> dict[str, Any]:
+        first = max(0, self._frame_count - self._frames_kept)
+        numbers = np.arange(first, self._frame_count)
+        return {"count": self._frame_count, "encoded": self.encoded, "sight": self.read("sight", numbers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the sampling; the rows have to be back already."""
         for name, view in self.views.items():
             view.load_state_dict(state["views"][name])
+        self.encoded = -1
+        seen = state.get("frames")
+        if seen is not None and int(seen["count"]) == self._frame_count:
+            sight = np.asarray(seen["sight"], np.float32)
+            self.write(self._frame_count - len(sight), sight)
+            self.encoded = int(seen["encoded"])
+
+    # ------------------------------------------------------------ frames, for who trains an encoder
+
+    def runs(self) -> list[Run]:
+        """Frames that followed one another, with whether success came at their end; see `types.frames.Frames`."""
+        rows = np.arange(self._oldest, self.count)
+        if not len(rows):
+            return []
+        joined = self.joined(rows)
+        learned = np.isin(rows, np.concatenate([view.rows() for view in self.views.values()]))
+        slot = rows % self.capacity
+        won = self._flags[slot, 0] & (self._floats["reward_task"][slot] > 0.0) & learned
+        ends = np.flatnonzero(~joined)
+        begins = np.concatenate([[0], ends[:-1] + 1])
+        return [
+            Run(int(self._refs[slot[a], 0]), int(self._refs[slot[b], 1]), bool(won[b])) for a, b in zip(begins, ends)
+        ]
+
+    def read(self, key: str, numbers: np.ndarray) -> np.ndarray:
+        """(n, ...) of the observation `key` at the frames (n,)."""
+        return self._frames[key][numbers % self._frames_kept]
+
+    def write(self, first: int, sight: np.ndarray) -> None:
+        """What an encoder saw in the frames from number `first` on, (n, W)."""
+        self._frames["sight"][np.arange(first, first + len(sight)) % self._frames_kept] = sight
 
     def _keep_human(self, step: ControlStep) -> bool:
         return self._store_human == "all" or (self._store_human == "last" and step.intv_end)
 
     def _store(self, step: ControlStep, views: list[str], demo: bool) -> None:
-        here = self._frame(step.obs, shared=True)
-        there = self._frame(step.next_obs, shared=False)
+        here = self._frame(step.obs, step.sight, shared=True)
+        there = self._frame(step.next_obs, step.next_sight, shared=False)
         number, slot = self.count, self.count % self.capacity
         if slot >= len(self._action):
             self._grow()
@@ -211,7 +259,7 @@ class HilMemory:
             return 0.0
         return self._handover if step.intv_step < 2 else 1.0
 
-    def _frame(self, obs: Obs, *, shared: bool) -> int:
+    def _frame(self, obs: Obs, sight: np.ndarray | None, *, shared: bool) -> int:
         """Number of a frame; the newest one is used again only if it is the same observation, byte for byte."""
         if shared and self._last_frame is not None:
             number, last = self._last_frame
@@ -221,10 +269,14 @@ class HilMemory:
         slot = number % self._frames_kept
         if slot >= len(next(iter(self._frames.values()))):
             self._frames = {key: _longer(store, self._frames_kept) for key, store in self._frames.items()}
-        for key, store in self._frames.items():
-            store[slot] = obs[key]
+        for key in self.io.obs:
+            self._frames[key][slot] = obs[key]
+        if sight is not None:
+            self._frames["sight"][slot] = sight
+        elif self._sight:
+            self.encoded = -1
         self._frame_count += 1
-        self._last_frame = number, {key: obs[key] for key in self._frames}
+        self._last_frame = number, {key: obs[key] for key in self.io.obs}
         return number
 
     def _grow(self) -> None:

@@ -87,6 +87,7 @@ class Session:
         self._stop = self._world_ended = False
         self.watch = Watch(env.io.control_hz, options.max_hold_steps)
         self._seen: dict[str, Any] = {}
+        self._sight: np.ndarray | None = None  # what the policy's encoder saw in the observation that it acted on
         self.grippers = Grippers(env.io, options.grip_penalty)
         self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on
         self._final = -1  # row of the last valid one of them, -1 where that was not kept

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from robot_rl.types.camera import Calibration
+
 if TYPE_CHECKING:  # the safety supervisor reads interfaces and cards, and loads no torch
     from torch import Tensor
 
@@ -106,6 +108,8 @@ class IOSpec:
         obs_units: key -> units of the components of an observation, where known.
         action_choices: (A,) how many choices each action has, spread evenly from -1 to 1; empty for continuous actions.
         seen: what training saw; no part of the interface, so that neither `check` nor equality looks at it.
+        calibration: camera key ("image.front") -> where points fall in its pictures, where that is known; no part of
+            the interface either.
     """
 
     obs: dict[str, tuple[tuple[int, ...], str]]
@@ -118,6 +122,7 @@ class IOSpec:
     obs_units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     action_choices: tuple[int, ...] = ()
     seen: Seen | None = field(default=None, compare=False)
+    calibration: Mapping[str, Calibration] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         lengths = {
@@ -220,6 +225,7 @@ class IOSpec:
             "control_hz": self.control_hz,
             **({"action_choices": list(self.action_choices)} if self.action_choices else {}),
             **({} if self.seen is None else {"seen": self.seen.to_dict()}),
+            **({"calibration": {k: c.to_dict() for k, c in self.calibration.items()}} if self.calibration else {}),
         }
 
     @classmethod
@@ -241,6 +247,7 @@ class IOSpec:
                 control_hz=float(raw["control_hz"]),
                 action_choices=tuple(int(count) for count in raw.get("action_choices", ())),
                 seen=Seen.from_dict(raw["seen"]) if raw.get("seen") else None,
+                calibration={key: Calibration.from_dict(item) for key, item in raw.get("calibration", {}).items()},
             )
         except KeyError as error:
             raise ValueError(f"io.json lacks the field {error}; expected the form written by IOSpec.to_dict") from error

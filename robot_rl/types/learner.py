@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from robot_rl.types.data import LogFacts, Metrics, Obs
+from robot_rl.types.frames import Frames
 from robot_rl.types.io import IOSpec
 from robot_rl.types.options import Options
 from robot_rl.types.policy import Policy
@@ -39,6 +40,8 @@ class Needs:
         record: names of `Action.extras` that a rollout stores.
         extras: columns of a log: "next_action", "return_to_go", "episode", "step", or info columns by name.
         keys: observations that are read; None for all.
+        sight: width of `Action.extras["sight"]`, which is recorded at every step and kept beside the frames, as an
+            observation "sight"; 0 for none.
         return_gamma: discount of "return_to_go" where it is not that of the run; 1 for undiscounted returns.
         return_bootstrap: "return_to_go" goes on behind a cut, see `data.LogDataset`.
         rewardless: no reward is read: a log without rewards will do.
@@ -59,6 +62,7 @@ class Needs:
     record: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     keys: tuple[str, ...] | None = None
+    sight: int = 0
     return_gamma: float | None = None
     return_bootstrap: bool = False
     rewardless: bool = False
@@ -169,6 +173,9 @@ class Learner(Generic[O_co, Data_contra]):
     def pretrain(self, batches: Iterator[Data_contra], /) -> Metrics:
         """Called once with demonstrations before a person and the policy drive; metrics of what was learnt."""
         return {}
+
+    def take_frames(self, frames: Frames) -> None:
+        """Called once, before anything is driven, with the frames that a session with a person keeps."""
 
     def calm(self) -> None:
         """Called where updates diverge: halve step sizes."""

@@ -44,6 +44,8 @@ class PolicyParts:
         activate: (index): which of them acts.
         use_student: (bool): let the student decide, or the teacher.
         set_target_return: (return): ask for another one, from the next episode on.
+        look: observations -> (N, W) what `act` would record of them as `Action.extras["sight"]`, without acting: of the
+            last observation of an episode nobody asks for an action.
         remembers: its action depends on more than the observation, so estimators of single states refuse it.
         at_interval: (steps) -> the same policy, asked every that many ticks.
     """
@@ -59,6 +61,7 @@ class PolicyParts:
     activate: Callable[[int], None] | None = None
     use_student: Callable[[bool], None] | None = None
     set_target_return: Callable[[float], None] | None = None
+    look: Callable[[Obs], Array] | None = None
     remembers: bool = False
     at_interval: Callable[[int], Policy] | None = None
 

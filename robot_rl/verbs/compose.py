@@ -33,7 +33,7 @@ BASES = {"method": "policy", "simulator": "engine", "world_defaults": "world"}
 
 PLAIN = {
     "policy", "human", "rewarder", "critic", "classifier", "preference", "pictures_reward", "compatibility", "ope",
-    "clips", "track",
+    "clips", "encoder", "track",
 }  # fmt: skip
 """Groups whose options need no file."""
 

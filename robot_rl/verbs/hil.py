@@ -16,13 +16,13 @@ from robot_rl.verbs.build import begin, choice, learner_factory, saved_config, s
 from robot_rl.verbs.classify import judge_factory
 from robot_rl.verbs.hil_job import HilJob, HilSettings
 from robot_rl.verbs.hil_link import HilActorJob, HilLearnerJob
-from robot_rl.verbs.options import Env, Machine, Resume
+from robot_rl.verbs.options import Env, Machine, Pictures, Resume
 from robot_rl.verbs.reading import plain
 from robot_rl.verbs.rewarders import rewarded_factory
 from robot_rl.words import Refused
 
 
-class HilVerbOptions(Machine, Env, Resume, HilSettings):
+class HilVerbOptions(Machine, Env, Pictures, Resume, HilSettings):
     """robot-rl hil."""
 
     judge: str | None = None
@@ -41,7 +41,7 @@ def hil(cfg: DictConfig) -> None:
     """Teach a robot with a person in the loop; Ctrl-C saves and says how to go on."""
     name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
     part = "" if cfg.role == "both" else f"_{cfg.role}"
-    groups = ("env", "engine", "policy", "human", "rewarder", "track")
+    groups = ("env", "engine", "policy", "encoder", "human", "rewarder", "track")
     composed = cfg
     cfg, folder = begin(cfg, "hil", HilVerbOptions, groups, name + part)
     if cfg.get("compatibility") is None:  # a run that is older than it

@@ -34,11 +34,11 @@ from robot_rl.human.recovery import Recovery, of_environment
 from robot_rl.human.stats import Trials
 from robot_rl.human.trials import trials
 from robot_rl.human.waiting import meanwhile
-from robot_rl.parts import Parts
+from robot_rl.parts import BEST, Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import IOSpec, Learner, Metrics, Options
+from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options
 from robot_rl.types.options import Count, Discount, NotNegative, Positive, Share, Whole
 
 
@@ -91,6 +91,8 @@ class HilSettings(Options):
     """Trials of a block in mid-run."""
     final_episodes: Count = 100
     """Trials of the block at the end."""
+    use_best: bool = False
+    """The trials at the end are of the policy that did best in a block in mid-run, or now; those have other starts."""
     stop_success: Share | None = None
     """Stop once a block over `final_episodes` reaches this rate; None = never."""
     gate: Share = 0.9
@@ -126,8 +128,8 @@ class HilSettings(Options):
         return SessionOptions(**{name: getattr(self, name) for name in names})
 
 
-def make_memory(settings: HilSettings, io: IOSpec, *, in_order: bool = False) -> tuple[HilMemory, Mix | NewSteps]:
-    """An empty memory, and batches of it at the shares that the settings want; `in_order` for on-policy learners."""
+def make_memory(settings: HilSettings, io: IOSpec, need: Needs) -> tuple[HilMemory, Mix | NewSteps]:
+    """An empty memory, and batches of it at the shares that the settings want, for a learner that needs this."""
     memory = HilMemory(
         io,
         settings.buffer_size,
@@ -135,8 +137,10 @@ def make_memory(settings: HilSettings, io: IOSpec, *, in_order: bool = False) ->
         dup_human=settings.dup_human,
         store_human=settings.store_human,
         seed=settings.seed,
+        keys=need.keys if need.sight else None,
+        sight=need.sight,
     )
-    if in_order:
+    if need.feeds == "episodes":
         return memory, NewSteps(memory, settings.demo_share)
     views = memory.views
     parts: Any = {"online": (views["online"], 1.0 - settings.demo_share)}
@@ -211,6 +215,8 @@ class HilJob:
         self.sampler: Mix | NewSteps | None = None
         self._trial_parts: Any = None
         self._tick_p99 = 0.0
+        self._ending = False  # the block at the end is due: its starts are its own
+        self._chosen: dict[str, Any] = {}
         claim = claim_existing(folder) if resume else claim_new(folder)
         self.folder = claim.folder
         with claim.building():
@@ -248,7 +254,8 @@ class HilJob:
     def _make_loop(self, picture: Camera | None) -> HumanInTheLoop:
         """Memory, batches and the loop that uses them."""
         settings = self.settings
-        self.memory, self.sampler = make_memory(settings, self.env.io, in_order=self.learner.need.feeds == "episodes")
+        self.memory, self.sampler = make_memory(settings, self.env.io, self.learner.need)
+        self.learner.take_frames(self.memory)
         return HumanInTheLoop(
             self.env,
             self.learner,
@@ -293,6 +300,7 @@ class HilJob:
             self._run.follow(self._drive)
             with self._run.interrupt:  # in the last block too a first Ctrl-C lets the robot come to a hold
                 self._settle()
+                self._choose()
                 return self._run.finish(calls={"log": self._hash_log}, more=self._summary)
         finally:
             self._run.close()
@@ -334,17 +342,18 @@ class HilJob:
             env = self.env if robot else plain(1, self.settings.seed + 10_000, pictures)
             self._trial_parts = env, self.pilot if attended else self._make_pilot(env, False)
         env, pilot = self._trial_parts
+        seed = 10_000 if self._ending or not self.settings.use_best else 20_000
         if not attended:
             return trials(
                 env,
                 self.learner.policy,
                 pilot,
                 episodes=episodes,
-                seed=10_000,
+                seed=seed,
                 stopped=self._asked,
             )
         frame = None if self.loop.frame is None else lambda quality: self._draw(env, quality)
-        block = AttendedTrials(self.loop, env, episodes=episodes, seed=10_000, stopped=self._asked, frame=frame)
+        block = AttendedTrials(self.loop, env, episodes=episodes, seed=seed, stopped=self._asked, frame=frame)
         return block.run()
 
     def _prepare(self) -> None:
@@ -356,6 +365,20 @@ class HilJob:
         batches = views["demo"].batches(self.learner.need.rows or 256)
         metrics = meanwhile(self.loop, "learning the demonstrations", lambda: self.learner.pretrain(batches))
         self.tracker.log(metrics, self.loop.env_steps)
+
+    def _choose(self) -> None:
+        """The policy for the last block: the best one so far, where the newest does worse in a block of its own."""
+        s, kept = self.settings, self._run.checkpoints
+        if s.use_best and s.eval_every and kept.best() and not self._asked():
+            now = self.evaluate(s.eval_episodes).metrics()["eval/success"]
+            best = kept.best()
+            if now < best["rank"][0]:
+                folder = kept.root / BEST
+                self.learner.policy.load_state_dict(checkpoint.load_state(folder / "policy.pt"))
+                self._chosen = {
+                    "policy": f"{folder} (step {best['step']}: {best['rank'][0]:.2f}, the newest {now:.2f})"
+                }
+        self._ending = True
 
     def _settle(self) -> None:
         """Before the last block: nothing to wait for, where driving and learning take turns."""
@@ -398,6 +421,7 @@ class HilJob:
             "interventions_steps": stats.human_steps,
             "ends": json.dumps(stats.reasons),
             "unattended": "allowed" if not against else "no: " + "; ".join(against),
+            **self._chosen,
             **self._further(),
         }
 

@@ -204,7 +204,9 @@ class HilLearnerJob:
                 f"{type(learner).__name__} learns from what its newest weights drove and from nothing older; use one "
                 "process (role=both), or policy=human/imitation_sac"
             )
-        memory, sampler = make_memory(s, io)
+        if learner.need.sight:
+            raise ValueError("encoder= learns beside the robot, in one process: leave role= out")
+        memory, sampler = make_memory(s, io, learner.need)
         self.loop = loop = HilLearner(
             learner,
             link,

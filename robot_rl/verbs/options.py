@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict
 
 from robot_rl.types import Options
-from robot_rl.types.options import Device, Meaning, Whole
+from robot_rl.types.options import Count, Device, Meaning, Whole
 
 Folders = Annotated[str | tuple[str, ...], Meaning("a folder, or a list [folder,folder]")]
 
@@ -49,6 +49,18 @@ class Env(Options):
     """Gymnasium id, for env=gym."""
     robot: str | None = None
     """Card of the arm, for env=reach: a name (./<name>.yaml) or a path; robot-rl robot new writes one."""
+
+
+class Pictures(Options):
+    """What a policy sees of a world of ours: pictures, and what its robot feels of itself."""
+
+    cameras: str | tuple[str, ...] | None = None
+    """Learn from pictures of these cameras, e.g. [front,side], with goals and objects hidden; own: those that the world
+    takes for policies; null: from states."""
+    proprio: str | tuple[str, ...] | None = None
+    """Beside pictures: what the robot feels of itself, e.g. [tip,opening]; null, own: all of it."""
+    image_size: Count = 64
+    """Height and width of these pictures in pixels; each is drawn at twice that, and averaged."""
 
 
 class Resume(Options):

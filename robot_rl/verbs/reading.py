@@ -16,6 +16,7 @@ from robot_rl.words import Refused
 
 READ = (
     "policy",
+    "encoder",
     "human",
     "track",
     "compatibility",

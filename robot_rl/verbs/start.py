@@ -30,6 +30,7 @@ from robot_rl.verbs.data import name_positions, session
 from robot_rl.verbs.doctor import diagnose, doctor_isaac, doctor_ros
 from robot_rl.verbs.help import doctor_page, page
 from robot_rl.verbs.lines import find_slip
+from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import read_options
 from robot_rl.verbs.robot import put_card, robot
 from robot_rl.verbs.sweep import sweep
@@ -47,6 +48,7 @@ def _guard(verb: Verb, debug: bool) -> Callable[[DictConfig], None]:
             if cfg.get("resume") is None:  # else with what the run was started with
                 read_options(verb.options(), cfg, verb.config)
                 put_card(cfg)
+                put_pictures(cfg)
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb.run(cfg)
         except KeyboardInterrupt:

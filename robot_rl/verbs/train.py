@@ -10,13 +10,13 @@ from omegaconf import DictConfig
 from robot_rl import build, checkpoint, parallel
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, learner_factory, run_name, saved_config, settings_of, threads, tracker_factory
-from robot_rl.verbs.options import Env, Machine, Resume
+from robot_rl.verbs.options import Env, Machine, Pictures, Resume
 from robot_rl.verbs.reading import stored_config
 from robot_rl.verbs.rewarders import rewarded_factory
 from robot_rl.verbs.train_job import TrainJob, TrainSettings
 
 
-class TrainOptions(Machine, Env, Resume, TrainSettings):
+class TrainOptions(Machine, Env, Pictures, Resume, TrainSettings):
     """robot-rl train."""
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import array_api_compat
 
 from robot_rl.sim.arm import Arm, norm, scene, span
+from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
 from robot_rl.types.options import Positive
@@ -23,6 +24,8 @@ _HOLE, _OUT = _PEG + CLEARANCE, 0.04  # half the width of hole and socket
 _OFFSET = 0.03  # metres per unit of the vector in the state
 _GENTLE = 0.06  # m/s of the expert's way down
 _TURN = 0.3  # radians per unit of the angle in the state
+
+_AIM = Aim(middle=(0.46, 0.0, 0.06), fovy=26.0, tip=0.167, wrist_fovy=46.0)
 
 # The socket stands where its three joints are; they are so heavy and damped that no push of the arm moves them.
 _WALL, _HEIGHT = 0.5 * (_OUT - _HOLE), 0.5 * DEPTH
@@ -67,8 +70,10 @@ class Insert:
     """
 
     name: str = "insert"
-    cameras: tuple[str, ...] = ("front", "wrist")
+    cameras: tuple[str, ...] = ("front", "side", "wrist")
+    policy_cameras: ClassVar[tuple[str, ...]] = ("front", "wrist")  # a millimetre has to be seen from near
     success_depth = 0.025
+    goal_lift = 0.025  # the mouth is what is seen of a hole
 
     def __init__(
         self,
@@ -102,11 +107,12 @@ class Insert:
         self.episode_steps = round(seconds * control_hz)
         self.action_names, self.action_units = arm.action_names, arm.action_units
         self.action_low, self.action_high = arm.action_low, arm.action_high
+        self.proprio = arm.state_names
         self.obs_names = (*arm.state_names, "tip_to_hole_x", "tip_to_hole_y", "tip_to_hole_z", "yaw_to_hole")
 
     def mjcf(self) -> str:
         """The arm with a peg in its hand, and the socket."""
-        return scene(_SOCKET, hand=_HELD)
+        return scene(_SOCKET, hand=_HELD, aim=_AIM)
 
     def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
         """Socket anywhere in front of the arm; peg within 6 cm of the hole's axis, 3 to 9 cm above it."""

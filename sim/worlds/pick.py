@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import array_api_compat
 
 from robot_rl.sim.arm import STROKE, Arm, marker, norm, scene, span
+from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
 from robot_rl.types.options import Positive
@@ -14,6 +15,7 @@ from robot_rl.types.options import Positive
 _LOW, _HIGH = (0.28, -0.22, 0.016), (0.58, 0.22, 0.34)
 _HALF = 0.02  # half the cube's edge, m
 _CUBE, _GOAL = 0.1, 0.15  # metres per unit of the two vectors in the state
+_AIM = Aim(middle=(0.44, 0.0, 0.12))
 _OBJECTS = f"""
 <body name="cube" pos="0.45 0 {_HALF}">
   <freejoint name="cube"/>
@@ -41,7 +43,8 @@ class Pick:
     """
 
     name: str = "pick"
-    cameras: tuple[str, ...] = ("front", "wrist")
+    cameras: tuple[str, ...] = ("front", "side", "wrist")
+    policy_cameras: ClassVar[tuple[str, ...]] = ("front", "side")  # one ray does not tell how far the goal is
     markers: ClassVar[dict[str, str]] = {"goal": "goal"}
     radius = 0.03
 
@@ -66,11 +69,11 @@ class Pick:
         self.action_names, self.action_units = arm.action_names, arm.action_units
         self.action_low, self.action_high = arm.action_low, arm.action_high
         vectors = tuple(f"{name}_{axis}" for name in ("tip_to_cube", "cube_to_goal") for axis in "xyz")
-        self.obs_names = (*arm.state_names, *vectors)
+        self.obs_names, self.proprio = (*arm.state_names, *vectors), arm.state_names
 
     def mjcf(self) -> str:
         """The arm, the cube, and a ball where the goal is."""
-        return scene(_OBJECTS)
+        return scene(_OBJECTS, aim=_AIM)
 
     def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
         """Tip above the table, fingers open; cube on the table, turned by at most 0.2 rad; goal 8 to 25 cm high."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from robot_rl.sim.arm import STROKE, Arm, marker, norm, scene, span
+from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
 from robot_rl.types.card import Card
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from robot_rl.sim.card_arm import CardArm
 
 _LOW, _HIGH = (0.28, -0.22, 0.02), (0.58, 0.22, 0.34)
+_AIM = Aim(middle=(0.43, 0.0, 0.18), fovy=34.0)
 _DISTANCE = 0.1  # metres per unit of the vector in the state
 
 
@@ -59,18 +61,20 @@ class Reach:
             card = Card.model_validate(robot)
             arm = self._robot = CardArm(card, action=action, control_hz=control_hz, start_pose=start_pose)
         self._arm: Arm = arm
-        self.cameras = ("front", "wrist") if robot is None else ("front",)
+        self.cameras = ("front", "side", "wrist") if robot is None else ("front",)
+        self.policy_cameras = ("front", "side") if robot is None else ("front",)
         self._dense = reward == "dense"
         self._terminate = terminate_on_success
         self.control_hz = arm.control_hz
         self.episode_steps = round(seconds * control_hz)
         self.action_names, self.action_units = arm.action_names, arm.action_units
         self.action_low, self.action_high = arm.action_low, arm.action_high
+        self.proprio = arm.state_names
         self.obs_names = (*arm.state_names, "tip_to_goal_x", "tip_to_goal_y", "tip_to_goal_z")
 
     def mjcf(self) -> str:
         """The arm, and a ball where the goal is."""
-        return scene(marker(self.radius)) if self._robot is None else self._robot.xml
+        return scene(marker(self.radius), aim=_AIM) if self._robot is None else self._robot.xml
 
     def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
         """Tip and goal anywhere in the work space, a little inside its walls; of a card's arm, where poses lead."""

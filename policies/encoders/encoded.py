@@ -1,0 +1,189 @@
+"""Any method on what an encoder makes of pictures: once a step, kept in the replay, made again after every fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, Options, OuterLearner, PolicyParts, Transitions
+from robot_rl.types.frames import Frames
+
+
+class EncodedOptions(Options):
+    """Of a method behind an encoder."""
+
+    method: Callable[..., Any]
+    """(io, seed=, device=, gamma=) -> learner."""
+    encoder: Callable[..., Any]
+    """(io=, seed=, device=) -> encoder; chosen with encoder=<name>."""
+
+
+class Encoded(OuterLearner[EncodedOptions, Transitions]):
+    """Trains an encoder from the robot's successes, and a method on what it sees.
+
+    The encoder is fitted after the demonstrations and again every so many updates, until it is frozen; after each fit
+    all kept frames are encoded again, and the method makes `settle` updates before anything is driven or tried with the
+    new features. What a frame looked like is made once, by `policy.act`, and recorded from `Action.extras["sight"]`.
+
+    Metrics: those of the method; encoder/loss, encoder/frames and encoder/error_mm of the last fit.
+    """
+
+    def __init__(
+        self, options: EncodedOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.97
+    ) -> None:
+        """Build encoder and method.
+
+        Args:
+            options: of both.
+            io: interface of the robot.
+            seed: of both.
+            device: of both.
+            gamma: discount per step.
+        """
+        super().__init__(options, io, seed=seed, device=device)
+        self.encoder = options.encoder(io=io, seed=seed + 17, device=device)
+        self.learner = options.method(self.encoder.io, seed=seed, device=device, gamma=gamma)
+        if self.learner.need.feeds != "transitions" or self.learner.need.window > 1:
+            raise ValueError(
+                f"an encoder stands before a method of single replayed steps, and {self.learner.method} is fed "
+                f"{self.learner.need.feeds}; use policy=human/imitation_sac"
+            )
+        self.policy = EncodedPolicy(io, self.encoder, self.learner.policy)
+        self.updates = 0
+        self._frames: Frames | None = None
+        self._found: Metrics = {}
+
+    @property
+    def need(self) -> Needs:
+        """The method's, of what the encoder reads."""
+        return replace(self.learner.need, keys=("state", "tool", "sight"), sight=self.encoder.width)
+
+    def take_frames(self, frames: Frames) -> None:
+        """Take the frames that are kept."""
+        self._frames = frames
+
+    def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
+        """The first fit, on the demonstrations; then the method's own."""
+        found = self._fit()
+        return {**found, **self.learner.pretrain(map(self.seen, batches))}
+
+    def update(self, batches: Iterator[Transitions], /) -> Metrics:
+        """The method's own; where a fit is due, that comes first, and `settle` updates."""
+        o, frames = self.encoder.o, self.frames
+        if frames.encoded != self.encoder.fits:
+            self.encoder.encode(frames)
+        self.updates += 1
+        read = map(self.seen, batches)
+        if o.refit_every and self.updates % o.refit_every == 0 and self.updates <= o.freeze_after:
+            self._found = self._fit()
+            for _ in range(o.settle if self._found else 0):
+                self.learner.update(read)
+        return {**self.learner.update(read), **self._found}
+
+    @property
+    def frames(self) -> Frames:
+        """What is kept.
+
+        Raises:
+            ValueError: nobody keeps frames here.
+        """
+        if self._frames is None:
+            raise ValueError("encoder= learns from the successes of a session with a person: use robot-rl hil")
+        return self._frames
+
+    def _fit(self) -> Metrics:
+        found = self.encoder.fit(self.frames)
+        self.encoder.encode(self.frames)
+        return found
+
+    def seen(self, batch: Transitions) -> Transitions:
+        """A batch as the method sees it."""
+        return replace(batch, obs=self._features(batch.obs), next_obs=self._features(batch.next_obs))
+
+    def _features(self, obs: Obs) -> Obs:
+        with torch.no_grad():
+            return {"state": self.encoder.read(obs["sight"], obs["state"], obs["tool"])}
+
+    def values(self, obs: Obs, action: np.ndarray) -> np.ndarray:
+        """(E, B) values of actions in what the policy has just looked at; for advice."""
+        return self.learner.values({"state": self.policy.features}, action)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of both."""
+        return {"method": self.learner.state_dict(), "encoder": self.encoder.state_dict(), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place; frames that another fit encoded are encoded again before they are learned from."""
+        self.learner.load_state_dict(state["method"])
+        self.encoder.load_state_dict(state["encoder"])
+        self.updates = int(state["updates"])
+
+
+class EncodedPolicy:
+    """A policy behind an encoder.
+
+    Args:
+        io: interface of the robot.
+        encoder: shared with the learner.
+        policy: of the method.
+
+    Attributes:
+        features: (N, F) what the method's policy saw last.
+    """
+
+    def __init__(self, io: IOSpec, encoder: Any, policy: Any) -> None:
+        self.io, self._encoder, self._policy = io, encoder, policy
+        self._trail: Any = None
+        self.features = np.zeros((0, 0), np.float32)
+
+    @property
+    def parts(self) -> PolicyParts:
+        """It looks, and remembers what stands still."""
+        inner = self._policy.parts
+        return PolicyParts(executed=inner.executed, reseed=inner.reseed, look=self.look, remembers=True)
+
+    def reset(self, rows: Any = None) -> None:
+        """Forget what these rows have seen; None means all."""
+        if rows is None or self._trail is None:
+            self._trail = None
+            self._policy.reset(None)
+            return
+        mask = torch.as_tensor(rows)
+        self._trail = self._trail[0], torch.where(mask[:, None].to(self._trail[1].device), 0.0, self._trail[1])
+        self._policy.reset(rows)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Actions (N, A); extras["sight"] (N, W) is what was seen, to be recorded."""
+        sight = self._look(obs)
+        state, tool = (torch.as_tensor(obs[key]).to(sight) for key in ("state", "tool"))
+        features = self._encoder.read(sight, state, tool)
+        self.features = features.cpu().numpy()
+        arrays = isinstance(obs["state"], np.ndarray)
+        found = self._policy.act({"state": self.features if arrays else features}, deterministic=deterministic)
+        return replace(found, extras={**found.extras, "sight": sight.cpu().numpy() if arrays else sight})
+
+    def look(self, obs: Obs) -> np.ndarray:
+        """(N, W) what `act` would record of these observations, without acting."""
+        return self._look(obs).cpu().numpy()
+
+    def _look(self, obs: Obs) -> torch.Tensor:
+        tool = torch.as_tensor(obs["tool"]).float()
+        places, sure = self._encoder.see(obs, tool)
+        trail = self._trail
+        if trail is not None and len(trail[1]) != len(tool):
+            trail = None
+        self._trail = self._encoder.follow(places, sure, trail)
+        return self._encoder.row(places, sure, self._trail)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the encoder and of the method's policy: tensors only."""
+        return {"encoder": self._encoder.state_dict()["nets"], "method": self._policy.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Copy in place."""
+        self._encoder.load_weights(state["encoder"])
+        self._policy.load_state_dict(state["method"])

@@ -1,0 +1,95 @@
+"""robot-rl hil encoder=selftrained, from its command line to its trials: exact resume, evaluation, what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from robot_rl import checkpoint
+
+TINY = [
+    "env=reach",
+    "encoder=selftrained",
+    "encoder.first_steps=4",
+    "encoder.refit_every=20",
+    "encoder.refit_steps=2",
+    "encoder.settle=2",
+    "demos=2",
+    "learning_starts=10",
+    "policy.hidden=[16,16]",
+    "policy.batch_size=16",
+    "policy.bc_steps=20",
+    "policy.critics=2",
+    "policy.utd=1",
+    "eval_every=0",
+    "final_episodes=1",
+    "checkpoint_every=40",
+    "track.tensorboard=false",
+]
+
+
+def run_of(output: Path, name: str) -> Path:
+    return next((output / "hil").glob(f"*_{name}"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, robot_rl_in):
+    """The same run without a stop, and stopped in the middle and continued."""
+    output = tmp_path_factory.mktemp("runs")
+    for name, steps in (("whole", 100), ("half", 50)):
+        done = robot_rl_in(output, "hil", *TINY, f"total_steps={steps}", f"output={output}", f"name={name}")
+        assert done.returncode == 0, done.stderr
+    rest = robot_rl_in(output, "hil", f"resume={run_of(output, 'half')}", "total_steps=100")
+    assert rest.returncode == 0, rest.stderr
+    return run_of(output, "whole"), run_of(output, "half")
+
+
+def test_an_interrupted_run_equals_one_without_a_stop_bit_for_bit(runs):
+    states = []
+    for run in runs:
+        folder = checkpoint.find(run)
+        states.append({name: checkpoint.load_state(folder / f"{name}.pt") for name in ("policy", "learner", "loop")})
+    one, other = states
+    assert one["learner"]["updates"] == other["learner"]["updates"] > 40
+    assert one["learner"]["encoder"]["fits"] == other["learner"]["encoder"]["fits"] > 2
+    for key, value in one["policy"]["encoder"].items():
+        assert torch.equal(value, other["policy"]["encoder"][key]), key
+    assert torch.equal(one["policy"]["method"]["actor"], other["policy"]["method"]["actor"])
+    seen = [np.asarray(state["loop"]["memory"]["frames"]["sight"]) for state in states]
+    assert np.isfinite(seen[0]).all()
+    assert np.array_equal(*seen)
+
+
+def test_the_run_is_evaluated_from_its_folder_alone(runs, robot_rl, tmp_path):
+    done = robot_rl("eval", f"path={runs[0]}", "episodes=2", "video_episodes=0", f"output={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads(next(tmp_path.rglob("evaluation.json")).read_text())
+    assert len(numbers["successes"]) == 2
+
+
+def test_the_checkpoint_says_what_is_seen_and_hides_the_goal(runs):
+    io = checkpoint.read_io(checkpoint.find(runs[0]))
+    assert sorted(io.obs) == ["image.front", "image.side", "state", "tool"]
+    assert not [name for name in io.obs_names if "goal" in name]
+    assert sorted(io.calibration) == ["image.front", "image.side"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["env=reach", "encoder=selftrained", "env.world.action=joint"], "does not observe its tool in metres"),
+        (["env=double_pendulum", "encoder=selftrained"], "takes no cameras of its own"),
+        (["env=pick", "encoder=selftrained", "proprio=[tip]"], "add opening to proprio"),
+        (["env=reach", "encoder=selftrained", "role=learner"], "in one process"),
+        (["env=reach", "encoder=selftrained", "encoder.first_step=4"], "first_steps"),
+        (["env=reach", "encoder=selftraind"], "selftrained"),
+        (["env=reach", "encoder=selftrained", "policy=human/hil_ppo"], "fed episodes"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_paragraph(robot_rl, tmp_path, words, said):
+    done = robot_rl("hil", *words, f"output={tmp_path}")
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
